@@ -9,7 +9,7 @@ from pathlib import Path
 # Before any other package named `pipeline`, wherever this is started from.
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from pipeline.distributed import preemption
+from penstock.distributed import preemption
 
 if __name__ == "__main__":
     preemption.leave_early()  # the imports below take seconds
@@ -18,7 +18,7 @@ if __name__ == "__main__":
 import hydra
 from omegaconf import DictConfig
 
-from pipeline import command
+from penstock import command
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")

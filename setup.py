@@ -1,7 +1,7 @@
 """The part of the build that pyproject.toml cannot express: optional C extensions.
 
 Without libjpeg-turbo's headers, or without a compiler, the package is built without
-`pipeline.native.jpeg`, and a line says so. PENSTOCK_NATIVE=0 leaves out all of `pipeline.native`.
+`penstock.native.jpeg`, and a line says so. PENSTOCK_NATIVE=0 leaves out all of `penstock.native`.
 """
 
 import os
@@ -23,7 +23,7 @@ class OptionalBuild(build_ext):
 
     def run(self):
         if os.environ.get("PENSTOCK_NATIVE") == "0":
-            self.leave_out("pipeline.native", "PENSTOCK_NATIVE=0")
+            self.leave_out("penstock.native", "PENSTOCK_NATIVE=0")
             self.extensions = []
         super().run()
 
@@ -47,7 +47,7 @@ MATHS = ["m"] if os.name == "posix" else []
 
 def extension(name, *sources, libraries=(), common=COMMON):
     return Extension(
-        f"pipeline.native.{name}",
+        f"penstock.native.{name}",
         [NATIVE + source for source in (*sources, *common)],
         depends=[NATIVE + header for header in HEADERS],
         libraries=[*libraries, *MATHS],

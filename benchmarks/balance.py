@@ -35,19 +35,19 @@ from torch.nn.functional import scaled_dot_product_attention
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from pipeline.distributed.group import join
-from pipeline.distributed.parallel import Parallel
-from pipeline.distributed.world import from_environment
-from pipeline.loading.fetch import Fetch
-from pipeline.loading.flatten import Flatten
-from pipeline.loading.loader import Loader
-from pipeline.order.balance import contiguous, least_loaded
-from pipeline.order.costs import Arithmetic, PartCosts, RowCosts
-from pipeline.order.plan import Plan
-from pipeline.order.samplers import Random
-from pipeline.order.sequence_packing import SequencePacking
-from pipeline.training.runner import fit
-from pipeline.training.train_step import TrainOptions
+from penstock.addons.filters.balance import contiguous, least_loaded
+from penstock.addons.filters.costs import Arithmetic, PartCosts, RowCosts
+from penstock.addons.tokens.flatten import Flatten
+from penstock.addons.tokens.sequence_packing import SequencePacking
+from penstock.distributed.group import join
+from penstock.distributed.parallel import Parallel
+from penstock.distributed.world import from_environment
+from penstock.loading.fetch import Fetch
+from penstock.loading.loader import Loader
+from penstock.order.plan import Plan
+from penstock.order.samplers import Random
+from penstock.training.runner import fit
+from penstock.training.train_step import TrainOptions
 
 RANKS = 8
 SIZES = (32, 64, 128, 256, 512, 1024)
@@ -72,11 +72,15 @@ def docstrings() -> list[bytes]:
 
 def dealing(name: str, lengths: np.ndarray) -> None:
     """Print the largest rank over the mean, contiguous and dealt by cost."""
-    print(f"\n{name}: {len(lengths):,} of {lengths.mean():.0f} bytes on average, "
-          f"{lengths.max():,} at most; {RANKS} ranks")  # fmt: skip
+    print(
+        f"\n{name}: {len(lengths):,} of {lengths.mean():.0f} bytes on average, "
+        f"{lengths.max():,} at most; {RANKS} ranks"
+    )
     print(f"{'':>12} {'':>6} | {'contiguous':>14} | {'by cost':>14} | {'bound':>6} |")
-    print(f"{'cost':>12} {'batch':>6} | {'mean':>7} {'worst':>6} | {'mean':>7} {'worst':>6} | "
-          f"{'mean':>6} | padded")  # fmt: skip
+    print(
+        f"{'cost':>12} {'batch':>6} | {'mean':>7} {'worst':>6} | {'mean':>7} {'worst':>6} | "
+        f"{'mean':>6} | padded"
+    )
     for power in (1, 2):
         costs = lengths.astype(np.float64) ** power
         for size in SIZES:
@@ -117,8 +121,10 @@ def packing(name: str, lengths: np.ndarray) -> None:
                     loads = [costs(one.indices, one.parts).sum() for one in requests]
                     ratios.append(max(loads) / np.mean(loads))
         cut, dealt = np.array(ratios).reshape(2, -1)
-        print(f"{'tokens ** 2':>12} {size:>6} | {cut.mean():7.3f} {cut.max():6.2f} | "
-              f"{dealt.mean():7.4f} {dealt.max():6.3f} |")  # fmt: skip
+        print(
+            f"{'tokens ** 2':>12} {size:>6} | {cut.mean():7.3f} {cut.max():6.2f} | "
+            f"{dealt.mean():7.4f} {dealt.max():6.3f} |"
+        )
 
 
 def padded(rows: np.ndarray, ranks: np.ndarray) -> np.ndarray:
@@ -158,8 +164,9 @@ class ByteModel(nn.Module):
         x, spans = self.embedding(tokens), (edges[1:] - edges[:-1]).tolist()
         for attention, feed in zip(self.attention, self.feed, strict=True):
             parts = attention(x).view(len(x), 3, HEADS, -1).transpose(0, 2).split(spans, dim=2)
-            seen = [scaled_dot_product_attention(*one.transpose(0, 1), is_causal=True)
-                    for one in parts]  # fmt: skip
+            seen = [
+                scaled_dot_product_attention(*one.transpose(0, 1), is_causal=True) for one in parts
+            ]
             x = x + torch.cat(seen, dim=1).transpose(0, 1).reshape(len(x), WIDTH)
             x = x + feed(x)
         return self.head(x)
@@ -199,13 +206,22 @@ def rank(steps: int, balanced: bool, out: Path) -> None:
         options = TrainOptions(max_epochs=1, max_steps=steps, log_every=20)
         with Loader(plan, fetch, world=group.world) as loader:
             result = fit(
-                model, objective, torch.optim.SGD(model.parameters(), 0.1), loader, None, options,
-                group=group, parallel=Parallel("ddp"),
-            )  # fmt: skip
+                model,
+                objective,
+                torch.optim.SGD(model.parameters(), 0.1),
+                loader,
+                None,
+                options,
+                group=group,
+                parallel=Parallel("ddp"),
+            )
         if group.is_first:
             whole = Plan(Random(len(dataset), 0), BATCH, "drop", costs=costs)
-            found = {**result.history[-1], "order": result.order,
-                     "predicted": whole.predicted_waiting(0, group.world.size)}  # fmt: skip
+            found = {
+                **result.history[-1],
+                "order": result.order,
+                "predicted": whole.predicted_waiting(0, group.world.size),
+            }
             out.write_text(json.dumps(found))
         group.meet()
 
@@ -219,19 +235,32 @@ def training(steps: int, rounds: int) -> None:
             for balanced in (False, True):
                 out = Path(folder) / f"{turn}-{balanced}.json"
                 subprocess.run(
-                    [sys.executable, "-m", "torch.distributed.run", "--standalone",
-                     "--nproc-per-node=2", __file__, "--rank", str(out), "--steps", str(steps),
-                     *(["--balanced"] if balanced else [])],
-                    check=True, stderr=subprocess.DEVNULL,
-                )  # fmt: skip
+                    [
+                        sys.executable,
+                        "-m",
+                        "torch.distributed.run",
+                        "--standalone",
+                        "--nproc-per-node=2",
+                        __file__,
+                        "--rank",
+                        str(out),
+                        "--steps",
+                        str(steps),
+                        *(["--balanced"] if balanced else []),
+                    ],
+                    check=True,
+                    stderr=subprocess.DEVNULL,
+                )
                 both.append(json.loads(out.read_text()))
             assert both[0]["order"] == both[1]["order"], "other samples"
             for name, found, predicted in zip(
                 ("contiguous", "balanced"), both, both[0]["predicted"], strict=True
             ):
-                print(f"{name:>12}: waiting for the other rank {found['rank_wait_share']:6.1%} "
-                      f"(predicted {predicted:5.1%}), {1000 * found['seconds'] / steps:6.1f} ms a "
-                      f"step, loss {found['train/loss']:.5f}")  # fmt: skip
+                print(
+                    f"{name:>12}: waiting for the other rank {found['rank_wait_share']:6.1%} "
+                    f"(predicted {predicted:5.1%}), {1000 * found['seconds'] / steps:6.1f} ms a "
+                    f"step, loss {found['train/loss']:.5f}"
+                )
 
 
 def main() -> None:

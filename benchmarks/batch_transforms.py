@@ -22,12 +22,12 @@ from torch import Tensor
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
-from pipeline.loading.batch import Batch
-from pipeline.order.plan import Request
-from pipeline.transforms.batch import BatchCompose
-from pipeline.transforms.batch_colors import BatchNormalize, ColorJitter, RandomErasing
-from pipeline.transforms.batch_geometry import Affine, HorizontalFlip, RandomResizedCrop
-from pipeline.transforms.mixing import CutMix, MixUp
+from penstock.loading.batch import Batch
+from penstock.order.plan import Request
+from penstock.transforms.batch import BatchCompose
+from penstock.transforms.batch_colors import BatchNormalize, ColorJitter, RandomErasing
+from penstock.transforms.batch_geometry import Affine, HorizontalFlip, RandomResizedCrop
+from penstock.transforms.mixing import CutMix, MixUp
 
 IMAGENET = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
 Run = Callable[[], Any]

@@ -72,9 +72,17 @@ def overrides(case: str, module: str = __name__) -> list[str]:
     return [
         f"dataset._target_={module}.Rows",
         *(f"~dataset.{key}" for key in ("root", "count", "size", "seed", "val_fraction", "reader")),
-        f"+dataset.sleep={sleep}", f"+dataset.burn={burn}", "transform=none",
-        f"batch.size={BATCH}", "model=linear", f"model._target_={module}.Waiting",
-        f"+model.milliseconds={step}", "objective=classification", "objective.inputs=[x]",
+        f"+dataset.sleep={sleep}",
+        f"+dataset.burn={burn}",
+        "transform=none",
+        f"batch.size={BATCH}",
+        "model=linear",
+        f"model._target_={module}.Waiting",
+        f"+model.milliseconds={step}",
+        "objective=classification",
+        "objective.inputs=[x]",
         "objective.target=label",
-        "trainer.progress=none", "scheduler=none", "trainer.device=cpu",
-    ]  # fmt: skip
+        "trainer.progress=none",
+        "scheduler=none",
+        "trainer.device=cpu",
+    ]

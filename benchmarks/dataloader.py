@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch.utils import data
 
-from pipeline.loading.dataloader import DataLoader
+from penstock.addons.dataloader.dataloader import DataLoader
 
 CASES = [(0, 1, False), (0, 32, False), (0, 256, False), (2, 256, False), (0, 32, True)]
 KINDS = {"torch": data.DataLoader, "ours": DataLoader}
@@ -93,8 +93,10 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     print("python -m benchmarks.dataloader", *sys.argv[1:])
-    print(f"torch {torch.__version__}, numpy {np.__version__}, Python {platform.python_version()}, "
-          f"{platform.machine()}, {torch.get_num_threads()} thread")  # fmt: skip
+    print(
+        f"torch {torch.__version__}, numpy {np.__version__}, Python {platform.python_version()}, "
+        f"{platform.machine()}, {torch.get_num_threads()} thread"
+    )
     print("\n| workers | batch | dataset | torch, us | ours, us | ratio |\n|--|--|--|--|--|--|")
     for workers, size, draws in CASES:
         rows = given.rows if workers else min(given.rows, 128 * max(size, 8))
@@ -102,7 +104,7 @@ def main() -> None:
     print("\n| import | CPU s | MiB |\n|--|--|--|")
     for name, module in {
         "torch": "torch.utils.data",
-        "ours": "pipeline.loading.dataloader",
+        "ours": "penstock.addons.dataloader.dataloader",
     }.items():
         start_time(name, module, given.imports)
 

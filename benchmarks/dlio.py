@@ -65,21 +65,41 @@ class Workload:
 
 WORKLOADS = {
     "resnet50": Workload(
-        {"format": "jpeg", "num_files_train": 320, "num_subfolders_train": 2,
-         "record_length": 114660, "record_length_resize": 150528}, 16, 0.9,
+        {
+            "format": "jpeg",
+            "num_files_train": 320,
+            "num_subfolders_train": 2,
+            "record_length": 114660,
+            "record_length_resize": 150528,
+        },
+        16,
+        0.9,
         "320 JPEG files of its size in place of 1,281,024 records of TFRecord; batch 16, not 400",
     ),
     "unet3d": Workload(
-        {"format": "npz", "num_files_train": 168, "record_length": 146600628 // 64,
-         "record_length_stdev": 68341808 // 64, "record_length_resize": 2097152 // 64}, 7, 0.9,
+        {
+            "format": "npz",
+            "num_files_train": 168,
+            "record_length": 146600628 // 64,
+            "record_length_stdev": 68341808 // 64,
+            "record_length_resize": 2097152 // 64,
+        },
+        7,
+        0.9,
         "records and what is delivered of them 1/64; as many files (168) and batches of 7",
     ),
     "cosmoflow": Workload(
-        {"format": "npz", "num_files_train": 256, "record_length": 2828486 // 4,
-         "record_length_stdev": 71311 // 4}, 1, 0.7,
+        {
+            "format": "npz",
+            "num_files_train": 256,
+            "record_length": 2828486 // 4,
+            "record_length_stdev": 71311 // 4,
+        },
+        1,
+        0.7,
         "records 1/4; 256 npz files in place of 524,288 TFRecords; batch 1",
     ),
-}  # fmt: skip
+}
 SHIPPED = "torch, DLIO's reader as shipped"
 CONTENDERS = {  # the loader's class; whether it has a lean reader
     SHIPPED: ("Torch", False),
@@ -102,20 +122,28 @@ def settings(workload: str, name: str, data: Path, epochs: int) -> dict[str, Any
     given, (loader, lean) = WORKLOADS[workload], CONTENDERS[name]
     kind = "Image" if given.dataset["format"] == "jpeg" else "Npz"
     reader: dict[str, Any] = {
-        "data_loader": "pytorch", "data_loader_sampler": "index", "batch_size": given.batch,
-        "data_loader_classname": f"benchmarks.dlio_loaders.{loader}", "read_threads": WORKERS,
-        "prefetch_size": AHEAD, "file_shuffle": "seed", "sample_shuffle": "seed",
-    }  # fmt: skip
+        "data_loader": "pytorch",
+        "data_loader_sampler": "index",
+        "batch_size": given.batch,
+        "data_loader_classname": f"benchmarks.dlio_loaders.{loader}",
+        "read_threads": WORKERS,
+        "prefetch_size": AHEAD,
+        "file_shuffle": "seed",
+        "sample_shuffle": "seed",
+    }
     if lean:
         reader["reader_classname"] = f"benchmarks.dlio_loaders.Lean{kind}Reader"
     folder = data / workload / "files"
     return {
-        "framework": "pytorch", "model": workload, "reader": reader,
+        "framework": "pytorch",
+        "model": workload,
+        "reader": reader,
         "workflow": {"generate_data": not folder.exists(), "train": True},
         "dataset": {"data_folder": str(folder), **given.dataset},
         "output": {"folder": str(data / workload / "output")},
-        "train": {"epochs": epochs, "computation_time": 0.001}, "metric": {"au": given.limit},
-    }  # fmt: skip
+        "train": {"epochs": epochs, "computation_time": 0.001},
+        "metric": {"au": given.limit},
+    }
 
 
 class Run:
@@ -194,8 +222,18 @@ def tree_seconds() -> float:
 
 def measure(workload: str, name: str, data: Path, epochs: int) -> dict[str, float]:
     """One measurement in a process of its own; seconds."""
-    command = [sys.executable, "-m", "benchmarks.dlio", "--data", str(data), "--epochs",
-               str(epochs), "--run", workload, name]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.dlio",
+        "--data",
+        str(data),
+        "--epochs",
+        str(epochs),
+        "--run",
+        workload,
+        name,
+    ]
     found: dict[str, float] = call(command, {})
     return found
 
@@ -211,8 +249,19 @@ def call(command: list[str], more: dict[str, str]) -> Any:
 
 def covered(workload: str, name: str, data: Path) -> str:
     """What two epochs delivered, in words."""
-    command = [sys.executable, "-m", "benchmarks.dlio", "--data", str(data), "--epochs", "2",
-               "--count", "--run", workload, name]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.dlio",
+        "--data",
+        str(data),
+        "--epochs",
+        "2",
+        "--count",
+        "--run",
+        workload,
+        name,
+    ]
     found, files = [], WORKLOADS[workload].dataset["num_files_train"]
     for epoch in call(command, {"DLIO_STAMPED": "1"}):
         once = sum(count == 1 for count in epoch.values())

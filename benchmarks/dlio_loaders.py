@@ -30,7 +30,7 @@ from torchvision import io
 from torchvision.transforms import v2
 
 from benchmarks.image_peers import MEAN, STD
-from pipeline.loading import dataloader
+from penstock.addons.dataloader import dataloader
 
 STAMPED = os.environ.get("DLIO_STAMPED") == "1"  # samples tell their numbers, to count them
 NUMBER = 8  # bytes
@@ -80,24 +80,47 @@ class Processes(TorchDataLoader):
 
     def read(self) -> None:
         args = self._args
-        dataset = TorchDataset(self.format_type, self.dataset_type, self.epoch_number,
-                               self.num_samples, args.read_threads, self.batch_size)  # fmt: skip
+        dataset = TorchDataset(
+            self.format_type,
+            self.dataset_type,
+            self.epoch_number,
+            self.num_samples,
+            args.read_threads,
+            self.batch_size,
+        )
         kwargs: dict[str, Any] = {}
         if self.backend == "process":
-            kwargs = {"worker_init_fn": dataset.worker_init, "persistent_workers": True,
-                      "multiprocessing_context": args.multiprocessing_context}  # fmt: skip
+            kwargs = {
+                "worker_init_fn": dataset.worker_init,
+                "persistent_workers": True,
+                "multiprocessing_context": args.multiprocessing_context,
+            }
         else:
             dataset.reader = ReaderFactory.get_reader(
-                type=self.format_type, dataset_type=self.dataset_type, thread_index=0,
+                type=self.format_type,
+                dataset_type=self.dataset_type,
+                thread_index=0,
                 epoch_number=self.epoch_number,
-            )  # fmt: skip
-        sampler = dlio_sampler(args.my_rank, args.comm_size, self.num_samples, args.sample_shuffle,
-                               args.epochs, args.seed)  # fmt: skip
+            )
+        sampler = dlio_sampler(
+            args.my_rank,
+            args.comm_size,
+            self.num_samples,
+            args.sample_shuffle,
+            args.epochs,
+            args.seed,
+        )
         self._dataset = dataloader.DataLoader(
-            dataset, batch_size=self.batch_size, sampler=sampler, num_workers=args.read_threads,
-            prefetch_factor=-(-args.prefetch_size // args.read_threads), pin_memory=True,
-            drop_last=True, backend=self.backend, **kwargs,
-        )  # fmt: skip
+            dataset,
+            batch_size=self.batch_size,
+            sampler=sampler,
+            num_workers=args.read_threads,
+            prefetch_factor=-(-args.prefetch_size // args.read_threads),
+            pin_memory=True,
+            drop_last=True,
+            backend=self.backend,
+            **kwargs,
+        )
 
 
 class Threads(Processes):
@@ -115,10 +138,15 @@ class Crops(BaseDataLoader):
     def read(self) -> None:
         args = self._args
         self._loader: Any = DataLoader(
-            _Pictures(args.file_list_train), self.batch_size, shuffle=True, drop_last=True,
-            num_workers=args.read_threads, persistent_workers=True, pin_memory=True,
+            _Pictures(args.file_list_train),
+            self.batch_size,
+            shuffle=True,
+            drop_last=True,
+            num_workers=args.read_threads,
+            persistent_workers=True,
+            pin_memory=True,
             prefetch_factor=-(-args.prefetch_size // args.read_threads),
-        )  # fmt: skip
+        )
 
     def next(self) -> Iterator[Any]:
         yield from self._loader
@@ -133,9 +161,13 @@ class _Pictures(Dataset):  # type: ignore[type-arg]
     def __init__(self, paths: list[str]) -> None:
         self.paths = paths
         self.transform = v2.Compose(
-            [v2.RandomResizedCrop(224, antialias=True), v2.RandomHorizontalFlip(),
-             v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]
-        )  # fmt: skip
+            [
+                v2.RandomResizedCrop(224, antialias=True),
+                v2.RandomHorizontalFlip(),
+                v2.ToDtype(torch.float32, scale=True),
+                v2.Normalize(MEAN, STD),
+            ]
+        )
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -153,18 +185,26 @@ class OurCrops(Crops):
     def read(self) -> None:
         if self.dataset_type.value != "train":
             return
-        import pipeline
+        import penstock
 
         args, data = self._args, Path(self._args.data_folder)
         level = logging.root.level
-        config = pipeline.compose(
-            "dataset=image_folder", f"dataset.root={data / 'train'}", "dataset.val_fraction=0.0",
-            "transform=images_fast", "loader=fast", f"loader.num_workers={args.read_threads}",
+        config = penstock.compose(
+            "dataset=image_folder",
+            f"dataset.root={data / 'train'}",
+            "dataset.val_fraction=0.0",
+            "transform=images_fast",
+            "loader=fast",
+            f"loader.num_workers={args.read_threads}",
             f"loader.prefetch_factor={-(-args.prefetch_size // args.read_threads)}",
-            f"batch.size={self.batch_size}", "batch.tail=drop", "trainer.device=cpu",
-            "task=digest", f"cache_dir={data.parent / 'cache'}", *self.packed.split(),
-        )  # fmt: skip
-        self._loader = pipeline.build_train_loader(config)
+            f"batch.size={self.batch_size}",
+            "batch.tail=drop",
+            "trainer.device=cpu",
+            "task=digest",
+            f"cache_dir={data.parent / 'cache'}",
+            *self.packed.split(),
+        )
+        self._loader = penstock.build_train_loader(config)
         logging.root.setLevel(level)
 
 

@@ -39,32 +39,46 @@ SIZE, SIDE = "500x375", 224
 PICTURES, DISTINCT = 16384, 96
 AHEAD = 2  # batches a worker
 _ON_DEVICE = [
-    "transform=images_batch", "transform.train.resize=null", "transform.val.resize=null",
+    "transform=images_batch",
+    "transform.train.resize=null",
+    "transform.val.resize=null",
     f"transform.train_batch.crop.size=[{SIDE},{SIDE}]",
-    "transform.train_batch.crop.scale=[0.08,1.0]", "transform.train_batch.colors=null",
-    "transform.train_batch.mixup=null", "transform.train_batch.cutmix=null",
-]  # fmt: skip
+    "transform.train_batch.crop.scale=[0.08,1.0]",
+    "transform.train_batch.colors=null",
+    "transform.train_batch.mixup=null",
+    "transform.train_batch.cutmix=null",
+]
 WAYS = {
-    "default": ["transform=images", f"transform.train.crop.size=[{SIDE},{SIDE}]",
-                "transform.train.crop.scale=[0.08,1.0]"],
+    "default": [
+        "transform=images",
+        f"transform.train.crop.size=[{SIDE},{SIDE}]",
+        "transform.train.crop.scale=[0.08,1.0]",
+    ],
     "fast": ["transform=images_fast", "loader=fast"],
     "packed": [*_ON_DEVICE, "dataset.packed=auto", "pack.size=256", "loader=threads"],
     "nvjpeg": ["transform=images_nvjpeg", "loader=fast"],
-}  # fmt: skip
+}
 
 
 def batches(name: str, given: argparse.Namespace) -> Iterator[Any]:
     """Pictures and labels on the device, without end."""
-    import pipeline
+    import penstock
 
     folder = given.data / SIZE
-    config = pipeline.compose(
-        "dataset=image_folder", f"dataset.root={folder}", "dataset.val_fraction=0.0",
-        f"batch.size={given.batch}", "batch.tail=drop", f"trainer.device={given.device}",
-        f"cache_dir={given.data / 'cache'}", *WAYS[name], f"loader.num_workers={given.workers}",
-        f"loader.prefetch_factor={AHEAD}", "task=digest",
-    )  # fmt: skip
-    loader = pipeline.build_train_loader(config)
+    config = penstock.compose(
+        "dataset=image_folder",
+        f"dataset.root={folder}",
+        "dataset.val_fraction=0.0",
+        f"batch.size={given.batch}",
+        "batch.tail=drop",
+        f"trainer.device={given.device}",
+        f"cache_dir={given.data / 'cache'}",
+        *WAYS[name],
+        f"loader.num_workers={given.workers}",
+        f"loader.prefetch_factor={AHEAD}",
+        "task=digest",
+    )
+    loader = penstock.build_train_loader(config)
     for epoch in itertools.count():
         for batch in loader.epoch(epoch):
             yield batch["image"], batch["label"]
@@ -126,8 +140,12 @@ def measure(name: str, given: argparse.Namespace) -> dict[str, float]:
     loaded = rate(lambda: next(work))
     together = rate(both)
     trained = rate(lambda: training.step(*first))
-    return {"loader": loaded, "training": trained, "together": together,
-            "waited": max(0.0, 1 - together / trained)}  # fmt: skip
+    return {
+        "loader": loaded,
+        "training": trained,
+        "together": together,
+        "waited": max(0.0, 1 - together / trained),
+    }
 
 
 def main() -> None:
@@ -151,8 +169,10 @@ def main() -> None:
     import torch
 
     on = torch.cuda.get_device_name() if given.device == "cuda" else platform.processor()
-    print(f"{on or platform.machine()}, {given.workers} cores, torch {torch.__version__}, batches "
-          f"of {given.batch}")  # fmt: skip
+    print(
+        f"{on or platform.machine()}, {given.workers} cores, torch {torch.__version__}, batches "
+        f"of {given.batch}"
+    )
     found: dict[str, list[dict[str, float]]] = {name: [] for name in WAYS}
     for _, name in itertools.product(range(given.rounds), WAYS):
         command = [sys.executable, __file__, *sys.argv[1:], "--run", name]

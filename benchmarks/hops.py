@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-import pipeline
+import penstock
 
 WARM = 2  # batches before the one that counts
-ROOT = Path(pipeline.__file__).resolve().parent.parent
+ROOT = Path(penstock.__file__).resolve().parent.parent
 OURS = tuple(f"{ROOT / name}/" for name in ("pipeline", "datasets"))
 
 
@@ -34,11 +34,16 @@ def main() -> None:
         write_pictures(Path(folder))
         recipes = {
             "sample by sample": ["loader.num_workers=0"],
-            "at once": ["dataset=image_folder", f"dataset.root={folder}", "loader.backend=main",
-                        "transform=images_fast", "batch.size=8"],
-        }  # fmt: skip
+            "at once": [
+                "dataset=image_folder",
+                f"dataset.root={folder}",
+                "loader.backend=main",
+                "transform=images_fast",
+                "batch.size=8",
+            ],
+        }
         for name, overrides in recipes.items():
-            config = pipeline.compose(*overrides, f"cache_dir={folder}", "trainer.device=cpu")
+            config = penstock.compose(*overrides, f"cache_dir={folder}", "trainer.device=cpu")
             called = hops(config)
             print(f"{name:18} {len(called)}")
             for code in called if args.list else ():
@@ -56,7 +61,7 @@ def write_pictures(folder: Path) -> None:
 
 def hops(config: Any) -> list[CodeType]:
     """The functions that one batch calls, in the order of their first call."""
-    with pipeline.build_train_loader(config) as loader:
+    with penstock.build_train_loader(config) as loader:
         batches = iter(loader)
         for _ in range(WARM):
             next(batches)

@@ -28,10 +28,10 @@ import pandas as pd
 import torch
 from torch.utils.data import Dataset
 
-from pipeline import compose
-from pipeline.build.data import DataParts
-from pipeline.distributed.world import World
-from pipeline.runs.identity.sources import code_of
+from penstock import compose
+from penstock.build.data import DataParts
+from penstock.distributed.world import World
+from penstock.runs.identity.sources import code_of
 
 BATCHES = 300
 QUIET = ["transform=none", "collate=stack", "sampler=random", "batch.size=64"]

@@ -13,14 +13,24 @@ from typing import Any
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 BATCH, SIDE = 64, 224
 PEERS = {
-    "torchvision, Pillow": "torchvision", "torchvision, decode_jpeg + v2": "torchvision",
-    "scikit-image tutorial": "skimage", "DALI, antialiased": "dali", "DALI": "dali",
-    "DALI, fast IDCT": "dali", "FFCV": "ffcv", "Grain, Pillow": "grain",
+    "torchvision, Pillow": "torchvision",
+    "torchvision, decode_jpeg + v2": "torchvision",
+    "scikit-image tutorial": "skimage",
+    "DALI, antialiased": "dali",
+    "DALI": "dali",
+    "DALI, fast IDCT": "dali",
+    "FFCV": "ffcv",
+    "Grain, Pillow": "grain",
     "tf.data": "tensorflow",
-}  # fmt: skip
-PACKAGES = {"torchvision": "torchvision", "skimage": "scikit-image", "grain": "grain",
-            "dali": "nvidia-dali-cuda120", "ffcv": "ffcv",
-            "tensorflow": "tensorflow-cpu"}  # fmt: skip
+}
+PACKAGES = {
+    "torchvision": "torchvision",
+    "skimage": "scikit-image",
+    "grain": "grain",
+    "dali": "nvidia-dali-cuda120",
+    "ffcv": "ffcv",
+    "tensorflow": "tensorflow-cpu",
+}
 
 
 def torchvision(name: str, folder: Path, workers: int) -> Iterator[Any]:
@@ -42,8 +52,9 @@ def torchvision(name: str, folder: Path, workers: int) -> Iterator[Any]:
     yield None
     options = {} if load is None else {"loader": load}
     data = datasets.ImageFolder(str(folder), v2.Compose(steps), **options)
-    loader = DataLoader(data, BATCH, shuffle=True, num_workers=workers, drop_last=True,
-                        persistent_workers=True)  # fmt: skip
+    loader = DataLoader(
+        data, BATCH, shuffle=True, num_workers=workers, drop_last=True, persistent_workers=True
+    )
     while True:
         yield from loader
 
@@ -75,8 +86,14 @@ def skimage(name: str, folder: Path, workers: int) -> Iterator[Any]:
             return torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1))).float()
 
     yield None
-    loader = DataLoader(Tutorial(), BATCH, shuffle=True, num_workers=workers, drop_last=True,
-                        persistent_workers=True)  # fmt: skip
+    loader = DataLoader(
+        Tutorial(),
+        BATCH,
+        shuffle=True,
+        num_workers=workers,
+        drop_last=True,
+        persistent_workers=True,
+    )
     while True:
         yield from loader
 
@@ -88,15 +105,24 @@ def dali(name: str, folder: Path, workers: int) -> Iterator[Any]:
     def work() -> Any:
         content, label = fn.readers.file(file_root=str(folder), random_shuffle=True)
         image = fn.decoders.image_random_crop(
-            content, device="cpu", output_type=types.RGB, random_area=[0.08, 1.0],
-            random_aspect_ratio=[3 / 4, 4 / 3], use_fast_idct="fast" in name,
-        )  # fmt: skip
-        image = fn.resize(image, size=(224, 224), interp_type=types.INTERP_LINEAR,
-                          antialias="antialiased" in name)  # fmt: skip
+            content,
+            device="cpu",
+            output_type=types.RGB,
+            random_area=[0.08, 1.0],
+            random_aspect_ratio=[3 / 4, 4 / 3],
+            use_fast_idct="fast" in name,
+        )
+        image = fn.resize(
+            image, size=(224, 224), interp_type=types.INTERP_LINEAR, antialias="antialiased" in name
+        )
         return fn.crop_mirror_normalize(
-            image, dtype=types.FLOAT, output_layout="CHW", mirror=fn.random.coin_flip(),
-            mean=[255 * one for one in MEAN], std=[255 * one for one in STD],
-        ), label  # fmt: skip
+            image,
+            dtype=types.FLOAT,
+            output_layout="CHW",
+            mirror=fn.random.coin_flip(),
+            mean=[255 * one for one in MEAN],
+            std=[255 * one for one in STD],
+        ), label
 
     yield None
     made = work()
@@ -122,11 +148,22 @@ def ffcv(name: str, folder: Path, workers: int) -> Iterator[Any]:
         )
     yield None
     normalize = NormalizeImage(255 * array(MEAN), 255 * array(STD), float32)
-    steps = [RandomResizedCropRGBImageDecoder((224, 224)), RandomHorizontalFlip(), normalize,
-             ToTensor(), ToTorchImage(convert_back_int16=False)]  # fmt: skip
+    steps = [
+        RandomResizedCropRGBImageDecoder((224, 224)),
+        RandomHorizontalFlip(),
+        normalize,
+        ToTensor(),
+        ToTorchImage(convert_back_int16=False),
+    ]
     fields = {"image": steps, "label": [IntDecoder(), ToTensor()]}
-    loader = Loader(str(path), batch_size=BATCH, num_workers=workers, order=OrderOption.RANDOM,
-                    drop_last=True, pipelines=fields)  # fmt: skip
+    loader = Loader(
+        str(path),
+        batch_size=BATCH,
+        num_workers=workers,
+        order=OrderOption.RANDOM,
+        drop_last=True,
+        pipelines=fields,
+    )
     while True:
         yield from loader
 
@@ -144,8 +181,10 @@ def grain(name: str, folder: Path, workers: int) -> Iterator[Any]:
             width, height = image.size
             share = random.uniform(0.08, 1) * width * height
             ratio = np.exp(random.uniform(np.log(3 / 4), np.log(4 / 3)))
-            across, down = (min(width, round((share * ratio) ** 0.5)),
-                            min(height, round((share / ratio) ** 0.5)))  # fmt: skip
+            across, down = (
+                min(width, round((share * ratio) ** 0.5)),
+                min(height, round((share / ratio) ** 0.5)),
+            )
             left = random.integers(0, width - across + 1)
             top = random.integers(0, height - down + 1)
             box = (left, top, left + across, top + down)
@@ -174,9 +213,13 @@ def tensorflow(name: str, folder: Path, workers: int) -> Iterator[Any]:
         content = tf.io.read_file(path)
         shape = tf.image.extract_jpeg_shape(content)
         begin, size, _ = tf.image.sample_distorted_bounding_box(
-            shape, tf.zeros([1, 0, 4]), aspect_ratio_range=(3 / 4, 4 / 3), area_range=(0.08, 1.0),
-            use_image_if_no_bounding_boxes=True, max_attempts=10,
-        )  # fmt: skip
+            shape,
+            tf.zeros([1, 0, 4]),
+            aspect_ratio_range=(3 / 4, 4 / 3),
+            area_range=(0.08, 1.0),
+            use_image_if_no_bounding_boxes=True,
+            max_attempts=10,
+        )
         window = [begin[0], begin[1], size[0], size[1]]
         image = tf.image.decode_and_crop_jpeg(content, tf.stack(window), channels=3)
         image = tf.image.resize(image, (SIDE, SIDE), antialias=True)

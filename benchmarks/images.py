@@ -116,15 +116,22 @@ def memory() -> float:
 
 
 def ours(name: str, folder: Path, workers: int) -> Iterator[Any]:
-    import pipeline
+    import penstock
 
-    config = pipeline.compose(
-        "dataset=image_folder", f"dataset.root={folder}", "dataset.val_fraction=0.0",
-        "transform=images_fast", f"transform.train.decode.decoder={name.split()[1]}",
-        "loader=fast", f"loader.num_workers={workers}", "batch.size=64", "batch.tail=drop",
-        "trainer.device=cpu", "task=digest",  # which imports no metrics
-    )  # fmt: skip
-    from pipeline import build_train_loader
+    config = penstock.compose(
+        "dataset=image_folder",
+        f"dataset.root={folder}",
+        "dataset.val_fraction=0.0",
+        "transform=images_fast",
+        f"transform.train.decode.decoder={name.split()[1]}",
+        "loader=fast",
+        f"loader.num_workers={workers}",
+        "batch.size=64",
+        "batch.tail=drop",
+        "trainer.device=cpu",
+        "task=digest",  # which imports no metrics
+    )
+    from penstock import build_train_loader
 
     yield None
     loader = build_train_loader(config)
@@ -212,8 +219,10 @@ def show(size: str, found: dict[str, list[dict[str, float]]]) -> None:
     print(f"\n### {size}\n\n| | CPU ms/image | images/s | first batch, s | memory, MiB |")
     print("|---|---|---|---|---|")
     for name, figures in middle.items():
-        rest = [f"{figures[k]:{f}}" if k in figures else "" for k, f in
-                (("rate", ".0f"), ("first", ".2f"), ("memory", ".0f"))]  # fmt: skip
+        rest = [
+            f"{figures[k]:{f}}" if k in figures else ""
+            for k, f in (("rate", ".0f"), ("first", ".2f"), ("memory", ".0f"))
+        ]
         print(f"| {name} | {figures['cpu']:.3f} | {' | '.join(rest)} |")
     best = [figures for name, figures in middle.items() if name.startswith("DALI")]
     for name in OURS:
@@ -244,9 +253,11 @@ def main() -> None:
         return
     pythons = dict(peer.split("=", 1) for peer in given.peer)
     names = dict.fromkeys(OURS, sys.executable)
-    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, "
-          f"torch {importlib.metadata.version('torch')}, "
-          f"Pillow {importlib.metadata.version('pillow')}")  # fmt: skip
+    print(
+        f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, "
+        f"torch {importlib.metadata.version('torch')}, "
+        f"Pillow {importlib.metadata.version('pillow')}"
+    )
     for name, kind in PEERS.items():
         python = pythons.get(kind, sys.executable)
         version = here(PACKAGES[kind], python)
@@ -257,8 +268,14 @@ def main() -> None:
         folder = given.data / size
         if not folder.exists():
             generate(folder, width, height, distinct, count)
-        arguments = ["--folder", str(folder), "--workers", str(given.workers), "--batches",
-                     str(batches)]  # fmt: skip
+        arguments = [
+            "--folder",
+            str(folder),
+            "--workers",
+            str(given.workers),
+            "--batches",
+            str(batches),
+        ]
         found: dict[str, list[dict[str, float]]] = {}
         for _ in range(given.rounds):
             for name, milliseconds in floors(folder, size, given.workers).items():

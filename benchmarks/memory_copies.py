@@ -17,9 +17,9 @@ from pathlib import Path
 
 import torch
 
-from pipeline.distributed.group import Group
-from pipeline.runs.checkpoint import Checkpoints
-from pipeline.runs.memory import Memory
+from penstock.addons.memory_copies.memory import Memory
+from penstock.distributed.group import Group
+from penstock.runs.checkpoint import Checkpoints
 
 MIB = 1 << 20
 
@@ -44,8 +44,11 @@ def main() -> None:
             }
             for name, (copy, flush) in ways.items():
                 waits, complete, cpu = measured(copy, flush, options.rounds)
-                print(f"{size:>6} MiB  {name:<10} {waits * 1e3:>6.1f} ms {complete * 1e3:>6.1f} ms "
-                      f"{cpu * 1e3:>6.1f} ms", flush=True)  # fmt: skip
+                print(
+                    f"{size:>6} MiB  {name:<10} {waits * 1e3:>6.1f} ms {complete * 1e3:>6.1f} ms "
+                    f"{cpu * 1e3:>6.1f} ms",
+                    flush=True,
+                )
         memory.remove()
 
 

@@ -42,8 +42,8 @@ BATCH = 256
 
 
 def penstock_random(length: int) -> tuple[Callable[[], object], Callable[[], object]]:
-    from pipeline.order.plan import Plan
-    from pipeline.order.samplers import Random
+    from penstock.order.plan import Plan
+    from penstock.order.samplers import Random
 
     plan = Plan(Random(length, 0), BATCH)
     return lambda: plan.request(0, 0), lambda: plan.request(0, len(plan) // 2)
@@ -52,8 +52,8 @@ def penstock_random(length: int) -> tuple[Callable[[], object], Callable[[], obj
 def penstock_weighted(length: int) -> tuple[Callable[[], object], Callable[[], object]]:
     import numpy as np
 
-    from pipeline.order.plan import Plan
-    from pipeline.order.samplers import Weighted
+    from penstock.order.plan import Plan
+    from penstock.order.samplers import Weighted
 
     plan = Plan(Weighted(length, 0, weights=np.ones(length)), BATCH)
     return lambda: plan.request(0, 0), lambda: plan.request(0, len(plan) // 2)
@@ -107,12 +107,12 @@ def backwards() -> None:
     import numpy as np
     import pandas as pd
 
-    from pipeline.order.composed import Curriculum
-    from pipeline.order.mixture import MixtureOrder
-    from pipeline.order.plan import Plan
-    from pipeline.order.samplers import Bucket, Identity, Random, Subset, Weighted
-    from pipeline.order.sequence_packing import SequencePacking
-    from pipeline.order.weights import Mixing
+    from penstock.addons.mixtures.order import MixtureOrder
+    from penstock.addons.mixtures.weights import Mixing
+    from penstock.addons.tokens.sequence_packing import SequencePacking
+    from penstock.order.composed import Curriculum
+    from penstock.order.plan import Plan
+    from penstock.order.samplers import Bucket, Identity, Random, Subset, Weighted
 
     def column(length: int) -> pd.DataFrame:
         return pd.DataFrame({"length": np.random.default_rng(0).integers(1, 1000, length)})
@@ -122,7 +122,8 @@ def backwards() -> None:
         "subset": (lambda n: Subset(n, 0, fraction=0.1), (10**6, 10**7)),
         "weighted": (lambda n: Weighted(n, 0, weights=np.ones(n)), (10**6, 10**7)),
         "weighted, without replacement": (
-            lambda n: Weighted(n, 0, weights=np.ones(n), replacement=False), (10**6,),
+            lambda n: Weighted(n, 0, weights=np.ones(n), replacement=False),
+            (10**6,),
         ),
         "bucket": (lambda n: Bucket(n, 0, column(n), BATCH), (10**6, 10**7)),
         "identity": (lambda n: Identity(n, 0, column(n), "length"), (10**6,)),
@@ -132,9 +133,10 @@ def backwards() -> None:
             (10**6, 10**9),
         ),
         "packed": (
-            lambda n: SequencePacking(n, 0, column(n), 8, 2048), (10**6, 10**7),
+            lambda n: SequencePacking(n, 0, column(n), 8, 2048),
+            (10**6, 10**7),
         ),
-    }  # fmt: skip
+    }
     print(f"{platform.machine()}, Python {platform.python_version()}")
     print(f"{'':32s} {'rows':>21} {'an epoch':>13}")
     for name, (make, lengths) in kinds.items():
@@ -150,9 +152,9 @@ def backwards() -> None:
 
 def mixture() -> None:
     """Time a batch of a mixture of 2 x 10^9 rows at its beginning and at position 10^9."""
-    from pipeline.order.mixture import MixtureOrder
-    from pipeline.order.plan import Plan
-    from pipeline.order.weights import Mixing
+    from penstock.addons.mixtures.order import MixtureOrder
+    from penstock.addons.mixtures.weights import Mixing
+    from penstock.order.plan import Plan
 
     lengths = {"web": 10**9, "books": 9 * 10**8, "code": 10**8}
     weights = {"web": [(0, 0.9), (10**6, 0.5)], "books": 0.3, "code": 0.1}
@@ -194,8 +196,8 @@ def packed_child(path: Path, split: str, step: int) -> None:
     """The first batch at `step`, and the thousand behind it."""
     import numpy as np
 
-    from pipeline.order.plan import Plan
-    from pipeline.order.sequence_packing import SequencePacking
+    from penstock.addons.tokens.sequence_packing import SequencePacking
+    from penstock.order.plan import Plan
 
     lengths = np.load(path, mmap_mode="r")
     SequencePacking(1000, 0, None, 8, 2048, column=lengths[:1000]).pieces(0, 0)  # imports
@@ -213,17 +215,22 @@ def packed_child(path: Path, split: str, step: int) -> None:
         times.append(time.process_time() - start)
         most = max(most, anonymous())
     each = sum(times)
-    print(f"{split:8s} {step:>10,d} {first * 1e3:10.1f} ms {each:10.3f} ms "
-          f"{each / pieces * 64 * 1e3:16.3f} ms {sorted(times)[500] * 1e3:10.3f} ms "
-          f"{max(times) * 1e3:8.1f} ms {most - before:8.1f} MiB", flush=True)  # fmt: skip
+    print(
+        f"{split:8s} {step:>10,d} {first * 1e3:10.1f} ms {each:10.3f} ms "
+        f"{each / pieces * 64 * 1e3:16.3f} ms {sorted(times)[500] * 1e3:10.3f} ms "
+        f"{max(times) * 1e3:8.1f} ms {most - before:8.1f} MiB",
+        flush=True,
+    )
 
 
 def packed(path: Path, count: int) -> None:
     if not path.exists():
         write_lengths(path, count)
     print(f"{count:,d} documents, {platform.machine()}, Python {platform.python_version()}")
-    print(f"{'split':8s} {'step':>10} {'first':>13} {'each':>13} {'64 documents':>19} "
-          f"{'median':>13} {'longest':>11} {'memory':>12}")  # fmt: skip
+    print(
+        f"{'split':8s} {'step':>10} {'first':>13} {'each':>13} {'64 documents':>19} "
+        f"{'median':>13} {'longest':>11} {'memory':>12}"
+    )
     for split in ("never", "tail"):
         for step in (0, 10**6) * 3:
             command = [sys.executable, __file__, "--packed-child", str(path), split, str(step)]
@@ -238,11 +245,11 @@ def filtered(length: int) -> None:
     """
     import numpy as np
 
-    from pipeline.build.kept import RowChoice
-    from pipeline.order.columns import ColumnView
-    from pipeline.order.plan import Plan
-    from pipeline.order.randomness import hash64_array
-    from pipeline.order.samplers import Random
+    from penstock.addons.filters.kept import RowChoice
+    from penstock.order.columns import ColumnView
+    from penstock.order.plan import Plan
+    from penstock.order.randomness import hash64_array
+    from penstock.order.samplers import Random
 
     class Lengths(ColumnView):
         dtype = np.dtype(np.uint64)
@@ -286,10 +293,13 @@ def filtered(length: int) -> None:
             spans["select"].append(time.perf_counter() - between)
     first, middle, select = (sorted(span)[len(span) // 2] * 1e3 for span in spans.values())
     memory = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
-    print(f"{len(kept):,d} of {length:,d} rows kept; made in {making:.1f} s "
-          f"({busy:.1f} s of CPU); first batch "
-          f"{first:.2f} ms, middle {middle:.2f} ms ({middle / first:.2f} x), of which rows "
-          f"{select:.2f} ms; {memory:.1f} MiB", flush=True)  # fmt: skip
+    print(
+        f"{len(kept):,d} of {length:,d} rows kept; made in {making:.1f} s "
+        f"({busy:.1f} s of CPU); first batch "
+        f"{first:.2f} ms, middle {middle:.2f} ms ({middle / first:.2f} x), of which rows "
+        f"{select:.2f} ms; {memory:.1f} MiB",
+        flush=True,
+    )
 
 
 TEXTS = (
@@ -304,7 +314,7 @@ def filtered_texts(length: int) -> None:
     """Filters by a column of texts, as pandas holds them by default and as objects."""
     import pandas as pd
 
-    from pipeline.build.kept import RowChoice
+    from penstock.addons.filters.kept import RowChoice
 
     class Files:
         def __init__(self, names: pd.Series) -> None:
@@ -329,8 +339,11 @@ def filtered_texts(length: int) -> None:
             before, busy = peak(), time.process_time()
             kept: Any = made(dataset, text)
             busy = time.process_time() - busy
-            print(f"{len(kept):>12,d} of {length:,d} {dataset.metadata['name'].dtype!s:6s} "
-                  f"{text:88s} {busy:7.2f} s {peak() - before:7.1f} MiB", flush=True)  # fmt: skip
+            print(
+                f"{len(kept):>12,d} of {length:,d} {dataset.metadata['name'].dtype!s:6s} "
+                f"{text:88s} {busy:7.2f} s {peak() - before:7.1f} MiB",
+                flush=True,
+            )
 
 
 def peak() -> float:

@@ -27,16 +27,16 @@ import numpy as np
 import torch
 from torch import nn
 
-from pipeline.distributed.group import Group
-from pipeline.distributed.world import World
-from pipeline.loading.batch import Batch
-from pipeline.loading.fetch import Fetch
-from pipeline.loading.loader import Loader
-from pipeline.order.plan import Plan, Request
-from pipeline.order.samplers import Random
-from pipeline.training.objective import Regression
-from pipeline.training.runner import train_epoch
-from pipeline.training.train_step import TrainOptions, TrainStep
+from penstock.distributed.group import Group
+from penstock.distributed.world import World
+from penstock.loading.batch import Batch
+from penstock.loading.fetch import Fetch
+from penstock.loading.loader import Loader
+from penstock.order.plan import Plan, Request
+from penstock.order.samplers import Random
+from penstock.training.objective import Regression
+from penstock.training.runner import train_epoch
+from penstock.training.train_step import TrainOptions, TrainStep
 
 ROWS = 1_000_000
 ROW = {"x": torch.zeros(3), "y": torch.zeros(())}
@@ -120,8 +120,9 @@ class Busy(nn.Module):
 def calibrated(seconds: float) -> int:
     """How many of its products make a bare step of about so many seconds."""
     batches = made(60)
-    few, many = (statistics.median(bare_epoch(batches, times) for _ in range(9)) / 60
-                 for times in (5, 25))  # fmt: skip
+    few, many = (
+        statistics.median(bare_epoch(batches, times) for _ in range(9)) / 60 for times in (5, 25)
+    )
     return max(round(5 + 20 * (seconds - few) / (many - few)), 0)
 
 
@@ -200,9 +201,13 @@ def lightning_epoch(batches: list[Batch], times: int) -> float:
             return torch.optim.SGD(self.parameters(), 0.01)
 
     trainer = lightning.Trainer(
-        accelerator="cpu", max_epochs=1, logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False,
-    )  # fmt: skip
+        accelerator="cpu",
+        max_epochs=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
 
     class Plain:  # a list would be taken for several loaders
         def __init__(self, batches: list[Batch]) -> None:

@@ -35,10 +35,16 @@ from images import ROOT, SETS, WARM, cpu_seconds, generate, here, memory, one, s
 
 SIDE, CROP = 256, 224
 _FILES = ["transform.train.crop.size=[224,224]", "transform.train.crop.scale=[0.08,1.0]"]
-_BATCHES = ["transform=images_batch", "transform.train.resize=null", "transform.val.resize=null",
-            "transform.train_batch.crop.size=[224,224]",
-            "transform.train_batch.crop.scale=[0.08,1.0]", "transform.train_batch.colors=null",
-            "transform.train_batch.mixup=null", "transform.train_batch.cutmix=null"]  # fmt: skip
+_BATCHES = [
+    "transform=images_batch",
+    "transform.train.resize=null",
+    "transform.val.resize=null",
+    "transform.train_batch.crop.size=[224,224]",
+    "transform.train_batch.crop.scale=[0.08,1.0]",
+    "transform.train_batch.colors=null",
+    "transform.train_batch.mixup=null",
+    "transform.train_batch.cutmix=null",
+]
 _PACKED = ["dataset.packed=auto", f"pack.size={SIDE}"]
 OURS = {
     "files, loader=default": ["transform=images", *_FILES],
@@ -59,17 +65,24 @@ DECODING = "decoding alone"
 
 
 def overrides(folder: Path, workers: int) -> list[str]:
-    return ["dataset=image_folder", f"dataset.root={folder}", "dataset.val_fraction=0.0",
-            f"batch.size={BATCH}", "batch.tail=drop", "trainer.device=cpu",
-            f"cache_dir={folder.parent / 'cache'}", f"loader.num_workers={workers}"]  # fmt: skip
+    return [
+        "dataset=image_folder",
+        f"dataset.root={folder}",
+        "dataset.val_fraction=0.0",
+        f"batch.size={BATCH}",
+        "batch.tail=drop",
+        "trainer.device=cpu",
+        f"cache_dir={folder.parent / 'cache'}",
+        f"loader.num_workers={workers}",
+    ]
 
 
 def ours(name: str, folder: Path, workers: int) -> Iterator[Any]:
-    import pipeline
-    from pipeline import build_train_loader
+    import penstock
+    from penstock import build_train_loader
 
     own = overrides(folder, 0 if "no workers" in name else workers)
-    loader = build_train_loader(pipeline.compose(*own[:-1], *OURS[name], own[-1]))
+    loader = build_train_loader(penstock.compose(*own[:-1], *OURS[name], own[-1]))
     while True:
         for batch in loader:
             assert batch["image"].shape == (BATCH, 3, CROP, CROP)
@@ -109,11 +122,22 @@ def ffcv(folder: Path, workers: int) -> Iterator[Any]:
             ImageFolder(str(folder), square)
         )
     normalize = NormalizeImage(255 * array(MEAN), 255 * array(STD), float32)
-    steps = [RandomResizedCropRGBImageDecoder((CROP, CROP)), RandomHorizontalFlip(), normalize,
-             ToTensor(), ToTorchImage(convert_back_int16=False)]  # fmt: skip
-    loader = Loader(str(path), batch_size=BATCH, num_workers=workers, order=OrderOption.RANDOM,
-                    drop_last=True, os_cache=True,
-                    pipelines={"image": steps, "label": [IntDecoder(), ToTensor()]})  # fmt: skip
+    steps = [
+        RandomResizedCropRGBImageDecoder((CROP, CROP)),
+        RandomHorizontalFlip(),
+        normalize,
+        ToTensor(),
+        ToTorchImage(convert_back_int16=False),
+    ]
+    loader = Loader(
+        str(path),
+        batch_size=BATCH,
+        num_workers=workers,
+        order=OrderOption.RANDOM,
+        drop_last=True,
+        os_cache=True,
+        pipelines={"image": steps, "label": [IntDecoder(), ToTensor()]},
+    )
     while True:
         yield from loader
 
@@ -123,8 +147,13 @@ def reading(name: str, folder: Path, workers: int, batches: int) -> dict[str, fl
         import torch
 
         torch.set_num_threads(1)
-    work = (ours(name, folder, workers) if name in OURS
-            else ffcv(folder, workers) if name == FFCV else floor(folder))  # fmt: skip
+    work = (
+        ours(name, folder, workers)
+        if name in OURS
+        else ffcv(folder, workers)
+        if name == FFCV
+        else floor(folder)
+    )
     # Once through: then all is compiled, and in the system's cache.
     return steady(work, WARM + folder_batches(folder), batches)
 
@@ -137,14 +166,19 @@ def packing(name: str, folder: Path, workers: int) -> dict[str, float]:
     """Once with the clock running, after the same without: imports, files in the cache."""
     import torch
 
-    import pipeline
-    from pipeline.build.data import DataParts
-    from pipeline.distributed.world import World
+    import penstock
+    from penstock.build.data import DataParts
+    from penstock.distributed.world import World
 
     torch.set_num_threads(1)
     out = folder.parent / "out"
-    config = pipeline.compose(*overrides(folder, workers), *PACKING.get(name, []), "task=pack",
-                              "split=train", f"pack.out={out}")  # fmt: skip
+    config = penstock.compose(
+        *overrides(folder, workers),
+        *PACKING.get(name, []),
+        "task=pack",
+        "split=train",
+        f"pack.out={out}",
+    )
     parts = DataParts(config, World())
     dataset = DataParts(config, World()).train.dataset
     for _ in range(2):
@@ -164,8 +198,9 @@ def packing(name: str, folder: Path, workers: int) -> dict[str, float]:
 def show(found: dict[str, list[dict[str, float]]]) -> None:
     print("\n| | CPU ms/image | images/s | range | memory, MiB |\n|---|---|---|---|---|")
     for name, runs in found.items():
-        cpu, rate, pss = (statistics.median(run[key] for run in runs) for key in
-                          ("cpu", "rate", "memory"))  # fmt: skip
+        cpu, rate, pss = (
+            statistics.median(run[key] for run in runs) for key in ("cpu", "rate", "memory")
+        )
         low, high = min(run["rate"] for run in runs), max(run["rate"] for run in runs)
         print(f"| {name} | {cpu:.3f} | {rate:.0f} | {low:.0f} to {high:.0f} | {pss:.0f} |")
     pairs = [(name, FFCV) for name in found if name.startswith("packed")]
@@ -174,8 +209,10 @@ def show(found: dict[str, list[dict[str, float]]]) -> None:
         if name in found and peer in found:
             both = zip(found[name], found[peer], strict=True)
             ratios = sorted(mine["rate"] / its["rate"] for mine, its in both)
-            print(f"\n{name}: {statistics.median(ratios):.2f} times the images/s of {peer} "
-                  f"({ratios[0]:.2f} to {ratios[-1]:.2f})")  # fmt: skip
+            print(
+                f"\n{name}: {statistics.median(ratios):.2f} times the images/s of {peer} "
+                f"({ratios[0]:.2f} to {ratios[-1]:.2f})"
+            )
 
 
 def main() -> None:
@@ -198,15 +235,23 @@ def main() -> None:
     width, height, distinct, count, _ = SETS["500x375"]
     if not folder.exists():
         generate(folder, width, height, distinct, count)
-    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, "
-          f"torch {importlib.metadata.version('torch')}")  # fmt: skip
+    print(
+        f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, "
+        f"torch {importlib.metadata.version('torch')}"
+    )
     version = here("ffcv", given.ffcv)
     if version:
         print(f"FFCV {version}")
     names = dict.fromkeys([*OURS, FLOOR], sys.executable) | ({FFCV: given.ffcv} if version else {})
     groups = {"reading": names, "packing": dict.fromkeys([*PACKING, DECODING], sys.executable)}
-    arguments = ["--data", str(given.data), "--workers", str(given.workers), "--batches",
-                 str(given.batches)]  # fmt: skip
+    arguments = [
+        "--data",
+        str(given.data),
+        "--workers",
+        str(given.workers),
+        "--batches",
+        str(given.batches),
+    ]
     for group, members in groups.items():
         if given.only in (None, group):
             found: dict[str, list[dict[str, float]]] = {name: [] for name in members}

@@ -34,12 +34,14 @@ def main() -> None:
     figure, axes = plt.subplots(1, len(sets), figsize=(11, 4.2), layout="constrained")
     for axis, (size, figures) in zip(axes, sets.items(), strict=True):
         shown = dict(sorted(figures.items(), key=lambda item: -item[1]))
-        colors = [OURS if "Penstock" in name else FLOOR if "floor" in name else PEER
-                  for name in shown]  # fmt: skip
+        colors = [
+            OURS if "Penstock" in name else FLOOR if "floor" in name else PEER for name in shown
+        ]
         axis.scatter(list(shown.values()), list(shown), c=colors, s=45, zorder=3)
         for name, value in shown.items():
-            axis.annotate(f"{value:.2f}", (value, name), (8, -3), textcoords="offset points",
-                          fontsize=8)  # fmt: skip
+            axis.annotate(
+                f"{value:.2f}", (value, name), (8, -3), textcoords="offset points", fontsize=8
+            )
         axis.set_xscale("log")  # the slowest is fifteen times the fastest
         axis.set_xlim(min(shown.values()) / 1.3, max(shown.values()) * 1.8)
         axis.xaxis.set_major_formatter("{x:g}")

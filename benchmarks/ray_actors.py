@@ -28,15 +28,15 @@ import PIL.Image
 import torch
 from torch.utils.data import Dataset
 
-from pipeline.loading.collate import Stack
-from pipeline.loading.fetch import Fetch
-from pipeline.loading.loader import Loader
-from pipeline.loading.workers import ray_cluster
-from pipeline.loading.workers.backends import LoaderOptions
-from pipeline.loading.workers.ray_cluster import GIB, RayOptions
-from pipeline.order.plan import Plan
-from pipeline.order.samplers import Random
-from pipeline.terminal import put
+from penstock.addons.ray import cluster as ray_cluster
+from penstock.addons.ray.cluster import GIB, RayOptions
+from penstock.loading.collate import Stack
+from penstock.loading.fetch import Fetch
+from penstock.loading.loader import Loader
+from penstock.loading.workers.backends import LoaderOptions
+from penstock.order.plan import Plan
+from penstock.order.samplers import Random
+from penstock.terminal import put
 
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -132,11 +132,13 @@ def requests(workers: int, rounds: int) -> None:
     }
     more = [ray - process for ray, process in zip(each["ray"], each["process"], strict=True)]
     walls = {name: statistics.median(wall for _, wall, _ in found[name]) for name in names}
-    put(f"requests: CPU ms each, process {statistics.median(each['process']):.2f}, ray "
+    put(
+        f"requests: CPU ms each, process {statistics.median(each['process']):.2f}, ray "
         f"{statistics.median(each['ray']):.2f}; more by {statistics.median(more):.2f} "
         f"({min(more):.2f} to {max(more):.2f}); idle {1e3 * idle:.0f} ms/s; "
         f"wall ms each {1e3 * walls['process'] / steps:.2f} and "
-        f"{1e3 * walls['ray'] / steps:.2f}")  # fmt: skip
+        f"{1e3 * walls['ray'] / steps:.2f}"
+    )
     for loader in loaders.values():
         loader.close()
 
@@ -149,10 +151,12 @@ def jpeg(workers: int, rounds: int, pictures: int, side: int, folder: str) -> No
     rate = {name: [pictures / wall for _, wall, _ in found[name]] for name in names}
     ratio = [ray / process for ray, process in zip(rate["ray"], rate["process"], strict=True)]
     cpu = {name: statistics.median(1e3 * c / pictures for c, _, _ in found[name]) for name in names}
-    put(f"JPEG: pictures/s, process {statistics.median(rate['process']):.0f}, ray "
+    put(
+        f"JPEG: pictures/s, process {statistics.median(rate['process']):.0f}, ray "
         f"{statistics.median(rate['ray']):.0f}; ratio {statistics.median(ratio):.3f} "
         f"({min(ratio):.3f} to {max(ratio):.3f}); CPU ms a picture {cpu['process']:.2f} and "
-        f"{cpu['ray']:.2f}")  # fmt: skip
+        f"{cpu['ray']:.2f}"
+    )
     for loader in loaders.values():
         loader.close()
 
@@ -171,8 +175,10 @@ def window(workers: int) -> None:
             name = "object_store_memory"
             held = max(held, int(there[name] - free.get(name, 0)))
             del batch
-    put(f"window: {most / 3 / 2**20:.0f} MiB, batches of {size * width * 4 / 2**20:.0f}; the store "
-        f"held {held / 2**20:.0f} MiB at most")  # fmt: skip
+    put(
+        f"window: {most / 3 / 2**20:.0f} MiB, batches of {size * width * 4 / 2**20:.0f}; the store "
+        f"held {held / 2**20:.0f} MiB at most"
+    )
 
 
 def main() -> None:

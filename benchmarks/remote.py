@@ -96,15 +96,21 @@ def serve(images: int, log: str) -> None:
 
 def read(port: int, cache: str, size: int, step: float, options: list[str]) -> None:
     """Read all epochs; what was seen is printed."""
-    from pipeline import compose
-    from pipeline.build.data import DataParts
-    from pipeline.loading.fetch import batch_hash
+    from penstock import compose
+    from penstock.build.data import DataParts
+    from penstock.loading.fetch import batch_hash
 
     config = compose(
-        "dataset=image_folder", f"dataset.root=http://127.0.0.1:{port}", "transform=none",
-        f"batch.size={BATCH}", "loader.num_workers=2", "seed=1",
-        f"dataset.files.cache_dir={cache}", f"dataset.files.cache_size={size}", *options,
-    )  # fmt: skip
+        "dataset=image_folder",
+        f"dataset.root=http://127.0.0.1:{port}",
+        "transform=none",
+        f"batch.size={BATCH}",
+        "loader.num_workers=2",
+        "seed=1",
+        f"dataset.files.cache_dir={cache}",
+        f"dataset.files.cache_size={size}",
+        *options,
+    )
     loader = DataParts(config).train.loader(hashed=True)
     digest = hashlib.blake2b(digest_size=8)
     waited, took, order = [], [], []
@@ -117,8 +123,17 @@ def read(port: int, cache: str, size: int, step: float, options: list[str]) -> N
             waited.append(loader.stats.wait_seconds)
             took.append(loader.stats.total_seconds)
     cpu = sum(os.times()[:4])
-    print(json.dumps({"waited": waited, "took": took, "digest": digest.hexdigest(),
-                      "order": order, "cpu": cpu}))  # fmt: skip
+    print(
+        json.dumps(
+            {
+                "waited": waited,
+                "took": took,
+                "digest": digest.hexdigest(),
+                "order": order,
+                "cpu": cpu,
+            }
+        )
+    )
 
 
 def belady(order: list[int], room: int) -> int:
@@ -162,8 +177,9 @@ def one_run(kind: str, share: float, given: argparse.Namespace, folder: Path) ->
     log.write_text("")
     server = subprocess.Popen(
         [sys.executable, __file__, "--serve", str(log), "--images", str(given.images)],
-        stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     try:
         assert server.stdout is not None
         port = int(server.stdout.readline())
@@ -171,12 +187,27 @@ def one_run(kind: str, share: float, given: argparse.Namespace, folder: Path) ->
         root = given.against if kind == "main" else ROOT
         size = int(given.images * share) * SIZE
         with tempfile.TemporaryDirectory() as cache:
-            command = [sys.executable, __file__, "--read", str(port), "--cache", cache, "--size",
-                       str(size), "--step", str(given.step), *options]  # fmt: skip
+            command = [
+                sys.executable,
+                __file__,
+                "--read",
+                str(port),
+                "--cache",
+                cache,
+                "--size",
+                str(size),
+                "--step",
+                str(given.step),
+                *options,
+            ]
             done = subprocess.run(
-                command, cwd=root, env={**os.environ, "PYTHONPATH": str(root)},
-                stdout=subprocess.PIPE, text=True, check=True,
-            )  # fmt: skip
+                command,
+                cwd=root,
+                env={**os.environ, "PYTHONPATH": str(root)},
+                stdout=subprocess.PIPE,
+                text=True,
+                check=True,
+            )
         found = json.loads(done.stdout.splitlines()[-1])
         found["gets"] = len(log.read_text().splitlines())
         return found
@@ -202,8 +233,10 @@ def main() -> None:
         return
     print("python benchmarks/remote.py", *sys.argv[1:])
     print(f"{given.images} images of {SIZE} bytes, batches of {BATCH}, {given.step:g} s a batch")
-    print(f"{'cache':>6} {'':6} {'wait s':>20} {'wait %':>7} {'CPU s':>6} {'GETs':>6} "
-          f"{'Belady':>7} {'LRU':>6}")  # fmt: skip
+    print(
+        f"{'cache':>6} {'':6} {'wait s':>20} {'wait %':>7} {'CPU s':>6} {'GETs':>6} "
+        f"{'Belady':>7} {'LRU':>6}"
+    )
     digests = set()
     for share in map(float, given.shares.split(",")):
         for kind in ("ahead", "lru", *(["main"] if given.against else [])):
@@ -212,9 +245,12 @@ def main() -> None:
             digests.add(found["digest"])
             room = int(given.images * share)
             waits = " ".join(f"{one:6.2f}" for one in found["waited"])
-            print(f"{share:6.0%} {kind:6} {waits} {sum(found['waited']) / sum(found['took']):7.1%} "
-                  f"{found['cpu']:6.1f} {found['gets']:6} {belady(found['order'], room):7} "
-                  f"{lru(found['order'], room):6}", flush=True)  # fmt: skip
+            print(
+                f"{share:6.0%} {kind:6} {waits} {sum(found['waited']) / sum(found['took']):7.1%} "
+                f"{found['cpu']:6.1f} {found['gets']:6} {belady(found['order'], room):7} "
+                f"{lru(found['order'], room):6}",
+                flush=True,
+            )
     print("digests:", *sorted(digests))
 
 

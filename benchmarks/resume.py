@@ -21,12 +21,12 @@ STRATEGIES = ("random", "sequential", "weighted", "bucket")
 CHILD = """
 import sys, time
 import numpy as np, pandas as pd, torch
-from pipeline.loading.workers.backends import LoaderOptions
-from pipeline.loading.collate import Stack
-from pipeline.loading.fetch import Fetch
-from pipeline.loading.loader import Loader
-from pipeline.order.plan import Plan
-from pipeline.order.samplers import Bucket, Random, Sequential, Weighted
+from penstock.loading.workers.backends import LoaderOptions
+from penstock.loading.collate import Stack
+from penstock.loading.fetch import Fetch
+from penstock.loading.loader import Loader
+from penstock.order.plan import Plan
+from penstock.order.samplers import Bucket, Random, Sequential, Weighted
 
 class Rows(torch.utils.data.Dataset):
     def __init__(self, length): self.length = length
@@ -78,8 +78,11 @@ def main() -> None:
                 taken[resumed].append(first_batch(strategy, rows, *address, options.workers))
         wall = [statistics.median(one[0] for one in taken[resumed]) for resumed in (False, True)]
         cpu = [statistics.median(one[1] for one in taken[resumed]) for resumed in (False, True)]
-        print(f"{strategy:<12} {rows:>13,} {1000 * wall[0]:>6.1f} ms {1000 * wall[1]:>6.1f} ms "
-              f"{wall[1] / wall[0]:>6.2f} {cpu[1] / cpu[0]:>9.2f}", flush=True)  # fmt: skip
+        print(
+            f"{strategy:<12} {rows:>13,} {1000 * wall[0]:>6.1f} ms {1000 * wall[1]:>6.1f} ms "
+            f"{wall[1] / wall[0]:>6.2f} {cpu[1] / cpu[0]:>9.2f}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

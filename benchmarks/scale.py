@@ -36,23 +36,26 @@ import numpy.typing as npt
 import torch
 
 from benchmarks.failures import SECONDS, Clock, Policy, day, failures_of
-from pipeline.distributed.world import World
-from pipeline.loading.collate import Stack
-from pipeline.loading.fetch import Fetch
-from pipeline.loading.loader import Loader
-from pipeline.loading.workers.backends import LoaderOptions
-from pipeline.order.permutation import Permutation
-from pipeline.order.plan import Plan, Request
-from pipeline.order.randomness import hash64, hash64_array
-from pipeline.order.samplers import Bucket, Random, Sequential, Subset, Weighted
-from pipeline.tuning.checkpoint_interval import daly, useful_share
+from penstock.addons.tuning.checkpoint_interval import daly, useful_share
+from penstock.distributed.world import World
+from penstock.loading.collate import Stack
+from penstock.loading.fetch import Fetch
+from penstock.loading.loader import Loader
+from penstock.loading.workers.backends import LoaderOptions
+from penstock.order.permutation import Permutation
+from penstock.order.plan import Plan, Request
+from penstock.order.randomness import hash64, hash64_array
+from penstock.order.samplers import Bucket, Random, Sequential, Subset, Weighted
 
 EACH = 32  # rows of a rank's share
 STEP = 20.0  # simulated seconds of a step
 HOUR = 3600.0
 POLICIES = (  # seconds: a save stops the training, until it is on the disk, of a restart
-    (30.0, 30.0, 60.0), (30.0, 30.0, 600.0), (1.0, 30.0, 60.0), (1.0, 30.0, 600.0),
-)  # fmt: skip
+    (30.0, 30.0, 60.0),
+    (30.0, 30.0, 600.0),
+    (1.0, 30.0, 60.0),
+    (1.0, 30.0, 600.0),
+)
 MINUTES: tuple[float | None, ...] = (1, 2, 5, None, 15, 30, 60)  # None: as Daly has it
 
 
@@ -294,8 +297,10 @@ def table_of_days(rows: int, ranks: int, days: int, seconds: float = SECONDS) ->
             at = f" ({every * STEP / 60:.3g} min)" if minutes is None else ""
             cells.append(", ".join(f"{100 * share:.1f}" for share in shares) + at)
         yield f"| {'Daly' if minutes is None else f'{minutes:g} min'} | {' | '.join(cells)} |"
-    yield (f"ledgers   {len(again)} days with {len(failures)} failures, {min(again)} to "
-           f"{max(again)} steps made again: each address once, as without failures")  # fmt: skip
+    yield (
+        f"ledgers   {len(again)} days with {len(failures)} failures, {min(again)} to "
+        f"{max(again)} steps made again: each address once, as without failures"
+    )
 
 
 def memory() -> float:
@@ -326,8 +331,10 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     began, ranks = time.perf_counter(), given.ranks
-    print(f"{platform.platform()}, Python {platform.python_version()}, numpy {np.__version__}, "
-          f"{ranks} ranks x {given.workers} workers, {EACH} rows a share")  # fmt: skip
+    print(
+        f"{platform.platform()}, Python {platform.python_version()}, numpy {np.__version__}, "
+        f"{ranks} ranks x {given.workers} workers, {EACH} rows a share"
+    )
     print(f"memory    {memory():.0f} MiB before")
     random = np.random.default_rng(0)
     for rows in (given.rows, given.largest):
@@ -337,14 +344,18 @@ def main() -> None:
             addresses = {(7, int(step) + ahead) for step in steps for ahead in range(given.workers)}
             looked = check_shares(plan, sorted(addresses), ranks)
             jump, following = request_cost(plan, ranks, 1)
-            print(f"shares    {rows:.0e} rows, {type(order).__name__}: {len(addresses) * ranks:,} "
-                  f"requests, {looked:,} rows, none twice, none missing; {jump:.0f} us a request "
-                  f"after a jump, {following:.0f} the next; {memory():.0f} MiB")  # fmt: skip
+            print(
+                f"shares    {rows:.0e} rows, {type(order).__name__}: {len(addresses) * ranks:,} "
+                f"requests, {looked:,} rows, none twice, none missing; {jump:.0f} us a request "
+                f"after a jump, {following:.0f} the next; {memory():.0f} MiB"
+            )
         check_inverse(Plan(Random(rows, 0), EACH * ranks), 2, ranks, 500)
         print(f"inverse   {rows:.0e} rows: 1,000 rows where the order run backwards has them")
         zero, jump = jump_cost(rows, ranks, 3)
-        print(f"jump      {rows:.0e} rows: loader to first batch {zero:.0f} us at step 0, "
-              f"{jump:.0f} us at random addresses: {jump / zero:.2f}")  # fmt: skip
+        print(
+            f"jump      {rows:.0e} rows: loader to first batch {zero:.0f} us at step 0, "
+            f"{jump:.0f} us at random addresses: {jump / zero:.2f}"
+        )
     few = 3_000_001
     print(f"epoch     {few:,} rows: each once in {check_epoch(few, ranks):,} requests")
     check_workers(given.rows, ranks, given.workers, 4)

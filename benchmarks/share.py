@@ -117,11 +117,19 @@ class Bench:
         self.folder, self.pause = folder, pause
         (folder / "paced.py").write_text(MODEL)
         self.words = [
-            "--trust", "paced", "dataset=image_folder", f"dataset.root={folder}/pictures",
-            "model={_target_: paced.Paced}", f"+model.pause={pause}", "trainer.log_every=4",
-            "trainer.pictures=false", "trainer.report=false", "trainer.checkpoint=null",
-            f"cache_dir={folder}/cache", *words,
-        ]  # fmt: skip
+            "--trust",
+            "paced",
+            "dataset=image_folder",
+            f"dataset.root={folder}/pictures",
+            "model={_target_: paced.Paced}",
+            f"+model.pause={pause}",
+            "trainer.log_every=4",
+            "trainer.pictures=false",
+            "trainer.report=false",
+            "trainer.checkpoint=null",
+            f"cache_dir={folder}/cache",
+            *words,
+        ]
         self.name = f"bench-{secrets.token_hex(4)}"
 
     def command(self, *words: str) -> list[str]:
@@ -175,8 +183,10 @@ class Bench:
             elif name == "hard":
                 self._hard(runs)
             else:
-                started = {run: self.start(run, rate, name in ("alone", "shared"))
-                           for run, rate in runs.items()}  # fmt: skip
+                started = {
+                    run: self.start(run, rate, name in ("alone", "shared"))
+                    for run, rate in runs.items()
+                }
                 for run, process in started.items():
                     self.ended(run, process)
         return workers.seconds, time.perf_counter() - began, runs
@@ -184,8 +194,10 @@ class Bench:
     def _hard(self, runs: dict[str, str]) -> None:
         first, killed, late, slow = runs
         steps = len(self.ledger("four-0"))
-        started = {run: self.start(run, runs[run], True, 3 * self.pause if run == slow else None)
-                   for run in (first, killed, slow)}  # fmt: skip
+        started = {
+            run: self.start(run, runs[run], True, 3 * self.pause if run == slow else None)
+            for run in (first, killed, slow)
+        }
         self.wait_for(first, steps // 3)
         started[late] = self.start(late, runs[late], True)
         self.wait_for(killed, steps // 2)
@@ -227,8 +239,10 @@ def main() -> None:
             base = seconds if case == "one" else base
             taken = ", ".join(str(bench.shared(run)) for run in runs)
             share = f"{seconds / base:7.2f}" if base else f"{'':7}"
-            print(f"{case:<8} {seconds:8.2f} {share} {wall:7.1f}  {bench.compare(runs)}; {taken}",
-                  flush=True)  # fmt: skip
+            print(
+                f"{case:<8} {seconds:8.2f} {share} {wall:7.1f}  {bench.compare(runs)}; {taken}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -96,8 +96,14 @@ def main() -> None:
         for name in sorted(loaders, reverse=bool(number % 2)):
             kind, folder = loaders[name]
             command = [sys.executable, __file__, *sys.argv[1:], "--one", kind]
-            done = subprocess.run(command, env=os.environ | {"PYTHONPATH": folder}, check=True,
-                                  capture_output=True, text=True, cwd=folder)  # fmt: skip
+            done = subprocess.run(
+                command,
+                env=os.environ | {"PYTHONPATH": folder},
+                check=True,
+                capture_output=True,
+                text=True,
+                cwd=folder,
+            )
             found[name].append(json.loads(done.stdout.splitlines()[-1]))
             print(number, name, done.stdout.strip(), file=sys.stderr, flush=True)
     base = statistics.median(one["share"] for one in found["torch"])
@@ -135,20 +141,24 @@ def waited(args: argparse.Namespace, kind: str) -> dict[str, Any]:
 def opened(dataset: Slow, args: argparse.Namespace, kind: str) -> Iterable[Any]:
     if kind == "torch":
         return data.DataLoader(dataset, args.batch, num_workers=args.workers)
-    from pipeline.loading.collate import Stack
-    from pipeline.loading.fetch import Fetch
-    from pipeline.loading.loader import Loader
-    from pipeline.loading.workers.backends import LoaderOptions
-    from pipeline.order.plan import Plan
-    from pipeline.order.samplers import Sequential
+    from penstock.loading.collate import Stack
+    from penstock.loading.fetch import Fetch
+    from penstock.loading.loader import Loader
+    from penstock.loading.workers.backends import LoaderOptions
+    from penstock.order.plan import Plan
+    from penstock.order.samplers import Sequential
 
     backend, *words = kind.split()
     room = next((int(word) for word in words if word.isdigit()), None)
     more: Any = {} if room is None else {"slow_memory": room * args.batch * WIDTH * 8}
     options = LoaderOptions(backend, args.workers, **more)  # type: ignore[arg-type]
     known: Any = {"costs": dataset.seconds} if "costs" in words else {}
-    loader = Loader(Plan(Sequential(len(dataset)), args.batch),
-                    Fetch(dataset, None, Stack(), 0), options, **known)  # fmt: skip
+    loader = Loader(
+        Plan(Sequential(len(dataset)), args.batch),
+        Fetch(dataset, None, Stack(), 0),
+        options,
+        **known,
+    )
     return loader.epoch(0)
 
 

@@ -31,17 +31,17 @@ ROOT = Path(__file__).parent.parent
 STEP = """
 import json, os, sys
 sys.path.insert(0, {root!r})
-from pipeline import command, tasks
+from penstock import command, tasks
 load = tasks.load
 
 def watched(name):
     task = load(name)
-    from pipeline.training.train_step import TrainStep
+    from penstock.training.train_step import TrainStep
     update = TrainStep.update
 
     def once(self):
         update(self)
-        ours = ("pipeline", "__main__")
+        ours = ("penstock", "__main__")
         names = [one for one in sys.modules if one.split(".")[0] not in ours]
         json.dump(names, open({names!r}, "w"))
         os._exit(0)
@@ -94,8 +94,9 @@ def main() -> None:
         }
         timed(commands["run"])
         print(f"{len(json.loads(Path(names).read_text()))} modules of others until the first step")
-        rounds = [{name: timed(words) for name, words in commands.items()}
-                  for _ in range(given.rounds)]  # fmt: skip
+        rounds = [
+            {name: timed(words) for name, words in commands.items()} for _ in range(given.rounds)
+        ]
 
     def median(name: str, kind: str) -> float:
         return statistics.median(one[name][kind] for one in rounds)
@@ -104,8 +105,10 @@ def main() -> None:
     print(f"first line after {median('run', 'line'):.2f} s (wall)")
     for kind in ("wall", "cpu"):
         run, imports, look = (median(name, kind) for name in commands)
-        print(f"{kind}: first step {run:.2f} s, imports {imports:.2f} s, ratio {run / imports:.2f};"
-              f" --cfg job {look:.2f} s")  # fmt: skip
+        print(
+            f"{kind}: first step {run:.2f} s, imports {imports:.2f} s, ratio {run / imports:.2f};"
+            f" --cfg job {look:.2f} s"
+        )
 
 
 if __name__ == "__main__":

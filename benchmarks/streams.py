@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset
 
-from pipeline.loading.collate import Stack
-from pipeline.loading.loader import Loader
-from pipeline.loading.stream_fetch import StreamFetch
-from pipeline.loading.workers.backends import LoaderOptions
-from pipeline.order.streams import StreamOrder, StreamPlan
+from penstock.loading.collate import Stack
+from penstock.loading.loader import Loader
+from penstock.loading.stream_fetch import StreamFetch
+from penstock.loading.workers.backends import LoaderOptions
+from penstock.order.streams import StreamOrder, StreamPlan
 
 RECORDS, BATCH, SECONDS = 480, 4, 0.005
 
@@ -55,8 +55,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     ratios = [seconds(1) / seconds(4) for _ in range(parser.parse_args().rounds)]
-    print(f"4 workers are {median(ratios):.2f} times as fast as one; "
-          f"{min(ratios):.2f} to {max(ratios):.2f} in {len(ratios)} rounds")  # fmt: skip
+    print(
+        f"4 workers are {median(ratios):.2f} times as fast as one; "
+        f"{min(ratios):.2f} to {max(ratios):.2f} in {len(ratios)} rounds"
+    )
 
 
 if __name__ == "__main__":

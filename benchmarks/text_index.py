@@ -28,10 +28,10 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from pipeline.datasets.delimited_text import DelimitedText
-from pipeline.datasets.reading.positioned_file import PositionedFile
-from pipeline.datasets.text.column_scan import ColumnScan
-from pipeline.datasets.text.record_index import RecordIndex, scan
+from penstock.addons.tables.delimited_text import DelimitedText
+from penstock.addons.tables.text.column_scan import ColumnScan
+from penstock.addons.tables.text.record_index import RecordIndex, scan
+from penstock.datasets.reading.positioned_file import PositionedFile
 
 KINDS = {  # name: (mean characters of a text, quoting, share of texts in quotes)
     "80 characters": (80, "none", 0.0),
@@ -110,19 +110,21 @@ def memory(path: Path, cache: str, reads: int) -> None:
         data.__getitems__(rng.integers(0, len(data), 64).tolist())
     each = (time.process_time() - start) / reads * 1e6
     after = resident()
-    print(f"  main process, after {reads:,} reads: {after['Rss']} (+{after['Rss'] - before['Rss']})"
-          f", {each:.1f} us a record")  # fmt: skip
+    print(
+        f"  main process, after {reads:,} reads: {after['Rss']} (+{after['Rss'] - before['Rss']})"
+        f", {each:.1f} us a record"
+    )
     for context in ("fork", "spawn"):
         workers(data, context, reads)
 
 
 def workers(data: DelimitedText, context: str, reads: int) -> None:
-    from pipeline.loading.collate import List
-    from pipeline.loading.fetch import Fetch
-    from pipeline.loading.loader import Loader
-    from pipeline.loading.workers.backends import LoaderOptions
-    from pipeline.order.plan import Plan
-    from pipeline.order.samplers import Random
+    from penstock.loading.collate import List
+    from penstock.loading.fetch import Fetch
+    from penstock.loading.loader import Loader
+    from penstock.loading.workers.backends import LoaderOptions
+    from penstock.order.plan import Plan
+    from penstock.order.samplers import Random
 
     options = LoaderOptions(backend="process", num_workers=2, multiprocessing_context=context)
     plan = Plan(Random(len(data), 0), 256)
@@ -136,8 +138,10 @@ def workers(data: DelimitedText, context: str, reads: int) -> None:
         last = {pid: resident(pid) for pid in first}
     for pid in first:
         grown = last[pid]["Rss"] - first[pid]["Rss"]
-        print(f"  {context}ed worker: {last[pid]['Rss']} (+{grown} since its first batch), "
-              f"its own {last[pid]['own']}")  # fmt: skip
+        print(
+            f"  {context}ed worker: {last[pid]['Rss']} (+{grown} since its first batch), "
+            f"its own {last[pid]['own']}"
+        )
 
 
 def children() -> list[int]:
@@ -151,11 +155,14 @@ def children() -> list[int]:
 
 def scanned(path: Path) -> None:
     index = RecordIndex(path, "none", "\t", None)
-    data = DelimitedText(str(path), cache_dir=f"{path}-cache", classes=["ham", "spam"],
-                         quoting="none")  # fmt: skip
+    data = DelimitedText(
+        str(path), cache_dir=f"{path}-cache", classes=["ham", "spam"], quoting="none"
+    )
     seconds, _ = cpu_of(lambda: ColumnScan(index, data.format, data._columns))
-    print(f"\nlabels and lengths of all records: {seconds:.1f} s, "
-          f"{path.stat().st_size / seconds / 1e9:.2f} GB/s")  # fmt: skip
+    print(
+        f"\nlabels and lengths of all records: {seconds:.1f} s, "
+        f"{path.stat().st_size / seconds / 1e9:.2f} GB/s"
+    )
 
 
 def others(path: Path) -> None:
@@ -213,8 +220,10 @@ def main() -> None:
     parser.add_argument("--reads", type=int, default=100_000)
     parser.add_argument("--folder", help="where the files go for a while; a temporary folder")
     arguments = parser.parse_args()
-    print(f"{platform.machine()}, Python {platform.python_version()}, numpy {np.__version__}, "
-          f"{arguments.gigabytes:g} GB")  # fmt: skip
+    print(
+        f"{platform.machine()}, Python {platform.python_version()}, numpy {np.__version__}, "
+        f"{arguments.gigabytes:g} GB"
+    )
     print(f"{'':22s} {'records':>12} {'wc -l':>13} {'index':>13} {'share':>7}")
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
         path = Path(folder) / "text.tsv"

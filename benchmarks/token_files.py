@@ -51,14 +51,21 @@ def generate(folder: Path, documents: int) -> None:
 
 
 def loader_of(folder: Path, workers: int, blocks: int) -> Any:
-    import pipeline
+    import penstock
 
-    return pipeline.build_train_loader(pipeline.compose(
-        "dataset=token_files", f"dataset.root={folder}", "dataset.val_fraction=0.0",
-        f"batch.size={blocks}", f"sampler.tokens={TOKENS}", f"collate.pad_to={TOKENS}",
-        "trainer.device=cpu", f"cache_dir={folder.parent / 'cache'}",
-        f"loader.num_workers={workers}",
-    ))  # fmt: skip
+    return penstock.build_train_loader(
+        penstock.compose(
+            "dataset=token_files",
+            f"dataset.root={folder}",
+            "dataset.val_fraction=0.0",
+            f"batch.size={blocks}",
+            f"sampler.tokens={TOKENS}",
+            f"collate.pad_to={TOKENS}",
+            "trainer.device=cpu",
+            f"cache_dir={folder.parent / 'cache'}",
+            f"loader.num_workers={workers}",
+        )
+    )
 
 
 def ours(folder: Path, workers: int, blocks: int) -> Iterator[Any]:
@@ -86,8 +93,11 @@ class Blocks:
         tokens[:count] = np.concatenate([self.tokens[start:stop] for start, stop in spans])
         positions[:count] = np.concatenate([np.arange(length) for length in lengths])
         documents[:count] = np.repeat(np.arange(len(spans)), lengths)
-        return {"tokens": torch.from_numpy(tokens), "position_ids": torch.from_numpy(positions),
-                "document_ids": torch.from_numpy(documents)}  # fmt: skip
+        return {
+            "tokens": torch.from_numpy(tokens),
+            "position_ids": torch.from_numpy(positions),
+            "document_ids": torch.from_numpy(documents),
+        }
 
 
 def bounds_of(folder: Path) -> tuple[Any, Any]:
@@ -101,7 +111,7 @@ def bounds_of(folder: Path) -> tuple[Any, Any]:
 
 def packed_by_hand(folder: Path, size: int) -> Iterator[list[Spans]]:
     """Batches of blocks: shuffled documents, packed in windows; long ones are cut."""
-    from pipeline.order.blocks import best_fit
+    from penstock.addons.tokens.blocks import best_fit
 
     starts, stops = bounds_of(folder)
     draw = np.random.default_rng(0)
@@ -186,11 +196,21 @@ def main() -> None:
     if not folder.exists():
         generate(folder, given.documents)
     compare(folder, given.blocks)
-    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, "
-          f"torch {importlib.metadata.version('torch')}")  # fmt: skip
+    print(
+        f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, "
+        f"torch {importlib.metadata.version('torch')}"
+    )
     found: dict[str, list[dict[str, float]]] = {name: [] for name in NAMES}
-    arguments = ["--data", str(given.data), "--documents", str(given.documents),
-                 "--batches", str(given.batches), "--blocks", str(given.blocks)]  # fmt: skip
+    arguments = [
+        "--data",
+        str(given.data),
+        "--documents",
+        str(given.documents),
+        "--batches",
+        str(given.batches),
+        "--blocks",
+        str(given.blocks),
+    ]
     for _ in range(given.rounds):
         for name in NAMES:
             found[name].append(one(name, sys.executable, arguments, __file__))
@@ -198,16 +218,21 @@ def main() -> None:
     print("\n| | million tokens/s | range | CPU ns/token |\n|---|---|---|---|")
     for name, runs in found.items():
         rates, cpu = sorted(run["rate"] for run in runs), [run["cpu"] for run in runs]
-        print(f"| {name} | {statistics.median(rates):.1f} | {rates[0]:.1f} to {rates[-1]:.1f} | "
-              f"{statistics.median(cpu):.2f} |")  # fmt: skip
+        print(
+            f"| {name} | {statistics.median(rates):.1f} | {rates[0]:.1f} to {rates[-1]:.1f} | "
+            f"{statistics.median(cpu):.2f} |"
+        )
     for how in WORKERS:
         both = [found[f"{who}, {how}"] for who in (OURS, TORCH)]
         for key, turned in (("rate", False), ("cpu", True)):
-            ratios = sorted((b[key] / a[key]) if turned else a[key] / b[key]
-                            for a, b in zip(*both, strict=True))  # fmt: skip
+            ratios = sorted(
+                (b[key] / a[key]) if turned else a[key] / b[key] for a, b in zip(*both, strict=True)
+            )
             what = "less CPU time a token" if turned else "the tokens/s"
-            print(f"\n{how}: {statistics.median(ratios):.2f} times {what} "
-                  f"({ratios[0]:.2f} to {ratios[-1]:.2f})")  # fmt: skip
+            print(
+                f"\n{how}: {statistics.median(ratios):.2f} times {what} "
+                f"({ratios[0]:.2f} to {ratios[-1]:.2f})"
+            )
 
 
 if __name__ == "__main__":

@@ -19,13 +19,12 @@ import tempfile
 import time
 from itertools import product
 
-import pipeline
+import penstock
 from benchmarks import built_cases
-from pipeline.loading.autotune import Auto
-from pipeline.tasks import profile, tune
-from pipeline.tasks.measuring import Course, fixed, steps_of
-from pipeline.tuning import verdict
-from pipeline.tuning.search import Setting
+from penstock.addons.tuning import profile, tune, verdict
+from penstock.addons.tuning.measuring import Course, fixed, steps_of
+from penstock.addons.tuning.search import Setting
+from penstock.loading.autotune import Auto
 
 GRID_WORKERS = (1, 2, 3, 4, 6, 8, 12, 16)
 AFTER = 200  # batches that auto has to find its way
@@ -42,7 +41,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as cache:
         for case in args.case or built_cases.CASES:
             given = built_cases.overrides(case, "benchmarks.built_cases")
-            config = pipeline.compose(*given, f"cache_dir={cache}", "task=tune")
+            config = penstock.compose(*given, f"cache_dir={cache}", "task=tune")
             measure(case, Course(config), args)
 
 
@@ -56,12 +55,17 @@ def measure(case: str, course: Course, args: argparse.Namespace) -> None:
     chosen = found.choice().setting
     best = grid(course, args)
     ours, theirs = duel(course, chosen, best, args)
-    print(f"  tune      {took:.1f} of {args.seconds:g} s; {tune.describe(chosen)}: {ours:.1f} "
-          f"batches/s; best of the grid, {tune.describe(best)}: {theirs:.1f}; "
-          f"ratio {ours / theirs:.3f}; without loading {1 / ceiling:.1f}")  # fmt: skip
+    print(
+        f"  tune      {took:.1f} of {args.seconds:g} s; {tune.describe(chosen)}: {ours:.1f} "
+        f"batches/s; best of the grid, {tune.describe(best)}: {theirs:.1f}; "
+        f"ratio {ours / theirs:.3f}; without loading {1 / ceiling:.1f}"
+    )
     automatic, tuned = climbs(course, chosen, args)
-    print(f"  auto      {automatic:.1f} batches/s after {AFTER} batches, tuned {tuned:.1f}; "
-          f"ratio {automatic / tuned:.3f}", flush=True)  # fmt: skip
+    print(
+        f"  auto      {automatic:.1f} batches/s after {AFTER} batches, tuned {tuned:.1f}; "
+        f"ratio {automatic / tuned:.3f}",
+        flush=True,
+    )
 
 
 def profiled(course: Course) -> str:

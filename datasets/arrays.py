@@ -18,19 +18,19 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from pipeline.datasets.files import Files
-from pipeline.datasets.reading.data_file import DataFile
-from pipeline.datasets.reading.fingerprint import FileDataset, Part
-from pipeline.datasets.reading.folder import FolderFile, open_root
-from pipeline.datasets.reading.labels import check_rows, class_names, read_labels
-from pipeline.datasets.reading.mapped_array import MappedArray
-from pipeline.datasets.reading.plain_tensor import not_finite, plain_numbers
-from pipeline.datasets.reading.split import Split, check_split, split_rows
-from pipeline.errors import DataError
-from pipeline.files.batch_bytes import temporary
-from pipeline.files.limits import DEFAULT, Limits
-from pipeline.order.randomness import IntArray
-from pipeline.ranges import Fraction, Seed
+from penstock.datasets.files import Files
+from penstock.datasets.reading.data_file import DataFile
+from penstock.datasets.reading.fingerprint import FileDataset, Part
+from penstock.datasets.reading.folder import FolderFile, open_root
+from penstock.datasets.reading.labels import check_rows, class_names, read_labels
+from penstock.datasets.reading.mapped_array import MappedArray
+from penstock.datasets.reading.plain_tensor import not_finite, plain_numbers
+from penstock.datasets.reading.split import Split, check_split, split_rows
+from penstock.errors import DataError
+from penstock.files.batch_bytes import temporary
+from penstock.files.limits import DEFAULT, Limits
+from penstock.order.randomness import IntArray
+from penstock.ranges import Fraction, Seed
 
 if TYPE_CHECKING:
     import pandas as pd

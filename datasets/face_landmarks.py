@@ -15,16 +15,16 @@ import numpy.typing as npt
 import torch
 from torchvision import tv_tensors
 
-from pipeline.datasets.files import Files
-from pipeline.datasets.reading.fingerprint import Part
-from pipeline.datasets.reading.folder import FolderFile, open_root
-from pipeline.datasets.reading.folder_dataset import FolderDataset
-from pipeline.datasets.reading.image import Reader, check_reader, read_image
-from pipeline.datasets.reading.landmark_table import read_landmark_table
-from pipeline.datasets.reading.split import Split, check_split, split_rows
-from pipeline.errors import DataError
-from pipeline.files.limits import DEFAULT, Limits
-from pipeline.ranges import Count, Fraction, Seed
+from penstock.datasets.files import Files
+from penstock.datasets.reading.fingerprint import Part
+from penstock.datasets.reading.folder import FolderFile, open_root
+from penstock.datasets.reading.folder_dataset import FolderDataset
+from penstock.datasets.reading.image import Reader, check_reader, read_image
+from penstock.datasets.reading.landmark_table import read_landmark_table
+from penstock.datasets.reading.split import Split, check_split, split_rows
+from penstock.errors import DataError
+from penstock.files.limits import DEFAULT, Limits
+from penstock.ranges import Count, Fraction, Seed
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -25,28 +25,37 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
-from pipeline.datasets.reading.walk import walk
-from pipeline.datasets.remote.catalog import Catalog
-from pipeline.datasets.remote.listing import FileInfo
-from pipeline.datasets.remote.request_gate import RequestGate
-from pipeline.datasets.remote.retry import Damaged, RetryPolicy
-from pipeline.datasets.remote.store import Store, check_options, is_remote, local_path
-from pipeline.errors import ConfigError, DataError, Problem
-from pipeline.files.limits import Limits
-from pipeline.files.regular_file import open_regular, size_of
-from pipeline.ranges import Count, Index
-from pipeline.terminal import ProgressDisplay
+from penstock.addons.stores.catalog import Catalog
+from penstock.addons.stores.listing import FileInfo
+from penstock.addons.stores.request_gate import RequestGate
+from penstock.addons.stores.retry import Damaged, RetryPolicy
+from penstock.addons.stores.store import Store, check_options, is_remote, local_path
+from penstock.datasets.reading.walk import walk
+from penstock.errors import ConfigError, DataError, Problem
+from penstock.files.limits import Limits
+from penstock.files.regular_file import open_regular, size_of
+from penstock.ranges import Count, Index
+from penstock.terminal import ProgressDisplay
 
 if TYPE_CHECKING:
-    from pipeline.datasets.remote.file_cache import FileCache, PartialFile
-    from pipeline.datasets.remote.prefetcher import Prefetcher, RowsOf
+    from penstock.addons.stores.file_cache import FileCache, PartialFile
+    from penstock.addons.stores.prefetcher import Prefetcher, RowsOf
 
 T = TypeVar("T")
 
 PIECE = 32 * 2**20  # bytes of one request
 _EVICTIONS = 20
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,
-          "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}  # fmt: skip
+_UNITS = {
+    "": 1,
+    "k": 10**3,
+    "m": 10**6,
+    "g": 10**9,
+    "t": 10**12,
+    "ki": 2**10,
+    "mi": 2**20,
+    "gi": 2**30,
+    "ti": 2**40,
+}
 
 
 class Files:
@@ -138,7 +147,7 @@ class Files:
         if not self.ahead:
             return None
         cache = self.cache  # says so where there can be none
-        from pipeline.datasets.remote.prefetcher import Prefetcher
+        from penstock.addons.stores.prefetcher import Prefetcher
 
         return Prefetcher(self, cache, rows_of, steps_of)
 
@@ -257,7 +266,7 @@ class Files:
     def cache(self) -> FileCache:
         """The cache of remote files."""
         try:
-            from pipeline.datasets.remote.file_cache import FileCache
+            from penstock.addons.stores.file_cache import FileCache
         except ImportError as error:  # no fcntl
             raise ConfigError("the cache of remote files needs Linux or macOS") from error
         return FileCache(self._folder, self.cache_size)

@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from pipeline.datasets.files import Files
-from pipeline.datasets.reading.fingerprint import Part
-from pipeline.datasets.reading.folder import Folder, open_root
-from pipeline.datasets.reading.folder_dataset import FolderDataset
-from pipeline.datasets.reading.image import Reader, check_reader, encoded_image, read_image
-from pipeline.datasets.reading.labels import check_classes
-from pipeline.datasets.reading.split import Split, check_split, split_rows
-from pipeline.errors import ConfigError, DataError, Problem
-from pipeline.files.limits import DEFAULT, Limits
-from pipeline.ranges import Fraction, Seed
+from penstock.datasets.files import Files
+from penstock.datasets.reading.fingerprint import Part
+from penstock.datasets.reading.folder import Folder, open_root
+from penstock.datasets.reading.folder_dataset import FolderDataset
+from penstock.datasets.reading.image import Reader, check_reader, encoded_image, read_image
+from penstock.datasets.reading.labels import check_classes
+from penstock.datasets.reading.split import Split, check_split, split_rows
+from penstock.errors import ConfigError, DataError, Problem
+from penstock.files.limits import DEFAULT, Limits
+from penstock.ranges import Fraction, Seed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -52,7 +52,7 @@ class ImageFolder(FolderDataset):
         split_seed: another seed, another split.
         files: access to addresses.
         lazy: give `image` as an EncodedImage, undecoded, for a transform of
-            `pipeline.transforms.image_decoding`; the build sets it for those.
+            `penstock.transforms.image_decoding`; the build sets it for those.
         limits: what a file, the folder and the classes may claim.
 
     Raises:

@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from pipeline.datasets.files import Files
-from pipeline.datasets.reading.audio import EXTENSIONS, check_soundfile
-from pipeline.datasets.reading.fingerprint import Part
-from pipeline.datasets.reading.folder import Folder, open_root
-from pipeline.datasets.reading.folder_dataset import AudioFolder
-from pipeline.datasets.reading.labels import check_classes
-from pipeline.datasets.reading.split import Split, check_split
-from pipeline.errors import ConfigError, DataError, Problem
-from pipeline.files.limits import DEFAULT, Limits
-from pipeline.ranges import Index
+from penstock.datasets.files import Files
+from penstock.datasets.reading.audio import EXTENSIONS, check_soundfile
+from penstock.datasets.reading.fingerprint import Part
+from penstock.datasets.reading.folder import Folder, open_root
+from penstock.datasets.reading.folder_dataset import AudioFolder
+from penstock.datasets.reading.labels import check_classes
+from penstock.datasets.reading.split import Split, check_split
+from penstock.errors import ConfigError, DataError, Problem
+from penstock.files.limits import DEFAULT, Limits
+from penstock.ranges import Index
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -119,8 +119,9 @@ def _recordings(folder: Folder) -> Iterator[tuple[bytes, int, str, int]]:
     """Name, digit, speaker and take of each audio file in `folder`, sorted by name."""
     if not folder.exists():
         raise DataError(f"{str(folder)!r} is missing. Set dataset.recordings to its name.")
-    names = [name for name in folder.files()
-             if "/" not in name and name.lower().endswith(EXTENSIONS)]  # fmt: skip
+    names = [
+        name for name in folder.files() if "/" not in name and name.lower().endswith(EXTENSIONS)
+    ]
     if not names:
         raise DataError(f"{str(folder)!r} has no recordings (files that end in .wav or .flac).")
     for name in names:

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.datasets.face_landmarks import FaceLandmarks
-from pipeline.datasets.reading.generated_folder import generated_data
-from pipeline.datasets.reading.image import Reader
-from pipeline.datasets.reading.split import Split
-from pipeline.errors import ConfigError, Problem
-from pipeline.order.randomness import hash64
-from pipeline.ranges import Count, Fraction, Seed
-from pipeline.terminal import watched
+from penstock.datasets.face_landmarks import FaceLandmarks
+from penstock.datasets.reading.generated_folder import generated_data
+from penstock.datasets.reading.image import Reader
+from penstock.datasets.reading.split import Split
+from penstock.errors import ConfigError, Problem
+from penstock.order.randomness import hash64
+from penstock.ranges import Count, Fraction, Seed
+from penstock.terminal import watched
 
 VERSION = 1  # raise it when the drawings change
 _CSV = "face_landmarks.csv"
@@ -35,7 +35,7 @@ class SyntheticFaces(FaceLandmarks):
 
     Args:
         root: folder that the data is written to, in one subfolder for each set of arguments; None:
-            in the user's cache (see `pipeline.datasets.reading.generated_folder`).
+            in the user's cache (see `penstock.datasets.reading.generated_folder`).
         split: "train" or "val".
         count: number of faces of both splits.
         size: height and width in pixels, 32 to 1024.
@@ -73,9 +73,9 @@ class SyntheticFaces(FaceLandmarks):
 
 def _write(folder: Path, name: str, count: int, size: int, seed: int) -> None:
     # Only drawing needs Pillow.
-    from pipeline.datasets.drawn_faces.drawing import draw_face
-    from pipeline.datasets.drawn_faces.look import Look
-    from pipeline.datasets.drawn_faces.shape import FaceShape, Pose
+    from penstock.datasets.drawn_faces.drawing import draw_face
+    from penstock.datasets.drawn_faces.look import Look
+    from penstock.datasets.drawn_faces.shape import FaceShape, Pose
 
     message = "drawing %d synthetic faces into %s, once; later runs read them"
     _log.info(message, count, folder.parent / name)

@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.datasets.reading.generated_folder import generated_data
-from pipeline.datasets.reading.split import Split
-from pipeline.datasets.sequences import Sequences
-from pipeline.errors import ConfigError, Problem
-from pipeline.order.randomness import hash64
-from pipeline.ranges import Count, Fraction, Seed
+from penstock.datasets.reading.generated_folder import generated_data
+from penstock.datasets.reading.split import Split
+from penstock.datasets.sequences import Sequences
+from penstock.errors import ConfigError, Problem
+from penstock.order.randomness import hash64
+from penstock.ranges import Count, Fraction, Seed
 
 VERSION = 1  # raise it when the strokes change
 CLASSES = ("straight", "left", "right", "zigzag")
@@ -32,7 +32,7 @@ class SyntheticSequences(Sequences):
 
     Args:
         root: folder that the data is written to, in one subfolder for each set of arguments; None:
-            in the user's cache (see `pipeline.datasets.reading.generated_folder`).
+            in the user's cache (see `penstock.datasets.reading.generated_folder`).
         split: "train" or "val".
         count: number of strokes of both splits, 8 or more.
         shortest, longest: bounds of the lengths, in steps; 3 or more.

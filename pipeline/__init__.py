@@ -1,6 +1,6 @@
 """Penstock: every batch has an address.
 
-    from pipeline import build_train_loader, compose
+    from penstock import build_train_loader, compose
 
     loader = build_train_loader(compose("sampler=weighted", "loader.num_workers=4"))
     for batch in loader: ...
@@ -14,24 +14,31 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pipeline.build.data import build_train_loader, build_val_loader
-    from pipeline.config.preflight import compose
-    from pipeline.notebook import Run
+    from penstock.addons.dataloader.dataloader import DataLoader
+    from penstock.addons.reports.notebook import Run
+    from penstock.build.data import build_train_loader, build_val_loader
+    from penstock.config.preflight import compose
+    from penstock.loading.loader import Loader
+
+if __name__ != "penstock":  # by the name of this folder, each module would be there twice
+    raise ImportError(f"import penstock, not {__name__}")
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "build_train_loader": "pipeline.build.data",
-    "build_val_loader": "pipeline.build.data",
-    "compose": "pipeline.config.preflight",
-    "Run": "pipeline.notebook",
+    "DataLoader": "penstock.addons.dataloader.dataloader",
+    "Loader": "penstock.loading.loader",
+    "Run": "penstock.addons.reports.notebook",
+    "build_train_loader": "penstock.build.data",
+    "build_val_loader": "penstock.build.data",
+    "compose": "penstock.config.preflight",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
-        raise AttributeError(f"module 'pipeline' has no attribute {name!r}")
+        raise AttributeError(f"module 'penstock' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)
 
 
-__all__ = ["Run", "build_train_loader", "build_val_loader", "compose"]
+__all__ = ["DataLoader", "Loader", "Run", "build_train_loader", "build_val_loader", "compose"]

@@ -29,9 +29,11 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-import pipeline
-from pipeline import program, tasks, terminal
-from pipeline.config import (
+import penstock
+from penstock import installed, program, terminal
+from penstock.addons.sweeps import batch_jobs, stored_sweep, sweep, sweep_grid, sweep_job
+from penstock.addons.sweeps.sweep_job import Job
+from penstock.config import (
     command_line_keys,
     completion,
     disclosure,
@@ -44,20 +46,16 @@ from pipeline.config import (
     preflight,
     project,
 )
-from pipeline.config.composition import CONF, VERSION_BASE, Composer, plain, with_run_dir
-from pipeline.config.messages import from_folder
-from pipeline.config.schema import READING, Config
-from pipeline.distributed import launch, preemption, world
-from pipeline.distributed.preemption import Preempted, Preemption, Stop
-from pipeline.errors import PREEMPTED, ConfigError, PenstockError, Problem
-from pipeline.runs import stored_sweep
-from pipeline.runs.resumption import with_overrides_of_run
-from pipeline.tasks import batch_jobs, sweep, sweep_grid, sweep_job
-from pipeline.tasks.sweep_job import Job
-from pipeline.terminal import say
+from penstock.config.composition import CONF, VERSION_BASE, Composer, plain, with_run_dir
+from penstock.config.messages import from_folder
+from penstock.config.schema import Config
+from penstock.distributed import launch, preemption, world
+from penstock.distributed.preemption import Preempted, Preemption, Stop
+from penstock.errors import PREEMPTED, ConfigError, PenstockError, Problem
+from penstock.runs.resumption import with_overrides_of_run
+from penstock.terminal import say
 
 INTERRUPTED = 130
-OF_MANY_RANKS = ("fit", "validate", "digest")  # tasks that ranks share; one process does others
 # What gloo says when a process at the other end of a connection is gone.
 _LOST = ("onnection closed by peer", "onnection reset by peer", "roken pipe", "onnection refused")
 NOBODY_LISTENS = 141  # as a shell says of a command that SIGPIPE ended
@@ -84,7 +82,7 @@ def main(
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     try:
         if list(argv[:1]) == ["init"]:
-            from pipeline.starter import init
+            from penstock.addons.starter import init
 
             return init.run(argv[1:])
         with (
@@ -118,8 +116,10 @@ def _main(
         reason = "reads a pickle, which can run anything; give the overrides instead"
         raise ConfigError(Problem("--experimental-rerun", reason))
     if args.multirun and world.is_launched():
-        raise ConfigError("a sweep starts the ranks of each of its jobs itself; run it with "
-                          f"{program.text('-m')}, and not under torchrun or srun")  # fmt: skip
+        raise ConfigError(
+            "a sweep starts the ranks of each of its jobs itself; run it with "
+            f"{program.text('-m')}, and not under torchrun or srun"
+        )
     only_looks = bool(args.help or args.hydra_help or args.cfg or args.info is not None)
     if args.shell_completion:
         completion.run(args)
@@ -127,8 +127,11 @@ def _main(
     composer, single = _checked(args, only_looks)
     if not (only_looks or args.shell_completion or world.is_launched()):
         outputs.remember()
-    swept = nullcontext() if composer.grid is None else hydra_internals.swept_by(
-        partial(sweep_grid.run_grid, composer.grid, overrides, typed))  # fmt: skip
+    swept = (
+        nullcontext()
+        if composer.grid is None
+        else hydra_internals.swept_by(partial(sweep_grid.run_grid, composer.grid, overrides, typed))
+    )
     if entry is None:
         decorate = hydra.main(str(CONF), "config", version_base=VERSION_BASE)
         entry = decorate(execute)
@@ -142,7 +145,7 @@ def _main(
             if only_looks or not args.multirun:
                 entry()
             else:
-                from pipeline.tasks.optuna_sweeper import OptunaSweeper
+                from penstock.addons.sweeps.optuna_sweeper import OptunaSweeper
 
                 OptunaSweeper.given, OptunaSweeper.typed = overrides, typed
                 chooses = hydra_internals.with_plugin(OptunaSweeper)
@@ -167,8 +170,9 @@ def _checked(args: argparse.Namespace, only_looks: bool) -> tuple[Composer, bool
         if only_looks:
             preflight.look(composer, args.overrides)
             return composer, False
-        config = preflight.run(composer, args.overrides, args.multirun, _announce,
-                               sweep_grid.undone)  # fmt: skip
+        config = preflight.run(
+            composer, args.overrides, args.multirun, _announce, sweep_grid.undone
+        )
         return composer, config is not None
     except ConfigError as error:
         if world.launched_rank()[1]:  # the first rank of each machine reports it
@@ -182,7 +186,7 @@ def execute(composed: DictConfig) -> float | None:
     A single run that fails ends in SystemExit, which hydra lets through. In a sweep the failure is
     recorded and the next job goes on.
     """
-    logger = logging.getLogger("pipeline")
+    logger = logging.getLogger("penstock")
     if not logger.handlers:
         logger.addHandler(terminal.Handler())
         logger.setLevel(logging.INFO)
@@ -214,29 +218,30 @@ def _run(config: Config) -> float | None:
 
 
 def _run_task(config: Config) -> float | None:
-    if config.task not in READING:
-        from pipeline.config import notices  # imports torch, which those do without
+    task = installed.tasks()[config.task]
+    if not task.reads:
+        from penstock.config import notices  # imports torch, which those do without
 
         for notice in (*notices.find(config), *endpoints.notices(config.plain())):
             _announce(notice)
     count, wanted = 0, config.distributed  # of processes to start; 0 if this is (one of) them
-    if wanted.strategy != "none" and config.task in OF_MANY_RANKS and not world.is_launched():
+    if wanted.strategy != "none" and task.ranks and not world.is_launched():
         count = world.default_processes() if wanted.nproc == "auto" else wanted.nproc
         count = 0 if count == 1 and wanted.strategy == "ddp" else count
-    task = None if count else tasks.load(config.task)
+    run = None if count else installed.load(task.run)
     if not gc.isenabled():
         # It was turned off for the imports. What was imported is frozen: to search it takes 0.4 s,
         # and again in each worker. Only the first job of a process freezes, as the garbage of one
         # job must not outlast it.
         gc.freeze()
         gc.enable()
-    if task is None:
+    if run is None:
         command = launch.this_program(_arguments(config), program.script())
         with preemption.others():  # torch's launcher, which hands them on
             value: float | None = launch.run(command, count, wanted.max_restarts)
         return value
     try:
-        value = task(config)
+        value = run(config)
     except Stop as stop:
         if config.task == "fit" or stop.name != "SIGINT":
             raise
@@ -327,7 +332,7 @@ def _announce(text: str) -> None:
 
 def _for_jobs() -> dict[str, str]:
     """Variables for a launcher's programs: they import our code, and nothing of their folder."""
-    path = [str(Path(pipeline.__file__).parent.parent), os.environ.get("PYTHONPATH", "")]
+    path = [str(Path(penstock.__file__).parent.parent), os.environ.get("PYTHONPATH", "")]
     return {
         "PYTHONPATH": os.pathsep.join(filter(None, path)),
         "PYTHONSAFEPATH": "1",

@@ -6,13 +6,13 @@ import gc
 import sys
 from typing import NoReturn
 
-from pipeline.distributed import preemption
+from penstock.distributed import preemption
 
 
 def main() -> NoReturn:
     """Run this process's command line, and end it with its exit code."""
     preemption.leave_early()  # the imports below take seconds
     gc.disable()  # it took a tenth of their time; a job turns it on again
-    from pipeline import command
+    from penstock import command
 
     preemption.leave(command.main(sys.argv[1:], script=sys.argv[0]))

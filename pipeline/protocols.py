@@ -8,10 +8,66 @@ wraps a dataset (a filter, a mixture, a pack) answers as it does.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+
+@dataclass(frozen=True)
+class Task:
+    """What `task=NAME` does; `conf/task/NAME.yaml` has its keys.
+
+    Attributes:
+        run: "module:function" that takes the `Config`, imported when the task runs.
+        sentence: what it is about to do, in a few words with names in braces, which
+            `config/announcement.py` lists; or "module:function" that takes the `Config` and the
+            same names.
+        reads: it only reads folders of runs, and needs no torch.
+        ranks: several ranks share it; one process does the others.
+        writes: it writes into the run's folder.
+    """
+
+    run: str
+    sentence: str
+    reads: bool = False
+    ranks: bool = False
+    writes: bool = False
+
+
+@dataclass(frozen=True)
+class Callables:
+    """What of a module, or of all modules of a package, a configuration may call: its classes.
+
+    Attributes:
+        module: its full name.
+        kind: what they are, for messages: "a sampler".
+        base: full name of the class that they have to be kinds of.
+    """
+
+    module: str
+    kind: str
+    base: str | None = None
+
+
+@dataclass(frozen=True)
+class AddOn:
+    """What a package above the core adds to it: `ADDON` in the package's `__init__.py`.
+
+    The core never imports an add-on. It finds the packages in `penstock.addons`, and those that
+    other distributions name as entry points `penstock.addons` (`penstock.installed`), and imports a
+    module when it is needed. What is called is named "module:function".
+
+    Attributes:
+        tasks: by name.
+        callables: what a configuration may call of it.
+    """
+
+    tasks: Mapping[str, Task] = field(default_factory=dict)
+    callables: Sequence[Callables] = ()
+
 
 Sample = Any  # a dict of fields, or what `dataset.fields` gives names to
 
@@ -45,7 +101,7 @@ class FilesAhead(Protocol):
 
     @property
     def remote_files(self) -> Any:
-        """The `pipeline.datasets.files.Files` that fetch them; None where none is at an address."""
+        """The `penstock.datasets.files.Files` that fetch them; None where none is at an address."""
 
     def files_of(self, indices: Sequence[int], /) -> Sequence[Sequence[str]]:
         """The addresses of the files that each row is read from, without reading anything."""
@@ -66,7 +122,7 @@ class Located(Protocol):
 class Column(Protocol):
     """A whole number a row, read by row. numpy's arrays and memory maps are columns.
 
-    `pipeline.order.columns` has two that copy nothing: `ChosenRows` of another column, for filters
+    `penstock.order.columns` has two that copy nothing: `ChosenRows` of another column, for filters
     and splits, and several `EndToEnd`. What needs all values calls `numpy.asarray`.
     """
 
@@ -212,7 +268,7 @@ class Transform(Protocol):
 class KeyedTransform(Transform, Protocol):
     """A step that promises with `keyed = True` to draw from no generator.
 
-    It derives its draws from `pipeline.order.randomness.key_at_hand()`, its sample's key. Where all
+    It derives its draws from `penstock.order.randomness.key_at_hand()`, its sample's key. Where all
     steps do and the dataset has `draws = False`, generators are not seeded: 7 us a sample less.
     """
 

@@ -150,9 +150,15 @@ def bar() -> Progress:
     # A result that goes to a file must not be taken to the terminal.
     shares = bool(sys.stdout and sys.stdout.isatty())
     return OnlyBar(
-        what, BarColumn(), place, numbers, console=console(sys.stderr), transient=True,
-        auto_refresh=False, redirect_stdout=shares,
-    )  # fmt: skip
+        what,
+        BarColumn(),
+        place,
+        numbers,
+        console=console(sys.stderr),
+        transient=True,
+        auto_refresh=False,
+        redirect_stdout=shares,
+    )
 
 
 class ProgressDisplay:

@@ -43,9 +43,19 @@ except (ImportError, AttributeError) as error:
     ) from error
 
 __all__ = [
-    "DRAWING", "ExceptionWrapper", "WorkerInfo", "descriptor_of", "map_descriptor", "numpy_seed",
-    "pin_memory", "queue_callback", "scale", "share_by", "shared_storage", "worker_info",
-]  # fmt: skip
+    "DRAWING",
+    "ExceptionWrapper",
+    "WorkerInfo",
+    "descriptor_of",
+    "map_descriptor",
+    "numpy_seed",
+    "pin_memory",
+    "queue_callback",
+    "scale",
+    "share_by",
+    "shared_storage",
+    "worker_info",
+]
 
 
 @contextmanager

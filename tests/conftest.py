@@ -10,8 +10,9 @@ import torch
 from hydra.core.hydra_config import HydraConfig
 from hypothesis import HealthCheck, settings
 
-from pipeline.config import environment
-from pipeline.tasks import fit, report
+from penstock.addons.reports import report
+from penstock.config import environment
+from penstock.tasks import fit
 
 gc.disable()  # until all tests are imported
 
@@ -20,8 +21,9 @@ WRITE_FACTS = fit.write_facts, fit.write_data_facts
 LEAVE_REPORT, LEAVE_OF_SWEEP = report.leave, report.leave_of_sweep
 
 # How long an example takes says more of the machine than of the code.
-settings.register_profile("any machine", deadline=None,
-                          suppress_health_check=[HealthCheck.too_slow])  # fmt: skip
+settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("any machine")
 
 

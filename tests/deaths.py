@@ -111,7 +111,7 @@ class Slow:
 
 PROGRAM = """
 import os, signal, sys, threading, time
-from pipeline.loading.workers.backends import LoaderOptions
+from penstock.loading.workers.backends import LoaderOptions
 from tests import deaths, toy
 
 def go():
@@ -139,10 +139,14 @@ def program(context, where, folder, end):
     script = Path(folder) / "program.py"
     script.write_text(PROGRAM.format(end=end))
     (Path(folder) / "temporary").mkdir()
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent),
-                   "TMPDIR": str(Path(folder) / "temporary")}  # fmt: skip
-    return warm.start([sys.executable, script, context, where], env=environment,
-                      stdout=subprocess.PIPE, text=True)  # fmt: skip
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(Path(__file__).parent.parent),
+        "TMPDIR": str(Path(folder) / "temporary"),
+    }
+    return warm.start(
+        [sys.executable, script, context, where], env=environment, stdout=subprocess.PIPE, text=True
+    )
 
 
 def check_orphans(context, where, folder):
@@ -202,8 +206,10 @@ def assert_told_of_row_7(text, requests):
     """Whether a message about a death names the address, the sample, its place and the others."""
     request = next(one for one in requests if 7 in one.indices)
     place = request.indices.tolist().index(7) + 1
-    assert (f"it was at stage 'transform' of epoch 0, step {request.step}, "
-            f"sample 7 (pictures/7.png), {place} of 8\n") in text  # fmt: skip
+    assert (
+        f"it was at stage 'transform' of epoch 0, step {request.step}, "
+        f"sample 7 (pictures/7.png), {place} of 8\n"
+    ) in text
     held = ", ".join(f"{row} pictures/{row}.png" for row in request.indices)
     assert f"    it held epoch 0, step {request.step}: samples {held}\n" in text
     assert "death 1 of 3 at this address" in text

@@ -29,8 +29,11 @@ def installed(folder):
         text = f'#!/bin/sh\nexec {sys.executable} -S {__file__} {name} "$@"\n'
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
-    clean = {name: value for name, value in os.environ.items()
-             if not name.startswith(("SLURM", "MASTER", "WORLD", "RANK", "SUBMITIT"))}  # fmt: skip
+    clean = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("SLURM", "MASTER", "WORLD", "RANK", "SUBMITIT"))
+    }
     return {**clean, "PATH": f"{folder}:{clean['PATH']}", "FAKE_SLURM": str(folder)}
 
 
@@ -139,11 +142,16 @@ def run_job(job, script, told):
     tasks = int(told.get("ntasks-per-node", told.get("ntasks", 1)))
     variables = {
         "SLURM_JOB_ID": array if not index else str(1000 * int(array) + int(index)),
-        "SLURM_NTASKS": str(tasks), "SLURM_JOB_NUM_NODES": "1", "SLURM_NNODES": "1",
-        "SLURM_JOB_NODELIST": socket.gethostname(), "SLURM_NODEID": "0", "SLURM_PROCID": "0",
-        "SLURM_LOCALID": "0", "FAKE_JOB": job,
+        "SLURM_NTASKS": str(tasks),
+        "SLURM_JOB_NUM_NODES": "1",
+        "SLURM_NNODES": "1",
+        "SLURM_JOB_NODELIST": socket.gethostname(),
+        "SLURM_NODEID": "0",
+        "SLURM_PROCID": "0",
+        "SLURM_LOCALID": "0",
+        "FAKE_JOB": job,
         **({"SLURM_ARRAY_JOB_ID": array, "SLURM_ARRAY_TASK_ID": index} if index else {}),
-    }  # fmt: skip
+    }
     for restarts in range(10):
         write(job, state="RUNNING", requeue=False, step=0, pids=[])
         with (
@@ -151,9 +159,12 @@ def run_job(job, script, told):
             open(named(told.get("error", told.get("output", "slurm-%j.out")), job), "ab") as err,
         ):
             done = subprocess.Popen(
-                ["bash", str(script)], stdout=out, stderr=err, start_new_session=True,
+                ["bash", str(script)],
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
                 env={**os.environ, **variables, "SLURM_RESTART_COUNT": str(restarts)},
-            )  # fmt: skip
+            )
             write(job, script=done.pid)
             code = done.wait()
         if not read(job)["requeue"]:
@@ -172,21 +183,30 @@ def srun(words):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     variables = {
-        "SLURM_STEP_ID": str(step), "SLURM_STEP_NUM_TASKS": str(size), "SLURM_STEP_NUM_NODES": "1",
-        "SLURM_STEP_TASKS_PER_NODE": str(size), "SLURM_STEP_NODELIST": socket.gethostname(),
-        "SLURM_NODEID": "0", "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1",
+        "SLURM_STEP_ID": str(step),
+        "SLURM_STEP_NUM_TASKS": str(size),
+        "SLURM_STEP_NUM_NODES": "1",
+        "SLURM_STEP_TASKS_PER_NODE": str(size),
+        "SLURM_STEP_NODELIST": socket.gethostname(),
+        "SLURM_NODEID": "0",
+        "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1",
         "MASTER_PORT": str(port),  # a real cluster has no other tests on its ports
-    }  # fmt: skip
+    }
     tasks = []
     for rank in range(size):
         with contextlib.ExitStack() as files:
             out, err = (
                 files.enter_context(open(named(given[name], job, rank), "ab"))
-                if name in given else None for name in ("output", "error")
-            )  # fmt: skip
+                if name in given
+                else None
+                for name in ("output", "error")
+            )
             mine = {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)}
-            tasks.append(subprocess.Popen(command, env={**os.environ, **variables, **mine},
-                                          stdout=out, stderr=err))  # fmt: skip
+            tasks.append(
+                subprocess.Popen(
+                    command, env={**os.environ, **variables, **mine}, stdout=out, stderr=err
+                )
+            )
     write(job, pids=[one.pid for one in tasks], step=step + 1)
     signal.signal(signal.SIGTERM, lambda *_: None)  # the tasks get it, and srun waits for them
     kills = given.get("kill-on-bad-exit", "0") not in ("0",) and "kill-on-bad-exit" in given

@@ -45,11 +45,15 @@ def originals() -> list[bytes]:
         exif = Image.Exif()
         exif[0x0112] = number % 8 + 1
         for mode, options in (
-            ("RGB", {"subsampling": "4:2:0"}), ("RGB", {"subsampling": "4:4:4", "exif": exif}),
-            ("RGB", {"progressive": True}), ("RGB", {"subsampling": "4:2:2", "quality": 30}),
-            ("RGB", {"restart_marker_blocks": 2}), ("L", {}), ("L", {"progressive": True}),
+            ("RGB", {"subsampling": "4:2:0"}),
+            ("RGB", {"subsampling": "4:4:4", "exif": exif}),
+            ("RGB", {"progressive": True}),
+            ("RGB", {"subsampling": "4:2:2", "quality": 30}),
+            ("RGB", {"restart_marker_blocks": 2}),
+            ("L", {}),
+            ("L", {"progressive": True}),
             ("CMYK", {}),
-        ):  # fmt: skip
+        ):
             file = io.BytesIO()
             picture.convert(mode).save(file, "JPEG", **options)
             found.append(file.getvalue())
@@ -98,8 +102,12 @@ def arguments(draw: random.Random, content: bytes) -> tuple:
     if orientation > 4:
         width, height = height, width
     left, top = draw.uniform(0, max(width - 1, 0)), draw.uniform(0, max(height - 1, 0))
-    region = (left, top, draw.uniform(min(left + 1, width), width),
-              draw.uniform(min(top + 1, height), height))  # fmt: skip
+    region = (
+        left,
+        top,
+        draw.uniform(min(left + 1, width), width),
+        draw.uniform(min(top + 1, height), height),
+    )
     if draw.random() < 0.3:
         region = (0.0, 0.0, float(width), float(height))
     if draw.random() < 0.05:
@@ -197,8 +205,16 @@ def main() -> int:
             "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1:halt_on_error=1",
             "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
         }
-        command = [sys.executable, __file__, "--child", name, "--count", str(given.count),
-                   "--seed", str(given.seed)]  # fmt: skip
+        command = [
+            sys.executable,
+            __file__,
+            "--child",
+            name,
+            "--count",
+            str(given.count),
+            "--seed",
+            str(given.seed),
+        ]
         done = subprocess.run(command, env=environment, check=False)
     print("no report" if done.returncode == 0 else f"FAILED: exit code {done.returncode}")
     return done.returncode

@@ -30,9 +30,9 @@ import pandas as pd
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from pipeline.errors import ConfigError
-from pipeline.loading.row_filter import Expression
-from pipeline.order import expressions as tree
+from penstock.addons.filters import expressions as tree
+from penstock.addons.filters.row_filter import Expression
+from penstock.errors import ConfigError
 
 NA = pd.NA
 TEXTS = ["ham", "spam", None, "Ham", "a.b", "it's", "x`y", "", "ä é", "#1", "ham and spam", "aaa"]

@@ -20,33 +20,33 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipeline.config.instantiate import make
-from pipeline.datasets.arrays import Arrays
-from pipeline.datasets.audio_pairs import AudioPairs
-from pipeline.datasets.delimited_stream import DelimitedStream
-from pipeline.datasets.delimited_text import DelimitedText
-from pipeline.datasets.face_landmarks import FaceLandmarks
-from pipeline.datasets.image_folder import ImageFolder
-from pipeline.datasets.mixture import Mixture
-from pipeline.datasets.mixture_stream import StreamMixture
-from pipeline.datasets.packed import Packed
-from pipeline.datasets.parquet import Parquet
-from pipeline.datasets.parquet_stream import ParquetStream
-from pipeline.datasets.plain_text import PlainText
-from pipeline.datasets.sequences import Sequences
-from pipeline.datasets.spoken_digits import SpokenDigits
-from pipeline.datasets.tar_shards import TarShards
-from pipeline.datasets.token_files import TokenFiles
-from pipeline.files.limits import Limits
-from pipeline.loading.collate import List, Pad, PadTime, Stack
-from pipeline.loading.encoded import EncodedImage
-from pipeline.loading.flatten import Flatten
-from pipeline.packing.fields import Encode
-from pipeline.packing.folder import PackWriter
-from pipeline.transforms.audio import LogMel, Resample
-from pipeline.transforms.byte_pairs import BytePairs, learn
-from pipeline.transforms.image_decoding import DecodeResize
-from pipeline.transforms.text import Tokenize
+from penstock.addons.mixtures.mixture import Mixture
+from penstock.addons.mixtures.mixture_stream import StreamMixture
+from penstock.addons.packs.fields import Encode
+from penstock.addons.packs.folder import PackWriter
+from penstock.addons.packs.packed import Packed
+from penstock.addons.shards.tar_shards import TarShards
+from penstock.addons.tables.delimited_stream import DelimitedStream
+from penstock.addons.tables.delimited_text import DelimitedText
+from penstock.addons.tables.parquet import Parquet
+from penstock.addons.tables.parquet_stream import ParquetStream
+from penstock.addons.tables.plain_text import PlainText
+from penstock.addons.tokens.byte_pairs import BytePairs, learn
+from penstock.addons.tokens.flatten import Flatten
+from penstock.addons.tokens.token_files import TokenFiles
+from penstock.config.instantiate import make
+from penstock.datasets.arrays import Arrays
+from penstock.datasets.audio_pairs import AudioPairs
+from penstock.datasets.face_landmarks import FaceLandmarks
+from penstock.datasets.image_folder import ImageFolder
+from penstock.datasets.sequences import Sequences
+from penstock.datasets.spoken_digits import SpokenDigits
+from penstock.files.limits import Limits
+from penstock.loading.collate import List, Pad, PadTime, Stack
+from penstock.loading.encoded import EncodedImage
+from penstock.transforms.audio import LogMel, Resample
+from penstock.transforms.image_decoding import DecodeResize
+from penstock.transforms.text import Tokenize
 from tests import fuzz, fuzz_formats
 from tests.fuzz_formats import EXTREMES, generic, mutate_head
 from tests.hostile_files import AUDIO, IMAGES, claiming, npy, wav
@@ -94,8 +94,10 @@ def _sized(draw: random.Random, content: bytes, most: int = 25) -> bytes | Spars
     """Mostly the content, sometimes with many zeros behind it; to read them takes its time."""
     if draw.random() < 0.9:
         return content
-    return Sparse(content, 1 << (draw.choice((28, 30, 40)) if draw.random() < 0.1 else
-                                 draw.randrange(10, most)))  # fmt: skip
+    return Sparse(
+        content,
+        1 << (draw.choice((28, 30, 40)) if draw.random() < 0.1 else draw.randrange(10, most)),
+    )
 
 
 def _one(draw: random.Random, seeds: Mapping[str, bytes], mutate: Any) -> tuple[str, bytes]:
@@ -142,8 +144,14 @@ def _arrays(draw: random.Random) -> Files:
 def _lengths(draw: random.Random) -> list[int]:
     """Lengths of rows: equal, mixed, or one of them long."""
     long, kind = 1 << draw.randrange(26), draw.randrange(3)
-    return [long if kind == 0 or (kind == 1 and row == 17) else draw.randrange(1, 1 + long)
-            if kind == 2 else 3 for row in range(ROWS)]  # fmt: skip
+    return [
+        long
+        if kind == 0 or (kind == 1 and row == 17)
+        else draw.randrange(1, 1 + long)
+        if kind == 2
+        else 3
+        for row in range(ROWS)
+    ]
 
 
 def _sequences(draw: random.Random) -> Files:
@@ -154,8 +162,9 @@ def _sequences(draw: random.Random) -> Files:
         ends[draw.randrange(len(ends))] = draw.choice(EXTREMES[:-2])
     return {
         "values.npy": values if draw.random() < 0.8 else _array(draw, np.zeros((200, 3), "f4")),
-        "offsets.npy": _array(draw, ends), "labels.npy": _array(draw, np.arange(ROWS) % 3),
-    }  # fmt: skip
+        "offsets.npy": _array(draw, ends),
+        "labels.npy": _array(draw, np.arange(ROWS) % 3),
+    }
 
 
 def _tokens(draw: random.Random) -> Files:
@@ -189,8 +198,11 @@ def _token_ways(root: Path) -> Iterator[Way]:
     cache_dir = str(root.parent / "cache")
     # To look for the ends of documents brings all of a file into memory, as pages of the cache.
     small = all(path.stat().st_size < 1 << 26 for path in root.iterdir())
-    for rows, collate in (("sequences", Flatten(labels=True)), ("documents", Pad()),
-                          ("documents", Flatten(pad_to=4096))):  # fmt: skip
+    for rows, collate in (
+        ("sequences", Flatten(labels=True)),
+        ("documents", Pad()),
+        ("documents", Flatten(pad_to=4096)),
+    ):
         given = {"rows": rows, "dtype": "uint16", "cache_dir": cache_dir, "limits": LIMITS}
         eod = {"eod": 0, "append_eod": True} if rows == "documents" and small else {}
         yield Way(partial(TokenFiles, str(root), val_fraction=0.0, **given, **eod), collate)
@@ -202,8 +214,11 @@ def _token_ways(root: Path) -> Iterator[Way]:
 @cache
 def _picture_seeds() -> dict[str, bytes]:
     others = fuzz_formats.png_seeds() | fuzz_formats.animated_seeds()
-    hostile = {f"{name}.jpg": attack.content for name, attack in IMAGES.items()
-               if len(attack.content) < 1 << 16}  # fmt: skip
+    hostile = {
+        f"{name}.jpg": attack.content
+        for name, attack in IMAGES.items()
+        if len(attack.content) < 1 << 16
+    }
     return others | hostile
 
 
@@ -272,18 +287,25 @@ def _audio_pairs(draw: random.Random) -> Files:
         target = Sparse(head, len(head) + np.dtype(dtype).itemsize * frames)
         audio = Sparse(recording, len(recording) + 2 * frames)
         names = _linked(draw, [audio], "")
-        return {f"{name}{suffix}": content for name in names
-                for suffix, content in ((".wav", audio), (".npy", target))}  # fmt: skip
+        return {
+            f"{name}{suffix}": content
+            for name in names
+            for suffix, content in ((".wav", audio), (".npy", target))
+        }
     files = _linked(draw, _several(draw, lambda: _recording(draw)), ".wav")
     targets = _several(draw, lambda: _array(draw, np.zeros((1, 240), "f4")))
-    return files | {name.replace(".wav", ".npy"): targets[place % len(targets)]
-                    for place, name in enumerate(files)}  # fmt: skip
+    return files | {
+        name.replace(".wav", ".npy"): targets[place % len(targets)]
+        for place, name in enumerate(files)
+    }
 
 
 def _digits(draw: random.Random) -> Files:
     files = _linked(draw, _several(draw, lambda: _recording(draw)), ".wav")
-    return {f"recordings/{place % 10}_me_{5 + place}.wav": files[name]
-            for place, name in enumerate(files)}  # fmt: skip
+    return {
+        f"recordings/{place % 10}_me_{5 + place}.wav": files[name]
+        for place, name in enumerate(files)
+    }
 
 
 # Text
@@ -319,8 +341,10 @@ _PROSE = "Die Würde des Menschen ist unantastbar. Sie zu achten ist Pflicht.\n\
 def _prose(draw: random.Random) -> Files:
     content = (_PROSE * draw.choice((1, 30, 900))).encode()
     changed = draw.choice((fuzz_formats.mutate_text, partial(generic, others=[content])))
-    return {f"a{ending}": _sized(draw, changed(draw, content))
-            for ending in draw.sample((".txt", ".md", ".tsv", ".py"), 2)}  # fmt: skip
+    return {
+        f"a{ending}": _sized(draw, changed(draw, content))
+        for ending in draw.sample((".txt", ".md", ".tsv", ".py"), 2)
+    }
 
 
 def _prose_ways(root: Path) -> Iterator[Way]:
@@ -378,11 +402,35 @@ def _json_damage(draw: random.Random, content: bytes) -> bytes:
             if isinstance(at[key], (dict, list)) and draw.random() < 0.9:
                 at = at[key]
                 continue
-            at[key] = draw.choice((
-                *EXTREMES, None, True, 0.5, -0.0, "", "x" * 300, "../x", "int", "tensor", "file",
-                "Image", "str", "array", "scalar", "<f4", "|O", "<U9", "|V8", [], {}, [[[]]],
-                {"a": {"b": []}}, [1] * 5000, whole.get("count", 0),
-            ))  # fmt: skip
+            at[key] = draw.choice(
+                (
+                    *EXTREMES,
+                    None,
+                    True,
+                    0.5,
+                    -0.0,
+                    "",
+                    "x" * 300,
+                    "../x",
+                    "int",
+                    "tensor",
+                    "file",
+                    "Image",
+                    "str",
+                    "array",
+                    "scalar",
+                    "<f4",
+                    "|O",
+                    "<U9",
+                    "|V8",
+                    [],
+                    {},
+                    [[[]]],
+                    {"a": {"b": []}},
+                    [1] * 5000,
+                    whole.get("count", 0),
+                )
+            )
             break
     return json.dumps(whole).encode()
 
@@ -409,15 +457,20 @@ def _large_table(draw: random.Random) -> tuple[str, bytes]:
     long = 1 << draw.randrange(8, 22)
     texts = pa.array(["a" * long + draw.choice(("", "\U0001f600"))])
     zeros = pa.array(np.zeros(ROWS * min(long, 1 << 14), draw.choice(("u1", "f4", "i8"))))
-    columns = draw.choice((
-        {"text": pa.DictionaryArray.from_arrays(pa.array([0] * ROWS, pa.int8()), texts)},
-        {"label": pa.DictionaryArray.from_arrays(pa.array([0] * ROWS, pa.int8()), texts)},
-        {"x": pa.FixedSizeListArray.from_arrays(zeros, len(zeros) // ROWS)},
-        {"x": pa.ListArray.from_arrays(pa.array(range(0, 1 + len(zeros), len(zeros) // ROWS),
-                                                pa.int32()), zeros)},
-        {"x": pa.nulls(draw.choice((ROWS, 1 << 20)))},
-        {"x": pa.RunEndEncodedArray.from_arrays(pa.array([ROWS], pa.int32()), texts)},
-    ))  # fmt: skip
+    columns = draw.choice(
+        (
+            {"text": pa.DictionaryArray.from_arrays(pa.array([0] * ROWS, pa.int8()), texts)},
+            {"label": pa.DictionaryArray.from_arrays(pa.array([0] * ROWS, pa.int8()), texts)},
+            {"x": pa.FixedSizeListArray.from_arrays(zeros, len(zeros) // ROWS)},
+            {
+                "x": pa.ListArray.from_arrays(
+                    pa.array(range(0, 1 + len(zeros), len(zeros) // ROWS), pa.int32()), zeros
+                )
+            },
+            {"x": pa.nulls(draw.choice((ROWS, 1 << 20)))},
+            {"x": pa.RunEndEncodedArray.from_arrays(pa.array([ROWS], pa.int32()), texts)},
+        )
+    )
     table, sink = pa.table(columns), io.BytesIO()
     packing = draw.choice(("zstd", "lz4", None))
     if draw.random() < 0.5:
@@ -443,11 +496,17 @@ def _archive(draw: random.Random) -> Files:
         name, content = _one(draw, fuzz_formats.tar_seeds(), fuzz_formats.mutate_tar)
         return {name: _sized(draw, content)}
     ending = draw.choice(("txt", "bin", "json", "cls", "npy", "jpg"))
-    part = draw.choice((
-        b"[" + b"{}," * (1 << draw.randrange(16)) + b"{}]", b"[" * 5000 + b"]" * 5000,
-        b"[" + b"1," * (1 << draw.randrange(18)) + b"1]", b"9" * 4000, bytes(1 << 16),
-        npy(claiming((1 << draw.randrange(30),))), fuzz.damaged(draw, _jpegs()),
-    ))  # fmt: skip
+    part = draw.choice(
+        (
+            b"[" + b"{}," * (1 << draw.randrange(16)) + b"{}]",
+            b"[" * 5000 + b"]" * 5000,
+            b"[" + b"1," * (1 << draw.randrange(18)) + b"1]",
+            b"9" * 4000,
+            bytes(1 << 16),
+            npy(claiming((1 << draw.randrange(30),))),
+            fuzz.damaged(draw, _jpegs()),
+        )
+    )
     content = io.BytesIO()
     import tarfile
 
@@ -481,15 +540,23 @@ def _packs() -> dict[str, Files]:
         side = 4 + odd * (row % 3)
         image = tv_tensors.Image(torch.zeros(3, side, 5, dtype=torch.uint8))
         points = tv_tensors.KeyPoints(torch.zeros(2, 2), canvas_size=(side, 5))
-        return {"image": image, "points": points, "label": row % 2, "share": row / 3,
-                "text": "é" * (1 + odd * (row % 4)), "array": np.zeros(3 + odd * (row % 2)),
-                "file": EncodedImage(_jpegs()[row % 3], "x", None, 0)}  # fmt: skip
+        return {
+            "image": image,
+            "points": points,
+            "label": row % 2,
+            "share": row / 3,
+            "text": "é" * (1 + odd * (row % 4)),
+            "array": np.zeros(3 + odd * (row % 2)),
+            "file": EncodedImage(_jpegs()[row % 3], "x", None, 0),
+        }
 
     found = {}
     for name, odd, fields in (
-        ("even", 0, ("image", "points", "label", "share", "array")), ("odd", 1, None),
-        ("files", 0, ("file", "label")), ("text", 1, ("text",)),
-    ):  # fmt: skip
+        ("even", 0, ("image", "points", "label", "share", "array")),
+        ("odd", 1, None),
+        ("files", 0, ("file", "label")),
+        ("text", 1, ("text",)),
+    ):
         samples = [sample(row, odd) for row in range(ROWS)]
         chosen = [{key: one[key] for key in fields or one} for one in samples]
         with tempfile.TemporaryDirectory() as folder:
@@ -540,8 +607,11 @@ def _decoded(sample: dict[str, Any]) -> dict[str, Any]:
 
 def _mixed(draw: random.Random) -> Files:
     sources = {"a": _arrays, "t": _tokens, "q": _table, "p": _pack}
-    return {f"{name}/{file}": content for name, make in sources.items()
-            for file, content in make(draw).items()}  # fmt: skip
+    return {
+        f"{name}/{file}": content
+        for name, make in sources.items()
+        for file, content in make(draw).items()
+    }
 
 
 def _mixture_ways(root: Path) -> Iterator[Way]:
@@ -574,8 +644,12 @@ def _idx(draw: random.Random) -> Files:
     images = struct.pack(">IIII", 2051, ROWS, 4, 4) + bytes(ROWS * 16)
     labels = struct.pack(">II", 2049, ROWS) + bytes(ROWS)
     contents = [draw.choice((generic, mutate_head))(draw, images, [labels]), labels]
-    names = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte",
-             "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")  # fmt: skip
+    names = (
+        "train-images-idx3-ubyte",
+        "train-labels-idx1-ubyte",
+        "t10k-images-idx3-ubyte",
+        "t10k-labels-idx1-ubyte",
+    )
     return {f"MNIST/raw/{name}": contents[place % 2] for place, name in enumerate(names)}
 
 
@@ -589,12 +663,16 @@ READERS = {
     "arrays": Reader(_arrays, _made(Arrays, Stack(), **val)),
     "sequences": Reader(_sequences, _made(Sequences, Pad(), **val)),
     "tokens": Reader(_tokens, _token_ways),
-    **{f"images-{name}": Reader(_pictures, partial(_picture_ways, name))
-       for name in ("torchvision", "pillow", "skimage")},
+    **{
+        f"images-{name}": Reader(_pictures, partial(_picture_ways, name))
+        for name in ("torchvision", "pillow", "skimage")
+    },
     "faces": Reader(_faces, _made(FaceLandmarks, List(), _small, **val)),
     "audio-pairs": Reader(_audio_pairs, _made(AudioPairs, PadTime(), **val)),
-    "digits": Reader(_digits, _made(
-        SpokenDigits, PadTime(), Resample(8000), LogMel(8000, n_fft=256, hop=80, n_mels=40))),
+    "digits": Reader(
+        _digits,
+        _made(SpokenDigits, PadTime(), Resample(8000), LogMel(8000, n_fft=256, hop=80, n_mels=40)),
+    ),
     "text": Reader(_delimited, _delimited_ways),
     "text-stream": Reader(_delimited, _delimited_stream_ways),
     "prose": Reader(_prose, _prose_ways),
@@ -605,4 +683,4 @@ READERS = {
     "pack": Reader(_pack, _pack_ways),
     "mixture": Reader(_mixed, _mixture_ways),
     "mnist": Reader(_idx, _idx_ways),
-}  # fmt: skip
+}

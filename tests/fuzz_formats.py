@@ -20,8 +20,32 @@ from typing import Any
 import numpy as np
 
 # What to put in the place of sizes, counts and offsets.
-EXTREMES = (0, 1, -1, 2, 7, 8, 127, 128, 255, 256, 4096, 65535, 65536, 2**20, 2**28, 2**30,
-             2**31 - 1, -(2**31), 2**32 - 1, 2**40, 2**62, 2**63 - 1, -(2**63), 10**9)  # fmt: skip
+EXTREMES = (
+    0,
+    1,
+    -1,
+    2,
+    7,
+    8,
+    127,
+    128,
+    255,
+    256,
+    4096,
+    65535,
+    65536,
+    2**20,
+    2**28,
+    2**30,
+    2**31 - 1,
+    -(2**31),
+    2**32 - 1,
+    2**40,
+    2**62,
+    2**63 - 1,
+    -(2**63),
+    10**9,
+)
 
 
 def generic(draw: random.Random, content: bytes, others: list[bytes]) -> bytes:
@@ -66,22 +90,25 @@ def _table() -> Any:
 
     rows = range(40)
     tensor = np.arange(240, dtype=np.float32).reshape(40, 2, 3)
-    return pa.table({
-        "number": pa.array([row * 3 if row % 7 else None for row in rows], pa.int32()),
-        "real": pa.array([row / 4 for row in rows], pa.float64()),
-        "flag": pa.array([row % 2 == 0 for row in rows]),
-        "text": pa.array([f"row {row} é" * (row % 4) for row in rows]),
-        "view": pa.array([f"a longer text of row {row}" for row in rows], pa.string_view()),
-        "label": pa.array([("cat", "dog", "emu")[row % 3] for row in rows]).dictionary_encode(),
-        "kind": pa.array([row % 5 for row in rows], pa.int64()),
-        "sequence": pa.array([[row / 2] * (row % 5) for row in rows], pa.list_(pa.float32())),
-        "nested": pa.array([[[row, 1], [2, 3]] for row in rows],
-                           pa.large_list(pa.list_(pa.int8()))),
-        "vector": pa.array([[row, row + 1] for row in rows], pa.list_(pa.uint16(), 2)),
-        "tensor": pa.FixedShapeTensorArray.from_numpy_ndarray(tensor),
-        "blob": pa.array([{"bytes": picture(row), "path": f"{row}"} for row in rows]),
-        "image": pa.array([picture(row) for row in rows], pa.binary()),
-    })  # fmt: skip
+    return pa.table(
+        {
+            "number": pa.array([row * 3 if row % 7 else None for row in rows], pa.int32()),
+            "real": pa.array([row / 4 for row in rows], pa.float64()),
+            "flag": pa.array([row % 2 == 0 for row in rows]),
+            "text": pa.array([f"row {row} é" * (row % 4) for row in rows]),
+            "view": pa.array([f"a longer text of row {row}" for row in rows], pa.string_view()),
+            "label": pa.array([("cat", "dog", "emu")[row % 3] for row in rows]).dictionary_encode(),
+            "kind": pa.array([row % 5 for row in rows], pa.int64()),
+            "sequence": pa.array([[row / 2] * (row % 5) for row in rows], pa.list_(pa.float32())),
+            "nested": pa.array(
+                [[[row, 1], [2, 3]] for row in rows], pa.large_list(pa.list_(pa.int8()))
+            ),
+            "vector": pa.array([[row, row + 1] for row in rows], pa.list_(pa.uint16(), 2)),
+            "tensor": pa.FixedShapeTensorArray.from_numpy_ndarray(tensor),
+            "blob": pa.array([{"bytes": picture(row), "path": f"{row}"} for row in rows]),
+            "image": pa.array([picture(row) for row in rows], pa.binary()),
+        }
+    )
 
 
 def picture(row: int) -> bytes:
@@ -104,7 +131,7 @@ def arrow_seeds() -> dict[str, bytes]:
         ("lz4.feather", pa.ipc.new_file, "lz4", None),
         ("few.arrow", pa.ipc.new_file, None, ["text", "label", "sequence"]),
         ("some.arrow", pa.ipc.new_stream, None, ["view", "label", "kind"]),
-    ):  # fmt: skip
+    ):
         some = table.select(columns) if columns else table
         sink = io.BytesIO()
         options = pa.ipc.IpcWriteOptions(compression=compression)
@@ -121,15 +148,28 @@ def parquet_seeds() -> dict[str, bytes]:
     found, table = {}, _table()
     for name, columns, options in (
         ("all.parquet", None, {"compression": "none"}),
-        ("plain.parquet", ["number", "text", "sequence", "kind"],
-         {"compression": "none", "use_dictionary": False}),
+        (
+            "plain.parquet",
+            ["number", "text", "sequence", "kind"],
+            {"compression": "none", "use_dictionary": False},
+        ),
         ("few.parquet", ["text", "label"], {"compression": "none", "store_schema": False}),
-        ("two.parquet", ["text", "number", "nested"],
-         {"compression": "none", "data_page_version": "2.0", "version": "2.6"}),
-        ("delta.parquet", ["text", "kind"], {"compression": "none", "use_dictionary": False,
-         "column_encoding": {"text": "DELTA_BYTE_ARRAY", "kind": "DELTA_BINARY_PACKED"}}),
+        (
+            "two.parquet",
+            ["text", "number", "nested"],
+            {"compression": "none", "data_page_version": "2.0", "version": "2.6"},
+        ),
+        (
+            "delta.parquet",
+            ["text", "kind"],
+            {
+                "compression": "none",
+                "use_dictionary": False,
+                "column_encoding": {"text": "DELTA_BYTE_ARRAY", "kind": "DELTA_BINARY_PACKED"},
+            },
+        ),
         ("zstd.parquet", ["text", "kind"], {"compression": "zstd"}),
-    ):  # fmt: skip
+    ):
         sink = io.BytesIO()
         some = table.select(columns) if columns else table
         pq.write_table(some, sink, row_group_size=15, **options)
@@ -178,8 +218,11 @@ def csv_seeds() -> dict[str, bytes]:
         "Ok lår %d...\t%s\n".encode() % (row, (b"ham", b"spam")[row % 2]) for row in range(90)
     )
     found = {"quoted.csv": plain, "plain.tsv": simple, "bom.csv": b"\xef\xbb\xbf" + plain}
-    return found | {f"{name}.{kind}": packed(text) for name, text in list(found.items())
-                    for kind, packed in (("gz", gzipped), ("zst", zstandard_of))}  # fmt: skip
+    return found | {
+        f"{name}.{kind}": packed(text)
+        for name, text in list(found.items())
+        for kind, packed in (("gz", gzipped), ("zst", zstandard_of))
+    }
 
 
 def gzipped(content: bytes) -> bytes:
@@ -193,10 +236,28 @@ def zstandard_of(content: bytes) -> bytes:
 
 
 _PIECES = (
-    b'"', b'""', b'"\n', b"\0", b"\r", b"\n", b"\r\n", b",", b"\t", b"\xff", b"\xc3", b"\xe2\x80",
-    b"\xef\xbb\xbf", b"\n\n\n", b"," * 3000, b"\n" * 9000, b'"' * 4097, b"1e400", b"9" * 5000,
-    b"x" * 300_000, b"\0" * 70_000,
-)  # fmt: skip
+    b'"',
+    b'""',
+    b'"\n',
+    b"\0",
+    b"\r",
+    b"\n",
+    b"\r\n",
+    b",",
+    b"\t",
+    b"\xff",
+    b"\xc3",
+    b"\xe2\x80",
+    b"\xef\xbb\xbf",
+    b"\n\n\n",
+    b"," * 3000,
+    b"\n" * 9000,
+    b'"' * 4097,
+    b"1e400",
+    b"9" * 5000,
+    b"x" * 300_000,
+    b"\0" * 70_000,
+)
 
 
 def mutate_text(draw: random.Random, content: bytes) -> bytes:
@@ -287,19 +348,47 @@ def _tar_field(draw: random.Random, size: int) -> bytes:
     value = draw.choice(EXTREMES)
     if draw.random() < 0.3:
         return (b"\x80" + (abs(value) % 256 ** (size - 1)).to_bytes(size - 1, "big"))[:size]
-    text = draw.choice((
-        b"%o" % abs(value), b"%d" % value, b"-1", b"", b"../x", b"/x.cls", b"x" * size,
-        b"g", b"x", b"L", b"K", b"S", b"5", b"2", b"nan", b" 7 7 ",
-    ))  # fmt: skip
+    text = draw.choice(
+        (
+            b"%o" % abs(value),
+            b"%d" % value,
+            b"-1",
+            b"",
+            b"../x",
+            b"/x.cls",
+            b"x" * size,
+            b"g",
+            b"x",
+            b"L",
+            b"K",
+            b"S",
+            b"5",
+            b"2",
+            b"nan",
+            b" 7 7 ",
+        )
+    )
     return text[:size].ljust(size, b"\0")
 
 
 def _nonsense(draw: random.Random) -> bytes:
-    return draw.choice((
-        b"[" * 400, b"9" * 400, b"1e400", b"NaN", b'{"a":' * 80, b"-Infinity", b"30 size=-512\n",
-        b"19 size=99999999999999\n", b"9" * 300 + b" path=x\n", b"12 path=../x\n", b"20 size=1e3\n",
-        b"\x93NUMPY\x01\0v\0{'descr': '<f4', 'fortran_order': False, 'shape': (999999999999,), }",
-    ))  # fmt: skip
+    return draw.choice(
+        (
+            b"[" * 400,
+            b"9" * 400,
+            b"1e400",
+            b"NaN",
+            b'{"a":' * 80,
+            b"-Infinity",
+            b"30 size=-512\n",
+            b"19 size=99999999999999\n",
+            b"9" * 300 + b" path=x\n",
+            b"12 path=../x\n",
+            b"20 size=1e3\n",
+            b"\x93NUMPY\x01\0v\0{'descr': '<f4', 'fortran_order': False, "
+            b"'shape': (999999999999,), }",
+        )
+    )
 
 
 def number_in_text(draw: random.Random, content: bytes) -> bytes:

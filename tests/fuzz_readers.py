@@ -40,15 +40,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 import torch
 
-from pipeline.errors import PenstockError
-from pipeline.files.batch_bytes import BatchTooLargeError
-from pipeline.loading import bad_samples
-from pipeline.loading.compose import Compose
-from pipeline.loading.fetch import Fetch, SampleError
-from pipeline.loading.stream_fetch import StreamFetch
-from pipeline.order.plan import Request
-from pipeline.order.samplers import Sequential
-from pipeline.order.streams import StreamOrder, StreamPlan, is_stream
+from penstock.errors import PenstockError
+from penstock.files.batch_bytes import BatchTooLargeError
+from penstock.loading import bad_samples
+from penstock.loading.compose import Compose
+from penstock.loading.fetch import Fetch, SampleError
+from penstock.loading.stream_fetch import StreamFetch
+from penstock.order.plan import Request
+from penstock.order.samplers import Sequential
+from penstock.order.streams import StreamOrder, StreamPlan, is_stream
 from tests.fuzz_folders import LIMITS, READERS, ROWS, Files, Sparse, Way
 
 CHUNK = 200  # folders that one process reads
@@ -139,8 +139,9 @@ def batch(dataset: Any, way: Way, on_error: Any) -> Any:
     if is_stream(dataset):
         order = StreamOrder(0, buffer=100 if on_error == "skip" else 0)
         bad = bad_samples.rule(on_error, {}, order, None, 0)
-        fetch = StreamFetch(dataset, steps, way.collate, 0, bad=bad, batch_bytes=most,
-                            order=order, batch_size=ROWS)  # fmt: skip
+        fetch = StreamFetch(
+            dataset, steps, way.collate, 0, bad=bad, batch_bytes=most, order=order, batch_size=ROWS
+        )
         return fetch(StreamPlan(order, ROWS, "keep", None).request(0, 0))
     length = len(dataset)
     if length > ROWS:
@@ -258,9 +259,12 @@ def main() -> int:
     for name in READERS if given.reader == "all" else [given.reader]:
         numbers = range(given.first, given.first + given.count)
         report = fuzz(name, numbers, given.seed, keep)
-        print(f"{name}: {report.read} read, {report.refused} refused, {report.too_large} of all "
-              f"too large, {report.most >> 20} MiB at most, {report.seconds:.0f} s of CPU time, "
-              f"{len(report.findings)} findings", flush=True)  # fmt: skip
+        print(
+            f"{name}: {report.read} read, {report.refused} refused, {report.too_large} of all "
+            f"too large, {report.most >> 20} MiB at most, {report.seconds:.0f} s of CPU time, "
+            f"{len(report.findings)} findings",
+            flush=True,
+        )
         for finding in report.findings:
             print(finding, flush=True)
         failed |= bool(report.findings)

@@ -10,10 +10,10 @@ import signal
 import threading
 import time
 
-from pipeline.distributed.group import Group
-from pipeline.runs import checkpoint_file, sharded_checkpoint
-from pipeline.tasks import fit
-from pipeline.training.train_step import TrainStep
+from penstock.distributed.group import Group
+from penstock.runs import checkpoint_file, sharded_checkpoint
+from penstock.tasks import fit
+from penstock.training.train_step import TrainStep
 from tests.own_parts import Numbers
 
 CONF = """# @package _global_

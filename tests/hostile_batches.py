@@ -18,36 +18,36 @@ import numpy as np
 import torch
 from PIL import Image
 
-from pipeline.datasets.arrays import Arrays
-from pipeline.datasets.audio_pairs import AudioPairs
-from pipeline.datasets.delimited_stream import DelimitedStream
-from pipeline.datasets.delimited_text import DelimitedText
-from pipeline.datasets.image_folder import ImageFolder
-from pipeline.datasets.mixture import Mixture
-from pipeline.datasets.packed import Packed
-from pipeline.datasets.parquet import Parquet
-from pipeline.datasets.sequences import Sequences
-from pipeline.datasets.tar_shards import TarShards
-from pipeline.datasets.token_files import TokenFiles
-from pipeline.errors import DataError
-from pipeline.files.batch_bytes import BatchTooLargeError
-from pipeline.files.limits import Limits
-from pipeline.loading.collate import List, Pad, PadTime, Stack
-from pipeline.loading.compose import Compose
-from pipeline.loading.fetch import Fetch
-from pipeline.loading.flatten import Flatten
-from pipeline.loading.stream_fetch import StreamFetch
-from pipeline.order.plan import Plan
-from pipeline.order.samplers import Sequential
-from pipeline.order.streams import StreamOrder, StreamPlan
-from pipeline.packing.fields import Encode
-from pipeline.packing.folder import PackWriter
-from pipeline.transforms.audio import LogMel, PadOrCrop, Resample
-from pipeline.transforms.batch import BatchCompose
-from pipeline.transforms.batch_colors import BatchNormalize
-from pipeline.transforms.image_decoding import DecodeResize
-from pipeline.transforms.mixing import MixUp
-from pipeline.transforms.text import Tokenize
+from penstock.addons.mixtures.mixture import Mixture
+from penstock.addons.packs.fields import Encode
+from penstock.addons.packs.folder import PackWriter
+from penstock.addons.packs.packed import Packed
+from penstock.addons.shards.tar_shards import TarShards
+from penstock.addons.tables.delimited_stream import DelimitedStream
+from penstock.addons.tables.delimited_text import DelimitedText
+from penstock.addons.tables.parquet import Parquet
+from penstock.addons.tokens.flatten import Flatten
+from penstock.addons.tokens.token_files import TokenFiles
+from penstock.datasets.arrays import Arrays
+from penstock.datasets.audio_pairs import AudioPairs
+from penstock.datasets.image_folder import ImageFolder
+from penstock.datasets.sequences import Sequences
+from penstock.errors import DataError
+from penstock.files.batch_bytes import BatchTooLargeError
+from penstock.files.limits import Limits
+from penstock.loading.collate import List, Pad, PadTime, Stack
+from penstock.loading.compose import Compose
+from penstock.loading.fetch import Fetch
+from penstock.loading.stream_fetch import StreamFetch
+from penstock.order.plan import Plan
+from penstock.order.samplers import Sequential
+from penstock.order.streams import StreamOrder, StreamPlan
+from penstock.transforms.audio import LogMel, PadOrCrop, Resample
+from penstock.transforms.batch import BatchCompose
+from penstock.transforms.batch_colors import BatchNormalize
+from penstock.transforms.image_decoding import DecodeResize
+from penstock.transforms.mixing import MixUp
+from penstock.transforms.text import Tokenize
 from tests.hostile_files import claiming, npy, wav
 from tests.packs import NO_ANSWERS
 
@@ -85,8 +85,16 @@ def fetched(dataset, collate=None, steps=(), stream=False, buffer=0, **more):
         plan = Plan(Sequential(len(dataset)), ROWS)
         return lambda: fetch(plan.request(0, 0))
     order = StreamOrder(0, buffer=buffer)
-    fetch = StreamFetch(dataset, transform, collate or Stack(), 0, batch_bytes=MOST, order=order,
-                        batch_size=ROWS, **more)  # fmt: skip
+    fetch = StreamFetch(
+        dataset,
+        transform,
+        collate or Stack(),
+        0,
+        batch_bytes=MOST,
+        order=order,
+        batch_size=ROWS,
+        **more,
+    )
     return lambda: fetch(StreamPlan(order, ROWS, "keep", None).request(0, 0))
 
 
@@ -131,8 +139,12 @@ def pack(root, limits, samples, change=lambda folder, record: None, **how):
 def even_pack(root, limits, fortran=False):
     samples = [{"x": torch.zeros(2, 8, dtype=torch.uint8)} for _ in range(ROWS)]
     shape = (ROWS, 2, 16 * MIB)
-    return pack(root, limits, samples,
-                lambda folder, _: sparse_npy(folder / "x.npy", shape, fortran=fortran))  # fmt: skip
+    return pack(
+        root,
+        limits,
+        samples,
+        lambda folder, _: sparse_npy(folder / "x.npy", shape, fortran=fortran),
+    )
 
 
 def uneven_pack(root, limits, text=False):
@@ -144,8 +156,10 @@ def uneven_pack(root, limits, text=False):
         np.save(folder / "x.offsets.npy", np.arange(ROWS + 1) * size)
         np.save(folder / "x.shapes.npy", np.full((ROWS, 1), size, np.int32))
 
-    samples = [{"x": "a" * (1 + row % 2) if text else torch.zeros(1 + row % 2, dtype=torch.uint8)}
-               for row in range(ROWS)]  # fmt: skip
+    samples = [
+        {"x": "a" * (1 + row % 2) if text else torch.zeros(1 + row % 2, dtype=torch.uint8)}
+        for row in range(ROWS)
+    ]
     return pack(root, limits, samples, change)
 
 
@@ -153,8 +167,7 @@ def damaged_pack(root, limits):
     """Offsets that go back."""
     samples = [{"x": torch.zeros(1 + row % 2, dtype=torch.uint8)} for row in range(ROWS)]
     offsets = np.array([0, -5, 2**62, *range(ROWS - 2)])
-    return pack(root, limits, samples,
-                lambda folder, _: np.save(folder / "x.offsets.npy", offsets))  # fmt: skip
+    return pack(root, limits, samples, lambda folder, _: np.save(folder / "x.offsets.npy", offsets))
 
 
 def audio(root, limits, seconds, rate=16000, held=None):
@@ -244,72 +257,112 @@ def cut_out(sample):
 FILES = {
     "rows of an index overlap": Attack(lambda root, limits: fetched(tokens(root, limits))),
     "the same, one after the other": Attack(
-        lambda root, limits: fetched(tokens(root, limits), Flatten(labels=True))),
+        lambda root, limits: fetched(tokens(root, limits), Flatten(labels=True))
+    ),
     "the same, padded": Attack(
-        lambda root, limits: fetched(tokens(root, limits, MIB // 2), Flatten(pad_to=MIB))),
+        lambda root, limits: fetched(tokens(root, limits, MIB // 2), Flatten(pad_to=MIB))
+    ),
     "the same in a mixture": Attack(
-        lambda root, limits: fetched(Mixture({"a": tokens(root, limits)}))),
+        lambda root, limits: fetched(Mixture({"a": tokens(root, limits)}))
+    ),
     "rows of a sparse array": Attack(lambda root, limits: fetched(arrays(root, limits))),
     "floats that get wider": Attack(
-        lambda root, limits: fetched(arrays(root, limits, MIB, "<f2"), List())),
+        lambda root, limits: fetched(arrays(root, limits, MIB, "<f2"), List())
+    ),
     "sequences of a sparse array": Attack(
-        lambda root, limits: fetched(sequences(root, limits, [16 * MIB] * ROWS), List())),
+        lambda root, limits: fetched(sequences(root, limits, [16 * MIB] * ROWS), List())
+    ),
     "one long sequence": Attack(
         lambda root, limits: fetched(sequences(root, limits, [4 * MIB, *[1] * ROWS]), Pad()),
-        r"padded to length 4194304.*Its longest sample is 0\b"),
+        r"padded to length 4194304.*Its longest sample is 0\b",
+    ),
     "one that is long in time": Attack(
-        lambda root, limits: fetched(OneLong(), PadTime()), r"Its longest sample is 17\b"),
+        lambda root, limits: fetched(OneLong(), PadTime()), r"Its longest sample is 17\b"
+    ),
     "a sparse pack": Attack(lambda root, limits: fetched(even_pack(root, limits))),
     "a sparse pack, sample by sample": Attack(
-        lambda root, limits: fetched(even_pack(root, limits), List())),
+        lambda root, limits: fetched(even_pack(root, limits), List())
+    ),
     "a sparse pack of rows of their own sizes": Attack(
-        lambda root, limits: fetched(uneven_pack(root, limits), List())),
+        lambda root, limits: fetched(uneven_pack(root, limits), List())
+    ),
     "a sparse pack of texts": Attack(
-        lambda root, limits: fetched(uneven_pack(root, limits, text=True))),
+        lambda root, limits: fetched(uneven_pack(root, limits, text=True))
+    ),
     "a pack whose offsets lead astray": Attack(
-        lambda root, limits: fetched(damaged_pack(root, limits), List()), "lies at 0 to -5 of"),
+        lambda root, limits: fetched(damaged_pack(root, limits), List()), "lies at 0 to -5 of"
+    ),
     "a pack that is stored column by column": Attack(
-        lambda root, limits: fetched(even_pack(root, limits, fortran=True)), "row by row"),
+        lambda root, limits: fetched(even_pack(root, limits, fortran=True)), "row by row"
+    ),
     "long recordings": Attack(lambda root, limits: fetched(audio(root, limits, 900))),
-    "recordings at 1 Hz": Attack(lambda root, limits: fetched(
-        audio(root, limits, 14000, 1), steps=[Resample(16000)])),
-    "recordings at 1 Hz, and no small ratio": Attack(lambda root, limits: fetched(
-        audio(root, limits, 200, 7), steps=[Resample(44101)])),
-    "recordings whose ratio takes a large filter": Attack(lambda root, limits: fetched(
-        audio(root, limits, 1, 999_983), steps=[Resample(8000)]), "weights"),
-    "recordings at 2 GHz": Attack(lambda root, limits: fetched(
-        audio(root, limits, 0, 2**31 - 1), steps=[PadOrCrop(1.0)]), "limits.batch_bytes=|samples"),
-    "a padded recording at 1 GHz": Attack(lambda root, limits: fetched(
-        audio(root, limits, 1, 1 << 20), steps=[PadOrCrop(1000.0)])),
-    "spectra": Attack(lambda root, limits: fetched(
-        audio(root, limits, 300), steps=[LogMel(16000, hop=1)])),
+    "recordings at 1 Hz": Attack(
+        lambda root, limits: fetched(audio(root, limits, 14000, 1), steps=[Resample(16000)])
+    ),
+    "recordings at 1 Hz, and no small ratio": Attack(
+        lambda root, limits: fetched(audio(root, limits, 200, 7), steps=[Resample(44101)])
+    ),
+    "recordings whose ratio takes a large filter": Attack(
+        lambda root, limits: fetched(audio(root, limits, 1, 999_983), steps=[Resample(8000)]),
+        "weights",
+    ),
+    "recordings at 2 GHz": Attack(
+        lambda root, limits: fetched(audio(root, limits, 0, 2**31 - 1), steps=[PadOrCrop(1.0)]),
+        "limits.batch_bytes=|samples",
+    ),
+    "a padded recording at 1 GHz": Attack(
+        lambda root, limits: fetched(audio(root, limits, 1, 1 << 20), steps=[PadOrCrop(1000.0)])
+    ),
+    "spectra": Attack(
+        lambda root, limits: fetched(audio(root, limits, 300), steps=[LogMel(16000, hop=1)])
+    ),
     "pictures of 64 million pixels": Attack(
-        lambda root, limits: fetched(pictures(root, limits, picture(8000)))),
-    "pictures that are decoded by Pillow": Attack(lambda root, limits: fetched(
-        pictures(root, limits, picture(3000), reader="pillow"), List())),
-    "parts of pictures": Attack(lambda root, limits: fetched(
-        pictures(root, limits, picture(1000)), steps=[cut_out])),
-    "large files of pictures": Attack(lambda root, limits: fetched(
-        pictures(root, limits, size=64 * MIB, lazy=True), steps=[DecodeResize(8)])),
-    "progressive pictures": Attack(lambda root, limits: fetched(
-        pictures(root, limits, picture(5000, "JPEG", progressive=True), lazy=True),
-        steps=[DecodeResize(8)])),
-    "pictures that are large when decoded": Attack(lambda root, limits: fetched(
-        pictures(root, limits, picture(16, "JPEG"), lazy=True), steps=[DecodeResize(2000)])),
+        lambda root, limits: fetched(pictures(root, limits, picture(8000)))
+    ),
+    "pictures that are decoded by Pillow": Attack(
+        lambda root, limits: fetched(pictures(root, limits, picture(3000), reader="pillow"), List())
+    ),
+    "parts of pictures": Attack(
+        lambda root, limits: fetched(pictures(root, limits, picture(1000)), steps=[cut_out])
+    ),
+    "large files of pictures": Attack(
+        lambda root, limits: fetched(
+            pictures(root, limits, size=64 * MIB, lazy=True), steps=[DecodeResize(8)]
+        )
+    ),
+    "progressive pictures": Attack(
+        lambda root, limits: fetched(
+            pictures(root, limits, picture(5000, "JPEG", progressive=True), lazy=True),
+            steps=[DecodeResize(8)],
+        )
+    ),
+    "pictures that are large when decoded": Attack(
+        lambda root, limits: fetched(
+            pictures(root, limits, picture(16, "JPEG"), lazy=True), steps=[DecodeResize(2000)]
+        )
+    ),
     "one row decides the type of all": Attack(
-        lambda root, limits: fetched(OneWide(0, 1), Pad(["x"])), r"padded to length 900000"),
+        lambda root, limits: fetched(OneWide(0, 1), Pad(["x"])), r"padded to length 900000"
+    ),
     "one row decides the type of all, in time": Attack(
-        lambda root, limits: fetched(OneWide(0, 1), PadTime(["x"])), r"padded to length 900000"),
+        lambda root, limits: fetched(OneWide(0, 1), PadTime(["x"])), r"padded to length 900000"
+    ),
     "one row widens the type of all": Attack(
-        lambda root, limits: fetched(OneWide(1, 900_000), Stack()), r"field 'x' would take"),
+        lambda root, limits: fetched(OneWide(1, 900_000), Stack()), r"field 'x' would take"
+    ),
     "somebody's own samples": Attack(lambda root, limits: fetched(Foreign(), List())),
     "somebody's own collate function": Attack(
-        lambda root, limits: fetched(Foreign(32_000), own_collate)),
-    "pictures as floats": Attack(lambda root, limits: fetched(
-        Images(), batch_transform=BatchCompose({"n": BatchNormalize()}, 0))),
-    "classes of all pictures": Attack(lambda root, limits: fetched(
-        Images(), batch_transform=BatchCompose({"m": MixUp(10**6)}, 0))),
-}  # fmt: skip
+        lambda root, limits: fetched(Foreign(32_000), own_collate)
+    ),
+    "pictures as floats": Attack(
+        lambda root, limits: fetched(
+            Images(), batch_transform=BatchCompose({"n": BatchNormalize()}, 0)
+        )
+    ),
+    "classes of all pictures": Attack(
+        lambda root, limits: fetched(Images(), batch_transform=BatchCompose({"m": MixUp(10**6)}, 0))
+    ),
+}
 
 
 def parquet(root, limits, table, fields=None, **how):
@@ -394,45 +447,86 @@ def wide(count):
 
 
 TABLES = {
-    "one text in every row": Attack(lambda root, limits: fetched(
-        parquet(root, limits, table(text=repeated("a" * 8 * MIB)), {"text": "text"}))),
-    "one text in every row, in Arrow's format": Attack(lambda root, limits: fetched(
-        feather(root, limits, table(text=repeated("a" * 8 * MIB)), fields={"text": "text"}))),
-    "one long label in every row": Attack(lambda root, limits: fetched(
-        feather(root, limits, table(label=repeated("a" * 8 * MIB), x=list(range(ROWS))))), "^$"),
-    "texts with a wide character": Attack(lambda root, limits: fetched(
-        feather(root, limits, table(text=[wide(MIB)] * ROWS)))),
-    "a row group that expands": Attack(lambda root, limits: fetched(parquet(
-        root, limits, table(x=zeros(20_000, 1000)), compression="zstd", use_dictionary=False)),
-        expansion=1e6),
-    "a batch of Arrow's that expands": Attack(lambda root, limits: fetched(
-        feather(root, limits, table(x=zeros(20_000, 1000)), "zstd")), expansion=1e6),
-    "rows of lists": Attack(lambda root, limits: fetched(
-        feather(root, limits, table(x=zeros(ROWS, 300_000))))),
+    "one text in every row": Attack(
+        lambda root, limits: fetched(
+            parquet(root, limits, table(text=repeated("a" * 8 * MIB)), {"text": "text"})
+        )
+    ),
+    "one text in every row, in Arrow's format": Attack(
+        lambda root, limits: fetched(
+            feather(root, limits, table(text=repeated("a" * 8 * MIB)), fields={"text": "text"})
+        )
+    ),
+    "one long label in every row": Attack(
+        lambda root, limits: fetched(
+            feather(root, limits, table(label=repeated("a" * 8 * MIB), x=list(range(ROWS))))
+        ),
+        "^$",
+    ),
+    "texts with a wide character": Attack(
+        lambda root, limits: fetched(feather(root, limits, table(text=[wide(MIB)] * ROWS)))
+    ),
+    "a row group that expands": Attack(
+        lambda root, limits: fetched(
+            parquet(
+                root, limits, table(x=zeros(20_000, 1000)), compression="zstd", use_dictionary=False
+            )
+        ),
+        expansion=1e6,
+    ),
+    "a batch of Arrow's that expands": Attack(
+        lambda root, limits: fetched(feather(root, limits, table(x=zeros(20_000, 1000)), "zstd")),
+        expansion=1e6,
+    ),
+    "rows of lists": Attack(
+        lambda root, limits: fetched(feather(root, limits, table(x=zeros(ROWS, 300_000))))
+    ),
     "texts in an archive": Attack(
-        lambda root, limits: fetched(sparse_archive(root, limits, 8 * MIB, "txt"), stream=True)),
+        lambda root, limits: fetched(sparse_archive(root, limits, 8 * MIB, "txt"), stream=True)
+    ),
     "bytes in an archive": Attack(
-        lambda root, limits: fetched(sparse_archive(root, limits, 8 * MIB, "bin"), stream=True)),
-    "JSON that becomes thirty times as large": Attack(lambda root, limits: fetched(
-        archive(root, limits, b"[" + b"{}," * MIB + b"{}]", "json"), List(), stream=True)),
-    "JSON that becomes a tensor a number": Attack(lambda root, limits: fetched(
-        archive(root, limits, b"[" + b"1," * 500_000 + b"1]", "json", count=1), stream=True)),
-    "a compressed archive": Attack(lambda root, limits: fetched(
-        archive(root, limits, bytes(4 * MIB), "bin", packed=True), stream=True),
-        "sampler.buffer", expansion=1e6),
-    "a compressed archive that is shuffled": Attack(lambda root, limits: fetched(
-        archive(root, limits, bytes(MIB), "bin", packed=True, count=200), stream=True, buffer=200),
-        "sampler.buffer", expansion=1e6),
-    "pictures in an archive": Attack(lambda root, limits: fetched(
-        archive(root, limits, picture(8000), "png"), stream=True)),
+        lambda root, limits: fetched(sparse_archive(root, limits, 8 * MIB, "bin"), stream=True)
+    ),
+    "JSON that becomes thirty times as large": Attack(
+        lambda root, limits: fetched(
+            archive(root, limits, b"[" + b"{}," * MIB + b"{}]", "json"), List(), stream=True
+        )
+    ),
+    "JSON that becomes a tensor a number": Attack(
+        lambda root, limits: fetched(
+            archive(root, limits, b"[" + b"1," * 500_000 + b"1]", "json", count=1), stream=True
+        )
+    ),
+    "a compressed archive": Attack(
+        lambda root, limits: fetched(
+            archive(root, limits, bytes(4 * MIB), "bin", packed=True), stream=True
+        ),
+        "sampler.buffer",
+        expansion=1e6,
+    ),
+    "a compressed archive that is shuffled": Attack(
+        lambda root, limits: fetched(
+            archive(root, limits, bytes(MIB), "bin", packed=True, count=200),
+            stream=True,
+            buffer=200,
+        ),
+        "sampler.buffer",
+        expansion=1e6,
+    ),
+    "pictures in an archive": Attack(
+        lambda root, limits: fetched(archive(root, limits, picture(8000), "png"), stream=True)
+    ),
     "long lines": Attack(lambda root, limits: fetched(lines(root, limits, 8 * MIB))),
-    "long lines, as a stream": Attack(lambda root, limits: fetched(
-        lines(root, limits, 8 * MIB, DelimitedStream), stream=True)),
-    "long lines, as tokens": Attack(lambda root, limits: fetched(
-        lines(root, limits, 4 * MIB), Pad(), [Tokenize(kind="bytes")])),
-    "words of long lines": Attack(lambda root, limits: fetched(
-        lines(root, limits, 4 * MIB), Pad(), [Tokenize(kind="words")])),
-}  # fmt: skip
+    "long lines, as a stream": Attack(
+        lambda root, limits: fetched(lines(root, limits, 8 * MIB, DelimitedStream), stream=True)
+    ),
+    "long lines, as tokens": Attack(
+        lambda root, limits: fetched(lines(root, limits, 4 * MIB), Pad(), [Tokenize(kind="bytes")])
+    ),
+    "words of long lines": Attack(
+        lambda root, limits: fetched(lines(root, limits, 4 * MIB), Pad(), [Tokenize(kind="words")])
+    ),
+}
 
 
 def outcome(attack, root):

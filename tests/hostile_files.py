@@ -88,9 +88,17 @@ def overlapping_tags(count, padding):
 
 
 def picture_tags(width, height, channels=3, bits=8, compression=1):
-    return [(256, 4, 1, width), (257, 4, 1, height), (258, 3, 1, bits), (259, 3, 1, compression),
-            (262, 3, 1, 2), (273, 4, 1, 8), (277, 3, 1, channels), (278, 4, 1, height),
-            (279, 4, 1, 1 << 30)]  # fmt: skip
+    return [
+        (256, 4, 1, width),
+        (257, 4, 1, height),
+        (258, 3, 1, bits),
+        (259, 3, 1, compression),
+        (262, 3, 1, 2),
+        (273, 4, 1, 8),
+        (277, 3, 1, channels),
+        (278, 4, 1, height),
+        (279, 4, 1, 1 << 30),
+    ]
 
 
 def chunk(kind, body):
@@ -100,13 +108,19 @@ def chunk(kind, body):
 def png(width, height, bits=8, colour=2, more=b"", pixels=None):
     pixels = bytes(1 + 3) if pixels is None else pixels
     header = struct.pack(">IIBBBBB", width, height, bits, colour, 0, 0, 0)
-    return (b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + more
-            + chunk(b"IDAT", zlib.compress(pixels)) + chunk(b"IEND", b""))  # fmt: skip
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + more
+        + chunk(b"IDAT", zlib.compress(pixels))
+        + chunk(b"IEND", b"")
+    )
 
 
 def gif(width, height, frames=((1, 1),)):
-    body = b"".join(b"," + struct.pack("<HHHHB", 0, 0, *size, 0) + b"\x02\x02\x44\x01\0"
-                    for size in frames)  # fmt: skip
+    body = b"".join(
+        b"," + struct.pack("<HHHHB", 0, 0, *size, 0) + b"\x02\x02\x44\x01\0" for size in frames
+    )
     return b"GIF89a" + struct.pack("<HHBBB", width, height, 0x80, 0, 0) + bytes(6) + body + b";"
 
 
@@ -116,8 +130,9 @@ def riff(kind, body):
 
 
 def webp(*chunks):
-    return riff(b"WEBP", b"".join(n + struct.pack("<I", len(b)) + b + bytes(len(b) % 2)
-                                  for n, b in chunks))  # fmt: skip
+    return riff(
+        b"WEBP", b"".join(n + struct.pack("<I", len(b)) + b + bytes(len(b) % 2) for n, b in chunks)
+    )
 
 
 def bmp(width, height):
@@ -126,8 +141,9 @@ def bmp(width, height):
 
 
 BOMBED_TEXT = zlib.compress(bytes(7_900_000), 9)
-TEXT_BOMB = png(1, 1, more=b"".join(chunk(b"zTXt", b"k%d\0\0" % n + BOMBED_TEXT)
-                                    for n in range(200)))  # fmt: skip
+TEXT_BOMB = png(
+    1, 1, more=b"".join(chunk(b"zTXt", b"k%d\0\0" % n + BOMBED_TEXT) for n in range(200))
+)
 PIXELS = r"limits\.pixels=67108864"
 
 IMAGES = {
@@ -136,15 +152,14 @@ IMAGES = {
     "jpeg behind rubbish": Attack(
         jpeg(65500, 65500, before=b"rubbish" + segment(0xE5, b"\xff\xc0\0\x11\x08\0\1\0\1")), PIXELS
     ),
-    "jpeg of scans": Attack(
-        jpeg(8000, 8000, scans=4000, progressive=True), "too often"
-    ),
+    "jpeg of scans": Attack(jpeg(8000, 8000, scans=4000, progressive=True), "too often"),
     "jpeg with exif": Attack(
         jpeg(16, 16, before=segment(0xE1, b"Exif\0\0" + overlapping_tags(3000, 29000))), TAGS
     ),
     "jpeg with long exif": Attack(
-        jpeg(16, 16, before=b"".join(segment(0xE1, b"Exif\0\0" + bytes(60000))
-                                     for _ in range(300))),
+        jpeg(
+            16, 16, before=b"".join(segment(0xE1, b"Exif\0\0" + bytes(60000)) for _ in range(300))
+        ),
         "parts of EXIF",
     ),
     "jpeg with mpf": Attack(
@@ -174,14 +189,19 @@ IMAGES = {
     ),
     "bmp": Attack(bmp(60000, 60000), PIXELS, {"torchvision": UNKNOWN}),
     "ppm": Attack(b"P6 60000 60000 255\n\xff\0", PIXELS, {"torchvision": UNKNOWN}),
-    "qoi": Attack(b"qoif" + struct.pack(">IIBB", 60000, 60000, 3, 0), PIXELS,
-                  {"torchvision": UNKNOWN}),
-    "tga": Attack(struct.pack("<BBBHHBHHHHBB", 0, 0, 2, 0, 0, 0, 0, 0, 60000, 60000, 24, 0), PIXELS,
-                  {"torchvision": ""}),
-    "postscript": Attack(
-        b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n\xff", "",
+    "qoi": Attack(
+        b"qoif" + struct.pack(">IIBB", 60000, 60000, 3, 0), PIXELS, {"torchvision": UNKNOWN}
     ),
-}  # fmt: skip
+    "tga": Attack(
+        struct.pack("<BBBHHBHHHHBB", 0, 0, 2, 0, 0, 0, 0, 0, 60000, 60000, 24, 0),
+        PIXELS,
+        {"torchvision": ""},
+    ),
+    "postscript": Attack(
+        b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n\xff",
+        "",
+    ),
+}
 
 
 def flac(frames, rate=8000, channels=1):
@@ -194,8 +214,9 @@ def flac(frames, rate=8000, channels=1):
 def wav(data=b"\0\0" * 8, rate=8000, channels=1, width=2, claimed=None):
     form = struct.pack("<HHIIHH", 1, channels, rate, rate * width, width, 16)
     size = len(data) if claimed is None else claimed
-    return riff(b"WAVE", b"fmt " + struct.pack("<I", 16) + form + b"data" + struct.pack("<I", size)
-                + data)  # fmt: skip
+    return riff(
+        b"WAVE", b"fmt " + struct.pack("<I", 16) + form + b"data" + struct.pack("<I", size) + data
+    )
 
 
 AUDIO = {
@@ -207,7 +228,7 @@ AUDIO = {
     "wav without a rate": Attack(wav(rate=0), "0 Hz|damaged"),
     "wav without channels": Attack(wav(channels=0), "0 channels|damaged"),
     "wav of channels": Attack(wav(channels=65535, width=2), "channel"),
-}  # fmt: skip
+}
 
 
 def npy(header, version=1, body=b"", length=None):
@@ -242,7 +263,7 @@ ARRAYS = {
     "text of nothing": Attack(npy(claiming("(1000000000000,)", "'<U0'")), "not numbers"),
     "objects": Attack(npy(claiming("(9,)", "'|O'")), "Python objects"),
     "zip": Attack(b"PK\3\4" + bytes(60), NPY),
-}  # fmt: skip
+}
 
 
 def _sparse(path):

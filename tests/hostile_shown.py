@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from pipeline.training.objective import Regression
+from penstock.training.objective import Regression
 
 
 class Odd:

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch.utils.data import Dataset
 
-from pipeline.runs import checkpoint
+from penstock.runs import checkpoint
 from tests.program import ROOT
 
 PORT = 29400
@@ -27,13 +27,31 @@ dataset: {{_target_: tests.nodes.SlowRows, rows: {ROWS}, seconds: '???', packed:
 objective: {{inputs: [x], target: y}}
 """
 RUN = (
-    "dataset=slow_rows", f"batch.size={BATCH}", f"trainer.max_epochs={EPOCHS}", "tracker=none",
-    "trainer.digest=true", "trainer.baseline=false", "trainer.pictures=false",
-    "trainer.report=false", "trainer.progress=none", "trainer.log_every=1", "loader=debug",
-    "trainer.device=cpu", "resume=auto",
-)  # fmt: skip
-NAMESPACES = ("unshare", "--net", "--mount", "--uts", "--pid", "--ipc", "--fork", "--kill-child",
-              "--mount-proc")  # fmt: skip
+    "dataset=slow_rows",
+    f"batch.size={BATCH}",
+    f"trainer.max_epochs={EPOCHS}",
+    "tracker=none",
+    "trainer.digest=true",
+    "trainer.baseline=false",
+    "trainer.pictures=false",
+    "trainer.report=false",
+    "trainer.progress=none",
+    "trainer.log_every=1",
+    "loader=debug",
+    "trainer.device=cpu",
+    "resume=auto",
+)
+NAMESPACES = (
+    "unshare",
+    "--net",
+    "--mount",
+    "--uts",
+    "--pid",
+    "--ipc",
+    "--fork",
+    "--kill-child",
+    "--mount-proc",
+)
 HUB = f"""
 import time
 from torch.distributed import TCPStore
@@ -93,9 +111,16 @@ def can_be_made():
 
 
 def words(folder, run, seconds):
-    return ["--config-dir", f"{folder}/conf", "--trust", "tests.nodes", *RUN,
-            f"run_dir={folder}/{run}", f"dataset.seconds={seconds}",
-            f"cache_dir={folder}/cache"]  # fmt: skip
+    return [
+        "--config-dir",
+        f"{folder}/conf",
+        "--trust",
+        "tests.nodes",
+        *RUN,
+        f"run_dir={folder}/{run}",
+        f"dataset.seconds={seconds}",
+        f"cache_dir={folder}/cache",
+    ]
 
 
 class Cluster:
@@ -107,22 +132,35 @@ class Cluster:
         limits: seconds for torch's rendezvous: between signs of life, and for late nodes.
     """
 
-    def __init__(self, folder, run="run", sizes=(1, 4), ranks=1, seconds=0.02, more=(),
-                 limits=(1, 3), restarts=20):  # fmt: skip
+    def __init__(
+        self,
+        folder,
+        run="run",
+        sizes=(1, 4),
+        ranks=1,
+        seconds=0.02,
+        more=(),
+        limits=(1, 3),
+        restarts=20,
+    ):
         self.folder, self.run = Path(folder), Path(folder) / run
         self.sizes, self.ranks, self.seconds, self.more = sizes, ranks, seconds, tuple(more)
         self.limits, self.restarts = limits, restarts
         self.nodes, self.plugs, self.added = {}, {}, 0
         (self.folder / "conf" / "dataset").mkdir(parents=True, exist_ok=True)
         (self.folder / "conf" / "dataset" / "slow_rows.yaml").write_text(DATASET)
-        (self.folder / "hosts").write_text("127.0.0.1 localhost\n10.77.0.1 hub\n" + "".join(
-            f"10.77.0.{2 + place} {name}\n" for place, name in enumerate("abcd")))  # fmt: skip
+        (self.folder / "hosts").write_text(
+            "127.0.0.1 localhost\n10.77.0.1 hub\n"
+            + "".join(f"10.77.0.{2 + place} {name}\n" for place, name in enumerate("abcd"))
+        )
 
     def __enter__(self):
         self.hub = subprocess.Popen(
             [*NAMESPACES, "sh", "-c", BRIDGE, "sh", sys.executable, "-c", HUB],
-            stdout=subprocess.PIPE, text=True, cwd=ROOT,
-        )  # fmt: skip
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+        )
         assert self.hub.stdout.readline() == "ready\n"
         return self
 
@@ -141,31 +179,56 @@ class Cluster:
         log = self.folder / f"{self.added}-{name}.log"
         alive, late = self.limits
         environment = os.environ | {
-            "GLOO_SOCKET_IFNAME": "eth0", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-            "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1",
-        }  # fmt: skip
+            "GLOO_SOCKET_IFNAME": "eth0",
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "1",
+        }
         address = f"10.77.0.{2 + 'abcd'.index(name)}"
         script = NODE.format(name=name, hosts=self.folder / "hosts", address=address)
         torchrun = [
-            sys.executable, "-m", "torch.distributed.run",
-            "--nnodes", ":".join(map(str, self.sizes)), "--nproc-per-node", str(self.ranks),
-            "--max-restarts", str(self.restarts), "--rdzv-backend", "c10d",
-            "--rdzv-endpoint", f"10.77.0.1:{PORT}", "--rdzv-id", "test", "--local-addr", address,
-            "--rdzv-conf", f"keep_alive_interval={alive},keep_alive_max_attempt=3,"
-            f"last_call_timeout={late}", "--monitor-interval", "0.1",
-            str(ROOT / "run.py"), "distributed=ddp",
-            *words(self.folder, self.run.name, self.seconds), *self.more,
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--nnodes",
+            ":".join(map(str, self.sizes)),
+            "--nproc-per-node",
+            str(self.ranks),
+            "--max-restarts",
+            str(self.restarts),
+            "--rdzv-backend",
+            "c10d",
+            "--rdzv-endpoint",
+            f"10.77.0.1:{PORT}",
+            "--rdzv-id",
+            "test",
+            "--local-addr",
+            address,
+            "--rdzv-conf",
+            f"keep_alive_interval={alive},keep_alive_max_attempt=3,last_call_timeout={late}",
+            "--monitor-interval",
+            "0.1",
+            str(ROOT / "run.py"),
+            "distributed=ddp",
+            *words(self.folder, self.run.name, self.seconds),
+            *self.more,
+        ]
         with log.open("w") as file:
-            node = subprocess.Popen([*NAMESPACES, "sh", "-c", script, "sh", *torchrun], stdout=file,
-                                    stderr=file, env=environment, cwd=ROOT)  # fmt: skip
+            node = subprocess.Popen(
+                [*NAMESPACES, "sh", "-c", script, "sh", *torchrun],
+                stdout=file,
+                stderr=file,
+                env=environment,
+                cwd=ROOT,
+            )
         plug = f"{name}{self.added}"
         # The node's namespaces are made by the process itself, a moment after its start.
         net = Path(f"/proc/{node.pid}/ns/net")
         while net.readlink() == Path("/proc/self/ns/net").readlink():
             time.sleep(0.01)
-        self._in_hub("ip", "link", "add", plug, "type", "veth", "peer", "name", "eth0", "netns",
-                     str(net))  # fmt: skip
+        self._in_hub(
+            "ip", "link", "add", plug, "type", "veth", "peer", "name", "eth0", "netns", str(net)
+        )
         self._in_hub("ip", "link", "set", plug, "master", "bridge", "up")
         self.nodes[name], self.plugs[name] = node, plug
 
@@ -224,8 +287,9 @@ class Cluster:
             assert node.wait(timeout=seconds) == 0, (name, self.text())
 
     def text(self):
-        return "\n".join(f"--- {log.name}\n{log.read_text()}"
-                         for log in sorted(self.folder.glob("*.log")))  # fmt: skip
+        return "\n".join(
+            f"--- {log.name}\n{log.read_text()}" for log in sorted(self.folder.glob("*.log"))
+        )
 
     def sessions(self):
         path = self.run / "manifest.json"
@@ -236,8 +300,10 @@ class Cluster:
 def data_of(run):
     """What must not depend on ranks: the ledger without losses, and the digests."""
     ledger = [json.loads(line) for line in (run / "ledger.jsonl").read_text().splitlines()]
-    return ([[one[key] for key in ("epoch", "step", "samples", "order")] for one in ledger],
-            (run / "digests.jsonl").read_text())  # fmt: skip
+    return (
+        [[one[key] for key in ("epoch", "step", "samples", "order")] for one in ledger],
+        (run / "digests.jsonl").read_text(),
+    )
 
 
 def weights_of(run):

@@ -9,7 +9,7 @@ from PIL import Image
 from torch.utils.data import Dataset, IterableDataset, Sampler
 from torchvision.models import resnet18  # noqa: F401  (a part of somebody else, handed on)
 
-from pipeline.order.samplers import Sequential
+from penstock.order.samplers import Sequential
 
 # conf/dataset/numbers.yaml of a folder of one's own.
 NUMBERS = """# @package _global_

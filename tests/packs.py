@@ -9,12 +9,18 @@ from PIL import Image
 from torch.utils.data import Dataset
 from torchvision import tv_tensors
 
-from pipeline.packing.packing import pack
-from pipeline.packing.recipe import Recipe
+from penstock.addons.packs.packing import pack
+from penstock.addons.packs.recipe import Recipe
 
 # The entries of a pack.json of a dataset that has samples and no more.
-NO_ANSWERS = {"table": None, "lengths": False, "path": None, "text": None, "columns": None,
-              "checks": False}  # fmt: skip
+NO_ANSWERS = {
+    "table": None,
+    "lengths": False,
+    "path": None,
+    "text": None,
+    "columns": None,
+    "checks": False,
+}
 
 
 class Everything(Dataset):
@@ -63,15 +69,17 @@ class Everything(Dataset):
         import pandas as pd
 
         label = [index % 2 for index in range(self.length)]
-        return pd.DataFrame({
-            "label": label,
-            "length": [1 + index % 7 for index in range(self.length)],
-            "class": pd.Categorical.from_codes(label, ["no", "yes"]),
-            "path": [f"folder/é{index}.jpg" for index in range(self.length)],
-            "note": [None if index % 2 else f"n{index}" for index in range(self.length)],
-            "when": pd.date_range("2026-01-01", periods=self.length),
-            "share": np.linspace(0, 1, self.length),
-        })  # fmt: skip
+        return pd.DataFrame(
+            {
+                "label": label,
+                "length": [1 + index % 7 for index in range(self.length)],
+                "class": pd.Categorical.from_codes(label, ["no", "yes"]),
+                "path": [f"folder/é{index}.jpg" for index in range(self.length)],
+                "note": [None if index % 2 else f"n{index}" for index in range(self.length)],
+                "when": pd.date_range("2026-01-01", periods=self.length),
+                "share": np.linspace(0, 1, self.length),
+            }
+        )
 
 
 class Slow(Everything):

@@ -14,16 +14,16 @@ from torch import nn
 from torch.utils.data import Dataset
 from torchmetrics import MeanSquaredError, SpearmanCorrCoef
 
-from pipeline.distributed.group import Group, join
-from pipeline.distributed.world import from_environment, is_launched
-from pipeline.loading.collate import Stack
-from pipeline.loading.fetch import Fetch
-from pipeline.loading.loader import Loader
-from pipeline.order.plan import Plan
-from pipeline.order.samplers import Sequential
-from pipeline.runs import checkpoint
-from pipeline.training.objective import Regression
-from pipeline.training.runner import validate
+from penstock.distributed.group import Group, join
+from penstock.distributed.world import from_environment, is_launched
+from penstock.loading.collate import Stack
+from penstock.loading.fetch import Fetch
+from penstock.loading.loader import Loader
+from penstock.order.plan import Plan
+from penstock.order.samplers import Sequential
+from penstock.runs import checkpoint
+from penstock.training.objective import Regression
+from penstock.training.runner import validate
 from tests.resuming import SAMPLERS, STREAMS, Case
 
 # By default a world that divides no batch evenly, and a few cases; all with `make stress`.
@@ -44,14 +44,25 @@ ALL_CASES = {
     "one loss for all": Case(options={"accumulate": 3}, reduction="mean", plain=True),
     "balanced": Case(balance="length ** 2", options={"accumulate": 2}, plain=True),
 }
-FEW = ("sampler random", "sampler weighted", "sampler bucket", "sampler torch's weighted",
-       "stream sharded", "gradients added up", "a mean of the weights",
-       "packed", "packed, padded, added up", "one loss for all", "balanced")  # fmt: skip
+FEW = (
+    "sampler random",
+    "sampler weighted",
+    "sampler bucket",
+    "sampler torch's weighted",
+    "stream sharded",
+    "gradients added up",
+    "a mean of the weights",
+    "packed",
+    "packed, padded, added up",
+    "one loss for all",
+    "balanced",
+)
 CASES = {name: case for name, case in ALL_CASES.items() if ALL or name in FEW}
 # Resumed by worlds of other sizes, ranks balanced; validated at its end only, where nobody is asked
 # to stop.
-LEGS = Case(optimizer="adamw", scheduler="one cycle", plain=True, options={"val_every": 3},
-            balance="length")  # fmt: skip
+LEGS = Case(
+    optimizer="adamw", scheduler="one cycle", plain=True, options={"val_every": 3}, balance="length"
+)
 LEG_STEPS = 3
 
 
@@ -78,10 +89,17 @@ def fits(folder, group):
         weights, written, result, _ = case.fit(
             folder / name, options={"max_epochs": 2}, group=group, strategy="ddp"
         )
-        found[name] = {"steps": plain_steps(written.steps), "order": result.order,
-                       "weights": weights.tolist(), "best": result.best["val/mse"],
-                       "waiting": {name: value for name, value in result.history[-1].items()
-                                   if name.startswith("rank_wait")}}  # fmt: skip
+        found[name] = {
+            "steps": plain_steps(written.steps),
+            "order": result.order,
+            "weights": weights.tolist(),
+            "best": result.best["val/mse"],
+            "waiting": {
+                name: value
+                for name, value in result.history[-1].items()
+                if name.startswith("rank_wait")
+            },
+        }
     return found
 
 

@@ -12,27 +12,27 @@ from torch import nn
 from torch.utils.data import Dataset
 from torchmetrics import MeanSquaredError
 
-from pipeline.distributed.group import Group
-from pipeline.distributed.parallel import Parallel, prepare
-from pipeline.distributed.preemption import Preempted
-from pipeline.loading.collate import Stack
-from pipeline.loading.fetch import Fetch
-from pipeline.loading.flatten import Flatten
-from pipeline.loading.loader import Loader
-from pipeline.loading.stream_fetch import StreamFetch
-from pipeline.loading.workers.backends import LoaderOptions
-from pipeline.order.costs import Arithmetic, PartCosts, RowCosts
-from pipeline.order.plan import Plan
-from pipeline.order.samplers import Bucket, Identity, Random, Sequential, Subset, Weighted
-from pipeline.order.sequence_packing import SequencePacking
-from pipeline.order.streams import StreamOrder, StreamPlan
-from pipeline.order.torch_samplers import adapt
-from pipeline.runs import checkpoint
-from pipeline.runs.checkpoint import Checkpoints
-from pipeline.training.objective import Objective, Regression
-from pipeline.training.runner import Observer, fit
-from pipeline.training.token_losses import next_tokens, token_losses
-from pipeline.training.train_step import TrainOptions
+from penstock.addons.filters.costs import Arithmetic, PartCosts, RowCosts
+from penstock.addons.tokens.flatten import Flatten
+from penstock.addons.tokens.sequence_packing import SequencePacking
+from penstock.addons.tokens.token_losses import next_tokens, token_losses
+from penstock.distributed.group import Group
+from penstock.distributed.parallel import Parallel, prepare
+from penstock.distributed.preemption import Preempted
+from penstock.loading.collate import Stack
+from penstock.loading.fetch import Fetch
+from penstock.loading.loader import Loader
+from penstock.loading.stream_fetch import StreamFetch
+from penstock.loading.workers.backends import LoaderOptions
+from penstock.order.plan import Plan
+from penstock.order.samplers import Bucket, Identity, Random, Sequential, Subset, Weighted
+from penstock.order.streams import StreamOrder, StreamPlan
+from penstock.order.torch_samplers import adapt
+from penstock.runs import checkpoint
+from penstock.runs.checkpoint import Checkpoints
+from penstock.training.objective import Objective, Regression
+from penstock.training.runner import Observer, fit
+from penstock.training.train_step import TrainOptions
 from tests import streams
 
 LENGTH, SIZE, EPOCHS = 22, 4, 3
@@ -77,8 +77,9 @@ class Both:
         return Noise()(Numbers()(sample))
 
 
-TABLE = pd.DataFrame({"length": [i % 6 + 1 for i in range(LENGTH)],
-                      "label": [i % 6 for i in range(LENGTH)]})  # fmt: skip
+TABLE = pd.DataFrame(
+    {"length": [i % 6 + 1 for i in range(LENGTH)], "label": [i % 6 for i in range(LENGTH)]}
+)
 
 
 class Texts(Dataset):
@@ -138,11 +139,12 @@ SAMPLERS = {
     ),
     "torch's weighted": lambda: adapt(
         lambda: torch.utils.data.WeightedRandomSampler([1.0 + i % 3 for i in range(LENGTH)], 18),
-        0, LENGTH,
+        0,
+        LENGTH,
     ),
     "bucket": lambda: Bucket(LENGTH, 0, TABLE, SIZE),
     "identity": lambda: Identity(LENGTH, 0, TABLE, identities=2, samples=2),
-}  # fmt: skip
+}
 STREAMS = {
     "plain": streams.Plain,
     "sharded": streams.Sharded,
@@ -191,8 +193,14 @@ class Written(Observer):
         self.steps += steps
 
     def on_epoch_end(self, record):
-        timed = ("seconds", "samples_per_second", "tokens_per_second", "wait_share",
-                 "rank_wait_share", "worker_deaths")  # fmt: skip
+        timed = (
+            "seconds",
+            "samples_per_second",
+            "tokens_per_second",
+            "wait_share",
+            "rank_wait_share",
+            "worker_deaths",
+        )
         kept = {k: v for k, v in record.items() if k not in timed and not k.startswith("ms/")}
         self.records.append(kept)
 
@@ -254,9 +262,17 @@ class Case:
         return Regression(loss, {"mse": MeanSquaredError()}, ["x"], "y")
 
     def fit(
-        self, folder, stop=None, resume=None, options=None, size=SIZE, group=None, strategy="none",
-        val_loading=None, **loading,
-    ):  # fmt: skip
+        self,
+        folder,
+        stop=None,
+        resume=None,
+        options=None,
+        size=SIZE,
+        group=None,
+        strategy="none",
+        val_loading=None,
+        **loading,
+    ):
         """Train; returns weights (those of this rank), what was written, result, stopped."""
         group = group or Group()
         parallel = Parallel(strategy)
@@ -278,16 +294,28 @@ class Case:
             preemption = StopAfter(stop)
             try:
                 result = fit(
-                    model, objective, optimizer, train, val, chosen, scheduler=scheduler,
-                    checkpoints=checkpoints, observers=[written],
-                    preemption=preemption, resume=resume, group=group, parallel=parallel,
-                )  # fmt: skip
+                    model,
+                    objective,
+                    optimizer,
+                    train,
+                    val,
+                    chosen,
+                    scheduler=scheduler,
+                    checkpoints=checkpoints,
+                    observers=[written],
+                    preemption=preemption,
+                    resume=resume,
+                    group=group,
+                    parallel=parallel,
+                )
             except Preempted:
                 result, stopped = None, True
             written.asked = preemption.seen
             checkpoints.flush()
-        whole = [value.full_tensor() if hasattr(value, "full_tensor") else value
-                 for value in model.state_dict().values()]  # fmt: skip
+        whole = [
+            value.full_tensor() if hasattr(value, "full_tensor") else value
+            for value in model.state_dict().values()
+        ]
         weights = torch.cat([value.flatten().double() for value in whole])
         return weights, written, result, stopped
 

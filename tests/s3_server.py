@@ -39,8 +39,15 @@ class S3Server:
         self.process = None
 
     def start(self):
-        command = [sys.executable, "-m", "tests.s3_server", str(self.port), str(self.folder),
-                   str(self.log), str(self.delay)]  # fmt: skip
+        command = [
+            sys.executable,
+            "-m",
+            "tests.s3_server",
+            str(self.port),
+            str(self.folder),
+            str(self.log),
+            str(self.delay),
+        ]
         self.process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **ENVIRONMENT})
         wait_until(lambda: is_open(self.port) or self.process.poll() is not None, 30)
         assert self.process.poll() is None

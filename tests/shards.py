@@ -24,11 +24,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial
 
-from pipeline.distributed.group import Group
-from pipeline.distributed.parallel import like
-from pipeline.distributed.world import World
-from pipeline.runs import checkpoint
-from pipeline.runs.checkpoint import CheckpointError, Checkpoints
+from penstock.distributed.group import Group
+from penstock.distributed.parallel import like
+from penstock.distributed.world import World
+from penstock.runs import checkpoint
+from penstock.runs.checkpoint import CheckpointError, Checkpoints
 
 # Once for all ranks: what `fully_shard` and saving import by and by.
 IMPORTED = (torch._dynamo, hf_storage, state_dict_loader, state_dict_saver)
@@ -68,8 +68,13 @@ def step(model, optimizer):
 
 
 def state_of(model, optimizer, updates):
-    return {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "updates": updates,
-            "metrics": {"loss": float("nan")}, "betas": (0.9, 0.999)}  # fmt: skip
+    return {
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "updates": updates,
+        "metrics": {"loss": float("nan")},
+        "betas": (0.9, 0.999),
+    }
 
 
 def restore(model, optimizer, state):

@@ -16,8 +16,8 @@ import torchmetrics.regression  # noqa: F401
 from torch.utils.data import Dataset
 
 # What every run imports is imported once, here, and not by each process that is forked.
-from pipeline import command
-from pipeline.runs import checkpoint
+from penstock import command
+from penstock.runs import checkpoint
 from tests.ports import free_port
 
 ROWS, BATCH, EPOCHS = 64, 4, 6
@@ -27,11 +27,19 @@ dataset: {{_target_: tests.stopping.Stalling, rows: {ROWS}, gate: '???', packed:
 objective: {{inputs: [x], target: y}}
 """
 RUN = (
-    "dataset=stalling", f"batch.size={BATCH}", f"trainer.max_epochs={EPOCHS}", "tracker=none",
-    "trainer.checkpoint.every_epochs=2", "trainer.ledger=true", "trainer.log_every=1",
-    "trainer.pictures=false", "trainer.progress=none", "loader.num_workers=2", "scheduler=none",
+    "dataset=stalling",
+    f"batch.size={BATCH}",
+    f"trainer.max_epochs={EPOCHS}",
+    "tracker=none",
+    "trainer.checkpoint.every_epochs=2",
+    "trainer.ledger=true",
+    "trainer.log_every=1",
+    "trainer.pictures=false",
+    "trainer.progress=none",
+    "loader.num_workers=2",
+    "scheduler=none",
     "resume=auto",
-)  # fmt: skip
+)
 
 
 class Stalling(Dataset):
@@ -95,10 +103,19 @@ class Runs:
 
     def arguments(self):
         many = ["distributed=ddp"] if self.ranks > 1 else []
-        return ["--config-dir", f"{self.folder}/conf", "--trust", "tests.stopping", *RUN, *many,
-                f"loader.backend={self.backend}", f"run_dir={self.run}",
-                f"dataset.gate={self.gate}", f"cache_dir={self.folder}/cache",
-                *self.more]  # fmt: skip
+        return [
+            "--config-dir",
+            f"{self.folder}/conf",
+            "--trust",
+            "tests.stopping",
+            *RUN,
+            *many,
+            f"loader.backend={self.backend}",
+            f"run_dir={self.run}",
+            f"dataset.gate={self.gate}",
+            f"cache_dir={self.folder}/cache",
+            *self.more,
+        ]
 
     def begin(self, *more):
         """Start; pids, of ranks as torchrun would start them."""
@@ -120,10 +137,13 @@ class Runs:
             torch.set_num_threads(1)
             if self.ranks > 1:
                 os.environ |= {
-                    "RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_ADDR": "localhost",
-                    "WORLD_SIZE": str(self.ranks), "LOCAL_WORLD_SIZE": str(self.ranks),
+                    "RANK": str(rank),
+                    "LOCAL_RANK": str(rank),
+                    "MASTER_ADDR": "localhost",
+                    "WORLD_SIZE": str(self.ranks),
+                    "LOCAL_WORLD_SIZE": str(self.ranks),
                     "MASTER_PORT": str(port),
-                }  # fmt: skip
+                }
             code = command.main([*self.arguments(), *more])
         finally:
             os._exit(code)

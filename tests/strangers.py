@@ -14,15 +14,15 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline import command, compose
-from pipeline.build.data import DataParts
-from pipeline.build.sharing import share_of
-from pipeline.config import allow_list, instantiate
-from pipeline.errors import PenstockError
-from pipeline.reports.same_data import SameData
-from pipeline.runs.record import RunRecord
-from pipeline.tasks.digest import lines
-from pipeline.transforms.byte_pairs import learn
+from penstock import command, compose
+from penstock.addons.decode_pool.build import share_of
+from penstock.addons.reports.same_data import SameData
+from penstock.addons.tokens.byte_pairs import learn
+from penstock.build.data import DataParts
+from penstock.config import allow_list, instantiate
+from penstock.errors import PenstockError
+from penstock.runs.record import RunRecord
+from penstock.tasks.digest import lines
 
 DATA = """
 import hashlib
@@ -132,12 +132,25 @@ CHANGES = ("argument", "bytes", "label", "code", "order", "length", "transform")
 ASKED = ("resume", "verify", "diff", "report", "sharing", "caches", "where")
 SAME = "the same!"  # said of different batches
 FIT = (
-    "transform=none", "+transform.train.shift._target_=stranger_steps.Shift", "model=linear",
-    "objective=classification", "objective.inputs=[x]", "batch.size=8", "scheduler=none",
-    "trainer=quick", "trainer.max_epochs=1", "trainer.pictures=false", "trainer.report=false",
-    "trainer.baseline=false", "trainer.progress=none", "tracker=none", "loader.num_workers=0",
-    "loader.prefetch_factor=null", "loader.persistent_workers=null", "seed=3",
-)  # fmt: skip
+    "transform=none",
+    "+transform.train.shift._target_=stranger_steps.Shift",
+    "model=linear",
+    "objective=classification",
+    "objective.inputs=[x]",
+    "batch.size=8",
+    "scheduler=none",
+    "trainer=quick",
+    "trainer.max_epochs=1",
+    "trainer.pictures=false",
+    "trainer.report=false",
+    "trainer.baseline=false",
+    "trainer.progress=none",
+    "tracker=none",
+    "loader.num_workers=0",
+    "loader.prefetch_factor=null",
+    "loader.persistent_workers=null",
+    "seed=3",
+)
 
 
 class Project:
@@ -262,8 +275,11 @@ def sharing(project, changed):
 def caches(project, changed):
     """Whether what is kept of the data is what would be made of it now."""
     data, size = project.parts(), 300
-    node = {"_target_": "pipeline.transforms.byte_pairs.BytePairs", "vocabulary": "dataset",
-            "size": size}  # fmt: skip
+    node = {
+        "_target_": "penstock.addons.tokens.byte_pairs.BytePairs",
+        "vocabulary": "dataset",
+        "size": size,
+    }
     try:
         kept = data.with_statistics(node)["vocabulary"]
     except PenstockError:
@@ -302,8 +318,11 @@ def answers(place, kind, what):
     with contextlib.suppress(PenstockError):
         project.group = share_of(project.parts("loader.share=mine").train).group
     with contextlib.suppress(PenstockError):
-        node = {"_target_": "pipeline.transforms.byte_pairs.BytePairs", "vocabulary": "dataset",
-                "size": 300}  # fmt: skip
+        node = {
+            "_target_": "penstock.addons.tokens.byte_pairs.BytePairs",
+            "vocabulary": "dataset",
+            "size": 300,
+        }
         project.parts().with_statistics(node)  # kept from now on
     if not project.change(what):
         return

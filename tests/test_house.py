@@ -20,22 +20,44 @@ ROOT = Path(__file__).parent.parent
 
 # What a dataset may know of the pipeline: packages, or single modules of one.
 KNOWN_TO_DATASETS = (
-    "pipeline.errors", "pipeline.ranges", "pipeline.terminal", "pipeline.files",
-    "pipeline.order.randomness",
-    "pipeline.order.permutation", "pipeline.order.columns", "pipeline.native",
-    "pipeline.transforms", "pipeline.loading.encoded", "pipeline.loading.stored",
-    "pipeline.packing",
-)  # fmt: skip
+    "penstock.errors",
+    "penstock.ranges",
+    "penstock.terminal",
+    "penstock.files",
+    "penstock.order.randomness",
+    "penstock.order.permutation",
+    "penstock.order.columns",
+    "penstock.native",
+    "penstock.transforms",
+    "penstock.loading.encoded",
+    "penstock.loading.stored",
+    "penstock.addons.packs",
+)
 KNOW_HYDRA = {
-    "run.py", "pipeline/command.py", "pipeline/tasks/fit.py",
-    "pipeline/tasks/sweep.py",
-    "pipeline/tasks/sweep_grid.py", "pipeline/tasks/optuna_sweeper.py",
-    *(f"pipeline/config/{name}.py" for name in (
-        "command_line_keys", "composition", "environment", "hydra_internals", "hydra_loader",
-        "hydra_output",
-        "hydra_section", "instantiate", "own_command", "preflight", "unknown_keys", "whole_nodes",
-    )),
-}  # fmt: skip
+    "run.py",
+    "pipeline/command.py",
+    "pipeline/tasks/fit.py",
+    "pipeline/addons/sweeps/sweep.py",
+    "pipeline/addons/sweeps/sweep_grid.py",
+    "pipeline/addons/sweeps/optuna_sweeper.py",
+    *(
+        f"pipeline/config/{name}.py"
+        for name in (
+            "command_line_keys",
+            "composition",
+            "environment",
+            "hydra_internals",
+            "hydra_loader",
+            "hydra_output",
+            "hydra_section",
+            "instantiate",
+            "own_command",
+            "preflight",
+            "unknown_keys",
+            "whole_nodes",
+        )
+    ),
+}
 CODE = ("pipeline/*.py", "datasets/*.py", "run.py")
 PAGES = ("README.md", "docs/*.md")
 
@@ -44,8 +66,11 @@ PAGES = ("README.md", "docs/*.md")
 def tracked(*patterns):
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", *patterns],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    ).stdout.split()  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout.split()
     return sorted(name for name in listed if (ROOT / name).is_file())
 
 
@@ -81,8 +106,11 @@ def test_packages_import_downwards():
     program = "from importlinter.cli import lint_imports_command; lint_imports_command()"
     done = subprocess.run(
         [sys.executable, "-c", program, "--no-cache", "--no-logo"],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"[1-9]\d* kept, 0 broken", done.stdout)
 
@@ -91,40 +119,49 @@ def test_every_package_has_a_layer():
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
     named = {
         module.strip()
-        for contract in settings["contracts"] if contract["type"] == "layers"
+        for contract in settings["contracts"]
+        if contract["type"] == "layers"
         for layer in contract["layers"]
         for module in layer.split("|")
-    }  # fmt: skip
-    there = {f"pipeline.{path.stem}" for path in (ROOT / "pipeline").glob("[!_]*.py")}
-    there |= {f"pipeline.{path.parent.name}" for path in (ROOT / "pipeline").glob("*/__init__.py")}
+    }
+    there = {f"penstock.{path.stem}" for path in (ROOT / "pipeline").glob("[!_]*.py")}
+    named.add("penstock.addons")
+    there |= {f"penstock.{path.parent.name}" for path in (ROOT / "pipeline").glob("*/__init__.py")}
     assert there == named
 
 
 def test_the_pipeline_imports_no_dataset():
     for name in tracked("pipeline/*.py"):
-        assert not [one for one in imports_of(name) if under(one, ("pipeline.datasets",))], name
+        assert not [one for one in imports_of(name) if under(one, ("penstock.datasets",))], name
 
 
 def test_hydra_is_imported_only_where_configurations_are_composed():
     who = {
-        name for name in tracked("pipeline/*.py", "run.py")
+        name
+        for name in tracked("pipeline/*.py", "run.py")
         if any(under(one, ("hydra", "omegaconf")) for one in imports_of(name))
-    }  # fmt: skip
+    }
     assert who == KNOW_HYDRA
 
 
 ADAPTERS = {
-    "pipeline/torch_internals.py", "pipeline/config/hydra_internals.py",
+    "pipeline/torch_internals.py",
+    "pipeline/config/hydra_internals.py",
     "pipeline/distributed/metric_states.py",
-}  # fmt: skip
+}
 FOREIGN = ("hydra", "omegaconf", "torchmetrics")
 
 
 def test_private_names_of_others_are_used_in_adapters_only():
     known = {
-        *vars(Metric), *vars(MeanMetric()), *dir(DictConfig), *dir(ListConfig),
-        *dir(ConfigLoaderImpl), *dir(hydra.core.utils), *dir(hydra._internal.hydra.Hydra),
-    }  # fmt: skip
+        *vars(Metric),
+        *vars(MeanMetric()),
+        *dir(DictConfig),
+        *dir(ListConfig),
+        *dir(ConfigLoaderImpl),
+        *dir(hydra.core.utils),
+        *dir(hydra._internal.hydra.Hydra),
+    }
     private = {name for name in known if re.fullmatch("_[a-z].*", name)}
     for name in set(tracked(*CODE)) - ADAPTERS:
         for module in imports_of(name):
@@ -139,8 +176,8 @@ def test_private_names_of_others_are_used_in_adapters_only():
 @pytest.mark.parametrize("name", tracked("datasets/*.py"))
 def test_datasets_know_little_of_the_pipeline(name):
     for module in imports_of(name):
-        if under(module, ("pipeline",)):
-            assert under(module, ("pipeline.datasets", *KNOWN_TO_DATASETS)), module
+        if under(module, ("penstock",)):
+            assert under(module, ("penstock.datasets", *KNOWN_TO_DATASETS)), module
 
 
 PACKAGES = [
@@ -257,12 +294,15 @@ def test_the_site_builds_without_a_warning(tmp_path):
     pytest.importorskip("mkdocs", reason="pip install -e '.[docs]'")
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)],
-        cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     shown = (tmp_path / "api" / "datasets.html").read_text()
-    assert "pipeline.datasets.arrays.Arrays" in shown
+    assert "penstock.datasets.arrays.Arrays" in shown
     elsewhere = re.compile(r'(?:src|<link[^>]+href)="https?://')
     for page in tmp_path.rglob("*.html"):
         assert not elsewhere.search(page.read_text()), f"{page} loads something from a network"

@@ -13,17 +13,17 @@ from pathlib import Path
 
 import pytest
 
-import pipeline
+import penstock
 
 THEIRS = ("datasets", "transformers", "evaluate", "accelerate")
-HOME = Path(pipeline.__file__).parent.parent  # the checkout, or site-packages
+HOME = Path(penstock.__file__).parent.parent  # the checkout, or site-packages
 
 needs_them = pytest.mark.skipif(
     not all(map(find_spec, THEIRS)), reason="Hugging Face's packages are not installed"
 )
 
 OURS = (
-    "import pipeline, pipeline.command, pipeline.datasets.synthetic_sequences, pipeline.build.data"
+    "import penstock, penstock.command, penstock.datasets.synthetic_sequences, penstock.build.data"
 )
 IMPORTS = "import datasets, transformers, evaluate"
 
@@ -74,8 +74,8 @@ import sys
 
 import torch
 from theirs import Rows
-from pipeline import build_train_loader, command, compose
-from pipeline.loading.dataloader import DataLoader
+from penstock import build_train_loader, command, compose
+from penstock.addons.dataloader.dataloader import DataLoader
 
 rows = Rows()
 seen = [batch["label"] for batch in DataLoader(rows, batch_size=8, shuffle=True, num_workers=2)]
@@ -124,12 +124,21 @@ print("all", done.global_step)
 def run_in(folder, code, home=HOME):
     """Exit code and output of a fresh process that finds both."""
     # -P: nothing is imported from a folder by chance; the copy of ours is the one that is tested.
-    environment = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{home}",
-                   "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "home")}  # fmt: skip
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{folder}{os.pathsep}{home}",
+        "HF_HUB_OFFLINE": "1",
+        "HF_HOME": str(folder / "home"),
+    }
     done = subprocess.run(
-        [sys.executable, "-P", "-c", textwrap.dedent(code)], cwd=folder, env=environment,
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+        [sys.executable, "-P", "-c", textwrap.dedent(code)],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
@@ -138,14 +147,15 @@ def test_a_package_called_datasets_is_found_before_and_after_ours(tmp_path):
     """What holds of Hugging Face's holds of anybody's."""
     (tmp_path / "datasets").mkdir()
     (tmp_path / "datasets" / "__init__.py").write_text("WHOSE = 'theirs'\n")
-    ours = "import pipeline.datasets.files"
+    ours = "import penstock.datasets.files"
     for order in (f"import datasets; {ours}", f"{ours}; import datasets"):
         assert run_in(tmp_path, f"{order}; print(datasets.WHOSE)") == "theirs\n"
 
 
 @needs_them
-@pytest.mark.parametrize("order", [f"{IMPORTS}\n{OURS}", f"{OURS}\n{IMPORTS}"],
-                         ids=["theirs first", "ours first"])  # fmt: skip
+@pytest.mark.parametrize(
+    "order", [f"{IMPORTS}\n{OURS}", f"{OURS}\n{IMPORTS}"], ids=["theirs first", "ours first"]
+)
 def test_both_work_in_one_process(order, tmp_path):
     (tmp_path / "theirs.py").write_text(ROWS)
     (tmp_path / "groups" / "dataset").mkdir(parents=True)

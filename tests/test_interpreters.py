@@ -60,8 +60,17 @@ UNLESS_WRITTEN = r"""
     | re\.(?!escape|Match|Pattern|\w*error|[A-Z]+$).+ | (glob|fnmatch)\..+ | struct\..+
     | numpy\.(dtype|fromstring|genfromtxt|loadtxt) | time\.strftime
 """
-METHODS = {"query", "execute", "executemany", "executescript", "exec_driver_sql", "recv",
-           "recv_object", "unsafe_load", "extractall"}  # fmt: skip
+METHODS = {
+    "query",
+    "execute",
+    "executemany",
+    "executescript",
+    "exec_driver_sql",
+    "recv",
+    "recv_object",
+    "unsafe_load",
+    "extractall",
+}
 METHODS_UNLESS_WRITTEN = {"format", "format_map", "strftime", "glob", "rglob"}
 KEYWORDS = {"shell", "env", "executable", "allow_pickle", "weights_only"}
 
@@ -124,8 +133,9 @@ class _Finder(ast.NodeVisitor):
             return all(map(self._is_written, node.elts))
         if isinstance(node, ast.Attribute):  # np.uint8; NAME.pattern
             of = self._dotted(node) or ""
-            return of.startswith("numpy.") or (node.attr == "pattern" and
-                                               self._is_written(node.value))  # fmt: skip
+            return of.startswith("numpy.") or (
+                node.attr == "pattern" and self._is_written(node.value)
+            )
         if isinstance(node, ast.Call):  # Markup("..."), re.compile("...")
             name = self._dotted(node.func) or ""
             return name in ("markupsafe.Markup", "re.compile") and self._is_first_written(node)
@@ -255,9 +265,12 @@ def test_templates_escape_and_their_script_makes_no_markup():
     folder = ROOT / "pipeline" / "reports" / "templates"
     for path in folder.iterdir():
         text = path.read_text()
-        odd = re.findall(r"\|\s*safe\b|autoescape|innerHTML|outerHTML|insertAdjacentHTML|"
-                         r"document\.write|\beval\b|Function\(|setTimeout\([\"']|\bon\w+=|"
-                         r"javascript:|fetch\(|XMLHttp|import\(", text)  # fmt: skip
+        odd = re.findall(
+            r"\|\s*safe\b|autoescape|innerHTML|outerHTML|insertAdjacentHTML|"
+            r"document\.write|\beval\b|Function\(|setTimeout\([\"']|\bon\w+=|"
+            r"javascript:|fetch\(|XMLHttp|import\(",
+            text,
+        )
         assert not odd, f"{path.name}: {odd}"
 
 
@@ -298,8 +311,9 @@ SEEN = {
     "import torch\ntorch.load(path)": "torch.load",
     "import torch as t\nload = t.load\nload(path)": "torch.load",
     "read(path, allow_pickle=True)": "allow_pickle=",
-    "import torch.distributed as dist\ndist.all_gather_object(a, b)":
-        "torch.distributed.all_gather_object",
+    "import torch.distributed as dist\ndist.all_gather_object(a, b)": (
+        "torch.distributed.all_gather_object"
+    ),
     "pipe.recv()": ".recv",
     "import yaml\nyaml.load(text, Loader)": "yaml.load",
     "from yaml import unsafe_load\nunsafe_load(text)": "yaml.unsafe_load",
@@ -321,8 +335,9 @@ SEEN = {
     "import fnmatch\nfnmatch.filter(names, text)": "fnmatch.filter",
     "folder.glob(text)": ".glob",
     "import importlib\nimportlib.import_module(name)": "importlib.import_module",
-    "from importlib.util import spec_from_file_location as s\ns(name, path)":
-        "importlib.util.spec_from_file_location",
+    "from importlib.util import spec_from_file_location as s\ns(name, path)": (
+        "importlib.util.spec_from_file_location"
+    ),
     "import runpy\nrunpy.run_path(path)": "runpy.run_path",
     "import sys\nsys.path.append(folder)": "sys.path.append",
     "import ast\nast.literal_eval(text)": "ast.literal_eval",
@@ -338,8 +353,9 @@ SEEN = {
     "from sqlalchemy import text as t\nt(words)": "sqlalchemy.text",
     "import ctypes\nctypes.CDLL(path)": "ctypes.CDLL",
     "import torch\ntorch.ops.load_library(path)": "torch.ops.load_library",
-    "from torch.utils.cpp_extension import load\nload(name, files)":
-        "torch.utils.cpp_extension.load",
+    "from torch.utils.cpp_extension import load\nload(name, files)": (
+        "torch.utils.cpp_extension.load"
+    ),
     "import numpy\nnumpy.dtype(text)": "numpy.dtype",
     "import struct\nstruct.unpack(text, data)": "struct.unpack",
     "import fsspec\nfsspec.open(address)": "fsspec.open",
@@ -349,7 +365,7 @@ SEEN = {
     "from matplotlib.figure import Figure\nFigure()": "matplotlib.figure.Figure",
     "import ray\nray.init(address)": "ray.init",
     "from hydra.utils import instantiate\ninstantiate(node)": "hydra.utils.instantiate",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("source", SEEN)
@@ -358,16 +374,23 @@ def test_each_kind_of_call_is_seen(source):
 
 
 UNSEEN = [
-    "model.eval()", "import re\nre.compile('a+')", "import re\nA = 'a'\nre.compile(f'{A}+')",
-    "'{}'.format(text)", "number % 3", "folder.glob('*.png')",
+    "model.eval()",
+    "import re\nre.compile('a+')",
+    "import re\nA = 'a'\nre.compile(f'{A}+')",
+    "'{}'.format(text)",
+    "number % 3",
+    "folder.glob('*.png')",
     "import numpy\nnumpy.dtype(numpy.int64)",
-    "import struct\nstruct.pack('<q', 1)", "moment.strftime('%Y')", "import re\nre.escape(text)",
+    "import struct\nstruct.pack('<q', 1)",
+    "moment.strftime('%Y')",
+    "import re\nre.escape(text)",
     "from markupsafe import Markup\nMarkup('<p>{}</p>').format(text)",
     "import pickle\ntry: f()\nexcept pickle.UnpicklingError: pass",
     "import multiprocessing.connection as c\ndef f(a: c.Connection) -> c.Connection: return a",
-    "import zlib\nzlib.crc32(data)", "import json\njson.dumps(value)",
+    "import zlib\nzlib.crc32(data)",
+    "import json\njson.dumps(value)",
     "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import pickle\n    x = pickle.loads",
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("source", UNSEEN)

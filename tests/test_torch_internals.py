@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.data import get_worker_info
 
-from pipeline import torch_internals
+from penstock import torch_internals
 
 
 def test_a_torch_that_lacks_one_is_told(monkeypatch):

@@ -20,8 +20,12 @@ print(json.dumps({
     "threads": len(os.listdir("/proc/self/task")), "hidden": "pytest" in dir(),
 }))
 """
-ENVIRONMENT = {"PATH": os.environ["PATH"], "PYTHONPATH": "here", "LC_CTYPE": "C.UTF-8",
-               "PYTHONDONTWRITEBYTECODE": "1"}  # fmt: skip
+ENVIRONMENT = {
+    "PATH": os.environ["PATH"],
+    "PYTHONPATH": "here",
+    "LC_CTYPE": "C.UTF-8",
+    "PYTHONDONTWRITEBYTECODE": "1",
+}
 
 
 @pytest.mark.parametrize("way", ["script", "-m", "-c"])
@@ -31,8 +35,14 @@ def test_it_finds_what_a_program_finds(way, tmp_path):
     command = [sys.executable, *words, "a", "b c"]
     found = []
     for begin in (warm.start, subprocess.Popen):
-        program = begin(command, cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True,
-                        start_new_session=True)  # fmt: skip
+        program = begin(
+            command,
+            cwd=tmp_path,
+            env=ENVIRONMENT,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
         out, err = program.communicate(timeout=60)
         shown = json.loads(out)
         assert program.pid == shown.pop("pid") == shown.pop("session") != os.getpid()
@@ -51,11 +61,15 @@ def test_it_finds_what_a_program_finds(way, tmp_path):
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", -9, ""),
         ("import signal; signal.raise_signal(signal.SIGINT)", -2, "KeyboardInterrupt"),
         ("import atexit, sys; atexit.register(print, 'end', file=sys.stderr)", 0, "end\n"),
-        ("import threading, sys, time\n"
-         "def say(): time.sleep(0.1); print('late', file=sys.stderr)\n"
-         "threading.Thread(target=say).start()", 0, "late\n"),
+        (
+            "import threading, sys, time\n"
+            "def say(): time.sleep(0.1); print('late', file=sys.stderr)\n"
+            "threading.Thread(target=say).start()",
+            0,
+            "late\n",
+        ),
     ],
-)  # fmt: skip
+)
 def test_it_ends_as_a_program_ends(code, returned, said):
     done = warm.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == returned
@@ -65,8 +79,9 @@ def test_it_ends_as_a_program_ends(code, returned, said):
 
 def test_signals_reach_it_and_nobody_else():
     code = "import time; print('ready', flush=True); time.sleep(600)"
-    with warm.start([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True,
-                    start_new_session=True) as program:  # fmt: skip
+    with warm.start(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as program:
         assert program.stdout.readline() == "ready\n"
         assert program.poll() is None
         with pytest.raises(subprocess.TimeoutExpired):
@@ -80,8 +95,10 @@ def test_signals_reach_it_and_nobody_else():
 def test_its_changes_are_its_own():
     change = "import os, json; os.environ['X'] = 'y'; json.changed = True; print('x' * 200_000)"
     look = "import os, json; print('X' in os.environ, hasattr(json, 'changed'))"
-    outs = [warm.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
-            for code in (change, look)]  # fmt: skip
+    outs = [
+        warm.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
+        for code in (change, look)
+    ]
     assert len(outs[0]) == 200_001
     assert outs[1] == "False False\n"
 

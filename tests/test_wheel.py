@@ -11,11 +11,12 @@ from email import message_from_string
 
 import pytest
 
-import pipeline
-from pipeline import command, program
+import penstock
+from penstock import command, program
 from tests.program import ROOT, SHARED
 
 BUILD = "import sys, setuptools.build_meta as backend; getattr(backend, sys.argv[1])(sys.argv[2])"
+VERSION = penstock.__version__
 SMALL = ["dataset.count=40", "dataset.size=48", "batch.size=8"]
 
 
@@ -30,9 +31,14 @@ def build(kind, source, out, native="0"):
     """The file that `build_wheel` or `build_sdist` makes."""
     out.mkdir()
     done = subprocess.run(
-        [sys.executable, "-c", BUILD, kind, str(out)], cwd=source, capture_output=True, text=True,
-        env={**os.environ, "PENSTOCK_NATIVE": native}, timeout=300, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", BUILD, kind, str(out)],
+        cwd=source,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PENSTOCK_NATIVE": native},
+        timeout=300,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     (built,) = out.iterdir()
     return built
@@ -43,7 +49,7 @@ def source(tmp_path_factory):
     """A checkout without what earlier builds left in it."""
     folder = tmp_path_factory.mktemp("source")
     for name in tracked(
-        "pipeline", "datasets", "conf", "*.toml", "*.py", "*.in", "*.md", "LICENSE"
+        "penstock", "pipeline", "datasets", "conf", "*.toml", "*.py", "*.in", "*.md", "LICENSE"
     ):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, folder / name, follow_symlinks=False)
@@ -67,12 +73,19 @@ def installed(wheel, tmp_path_factory):
 def start(installed, folder, *words):
     """`penstock *words` as an installation's script starts it, from a folder."""
     script = folder.parent / "penstock"
-    script.write_text("import sys\nfrom pipeline.console import main\n"
-                      "if __name__ == '__main__':\n    sys.exit(main())\n")  # fmt: skip
+    script.write_text(
+        "import sys\nfrom penstock.console import main\n"
+        "if __name__ == '__main__':\n    sys.exit(main())\n"
+    )
     return subprocess.run(
-        [sys.executable, str(script), *map(str, words)], cwd=folder, capture_output=True, text=True,
-        env={**os.environ, "PYTHONPATH": str(installed)}, timeout=300, check=False,
-    )  # fmt: skip
+        [sys.executable, str(script), *map(str, words)],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(installed)},
+        timeout=300,
+        check=False,
+    )
 
 
 @pytest.fixture
@@ -82,16 +95,16 @@ def empty(tmp_path):
     return folder
 
 
-def test_a_wheel_writes_nothing_but_pipeline(wheel):
+def test_a_wheel_writes_nothing_but_penstock(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
-        (notes,) = {name.split("/")[0] for name in names if name.split("/")[0] != "pipeline"}
+        (notes,) = {name.split("/")[0] for name in names if name.split("/")[0] != "penstock"}
         facts = message_from_string(archive.read(f"{notes}/METADATA").decode())
         commands = archive.read(f"{notes}/entry_points.txt").decode()
-    assert notes == f"penstock_loader-{pipeline.__version__}.dist-info"
+    assert notes == f"penstock_loader-{penstock.__version__}.dist-info"
     assert facts["Name"] == "penstock-loader"
-    assert "penstock = pipeline.console:main" in commands
-    ours = {name for name in names if name.startswith("pipeline/")}
+    assert "penstock = penstock.console:main" in commands
+    ours = {name for name in names if name.startswith("penstock/")}
     assert ours == shipped()
 
 
@@ -99,7 +112,7 @@ def shipped():
     """The names that a wheel's files have to have: code, configuration, templates, type hints."""
     kinds = (".py", ".pyi", ".yaml", ".txt", ".csv", ".typed", ".html", ".css", ".js")
     wanted = {name for name in tracked("pipeline", "datasets", "conf") if name.endswith(kinds)}
-    return {name if name.startswith("pipeline/") else f"pipeline/{name}" for name in wanted}
+    return {f"penstock/{name.removeprefix('pipeline/')}" for name in wanted}
 
 
 def test_a_source_distribution_has_all_that_a_build_needs(source, tmp_path):
@@ -136,10 +149,14 @@ def test_its_help_and_its_hints_say_penstock(installed, empty):
 
 @pytest.mark.parametrize(
     ("script", "said"),
-    [("/usr/bin/penstock", "penstock"), (r"C:\Scripts\penstock.exe", "penstock"),
-     ("run.py", "python run.py"), ("/my code/run.py", "python '/my code/run.py'"),
-     (None, "python run.py")],
-)  # fmt: skip
+    [
+        ("/usr/bin/penstock", "penstock"),
+        (r"C:\Scripts\penstock.exe", "penstock"),
+        ("run.py", "python run.py"),
+        ("/my code/run.py", "python '/my code/run.py'"),
+        (None, "python run.py"),
+    ],
+)
 def test_one_function_says_how_the_program_was_started(script, said, monkeypatch):
     monkeypatch.setattr(program, "_script", script)
     assert program.text("-m") == f"{said} -m"
@@ -177,10 +194,20 @@ def test_a_fresh_environment_trains_on_faces_and_on_a_new_project(source, tmp_pa
     (site,) = (tmp_path / "an environment" / "lib").glob("python*/site-packages")
     others = [path for path in sys.path if path.endswith("site-packages")]
     (site / "shared.pth").write_text("\n".join(others) + "\n")  # torch and so on
-    subprocess.run([*pip, "--python", bins / "python", "install", *offline, "--ignore-installed",
-                    *out.iterdir()], check=True)  # fmt: skip
+    subprocess.run(
+        [
+            *pip,
+            "--python",
+            bins / "python",
+            "install",
+            *offline,
+            "--ignore-installed",
+            *out.iterdir(),
+        ],
+        check=True,
+    )
     written = {path.name for path in site.iterdir()} - {"shared.pth"}
-    assert written == {"pipeline", f"penstock_loader-{pipeline.__version__}.dist-info"}
+    assert written == {"penstock", f"penstock_loader-{VERSION}.dist-info"}
 
     work = tmp_path / "a folder with spaces"
     work.mkdir()
@@ -189,28 +216,52 @@ def test_a_fresh_environment_trains_on_faces_and_on_a_new_project(source, tmp_pa
 
     def penstock(*words, folder=work, program="penstock"):
         done = subprocess.run(
-            [bins / program, *words], cwd=folder, env=environment, capture_output=True, text=True,
-            timeout=600, check=False,
-        )  # fmt: skip
+            [bins / program, *words],
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+        )
         assert done.returncode == 0, (words, done.stderr)
         return done
 
     quick = ["trainer.max_steps=2", "run_dir=outputs/first"]
     penstock(*quick, *SMALL, "loader=fast", "sampler=random", f"dataset.root={tmp_path / 'drawn'}")
-    penstock("-m", "hydra/launcher=joblib", "seed=1,2", "task=digest", "steps=1", *SMALL,
-             f"dataset.root={tmp_path / 'drawn'}")  # fmt: skip
+    penstock(
+        "-m",
+        "hydra/launcher=joblib",
+        "seed=1,2",
+        "task=digest",
+        "steps=1",
+        *SMALL,
+        f"dataset.root={tmp_path / 'drawn'}",
+    )
     if (SHARED / "faces").is_dir():
         faces = ["dataset=face_landmarks", f"dataset.root='{SHARED / 'faces'}'"]
         assert "nme" in penstock(*faces, "trainer.max_steps=2").stdout
     script = 'eval "$(penstock -sc install=bash)"; complete -p penstock'
-    done = subprocess.run(["bash", "-c", script], env=environment, cwd=work, capture_output=True,
-                          text=True, check=True)  # fmt: skip
+    done = subprocess.run(
+        ["bash", "-c", script],
+        env=environment,
+        cwd=work,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert "_penstock_completion" in done.stdout
 
     penstock("init", "my birds")
     project = work / "my birds"
-    done = penstock("dataset=my_birds", "trainer=quick", "distributed=ddp", "distributed.nproc=2",
-                    "run_dir=outputs/first", folder=project)  # fmt: skip
+    done = penstock(
+        "dataset=my_birds",
+        "trainer=quick",
+        "distributed=ddp",
+        "distributed.nproc=2",
+        "run_dir=outputs/first",
+        folder=project,
+    )
     said = "trusting my_birds and reading conf/, as pyproject.toml says\n"
     assert done.stderr.count(said) == 1
     penstock("-m", "pytest", "-q", "-p", "no:cacheprovider", folder=project, program="python")

@@ -7,11 +7,11 @@ import torch
 from torch.utils.data import Dataset, get_worker_info
 from torchvision import tv_tensors
 
-from pipeline.loading.collate import Stack
-from pipeline.loading.fetch import Fetch, batch_hash
-from pipeline.loading.loader import Loader
-from pipeline.order.plan import Plan
-from pipeline.order.samplers import Random
+from penstock.loading.collate import Stack
+from penstock.loading.fetch import Fetch, batch_hash
+from penstock.loading.loader import Loader
+from penstock.order.plan import Plan
+from penstock.order.samplers import Random
 
 
 class Pictures(Dataset):

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pandas as pd
 
-from pipeline.runs.trackers.tracker import Measured
+from penstock.addons.trackers.tracker import Measured
 
 TIMED = ("ms/", "seconds", "samples_per_second", "wait_share", "rank_wait_share")
 
@@ -27,8 +27,11 @@ def tensorboard(run):
 
     events = EventAccumulator(str(run / "tracker" / "tensorboard"))
     events.Reload()
-    return [(name, one.step, one.value) for name in events.Tags()["scalars"]
-            for one in events.Scalars(name)]  # fmt: skip
+    return [
+        (name, one.step, one.value)
+        for name in events.Tags()["scalars"]
+        for one in events.Scalars(name)
+    ]
 
 
 def csv(run):
@@ -43,13 +46,14 @@ def mlflow(run, uri):
 
     client, id = MlflowClient(uri), json.loads((run / "tracker/mlflow/run.json").read_text())["id"]
     names = client.get_run(id).data.metrics
-    return [(name, one.step, one.value) for name in names
-            for one in client.get_metric_history(id, name)]  # fmt: skip
+    return [
+        (name, one.step, one.value) for name in names for one in client.get_metric_history(id, name)
+    ]
 
 
 def wandb_records(run):
     """Records of all offline sessions, in their order."""
-    from pipeline.runs.trackers.wandb_file import records
+    from penstock.addons.trackers.wandb_file import records
 
     for path in sorted((run / "tracker" / "wandb" / "wandb").glob("offline-run-*/*.wandb")):
         yield from records(path)
@@ -60,11 +64,16 @@ def wandb(run):
     for record in wandb_records(run):
         if record.WhichOneof("record_type") != "history":
             continue
-        row = {one.key or "/".join(one.nested_key): json.loads(one.value_json)
-               for one in record.history.item}  # fmt: skip
+        row = {
+            one.key or "/".join(one.nested_key): json.loads(one.value_json)
+            for one in record.history.item
+        }
         step = row.pop("_step")
-        found += [(name, step, value) for name, value in row.items()
-                  if not name.startswith(("_", "curves/", "predictions/"))]  # fmt: skip
+        found += [
+            (name, step, value)
+            for name, value in row.items()
+            if not name.startswith(("_", "curves/", "predictions/"))
+        ]
     return found
 
 

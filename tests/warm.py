@@ -80,8 +80,9 @@ class Program:
         if not self._readers:
             self._readers = [
                 threading.Thread(target=self._read, args=(pipe,), daemon=True)
-                for pipe in (self.stdout, self.stderr) if pipe is not None
-            ]  # fmt: skip
+                for pipe in (self.stdout, self.stderr)
+                if pipe is not None
+            ]
             for reader in self._readers:
                 reader.start()
         for reader in self._readers:
@@ -106,9 +107,16 @@ class Program:
 
 
 def start(
-    words, *, cwd=None, env=None, stdout=None, stderr=None, text=False, bufsize=-1,
+    words,
+    *,
+    cwd=None,
+    env=None,
+    stdout=None,
+    stderr=None,
+    text=False,
+    bufsize=-1,
     start_new_session=False,
-):  # fmt: skip
+):
     """Start `python script ...`, `python -m module ...` or `python -c code ...`.
 
     Args:
@@ -117,15 +125,24 @@ def start(
     words = [os.fspath(word) for word in words]
     if COLD:
         return subprocess.Popen(
-            words, cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr,
-            text=text, bufsize=bufsize, start_new_session=start_new_session,
-        )  # fmt: skip
+            words,
+            cwd=cwd,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            text=text,
+            bufsize=bufsize,
+            start_new_session=start_new_session,
+        )
     assert words[0] == sys.executable, words
     environment = {name: os.fspath(value) for name, value in (env or os.environ).items()}
     request = {
-        "words": words[1:], "cwd": str(Path(cwd or ".").absolute()), "environment": environment,
+        "words": words[1:],
+        "cwd": str(Path(cwd or ".").absolute()),
+        "environment": environment,
         "start_new_session": start_new_session,
-    }  # fmt: skip
+    }
     with contextlib.ExitStack() as theirs:
         out, ours_out = _stream(stdout, 1, theirs)
         err, ours_err = (out, None) if stderr == subprocess.STDOUT else _stream(stderr, 2, theirs)
@@ -181,10 +198,13 @@ def _ask(request, descriptors):
         environment.pop("PYTHONPATH", None)
         with theirs:
             server = subprocess.Popen(
-                [sys.executable, "-m", "tests.warm_server", str(theirs.fileno())], cwd=ROOT,
-                env=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
+                [sys.executable, "-m", "tests.warm_server", str(theirs.fileno())],
+                cwd=ROOT,
+                env=environment,
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-            )  # fmt: skip
+            )
         _servers[os.getpid()] = ours, server
         atexit.register(_end, os.getpid())
     sent = json.dumps(request).encode()

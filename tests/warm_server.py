@@ -22,14 +22,27 @@ import threading
 import types
 from pathlib import Path
 
-# What runs import when they get there, beside all modules of `pipeline`.
+# What runs import when they get there, beside all modules of `penstock`.
 LATE = (
-    "hydra.main", "hydra._internal.core_plugins.basic_launcher", "matplotlib.pyplot", "numpy",
-    "PIL.ImageFont", "pytest", "torch.distributed.elastic.multiprocessing.api",
-    "torch.distributed.fsdp", "torch.distributed.launcher.api", "torch.nn.parallel",
-    "torch.utils.tensorboard", "torchmetrics", "torchvision.models", "rich.console", "rich.table",
-    "matplotlib.backends.backend_agg", "multiprocessing.sharedctypes", "PIL.JpegImagePlugin",
-)  # fmt: skip
+    "hydra.main",
+    "hydra._internal.core_plugins.basic_launcher",
+    "matplotlib.pyplot",
+    "numpy",
+    "PIL.ImageFont",
+    "pytest",
+    "torch.distributed.elastic.multiprocessing.api",
+    "torch.distributed.fsdp",
+    "torch.distributed.launcher.api",
+    "torch.nn.parallel",
+    "torch.utils.tensorboard",
+    "torchmetrics",
+    "torchvision.models",
+    "rich.console",
+    "rich.table",
+    "matplotlib.backends.backend_agg",
+    "multiprocessing.sharedctypes",
+    "PIL.JpegImagePlugin",
+)
 BASE = sys.path[1:]  # without the folder of `-m`, and PYTHONPATH is not set
 
 
@@ -58,13 +71,14 @@ def main(connection):
 
 
 def import_everything():
-    import pipeline
-    import pipeline.datasets
+    import penstock
+    import penstock.datasets
 
     found = [
-        module.name for package in (pipeline, pipeline.datasets)
+        module.name
+        for package in (penstock, penstock.datasets)
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
-    ]  # fmt: skip
+    ]
     for name in (*LATE, *found):
         with contextlib.suppress(ImportError):  # an optional library, which tests skip too
             importlib.import_module(name)

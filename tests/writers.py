@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.files import disk
-from pipeline.files.disk import DiskError
-from pipeline.runs import checkpoint
-from pipeline.runs.checkpoint import CheckpointError, Checkpoints
+from penstock.files import disk
+from penstock.files.disk import DiskError
+from penstock.runs import checkpoint
+from penstock.runs.checkpoint import CheckpointError, Checkpoints
 
 KILLS = 30
 
@@ -111,8 +111,12 @@ def lines(folder):
     assert written.pop() == b""
     assert written
     assert len(written) % 2 == 0
-    refused(["manifest.json", "the disk is full"], disk.write_atomically, folder / "manifest.json",
-            b"x" * 100_000)  # fmt: skip
+    refused(
+        ["manifest.json", "the disk is full"],
+        disk.write_atomically,
+        folder / "manifest.json",
+        b"x" * 100_000,
+    )
     assert names(folder) == ["False", "True", "lines.jsonl"]
 
 

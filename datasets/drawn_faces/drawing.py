@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image, ImageDraw, ImageFilter
 
-from pipeline.datasets.drawn_faces.look import Colour, Look, mixed, muted, shade
-from pipeline.datasets.drawn_faces.shape import FaceShape, Plane, Points, Pose
+from penstock.datasets.drawn_faces.look import Colour, Look, mixed, muted, shade
+from penstock.datasets.drawn_faces.shape import FaceShape, Plane, Points, Pose
 
 FINE = 3  # the scale at which shapes are drawn
 _CENTRE = np.array([0.0, -0.06, -0.16])  # of the head, an ellipsoid
@@ -159,8 +159,15 @@ def _draw_body(canvas: Canvas, look: Look, pose: Pose) -> None:
         canvas.fill(body.project(np.stack([x, y, 0 * t - 0.3], axis=1)), shade(look.hair, 0.72))
     neck = np.array([[-0.58, 0.4, -0.35], [-0.58, 1.7, -0.35], [-0.75, 2.3, -0.35]])
     neck = np.concatenate([neck, (neck * [-1, 1, 1])[::-1]])
-    shoulders = np.array([[-2.6, 6, -0.35], [-2.3, 2.5, -0.35], [-1.6, 2.0, -0.35],
-                          [-0.7, 1.82, -0.35], [0, 2.25, -0.35]])  # fmt: skip
+    shoulders = np.array(
+        [
+            [-2.6, 6, -0.35],
+            [-2.3, 2.5, -0.35],
+            [-1.6, 2.0, -0.35],
+            [-0.7, 1.82, -0.35],
+            [0, 2.25, -0.35],
+        ]
+    )
     shoulders = np.concatenate([shoulders, (shoulders * [-1, 1, 1])[-2::-1]])
     canvas.fill(body.project(neck), shade(look.skin, 0.78))
     canvas.fill(smooth(body.project(shoulders)), look.clothes)
@@ -168,8 +175,10 @@ def _draw_body(canvas: Canvas, look: Look, pose: Pose) -> None:
 
 def _draw_ear(canvas: Canvas, look: Look, pose: Pose, side: float) -> None:
     t = np.linspace(0, 2 * np.pi, 24)
-    ring = np.stack([side * (1.08 - 0.12 * np.sin(t)), -0.1 + 0.29 * np.cos(t),
-                     -0.28 + 0.14 * np.sin(t)], axis=1)  # fmt: skip
+    ring = np.stack(
+        [side * (1.08 - 0.12 * np.sin(t)), -0.1 + 0.29 * np.cos(t), -0.28 + 0.14 * np.sin(t)],
+        axis=1,
+    )
     outline = pose.project(ring)
     canvas.fill(outline, shade(look.skin, 0.9))
     canvas.fill(outline.mean(0) + (outline - outline.mean(0)) * 0.55, shade(look.skin, 0.74))

@@ -150,10 +150,16 @@ class FaceShape:
         """Landmarks 36 to 47, [12, 3]: each from its left corner over the upper lid."""
         centre, half = 0.45 * self.eye_distance, 0.215 * self.eye_width
         upper, lower = 0.115 * self.eyes_open, 0.015 + 0.055 * self.eyes_open
-        left = np.array([
-            [-half, 0.0, -0.12], [-0.38 * half, -upper, 0.01], [0.38 * half, -upper, 0.03],
-            [half, 0.02, 0.02], [0.36 * half, lower, 0.02], [-0.36 * half, lower, 0.0],
-        ]) + [-centre, -0.27, 0.50]  # fmt: skip
+        left = np.array(
+            [
+                [-half, 0.0, -0.12],
+                [-0.38 * half, -upper, 0.01],
+                [0.38 * half, -upper, 0.03],
+                [half, 0.02, 0.02],
+                [0.36 * half, lower, 0.02],
+                [-0.36 * half, lower, 0.0],
+            ]
+        ) + [-centre, -0.27, 0.50]
         mirrored = left * [-1, 1, 1]
         return np.concatenate([left, mirrored[[3, 2, 1, 0, 5, 4]]])
 

@@ -15,15 +15,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pipeline.datasets.reading.file_kind import stranger
-from pipeline.datasets.reading.folder import Folder
-from pipeline.datasets.reading.plain_tensor import not_finite
-from pipeline.errors import ConfigError, DataError
-from pipeline.files.batch_bytes import reserve, temporary
-from pipeline.files.limits import DEFAULT, Limits
-from pipeline.files.regular_file import regular_descriptor
-from pipeline.order.randomness import IntArray
-from pipeline.terminal import watched
+from penstock.datasets.reading.file_kind import stranger
+from penstock.datasets.reading.folder import Folder
+from penstock.datasets.reading.plain_tensor import not_finite
+from penstock.errors import ConfigError, DataError
+from penstock.files.batch_bytes import reserve, temporary
+from penstock.files.limits import DEFAULT, Limits
+from penstock.files.regular_file import regular_descriptor
+from penstock.order.randomness import IntArray
+from penstock.terminal import watched
 
 EXTENSIONS = (".wav", ".flac")
 

@@ -21,10 +21,10 @@ import numpy as np
 import torch
 import torchvision.io  # noqa: F401  (registers torch.ops.image)
 
-from pipeline.datasets.reading.audio import read_audio, read_integers
-from pipeline.files.limits import DEFAULT, Limits
-from pipeline.files.regular_file import read_regular
-from pipeline.terminal import say
+from penstock.datasets.reading.audio import read_audio, read_integers
+from penstock.files.limits import DEFAULT, Limits
+from penstock.files.regular_file import read_regular
+from penstock.terminal import say
 
 _RGB = 3  # torchvision.io.ImageReadMode.RGB.value, which warns when it is looked up
 _BLOCK = 4096  # bytes of a page, and of most disks' blocks

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from pipeline.datasets.remote.store import is_remote, local_path
-from pipeline.errors import DataError
+from penstock.addons.stores.store import is_remote, local_path
+from penstock.errors import DataError
 
 if TYPE_CHECKING:
-    from pipeline.datasets.files import Files
+    from penstock.datasets.files import Files
 
 
 class DataFile(NamedTuple):

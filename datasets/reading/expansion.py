@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.errors import DataError
-from pipeline.files.limits import Limits
+from penstock.errors import DataError
+from penstock.files.limits import Limits
 
 Buffer = Any  # bytes, or what gives them without a copy
 FREE = 64 << 20  # bytes that any file may expand to, however small it is

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.datasets.reading.data_file import DataFile
+from penstock.datasets.reading.data_file import DataFile
 
 Part = int | float | str | bytes | npt.NDArray[np.generic]
 

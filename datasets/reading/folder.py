@@ -1,7 +1,7 @@
 """Folders of files, on this machine or at an address, and the files in them.
 
 A `Folder` names its files relative to itself, with forward slashes. Cost: 0.5 us a file on this
-machine; see `pipeline.datasets.files` for an address.
+machine; see `penstock.datasets.files` for an address.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 
-from pipeline.datasets.files import Files, is_hidden
-from pipeline.datasets.reading.data_file import DataFile, data_file
-from pipeline.datasets.reading.walk import is_folder, walk
-from pipeline.datasets.remote.store import is_remote, join, local_path
-from pipeline.errors import ConfigError, DataError, Problem
-from pipeline.files.limits import DEFAULT, Limits
-from pipeline.files.regular_file import size_of
-from pipeline.terminal import watched
+from penstock.addons.stores.store import is_remote, join, local_path
+from penstock.datasets.files import Files, is_hidden
+from penstock.datasets.reading.data_file import DataFile, data_file
+from penstock.datasets.reading.walk import is_folder, walk
+from penstock.errors import ConfigError, DataError, Problem
+from penstock.files.limits import DEFAULT, Limits
+from penstock.files.regular_file import size_of
+from penstock.terminal import watched
 
 if TYPE_CHECKING:
-    from pipeline.order.randomness import IntArray
+    from penstock.order.randomness import IntArray
 
 T = TypeVar("T")
 

@@ -12,15 +12,15 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset
 
-from pipeline.datasets.files import Files
-from pipeline.datasets.reading.audio import lengths_and_rates, read_audio
-from pipeline.datasets.reading.damage import audio_damage, image_damage
-from pipeline.datasets.reading.data_file import DataFile
-from pipeline.datasets.reading.fingerprint import FileDataset, Part
-from pipeline.datasets.reading.folder import Folder
-from pipeline.errors import DataError
-from pipeline.files.limits import Limits
-from pipeline.order.randomness import IntArray
+from penstock.datasets.files import Files
+from penstock.datasets.reading.audio import lengths_and_rates, read_audio
+from penstock.datasets.reading.damage import audio_damage, image_damage
+from penstock.datasets.reading.data_file import DataFile
+from penstock.datasets.reading.fingerprint import FileDataset, Part
+from penstock.datasets.reading.folder import Folder
+from penstock.errors import DataError
+from penstock.files.limits import Limits
+from penstock.order.randomness import IntArray
 
 T = TypeVar("T")
 

@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 from platformdirs import user_cache_path
 
-from pipeline.errors import ConfigError, DataError, Problem
-from pipeline.files.one_writer import one_writer
-from pipeline.files.own_files import check_tree, own_folder
+from penstock.errors import ConfigError, DataError, Problem
+from penstock.files.one_writer import one_writer
+from penstock.files.own_files import check_tree, own_folder
 
 VARIABLE = "PENSTOCK_CACHE"
 NamedArrays = Mapping[str, npt.NDArray[Any]]
@@ -102,8 +102,10 @@ class CacheFolder:
         def read() -> NamedArrays | None:
             with suppress(OSError, ValueError, KeyError, EOFError):  # the last: an empty file
                 # Plain arrays: every access to a memmap makes an object of that slow class.
-                found = {path.stem: np.load(path, mmap_mode="r").view(np.ndarray)
-                         for path in folder.glob("*.npy")}  # fmt: skip
+                found = {
+                    path.stem: np.load(path, mmap_mode="r").view(np.ndarray)
+                    for path in folder.glob("*.npy")
+                }
                 return found if is_sound(found) else None
             return None
 

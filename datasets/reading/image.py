@@ -28,15 +28,15 @@ import torch
 import torchvision.io  # noqa: F401  (registers torch.ops.image)
 from torchvision import tv_tensors
 
-from pipeline.datasets.reading.file_kind import stranger
-from pipeline.datasets.reading.image_claims import PNG, Claim, claim_of
-from pipeline.datasets.reading.tiff_directory import TiffDirectory, check_exif
-from pipeline.errors import ConfigError, DataError, Problem
-from pipeline.files.batch_bytes import reserve, temporary
-from pipeline.files.limits import DEFAULT, Limits
-from pipeline.files.regular_file import read_regular
-from pipeline.loading.encoded import EncodedImage
-from pipeline.transforms.jpeg_header import upright
+from penstock.datasets.reading.file_kind import stranger
+from penstock.datasets.reading.image_claims import PNG, Claim, claim_of
+from penstock.datasets.reading.tiff_directory import TiffDirectory, check_exif
+from penstock.errors import ConfigError, DataError, Problem
+from penstock.files.batch_bytes import reserve, temporary
+from penstock.files.limits import DEFAULT, Limits
+from penstock.files.regular_file import read_regular
+from penstock.loading.encoded import EncodedImage
+from penstock.transforms.jpeg_header import upright
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -48,8 +48,23 @@ _RGB = 3  # torchvision.io.ImageReadMode.RGB.value, which warns when it is looke
 _ORIENTATION = 0x0112  # the EXIF tag
 # Formats that Pillow may open, the usual ones first. Not its PostScript, which starts Ghostscript,
 # nor containers of pictures and of compressed data of any size.
-_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "PPM", "DIB", "PCX",
-            "QOI", "SGI", "DDS", "TGA")  # fmt: skip
+_FORMATS = (
+    "JPEG",
+    "PNG",
+    "WEBP",
+    "GIF",
+    "BMP",
+    "TIFF",
+    "AVIF",
+    "JPEG2000",
+    "PPM",
+    "DIB",
+    "PCX",
+    "QOI",
+    "SGI",
+    "DDS",
+    "TGA",
+)
 _REPLACE = "Replace it or remove it from the data."
 _DEFLATE = (8, 32946)  # compressions of TIFF
 
@@ -229,8 +244,15 @@ _READERS: dict[str, Callable[[bytes, str, Limits], torch.Tensor]] = {
     "skimage": _with_skimage,
 }
 # Pillow's method to turn a picture upright, by its EXIF orientation.
-_TURNS = {2: "FLIP_LEFT_RIGHT", 3: "ROTATE_180", 4: "FLIP_TOP_BOTTOM", 5: "TRANSPOSE",
-          6: "ROTATE_270", 7: "TRANSVERSE", 8: "ROTATE_90"}  # fmt: skip
+_TURNS = {
+    2: "FLIP_LEFT_RIGHT",
+    3: "ROTATE_180",
+    4: "FLIP_TOP_BOTTOM",
+    5: "TRANSPOSE",
+    6: "ROTATE_270",
+    7: "TRANSVERSE",
+    8: "ROTATE_90",
+}
 
 
 def _opened(content: bytes, name: str, limits: Limits) -> Image.Image:

@@ -15,16 +15,17 @@ from __future__ import annotations
 import zlib
 from typing import NamedTuple
 
-from pipeline.datasets.reading.tiff_directory import TiffDirectory, check_exif
-from pipeline.transforms.jpeg_header import scans_too_often
+from penstock.datasets.reading.tiff_directory import TiffDirectory, check_exif
+from penstock.transforms.jpeg_header import scans_too_often
 
 PNG = b"\x89PNG\r\n\x1a\n"
 _MOST_PARTS = 100_000
 _MOST_EXIF = 256  # parts of 64 KiB
 # Chunks of a PNG with compressed texts and profiles, which do not affect its pixels.
 _TEXTS = (b"zTXt", b"iTXt", b"tEXt", b"iCCP", b"sPLT")
-_FRAMES = frozenset({0xC0, 0xC1, 0xC2, 0xC3, *range(0xC5, 0xC8), *range(0xC9, 0xCC),
-                     *range(0xCD, 0xD0)})  # fmt: skip
+_FRAMES = frozenset(
+    {0xC0, 0xC1, 0xC2, 0xC3, *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xD0)}
+)
 _BARE = frozenset({0x00, 0x01, *range(0xD0, 0xD8)})  # markers without a length
 _NOTED = _BARE | {0xD9, 0xDA, 0xE1, 0xE2, 0xFF}
 

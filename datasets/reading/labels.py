@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pipeline.datasets.reading.folder import FolderFile
-from pipeline.datasets.reading.mapped_array import MappedArray
-from pipeline.errors import DataError
-from pipeline.files.limits import DEFAULT, Limits
-from pipeline.files.regular_file import read_regular
-from pipeline.order.randomness import IntArray
+from penstock.datasets.reading.folder import FolderFile
+from penstock.datasets.reading.mapped_array import MappedArray
+from penstock.errors import DataError
+from penstock.files.limits import DEFAULT, Limits
+from penstock.files.regular_file import read_regular
+from penstock.order.randomness import IntArray
 
 
 def read_labels(labels: MappedArray, key: str, limits: Limits = DEFAULT) -> IntArray:

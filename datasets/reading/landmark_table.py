@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.datasets.reading.folder import leads_out
-from pipeline.errors import DataError
-from pipeline.files.limits import DEFAULT, Limits
-from pipeline.files.regular_file import regular_descriptor
-from pipeline.order.randomness import IntArray
+from penstock.datasets.reading.folder import leads_out
+from penstock.errors import DataError
+from penstock.files.limits import DEFAULT, Limits
+from penstock.files.regular_file import regular_descriptor
+from penstock.order.randomness import IntArray
 
 if TYPE_CHECKING:
     from _csv import Reader

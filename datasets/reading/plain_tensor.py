@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pipeline.files.batch_bytes import reserve, temporary
+from penstock.files.batch_bytes import reserve, temporary
 
 LITTLE = 1 << 14  # bytes that need not be reserved
 

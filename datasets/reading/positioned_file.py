@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from pipeline.errors import DataError
-from pipeline.files import regular_file
+from penstock.errors import DataError
+from penstock.files import regular_file
 
 
 def open_regular(path: str | Path) -> BinaryIO:

@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING
 
-from pipeline.datasets.reading.folder import existing_root
-from pipeline.datasets.remote.store import is_remote, join, local_path
-from pipeline.errors import ConfigError, DataError, Problem
+from penstock.addons.stores.store import is_remote, join, local_path
+from penstock.datasets.reading.folder import existing_root
+from penstock.errors import ConfigError, DataError, Problem
 
 if TYPE_CHECKING:
-    from pipeline.datasets.files import Files
+    from penstock.datasets.files import Files
 
 _TRAIN = re.compile(r"train(ing)?([^a-z]|$)", re.IGNORECASE)
 _VAL = re.compile(r"val(id|idation)?([^a-z]|$)", re.IGNORECASE)

@@ -9,8 +9,8 @@ from typing import Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.errors import ConfigError, Problem
-from pipeline.order.randomness import IntArray, hash64, hash64_array
+from penstock.errors import ConfigError, Problem
+from penstock.order.randomness import IntArray, hash64, hash64_array
 
 Split = Literal["train", "val"]
 Names = npt.NDArray[np.bytes_]

@@ -8,9 +8,9 @@ from functools import cache
 from heapq import heappop, heappush
 from pathlib import Path
 
-from pipeline.errors import DataError
-from pipeline.files.limits import DEFAULT, Limits
-from pipeline.terminal import ProgressDisplay
+from penstock.errors import DataError
+from penstock.files.limits import DEFAULT, Limits
+from penstock.terminal import ProgressDisplay
 
 _log = logging.getLogger(__name__)
 

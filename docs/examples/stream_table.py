@@ -16,11 +16,11 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from pipeline.loading.collate import Stack
-from pipeline.loading.loader import Loader
-from pipeline.loading.stream_fetch import StreamFetch
-from pipeline.loading.workers.backends import LoaderOptions
-from pipeline.order.streams import StreamOrder, StreamPlan
+from penstock.loading.collate import Stack
+from penstock.loading.loader import Loader
+from penstock.loading.stream_fetch import StreamFetch
+from penstock.loading.workers.backends import LoaderOptions
+from penstock.order.streams import StreamOrder, StreamPlan
 
 
 class Numbers(IterableDataset[dict[str, int]]):

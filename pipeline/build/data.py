@@ -11,16 +11,20 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from pipeline.build.costs import costs_of, sample_costs
-from pipeline.build.kept import RowChoice, chosen
-from pipeline.build.mixtures import recorded_mixture
-from pipeline.build.samples import collate_of, dataset_of, fields_of, lengths_told, sampler_of
-from pipeline.build.sharing import contents_of, share_of
-from pipeline.build.vocabulary import is_learned, with_vocabulary
-from pipeline.config import allow_list, changes, loader_options, tuned
-from pipeline.config.data_rules import mode_of
-from pipeline.config.instantiate import make
-from pipeline.config.nodes import (
+from penstock.addons.decode_pool.build import contents_of, share_of
+from penstock.addons.filters.build_costs import costs_of, sample_costs
+from penstock.addons.filters.kept import RowChoice, chosen
+from penstock.addons.filters.kept_rows import unfiltered, unfiltered_fingerprint
+from penstock.addons.mixtures.build import recorded_mixture
+from penstock.addons.packs.packing import backend_for, pack
+from penstock.addons.packs.recipe import Recipe, fits
+from penstock.addons.tokens.vocabulary import is_learned, with_vocabulary
+from penstock.addons.tuning import tuned
+from penstock.build.samples import collate_of, dataset_of, fields_of, lengths_told, sampler_of
+from penstock.config import allow_list, changes, loader_options
+from penstock.config.data_rules import mode_of
+from penstock.config.instantiate import make
+from penstock.config.nodes import (
     FACTS,
     SAME_FACTS,
     choosing,
@@ -28,34 +32,31 @@ from pipeline.config.nodes import (
     of_the_build,
     validates,
 )
-from pipeline.config.schema import Config, LoaderSection
-from pipeline.distributed.world import World, from_environment
-from pipeline.errors import ConfigError, Problem
-from pipeline.loading import postscript
-from pipeline.loading.bad_samples import BadSamples
-from pipeline.loading.budget import Budget, epoch_length
-from pipeline.loading.dataset_facts import classes_of, facts_of
-from pipeline.loading.fetch import Fetch
-from pipeline.loading.kept_rows import unfiltered, unfiltered_fingerprint
-from pipeline.loading.known_by import CONTENT, FINGERPRINT, KNOWN_BY, in_fingerprint
-from pipeline.loading.loader import Loader
-from pipeline.loading.named_fields import Fields
-from pipeline.loading.sampled_rows import SampleRequest
-from pipeline.loading.stream_fetch import StreamFetch
-from pipeline.loading.workers.backends import BackendName, LoaderOptions
-from pipeline.order.plan import Plan, not_empty
-from pipeline.order.samplers import Sequential
-from pipeline.order.streams import StreamOrder, StreamPlan, is_stream, length_of
-from pipeline.packing.packing import backend_for, pack
-from pipeline.packing.recipe import Recipe, fits
-from pipeline.runs import quarantine
-from pipeline.runs.identity.dataset import code_and_arguments, tells_all
-from pipeline.runs.identity.fingerprints import fingerprint_of, other_than_own, recorded
-from pipeline.transforms.batch import BatchCompose
-from pipeline.transforms.device_decoding import files_first
-from pipeline.transforms.image import Compose, Normalize
-from pipeline.transforms.image_decoding import decode_step, fused
-from pipeline.transforms.statistics import statistics_of
+from penstock.config.schema import Config, LoaderSection
+from penstock.distributed.world import World, from_environment
+from penstock.errors import ConfigError, Problem
+from penstock.loading import postscript
+from penstock.loading.bad_samples import BadSamples
+from penstock.loading.budget import Budget, epoch_length
+from penstock.loading.dataset_facts import classes_of, facts_of
+from penstock.loading.fetch import Fetch
+from penstock.loading.known_by import CONTENT, FINGERPRINT, KNOWN_BY, in_fingerprint
+from penstock.loading.loader import Loader
+from penstock.loading.named_fields import Fields
+from penstock.loading.sampled_rows import SampleRequest
+from penstock.loading.stream_fetch import StreamFetch
+from penstock.loading.workers.backends import BackendName, LoaderOptions
+from penstock.order.plan import Plan, not_empty
+from penstock.order.samplers import Sequential
+from penstock.order.streams import StreamOrder, StreamPlan, is_stream, length_of
+from penstock.runs import quarantine
+from penstock.runs.identity.dataset import code_and_arguments, tells_all
+from penstock.runs.identity.fingerprints import fingerprint_of, other_than_own, recorded
+from penstock.transforms.batch import BatchCompose
+from penstock.transforms.device_decoding import files_first
+from penstock.transforms.image import Compose, Normalize
+from penstock.transforms.image_decoding import decode_step, fused
+from penstock.transforms.statistics import statistics_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -66,7 +67,7 @@ _NOT_NATIVE = (
     "installed), and a dataset that takes `lazy` and has no points or boxes; set it to auto or "
     "reader"
 )
-_PACKED = "pipeline.datasets.packed.Packed"  # reads what pipeline.packing.packing writes
+_PACKED = "penstock.addons.packs.packed.Packed"  # reads what penstock.addons.packs.packing writes
 
 
 class DataParts:
@@ -239,10 +240,17 @@ class Split:
         if backend != "ray" and (suited == "thread" or backend == "auto"):
             backend = suited
         return pack(
-            dataset, self.name, recipe, self.config.cache_dir, given.out,
-            self.loader_options(backend), other_than_own(dataset, self.config), self.data.fields,
-            self._batch_bytes, self.cache_key(dataset),
-        )  # fmt: skip
+            dataset,
+            self.name,
+            recipe,
+            self.config.cache_dir,
+            given.out,
+            self.loader_options(backend),
+            other_than_own(dataset, self.config),
+            self.data.fields,
+            self._batch_bytes,
+            self.cache_key(dataset),
+        )
 
     def _unpacked(self, lazy: bool) -> Any:
         key, node = self._node()
@@ -261,8 +269,12 @@ class Split:
 
     def _supply(self, lazy: bool) -> dict[str, Any]:
         # `train` is what torchvision's datasets call it.
-        return {"split": self.name, "train": self._is_train, "lazy": lazy,
-                "limits": self.config.limits}  # fmt: skip
+        return {
+            "split": self.name,
+            "train": self._is_train,
+            "lazy": lazy,
+            "limits": self.config.limits,
+        }
 
     def _steps(self, section: str) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
         """Name, full key and node of each step of a section of transforms."""
@@ -282,8 +294,12 @@ class Split:
     @cached_property
     def transform(self) -> Compose:
         """The transforms of samples."""
-        return Compose({name: make(self.data.with_statistics(node), key)
-                        for name, key, node in self._steps(self.name)})  # fmt: skip
+        return Compose(
+            {
+                name: make(self.data.with_statistics(node), key)
+                for name, key, node in self._steps(self.name)
+            }
+        )
 
     @cached_property
     def batch_transform(self) -> BatchCompose:
@@ -358,13 +374,26 @@ class Split:
         if of_batch:
             transform, of_batch = fused(transform, of_batch)
         fields = self.data.fields
-        common = (self.dataset, transform, collate_of(self.config, fields), self.config.seed,
-                  hashed, of_batch or None, self._bad_samples(), fields,
-                  self._batch_bytes)  # fmt: skip
+        common = (
+            self.dataset,
+            transform,
+            collate_of(self.config, fields),
+            self.config.seed,
+            hashed,
+            of_batch or None,
+            self._bad_samples(),
+            fields,
+            self._batch_bytes,
+        )
         if not isinstance(plan, StreamPlan):
             return Fetch(*common)
-        return StreamFetch(*common, order=plan.sampler, batch_size=plan.batch_size, tail=plan.tail,
-                           together=batch_steps.together)  # fmt: skip
+        return StreamFetch(
+            *common,
+            order=plan.sampler,
+            batch_size=plan.batch_size,
+            tail=plan.tail,
+            together=batch_steps.together,
+        )
 
     @property
     def _batch_bytes(self) -> int:
@@ -377,8 +406,9 @@ class Split:
     def _bad_samples(self) -> BadSamples:
         given, path = self.config.bad_samples, self.config.bad_samples.quarantine
         fingerprint = self.fingerprint["dataset"] if path else ""
-        return quarantine.policy(given.on_error, path, self.name, self.plan, self.dataset,
-                                 fingerprint, self.config.seed)  # fmt: skip
+        return quarantine.policy(
+            given.on_error, path, self.name, self.plan, self.dataset, fingerprint, self.config.seed
+        )
 
     def loader(self, hashed: bool = False, sampled: bool = False) -> Loader:
         """Batches of the split; to be closed.
@@ -390,13 +420,17 @@ class Split:
         share = share_of(self, hashed)
         sample = SampleRequest.of(length_of(self.dataset) if isinstance(self.plan, Plan) else None)
         return Loader(
-            self.plan, self.fetch(hashed, whole=False), self.loader_options(), self.data.world,
+            self.plan,
+            self.fetch(hashed, whole=False),
+            self.loader_options(),
+            self.data.world,
             self.fingerprint,
             batch_transform=(self.batch_transform or None) if self.data.on_device else None,
-            budget=self.budget, share=share,
+            budget=self.budget,
+            share=share,
             costs=sample_costs(self.config, self.dataset, self.data.fields),
             sample=sample if sampled and not self.is_told else None,
-        )  # fmt: skip
+        )
 
     def loader_options(self, backend: BackendName | None = None) -> LoaderOptions:
         """The section `loader`, resolved for this split.
@@ -500,7 +534,7 @@ def build_train_loader(config: Config, world: World | None = None) -> Loader:
     """Batches of the training split, one epoch each time it is iterated.
 
     Args:
-        config: from `pipeline.compose("sampler=weighted", ...)`.
+        config: from `penstock.compose("sampler=weighted", ...)`.
         world: this process among the others; from the environment when None.
     """
     return DataParts(config, world).train.loader()

@@ -13,27 +13,27 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
-from pipeline.build.kept import RowChoice, chosen, with_nested
-from pipeline.build.mixtures import mixture_supply, with_source_orders
-from pipeline.config import allow_list
-from pipeline.config.instantiate import Lazy, make
-from pipeline.config.nodes import collate_of as node_of
-from pipeline.config.nodes import of_the_build, without_own
-from pipeline.config.order_rules import no_order
-from pipeline.config.schema import Config
-from pipeline.config.signatures import arguments
-from pipeline.errors import ConfigError, Problem
-from pipeline.loading.collate import Single
-from pipeline.loading.dataset_facts import (
+from penstock.addons.filters.kept import RowChoice, chosen, with_nested
+from penstock.addons.mixtures.build import mixture_supply, with_source_orders
+from penstock.addons.tokens.flatten import Flatten
+from penstock.config import allow_list
+from penstock.config.instantiate import Lazy, make
+from penstock.config.nodes import collate_of as node_of
+from penstock.config.nodes import of_the_build, without_own
+from penstock.config.order_rules import no_order
+from penstock.config.schema import Config
+from penstock.config.signatures import arguments
+from penstock.errors import ConfigError, Problem
+from penstock.loading.collate import Single
+from penstock.loading.dataset_facts import (
     lengths_of,
     table_of,
     tokenizer_of,
     with_token_lengths,
 )
-from pipeline.loading.flatten import Flatten
-from pipeline.loading.named_fields import Fields, OwnCollate
-from pipeline.order.columns import LengthTable
-from pipeline.order.samplers import BatchStrategy, Order
+from penstock.loading.named_fields import Fields, OwnCollate
+from penstock.order.columns import LengthTable
+from penstock.order.samplers import BatchStrategy, Order
 
 
 class Yielded(IterableDataset[Any]):
@@ -64,10 +64,13 @@ def dataset_of(node: Mapping[str, Any], key: str, supply: Mapping[str, Any]) -> 
     read_once = hasattr(made, "__next__") and not hasattr(made, "__getitem__")
     if read_once and not isinstance(made, IterableDataset):
         raise ConfigError(
-            Problem(key, f"{target} gives a {type(made).__name__}, which can be read once, and "
-                    "every epoch and worker reads it again. Name the generator function itself, or "
-                    "a class with __iter__")
-        )  # fmt: skip
+            Problem(
+                key,
+                f"{target} gives a {type(made).__name__}, which can be read once, and "
+                "every epoch and worker reads it again. Name the generator function itself, or "
+                "a class with __iter__",
+            )
+        )
     return made
 
 
@@ -78,9 +81,13 @@ def _nested(node: Mapping[str, Any], key: str, supply: Mapping[str, Any]) -> Any
 
 
 def sampler_of(
-    config: Config, dataset: Any, batch_size: int, fields: Fields, steps: Mapping[str, Any],
+    config: Config,
+    dataset: Any,
+    batch_size: int,
+    fields: Fields,
+    steps: Mapping[str, Any],
     order: Order | None = None,
-) -> Order | BatchStrategy:  # fmt: skip
+) -> Order | BatchStrategy:
     """The order of a split.
 
     Args:
@@ -120,7 +127,7 @@ def _sampler(node: Mapping[str, Any], key: str, supply: Mapping[str, Any]) -> Or
     sampler = build()
     if isinstance(sampler, (Order, BatchStrategy)):
         return sampler
-    from pipeline.order.torch_samplers import adapt
+    from penstock.order.torch_samplers import adapt
 
     return adapt(build, supply["seed"], supply["length"])
 

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pipeline.build.data import DataParts
-from pipeline.config.instantiate import make
-from pipeline.config.nodes import SCHEDULE_KEYS, metrics, trackers
-from pipeline.config.schema import Config
-from pipeline.distributed.world import World
-from pipeline.order.randomness import hash64, scope, seed_global
-from pipeline.runs.trackers.guarded import Trackers
-from pipeline.runs.trackers.tracker import TrackedRun
-from pipeline.training.schedules import warmup_steps, with_warmup
+from penstock.addons.trackers.guarded import Trackers
+from penstock.addons.trackers.tracker import TrackedRun
+from penstock.build.data import DataParts
+from penstock.config.instantiate import make
+from penstock.config.nodes import SCHEDULE_KEYS, metrics, trackers
+from penstock.config.schema import Config
+from penstock.distributed.world import World
+from penstock.order.randomness import hash64, scope, seed_global
+from penstock.training.schedules import warmup_steps, with_warmup
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer

@@ -29,20 +29,37 @@ import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
+from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-from pipeline.config.messages import allowing, nearest
-from pipeline.errors import ConfigError, Problem
+import penstock
+from penstock import installed
+from penstock.config.messages import allowing, nearest
+from penstock.errors import ConfigError, Problem
 
 VARIABLE = "PENSTOCK_TRUST"
 
 # --trust refuses these: they read pickles, load native code or run what they are told to. A person
 # who needs one calls it from a function of their own package.
 NEVER = frozenset(sys.stdlib_module_names) | {
-    "cloudpickle", "datasets", "dill", "hydra", "hydra_plugins", "joblib", "numpy", "omegaconf",
-    "pandas", "pipeline", "pkg_resources", "pydantic", "setuptools", "torch", "torchvision", "yaml",
-}  # fmt: skip
+    "cloudpickle",
+    "datasets",
+    "dill",
+    "hydra",
+    "hydra_plugins",
+    "joblib",
+    "numpy",
+    "omegaconf",
+    "pandas",
+    "penstock",
+    "pkg_resources",
+    "pydantic",
+    "setuptools",
+    "torch",
+    "torchvision",
+    "yaml",
+}
 
 # Albumentations and its fork look for updates and report their use, unless told not to.
 _OFFLINE = ("NO_ALBUMENTATIONS_UPDATE", "ALBUMENTATIONS_OFFLINE", "ALBUMENTATIONS_NO_TELEMETRY")
@@ -107,22 +124,68 @@ def _is_class(found: Any) -> bool:
 
 
 # Of torch.utils.data besides samplers; its data pipes open files and run what they are given.
-_OF_TORCH = frozenset({
-    "ChainDataset", "ConcatDataset", "StackDataset", "Subset", "TensorDataset", "default_collate",
-    "default_convert",
-})  # fmt: skip
+_OF_TORCH = frozenset(
+    {
+        "ChainDataset",
+        "ConcatDataset",
+        "StackDataset",
+        "Subset",
+        "TensorDataset",
+        "default_collate",
+        "default_convert",
+    }
+)
 # Datasets of torchvision that read pictures, tables and archives. CIFAR's pickles are compared
 # with hashes of the true ones before they are read. Not here: those that read other pickles (LSUN),
 # files of torch's own, or videos.
-_OF_TORCHVISION = frozenset({
-    "CIFAR10", "CIFAR100", "CLEVRClassification", "Caltech101", "Caltech256", "CelebA",
-    "Cityscapes", "CocoCaptions", "CocoDetection", "Country211", "DTD", "EMNIST", "EuroSAT",
-    "FER2013", "FGVCAircraft", "FakeData", "FashionMNIST", "Flickr30k", "Flickr8k", "Flowers102",
-    "Food101", "GTSRB", "INaturalist", "ImageFolder", "Imagenette", "KMNIST", "LFWPairs",
-    "LFWPeople", "MNIST", "Omniglot", "OxfordIIITPet", "PCAM", "Places365", "QMNIST",
-    "RenderedSST2", "SEMEION", "STL10", "SUN397", "SVHN", "StanfordCars", "USPS",
-    "VOCDetection", "VOCSegmentation", "WIDERFace",
-})  # fmt: skip
+_OF_TORCHVISION = frozenset(
+    {
+        "CIFAR10",
+        "CIFAR100",
+        "CLEVRClassification",
+        "Caltech101",
+        "Caltech256",
+        "CelebA",
+        "Cityscapes",
+        "CocoCaptions",
+        "CocoDetection",
+        "Country211",
+        "DTD",
+        "EMNIST",
+        "EuroSAT",
+        "FER2013",
+        "FGVCAircraft",
+        "FakeData",
+        "FashionMNIST",
+        "Flickr30k",
+        "Flickr8k",
+        "Flowers102",
+        "Food101",
+        "GTSRB",
+        "INaturalist",
+        "ImageFolder",
+        "Imagenette",
+        "KMNIST",
+        "LFWPairs",
+        "LFWPeople",
+        "MNIST",
+        "Omniglot",
+        "OxfordIIITPet",
+        "PCAM",
+        "Places365",
+        "QMNIST",
+        "RenderedSST2",
+        "SEMEION",
+        "STL10",
+        "SUN397",
+        "SVHN",
+        "StanfordCars",
+        "USPS",
+        "VOCDetection",
+        "VOCSegmentation",
+        "WIDERFace",
+    }
+)
 
 
 def _is_of_data(found: Any) -> bool:
@@ -134,54 +197,101 @@ def _is_known(found: Any) -> bool:
     return isinstance(found, type) and found.__name__ in _OF_TORCHVISION
 
 
-_METRICS = ("aggregation", "classification", "clustering", "nominal", "regression", "retrieval",
-            "segmentation", "wrappers")  # fmt: skip
+_METRICS = (
+    "aggregation",
+    "classification",
+    "clustering",
+    "nominal",
+    "regression",
+    "retrieval",
+    "segmentation",
+    "wrappers",
+)
 # Functions of arrays. Not its `io` and `data`, which write files and fetch them from the network.
-_SKIMAGE = ("color", "exposure", "filters", "morphology", "restoration", "segmentation",
-            "transform", "util")  # fmt: skip
+_SKIMAGE = (
+    "color",
+    "exposure",
+    "filters",
+    "morphology",
+    "restoration",
+    "segmentation",
+    "transform",
+    "util",
+)
 # Modules of ours whose classes may all be called.
 _OURS = {
-    "order.samplers": "a sampler", "order.composed": "a sampler",
-    "order.mixture": "a sampler", "order.sequence_packing": "a sampler",
-    "loading.collate": "a collate class", "loading.flatten": "a collate class",
-    "transforms.image": "a transform", "transforms.arrays": "a transform",
-    "transforms.audio": "a transform", "transforms.text": "a transform",
-    "transforms.byte_pairs": "a transform", "training.language_model": "a model or its objective",
+    "order.samplers": "a sampler",
+    "order.composed": "a sampler",
+    "loading.collate": "a collate class",
+    "transforms.image": "a transform",
+    "transforms.arrays": "a transform",
+    "transforms.audio": "a transform",
+    "transforms.text": "a transform",
     "transforms.batch_geometry": "a batch transform",
-    "transforms.batch_colors": "a batch transform", "transforms.mixing": "a batch transform",
-    "training.objective": "an objective", "training.metrics": "a metric",
-}  # fmt: skip
+    "transforms.batch_colors": "a batch transform",
+    "transforms.mixing": "a batch transform",
+    "training.objective": "an objective",
+    "training.metrics": "a metric",
+}
 
 RULES = (
     Rule("torch.nn", "a torch.nn.Module", _subclass("torch.nn.Module")),
-    Rule("torch.optim", "an optimizer or a scheduler",
-         _subclass("torch.optim.Optimizer", "torch.optim.lr_scheduler.LRScheduler")),
+    Rule(
+        "torch.optim",
+        "an optimizer or a scheduler",
+        _subclass("torch.optim.Optimizer", "torch.optim.lr_scheduler.LRScheduler"),
+    ),
     Rule("torch.utils.data", "a sampler, a dataset or a collate function", _is_of_data),
     Rule("torchvision.datasets", "a dataset that reads no pickles", _is_known),
     Rule("torchvision.transforms.v2.functional", "a transform function", _is_function),
-    Rule("torchvision.transforms.v2", "a v2 transform",
-         _subclass("torchvision.transforms.v2.Transform")),
+    Rule(
+        "torchvision.transforms.v2",
+        "a v2 transform",
+        _subclass("torchvision.transforms.v2.Transform"),
+    ),
     Rule("torchvision.models", "a model", _is_model),
-    Rule("torchmetrics", "a metric", _subclass("torchmetrics.Metric"),
-         homes=tuple(f"torchmetrics.{name}" for name in _METRICS)),
-    Rule("albumentations", "a transform of Albumentations",
-         _subclass("albumentations.BasicTransform", "albumentations.BaseCompose")),
-    *(Rule(f"skimage.{name}", "a function of pictures", _is_function, homes=("skimage",))
-      for name in _SKIMAGE),
-    Rule("pipeline.datasets", "a torch.utils.data.Dataset", _subclass("torch.utils.data.Dataset")),
-    Rule("pipeline.datasets.files", "access to files", _subclass("pipeline.datasets.files.Files")),
-    Rule("pipeline.order.streams", "the order of a stream",
-         _subclass("pipeline.order.streams.StreamOrder")),
-    Rule("pipeline.transforms.image_decoding", "a decoding transform",
-         _subclass("pipeline.transforms.image_decoding.Decode")),
-    Rule("pipeline.transforms.device_decoding", "a decoding batch transform",
-         _subclass("pipeline.transforms.device_decoding.DecodeBatch")),
-    Rule("pipeline.training.models", "a model",
-         lambda found: _is_class(found) or _is_function(found)),
-    Rule("pipeline.runs.trackers", "a tracker",
-         _subclass("pipeline.runs.trackers.tracker.Tracker")),
-    *(Rule(f"pipeline.{name}", kind, _is_class) for name, kind in _OURS.items()),
-)  # fmt: skip
+    Rule(
+        "torchmetrics",
+        "a metric",
+        _subclass("torchmetrics.Metric"),
+        homes=tuple(f"torchmetrics.{name}" for name in _METRICS),
+    ),
+    Rule(
+        "albumentations",
+        "a transform of Albumentations",
+        _subclass("albumentations.BasicTransform", "albumentations.BaseCompose"),
+    ),
+    *(
+        Rule(f"skimage.{name}", "a function of pictures", _is_function, homes=("skimage",))
+        for name in _SKIMAGE
+    ),
+    Rule("penstock.datasets", "a torch.utils.data.Dataset", _subclass("torch.utils.data.Dataset")),
+    Rule("penstock.datasets.files", "access to files", _subclass("penstock.datasets.files.Files")),
+    Rule(
+        "penstock.order.streams",
+        "the order of a stream",
+        _subclass("penstock.order.streams.StreamOrder"),
+    ),
+    Rule(
+        "penstock.transforms.image_decoding",
+        "a decoding transform",
+        _subclass("penstock.transforms.image_decoding.Decode"),
+    ),
+    Rule(
+        "penstock.transforms.device_decoding",
+        "a decoding batch transform",
+        _subclass("penstock.transforms.device_decoding.DecodeBatch"),
+    ),
+    Rule(
+        "penstock.training.models", "a model", lambda found: _is_class(found) or _is_function(found)
+    ),
+    *(Rule(f"penstock.{name}", kind, _is_class) for name, kind in _OURS.items()),
+    *(
+        Rule(one.module, one.kind, _subclass(one.base) if one.base else _is_class)
+        for addon in installed.addons().values()
+        for one in addon.callables
+    ),
+)
 
 
 def trusted() -> tuple[str, ...]:
@@ -210,11 +320,14 @@ def check_trusted(names: Iterable[str], key: str = "--trust") -> list[Problem]:
         if not all(part.isidentifier() for part in name.split(".")):
             problems.append(Problem(key, f"{name!r} is not the name of a package"))
         elif name.split(".")[0] in NEVER:
-            problems.append(Problem(
-                key, f"{name!r} cannot be trusted as a whole: it can load pickles or native code, "
-                "or run what it is told to. Call what you need from a function in a package of "
-                "your own, and trust that"
-            ))  # fmt: skip
+            problems.append(
+                Problem(
+                    key,
+                    f"{name!r} cannot be trusted as a whole: it can load pickles or native code, "
+                    "or run what it is told to. Call what you need from a function in a package of "
+                    "your own, and trust that",
+                )
+            )
     return problems
 
 
@@ -262,6 +375,16 @@ def _resolve(name: str, packages: tuple[str, ...]) -> Any:
 HOW = f"A package of your own is trusted by name: --trust mypackage (or {VARIABLE}=mypackage)"
 
 
+def _renamed(name: str) -> str:
+    """What was imported as `pipeline`, with its name of today: its module may have moved."""
+    *module, what = name.split(".")
+    root = Path(penstock.__file__).parent
+    places = [path for path in root.rglob(f"{module[-1]}.py") if not path.is_symlink()]
+    if len(places) != 1:
+        return f"penstock.{name.partition('.')[2]}"
+    return ".".join(("penstock", *places[0].relative_to(root).with_suffix("").parts, what))
+
+
 def _rules_for(name: Any, packages: tuple[str, ...]) -> list[Rule]:
     """The rules that cover a written name; empty for a name in a trusted package."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
@@ -274,6 +397,10 @@ def _rules_for(name: Any, packages: tuple[str, ...]) -> list[Rule]:
     if rules and not any(part.startswith("_") for part in name.split(".")):
         return rules
     package = name.split(".")[0]
+    if package == "pipeline" and not rules:
+        raise _Refusal(
+            f"{name} is called {_renamed(name)} now, as this program is imported as penstock"
+        )
     if package in NEVER:
         allowed = ", ".join(rule.prefix for rule in RULES if _under(rule.prefix, package))
         inside = f" Of {package}, a configuration may call {allowed}." if allowed else ""
@@ -309,8 +436,11 @@ def _step(found: Any, part: str, path: str) -> Any:
     inside = getattr(found, "__path__", [])
     if inside and importlib.util.find_spec(f"{path}.{part}") is not None:
         return _import(f"{path}.{part}")
-    public = [name for name, value in vars(found).items() if not name.startswith("_")
-              and not isinstance(value, ModuleType) and callable(value)]  # fmt: skip
+    public = [
+        name
+        for name, value in vars(found).items()
+        if not name.startswith("_") and not isinstance(value, ModuleType) and callable(value)
+    ]
     public += [entry.name for entry in pkgutil.iter_modules(inside)]
     raise _Refusal(f"there is no {part!r} in {path}{nearest(part, public)}")
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from pipeline.config import allow_list, endpoints, environment, outputs
-from pipeline.errors import Problem
+from penstock.config import allow_list, endpoints, environment, outputs
+from penstock.errors import Problem
 
 OPTIONS = {
     "--trust": allow_list.VARIABLE,

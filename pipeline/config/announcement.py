@@ -11,10 +11,9 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
-from pipeline.config import disclosure
-from pipeline.config.schema import Config
-
-_WRITES = ("fit", "replay", "profile", "check")  # into the run's folder
+from penstock import installed
+from penstock.config import disclosure
+from penstock.config.schema import Config
 
 
 def of_run(config: Config) -> str:
@@ -24,39 +23,29 @@ def of_run(config: Config) -> str:
     length = f"for {trainer.max_epochs} epoch{'s' * (trainer.max_epochs != 1)}"
     if trainer.max_steps is not None:
         length += f", {trainer.max_steps} steps at most"
+    task = installed.tasks()[config.task]
     if config.resume not in (None, "auto"):
         place = f"; resuming {shown['resume']}"
-    elif config.task in _WRITES:
+    elif task.writes:
         place = f"; run folder {shown['run_dir']}"
     data = name_of(shown["dataset"])
-    both = f"{name_of(shown['model'])} on {data}"
-    doing = {
-        "fit": f"training {both} {length}",
-        # The run's folder may give the data, which is read later.
-        "validate": f"measuring {shown['checkpoint'] or shown['run']}",
-        "digest": f"hashing the batches of {data}",
-        "replay": f"making batch ({config.epoch}, {config.step}) of {data} again",
-        "verify": f"comparing {' and '.join(shown['runs'] or ['two runs'])}",
-        "diff": f"comparing {' and '.join(shown['runs'] or ['two runs'])}",
-        "check": f"reading every sample of {data}",
-        "pack": f"packing {data}",
-        "profile": f"timing the training of {both}",
-        "tune": f"looking for the fastest loader for {both}",
-        "runs": f"listing the runs below {' and '.join(shown['runs'] or ['outputs', 'multirun'])}",
-        "show": f"the head of the report of {shown['run']}",
-        "where": _asked(config, shown, data),
-        "without": f"how {shown['run']} goes on without {shown['sample']}",
-        "report": f"making the report of {' and '.join(shown['runs'] or ['no run'])}",
-        "lr_find": f"looking for a learning rate for {both}",
-    }[config.task]
+    names = {
+        "data": data,
+        "both": f"{name_of(shown['model'])} on {data}",
+        "length": length,
+        "measured": shown["checkpoint"] or shown["run"],
+        "address": (config.epoch, config.step),
+        "run": shown["run"],
+        "sample": shown["sample"],
+        "two": " and ".join(shown["runs"] or ["two runs"]),
+        "runs": " and ".join(shown["runs"] or ["no run"]),
+        "below": " and ".join(shown["runs"] or ["outputs", "multirun"]),
+    }
+    if ":" in task.sentence:
+        doing = installed.load(task.sentence)(config, names)
+    else:
+        doing = task.sentence.format_map(names)
     return f"{config.task}: {doing}{place}"
-
-
-def _asked(config: Config, shown: Mapping[str, Any], data: str) -> str:
-    of = data if config.run is None else shown["run"]
-    if config.address is not None:
-        return f"what stands at {tuple(config.address)} in {of}"
-    return f"looking for {shown['sample']} in {of}"
 
 
 def of_sweep(lines: Sequence[str], sizes: Sequence[int]) -> str:

@@ -20,8 +20,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from pipeline.config.schema import Changes, Config, Effect
-from pipeline.loading.known_by import PREFIX, agree, relation
+from penstock.config.schema import Changes, Config, Effect
+from penstock.loading.known_by import PREFIX, agree, relation
 
 ON_ERROR = "bad_samples.on_error"
 NOT_SET = "not set"
@@ -69,8 +69,9 @@ class Known:
 
     def has(self, section: str) -> bool:
         """Whether a section holds anything that is not null."""
-        return any(key.startswith(f"{section}.") and value != "None"
-                   for key, value in self.config.items())  # fmt: skip
+        return any(
+            key.startswith(f"{section}.") and value != "None" for key, value in self.config.items()
+        )
 
 
 @cache
@@ -134,10 +135,12 @@ def recorded(config: Config, split: str | None = None) -> dict[str, str]:
         split: only the keys that make its batches.
     """
     return {
-        key: str(value) for key, value in leaves(config.compared())
-        if is_config(key) and (split is None or split in effect_of(key).makes)
+        key: str(value)
+        for key, value in leaves(config.compared())
+        if is_config(key)
+        and (split is None or split in effect_of(key).makes)
         and not is_default(key, value)
-    }  # fmt: skip
+    }
 
 
 def making(config: Config, split: str) -> dict[str, str]:
@@ -244,7 +247,7 @@ def _validation(first: Known, second: Known) -> Answer:
             return Changes.WEIGHTS, "validation decides when to stop: trainer.patience"
         target = run["scheduler._target_"]
         # A schedule of somebody's own may be a kind of it.
-        known = target == "None" or target.startswith(("torch.optim.", "pipeline."))
+        known = target == "None" or target.startswith(("torch.optim.", "penstock."))
         if target.endswith("ReduceLROnPlateau") or not known:
             return Changes.WEIGHTS, "validation moves the learning rate: scheduler"
     return Changes.RESULTS, "validation only; it chooses the best epoch"
@@ -297,7 +300,15 @@ def _ranks(first: Known, second: Known) -> Answer:
 
 
 QUESTIONS: Mapping[str, Callable[[Known, Known], Answer]] = {
-    "data": _data, "packed": _packed, "pack": _pack, "facts": _facts, "validation": _validation,
-    "limits": _limits, "which_left_out": _which_left_out, "left_out": _left_out,
-    "device": _device, "batch_on": _batch_on, "ranks": _ranks,
-}  # fmt: skip
+    "data": _data,
+    "packed": _packed,
+    "pack": _pack,
+    "facts": _facts,
+    "validation": _validation,
+    "limits": _limits,
+    "which_left_out": _which_left_out,
+    "left_out": _left_out,
+    "device": _device,
+    "batch_on": _batch_on,
+    "ranks": _ranks,
+}

@@ -19,10 +19,10 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
-from pipeline.config import allow_list
-from pipeline.config.environment import HARMLESS
-from pipeline.config.messages import nearest, show
-from pipeline.errors import ConfigError, Problem
+from penstock.config import allow_list
+from penstock.config.environment import HARMLESS
+from penstock.config.messages import nearest, show
+from penstock.errors import ConfigError, Problem
 
 Values = Mapping[str, Any]
 

@@ -26,11 +26,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from pipeline import program
-from pipeline.config import allowances, disclosure, hydra_internals
-from pipeline.config.composition import Composed, Composer
-from pipeline.errors import ConfigError, Problem
-from pipeline.terminal import put
+from penstock import program
+from penstock.config import allowances, disclosure, hydra_internals
+from penstock.config.composition import Composed, Composer
+from penstock.errors import ConfigError, Problem
+from penstock.terminal import put
 
 LINE, WORDS, WORD = "COMP_LINE", "COMP_WORDS", "COMP_WORD"  # variables that a script sets
 

@@ -24,8 +24,9 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import InterpolationKeyError, MissingMandatoryValue, OmegaConfBaseException
 
-from pipeline import program
-from pipeline.config import (
+from penstock import program
+from penstock.addons.sweeps.grid import Grid
+from penstock.config import (
     environment,
     hydra_internals,
     hydra_section,
@@ -35,21 +36,26 @@ from pipeline.config import (
     unknown_keys,
     whole_nodes,
 )
-from pipeline.config.disclosure import Plain
-from pipeline.config.grid import Grid
-from pipeline.config.hydra_loader import JOB_NAME, ConfigLoader, Kept, not_set
-from pipeline.config.messages import show
-from pipeline.distributed import preemption
-from pipeline.errors import ConfigError, Problem
+from penstock.config.disclosure import Plain
+from penstock.config.hydra_loader import JOB_NAME, ConfigLoader, Kept, not_set
+from penstock.config.messages import show
+from penstock.distributed import preemption
+from penstock.errors import ConfigError, Problem
 
 CONF = reference.CONF
 VERSION_BASE = "1.3"
 _HYDRAS_FOLDER = "hydra.run.dir"
 
 _ERRORS = (
-    HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, AssertionError,
-    RecursionError, AttributeError, TypeError,
-)  # fmt: skip
+    HydraException,
+    OmegaConfBaseException,
+    yaml.YAMLError,
+    ValueError,
+    AssertionError,
+    RecursionError,
+    AttributeError,
+    TypeError,
+)
 
 
 @dataclass
@@ -190,8 +196,9 @@ class Composer:
         for choice in value if isinstance(value, list) else [value]:
             if not isinstance(choice, str):
                 way = f"; to choose nothing: {group}=none" if "none" in options else ""
-                yield Problem(group, f"got {show(choice)}, expected one of "
-                              f"{', '.join(options)}{way}")  # fmt: skip
+                yield Problem(
+                    group, f"got {show(choice)}, expected one of {', '.join(options)}{way}"
+                )
             elif choice not in options and not self.loader.repository.config_exists(
                 f"{group}/{choice}"
             ):
@@ -229,10 +236,17 @@ def with_run_dir(lines: Iterable[str]) -> list[str]:
     keys = [key.lstrip("+") if equals else "" for key, equals, _ in parts]
     given = [value for key, (*_, value) in zip(keys, parts, strict=True) if key == _HYDRAS_FOLDER]
     if given and len(given) + keys.count("run_dir") > 1:
-        raise ConfigError(Problem(_HYDRAS_FOLDER, f"{given[-1]} is another name for run_dir, "
-                                  "which is given too; leave one of them out"))  # fmt: skip
-    return [f"run_dir={value}" if key == _HYDRAS_FOLDER else word
-            for word, key, (*_, value) in zip(words, keys, parts, strict=True)]  # fmt: skip
+        raise ConfigError(
+            Problem(
+                _HYDRAS_FOLDER,
+                f"{given[-1]} is another name for run_dir, "
+                "which is given too; leave one of them out",
+            )
+        )
+    return [
+        f"run_dir={value}" if key == _HYDRAS_FOLDER else word
+        for word, key, (*_, value) in zip(words, keys, parts, strict=True)
+    ]
 
 
 def _not_mergeable(override: Override, config: DictConfig) -> list[Problem]:
@@ -242,11 +256,14 @@ def _not_mergeable(override: Override, config: DictConfig) -> list[Problem]:
     if not isinstance(value, dict) or not isinstance(node, DictConfig):
         return []
     return [
-        Problem(f"{key}.{name}", f"is not in the {key} that this is merged into; add it with "
-                f"+{key}.{name}=..., or replace all of {key} with '~{key}' '+{key}={{...}}'")
+        Problem(
+            f"{key}.{name}",
+            f"is not in the {key} that this is merged into; add it with "
+            f"+{key}.{name}=..., or replace all of {key} with '~{key}' '+{key}={{...}}'",
+        )
         for name in value
         if str(name) not in node
-    ]  # fmt: skip
+    ]
 
 
 def _folder(path: str, option: str, base: Path) -> str:

@@ -14,19 +14,19 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.config import allow_list, data_rules, order_rules
-from pipeline.config.messages import nearest, show
-from pipeline.config.nodes import called, datasets, direction, metrics, trackers, validates, walk
-from pipeline.config.order_rules import datasets_found
-from pipeline.config.schema import Config, RaySection
-from pipeline.config.signatures import arguments
-from pipeline.distributed import world
-from pipeline.errors import ConfigError, Problem
-from pipeline.loading.workers.ray_access import refuse_client
-from pipeline.loading.workers.ray_cluster import require_installed
-from pipeline.order.samplers import Sequential
-from pipeline.order.skipped import Skipped
-from pipeline.order.streams import StreamOrder, is_stream
+from penstock.addons.ray.access import refuse_client
+from penstock.addons.ray.cluster import require_installed
+from penstock.config import allow_list, data_rules, order_rules
+from penstock.config.messages import nearest, show
+from penstock.config.nodes import called, datasets, direction, metrics, trackers, validates, walk
+from penstock.config.order_rules import datasets_found
+from penstock.config.schema import Config, RaySection
+from penstock.config.signatures import arguments
+from penstock.distributed import world
+from penstock.errors import ConfigError, Problem
+from penstock.order.samplers import Sequential
+from penstock.order.skipped import Skipped
+from penstock.order.streams import StreamOrder, is_stream
 
 Found = Mapping[str, Any]  # the callable of each part, by key
 Messages = Iterator[str]
@@ -60,8 +60,13 @@ def no_workers(config: Config, found: Found) -> Messages:
     if _has_workers(config):
         return
     why = "loader.backend=main" if loader.backend == "main" else "loader.num_workers=0"
-    for name in ("prefetch_factor", "persistent_workers", "timeout", "worker_init_fn",
-                 "multiprocessing_context"):  # fmt: skip
+    for name in (
+        "prefetch_factor",
+        "persistent_workers",
+        "timeout",
+        "worker_init_fn",
+        "multiprocessing_context",
+    ):
         value, off = getattr(loader, name), "false" if name == "persistent_workers" else "null"
         if value:
             yield (
@@ -362,7 +367,25 @@ def skipped_ranges(config: Config, found: Found) -> Messages:
 
 
 RULES: tuple[Callable[[Config, Found], Messages], ...] = (
-    no_workers, threads, actors, start_method, worker_function, share, unordered, pinned_device,
-    ranks, streams, same_data_twice, no_validation, both_splits, bad_samples, device, monitor,
-    schedule, skipped_ranges, tracker_packages, *order_rules.RULES, *data_rules.RULES,
-)  # fmt: skip
+    no_workers,
+    threads,
+    actors,
+    start_method,
+    worker_function,
+    share,
+    unordered,
+    pinned_device,
+    ranks,
+    streams,
+    same_data_twice,
+    no_validation,
+    both_splits,
+    bad_samples,
+    device,
+    monitor,
+    schedule,
+    skipped_ranges,
+    tracker_packages,
+    *order_rules.RULES,
+    *data_rules.RULES,
+)

@@ -9,8 +9,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.messages import nearest, not_allowed
-from pipeline.config.nodes import (
+from penstock.addons.filters.row_filter import Expression, no_column
+from penstock.config.messages import nearest, not_allowed
+from penstock.config.nodes import (
     KEPT,
     SPLITS,
     called,
@@ -20,13 +21,12 @@ from pipeline.config.nodes import (
     is_of_a_split,
     of_the_build,
 )
-from pipeline.config.schema import Config
-from pipeline.distributed import world
-from pipeline.errors import ConfigError
-from pipeline.loading.collate import List, Single
-from pipeline.loading.row_filter import Expression, no_column
-from pipeline.order.streams import is_stream
-from pipeline.transforms.image import Normalize
+from penstock.config.schema import Config
+from penstock.distributed import world
+from penstock.errors import ConfigError
+from penstock.loading.collate import List, Single
+from penstock.order.streams import is_stream
+from penstock.transforms.image import Normalize
 
 KEY = "dataset.fingerprint"
 MODES = ("names", "sizes", "content")
@@ -118,9 +118,10 @@ def batch_steps(config: Config, found: Mapping[str, Any]) -> Iterator[str]:
                 "collate=stack"
             )
         first, *others = [
-            key for key, step in {**_steps(config, split), **steps}.items()
+            key
+            for key, step in {**_steps(config, split), **steps}.items()
             if isinstance(step, type) and issubclass(step, Normalize)
-        ] or [""]  # fmt: skip
+        ] or [""]
         for other in others:
             yield (
                 f"{other}: normalises what {first} has normalised; leave one of them out, "
@@ -191,8 +192,11 @@ def rows(config: Config, found: Mapping[str, Any]) -> Iterator[str]:
         if column is not None and not isinstance(column, str):
             yield f"{where}.unique: {not_allowed(column, 'the name of a column')}"
         elif column is not None:
-            yield from (f"{where}.unique: {no_column(column, names)}" for names in told
-                        if column not in names)  # fmt: skip
+            yield from (
+                f"{where}.unique: {no_column(column, names)}"
+                for names in told
+                if column not in names
+            )
         yield from _left_out(f"{where}.without", given.get("without"))
 
 
@@ -204,8 +208,9 @@ def _left_out(key: str, value: Any) -> Iterator[str]:
             yield f"{key}: there is no file {value!r}; give a quarantine.csv, or a list of rows"
         return
     by_split = value if isinstance(value, Mapping) else {"train": value}
-    listed = all(isinstance(one, list) and all(type(row) is int for row in one)
-                 for one in by_split.values())  # fmt: skip
+    listed = all(
+        isinstance(one, list) and all(type(row) is int for row in one) for one in by_split.values()
+    )
     if not listed or not by_split.keys() <= {"train", "val"}:
         allowed = "rows of the training split, {train: rows, val: rows}, or a quarantine.csv"
         yield f"{key}: {not_allowed(value, allowed)}"

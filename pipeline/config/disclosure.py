@@ -20,15 +20,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline import program
+from penstock import program
 
 HIDDEN = "***"
 
 _ALWAYS = re.compile(
     "secret|passw|passphrase|credential|auth|cookie|(?:^|[_-])(?:pwd|pass)(?:$|[_-])", re.IGNORECASE
 )
-_AT_THE_END = re.compile(rf"key|token|signature|(?:^|[_-])(?:sas|pat|sig)$|{_ALWAYS.pattern}",
-                         re.IGNORECASE)  # fmt: skip
+_AT_THE_END = re.compile(
+    rf"key|token|signature|(?:^|[_-])(?:sas|pat|sig)$|{_ALWAYS.pattern}", re.IGNORECASE
+)
 _HARMLESS = re.compile(r"tokeni[sz]\w*|key(?:point|word|frame|board|ed)|author(?!i)", re.IGNORECASE)
 _OF_DATA = re.compile(
     r"(dataset|sampler|collate)(\.(?!options\b)[\w\-]+)*\.(val_)?tokens(\[\d+\])*"
@@ -39,8 +40,9 @@ _CONSTANT = re.compile(r"true|false|null|''|\"\"|", re.IGNORECASE)
 _REFERENCE = re.compile(r"\$\{[\w.:]+\}")  # without a default, in which a secret could stand
 _USER = re.compile(r"(?<=://)[^/?#\s@]+@(?=\S)")
 _PARAMETER = re.compile(r"([?&;])([^=&;#\s?]+)=([^&;#\s'\",}\]]+)")
-_SIGNED = re.compile(r"x-(amz|goog)-|awsaccesskeyid|googleaccessid|^(sig|st|se|sp|sv|code)$",
-                     re.IGNORECASE)  # fmt: skip
+_SIGNED = re.compile(
+    r"x-(amz|goog)-|awsaccesskeyid|googleaccessid|^(sig|st|se|sp|sv|code)$", re.IGNORECASE
+)
 # The second way only begins where a word does: to try each of its letters takes the square.
 _ENTRY = re.compile(r"""(?:(['"])([\w.\-]+)\1|(?<![\w.\-])([\w.\-]+))\s*:\s*""")
 
@@ -96,14 +98,17 @@ def tree(value: Any, origins: Mapping[str, Origin], digests: bool = False, key: 
         hidden = names_secret(key, known.text) and not _REFERENCE.fullmatch(known.text)
         return marked(HIDDEN if hidden else urls(known.text))
     if isinstance(value, Mapping):
-        return {name: tree(item, origins, digests, f"{key}.{name}".lstrip("."))
-                for name, item in value.items()}  # fmt: skip
+        return {
+            name: tree(item, origins, digests, f"{key}.{name}".lstrip("."))
+            for name, item in value.items()
+        }
     if isinstance(value, (list, tuple)):
         return [
-            HIDDEN if not isinstance(item, (Mapping, list, tuple)) and names_secret(key, item)
+            HIDDEN
+            if not isinstance(item, (Mapping, list, tuple)) and names_secret(key, item)
             else tree(item, origins, digests, f"{key}[{place}]")
             for place, item in enumerate(value)
-        ]  # fmt: skip
+        ]
     if key.endswith("._target_"):
         return value
     if names_secret(key, value) and not _REFERENCE.fullmatch(str(value)):

@@ -24,9 +24,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.config import disclosure
-from pipeline.config.messages import allowing
-from pipeline.errors import Problem
+from penstock.config import disclosure
+from penstock.config.messages import allowing
+from penstock.errors import Problem
 
 VARIABLE = "PENSTOCK_ALLOW_ENDPOINT"
 SAID = "PENSTOCK_SAID"  # hashes of what this process, or one that it comes from, has announced
@@ -35,19 +35,24 @@ _OPTIONS = re.compile(r"(options|kwargs)$")
 _MOVES = re.compile(
     "endpoint|prox|base_url|^(host|hostname|server|url|uri|address)$", re.IGNORECASE
 )
-_CHECKS = re.compile(r"^(ssl|verify|verify_ssl|ssl_verify|use_ssl|check_hostname|secure)$",
-                     re.IGNORECASE)  # fmt: skip
+_CHECKS = re.compile(
+    r"^(ssl|verify|verify_ssl|ssl_verify|use_ssl|check_hostname|secure)$", re.IGNORECASE
+)
 # Strict, as libraries disagree on what else is the host: of "https://a\@b/", for example.
 _SERVER = re.compile(
     r"(?:(https?)://)?(\[[0-9A-Fa-f:]+\]|[A-Za-z0-9.\-]+)(?::(\d{1,5}))?(?:/[\w.\-/]*)?"
 )
 # Names below amazonaws.com are for everybody to have: ec2-...compute.amazonaws.com.
-_PROVIDERS = re.compile(r"s3([.-](?!compute)[a-z0-9-]+){0,3}\.amazonaws\.com(\.cn)?"
-                        r"|(storage|www)\.googleapis\.com")  # fmt: skip
+_PROVIDERS = re.compile(
+    r"s3([.-](?!compute)[a-z0-9-]+){0,3}\.amazonaws\.com(\.cn)?"
+    r"|(storage|www)\.googleapis\.com"
+)
 _LONGEST = 300  # characters of a server; a name has 253 at most
 # Trackers of ours that send, with the servers of their makers.
-TRACKERS = {"pipeline.runs.trackers.mlflow.MLflow": "", "pipeline.runs.trackers.wandb.WandB":
-            "https://api.wandb.ai"}  # fmt: skip
+TRACKERS = {
+    "penstock.addons.trackers.mlflow.MLflow": "",
+    "penstock.addons.trackers.wandb.WandB": "https://api.wandb.ai",
+}
 _SERVERS = {"uri": "MLFLOW_TRACKING_URI", "base_url": "WANDB_BASE_URL"}  # of trackers
 _LOCAL = re.compile(
     r"(?:sqlite:///|file:)[^?#]*|(?![A-Za-z][\w+.\-]*:)[^?#]*|databricks(://[\w-]+)?"
@@ -89,23 +94,31 @@ class Endpoint:
 
 def check_allowed(names: list[str]) -> list[Problem]:
     """Problems with the names that --allow-endpoint was given."""
-    return [Problem("--allow-endpoint", f"{name!r} is not a server; give HOST or HOST:PORT")
-            for name in names if not _ALLOWED.fullmatch(name)]  # fmt: skip
+    return [
+        Problem("--allow-endpoint", f"{name!r} is not a server; give HOST or HOST:PORT")
+        for name in names
+        if not _ALLOWED.fullmatch(name)
+    ]
 
 
 def check(config: Mapping[str, Any]) -> list[Problem]:
     """Refuse servers to which a configuration would have credentials sent."""
     problems = []
     for one in _of_trackers(config):
-        if one.is_allowed or one.given == TRACKERS["pipeline.runs.trackers.wandb.WandB"]:
+        if one.is_allowed or one.given == TRACKERS["penstock.addons.trackers.wandb.WandB"]:
             continue
         name = ":".join(filter(None, one.server[1:]))
         way = f", {allowing('--allow-endpoint', name, 'HOST')}" if name else ""
         variable = _SERVERS[one.key.rpartition(".")[2]]
-        problems.append(Problem(one.key, f"sends this run's configuration, numbers and pictures to "
-                                f"{disclosure.urls(one.given)!r}, with credentials of whoever "
-                                f"runs this. If that is right{way}, or name it in {variable} of "
-                                "the environment"))  # fmt: skip
+        problems.append(
+            Problem(
+                one.key,
+                f"sends this run's configuration, numbers and pictures to "
+                f"{disclosure.urls(one.given)!r}, with credentials of whoever "
+                f"runs this. If that is right{way}, or name it in {variable} of "
+                "the environment",
+            )
+        )
     for one in _of_ray(config):
         scheme, host, port = one.server
         if scheme or not port or not one.given.endswith(f":{port}"):
@@ -123,9 +136,14 @@ def check(config: Mapping[str, Any]) -> list[Problem]:
             continue
         name = ":".join(filter(None, one.server[1:]))
         way = f", {allowing('--allow-endpoint', name, 'HOST')}" if name else ""
-        problems.append(Problem(one.key, f"sends requests, signed with credentials of whoever runs "
-                                f"this, to {one.given!r}, which is not the provider's. If that "
-                                f"is right{way}; public data: anon: true beside it"))  # fmt: skip
+        problems.append(
+            Problem(
+                one.key,
+                f"sends requests, signed with credentials of whoever runs "
+                f"this, to {one.given!r}, which is not the provider's. If that "
+                f"is right{way}; public data: anon: true beside it",
+            )
+        )
     return problems
 
 
@@ -174,8 +192,10 @@ def _texts(config: Mapping[str, Any]) -> Iterator[str]:
             own = [node[name] or os.environ.get(_SERVERS[name]) for name in names]
             place = next(filter(None, own), TRACKERS[node["_target_"]])
             if place and not _LOCAL.fullmatch(place):
-                yield (f"notice: configuration, numbers and pictures of this run go to "
-                       f"{disclosure.urls(place)} ({key})")  # fmt: skip
+                yield (
+                    f"notice: configuration, numbers and pictures of this run go to "
+                    f"{disclosure.urls(place)} ({key})"
+                )
     for one in _of_ray(config):
         yield f"notice: batches come from the Ray at {one.given} ({one.key})"
     for one in found(config):
@@ -198,9 +218,10 @@ def _texts(config: Mapping[str, Any]) -> Iterator[str]:
 
 def _credentials() -> str:
     known = {
-        "AWS_ACCESS_KEY_ID": "the key of AWS_ACCESS_KEY_ID", "AWS_PROFILE": "AWS_PROFILE's",
+        "AWS_ACCESS_KEY_ID": "the key of AWS_ACCESS_KEY_ID",
+        "AWS_PROFILE": "AWS_PROFILE's",
         "GOOGLE_APPLICATION_CREDENTIALS": "those of GOOGLE_APPLICATION_CREDENTIALS",
-    }  # fmt: skip
+    }
     given = [words for name, words in known.items() if os.environ.get(name)]
     return " or ".join(given) or "whatever credentials ~/.aws or gcloud hold"
 

@@ -18,20 +18,27 @@ from typing import Any
 from omegaconf import OmegaConf
 from omegaconf.resolvers import oc
 
-from pipeline.config import disclosure, endpoints
-from pipeline.config.disclosure import Origin, Plain
-from pipeline.config.messages import allowing
-from pipeline.errors import Problem
+from penstock.config import disclosure, endpoints
+from penstock.config.disclosure import Origin, Plain
+from penstock.config.messages import allowing
+from penstock.errors import Problem
 
 VARIABLE = "PENSTOCK_ALLOW_ENV"
 
 # Numbers of threads, choices of devices and whether something is said. A name belongs here if no
 # value of it makes a library load a file, run a program or talk to another machine.
 HARMLESS = (
-    "CUBLAS_WORKSPACE_CONFIG", "CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCKING", "CUDA_VISIBLE_DEVICES",
-    "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS",
-    "TOKENIZERS_PARALLELISM", "VECLIB_MAXIMUM_THREADS",
-)  # fmt: skip
+    "CUBLAS_WORKSPACE_CONFIG",
+    "CUDA_DEVICE_ORDER",
+    "CUDA_LAUNCH_BLOCKING",
+    "CUDA_VISIBLE_DEVICES",
+    "MKL_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "TOKENIZERS_PARALLELISM",
+    "VECLIB_MAXIMUM_THREADS",
+)
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _LEAVING = re.compile(
@@ -47,8 +54,11 @@ _read: dict[str, str] = {}  # what was read by this process -> its name
 
 def check_allowed(names: list[str]) -> list[Problem]:
     """Problems with the names that --allow-env was given."""
-    return [Problem("--allow-env", f"{name!r} is not the name of a variable such as DATA_ROOT")
-            for name in names if not _NAME.fullmatch(name)]  # fmt: skip
+    return [
+        Problem("--allow-env", f"{name!r} is not the name of a variable such as DATA_ROOT")
+        for name in names
+        if not _NAME.fullmatch(name)
+    ]
 
 
 @contextmanager

@@ -51,8 +51,9 @@ _WAYS = {
     "trainer.max_steps": "train_steps num_training_steps total_steps iterations",
     "trainer.accumulate": "accumulate_grad_batches gradient_accumulation_steps grad_accum",
     "trainer.clip_norm": "gradient_clip_val grad_clip clip_grad clip_grad_norm max_grad_norm",
-    "trainer.ema=0.999, the share that the average keeps at each step":
-        "ema ema_decay model_ema model_ema_decay",
+    "trainer.ema=0.999, the share that the average keeps at each step": (
+        "ema ema_decay model_ema model_ema_decay"
+    ),
     "trainer.precision=fp16": "fp16",
     "trainer.precision=bf16": "bf16 amp use_amp",
     "trainer.compile": "torch_compile",
@@ -77,83 +78,167 @@ _WAYS = {
     "tracker": "logger report_to",
     "task=lr_find": "auto_lr_find lr_find find_lr",
     "task=validate checkpoint=...": "evaluate",
-    "distributed=ddp distributed.nproc={value}":
-        "gpus devices num_gpus num_devices num_processes nproc_per_node world_size nproc",
+    "distributed=ddp distributed.nproc={value}": (
+        "gpus devices num_gpus num_devices num_processes nproc_per_node world_size nproc"
+    ),
     "distributed.sync_batchnorm": "sync_bn",
     "torchrun or srun, which start the processes of several machines": "num_nodes nnodes",
-}  # fmt: skip
+}
 
 _TRUE, _FALSE = "true", "false"
 _DROP = {_TRUE: "batch.tail=drop", _FALSE: "batch.tail=keep"}
 
 # What to write by name; or by name and value (in lower case), else all of the ways.
 KEYS: dict[str, str | dict[str, str]] = {
-    **{name: way if "=" in way or " " in way else f"{way}={VALUE}"
-       for way, names in _WAYS.items() for name in names.split()},
+    **{
+        name: way if "=" in way or " " in way else f"{way}={VALUE}"
+        for way, names in _WAYS.items()
+        for name in names.split()
+    },
     "shuffle": {_TRUE: "sampler=random", _FALSE: "sampler=sequential"},
-    "drop_last": _DROP, "dataloader_drop_last": _DROP,
+    "drop_last": _DROP,
+    "dataloader_drop_last": _DROP,
     "strategy": {"ddp": "distributed=ddp", "fsdp": "distributed=fsdp"},
-    "accelerator": {"gpu": "trainer.device=cuda", "cpu": "trainer.device=cpu",
-                    "auto": "trainer.device=auto"},
+    "accelerator": {
+        "gpu": "trainer.device=cuda",
+        "cpu": "trainer.device=cpu",
+        "auto": "trainer.device=auto",
+    },
     "enable_progress_bar": {_TRUE: "trainer.progress=auto", _FALSE: "trainer.progress=none"},
     "disable_tqdm": {_TRUE: "trainer.progress=none", _FALSE: "trainer.progress=auto"},
-    "enable_checkpointing": {_TRUE: "trainer.checkpoint.every_epochs=1",
-                             _FALSE: "trainer.checkpoint=null"},
+    "enable_checkpointing": {
+        _TRUE: "trainer.checkpoint.every_epochs=1",
+        _FALSE: "trainer.checkpoint=null",
+    },
     "greater_is_better": {_TRUE: "trainer.mode=max", _FALSE: "trainer.mode=min"},
-}  # fmt: skip
+}
 
 # The option of a group: names in lower case, without - and _.
 CHOICES: dict[str, dict[str, str]] = {
-    "collate": {"default": "collate=stack", "defaultcollate": "collate=stack",
-                "padsequence": "collate=pad", "none": "collate=list"},
-    "dataset": {"csv": "dataset=delimited_text", "tsv": "dataset=delimited_text",
-                "text": "dataset=delimited_text", "npy": "dataset=arrays",
-                "numpy": "dataset=arrays", "webdataset": "dataset=tar_shards",
-                "wds": "dataset=tar_shards", "tar": "dataset=tar_shards",
-                "streaming": "dataset=mds", "mosaic": "dataset=mds",
-                "imagenet": "dataset=image_folder", "images": "dataset=image_folder"},
-    "distributed": {"fsdp2": "distributed=fsdp", "dp": "distributed=ddp",
-                    "true": "distributed=ddp", "false": "distributed=none",
-                    "dataparallel": "distributed=ddp", "torchrun": "distributed=ddp"},
-    "loader": {"auto": "loader=fast", "process": "loader.backend=process",
-               "thread": "loader=threads", "main": "loader=debug"},
-    "objective": {"crossentropy": "objective=classification", "mse": "objective=regression",
-                  "classifier": "objective=classification"},
+    "collate": {
+        "default": "collate=stack",
+        "defaultcollate": "collate=stack",
+        "padsequence": "collate=pad",
+        "none": "collate=list",
+    },
+    "dataset": {
+        "csv": "dataset=delimited_text",
+        "tsv": "dataset=delimited_text",
+        "text": "dataset=delimited_text",
+        "npy": "dataset=arrays",
+        "numpy": "dataset=arrays",
+        "webdataset": "dataset=tar_shards",
+        "wds": "dataset=tar_shards",
+        "tar": "dataset=tar_shards",
+        "streaming": "dataset=mds",
+        "mosaic": "dataset=mds",
+        "imagenet": "dataset=image_folder",
+        "images": "dataset=image_folder",
+    },
+    "distributed": {
+        "fsdp2": "distributed=fsdp",
+        "dp": "distributed=ddp",
+        "true": "distributed=ddp",
+        "false": "distributed=none",
+        "dataparallel": "distributed=ddp",
+        "torchrun": "distributed=ddp",
+    },
+    "loader": {
+        "auto": "loader=fast",
+        "process": "loader.backend=process",
+        "thread": "loader=threads",
+        "main": "loader=debug",
+    },
+    "objective": {
+        "crossentropy": "objective=classification",
+        "mse": "objective=regression",
+        "classifier": "objective=classification",
+    },
     "optimizer": {"momentum": "optimizer=sgd"},
-    "sampler": {"shuffle": "sampler=random", "randomsampler": "sampler=random",
-                "sequentialsampler": "sampler=sequential", "none": "sampler=sequential",
-                "weightedrandomsampler": "sampler=weighted", "balanced": "sampler=weighted",
-                "subsetrandomsampler": "sampler=subset", "pk": "sampler=identity",
-                "distributedsampler": "distributed=ddp, which shares out any sampler"},
-    "scheduler": {"cosineannealinglr": "scheduler=cosine", "cosineannealing": "scheduler=cosine",
-                  "onecyclelr": "scheduler=onecycle", "constantwithwarmup": "scheduler=constant"},
-    "task": {"train": "task=fit", "training": "task=fit", "eval": "task=validate",
-             "evaluate": "task=validate", "test": "task=validate", "val": "task=validate",
-             "benchmark": "task=profile", "lint": "task=check"},
-    "tracker": {"tb": "tracker=tensorboard", "weightsandbiases": "tracker=wandb",
-                "csvlogger": "tracker=csv", "wandblogger": "tracker=wandb",
-                "tensorboardlogger": "tracker=tensorboard", "mlflowlogger": "tracker=mlflow"},
-}  # fmt: skip
+    "sampler": {
+        "shuffle": "sampler=random",
+        "randomsampler": "sampler=random",
+        "sequentialsampler": "sampler=sequential",
+        "none": "sampler=sequential",
+        "weightedrandomsampler": "sampler=weighted",
+        "balanced": "sampler=weighted",
+        "subsetrandomsampler": "sampler=subset",
+        "pk": "sampler=identity",
+        "distributedsampler": "distributed=ddp, which shares out any sampler",
+    },
+    "scheduler": {
+        "cosineannealinglr": "scheduler=cosine",
+        "cosineannealing": "scheduler=cosine",
+        "onecyclelr": "scheduler=onecycle",
+        "constantwithwarmup": "scheduler=constant",
+    },
+    "task": {
+        "train": "task=fit",
+        "training": "task=fit",
+        "eval": "task=validate",
+        "evaluate": "task=validate",
+        "test": "task=validate",
+        "val": "task=validate",
+        "benchmark": "task=profile",
+        "lint": "task=check",
+    },
+    "tracker": {
+        "tb": "tracker=tensorboard",
+        "weightsandbiases": "tracker=wandb",
+        "csvlogger": "tracker=csv",
+        "wandblogger": "tracker=wandb",
+        "tensorboardlogger": "tracker=tensorboard",
+        "mlflowlogger": "tracker=mlflow",
+    },
+}
 
 _TORCHVISION = (
-    "alexnet", "convnext", "densenet", "efficientnet", "googlenet", "inception", "maxvit",
-    "mnasnet", "mobilenet", "regnet", "resnet", "resnext", "shufflenet", "squeezenet", "swin",
-    "vgg", "vit", "wideresnet",
-)  # fmt: skip
+    "alexnet",
+    "convnext",
+    "densenet",
+    "efficientnet",
+    "googlenet",
+    "inception",
+    "maxvit",
+    "mnasnet",
+    "mobilenet",
+    "regnet",
+    "resnet",
+    "resnext",
+    "shufflenet",
+    "squeezenet",
+    "swin",
+    "vgg",
+    "vit",
+    "wideresnet",
+)
 
 VALUES: dict[str, dict[str, str]] = {
     "batch.tail": {"true": "drop", "false": "keep", "drop_last": "drop", "null": "keep"},
     "trainer.device": {"gpu": "cuda", "cuda:0": "cuda", "0": "cuda", "null": "auto"},
     "trainer.mode": {"lower": "min", "higher": "max"},
     "trainer.precision": {
-        "16": "fp16", "16-mixed": "fp16", "16-true": "fp16", "float16": "fp16", "half": "fp16",
-        "32": "fp32", "32-true": "fp32", "float32": "fp32", "bf16-mixed": "bf16",
-        "bf16-true": "bf16", "bfloat16": "bf16", "null": "fp32",
+        "16": "fp16",
+        "16-mixed": "fp16",
+        "16-true": "fp16",
+        "float16": "fp16",
+        "half": "fp16",
+        "32": "fp32",
+        "32-true": "fp32",
+        "float32": "fp32",
+        "bf16-mixed": "bf16",
+        "bf16-true": "bf16",
+        "bfloat16": "bf16",
+        "null": "fp32",
     },
     "trainer.progress": {"true": "auto", "false": "none", "tqdm": "plain", "null": "none"},
-    "bad_samples.on_error": {"ignore": "skip", "warn": "skip", "null": "skip",
-                             "replace": "substitute"},
-}  # fmt: skip
+    "bad_samples.on_error": {
+        "ignore": "skip",
+        "warn": "skip",
+        "null": "skip",
+        "replace": "substitute",
+    },
+}
 
 
 def key(given: str, value: str = "...") -> str | None:

@@ -37,7 +37,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, flag_override, open_dic
 from omegaconf.base import Container, Node
 from omegaconf.errors import OmegaConfBaseException
 
-from pipeline.errors import ConfigError, PenstockError
+from penstock.errors import ConfigError, PenstockError
 
 try:
     from hydra._internal import config_loader_impl as _loading
@@ -51,12 +51,17 @@ try:
     from hydra.core import utils as _utils
     from omegaconf._utils import get_yaml_loader
 
-    _REPLACED = (vars(_loading)["create_defaults_list"],
-                 vars(_entry)["ConfigLoaderImpl"], _entry.Hydra.get_mode, _entry.Hydra.get_help,
-                 _entry.Hydra.get_sanitized_cfg, ConfigLoaderImpl._load_configuration_impl,
-                 ConfigLoaderImpl._compose_config_from_defaults_list,
-                 ConfigLoaderImpl._process_config_searchpath,
-                 vars(_utils)["_save_config"])  # fmt: skip
+    _REPLACED = (
+        vars(_loading)["create_defaults_list"],
+        vars(_entry)["ConfigLoaderImpl"],
+        _entry.Hydra.get_mode,
+        _entry.Hydra.get_help,
+        _entry.Hydra.get_sanitized_cfg,
+        ConfigLoaderImpl._load_configuration_impl,
+        ConfigLoaderImpl._compose_config_from_defaults_list,
+        ConfigLoaderImpl._process_config_searchpath,
+        vars(_utils)["_save_config"],
+    )
     _file_name = ConfigSource._normalize_file_name
     _apply = ConfigLoaderImpl._apply_overrides_to_config
     _get_node = DictConfig._get_node, ListConfig._get_node
@@ -81,12 +86,27 @@ if not __debug__:
     vars(overrides_parser)["HydraOverrideVisitor"] = overrides_visitor.HydraOverrideVisitor
 
 __all__ = [
-    "BASIC_LAUNCHER", "BASIC_SWEEPER", "Growth", "HookedLoader", "apply_override",
-    "before_launch", "bounded",
-    "create_config_search_path", "get_args_parser", "hydra_config", "is_mapping", "loaded_by",
-    "raw_node", "raw_value", "replaced", "save_by", "saved_by", "shown_by", "swept_by",
+    "BASIC_LAUNCHER",
+    "BASIC_SWEEPER",
+    "Growth",
+    "HookedLoader",
+    "apply_override",
+    "before_launch",
+    "bounded",
+    "create_config_search_path",
+    "get_args_parser",
+    "hydra_config",
+    "is_mapping",
+    "loaded_by",
+    "raw_node",
+    "raw_value",
+    "replaced",
+    "save_by",
+    "saved_by",
+    "shown_by",
+    "swept_by",
     "with_plugin",
-]  # fmt: skip
+]
 
 BASIC_LAUNCHER = f"{BasicLauncher.__module__}.{BasicLauncher.__name__}"
 BASIC_SWEEPER = f"{BasicSweeper.__module__}.{BasicSweeper.__name__}"
@@ -169,15 +189,25 @@ class HookedLoader(ConfigLoaderImpl):
             return super()._load_configuration_impl(*args, **options)
 
     def _defaults_list(
-        self, repo: Any, config_name: str | None, overrides_list: list[Override],
-        prepend_hydra: bool, skip_missing: bool,
-    ) -> DefaultsList:  # fmt: skip
+        self,
+        repo: Any,
+        config_name: str | None,
+        overrides_list: list[Override],
+        prepend_hydra: bool,
+        skip_missing: bool,
+    ) -> DefaultsList:
         overrides = Overrides(repo=repo, overrides_list=overrides_list)
         values = {id(one) for one in overrides.config_overrides}
         choices = [one.input_line for one in overrides_list if id(one) not in values]
         sources = [(type(one), one.provider, one.path) for one in repo.get_sources()]
-        self._key = (type(self).merge, config_name, skip_missing, tuple(choices), tuple(sources),
-                     tuple(_names(ConfigStore.instance().repo)))  # fmt: skip
+        self._key = (
+            type(self).merge,
+            config_name,
+            skip_missing,
+            tuple(choices),
+            tuple(sources),
+            tuple(_names(ConfigStore.instance().repo)),
+        )
         self._begun = time.time_ns()
         known = _COMPOSED.get(self._key)
         if known is not None and known.stamps != _stamps(repo, known.paths):
@@ -296,13 +326,14 @@ class Growth:
 
     @property
     def is_too_much(self) -> bool:
-        return (self.steps > _MOST_STEPS or self.given > _MOST_GIVEN
-                or self.values > _MOST_VALUES)  # fmt: skip
+        return self.steps > _MOST_STEPS or self.given > _MOST_GIVEN or self.values > _MOST_VALUES
 
     @property
     def refusal(self) -> str:
-        return (f"its interpolations give more than {_MOST_STEPS:,} results or "
-                f"{_MOST_GIVEN >> 20} MiB of text; write them out, or refer to less")  # fmt: skip
+        return (
+            f"its interpolations give more than {_MOST_STEPS:,} results or "
+            f"{_MOST_GIVEN >> 20} MiB of text; write them out, or refer to less"
+        )
 
     def add(self, result: Any) -> None:
         """Count the result of an interpolation; raises ConfigError where it is one too many."""
@@ -338,8 +369,11 @@ def bounded(each: bool = False) -> Iterator[Growth]:
 
     of_nodes = vars(Container)["_resolve_node_interpolation"]
     by_resolvers = vars(Container)["_evaluate_custom_resolver"]
-    with replaced(Container, _resolve_node_interpolation=counted(of_nodes),
-                  _evaluate_custom_resolver=counted(by_resolvers)):  # fmt: skip
+    with replaced(
+        Container,
+        _resolve_node_interpolation=counted(of_nodes),
+        _evaluate_custom_resolver=counted(by_resolvers),
+    ):
         yield growth
 
 

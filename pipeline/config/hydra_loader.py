@@ -23,9 +23,9 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from pipeline.config import hydra_internals, hydra_output, hydra_section, whole_nodes
-from pipeline.distributed import preemption
-from pipeline.errors import ConfigError, Problem
+from penstock.config import hydra_internals, hydra_output, hydra_section, whole_nodes
+from penstock.distributed import preemption
+from penstock.errors import ConfigError, Problem
 
 JOB_NAME = "run"  # of a composition that no program has a name for yet
 

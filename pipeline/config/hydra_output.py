@@ -19,11 +19,11 @@ import yaml
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from pipeline import program, terminal
-from pipeline.config import disclosure, environment, hydra_internals, reference
-from pipeline.errors import PenstockError
-from pipeline.files.disk import replace_own, write_atomically
-from pipeline.files.own_files import NotOwnError
+from penstock import program, terminal
+from penstock.config import disclosure, environment, hydra_internals, reference
+from penstock.errors import PenstockError
+from penstock.files.disk import replace_own, write_atomically
+from penstock.files.own_files import NotOwnError
 
 SWEEP = "multirun.yaml"
 
@@ -93,8 +93,10 @@ def _save(config: Any, name: str, folder: Path) -> None:
     """As hydra saves a configuration, but a folder that leads elsewhere is refused."""
     for one in (folder.parent, folder):
         if one.is_symlink():
-            raise NotOwnError(f"{one} is a symbolic link; nothing was written through it. Give "
-                              "another hydra.sweep.dir, or hydra.output_subdir=null")  # fmt: skip
+            raise NotOwnError(
+                f"{one} is a symbolic link; nothing was written through it. Give "
+                "another hydra.sweep.dir, or hydra.output_subdir=null"
+            )
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / name, OmegaConf.to_yaml(config).encode())
 

@@ -34,17 +34,18 @@ from hydra.plugins.sweeper import Sweeper
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from pipeline.config import allow_list, batch_scripts, command_line_keys, outputs
-from pipeline.config.command_line_keys import entries, typed_values
-from pipeline.config.environment import HARMLESS
-from pipeline.config.messages import allowing, show
-from pipeline.errors import ConfigError, Problem
+from penstock.addons.sweeps import batch_scripts
+from penstock.config import allow_list, command_line_keys, outputs
+from penstock.config.command_line_keys import entries, typed_values
+from penstock.config.environment import HARMLESS
+from penstock.config.messages import allowing, show
+from penstock.errors import ConfigError, Problem
 
 CALLBACKS = (
-    "pipeline.tasks.sweep.SweepTable",
+    "penstock.addons.sweeps.sweep.SweepTable",
     "hydra.experimental.callbacks.LogJobReturnCallback",
 )
-SWEEPERS = ("pipeline.tasks.optuna_sweeper.OptunaSweeper",)  # beside those of plugins
+SWEEPERS = ("penstock.addons.sweeps.optuna_sweeper.OptunaSweeper",)  # beside those of plugins
 HANDLERS = ("logging.StreamHandler", "logging.NullHandler", "rich.logging.RichHandler")
 FORMATTERS = ("logging.Formatter", "colorlog.ColoredFormatter")
 STREAMS = ("ext://sys.stdout", "ext://sys.stderr")
@@ -52,11 +53,21 @@ STREAMS = ("ext://sys.stdout", "ext://sys.stderr")
 _HYDRAS_OWN = "outputs/${now:%Y-%m-%d}/${now:%H-%M-%S}"  # where a configuration says nothing
 
 _FILES = re.compile(r"\.\w*FileHandler$")
-_LITERAL = ("callbacks", "launcher", "sweeper", "hydra_logging", "job_logging", "mode", "verbose",
-            "output_subdir")  # fmt: skip
+_LITERAL = (
+    "callbacks",
+    "launcher",
+    "sweeper",
+    "hydra_logging",
+    "job_logging",
+    "mode",
+    "verbose",
+    "output_subdir",
+)
 # What hydra's schema types as text or a number, so that it never is a node with a `_target_`.
-_PLAIN = re.compile(r"\$\{hydra[.:](job\.(name|num|id)|sweep\.(dir|subdir)|run\.dir|"
-                    r"runtime\.(cwd|output_dir))\}")  # fmt: skip
+_PLAIN = re.compile(
+    r"\$\{hydra[.:](job\.(name|num|id)|sweep\.(dir|subdir)|run\.dir|"
+    r"runtime\.(cwd|output_dir))\}"
+)
 
 
 def problems(node: Any, given: Sequence[str], importing: bool = False) -> list[Problem]:
@@ -171,8 +182,11 @@ def _literals(section: Mapping[str, Any]) -> Iterator[Problem]:
             name = key.rpartition(".")[2]
             rest = _PLAIN.sub("", text) if of_plugin and not name.startswith("_") else text
             if "${" in rest or text == "???":
-                yield Problem(key, f"is {text!r}, and its value when hydra uses it may be another "
-                              "than now; hydra's own section needs the value itself")  # fmt: skip
+                yield Problem(
+                    key,
+                    f"is {text!r}, and its value when hydra uses it may be another "
+                    "than now; hydra's own section needs the value itself",
+                )
 
 
 def _records(section: Mapping[str, Any], given: Sequence[str]) -> Iterator[Problem]:
@@ -180,13 +194,18 @@ def _records(section: Mapping[str, Any], given: Sequence[str]) -> Iterator[Probl
     overrides = _mapping(section.get("overrides"))
     words = [*(overrides.get("hydra") or ()), *(overrides.get("task") or ())]
     if sorted(map(str, words)) != sorted(given):
-        yield Problem("hydra.overrides", "is hydra's record of the command line; a configuration "
-                      "may not write into it")  # fmt: skip
+        yield Problem(
+            "hydra.overrides",
+            "is hydra's record of the command line; a configuration may not write into it",
+        )
     for name in _mapping(_mapping(section.get("job")).get("env_set")):
         if name not in HARMLESS:
-            yield Problem(f"hydra.job.env_set.{name}", "is not set from a configuration, since "
-                          "variables decide what runs and is trusted; set it outside, before the "
-                          f"program starts. Allowed: {', '.join(HARMLESS)}")  # fmt: skip
+            yield Problem(
+                f"hydra.job.env_set.{name}",
+                "is not set from a configuration, since "
+                "variables decide what runs and is trusted; set it outside, before the "
+                f"program starts. Allowed: {', '.join(HARMLESS)}",
+            )
 
 
 def _callbacks(callbacks: Any, importing: bool) -> Iterator[Problem]:
@@ -220,8 +239,11 @@ def _trusted(
         package = str(name).split(".")[0]
         way = allowing("--trust", package, "PACKAGE")
         way = "" if package in allow_list.NEVER else f". If it is yours: {way}"
-        yield Problem(key, f"{name} is not called: hydra's section may name {', '.join(known)} and "
-                      f"what lies in a package that you trust{way}")  # fmt: skip
+        yield Problem(
+            key,
+            f"{name} is not called: hydra's section may name {', '.join(known)} and "
+            f"what lies in a package that you trust{way}",
+        )
         return
     try:
         allow_list.check_name(name, key)
@@ -243,8 +265,11 @@ def _plugin(node: Any, key: str, kind: type, typed: Mapping[str, Any]) -> Iterat
         return
     installed = {f"{one.__module__}.{one.__name__}" for one in Plugins.instance().discover(kind)}
     if kind is Sweeper and node.get("_target_") in SWEEPERS:
-        yield from (Problem(f"{key}.{name}", f"{node['_target_']} takes params alone")
-                    for name in node if name not in ("_target_", "params"))  # fmt: skip
+        yield from (
+            Problem(f"{key}.{name}", f"{node['_target_']} takes params alone")
+            for name in node
+            if name not in ("_target_", "params")
+        )
         yield from _params(node.get("params"), f"{key}.params")
         return
     if str(node.get("_target_")) not in installed:
@@ -259,9 +284,12 @@ def _tasks(launcher: Mapping[str, Any]) -> Iterator[Problem]:
     """A job of a sweep is one process, which starts its ranks: others would run the job again."""
     for name in ("nodes", "tasks_per_node"):
         if launcher.get(name) not in (None, 1):
-            yield Problem(f"hydra.launcher.{name}", f"got {launcher[name]!r}: a job of a sweep is "
-                          "one process, and starts its ranks itself on the machine that it gets; "
-                          "set it to 1, and distributed=ddp distributed.nproc=N")  # fmt: skip
+            yield Problem(
+                f"hydra.launcher.{name}",
+                f"got {launcher[name]!r}: a job of a sweep is "
+                "one process, and starts its ranks itself on the machine that it gets; "
+                "set it to 1, and distributed=ddp distributed.nproc=N",
+            )
 
 
 def _arguments(node: Mapping[Any, Any], key: str, typed: Mapping[str, Any]) -> Iterator[Problem]:
@@ -277,15 +305,19 @@ def _arguments(node: Mapping[Any, Any], key: str, typed: Mapping[str, Any]) -> I
         elif isinstance(value, Mapping) and value.get("_target_") in _shipped():
             yield from _arguments(value, below, typed)
         elif called := next(_called(value, below, "_target_"), None):
-            yield Problem(called[0], f"{called[1]} is not called: no installed plugin of hydra's "
-                          "ships it")  # fmt: skip
+            yield Problem(
+                called[0], f"{called[1]} is not called: no installed plugin of hydra's ships it"
+            )
         else:
             known = [one[name] for one in shipped if name in one]
             names = key.startswith("hydra.launcher")  # which its arguments' names are text for
             for place, leaf in _foreign(value, below, known, names):
                 if place not in typed or not _same(typed[place], leaf):
-                    yield Problem(place, f"got {show(leaf)}, text for a plugin, which may run it; "
-                                  "it is taken from the command line only")  # fmt: skip
+                    yield Problem(
+                        place,
+                        f"got {show(leaf)}, text for a plugin, which may run it; "
+                        "it is taken from the command line only",
+                    )
 
 
 def _foreign(value: Any, key: str, known: Sequence[Any], names: bool) -> Iterator[tuple[str, Any]]:
@@ -319,8 +351,9 @@ def _params(params: Any, key: str) -> Iterator[Problem]:
     for name, value in (params or {}).items():
         plain = str(name).lstrip("+~")
         if not re.match(r"[A-Za-z_]", plain) or re.split(r"[./@=:]", plain)[0] == "hydra":
-            yield Problem(f"{key}.{name}", "a sweep goes over the keys of a run, and not over "
-                          "hydra's own")  # fmt: skip
+            yield Problem(
+                f"{key}.{name}", "a sweep goes over the keys of a run, and not over hydra's own"
+            )
         if typed := command_line_keys.swept(plain, value):
             yield Problem(f"{key}.{name}", f"{typed} is taken from the command line only")
         if "@hydra" in plain:
@@ -369,15 +402,19 @@ def _logging(section: Any, key: str, importing: bool) -> Iterator[Problem]:
         for place, value in _called(section, key, name):
             group, _, inside = place.removesuffix(f".{name}").removeprefix(f"{key}.").partition(".")
             if group not in _LOGS or not inside or "." in inside or name == ".":
-                yield Problem(place, f"{value} is not called; only a handler or a formatter is "
-                              "made here")  # fmt: skip
+                yield Problem(
+                    place, f"{value} is not called; only a handler or a formatter is made here"
+                )
                 continue
             known, kind = _LOGS[group]
             if isinstance(value, str) and value.startswith("logging.") and _FILES.search(value):
-                yield Problem(place, f"{value} writes to a file of the configuration's choice, so "
-                              "it is refused. What modules log goes to stderr, and metrics to the "
-                              "run folder; choose hydra/job_logging=stdout, or redirect "
-                              "stderr")  # fmt: skip
+                yield Problem(
+                    place,
+                    f"{value} writes to a file of the configuration's choice, so "
+                    "it is refused. What modules log goes to stderr, and metrics to the "
+                    "run folder; choose hydra/job_logging=stdout, or redirect "
+                    "stderr",
+                )
             elif value not in known:
                 yield from _trusted(place, value, kind, known, importing)
     for place, text in _texts(section, key):

@@ -17,17 +17,16 @@ from typing import Any
 import torch
 from hydra.utils import instantiate
 
-from pipeline.config import allow_list
-from pipeline.config.signatures import SPECIAL, arguments
-from pipeline.errors import ConfigError, DataError, PenstockError, Problem
-from pipeline.files.pretrained import read_weights_as_tensors
+from penstock.config import allow_list
+from penstock.config.signatures import SPECIAL, arguments
+from penstock.errors import ConfigError, DataError, PenstockError, Problem
+from penstock.files.pretrained import read_weights_as_tensors
 
 _DTYPES = {
     f"torch.{name}": getattr(torch, name)
     for name in ("uint8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64")
 }
-_KNOWN = ("torch.", "torchvision.", "torchmetrics.", "pipeline.", "albumentations.",
-          "skimage.")  # fmt: skip
+_KNOWN = ("torch.", "torchvision.", "torchmetrics.", "penstock.", "albumentations.", "skimage.")
 
 
 def make(node: Any, key: str, supply: Mapping[str, Any] | None = None, nested: bool = False) -> Any:

@@ -9,15 +9,15 @@ from __future__ import annotations
 import logging
 from dataclasses import fields
 
-from pipeline.config import allow_list
-from pipeline.config.schema import LoaderSection
-from pipeline.distributed import world
-from pipeline.loading.autotune import Auto
-from pipeline.loading.memory import available, of_a_batch
-from pipeline.loading.workers.backends import BackendName, LoaderOptions
-from pipeline.loading.workers.ray_cluster import RayOptions
-from pipeline.transforms.image import Compose
-from pipeline.transforms.image_decoding import decode_step, describe, thread_safe
+from penstock.addons.ray.cluster import RayOptions
+from penstock.config import allow_list
+from penstock.config.schema import LoaderSection
+from penstock.distributed import world
+from penstock.loading.autotune import Auto
+from penstock.loading.memory import available, of_a_batch
+from penstock.loading.workers.backends import BackendName, LoaderOptions
+from penstock.transforms.image import Compose
+from penstock.transforms.image_decoding import decode_step, describe, thread_safe
 
 _GIB = 2**30
 _log = logging.getLogger(__name__)
@@ -101,7 +101,11 @@ def backend(
     threads = decodes and thread_safe(transform) and not any(of_processes)
     if log and given.num_workers != 0:
         grows = given.num_workers == "auto"
-        _log.info("loader: %s %s%s%s", "as many" if grows else given.num_workers,
-                  "threads" if threads else "processes", " as help" if grows else "",
-                  f", {describe(step)}" if step is not None else "")  # fmt: skip
+        _log.info(
+            "loader: %s %s%s%s",
+            "as many" if grows else given.num_workers,
+            "threads" if threads else "processes",
+            " as help" if grows else "",
+            f", {describe(step)}" if step is not None else "",
+        )
     return "thread" if threads else "process"

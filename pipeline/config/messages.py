@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pipeline.ranges import LARGEST
+from penstock.ranges import LARGEST
 
 _of_folder: ContextVar[bool] = ContextVar("of_folder", default=False)
 
@@ -67,9 +67,17 @@ def choices(annotation: Any) -> list[str]:
 
 
 _NAMES: dict[Any, str] = {
-    int: "a whole number", float: "a number", bool: "true or false", str: "text", NoneType: "null",
-    list: "a list", tuple: "a list", Sequence: "a list", dict: "a mapping", Mapping: "a mapping",
-}  # fmt: skip
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    NoneType: "null",
+    list: "a list",
+    tuple: "a list",
+    Sequence: "a list",
+    dict: "a mapping",
+    Mapping: "a mapping",
+}
 
 
 def describe(annotation: Any, metadata: Iterable[Any] = ()) -> str:

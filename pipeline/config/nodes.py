@@ -10,30 +10,42 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.config import allow_list, outputs, signatures
-from pipeline.config.messages import not_allowed, show
-from pipeline.config.parsing import unknown_key
-from pipeline.config.schema import Config
-from pipeline.errors import ConfigError, Problem
+from penstock.config import allow_list, outputs, signatures
+from penstock.config.messages import not_allowed, show
+from penstock.config.parsing import unknown_key
+from penstock.config.schema import Config
+from penstock.errors import ConfigError, Problem
 
 # Facts of a dataset for a model, an objective and its metrics; and torch's names for them.
 SAME_FACTS = {"in_features": "num_features", "out_features": "num_outputs"}
 FACTS = ("num_classes", "num_features", "num_landmarks", "num_outputs", "classes", *SAME_FACTS)
 SUPPLIED = ("split", "train", "lazy", "limits")  # arguments of a dataset
-_SAMPLER = ("length", "seed", "metadata", "batch_size", "tail", "dataset", "data_source",
-            "long_tail", "mixing")  # fmt: skip
+_SAMPLER = (
+    "length",
+    "seed",
+    "metadata",
+    "batch_size",
+    "tail",
+    "dataset",
+    "data_source",
+    "long_tail",
+    "mixing",
+)
 _SCHEDULER = ("optimizer", "total_steps", "T_max", "total_iters")
 SCHEDULE_KEYS = ("warmup", "interval")  # of a scheduler node, but ours
 
 # Importing torchmetrics takes 1.3 s; tasks that measure nothing check only the names below it.
 _DATA_ONLY = ("digest", "replay")
-_SLOW = ("torchmetrics.", "pipeline.training.metrics.")
+_SLOW = ("torchmetrics.", "penstock.training.metrics.")
 # Methods of a LightningModule beside its forward, and the section used in their place.
 _OWN_STEPS = {
-    "training_step": "objective", "validation_step": "objective", "test_step": "objective",
-    "configure_optimizers": "optimizer and scheduler", "train_dataloader": "dataset",
+    "training_step": "objective",
+    "validation_step": "objective",
+    "test_step": "objective",
+    "configure_optimizers": "optimizer and scheduler",
+    "train_dataloader": "dataset",
     "val_dataloader": "dataset",
-}  # fmt: skip
+}
 SPLITS = ("train", "val")
 KEPT = ("filter", "unique", "without")  # keys of any dataset node that choose its rows
 # Keys of `dataset` that are not arguments; all but two may be, where the dataset takes them.
@@ -67,9 +79,12 @@ def parts(config: Config) -> list[Part]:
     data = datasets(sections.get("dataset"))
     found = [Part(key, node, SUPPLIED, nested=True) for key, node in data]
     # A function that filters is called with the table.
-    found += [Part(key, {**node, "_partial_": True})
-              for where, given in choices_of_rows(sections.get("dataset"))
-              for key, node in filters(given, where) if isinstance(node, Mapping)]  # fmt: skip
+    found += [
+        Part(key, {**node, "_partial_": True})
+        for where, given in choices_of_rows(sections.get("dataset"))
+        for key, node in filters(given, where)
+        if isinstance(node, Mapping)
+    ]
     for split in ("train", "val"):
         steps = getattr(sections.get("transform"), split, None)
         found.append(Part(f"transform.{split}", steps, is_map=True))
@@ -137,9 +152,11 @@ def without_own(node: Any, names: Sequence[str] = KEPT) -> Any:
     """A node without those of the keys `names` that are not its arguments."""
     if not isinstance(node, Mapping):
         return node
-    return {name: value for name, value in node.items()
-            if name not in names
-            or (name not in OF_THE_BUILD[:2] and _takes(node, name))}  # fmt: skip
+    return {
+        name: value
+        for name, value in node.items()
+        if name not in names or (name not in OF_THE_BUILD[:2] and _takes(node, name))
+    }
 
 
 def metrics(objective: Mapping[str, Any]) -> Any:
@@ -163,8 +180,7 @@ def choices_of_rows(node: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     if not isinstance(node, Mapping):
         return
     nodes = [("dataset", node), *(one for one in walk(node, "dataset") if one[0] != "dataset")]
-    nodes += [(f"dataset.{name}", node[name] or {}) for name in SPLITS
-              if is_of_a_split(node, name)]  # fmt: skip
+    nodes += [(f"dataset.{name}", node[name] or {}) for name in SPLITS if is_of_a_split(node, name)]
     for key, one in nodes:
         given = {name: of_the_build(one, name) for name in KEPT}
         given = {name: value for name, value in given.items() if value is not None}

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pipeline import program
-from pipeline.config import nodes
-from pipeline.config.schema import Config
-from pipeline.config.signatures import arguments
-from pipeline.distributed import world
-from pipeline.order.samplers import BatchStrategy, Identity
-from pipeline.order.streams import is_stream
+from penstock import program
+from penstock.config import nodes
+from penstock.config.schema import Config
+from penstock.config.signatures import arguments
+from penstock.distributed import world
+from penstock.order.samplers import BatchStrategy, Identity
+from penstock.order.streams import is_stream
 
 # More processes than that wait for a core, whatever they read.
 _MOST_PER_CORE = 2
@@ -24,18 +24,24 @@ def find(config: Config) -> Iterator[str]:
     processes = config.loader.backend in ("process", "auto")
     # Here, for all loaders at once; torch would warn for each.
     if processes and isinstance(count, int) and count > _MOST_PER_CORE * cores:
-        yield (f"loader.num_workers: {count} processes for {cores} cores, which is likely to be "
-               "slower than fewer; loader=fast finds out how many help")  # fmt: skip
+        yield (
+            f"loader.num_workers: {count} processes for {cores} cores, which is likely to be "
+            "slower than fewer; loader=fast finds out how many help"
+        )
     if config.batch.balance is not None and config.distributed.strategy == "none":
-        yield ("batch.balance: there is one rank, which has all rows of a batch; set "
-               "distributed=ddp for more")  # fmt: skip
+        yield (
+            "batch.balance: there is one rank, which has all rows of a batch; set "
+            "distributed=ddp for more"
+        )
     yield from _unused_batch_size(config)
     yield from _decoding_without_gpu(config)
     idle = world.outside_of_srun()
     if idle and (config.distributed.strategy == "none" or idle.endswith("machines")):
-        yield (f"Slurm: the job has {idle}, and this process was not started by srun, so it uses "
-               "none of the others; start it with srun "
-               f"{program.text('distributed=ddp')}")  # fmt: skip
+        yield (
+            f"Slurm: the job has {idle}, and this process was not started by srun, so it uses "
+            "none of the others; start it with srun "
+            f"{program.text('distributed=ddp')}"
+        )
     yield from nodes.own_steps(config)
     yield from _rows_read_forwards(config)
 
@@ -52,8 +58,10 @@ def _unused_batch_size(config: Config) -> Iterator[str]:
         counts = {**arguments(sampler).defaults, **config.sampler}
         rows = counts["identities"] * counts["samples"]
         if rows != size:
-            yield (f"{what} {rows} rows, sampler.identities={counts['identities']} x "
-                   f"sampler.samples={counts['samples']}")  # fmt: skip
+            yield (
+                f"{what} {rows} rows, sampler.identities={counts['identities']} x "
+                f"sampler.samples={counts['samples']}"
+            )
     elif "batch_size" not in arguments(sampler).names:
         yield f"{what} its own size"
 
@@ -75,9 +83,14 @@ def _decoding_without_gpu(config: Config) -> Iterator[str]:
     """nvJPEG decodes on a GPU; the same transform on a CPU is the slowest way there is."""
     on_gpu = world.has_accelerator() and config.trainer.device != "cpu"
     steps = {**config.transform.train_batch, **config.transform.val_batch}.values()
-    decodes = any(str(node["_target_"]).startswith("pipeline.transforms.device_decoding.")
-                  for node in steps if node)  # fmt: skip
+    decodes = any(
+        str(node["_target_"]).startswith("penstock.transforms.device_decoding.")
+        for node in steps
+        if node
+    )
     if decodes and not (on_gpu and config.transform.batch_on != "loader"):
         why = "transform.batch_on=loader" if on_gpu else "there is no GPU here"
-        yield (f"transform: {why}, so whole files are decoded on the CPU and not by nvJPEG; "
-               "transform=images_fast is made for CPUs")  # fmt: skip
+        yield (
+            f"transform: {why}, so whole files are decoded on the CPU and not by nvJPEG; "
+            "transform=images_fast is made for CPUs"
+        )

@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pipeline.config.messages import nearest, not_allowed
-from pipeline.config.nodes import called, datasets
-from pipeline.config.schema import Config
-from pipeline.config.signatures import arguments
-from pipeline.errors import ConfigError
-from pipeline.order.composed import Repeated
-from pipeline.order.costs import TOKENS, Arithmetic
-from pipeline.order.samplers import BatchStrategy
-from pipeline.order.streams import StreamOrder, is_stream
+from penstock.addons.filters.costs import TOKENS, Arithmetic
+from penstock.config.messages import nearest, not_allowed
+from penstock.config.nodes import called, datasets
+from penstock.config.schema import Config
+from penstock.config.signatures import arguments
+from penstock.errors import ConfigError
+from penstock.order.composed import Repeated
+from penstock.order.samplers import BatchStrategy
+from penstock.order.streams import StreamOrder, is_stream
 
 Found = Mapping[str, Any]
 Messages = Iterator[str]
@@ -246,5 +246,12 @@ def balance(config: Config, found: Found) -> Messages:
 
 
 RULES = (
-    columns, tail, packing, distributed_sampler, mixture, nested_order, repetitions, balance,
-)  # fmt: skip
+    columns,
+    tail,
+    packing,
+    distributed_sampler,
+    mixture,
+    nested_order,
+    repetitions,
+    balance,
+)

@@ -28,23 +28,27 @@ from typing import Any, NamedTuple
 from urllib.parse import urlparse
 from urllib.request import url2pathname
 
-from pipeline.config import environment
-from pipeline.config.messages import show
-from pipeline.config.schema import READING
-from pipeline.errors import PenstockError, Problem
-from pipeline.files import plain_json
-from pipeline.files.disk import write_atomically
-from pipeline.files.own_files import check_own, own_folder
-from pipeline.files.plain_json import JsonError
+from penstock import installed
+from penstock.config import environment
+from penstock.config.messages import show
+from penstock.errors import PenstockError, Problem
+from penstock.files import plain_json
+from penstock.files.disk import write_atomically
+from penstock.files.own_files import check_own, own_folder
+from penstock.files.plain_json import JsonError
 
 VARIABLE = "PENSTOCK_ALLOW_WRITE"
 NAMED = "PENSTOCK_NAMED"  # the working folder and what the command line names, for all processes
 
 FILES = {"diff.page": ("diff",)}  # by the tasks that write them
 FOLDERS = {
-    "run_dir": ("fit", "lr_find", "profile", "replay"), "resume": ("fit",), "runs": ("report",),
-    "run": ("without",), "cache_dir": None, "pack.out": None,  # None: all that read data
-}  # fmt: skip
+    "run_dir": ("fit", "lr_find", "profile", "replay"),
+    "resume": ("fit",),
+    "runs": ("report",),
+    "run": ("without",),
+    "cache_dir": None,
+    "pack.out": None,  # None: all that read data
+}
 SWEEP = "hydra.sweep.dir"
 
 _FOR_ALL = ("run_dir", "cache_dir", "out", "dir")  # last names of keys that allow a folder for any
@@ -52,8 +56,10 @@ _FOR_ONE = ("resume", "runs", "run", "root", "page", "uri", "folder")  # ... for
 _OF_FILES = ("page", "folder")  # ... of which these name a file
 _REMEMBERED = (*_FOR_ALL, "root")
 _LINE = re.compile(rf"({'|'.join([*_FOR_ALL, *_FOR_ONE])})['\"]?\s*[=:]")
-_DRAWN = ("pipeline.datasets.synthetic_faces.SyntheticFaces",
-          "pipeline.datasets.synthetic_sequences.SyntheticSequences")  # fmt: skip
+_DRAWN = (
+    "penstock.datasets.synthetic_faces.SyntheticFaces",
+    "penstock.datasets.synthetic_sequences.SyntheticSequences",
+)
 _SHIPPED = ("outputs", "multirun", "data", "data/cache")  # which a person may have put elsewhere
 _VARIABLE = re.compile(r"\$\{oc\.env:(\w+)(?:,([^${}]*))?\}")
 _MOST, _LARGEST = 1000, 1 << 20  # places that are remembered, and bytes of their file
@@ -104,8 +110,10 @@ def may_stand(values: Iterable[tuple[str, Any]]) -> bool:
     Args:
         values: full key and value of all that an override gives.
     """
-    return all(_is_allowed(one.name, str(_real(one.path)), one.name in _OF_FILES)
-               for one in named(values)[1:])  # fmt: skip
+    return all(
+        _is_allowed(one.name, str(_real(one.path)), one.name in _OF_FILES)
+        for one in named(values)[1:]
+    )
 
 
 @contextmanager
@@ -170,15 +178,18 @@ def _own_cache() -> Path:
 
 def check_allowed(names: list[str]) -> list[Problem]:
     """Problems with the folders that --allow-write was given."""
-    return [Problem("--allow-write", f"{name!r} is not a folder that could be written to")
-            for name in names if Path(name).expanduser().resolve() == Path("/")]  # fmt: skip
+    return [
+        Problem("--allow-write", f"{name!r} is not a folder that could be written to")
+        for name in names
+        if Path(name).expanduser().resolve() == Path("/")
+    ]
 
 
 def check(config: Mapping[str, Any]) -> Iterator[Problem]:
     """Refuse places outside of those where a configuration may have files written."""
     task = config.get("task")
     for key, tasks in {**FILES, **FOLDERS}.items():
-        if task in READING if tasks is None else task not in tasks:
+        if installed.only_reads(task) if tasks is None else task not in tasks:
             continue
         value: Any = config
         for name in key.split("."):
@@ -233,9 +244,11 @@ def _problems(key: str, text: str, file: bool = False) -> Iterator[Problem]:
     if file:
         reason = "is a file to write, which only the command line names; type this key there"
     else:
-        reason = ("is outside of the working folder, and a configuration doesn't choose where else "
-                  "files are written. If it is right, type this key on the command line, or allow "
-                  "the folder with --allow-write")  # fmt: skip
+        reason = (
+            "is outside of the working folder, and a configuration doesn't choose where else "
+            "files are written. If it is right, type this key on the command line, or allow "
+            "the folder with --allow-write"
+        )
     yield Problem(key, environment.unresolved(f"got {show(text)}: it {reason}"))
 
 

@@ -2,10 +2,10 @@
 
 Whatever a message, a table or a report offers for pasting is made by `suggested`: this program, the
 options that the person typed for this very command, and overrides. A run folder, which may come
-from anybody, adds overrides at most (`pipeline/reports/values.py` checks them), and never an option
-that trusts something: those are taken from this process only. Once pasted, an override counts as
-typed, so those that a person alone may type (`must_be_typed`) are left to the folder: the command
-names it by `resume=`, and what it says stays its own.
+from anybody, adds overrides at most (`pipeline/addons/reports/values.py` checks them), and never
+an option that trusts something: those are taken from this process only. Once pasted, an override
+counts as typed, so those that a person alone may type (`must_be_typed`) are left to the folder: the
+command names it by `resume=`, and what it says stays its own.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
 
-from pipeline import program
-from pipeline.config import command_line_keys, disclosure, hydra_output, outputs, project
-from pipeline.config.allowances import OPTIONS
-from pipeline.config.command_line_keys import typed_values
-from pipeline.config.schema import TASK_KEYS
-from pipeline.order.skipped import Skipped
+from penstock import program
+from penstock.config import command_line_keys, disclosure, hydra_output, outputs, project
+from penstock.config.allowances import OPTIONS
+from penstock.config.command_line_keys import typed_values
+from penstock.config.schema import TASK_KEYS
+from penstock.order.skipped import Skipped
 
 _OF_A_START = ("task", "run_dir", "resume", "resume_despite", "hydra", *TASK_KEYS)
 

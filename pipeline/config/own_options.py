@@ -17,9 +17,9 @@ from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 
-import pipeline
-from pipeline import terminal
-from pipeline.config import (
+import penstock
+from penstock import terminal
+from penstock.config import (
     allow_list,
     allowances,
     endpoints,
@@ -28,9 +28,9 @@ from pipeline.config import (
     preflight,
     project,
 )
-from pipeline.distributed import launch
-from pipeline.errors import Problem
-from pipeline.terminal import put
+from penstock.distributed import launch
+from penstock.errors import Problem
+from penstock.terminal import put
 
 
 @contextmanager
@@ -57,7 +57,7 @@ def taken(
     preflight.raise_if(allowances.check(named))
     if "--version" in rest:
         versions = [
-            f"Penstock {pipeline.__version__}"
+            f"Penstock {penstock.__version__}"
         ]  # in every report of a problem; imports nothing
         for name in ("torch", "torchvision", "hydra-core"):
             try:
@@ -96,8 +96,10 @@ def taken(
         )
         for variable, names in named.items()
     }
-    variables = {endpoints.SAID: os.environ.get(endpoints.SAID),
-                 project.VARIABLE: project.as_variable(ours)}  # fmt: skip
+    variables = {
+        endpoints.SAID: os.environ.get(endpoints.SAID),
+        project.VARIABLE: project.as_variable(ours),
+    }
     with environment_with({**allowed, **variables}):
         yield [*options, *from_project], overrides
 

@@ -11,10 +11,10 @@ from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from pipeline.config import familiar_names
-from pipeline.config.messages import choices, describe, members, nearest, not_allowed, show
-from pipeline.config.schema import Config
-from pipeline.errors import ConfigError, Problem
+from penstock.config import familiar_names
+from penstock.config.messages import choices, describe, members, nearest, not_allowed, show
+from penstock.config.schema import Config
+from penstock.errors import ConfigError, Problem
 
 
 def parse(container: Mapping[str, Any]) -> Config:

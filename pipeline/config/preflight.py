@@ -19,25 +19,26 @@ from typing import TYPE_CHECKING, Any
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
-from pipeline.config import (
+from penstock import installed
+from penstock.addons.sweeps import grid
+from penstock.addons.sweeps.grid import Grid
+from penstock.config import (
     allow_list,
     announcement,
     command_line_keys,
     endpoints,
     environment,
-    grid,
     hydra_section,
     nodes,
     outputs,
     parsing,
 )
-from pipeline.config.composition import Composed, Composer, plain, with_run_dir
-from pipeline.config.disclosure import Plain
-from pipeline.config.grid import Grid
-from pipeline.config.hydra_internals import BASIC_LAUNCHER, BASIC_SWEEPER
-from pipeline.config.messages import from_folder
-from pipeline.config.schema import READING, Config
-from pipeline.errors import ConfigError, Problem
+from penstock.config.composition import Composed, Composer, plain, with_run_dir
+from penstock.config.disclosure import Plain
+from penstock.config.hydra_internals import BASIC_LAUNCHER, BASIC_SWEEPER
+from penstock.config.messages import from_folder
+from penstock.config.schema import Config
+from penstock.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -68,13 +69,13 @@ def examine(
     wrong = wrong or bool(problems)
     if wrong and "torch" not in sys.modules:
         return config, problems
-    if getattr(config, "task", "") in READING:
+    if installed.only_reads(getattr(config, "task", "")):
         if begin is not None and not wrong:
             begin(config)
         return config, problems
     if begin is not None and not wrong:
         begin(config)
-    from pipeline.config import contradictions  # imports torch
+    from penstock.config import contradictions  # imports torch
 
     found = {}
     for part in nodes.parts(config):
@@ -85,7 +86,7 @@ def examine(
 
 def _parts(container: Mapping[str, Any]) -> Iterator[Problem]:
     """Names of targets that may not be called, by the name alone, and places to write to."""
-    reads = container.get("task") not in READING
+    reads = not installed.only_reads(container.get("task"))
     for section, value in container.items():
         for key, node in nodes.walk(value, section):
             try:
@@ -164,11 +165,14 @@ def run(
         raise_if(problems + _sweep(composer, overrides, base, announce, undone))
         return None
     problems += [
-        Problem(one.key_or_group, f"{one.input_line} is several values: add -m to sweep over them, "
-                f"or write a list as {one.key_or_group}=[a,b]")
+        Problem(
+            one.key_or_group,
+            f"{one.input_line} is several values: add -m to sweep over them, "
+            f"or write a list as {one.key_or_group}=[a,b]",
+        )
         for one in overrides
         if one.is_sweep_override()
-    ]  # fmt: skip
+    ]
     config, more = _job(base, None if problems else lambda one: announce(announcement.of_run(one)))
     raise_if(problems + more)
     return config
@@ -225,8 +229,11 @@ def _sweep(
             seen.setdefault(problem, []).append(job)
     for problem, where in seen.items():
         if len(where) < len(jobs):
-            varied = (line for line, one in zip(where[0], asked.axes.values(), strict=True)
-                      if len(one) > 1)  # fmt: skip
+            varied = (
+                line
+                for line, one in zip(where[0], asked.axes.values(), strict=True)
+                if len(one) > 1
+            )
             text = f"{problem.message} (in the job {' '.join(varied)})"
             problem = Problem(problem.key, text)
         problems.append(problem)
@@ -295,9 +302,10 @@ def _job(
     config, more = examine(composed.config, begin, bool(problems), composed.lines)
     # A key is not reported twice, nor a section for a key below it.
     return config, problems + [
-        problem for problem in more
+        problem
+        for problem in more
         if problem.key not in said and not any(key.startswith(f"{problem.key}.") for key in said)
-    ]  # fmt: skip
+    ]
 
 
 def _hydra_problems(composed: Composed, importing: bool = True) -> list[Problem]:

@@ -28,10 +28,10 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.allow_list import check_trusted
-from pipeline.config.messages import nearest, show
-from pipeline.errors import ConfigError, Problem
-from pipeline.files.own_files import why_others_write
+from penstock.config.allow_list import check_trusted
+from penstock.config.messages import nearest, show
+from penstock.errors import ConfigError, Problem
+from penstock.files.own_files import why_others_write
 
 NAME = "pyproject.toml"
 VARIABLE = "PENSTOCK_PROJECT"
@@ -85,9 +85,14 @@ def find(folder: Path, needed: bool = True) -> Project | None:
     if reason is not None:
         if not needed:
             return None
-        raise ConfigError(Problem(f"{path}: tool.penstock", f"is not followed, as {reason}, and "
-                                  "what it says to trust is run. If you have read it, type --trust "
-                                  "and --config-dir yourself, with PYTHONPATH=."))  # fmt: skip
+        raise ConfigError(
+            Problem(
+                f"{path}: tool.penstock",
+                f"is not followed, as {reason}, and "
+                "what it says to trust is run. If you have read it, type --trust "
+                "and --config-dir yourself, with PYTHONPATH=.",
+            )
+        )
     return _project(folder.resolve(), table)
 
 
@@ -148,8 +153,12 @@ def _project(folder: Path, table: Any) -> Project:
         named = isinstance(config_dir, str) and config_dir and "\0" not in config_dir
         found = (folder / config_dir).resolve() if named else None
         if found is None or not (found.is_dir() and found.is_relative_to(folder)):
-            problems.append(Problem(f"{_TABLE}.config_dir", f"got {show(config_dir)}, expected a "
-                                    f"folder inside of {folder}"))  # fmt: skip
+            problems.append(
+                Problem(
+                    f"{_TABLE}.config_dir",
+                    f"got {show(config_dir)}, expected a folder inside of {folder}",
+                )
+            )
     if problems:
         raise ConfigError(problems)
     return Project(str(folder), tuple(trust), None if found is None else str(found))

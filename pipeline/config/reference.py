@@ -2,7 +2,7 @@
 
 The comments in conf/ are the one place where keys are described. The page is written by
 
-    python -m pipeline.config.reference > docs/keys.md
+    python -m penstock.config.reference > docs/keys.md
 
 Cost: 2 ms a file; torch is imported for the page only.
 """
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from pipeline import terminal
+from penstock import terminal
 
 # In a checkout, `pipeline/conf` is a link to the folder beside it.
 CONF = (Path(__file__).resolve().parent.parent / "conf").resolve()
@@ -28,7 +28,7 @@ _HEAD = """# Every key
 
 What `python run.py` takes, by group: `key=value` on the command line changes a value,
 `group=option` swaps a part. `python run.py --cfg job` shows the keys of one run with their values.
-Made from the comments in `conf/` by `python -m pipeline.config.reference > docs/keys.md`.
+Made from the comments in `conf/` by `python -m penstock.config.reference > docs/keys.md`.
 
 `+key` marks an argument that a part takes and its YAML leaves out: it is added with `+key=value`.
 Parts of other libraries (torch's optimizers, for instance) take theirs in the same way; a wrong
@@ -103,8 +103,9 @@ def comments(
 
 def _files(folders: list[Path], group: str, option: str) -> list[Path]:
     """The file of an option, after those of its own group that it builds on."""
-    path = next((one for folder in folders
-                 if (one := folder / group / f"{option}.yaml").is_file()), None)  # fmt: skip
+    path = next(
+        (one for folder in folders if (one := folder / group / f"{option}.yaml").is_file()), None
+    )
     if path is None:
         return []
     given = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -143,7 +144,7 @@ def annotated(text: str, said: Mapping[str, str], prefix: str = "") -> str:
 
 def page() -> str:
     """docs/keys.md."""
-    from pipeline.config import nodes, preflight
+    from penstock.config import nodes, preflight
 
     supplied = {part.key: part.supplied for part in nodes.parts(preflight.compose())}
     parts = [_HEAD, "## Of a run\n", _table(_own(CONF / "config.yaml", ""))]
@@ -158,10 +159,11 @@ def page() -> str:
 
 def _own(path: Path, group: str) -> list[YamlKey]:
     return [
-        one for one in _keys(path, group)
+        one
+        for one in _keys(path, group)
         if (one.value or one.comment)
         and one.key.removeprefix(f"{group}.").split(".")[0] not in _NOT_KEYS
-    ]  # fmt: skip
+    ]
 
 
 def _description(path: Path) -> str:
@@ -180,14 +182,14 @@ def _not_in_yaml(path: Path, group: str, supplied: Iterable[str]) -> list[YamlKe
     Args:
         supplied: those that the build gives the part of this group.
     """
-    from pipeline.config import allow_list, signatures
+    from penstock.config import allow_list, signatures
 
     text = path.read_text(encoding="utf-8")
     given = yaml.safe_load(text) or {}
     where = _package(text, group) or group
     node = given.get(group, given)
     target = str(node.get("_target_", "")) if isinstance(node, dict) else ""
-    if not isinstance(node, dict) or not target.startswith("pipeline."):
+    if not isinstance(node, dict) or not target.startswith("penstock."):
         return []
     known = signatures.arguments(allow_list.resolve(target, group))
     return [

@@ -10,19 +10,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
-from pipeline.config import disclosure
-from pipeline.files.limits import Limits
-from pipeline.order.skipped import Skipped
-from pipeline.ranges import Count, Index, Seed
+from penstock import installed
+from penstock.config import disclosure
+from penstock.files.limits import Limits
+from penstock.order.skipped import Skipped
+from penstock.ranges import Count, Index, Seed
 
 Node = dict[str, Any]  # a part: `_target_` and its arguments
-Task = Literal["fit", "validate", "digest", "replay", "verify", "diff", "check", "pack",
-               "profile", "tune", "lr_find", "report", "runs", "show", "where",
-               "without"]  # fmt: skip
+if TYPE_CHECKING:
+    Task = str
+else:
+    Task = Literal[tuple(installed.tasks())]
 RunState = Literal["done", "running", "failed", "preempted", "interrupted", "killed", "damaged"]
 
 
@@ -73,17 +75,21 @@ TASK = Effect(Changes.RESULTS, "what a task is asked", resumes=Changes.RESULTS)
 # A resumed run compares the fingerprint of the data in place of what it is read by.
 PACK = Effect(Changes.BATCHES, asks="pack", resumes=Changes.BATCHES, makes=_ALL)
 DATA = Effect(
-    Changes.BATCHES, asks="data", resumes=Changes.BATCHES, makes=_ALL,
+    Changes.BATCHES,
+    asks="data",
+    resumes=Changes.BATCHES,
+    makes=_ALL,
     below={
         "packed": Effect(Changes.BATCHES, asks="packed", resumes=Changes.BATCHES, makes=_ALL),
         "fields": BATCHES,
         "facts": Effect(Changes.BATCHES, asks="facts", makes=_ALL),
         "fingerprint": NOTHING,
     },
-)  # fmt: skip
+)
 OBJECTIVE = Effect(Changes.WEIGHTS, below={"metrics": CHOOSES_BEST})
-LIMIT = Effect(Changes.BATCHES, asks="limits", makes=_ALL,
-               below={"batch_bytes": STOPS, "files": STOPS})  # fmt: skip
+LIMIT = Effect(
+    Changes.BATCHES, asks="limits", makes=_ALL, below={"batch_bytes": STOPS, "files": STOPS}
+)
 
 
 class Section(BaseModel):
@@ -124,8 +130,10 @@ class RaySection(Section):
     num_actors: Count | Literal["auto"] = "auto"
     cpus_per_actor: Annotated[float, Field(ge=0, le=10_000)] = 1.0
     # Ray writes the names into a list with commas, on a command line of its own.
-    resources: dict[Annotated[str, Field(pattern=r"^[A-Za-z_][\w.:-]{0,99}$")],
-                    Annotated[float, Field(gt=0, le=10_000)]] = {}  # fmt: skip
+    resources: dict[
+        Annotated[str, Field(pattern=r"^[A-Za-z_][\w.:-]{0,99}$")],
+        Annotated[float, Field(gt=0, le=10_000)],
+    ] = {}
     runtime_env: dict[str, Any] = {}
     window: Annotated[float, Field(gt=0, le=1_000_000)] = 1.0
 
@@ -325,7 +333,7 @@ class TrainerSection(Section):
 class Config(Section):
     """A whole configuration: plain values, nothing of hydra left.
 
-    Parts (`dataset`, `sampler`, ...) stay nodes; `pipeline.build` makes them. The keys after
+    Parts (`dataset`, `sampler`, ...) stay nodes; `penstock.build` makes them. The keys after
     `task` are set by the tasks that use them.
 
     Attributes:
@@ -401,7 +409,20 @@ class Config(Section):
         return shown
 
 
-# Tasks that only read files of runs, and need no torch.
-READING = ("report", "diff", "runs", "show")
-TASK_KEYS = ("split", "epoch", "step", "steps", "checkpoint", "runs", "run", "find", "tune",
-             "profile", "lr_find", "diff", "sample", "address", "epochs")  # fmt: skip
+TASK_KEYS = (
+    "split",
+    "epoch",
+    "step",
+    "steps",
+    "checkpoint",
+    "runs",
+    "run",
+    "find",
+    "tune",
+    "profile",
+    "lr_find",
+    "diff",
+    "sample",
+    "address",
+    "epochs",
+)

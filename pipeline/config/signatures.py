@@ -16,18 +16,23 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le
 
-from pipeline.config.messages import describe, not_allowed
-from pipeline.config.parsing import unknown_key
-from pipeline.errors import Problem
+from penstock.config.messages import describe, not_allowed
+from penstock.config.parsing import unknown_key
+from penstock.errors import Problem
 
 # Keys of a node that are no arguments of its callable.
 SPECIAL = frozenset({"_target_", "_args_", "_partial_", "_convert_", "_recursive_"})
 
 # What torchmetrics.Metric takes out of its **kwargs by hand.
 _METRIC_OPTIONS = (
-    "compute_on_cpu", "dist_sync_on_step", "process_group", "dist_sync_fn",
-    "distributed_available_fn", "sync_on_compute", "compute_with_cache",
-)  # fmt: skip
+    "compute_on_cpu",
+    "dist_sync_on_step",
+    "process_group",
+    "dist_sync_fn",
+    "distributed_available_fn",
+    "sync_on_compute",
+    "compute_with_cache",
+)
 
 # Annotations that are narrower than what is documented and accepted.
 _WRONG_HINTS = frozenset({("RandomErasing", "value")})
@@ -79,8 +84,10 @@ def _parameters(function: Callable[..., Any]) -> list[_Parameter]:
     try:
         return list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):  # written in C without a signature: anything goes
-        return [_Parameter("args", _Parameter.VAR_POSITIONAL),
-                _Parameter("kwargs", _Parameter.VAR_KEYWORD)]  # fmt: skip
+        return [
+            _Parameter("args", _Parameter.VAR_POSITIONAL),
+            _Parameter("kwargs", _Parameter.VAR_KEYWORD),
+        ]
 
 
 def _passed_on(function: Callable[..., Any]) -> tuple[list[str], bool]:
@@ -130,10 +137,13 @@ def check(
         if not known.open
     ]
     if len(positional) > len(known.positional) and not known.many:
-        problems.append(Problem(
-            f"{key}._args_", f"{len(positional)} positional arguments, but {_name(function)} takes "
-            f"{len(known.positional)}"
-        ))  # fmt: skip
+        problems.append(
+            Problem(
+                f"{key}._args_",
+                f"{len(positional)} positional arguments, but {_name(function)} takes "
+                f"{len(known.positional)}",
+            )
+        )
     if not node.get("_partial_"):
         # A misspelt name has been reported; what it was meant for is not missing as well.
         meant = [near for name in unknown for near in get_close_matches(name, known.names, n=1)]
@@ -197,7 +207,7 @@ def fits(value: Any, hint: Any) -> bool:
 
 
 def _within(value: Any, bound: Any) -> bool:
-    """Whether a number lies within a bound of `pipeline.ranges`."""
+    """Whether a number lies within a bound of `penstock.ranges`."""
     if isinstance(bound, Ge):
         return bool(value >= bound.ge)
     if isinstance(bound, Gt):

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.config.messages import nearest
-from pipeline.errors import Problem
+from penstock.config.messages import nearest
+from penstock.errors import Problem
 
 AFTER, BEFORE = "_after_", "_before_"
 SPLITS = ("train", "val", "train_batch", "val_batch")
@@ -50,8 +50,10 @@ def _settled(steps: Mapping[str, Any], key: str, problems: list[Problem]) -> Map
             problem = f"has both {AFTER} and {BEFORE}; one of them says where it goes"
         elif not isinstance(other, str) or other not in steps:
             known = [str(step) for step in steps if step != name]
-            problem = (f"{word}: {other} names no step{nearest(str(other), known)}; there is "
-                       f"{', '.join(known) or 'no other step'}")  # fmt: skip
+            problem = (
+                f"{word}: {other} names no step{nearest(str(other), known)}; there is "
+                f"{', '.join(known) or 'no other step'}"
+            )
         else:
             around[other][word].append(name)
             wishes[name] = f"{word}: {other}"

@@ -13,12 +13,12 @@ from typing import Any
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from pipeline.config import allow_list, familiar_names, signatures
-from pipeline.config.hydra_loader import ConfigLoader
-from pipeline.config.messages import nearest
-from pipeline.config.nodes import KEPT, OF_THE_BUILD
-from pipeline.config.schema import TASK_KEYS
-from pipeline.errors import ConfigError, Problem
+from penstock.config import allow_list, familiar_names, signatures
+from penstock.config.hydra_loader import ConfigLoader
+from penstock.config.messages import nearest
+from penstock.config.nodes import KEPT, OF_THE_BUILD
+from penstock.config.schema import TASK_KEYS
+from penstock.errors import ConfigError, Problem
 
 _PLUGINS = {
     "hydra/launcher": "hydra-joblib-launcher, hydra-submitit-launcher or hydra-ray-launcher",
@@ -55,12 +55,16 @@ def key(key: str, value: str, config: DictConfig, loader: ConfigLoader) -> Probl
         function = allow_list.resolve(node["_target_"], "") if "_target_" in node else None
     if function is not None:
         if where == "dataset" and name == "limits":
-            return Problem(key, "is a section of its own: set limits.pixels, "
-                           "limits.record_bytes ... (see conf/limits)")  # fmt: skip
+            return Problem(
+                key,
+                "is a section of its own: set limits.pixels, "
+                "limits.record_bytes ... (see conf/limits)",
+            )
         taken = [one for one in signatures.arguments(function).names if one not in known]
         if name in taken:
-            return Problem(key, f"is not in the YAML, but {function.__name__} takes it: "
-                           f"add it with +{key}=...")  # fmt: skip
+            return Problem(
+                key, f"is not in the YAML, but {function.__name__} takes it: add it with +{key}=..."
+            )
         if (where == "dataset" and name in OF_THE_BUILD) or (
             where.startswith("dataset.") and name in KEPT
         ):
@@ -82,8 +86,11 @@ def _at_the_top(
         return f"unknown key{familiar_names.hint(way)}"
     if name in TASK_KEYS:
         read = loader.repository.load_config
-        tasks = [one for one in loader.get_group_options("task")
-                 if (file := read(f"task/{one}")) is not None and name in file.config]  # fmt: skip
+        tasks = [
+            one
+            for one in loader.get_group_options("task")
+            if (file := read(f"task/{one}")) is not None and name in file.config
+        ]
         return f"is a key of task={' | '.join(tasks)}, and not of task={config.task}"
     groups = [str(one) for one in loader.list_groups("") if one != "hydra"]
     hint = _elsewhere(name, config) or nearest(name, {*known, *groups})

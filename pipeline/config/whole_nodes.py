@@ -23,10 +23,10 @@ from typing import Any
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from pipeline.config.changes import leaves
-from pipeline.config.hydra_internals import apply_override, is_mapping, raw_node, raw_value
-from pipeline.config.messages import show
-from pipeline.errors import Problem
+from penstock.config.changes import leaves
+from penstock.config.hydra_internals import apply_override, is_mapping, raw_node, raw_value
+from penstock.config.messages import show
+from penstock.errors import Problem
 
 _OVER_ALL = "experiment"  # the group that is laid over all others
 
@@ -64,10 +64,9 @@ def overruled(config: DictConfig, files: Sequence[tuple[str, bool, Any]]) -> Ite
     """
     groups = [path.rpartition("/")[0] for path, *_ in files]
     known = [
-        {} if group.partition("/")[0] in ("", "hydra")
-        else dict(leaves(file))
+        {} if group.partition("/")[0] in ("", "hydra") else dict(leaves(file))
         for group, (*_, file) in zip(groups, files, strict=True)
-    ]  # fmt: skip
+    ]
     whole: dict[str, Any] | None = None
     for place, (path, theirs, _) in enumerate(files):
         group = groups[place]
@@ -79,9 +78,10 @@ def overruled(config: DictConfig, files: Sequence[tuple[str, bool, Any]]) -> Ite
             if key in whole and whole[key] == value:
                 continue
             later = [
-                files[other][0] for other in range(place + 1, len(files))
+                files[other][0]
+                for other in range(place + 1, len(files))
                 if groups[other] != group and any(_touches(key, one) for one in known[other])
-            ]  # fmt: skip
+            ]
             if later and not later[-1].startswith(f"{_OVER_ALL}/"):
                 reason = (
                     f"{path}.yaml sets it to {show(value)}, and {later[-1]}.yaml, which comes "

@@ -15,11 +15,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pipeline import program
-from pipeline.distributed import meeting
-from pipeline.distributed.presence import LateError, Presence
-from pipeline.distributed.world import World, is_launched
-from pipeline.errors import ConfigError, PenstockError, Problem
+from penstock import program
+from penstock.distributed import meeting
+from penstock.distributed.presence import LateError, Presence
+from penstock.distributed.world import World, is_launched
+from penstock.errors import ConfigError, PenstockError, Problem
 
 # The watchdog of NCCL ends the process with a traceback of its own; agreements, on gloo, find out
 # first who is late.
@@ -44,9 +44,12 @@ class Group:
     store: Any = None
 
     def __init__(
-        self, world: World | None = None, control: dist.ProcessGroup | None = None,
-        presence: Presence | None = None, limit: timedelta | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        world: World | None = None,
+        control: dist.ProcessGroup | None = None,
+        presence: Presence | None = None,
+        limit: timedelta | None = None,
+    ) -> None:
         self.world = world or World()
         self._limit = limit
         self._control = control
@@ -193,9 +196,12 @@ def join(
                 group.store = meeting.notes() or store
                 presence.meet(group.store)
                 dist.init_process_group(
-                    backend or ("nccl" if cuda else "gloo"), store=store, rank=world.rank,
-                    world_size=world.size, timeout=limit + _NCCL_LATER if cuda else limit,
-                )  # fmt: skip
+                    backend or ("nccl" if cuda else "gloo"),
+                    store=store,
+                    rank=world.rank,
+                    world_size=world.size,
+                    timeout=limit + _NCCL_LATER if cuda else limit,
+                )
                 control: Any = dist.new_group(backend="gloo", timeout=limit)
                 group._control = control
         except (ValueError, RuntimeError, dist.DistError) as error:
@@ -215,8 +221,11 @@ def join(
 def _unreachable(world: World, error: Exception) -> ConfigError:
     """The ranks' meeting place cannot be reached; one rank of each machine says so."""
     found = ConfigError(
-        Problem("distributed", f"rank {world.rank} of {world.size} cannot join the others: "
-                f"{error}. Start with {program.text()}, srun, or torchrun on every machine")
-    )  # fmt: skip
+        Problem(
+            "distributed",
+            f"rank {world.rank} of {world.size} cannot join the others: "
+            f"{error}. Start with {program.text()}, srun, or torchrun on every machine",
+        )
+    )
     found.told = world.rank != 1 and world.local_rank != 0
     return found

@@ -20,8 +20,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from pipeline.distributed import world
-from pipeline.errors import PREEMPTED, ConfigError, DataError, PenstockError
+from penstock.distributed import world
+from penstock.errors import PREEMPTED, ConfigError, DataError, PenstockError
 
 _GRACE_SECONDS = 120  # for a checkpoint once ranks were asked to stop; then they are killed
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
@@ -51,7 +51,7 @@ def run(command: Sequence[str], processes: int, max_restarts: int = 0) -> Any:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import elastic_launch
 
-    from pipeline.distributed.meeting import announced
+    from penstock.distributed.meeting import announced
 
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     with _own_signals(), _result_file() as result, announced(result.parent) as meeting:
@@ -114,13 +114,19 @@ def _config(processes: int, max_restarts: int, folder: Path, meeting: str) -> An
     from torch.distributed.launcher.api import LaunchConfig
 
     wanted: dict[str, Any] = {
-        "min_nodes": 1, "max_nodes": 1, "nproc_per_node": processes, "max_restarts": max_restarts,
-        "run_id": "penstock", "rdzv_backend": meeting, "rdzv_endpoint": "",
+        "min_nodes": 1,
+        "max_nodes": 1,
+        "nproc_per_node": processes,
+        "max_restarts": max_restarts,
+        "run_id": "penstock",
+        "rdzv_backend": meeting,
+        "rdzv_endpoint": "",
         "local_addr": "127.0.0.1",
-        "logs_specs": DefaultLogsSpecs(log_dir=str(folder)), "monitor_interval": 0.1,
+        "logs_specs": DefaultLogsSpecs(log_dir=str(folder)),
+        "monitor_interval": 0.1,
         "signals_to_handle": ",".join(number.name for number in _SIGNALS),
         "shutdown_timeout": _GRACE_SECONDS,
-    }  # fmt: skip
+    }
     known = {field.name for field in fields(LaunchConfig)}  # newer versions of torch have more
     return LaunchConfig(**{name: value for name, value in wanted.items() if name in known})
 
@@ -136,5 +142,5 @@ def exit_code(codes: Iterable[int]) -> int:
 
 
 def this_program(arguments: Sequence[str], script: str | None) -> list[str]:
-    """The command that runs this program again; no `script` means `python -m pipeline.command`."""
-    return [sys.executable, *([script] if script else ["-m", "pipeline.command"]), *arguments]
+    """The command that runs this program again; no `script` means `python -m penstock.command`."""
+    return [sys.executable, *([script] if script else ["-m", "penstock.command"]), *arguments]

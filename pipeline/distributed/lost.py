@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from pipeline.distributed.launch import LOST
-from pipeline.distributed.presence import LateError
-from pipeline.distributed.world import launched_rank
-from pipeline.terminal import say
+from penstock.distributed.launch import LOST
+from penstock.distributed.presence import LateError
+from penstock.distributed.world import launched_rank
+from penstock.terminal import say
 
 _LOOK = 0.25  # seconds between two looks for the note
 _GRACE = 2.0  # seconds for the main thread to find out by itself

@@ -39,7 +39,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.rendezvous import rendezvous
 
-from pipeline.distributed.world import (
+from penstock.distributed.world import (
     MEETING,
     World,
     launcher_serves,
@@ -192,6 +192,11 @@ def _served(world: World, limit: timedelta) -> TCPStore | None:
     except (ValueError, OSError):  # a name, or an address that is translated on its way here
         return None
     return TCPStore(
-        address, port, world.size, True, limit, wait_for_workers=False,
+        address,
+        port,
+        world.size,
+        True,
+        limit,
+        wait_for_workers=False,
         master_listen_fd=listening.detach(),
-    )  # fmt: skip
+    )

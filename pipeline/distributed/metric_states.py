@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 
-from pipeline.distributed.group import Group
+from penstock.distributed.group import Group
 
 if TYPE_CHECKING:
     from torchmetrics import Metric

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from pipeline.distributed.group import Group
+from penstock.distributed.group import Group
 
 Strategy = Literal["none", "ddp", "fsdp"]
 

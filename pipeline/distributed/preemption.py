@@ -30,7 +30,7 @@ from itertools import islice
 from types import FrameType
 from typing import Any, NoReturn, TypeVar
 
-from pipeline.errors import PREEMPTED, PenstockError
+from penstock.errors import PREEMPTED, PenstockError
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
@@ -73,9 +73,12 @@ class Preemption:
     """
 
     def __init__(
-        self, repeats_after: float = 0.0, say: Callable[[str], None] | None = None,
-        at_once: bool = False, tell: Callable[[str], None] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        repeats_after: float = 0.0,
+        say: Callable[[str], None] | None = None,
+        at_once: bool = False,
+        tell: Callable[[str], None] | None = None,
+    ) -> None:
         self._repeats_after, self._at_once = repeats_after, at_once
         self._say = say or (lambda text: None)
         self._tell = tell or (lambda name: None)
@@ -150,8 +153,10 @@ class Preemption:
         if self._first is None:
             self._first = name, now
             if not self._at_once:
-                self._say(f"{name}: stopping after this step, with a checkpoint; "
-                          "a second signal leaves at once")  # fmt: skip
+                self._say(
+                    f"{name}: stopping after this step, with a checkpoint; "
+                    "a second signal leaves at once"
+                )
             self._tell(name)
         elif now - self._first[1] >= self._repeats_after:
             self._leave(f"{name}: leaving at once, with what the last checkpoint holds")
@@ -347,6 +352,7 @@ def _in_child() -> None:
 
 
 os.register_at_fork(
-    before=partial(_mask, signal.SIG_BLOCK), after_in_parent=partial(_mask, signal.SIG_UNBLOCK),
+    before=partial(_mask, signal.SIG_BLOCK),
+    after_in_parent=partial(_mask, signal.SIG_UNBLOCK),
     after_in_child=_in_child,
-)  # fmt: skip
+)

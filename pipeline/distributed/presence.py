@@ -29,12 +29,12 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
-from pipeline.distributed import preemption, standing
-from pipeline.distributed.standing import Standing
-from pipeline.distributed.standing import state_of as state_of
-from pipeline.distributed.world import World, meeting_folder, restarts_left, store_address
-from pipeline.errors import PREEMPTED, PenstockError
-from pipeline.terminal import one_line, say
+from penstock.distributed import preemption, standing
+from penstock.distributed.standing import Standing
+from penstock.distributed.standing import state_of as state_of
+from penstock.distributed.world import World, meeting_folder, restarts_left, store_address
+from penstock.errors import PREEMPTED, PenstockError
+from penstock.terminal import one_line, say
 
 _LOOK = 0.25  # seconds between two looks for news
 _ANSWERS = 3.0  # seconds for the answers of ranks that live
@@ -44,8 +44,13 @@ _LATE_GRACE = 1.0  # the same for a rank that was late
 _LISTED = 4  # late ranks whose places are shown
 _THREADS = ("checkpoint",)  # that a main thread may be waiting for
 # What gloo, NCCL and the store say when a rank does not come, and when its process is gone.
-_TIMED_OUT = ("imed out waiting", "ait timeout", "ocket timeout", "imed out after",
-              "Application timeout")  # fmt: skip
+_TIMED_OUT = (
+    "imed out waiting",
+    "ait timeout",
+    "ocket timeout",
+    "imed out after",
+    "Application timeout",
+)
 _LOST = ("onnection closed", "onnection reset", "roken pipe", "onnection refused", "pair closure")
 
 
@@ -88,9 +93,11 @@ class Presence:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
         trace: TracebackType | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._guard.cancel()
         if self._said.is_set():
             self._end_others()
@@ -245,10 +252,14 @@ class Presence:
         """Say where this rank stands, and what it has found out about others."""
         self._answered = True
         here = standing.own(_THREADS)
-        self._set(f"at-{self._world.rank}", {
-            "stack": self._place or here.stack, "waits": here.waits or self._waited.is_set(),
-            "asked": {rank: vars(found) for rank, found in self._asked.items()},
-        })  # fmt: skip
+        self._set(
+            f"at-{self._world.rank}",
+            {
+                "stack": self._place or here.stack,
+                "waits": here.waits or self._waited.is_set(),
+                "asked": {rank: vars(found) for rank, found in self._asked.items()},
+            },
+        )
 
     def _described(self, rank: int) -> dict[str, Any] | None:
         if rank not in self._descriptions and self._store.check([f"rank-{rank}"]):
@@ -285,8 +296,11 @@ class Presence:
         _until(read, _ANSWERS)
         silent = [rank for rank in everyone if rank not in places]
         if silent:
-            by = {one["host"]: rank for rank in sorted(places, reverse=True)
-                  if (one := self._described(rank)) is not None}  # fmt: skip
+            by = {
+                one["host"]: rank
+                for rank in sorted(places, reverse=True)
+                if (one := self._described(rank)) is not None
+            }
             self._set("ask", {"ranks": silent, "by": sorted(by.values())})
             if self._world.rank in by.values():
                 self._ask(silent)

@@ -64,8 +64,13 @@ def listen() -> None:
 def description() -> dict[str, Any]:
     """What `ask` needs to know of this process, as plain JSON."""
     pid = os.getpid()
-    return {"pid": pid, "host": platform.node(), "began": began(pid),
-            "main": threading.main_thread().ident, "dump": _dump}  # fmt: skip
+    return {
+        "pid": pid,
+        "host": platform.node(),
+        "began": began(pid),
+        "main": threading.main_thread().ident,
+        "dump": _dump,
+    }
 
 
 def own(threads: Iterable[str] = ()) -> Standing:
@@ -127,17 +132,24 @@ def ask(described: Mapping[str, Any]) -> Standing | None:
         if now > before and now == size:
             break
         size = now
-    how = {"T": "is stopped (SIGSTOP)", "t": "is stopped by a debugger",
-           "D": "waits inside the kernel, often for a disk or a network file system"}  # fmt: skip
+    how = {
+        "T": "is stopped (SIGSTOP)",
+        "t": "is stopped by a debugger",
+        "D": "waits inside the kernel, often for a disk or a network file system",
+    }
     dump = _read(described, before)
     threads = re.split(r"\n(?=Thread |Current thread )", dump)
-    main = [thread for thread in threads if re.match(
-        rf"(Current t|T)hread 0x0*{described['main'] or 0:x}\b", thread)]  # fmt: skip
+    main = [
+        thread
+        for thread in threads
+        if re.match(rf"(Current t|T)hread 0x0*{described['main'] or 0:x}\b", thread)
+    ]
     frames = _FRAME.findall(main[0] if main else dump)
     return Standing(
         how.get(state, "does not answer (a library may be holding Python's lock, the GIL)"),
-        [_text(*frame) for frame in frames[:_FRAMES]], waits(path for path, *_ in frames),
-    )  # fmt: skip
+        [_text(*frame) for frame in frames[:_FRAMES]],
+        waits(path for path, *_ in frames),
+    )
 
 
 def before_joining(pid: int) -> Standing:

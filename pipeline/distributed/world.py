@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.distributed import slurm
-from pipeline.errors import ConfigError, Problem
+from penstock.distributed import slurm
+from penstock.errors import ConfigError, Problem
 
 JOBS = "PENSTOCK_JOBS"  # of a sweep that run side by side
 THREADS = "PENSTOCK_THREADS"  # of torch in each of them
@@ -149,9 +149,12 @@ def resolve_device(device: str, local_rank: int = 0) -> str:
         return "cuda:0" if cuda.device_count() == 1 else f"cuda:{local_rank}"
     if device == "cuda":
         raise ConfigError(
-            Problem("trainer.device", "is 'cuda', but torch finds no CUDA device here; "
-                    "use trainer.device=auto or trainer.device=cpu")
-        )  # fmt: skip
+            Problem(
+                "trainer.device",
+                "is 'cuda', but torch finds no CUDA device here; "
+                "use trainer.device=auto or trainer.device=cpu",
+            )
+        )
     return "cpu"
 
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from pipeline.errors import DataError
+from penstock.errors import DataError
 
 KEY = "limits.batch_bytes"
 _ADVICE = "reduce batch.size"

@@ -18,11 +18,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
-from pipeline.errors import PenstockError
-from pipeline.files import plain_json
-from pipeline.files.own_files import NotOwnError, check_own, open_own
-from pipeline.files.plain_json import LONGEST_LINE
-from pipeline.files.regular_file import open_regular, regular_descriptor
+from penstock.errors import PenstockError
+from penstock.files import plain_json
+from penstock.files.own_files import NotOwnError, check_own, open_own
+from penstock.files.plain_json import LONGEST_LINE
+from penstock.files.regular_file import open_regular, regular_descriptor
 
 try:
     import fcntl
@@ -78,8 +78,10 @@ def check_replaceable(path: Path, made: re.Pattern[bytes]) -> None:
     with open_regular(path) as file:
         if made.match(file.read(_BLOCK)):
             return
-    raise NotOwnError(f"{path} is there already, and Penstock has not made it; nothing was written "
-                      "to it. Move it away, or write to another place")  # fmt: skip
+    raise NotOwnError(
+        f"{path} is there already, and Penstock has not made it; nothing was written "
+        "to it. Move it away, or write to another place"
+    )
 
 
 @contextmanager
@@ -297,8 +299,10 @@ def _lines_backwards(path: Path, file: BinaryIO, size: int) -> Iterator[tuple[by
         begin = data.rfind(b"\n", 0, max(end, 0))
         if begin < 0 and start > 0:
             if stop > LONGEST_LINE:
-                raise DiskError(f"{path} is damaged: it has a line of more than "
-                                f"{LONGEST_LINE >> 20} MiB. Delete it")  # fmt: skip
+                raise DiskError(
+                    f"{path} is damaged: it has a line of more than "
+                    f"{LONGEST_LINE >> 20} MiB. Delete it"
+                )
             more = min(start, max(stop, _BLOCK))
             start -= more
             file.seek(start)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from pipeline.files.own_files import check_own
+from penstock.files.own_files import check_own
 
 _log = logging.getLogger(__name__)
 

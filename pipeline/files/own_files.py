@@ -16,8 +16,8 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
-from pipeline.errors import PenstockError
-from pipeline.files.regular_file import KINDS
+from penstock.errors import PenstockError
+from penstock.files.regular_file import KINDS
 
 _NAMES = ("O_CLOEXEC", "O_NOCTTY", "O_NONBLOCK", "O_BINARY")  # no system has all of them
 _SAFELY = sum(getattr(os, name, 0) for name in _NAMES)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from pipeline.files.regular_file import TooLargeError, open_regular, read_bounded
+from penstock.files.regular_file import TooLargeError, open_regular, read_bounded
 
 MAX_BYTES = 64 << 20
 LONGEST_LINE = 16 << 20  # bytes of a record of a .jsonl file
@@ -85,9 +85,12 @@ def parse(text: str | bytes, limit: int = MAX_BYTES, nan: bool = False) -> Any:
         raise JsonError("it is empty")
     try:
         found = json.loads(
-            text, parse_int=_integer, parse_float=_number,
-            parse_constant=float if nan else _no_constant, object_pairs_hook=_mapping,
-        )  # fmt: skip
+            text,
+            parse_int=_integer,
+            parse_float=_number,
+            parse_constant=float if nan else _no_constant,
+            object_pairs_hook=_mapping,
+        )
         _check_depth(found)
     except json.JSONDecodeError as error:
         cut = error.pos >= len(error.doc.rstrip()) or "Unterminated" in error.msg
@@ -119,8 +122,15 @@ def integer(values: Mapping[str, Any], key: str, least: int = 0, most: int = 2**
 
 def name(value: Any) -> str:
     """The kind of a value, for messages."""
-    kinds = {dict: "a mapping", list: "a list", str: "a text", bool: "a truth value",
-             int: "a number", float: "a number", type(None): "null"}  # fmt: skip
+    kinds = {
+        dict: "a mapping",
+        list: "a list",
+        str: "a text",
+        bool: "a truth value",
+        int: "a number",
+        float: "a number",
+        type(None): "null",
+    }
     return kinds.get(type(value), f"a {type(value).__name__}")
 
 

@@ -11,8 +11,8 @@ from urllib.parse import urlparse
 
 import torch
 
-from pipeline.errors import ConfigError, PenstockError, Problem, UnreachableError
-from pipeline.terminal import one_line
+from penstock.errors import ConfigError, PenstockError, Problem, UnreachableError
+from penstock.terminal import one_line
 
 
 def read_weights_as_tensors() -> None:
@@ -35,8 +35,13 @@ def _tensors_of(weights: Any, *args: Any, **options: Any) -> dict[str, Any]:
             weights.url, *args, **{**options, "weights_only": True}
         )
     except pickle.UnpicklingError as error:
-        raise ConfigError(Problem("weights", f"{path} holds more than tensors, so it is not read; "
-                                  "delete it to download it again")) from error  # fmt: skip
+        raise ConfigError(
+            Problem(
+                "weights",
+                f"{path} holds more than tensors, so it is not read; "
+                "delete it to download it again",
+            )
+        ) from error
     except (URLError, HTTPException, ConnectionError, TimeoutError) as error:
         reason = one_line(getattr(error, "reason", error) or type(error).__name__)
         raise UnreachableError(

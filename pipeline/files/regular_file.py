@@ -12,16 +12,20 @@ from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.errors import DataError
-from pipeline.files.batch_bytes import reserve
+from penstock.errors import DataError
+from penstock.files.batch_bytes import reserve
 
 if TYPE_CHECKING:
-    from pipeline.files.limits import Limits
+    from penstock.files.limits import Limits
 
 KINDS = {
-    stat.S_IFLNK: "a symbolic link", stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO",
-    stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
-}  # fmt: skip
+    stat.S_IFLNK: "a symbolic link",
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
 _UNITS = ((1 << 20, "MiB"), (1 << 10, "KiB"), (1, "bytes"))
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
@@ -104,7 +108,7 @@ def read_regular(path: str | os.PathLike[str], limits: Limits | None = None) -> 
         OSError: as for `regular_descriptor`.
     """
     if limits is None:
-        from pipeline.files.limits import DEFAULT  # imports pydantic
+        from penstock.files.limits import DEFAULT  # imports pydantic
 
         limits = DEFAULT
     descriptor, size = regular_descriptor(path)

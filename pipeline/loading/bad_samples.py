@@ -28,13 +28,13 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import torch
 
-from pipeline.errors import ConfigError, DataError, PenstockError, UnreachableError
-from pipeline.files.batch_bytes import BatchTooLargeError, is_too_large
-from pipeline.loading.kept_rows import sample_name
-from pipeline.order.permutation import Permutation
-from pipeline.order.plan import Request
-from pipeline.order.randomness import hash64
-from pipeline.order.samplers import BatchStrategy, Order
+from penstock.addons.filters.kept_rows import sample_name
+from penstock.errors import ConfigError, DataError, PenstockError, UnreachableError
+from penstock.files.batch_bytes import BatchTooLargeError, is_too_large
+from penstock.order.permutation import Permutation
+from penstock.order.plan import Request
+from penstock.order.randomness import hash64
+from penstock.order.samplers import BatchStrategy, Order
 
 OnError = Literal["raise", "substitute", "skip"]
 Stage = Literal["read", "transform", "collate"]
@@ -46,14 +46,44 @@ _WHILE_READING = (ValueError, RuntimeError, SyntaxError)
 _CODE = (NotImplementedError, RecursionError, torch.OutOfMemoryError)
 _MACHINE = (ConnectionError, TimeoutError, ChildProcessError, MemoryError)
 _NO_MEMORY = "can't allocate memory"  # of torch's allocator, in a plain RuntimeError
-_MACHINE_CODES = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT,
-                  errno.ENOBUFS, errno.ENODEV}  # fmt: skip
+_MACHINE_CODES = {
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ENOMEM,
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.ENOBUFS,
+    errno.ENODEV,
+}
 # Packages whose own exceptions are about the data that they decode.
-_DECODERS = frozenset({
-    "PIL", "av", "binascii", "csv", "_csv", "cv2", "h5py", "imageio", "json", "lzma", "_lzma",
-    "pickle", "_pickle", "pyarrow", "skimage", "soundfile", "struct", "tarfile", "tifffile", "wave",
-    "xml", "zipfile", "zlib", "zstandard",
-})  # fmt: skip
+_DECODERS = frozenset(
+    {
+        "PIL",
+        "av",
+        "binascii",
+        "csv",
+        "_csv",
+        "cv2",
+        "h5py",
+        "imageio",
+        "json",
+        "lzma",
+        "_lzma",
+        "pickle",
+        "_pickle",
+        "pyarrow",
+        "skimage",
+        "soundfile",
+        "struct",
+        "tarfile",
+        "tifffile",
+        "wave",
+        "xml",
+        "zipfile",
+        "zlib",
+        "zstandard",
+    }
+)
 
 _WAY_OUT = "\nbad_samples.on_error=skip or substitute leaves such samples out; task=check lists all"
 
@@ -225,9 +255,15 @@ def _is_content(error: Exception) -> bool:
 
 
 def explained(
-    error: Exception, stage: Stage, request: Request, place: int = 0, path: str = "",
-    on_error: OnError = "raise", own: int | None = None, way_out: str = _WAY_OUT,
-) -> PenstockError:  # fmt: skip
+    error: Exception,
+    stage: Stage,
+    request: Request,
+    place: int = 0,
+    path: str = "",
+    on_error: OnError = "raise",
+    own: int | None = None,
+    way_out: str = _WAY_OUT,
+) -> PenstockError:
     """The error that ends the run, with the sample's index, address, file and cause.
 
     Args:
@@ -250,15 +286,21 @@ def explained(
         return DataError(f"{where}{path}: {type(error).__name__}: {error}{way_out}")
     notes = "".join(f" {note}" for note in getattr(error, "__notes__", ()))
     lines = "".join(traceback.format_exception(error))
-    hint = "" if on_error == "raise" else (
-        f"bad_samples.on_error={on_error} leaves out samples that cannot be read; an error of this "
-        "kind is taken for a mistake in code. If the sample is to blame, raise a "
-        "pipeline.errors.DataError instead.\n"
-    )  # fmt: skip
+    hint = (
+        ""
+        if on_error == "raise"
+        else (
+            f"bad_samples.on_error={on_error} leaves out samples that cannot be read; an error of "
+            "this kind is taken for a mistake in code. If the sample is to blame, raise a "
+            "penstock.errors.DataError instead.\n"
+        )
+    )
     if _wants_memory(error):
-        hint = ("This process may have no more memory (of the machine, or ulimit -v). The sample "
-                "is not to blame, and is never left out for it. Fewer workers, a smaller batch or "
-                "loader.prefetch_factor=1 need less.\n")  # fmt: skip
+        hint = (
+            "This process may have no more memory (of the machine, or ulimit -v). The sample "
+            "is not to blame, and is never left out for it. Fewer workers, a smaller batch or "
+            "loader.prefetch_factor=1 need less.\n"
+        )
     return SampleError(
         f"{where}{path}: {stage} failed{notes} with {type(error).__name__}: {error}\n{hint}{lines}"
     )

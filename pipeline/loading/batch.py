@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipeline.loading.bad_samples import LeftOut
-from pipeline.loading.stage_timer import StageTrace
-from pipeline.order.plan import Request
-from pipeline.order.randomness import IntArray
+from penstock.loading.bad_samples import LeftOut
+from penstock.loading.stage_timer import StageTrace
+from penstock.order.plan import Request
+from penstock.order.randomness import IntArray
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pipeline.errors import DataError
-from pipeline.loading.bad_samples import LeftOut
-from pipeline.order.plan import Plan
-from pipeline.order.samplers import Order
-from pipeline.order.streams import StreamPlan
+from penstock.errors import DataError
+from penstock.loading.bad_samples import LeftOut
+from penstock.order.plan import Plan
+from penstock.order.samplers import Order
+from penstock.order.streams import StreamPlan
 
 _NAMED = 5  # samples that a message names
 _UNKNOWN_LENGTH = 10  # samples of a stream of unknown length that a share always allows

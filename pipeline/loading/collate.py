@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate, default_convert
 
-from pipeline.files import batch_bytes
-from pipeline.loading import output_buffers
-from pipeline.loading.encoded import EncodedImage
-from pipeline.loading.sizes import leaves, nbytes
+from penstock.files import batch_bytes
+from penstock.loading import output_buffers
+from penstock.loading.encoded import EncodedImage
+from penstock.loading.sizes import leaves, nbytes
 
 _WIDEST = 16  # bytes of the widest number, complex128, for one of the narrowest
 _TENSOR = 1024  # bytes of a tensor of one number, as measured, rounded up
@@ -69,8 +69,11 @@ class _Padding:
 
     def _names(self, given: Mapping[str, list[Any]]) -> list[str]:
         if self.fields is None:
-            return [name for name, values in given.items()
-                    if getattr(values[0], "ndim", 0) >= self.least]  # fmt: skip
+            return [
+                name
+                for name, values in given.items()
+                if getattr(values[0], "ndim", 0) >= self.least
+            ]
         for name in self.fields:
             if name not in given:
                 known = ", ".join(given)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pipeline.errors import ConfigError, Problem
+from penstock.errors import ConfigError, Problem
 
 
 class Compose:
@@ -40,6 +40,9 @@ def _require_pictures(name: str, step: Any, sample: Any, error: Exception) -> No
     if not any(isinstance(value, kinds) for value in fields.values()):
         held = ", ".join(f"{field} ({type(value).__name__})" for field, value in fields.items())
         raise ConfigError(
-            Problem("transform", f"the step {name!r} ({type(step).__name__}) is for pictures, and "
-                    f"a sample has none: {held}. Choose another transform, e.g. transform=none")
-        ) from error  # fmt: skip
+            Problem(
+                "transform",
+                f"the step {name!r} ({type(step).__name__}) is for pictures, and "
+                f"a sample has none: {held}. Choose another transform, e.g. transform=none",
+            )
+        ) from error

@@ -22,13 +22,13 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
-from pipeline.errors import DataError
-from pipeline.loading.kept_rows import KeptColumn, KeptRows
-from pipeline.loading.named_fields import Fields
-from pipeline.order.columns import ChosenRows, EndToEnd
-from pipeline.order.streams import length_of
-from pipeline.protocols import Column
-from pipeline.terminal import watched
+from penstock.addons.filters.kept_rows import KeptColumn, KeptRows
+from penstock.errors import DataError
+from penstock.loading.named_fields import Fields
+from penstock.order.columns import ChosenRows, EndToEnd
+from penstock.order.streams import length_of
+from penstock.protocols import Column
+from penstock.terminal import watched
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -26,33 +26,33 @@ import numpy as np
 import torch
 from torch.utils.data import Subset
 
-from pipeline.errors import DataError
-from pipeline.files.batch_bytes import BatchBytes, BatchTooLargeError, bounded, discarded
-from pipeline.loading import output_buffers, postscript, worker_status
-from pipeline.loading.bad_samples import (
+from penstock.addons.filters.kept_rows import own_row, sample_name
+from penstock.errors import DataError
+from penstock.files.batch_bytes import BatchBytes, BatchTooLargeError, bounded, discarded
+from penstock.loading import output_buffers, postscript, worker_status
+from penstock.loading.bad_samples import (
     RAISE,
     BadSampleError,
     BadSamples,
     Substitutes,
     explained,
 )
-from pipeline.loading.bad_samples import SampleError as SampleError  # also public from here
-from pipeline.loading.batch import Batch
-from pipeline.loading.collate import Mismatch, kinds_of, plain
-from pipeline.loading.encoded import EncodedImage
-from pipeline.loading.kept_rows import own_row, sample_name
-from pipeline.loading.memory import of_a_batch
-from pipeline.loading.named_fields import NAMELESS, Fields, OwnCollate
-from pipeline.loading.repeatable import Again
-from pipeline.loading.sample_reader import FASTEST, SampleReader, in_batch
-from pipeline.loading.sampled_rows import SampleRequest, seen_of
-from pipeline.loading.sizes import nbytes
-from pipeline.loading.slow_rows import slow_among
-from pipeline.loading.stage_timer import StageTimer
-from pipeline.loading.whole_batches import NotAtOnceError, WholeBatches
-from pipeline.order.plan import Request
-from pipeline.order.private_generators import PrivateGenerators
-from pipeline.order.randomness import (
+from penstock.loading.bad_samples import SampleError as SampleError  # also public from here
+from penstock.loading.batch import Batch
+from penstock.loading.collate import Mismatch, kinds_of, plain
+from penstock.loading.encoded import EncodedImage
+from penstock.loading.memory import of_a_batch
+from penstock.loading.named_fields import NAMELESS, Fields, OwnCollate
+from penstock.loading.repeatable import Again
+from penstock.loading.sample_reader import FASTEST, SampleReader, in_batch
+from penstock.loading.sampled_rows import SampleRequest, seen_of
+from penstock.loading.sizes import nbytes
+from penstock.loading.slow_rows import slow_among
+from penstock.loading.stage_timer import StageTimer
+from penstock.loading.whole_batches import NotAtOnceError, WholeBatches
+from penstock.order.plan import Request
+from penstock.order.private_generators import PrivateGenerators
+from penstock.order.randomness import (
     GLOBAL,
     Draws,
     IntArray,
@@ -60,11 +60,11 @@ from pipeline.order.randomness import (
     sample_keys,
     scope,
 )
-from pipeline.order.seeding import UNSEEDED, Seeding
-from pipeline.protocols import Collate, Transform
+from penstock.order.seeding import UNSEEDED, Seeding
+from penstock.protocols import Collate, Transform
 
 if TYPE_CHECKING:
-    from pipeline.loading.sharing.share import Share
+    from penstock.addons.decode_pool.share import Share
 
 
 @dataclass(eq=False, repr=False)
@@ -173,8 +173,10 @@ class Fetch:
             raise DataError("it is known to be bad")
 
         keys = sample_keys(0, 0, request.positions).tolist()
-        return [leave_out if row in self.bad.known else partial(read, row, key)
-                for row, key in zip(rows, keys, strict=True)]  # fmt: skip
+        return [
+            leave_out if row in self.bad.known else partial(read, row, key)
+            for row, key in zip(rows, keys, strict=True)
+        ]
 
     def _steps(self) -> Mapping[str, Callable[[Any], Any]]:
         if self.transform is None:
@@ -230,9 +232,15 @@ class Fetch:
         return batch
 
     def _by_sample(
-        self, request: Request, rows: Any, keys: list[int], timer: StageTimer,
-        warnings: Mapping[str, str], account: BatchBytes, draws: Draws,
-    ) -> Batch:  # fmt: skip
+        self,
+        request: Request,
+        rows: Any,
+        keys: list[int],
+        timer: StageTimer,
+        warnings: Mapping[str, str],
+        account: BatchBytes,
+        draws: Draws,
+    ) -> Batch:
         account.taken = 0
         with output_buffers.batch(len(request)):
             reader = SampleReader(self, request, rows, self.transform, draws, timer)
@@ -240,8 +248,15 @@ class Fetch:
             if not self.repeat_checked and self._own.is_foreign:
                 self.repeat_checked = True
                 with suppress(Exception):  # a record that cannot be copied
-                    again = Again(request, rows, self.reads_many, self.fields.named,
-                                  self._steps(), keys, draws)  # fmt: skip
+                    again = Again(
+                        request,
+                        rows,
+                        self.reads_many,
+                        self.fields.named,
+                        self._steps(),
+                        keys,
+                        draws,
+                    )
             samples: list[Any] = []
             began, ended = timer.lap("read"), list[float]()
             due = began + self._quick
@@ -276,9 +291,13 @@ class Fetch:
             return self._collated(reader, timer, warnings, slow, account)
 
     def _collated(
-        self, reader: SampleReader, timer: StageTimer, warnings: Mapping[str, str],
-        slow: tuple[int, ...], account: BatchBytes,
-    ) -> Batch:  # fmt: skip
+        self,
+        reader: SampleReader,
+        timer: StageTimer,
+        warnings: Mapping[str, str],
+        slow: tuple[int, ...],
+        account: BatchBytes,
+    ) -> Batch:
         samples = reader.taken_samples()
         request, restore, places = reader.request, reader.restore, reader.places
         given = [restore(sample) for sample in samples] if self._restores and restore else samples
@@ -315,14 +334,26 @@ class Fetch:
         timer.lap("collate")
         del given, samples
         return self._finished(
-            fields, request, order, timer, places=None if places is None else places[order],
-            kinds=kinds, hashes=hashes, left_out=reader.left_out, warnings=warnings, slow=slow,
-        )  # fmt: skip
+            fields,
+            request,
+            order,
+            timer,
+            places=None if places is None else places[order],
+            kinds=kinds,
+            hashes=hashes,
+            left_out=reader.left_out,
+            warnings=warnings,
+            slow=slow,
+        )
 
     def _finished(
-        self, fields: dict[str, Any], request: Request, order: IntArray, timer: StageTimer,
+        self,
+        fields: dict[str, Any],
+        request: Request,
+        order: IntArray,
+        timer: StageTimer,
         **attributes: Any,
-    ) -> Batch:  # fmt: skip
+    ) -> Batch:
         """The batch after its transforms, with the time that it took."""
         if self.batch_transform is None:
             trace = timer.trace() if self.traced else None

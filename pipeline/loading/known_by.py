@@ -93,8 +93,11 @@ class Relation:
 def other_facts(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
     """The names of facts that two fingerprints have, and that differ."""
     names = [name for name in {**first, **second} if name.startswith(PREFIX)]
-    return [name.removeprefix(PREFIX) for name in names
-            if name != PREFIX + KNOWN_BY and not agree(name, first, second)]  # fmt: skip
+    return [
+        name.removeprefix(PREFIX)
+        for name in names
+        if name != PREFIX + KNOWN_BY and not agree(name, first, second)
+    ]
 
 
 def relation(first: Any, second: Any, split: str = "train") -> Relation:
@@ -117,8 +120,10 @@ def relation(first: Any, second: Any, split: str = "train") -> Relation:
         keys = ["fingerprint" if tells(runs[0][split]) else "length", *keys]
     if keys:
         return Relation(False, f"other data: {named(keys, *known)}", tuple(keys))
-    by = [one.get(KNOWN_BY) or (FINGERPRINT if tells(run[split]) else CONTENT)
-          for one, run in zip(known, runs, strict=True)]  # fmt: skip
+    by = [
+        one.get(KNOWN_BY) or (FINGERPRINT if tells(run[split]) else CONTENT)
+        for one, run in zip(known, runs, strict=True)
+    ]
     lacks_source = any(_NO_SOURCE in one.values() for one in known)
     if by == [FINGERPRINT] * 2 and not lacks_source:
         return Relation(True)

@@ -16,23 +16,24 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from pipeline.distributed.world import World, has_accelerator
-from pipeline.errors import ConfigError, DataError, Problem
-from pipeline.files.batch_bytes import bounded
-from pipeline.files.plain_json import JsonError, integer, mapping, shown
-from pipeline.loading.autotune import Autotune
-from pipeline.loading.batch import Batch
-from pipeline.loading.budget import Budget
-from pipeline.loading.dataset_facts import row_counts
-from pipeline.loading.fetch import Fetch
-from pipeline.loading.kept_rows import unfiltered
-from pipeline.loading.known_by import agree
-from pipeline.loading.memory import tree_pss
-from pipeline.loading.read_ahead import read_ahead
-from pipeline.loading.sampled_rows import SampleRequest
-from pipeline.loading.slow_rows import SlowRows
-from pipeline.loading.transfer import Transfer
-from pipeline.loading.workers.backends import (
+from penstock.addons.filters.kept_rows import unfiltered
+from penstock.addons.ray.cluster import require_installed
+from penstock.distributed.world import World, has_accelerator
+from penstock.errors import ConfigError, DataError, Problem
+from penstock.files.batch_bytes import bounded
+from penstock.files.plain_json import JsonError, integer, mapping, shown
+from penstock.loading.autotune import Autotune
+from penstock.loading.batch import Batch
+from penstock.loading.budget import Budget
+from penstock.loading.dataset_facts import row_counts
+from penstock.loading.fetch import Fetch
+from penstock.loading.known_by import agree
+from penstock.loading.memory import tree_pss
+from penstock.loading.read_ahead import read_ahead
+from penstock.loading.sampled_rows import SampleRequest
+from penstock.loading.slow_rows import SlowRows
+from penstock.loading.transfer import Transfer
+from penstock.loading.workers.backends import (
     Asked,
     Backend,
     Failure,
@@ -40,14 +41,13 @@ from pipeline.loading.workers.backends import (
     MainBackend,
     Requests,
 )
-from pipeline.loading.workers.process_backend import ProcessBackend, require_picklable
-from pipeline.loading.workers.ray_cluster import require_installed
-from pipeline.loading.workers.thread_backend import ThreadBackend
-from pipeline.order.plan import Plan
-from pipeline.order.streams import End, StreamPlan
+from penstock.loading.workers.process_backend import ProcessBackend, require_picklable
+from penstock.loading.workers.thread_backend import ThreadBackend
+from penstock.order.plan import Plan
+from penstock.order.streams import End, StreamPlan
 
 if TYPE_CHECKING:
-    from pipeline.loading.sharing.share import Share
+    from penstock.addons.decode_pool.share import Share
 
 STATE_VERSION = 1
 _MOST_PROBLEMS = 50  # that a message names
@@ -90,7 +90,7 @@ def open_backend(fetch: Fetch, options: LoaderOptions, pin: bool) -> Backend:
         return ThreadBackend(fetch, options)
     if options.backend == "ray":
         require_installed()
-        from pipeline.loading.workers.ray_backend import RayBackend
+        from penstock.addons.ray.backend import RayBackend
 
         return RayBackend(fetch, options)
     return ProcessBackend(fetch, options, pin)
@@ -303,10 +303,13 @@ class Loader:
         plan, name = self.plan, type(unfiltered(self.fetch.dataset)).__name__
         if plan.tail == "drop":
             return ConfigError(
-                Problem("batch.tail", f"drop leaves out what is less than a batch of "
-                        f"{plan.batch_size}, and epoch {epoch} of {name} has no full one; set "
-                        "batch.tail=keep or a smaller batch.size")
-            )  # fmt: skip
+                Problem(
+                    "batch.tail",
+                    f"drop leaves out what is less than a batch of "
+                    f"{plan.batch_size}, and epoch {epoch} of {name} has no full one; set "
+                    "batch.tail=keep or a smaller batch.size",
+                )
+            )
         stream = isinstance(plan, StreamPlan)
         what = f"{name} gives no record" if stream else f"the sampler gives no row of {name}"
         return ConfigError(Problem("dataset" if stream else "sampler", f"{what} in epoch {epoch}"))
@@ -340,9 +343,11 @@ class Loader:
         """The address of the next batch to deliver, and the fingerprint."""
         epoch, step = self._next
         return {
-            "version": STATE_VERSION, "epoch": epoch, "step": step,
+            "version": STATE_VERSION,
+            "epoch": epoch,
+            "step": step,
             "fingerprint": dict(self.fingerprint),
-        }  # fmt: skip
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue at the address of `state`, which may come from anybody.
@@ -360,15 +365,23 @@ class Loader:
             saved = mapping(state.get("fingerprint"))
         except JsonError as error:
             raise ConfigError(f"the loader state is damaged: {error}") from error
-        keys = [str(key)[:200] for key in saved.keys() | self.fingerprint.keys()
-                if not agree(key, saved, self.fingerprint)]  # fmt: skip
+        keys = [
+            str(key)[:200]
+            for key in saved.keys() | self.fingerprint.keys()
+            if not agree(key, saved, self.fingerprint)
+        ]
         if keys:
-            raise ConfigError([
-                Problem(key, f"is {self.fingerprint.get(key)!r} here and was "
+            raise ConfigError(
+                [
+                    Problem(
+                        key,
+                        f"is {self.fingerprint.get(key)!r} here and was "
                         f"{shown(saved.get(key))} when the state was saved, so its address means "
-                        "another batch")
-                for key in sorted(keys)[:_MOST_PROBLEMS]
-            ])  # fmt: skip
+                        "another batch",
+                    )
+                    for key in sorted(keys)[:_MOST_PROBLEMS]
+                ]
+            )
         self._next = address
         self._broken_off = False
 

@@ -92,8 +92,9 @@ def of_a_batch(workers: int, ahead: int, ranks: int = 1) -> int:
 def kills() -> int:
     """Processes of this container that the kernel has ended because memory ran out."""
     names = ("memory.events", "memory.oom_control")
-    return max((_field(folder / name, "oom_kill", 1) for folder in _cgroups() for name in names),
-               default=0)  # fmt: skip
+    return max(
+        (_field(folder / name, "oom_kill", 1) for folder in _cgroups() for name in names), default=0
+    )
 
 
 def _cgroups() -> Iterator[Path]:

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pipeline.errors import DataError
+from penstock.errors import DataError
 
 Restore = Callable[[Mapping[str, Any]], Any]
 USUAL = ("input", "target")
@@ -57,8 +57,10 @@ class Fields:
         whole = self.given is not None and len(self.given) == 1
         if isinstance(sample, (tuple, list)) and not (whole and len(sample) != 1):
             if self.given is not None and len(self.given) != len(sample):
-                raise DataError(f"a sample has {len(sample)} positions, and dataset.fields names "
-                                f"{len(self.given)} ({', '.join(self.given)})")  # fmt: skip
+                raise DataError(
+                    f"a sample has {len(sample)} positions, and dataset.fields names "
+                    f"{len(self.given)} ({', '.join(self.given)})"
+                )
             names = self.of(len(sample))
             return {name: _value(value) for name, value in zip(names, sample, strict=True)}
         if sample is None:

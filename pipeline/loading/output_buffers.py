@@ -24,8 +24,8 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import get_worker_info
 
-from pipeline import torch_internals
-from pipeline.files import batch_bytes
+from penstock import torch_internals
+from penstock.files import batch_bytes
 
 Shape = tuple[int, ...]
 _MOST_IDLE = 16  # pieces of memory of one size that wait to be reused

@@ -24,15 +24,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pipeline.errors import ConfigError, DataError, PenstockError, Problem, UnreachableError
-from pipeline.files import plain_json
-from pipeline.loading.bad_samples import LeftOut, SampleError
-from pipeline.loading.batch import Batch
-from pipeline.loading.stage_timer import StageTrace
-from pipeline.loading.workers.backends import Failure, Result, WorkerError
-from pipeline.order.plan import Request
-from pipeline.order.seeding import SharedGeneratorError
-from pipeline.order.streams import End, StreamRequest
+from penstock.errors import ConfigError, DataError, PenstockError, Problem, UnreachableError
+from penstock.files import plain_json
+from penstock.loading.bad_samples import LeftOut, SampleError
+from penstock.loading.batch import Batch
+from penstock.loading.stage_timer import StageTrace
+from penstock.loading.workers.backends import Failure, Result, WorkerError
+from penstock.order.plan import Request
+from penstock.order.seeding import SharedGeneratorError
+from penstock.order.streams import End, StreamRequest
 
 VERSION = 1
 MOST_HEADER = 64 << 20  # bytes
@@ -41,9 +41,16 @@ Bytes = npt.NDArray[np.uint8]
 
 _ERRORS: dict[str, type[PenstockError]] = {
     kind.__name__: kind
-    for kind in (PenstockError, DataError, UnreachableError, SampleError, WorkerError,
-                 SharedGeneratorError, ConfigError)
-}  # fmt: skip
+    for kind in (
+        PenstockError,
+        DataError,
+        UnreachableError,
+        SampleError,
+        WorkerError,
+        SharedGeneratorError,
+        ConfigError,
+    )
+}
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in vars(torch).values()
@@ -104,8 +111,15 @@ def decode(header: bytes, arrays: Sequence[npt.NDArray[Any]]) -> Result:
             request, error = said["failure"]
             return Failure(reader.request(request), reader.error(error))
         return End(reader.stream_request(said["end"]))
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError,
-            OverflowError) as error:  # fmt: skip
+    except (
+        ValueError,
+        TypeError,
+        KeyError,
+        IndexError,
+        AttributeError,
+        RuntimeError,
+        OverflowError,
+    ) as error:
         raise DataError(f"a stored batch is damaged: {type(error).__name__}: {error}") from None
 
 
@@ -181,16 +195,19 @@ class _Writer:
             for key in value:
                 if type(key) not in (str, int, bool):
                     raise NotPlainError(f"{where}: a key is a {type(key).__name__}")
-            return {"dict": [[key, self.value(item, _below(where, key))]
-                             for key, item in value.items()]}  # fmt: skip
+            return {
+                "dict": [[key, self.value(item, _below(where, key))] for key, item in value.items()]
+            }
         raise NotPlainError(f"{where} is a {kind.__module__}.{kind.__qualname__}")
 
     def tensor(self, tensor: torch.Tensor, where: str) -> list[Any]:
         plain = tensor.layout == torch.strided and tensor.device.type == "cpu"
         dtype = str(tensor.dtype).removeprefix("torch.")
         if not plain or dtype not in _DTYPES or tensor.requires_grad or tensor.is_conj():
-            raise NotPlainError(f"{where} is a tensor that is not plain: {tensor.layout}, "
-                                f"{tensor.dtype}, {tensor.device}")  # fmt: skip
+            raise NotPlainError(
+                f"{where} is a tensor that is not plain: {tensor.layout}, "
+                f"{tensor.dtype}, {tensor.device}"
+            )
         shape, dims = list(tensor.shape), list(range(tensor.ndim))
         # Channels that lie last stay there: a convolution rounds by how its input lies.
         order = sorted(dims, key=tensor.stride().__getitem__, reverse=True)
@@ -207,11 +224,13 @@ class _Reader:
         self._arrays = arrays
         self._copied: set[int] = set()
         self._values: dict[str, Callable[[Any], Any]] = {
-            "tensor": self._tensor, "array": self._array, "scalar": self._scalar,
+            "tensor": self._tensor,
+            "array": self._array,
+            "scalar": self._scalar,
             "bytes": self._copy,
             "tuple": lambda items: tuple(self.value(item) for item in items),
             "dict": lambda pairs: {key: self.value(item) for key, item in pairs},
-        }  # fmt: skip
+        }
 
     def batch(self, said: Mapping[str, Any]) -> Batch:
         hashes, trace, valid = said["hashes"], said["trace"], said["valid"]
@@ -220,18 +239,20 @@ class _Reader:
             raise ValueError("its fields are no mapping")
         batch = Batch.__new__(Batch)
         batch.update(fields)
-        batch.__setstate__({
-            "request": self.request(said["request"]),
-            **{name: self.ints(said[name]) for name in _OF_BATCH},
-            "valid": None if valid is None else self.value(valid),
-            "kinds": {str(name): str(kind) for name, kind in said["kinds"].items()},
-            "timing": {str(name): float(taken) for name, taken in said["timing"].items()},
-            "trace": None if trace is None else StageTrace(*_trace(trace)),
-            "hashes": None if hashes is None else [bytes.fromhex(digest) for digest in hashes],
-            "left_out": tuple(map(_left_out, said["left_out"])),
-            "warnings": {str(kind): str(text) for kind, text in said["warnings"].items()},
-            "slow": tuple(map(_int, said["slow"])),
-        })  # fmt: skip
+        batch.__setstate__(
+            {
+                "request": self.request(said["request"]),
+                **{name: self.ints(said[name]) for name in _OF_BATCH},
+                "valid": None if valid is None else self.value(valid),
+                "kinds": {str(name): str(kind) for name, kind in said["kinds"].items()},
+                "timing": {str(name): float(taken) for name, taken in said["timing"].items()},
+                "trace": None if trace is None else StageTrace(*_trace(trace)),
+                "hashes": None if hashes is None else [bytes.fromhex(digest) for digest in hashes],
+                "left_out": tuple(map(_left_out, said["left_out"])),
+                "warnings": {str(kind): str(text) for kind, text in said["warnings"].items()},
+                "slow": tuple(map(_int, said["slow"])),
+            }
+        )
         return batch
 
     def request(self, said: Sequence[Any]) -> Any:
@@ -310,8 +331,20 @@ class _Reader:
         return self._bytes(place).view(_dtype(name))[0]
 
 
-_KNOWN = frozenset({"request", "kinds", "timing", "trace", "hashes", "left_out", "warnings",
-                    "slow", "valid", *_OF_BATCH})  # fmt: skip
+_KNOWN = frozenset(
+    {
+        "request",
+        "kinds",
+        "timing",
+        "trace",
+        "hashes",
+        "left_out",
+        "warnings",
+        "slow",
+        "valid",
+        *_OF_BATCH,
+    }
+)
 _EMPTY = np.empty(0, np.uint8)
 
 
@@ -349,13 +382,26 @@ def _left_out(said: Sequence[Any]) -> LeftOut:
         raise ValueError(f"a sample that was left out, by {plain_json.shown(action)}")
     address = _int(epoch), _int(step)
     return LeftOut(
-        _int(index), _int(position), *address, str(path), str(cause), action, bool(known),
+        _int(index),
+        _int(position),
+        *address,
+        str(path),
+        str(cause),
+        action,
+        bool(known),
         None if row is None else _int(row),
-    )  # fmt: skip
+    )
 
 
 def _trace(said: Sequence[Any]) -> list[Any]:
     process, thread, begin, end, laps, computing, delayed = said
     times = [(str(stage), float(begun), float(ended)) for stage, begun, ended in laps]
-    return [_int(process), _int(thread), float(begin), float(end), times, dict(computing),
-            float(delayed)]  # fmt: skip
+    return [
+        _int(process),
+        _int(thread),
+        float(begin),
+        float(end),
+        times,
+        dict(computing),
+        float(delayed),
+    ]

@@ -26,10 +26,10 @@ from functools import lru_cache
 from multiprocessing.util import Finalize
 from typing import Any
 
-from pipeline.loading.workers.backends import Asked, LoaderOptions
-from pipeline.loading.workers.process_backend import start_method
-from pipeline.order.address import Address
-from pipeline.order.plan import Plan
+from penstock.loading.workers.backends import Asked, LoaderOptions
+from penstock.loading.workers.process_backend import start_method
+from penstock.order.address import Address
+from penstock.order.plan import Plan
 
 log = logging.getLogger(__name__)
 
@@ -100,8 +100,12 @@ class ReadAhead:
         if sent != _NEWS.size:
             code = self._end()
             again = "is started again" if self._starts < _MOST_STARTS else "is not started again"
-            log.warning("the process that fetches files ahead (loader) ended with code %s; it %s, "
-                        "and no batch depends on it", code, again)  # fmt: skip
+            log.warning(
+                "the process that fetches files ahead (loader) ended with code %s; it %s, "
+                "and no batch depends on it",
+                code,
+                again,
+            )
 
     def _start(self) -> bool:
         self._starts += 1
@@ -109,9 +113,11 @@ class ReadAhead:
         context: Any = multiprocessing.get_context(self._method)
         with theirs:
             self._process = context.Process(
-                target=_run, args=(*self._given, ours if self._method == "fork" else None, theirs),
-                name="penstock-ahead", daemon=True,
-            )  # fmt: skip
+                target=_run,
+                args=(*self._given, ours if self._method == "fork" else None, theirs),
+                name="penstock-ahead",
+                daemon=True,
+            )
             try:
                 self._process.start()
             except Exception as error:  # a process of somebody's own that may have no children
@@ -148,9 +154,13 @@ def read_ahead(
 
 
 def _run(
-    plan: Plan, dataset: Any, rank: int, world: int, other: socket.socket | None,
+    plan: Plan,
+    dataset: Any,
+    rank: int,
+    world: int,
+    other: socket.socket | None,
     news: socket.socket,
-) -> None:  # fmt: skip
+) -> None:
     """The process. Ends with its loader, and at any signal but Ctrl-C, which the loader gets."""
     gc.freeze()  # as in a worker: what a fork has copied is its owner's to collect
     signal.signal(signal.SIGINT, signal.SIG_IGN)

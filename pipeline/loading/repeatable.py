@@ -14,10 +14,10 @@ from collections.abc import Callable, Container, Iterator, Mapping
 from copy import deepcopy
 from typing import Any
 
-from pipeline.errors import DataError
-from pipeline.loading import worker_status
-from pipeline.order.plan import Request
-from pipeline.order.randomness import Draws
+from penstock.errors import DataError
+from penstock.loading import worker_status
+from penstock.order.plan import Request
+from penstock.order.randomness import Draws
 
 SAMPLES = 2  # that are made again
 _ATTEMPTS = 4  # to see a difference again, step by step
@@ -46,9 +46,15 @@ class Again:
     """
 
     def __init__(
-        self, request: Request, rows: Any, many: bool, named: Callable[[Any], Any],
-        steps: Mapping[str, Callable[[Any], Any]], keys: list[int], draws: Draws,
-    ) -> None:  # fmt: skip
+        self,
+        request: Request,
+        rows: Any,
+        many: bool,
+        named: Callable[[Any], Any],
+        steps: Mapping[str, Callable[[Any], Any]],
+        keys: list[int],
+        draws: Draws,
+    ) -> None:
         self._request, self._many, self._named = request, many, named
         self._steps, self._keys, self._draws = steps, keys, draws
         self._indices = request.indices[:SAMPLES].tolist()
@@ -104,8 +110,10 @@ class Again:
         before: tuple[Any, Hashes] | None = None
         for stage, sample in self._stages(place):
             if before is not None and _differing(before[1], _hashes(before[0], hashed)):
-                return (f": {stage} changes its sample in place, and the dataset hands out what it "
-                        "keeps")  # fmt: skip
+                return (
+                    f": {stage} changes its sample in place, and the dataset hands out what it "
+                    "keeps"
+                )
             before = sample, _hashes(sample, hashed)
         return ", though none of its steps shows it alone"
 

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipeline.errors import DataError
-from pipeline.files import batch_bytes
-from pipeline.files.batch_bytes import BatchBytes, BatchTooLargeError, is_too_large
-from pipeline.loading import worker_status
-from pipeline.loading.bad_samples import (
+from penstock.addons.filters.kept_rows import own_row, sample_name
+from penstock.errors import DataError
+from penstock.files import batch_bytes
+from penstock.files.batch_bytes import BatchBytes, BatchTooLargeError, is_too_large
+from penstock.loading import worker_status
+from penstock.loading.bad_samples import (
     ATTEMPTS,
     BadSampleError,
     LeftOut,
@@ -28,15 +29,14 @@ from pipeline.loading.bad_samples import (
     is_bad,
     path_of,
 )
-from pipeline.loading.kept_rows import own_row, sample_name
-from pipeline.loading.named_fields import Restore, restorer
-from pipeline.loading.sizes import held, nbytes
-from pipeline.loading.stage_timer import StageTimer
-from pipeline.order.plan import Request
-from pipeline.order.randomness import Draws, IntArray
+from penstock.loading.named_fields import Restore, restorer
+from penstock.loading.sizes import held, nbytes
+from penstock.loading.stage_timer import StageTimer
+from penstock.order.plan import Request
+from penstock.order.randomness import Draws, IntArray
 
 if TYPE_CHECKING:
-    from pipeline.loading.fetch import Fetch
+    from penstock.loading.fetch import Fetch
 
 
 FASTEST = 20e9  # bytes a second, as fast as a core fills fresh memory
@@ -60,9 +60,14 @@ class SampleReader:
     """
 
     def __init__(
-        self, fetch: Fetch, request: Request, rows: Any, transform: Callable[[Any], Any] | None,
-        draws: Draws, timer: StageTimer,
-    ) -> None:  # fmt: skip
+        self,
+        fetch: Fetch,
+        request: Request,
+        rows: Any,
+        transform: Callable[[Any], Any] | None,
+        draws: Draws,
+        timer: StageTimer,
+    ) -> None:
         self.request = request
         self.places: IntArray | None = None
         self.left_out: tuple[LeftOut, ...] = ()
@@ -164,8 +169,9 @@ class SampleReader:
             DataError: nothing could be read in a row's place.
         """
         request, substitute = self.request, self._bad.action == "substitute"
-        self.left_out = tuple(self._left_out(place, bad[place]) for place in bad
-                              if place < request.valid)  # fmt: skip
+        self.left_out = tuple(
+            self._left_out(place, bad[place]) for place in bad if place < request.valid
+        )
         places = [place for place in range(len(request)) if substitute or place not in bad]
         valid = sum(place < request.valid for place in places)
         places = places or [0]
@@ -176,9 +182,12 @@ class SampleReader:
             if parts is not None:
                 parts[place, 2] = -1  # another row has another length
         self.request = replace(
-            request, positions=request.positions[places], indices=indices[places], valid=valid,
+            request,
+            positions=request.positions[places],
+            indices=indices[places],
+            valid=valid,
             parts=None if parts is None else parts[places],
-        )  # fmt: skip
+        )
         self.places = np.array(places, dtype=np.int64)
         return [samples[place] for place in places]
 
@@ -237,8 +246,16 @@ class SampleReader:
     def _left_out(self, place: int, error: BadSampleError) -> LeftOut:
         row, position = self._asked[place], int(self.request.positions[place])
         dataset = self._fetch.dataset
-        return LeftOut(row, position, *self.request.address, path_of(dataset, row), error.cause,
-                       self._bad.action, error.known, own_row(dataset, row))  # fmt: skip
+        return LeftOut(
+            row,
+            position,
+            *self.request.address,
+            path_of(dataset, row),
+            error.cause,
+            self._bad.action,
+            error.known,
+            own_row(dataset, row),
+        )
 
     def _substitute(self, place: int, bad: BadSampleError, key: int) -> tuple[int, Any]:
         """Row and sample for the place of a bad one; its draws are those of the place."""
@@ -259,8 +276,10 @@ class SampleReader:
                 account.taken = taken
                 account.reserve(size, "the sample")
             return row, sample
-        raise DataError(f"{self._left_out(place, bad)}. Nothing could be read in its place either "
-                        f"({ATTEMPTS} attempts at most)")  # fmt: skip
+        raise DataError(
+            f"{self._left_out(place, bad)}. Nothing could be read in its place either "
+            f"({ATTEMPTS} attempts at most)"
+        )
 
 
 def in_batch(

@@ -26,10 +26,10 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.loading.dataset_facts import columns_of
-from pipeline.loading.known_by import written
-from pipeline.loading.named_fields import Fields
-from pipeline.order.plan import Request
+from penstock.loading.dataset_facts import columns_of
+from penstock.loading.known_by import written
+from penstock.loading.named_fields import Fields
+from penstock.order.plan import Request
 
 ROWS = 16
 AGAIN = 2  # of them, which are read twice

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipeline.loading import output_buffers
-from pipeline.loading.encoded import EncodedImage
+from penstock.loading import output_buffers
+from penstock.loading.encoded import EncodedImage
 
 _TENSORS = (torch.Tensor, np.ndarray)
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.order.randomness import IntArray
+from penstock.order.randomness import IntArray
 
 _TIMES = 8.0  # as long as the median
 _LEAST = 0.02  # seconds; where less is at stake, starting early helps nobody

@@ -78,9 +78,14 @@ class StageTimer:
         late = delayed() - self._delayed
         late = max(late - (time.perf_counter() - self._last), 0.0)
         return StageTrace(
-            os.getpid(), threading.get_native_id(), self._begin, self._last, self._laps,
-            self._computing, late,
-        )  # fmt: skip
+            os.getpid(),
+            threading.get_native_id(),
+            self._begin,
+            self._last,
+            self._laps,
+            self._computing,
+            late,
+        )
 
 
 def delayed() -> float:

@@ -19,21 +19,21 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.errors import DataError, PenstockError
-from pipeline.files.batch_bytes import BatchBytes, BatchTooLargeError, bounded
-from pipeline.loading.bad_samples import ATTEMPTS, Substitutes
-from pipeline.loading.batch import Batch
-from pipeline.loading.fetch import Fetch, hash_sample
-from pipeline.loading.sample_reader import FASTEST
-from pipeline.loading.sampled_rows import AGAIN, SampleRequest
-from pipeline.loading.sizes import nbytes
-from pipeline.loading.stage_timer import StageTimer
-from pipeline.order.permutation import Permutation
-from pipeline.order.plan import Request, deal
-from pipeline.order.randomness import GLOBAL, Draws, IntArray, hash64, sample_keys
-from pipeline.order.samplers import Tail
-from pipeline.order.streams import End, StreamOrder, StreamRequest, forwards, length_of
-from pipeline.torch_internals import worker_info
+from penstock.errors import DataError, PenstockError
+from penstock.files.batch_bytes import BatchBytes, BatchTooLargeError, bounded
+from penstock.loading.bad_samples import ATTEMPTS, Substitutes
+from penstock.loading.batch import Batch
+from penstock.loading.fetch import Fetch, hash_sample
+from penstock.loading.sample_reader import FASTEST
+from penstock.loading.sampled_rows import AGAIN, SampleRequest
+from penstock.loading.sizes import nbytes
+from penstock.loading.stage_timer import StageTimer
+from penstock.order.permutation import Permutation
+from penstock.order.plan import Request, deal
+from penstock.order.randomness import GLOBAL, Draws, IntArray, hash64, sample_keys
+from penstock.order.samplers import Tail
+from penstock.order.streams import End, StreamOrder, StreamRequest, forwards, length_of
+from penstock.torch_internals import worker_info
 
 Records = list[tuple[int, Any]]  # by number
 _AT_ONCE = 8  # records that are counted together
@@ -117,8 +117,12 @@ class StreamReader:
             self._end = self._next
             claimed = length_of(self._dataset)
             if claimed is not None and claimed != self._end:
-                log.warning("%s says it has %d records, but gave %d",
-                            type(self._dataset).__name__, claimed, self._end)  # fmt: skip
+                log.warning(
+                    "%s says it has %d records, but gave %d",
+                    type(self._dataset).__name__,
+                    claimed,
+                    self._end,
+                )
         return list(enumerate(records, start))
 
     def _taken(self, count: int, account: BatchBytes) -> list[Any]:
@@ -228,8 +232,11 @@ class StreamFetch(Fetch):
         size = self.batch_size if self.tail == "pad" else len(found)
         share = deal(
             Request(*request.address, positions, numbers, len(found)),
-            size, request.rank, request.world, self.together,
-        )  # fmt: skip
+            size,
+            request.rank,
+            request.world,
+            self.together,
+        )
         first = partial(self._records, request, 0, ATTEMPTS, draws)
         records = _Decoded(self.dataset, found, first, self.seed)
         return self.work(share, records, draws, timer)

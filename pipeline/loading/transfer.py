@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from pipeline.loading.batch import Batch
+from penstock.loading.batch import Batch
 
 Item = TypeVar("Item")
 Begun = TypeVar("Begun")

@@ -16,22 +16,22 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pipeline.errors import DataError
-from pipeline.files import batch_bytes
-from pipeline.loading import worker_status
-from pipeline.loading.bad_samples import BadSampleError
-from pipeline.loading.collate import Mismatch, Stack, kinds_of, stack
-from pipeline.loading.compose import Compose
-from pipeline.loading.encoded import EncodedImage
-from pipeline.loading.flatten import Flatten
-from pipeline.loading.sample_reader import SampleReader
-from pipeline.loading.stage_timer import StageTimer
-from pipeline.loading.stored import StoredPictures
-from pipeline.order.plan import Request
-from pipeline.order.randomness import Draws, KeyArray
+from penstock.addons.tokens.flatten import Flatten
+from penstock.errors import DataError
+from penstock.files import batch_bytes
+from penstock.loading import worker_status
+from penstock.loading.bad_samples import BadSampleError
+from penstock.loading.collate import Mismatch, Stack, kinds_of, stack
+from penstock.loading.compose import Compose
+from penstock.loading.encoded import EncodedImage
+from penstock.loading.sample_reader import SampleReader
+from penstock.loading.stage_timer import StageTimer
+from penstock.loading.stored import StoredPictures
+from penstock.order.plan import Request
+from penstock.order.randomness import Draws, KeyArray
 
 if TYPE_CHECKING:
-    from pipeline.loading.fetch import Fetch
+    from penstock.loading.fetch import Fetch
 
 
 class NotAtOnceError(Exception):
@@ -73,9 +73,14 @@ class WholeBatches:
         )
 
     def make(
-        self, fetch: Fetch, request: Request, rows: Any, keys: KeyArray, draws: Draws,
+        self,
+        fetch: Fetch,
+        request: Request,
+        rows: Any,
+        keys: KeyArray,
+        draws: Draws,
         timer: StageTimer,
-    ) -> tuple[dict[str, Any], Mapping[str, str]]:  # fmt: skip
+    ) -> tuple[dict[str, Any], Mapping[str, str]]:
         """Fields of the batch of `request`, and their kinds, as `kinds_of` tells them.
 
         Raises:

@@ -10,8 +10,15 @@ from __future__ import annotations
 import threading
 from typing import NamedTuple
 
-STAGES = ("starting", "idle", "read", "transform", "collate", "batch transform",
-          "wait for another run's batch")  # fmt: skip
+STAGES = (
+    "starting",
+    "idle",
+    "read",
+    "transform",
+    "collate",
+    "batch transform",
+    "wait for another run's batch",
+)
 STARTING, IDLE, READ, TRANSFORM, COLLATE, BATCH, SHARED = range(len(STAGES))
 
 FIELDS = 4  # int64 numbers in a cell

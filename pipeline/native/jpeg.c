@@ -1,4 +1,4 @@
-/* pipeline.native.jpeg: one function, which makes JPEG files into pictures of their regions.
+/* penstock.native.jpeg: one function, which makes JPEG files into pictures of their regions.
  * jpeg.pyi says what it takes. */
 
 #include "rows.h"
@@ -204,7 +204,7 @@ static PyMethodDef methods[] = {
 };
 
 static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, .m_name = "pipeline.native.jpeg", .m_size = -1, .m_methods = methods};
+    PyModuleDef_HEAD_INIT, .m_name = "penstock.native.jpeg", .m_size = -1, .m_methods = methods};
 
 #define TEXT(value) #value
 #define VERSION(value) TEXT(value)

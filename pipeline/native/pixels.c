@@ -1,4 +1,4 @@
-/* pipeline.native.pixels: regions of decoded pictures, resampled as pipeline.native.jpeg does it.
+/* penstock.native.pixels: regions of decoded pictures, resampled as penstock.native.jpeg does it.
  * pixels.pyi says what it takes. It needs no library. */
 
 #include "rows.h"
@@ -156,6 +156,6 @@ static PyMethodDef methods[] = {
 };
 
 static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, .m_name = "pipeline.native.pixels", .m_size = -1, .m_methods = methods};
+    PyModuleDef_HEAD_INIT, .m_name = "penstock.native.pixels", .m_size = -1, .m_methods = methods};
 
 PyMODINIT_FUNC PyInit_pixels(void) { return PyModule_Create(&definition); }

@@ -13,7 +13,7 @@ def crop_resize(
     place: Any,
     /,
 ) -> None:
-    """Resample a region of each of B pictures into `target`, as `pipeline.native.jpeg.decode` does.
+    """Resample a region of each of B pictures into `target`, as `penstock.native.jpeg.decode` does.
 
     Args:
         pixels: contiguous bytes that the pictures are in, each as [height, width, 3].

@@ -159,6 +159,6 @@ static PyMethodDef methods[] = {
 };
 
 static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, .m_name = "pipeline.native.tokens", .m_size = -1, .m_methods = methods};
+    PyModuleDef_HEAD_INIT, .m_name = "penstock.native.tokens", .m_size = -1, .m_methods = methods};
 
 PyMODINIT_FUNC PyInit_tokens(void) { return PyModule_Create(&definition); }

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.errors import ConfigError, Problem
-from pipeline.order.randomness import IntArray
+from penstock.errors import ConfigError, Problem
+from penstock.order.randomness import IntArray
 
 WITHIN = 1.1
 _PLACES = 512  # at which a cut may be
@@ -41,9 +41,12 @@ def bucket_sizes(
         return [(int(stop - start), batch_size) for start, stop in spans]
     if lengths[-1] > tokens:
         raise ConfigError(
-            Problem("sampler.tokens", f"the budget is {tokens}, but the longest row has "
-                    f"{lengths[-1]}; raise the budget to at least that, or leave long rows out")
-        )  # fmt: skip
+            Problem(
+                "sampler.tokens",
+                f"the budget is {tokens}, but the longest row has "
+                f"{lengths[-1]}; raise the budget to at least that, or leave long rows out",
+            )
+        )
     return [(int(stop - start), int(tokens // max(1, lengths[stop - 1]))) for start, stop in spans]
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.errors import ConfigError, DataError, Problem
-from pipeline.order.randomness import IntArray
-from pipeline.protocols import Column
+from penstock.errors import ConfigError, DataError, Problem
+from penstock.order.randomness import IntArray
+from penstock.protocols import Column
 
 _PIECE = 1 << 20  # rows that are read at once where all are wanted
 _SMALLEST_WEIGHT = 2.0**-1000  # in units of the largest; quotients by it are finite
@@ -25,13 +25,17 @@ def column_of(
 ) -> npt.NDArray[Any]:
     """A column of the dataset's table, checked to exist and to have no gaps.
 
-    It is an array, or where a dataset tells `lengths` another `pipeline.protocols.Column`.
+    It is an array, or where a dataset tells `lengths` another `penstock.protocols.Column`.
     """
     if metadata is None or name not in metadata.columns:
-        known = "columns " + ", ".join(metadata.columns) if metadata is not None else (
-            "no metadata: give it `metadata`, a table, or `targets`, a list of labels "
-            "(docs/own_dataset.md)"
-        )  # fmt: skip
+        known = (
+            "columns " + ", ".join(metadata.columns)
+            if metadata is not None
+            else (
+                "no metadata: give it `metadata`, a table, or `targets`, a list of labels "
+                "(docs/own_dataset.md)"
+            )
+        )
         raise ConfigError(
             Problem(f"{section}.{argument}", f"the dataset has no column {name!r}; it has {known}")
         )

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.errors import ConfigError, DataError, Problem
-from pipeline.order.permutation import Permutation
-from pipeline.order.randomness import IntArray, hash64
-from pipeline.order.samplers import Order, Random, column_of
-from pipeline.ranges import Count
+from penstock.errors import ConfigError, DataError, Problem
+from penstock.order.permutation import Permutation
+from penstock.order.randomness import IntArray, hash64
+from penstock.order.samplers import Order, Random, column_of
+from penstock.ranges import Count
 
 
 class Curriculum(Order):
@@ -96,17 +96,23 @@ class Repeated(Order):
     ) -> None:
         if times < 1 or batch_size % times:
             raise ConfigError(
-                Problem("sampler.times", f"{times} does not divide batch.size={batch_size}, so a "
-                        "row's repetitions would stand in two batches")
-            )  # fmt: skip
+                Problem(
+                    "sampler.times",
+                    f"{times} does not divide batch.size={batch_size}, so a "
+                    "row's repetitions would stand in two batches",
+                )
+            )
         self.times, self.order, self.shorten = times, order or Random(length, seed), shorten
         self._rows = batch_size // times  # of the other order, in a batch
         size = self.order.size(0)
         if size and not self._distinct(0):
             raise ConfigError(
-                Problem("sampler.times", f"{times} repetitions do not fit into an epoch as long as "
-                        f"the {size} rows that are repeated; set sampler.shorten=false")
-            )  # fmt: skip
+                Problem(
+                    "sampler.times",
+                    f"{times} repetitions do not fit into an epoch as long as "
+                    f"the {size} rows that are repeated; set sampler.shorten=false",
+                )
+            )
 
     @property
     def even(self) -> bool:

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from pipeline.order.randomness import IntArray
+from penstock.order.randomness import IntArray
 
 _SLICE = 1 << 16  # positions that a search looks at together
 

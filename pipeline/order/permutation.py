@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.order.randomness import IntArray, KeyArray, hash64, hash64_array, mix_array
+from penstock.order.randomness import IntArray, KeyArray, hash64, hash64_array, mix_array
 
 
 class Permutation:

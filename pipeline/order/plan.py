@@ -12,13 +12,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipeline.errors import ConfigError, Problem
-from pipeline.order.address import Addressed
-from pipeline.order.balance import contiguous, least_loaded, waiting
-from pipeline.order.costs import Costs, Floats
-from pipeline.order.randomness import IntArray
-from pipeline.order.samplers import BatchStrategy, Order, Tail
-from pipeline.order.skipped import Skipped
+from penstock.addons.filters.balance import contiguous, least_loaded, waiting
+from penstock.addons.filters.costs import Costs, Floats
+from penstock.errors import ConfigError, Problem
+from penstock.order.address import Addressed
+from penstock.order.randomness import IntArray
+from penstock.order.samplers import BatchStrategy, Order, Tail
+from penstock.order.skipped import Skipped
 
 _LOOKED_AT = 16  # batches, to predict by
 
@@ -78,9 +78,13 @@ def share_of(
 
 
 def deal(
-    batch: Request, size: int, rank: int, world: int, together: int = 1,
+    batch: Request,
+    size: int,
+    rank: int,
+    world: int,
+    together: int = 1,
     costs: Floats | None = None,
-) -> Request:  # fmt: skip
+) -> Request:
     """The share of `rank` in a global batch that has no padding yet.
 
     Args:
@@ -113,8 +117,15 @@ def _deal_blocks(
     valid = len(mine)
     if not valid:
         mine = np.zeros(1, np.int64)
-    return Request(batch.epoch, batch.step, batch.positions[mine], batch.indices[mine],
-                   valid, len(batch), parts[mine])  # fmt: skip
+    return Request(
+        batch.epoch,
+        batch.step,
+        batch.positions[mine],
+        batch.indices[mine],
+        valid,
+        len(batch),
+        parts[mine],
+    )
 
 
 def _grouped(
@@ -143,8 +154,11 @@ def not_empty(plan: Plan, rows: int, sampler: str) -> Plan:
     if plan.tail == "drop" and given:
         less = "leaves out what is less than a batch"
         way = f"set batch.size={given} or less, or batch.tail=keep"
-        problem = Problem("batch.size", f"{size} is more than the {given} samples of an epoch, and "
-                          f"batch.tail=drop {less}, so nothing is left; {way}")  # fmt: skip
+        problem = Problem(
+            "batch.size",
+            f"{size} is more than the {given} samples of an epoch, and "
+            f"batch.tail=drop {less}, so nothing is left; {way}",
+        )
         if forms:
             reason = f"drop {less} of {size}, and {sampler} forms no full one of {rows} rows; {way}"
             problem = Problem("batch.tail", reason)

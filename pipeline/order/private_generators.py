@@ -2,7 +2,7 @@
 
 A transform may draw from an `np.random.default_rng()` of its own; Albumentations 2 does. Unseeded,
 its draws would depend on which worker made which samples before. Generators that are made at each
-call are not found here; `pipeline.loading.repeatable` tests for them. Cost: under 1 ms an epoch to
+call are not found here; `penstock.loading.repeatable` tests for them. Cost: under 1 ms an epoch to
 look, and about 10 us a sample for each generator that is found.
 """
 
@@ -18,32 +18,90 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipeline.order.generator_states import comparable
-from pipeline.order.randomness import Draws, hash64
-from pipeline.order.seeding import ThreadRandomness, held_by_parts
+from penstock.order.generator_states import comparable
+from penstock.order.randomness import Draws, hash64
+from penstock.order.seeding import ThreadRandomness, held_by_parts
 
 _MOST_ITEMS = 256  # of a container; longer ones hold data
 _MOST_LOOKS = 4096
 _LEAVES = (
-    str, bytes, bytearray, int, float, complex, type(None), type, range, slice, frozenset, set,
-    np.ndarray, np.generic, np.dtype, torch.Tensor, torch.dtype, torch.device, ModuleType,
-    BuiltinFunctionType, CodeType,
-)  # fmt: skip
+    str,
+    bytes,
+    bytearray,
+    int,
+    float,
+    complex,
+    type(None),
+    type,
+    range,
+    slice,
+    frozenset,
+    set,
+    np.ndarray,
+    np.generic,
+    np.dtype,
+    torch.Tensor,
+    torch.dtype,
+    torch.device,
+    ModuleType,
+    BuiltinFunctionType,
+    CodeType,
+)
 # Packages whose code is not read for generators of its modules: they have none, or global ones.
-_READ_BY_OTHERS = frozenset({
-    "albucore", "albumentations", "builtins", "collections", "cv2", "functools",
-    "matplotlib", "numpy", "omegaconf", "pathlib", "PIL", "pipeline", "pydantic", "scipy",
-    "skimage", "torch", "torchvision", "typing",
-})  # fmt: skip
+_READ_BY_OTHERS = frozenset(
+    {
+        "albucore",
+        "albumentations",
+        "builtins",
+        "collections",
+        "cv2",
+        "functools",
+        "matplotlib",
+        "numpy",
+        "omegaconf",
+        "pathlib",
+        "PIL",
+        "penstock",
+        "pydantic",
+        "scipy",
+        "skimage",
+        "torch",
+        "torchvision",
+        "typing",
+    }
+)
 # Objects of these packages hold data, or what belongs to the system.
-_DATA = frozenset({
-    "_io", "_thread", "fsspec", "h5py", "io", "logging", "mmap", "multiprocessing", "pandas",
-    "pyarrow", "re", "socket", "threading", "weakref", "zarr",
-})  # fmt: skip
+_DATA = frozenset(
+    {
+        "_io",
+        "_thread",
+        "fsspec",
+        "h5py",
+        "io",
+        "logging",
+        "mmap",
+        "multiprocessing",
+        "pandas",
+        "pyarrow",
+        "re",
+        "socket",
+        "threading",
+        "weakref",
+        "zarr",
+    }
+)
 # Code of these packages gives the same sample for the same key.
-_REPEATABLE = frozenset({
-    "builtins", "collections", "functools", "pathlib", "pipeline", "torch", "torchvision",
-})  # fmt: skip
+_REPEATABLE = frozenset(
+    {
+        "builtins",
+        "collections",
+        "functools",
+        "pathlib",
+        "penstock",
+        "torch",
+        "torchvision",
+    }
+)
 _PYTHON: Any = random.seed.__self__  # type: ignore[attr-defined]
 
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pipeline.order.generator_states import States, moved, put_back, take
+from penstock.order.generator_states import States, moved, put_back, take
 
 IntArray = npt.NDArray[np.int64]
 KeyArray = npt.NDArray[np.uint64]
@@ -193,8 +193,10 @@ class KeyedRandom:
         if not isinstance(value, Tensor):
             return np.asarray(value)
         if value.shape != (len(self),):
-            raise ValueError(f"a bound of shape {list(value.shape)}; it needs one a row, "
-                             f"[{len(self)}], or to be a number")  # fmt: skip
+            raise ValueError(
+                f"a bound of shape {list(value.shape)}; it needs one a row, "
+                f"[{len(self)}], or to be a number"
+            )
         return value.numpy()[:, None]
 
     def _shaped(self, values: npt.NDArray[Any], size: Size) -> Tensor:

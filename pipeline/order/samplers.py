@@ -12,16 +12,26 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.errors import ConfigError, DataError, Problem
-from pipeline.order.bucketing import bucket_sizes
-from pipeline.order.columns import column_of, weights_of
-from pipeline.order.orders import BatchStrategy, Order, Tail
-from pipeline.order.permutation import Permutation
-from pipeline.order.randomness import IntArray, hash64, uniform
-from pipeline.ranges import Count, Fraction, Index
+from penstock.errors import ConfigError, DataError, Problem
+from penstock.order.bucketing import bucket_sizes
+from penstock.order.columns import column_of, weights_of
+from penstock.order.orders import BatchStrategy, Order, Tail
+from penstock.order.permutation import Permutation
+from penstock.order.randomness import IntArray, hash64, uniform
+from penstock.ranges import Count, Fraction, Index
 
-__all__ = ["BatchStrategy", "Bucket", "Identity", "Order", "Random", "Sequential", "Subset", "Tail",
-           "Weighted", "column_of"]  # fmt: skip
+__all__ = [
+    "BatchStrategy",
+    "Bucket",
+    "Identity",
+    "Order",
+    "Random",
+    "Sequential",
+    "Subset",
+    "Tail",
+    "Weighted",
+    "column_of",
+]
 
 _SLICE = 1 << 16  # draws that a search looks at together
 
@@ -118,9 +128,11 @@ class Subset(Order):
             outside = self.rows[(self.rows < 0) | (self.rows >= length)]
             if outside.size:
                 raise ConfigError(
-                    Problem("sampler.indices", f"row {outside[0]} does not exist; there are "
-                            f"{length} rows")
-                )  # fmt: skip
+                    Problem(
+                        "sampler.indices",
+                        f"row {outside[0]} does not exist; there are {length} rows",
+                    )
+                )
         self._order: Order = Random(len(self.rows), seed) if shuffle else Sequential(len(self.rows))
 
     @property
@@ -176,9 +188,12 @@ class Weighted(Order):
         self.seed = seed
         if not replacement and self._draws > len(positive):
             raise ConfigError(
-                Problem("sampler.num_samples", f"{num_samples} draws without replacement, but only "
-                        f"{len(positive)} rows have a positive weight")
-            )  # fmt: skip
+                Problem(
+                    "sampler.num_samples",
+                    f"{num_samples} draws without replacement, but only "
+                    f"{len(positive)} rows have a positive weight",
+                )
+            )
 
     @property
     def even(self) -> bool:
@@ -325,9 +340,12 @@ class Identity(BatchStrategy):
         )
         if identities > len(values):
             raise ConfigError(
-                Problem("sampler.identities", f"a batch wants {identities} identities, but column "
-                        f"{column!r} has only {len(values)} different values")
-            )  # fmt: skip
+                Problem(
+                    "sampler.identities",
+                    f"a batch wants {identities} identities, but column "
+                    f"{column!r} has only {len(values)} different values",
+                )
+            )
         self.seed = seed
         self.identities, self.samples = identities, samples
         self.group = samples

@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
-from pipeline.errors import PenstockError
-from pipeline.order.generator_states import States, moved, put_back, take
-from pipeline.order.randomness import GLOBAL, SEEDERS, Draws, GlobalDraws, begin_sample, scope
-from pipeline.torch_internals import DRAWING
+from penstock.errors import PenstockError
+from penstock.order.generator_states import States, moved, put_back, take
+from penstock.order.randomness import GLOBAL, SEEDERS, Draws, GlobalDraws, begin_sample, scope
+from penstock.torch_internals import DRAWING
 
 T = TypeVar("T")
 _torch_random: Any = torch.random

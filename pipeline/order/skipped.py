@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, count
 from typing import Any
 
-from pipeline.order.address import Address
-from pipeline.ranges import LARGEST
+from penstock.order.address import Address
+from penstock.ranges import LARGEST
 
 Range = tuple[Address, Address]
 
@@ -95,8 +95,10 @@ class Skipped:
 
     def count(self, epoch: int, start: int, stop: int) -> int:
         """How many steps of an epoch are left out, from `start` to before `stop`."""
-        spans = ((max(low, start), stop if high is None else min(high, stop))
-                 for low, high in self._in(epoch))  # fmt: skip
+        spans = (
+            (max(low, start), stop if high is None else min(high, stop))
+            for low, high in self._in(epoch)
+        )
         return sum(max(high - low, 0) for low, high in spans)
 
     def ends_group(self, address: Address, size: int) -> bool:
@@ -106,8 +108,9 @@ class Skipped:
 
     def before(self, address: Address) -> Skipped:
         """What lies before `address`."""
-        return Skipped((start, min(stop, address)) for start, stop in self.ranges
-                       if start < address)  # fmt: skip
+        return Skipped(
+            (start, min(stop, address)) for start, stop in self.ranges if start < address
+        )
 
     def starting(self, first: Address, last: Address) -> list[Range]:
         """The ranges that start from `first` on and before `last`."""
@@ -135,12 +138,16 @@ def _range(value: Any) -> Range:
         raise ValueError(f"{_shown(value)} is not a range of addresses; expected {_FORM}")
     for number in chain(*ends):
         if type(number) is not int or not 0 <= number <= LARGEST:
-            raise ValueError(f"{_shown(value)} has {_shown(number)}, and epochs and steps are "
-                             "whole numbers from 0 to 2^63 - 1")  # fmt: skip
+            raise ValueError(
+                f"{_shown(value)} has {_shown(number)}, and epochs and steps are "
+                "whole numbers from 0 to 2^63 - 1"
+            )
     start, stop = Address(*ends[0]), Address(*ends[1])
     if start >= stop:
-        raise ValueError(f"{_shown(value)} ends before or where it starts, so it leaves out "
-                         "nothing; its end is the first address after it")  # fmt: skip
+        raise ValueError(
+            f"{_shown(value)} ends before or where it starts, so it leaves out "
+            "nothing; its end is the first address after it"
+        )
     return start, stop
 
 

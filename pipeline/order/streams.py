@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 from torch.utils.data import IterableDataset
 
-from pipeline.errors import ConfigError, DataError, Problem
-from pipeline.order.address import Addressed
-from pipeline.order.permutation import Permutation
-from pipeline.order.randomness import IntArray, hash64
-from pipeline.order.samplers import Tail
-from pipeline.order.skipped import Skipped
-from pipeline.ranges import LARGEST, Count, Index, Seed
+from penstock.errors import ConfigError, DataError, Problem
+from penstock.order.address import Addressed
+from penstock.order.permutation import Permutation
+from penstock.order.randomness import IntArray, hash64
+from penstock.order.samplers import Tail
+from penstock.order.skipped import Skipped
+from penstock.ranges import LARGEST, Count, Index, Seed
 
 
 def is_stream(dataset: Any) -> bool:
@@ -115,9 +115,15 @@ class StreamPlan:
     """
 
     def __init__(
-        self, order: StreamOrder, batch_size: int, tail: Tail = "keep", length: int | None = None,
-        most: int | None = None, again: bool = False, skipped: Skipped | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        order: StreamOrder,
+        batch_size: int,
+        tail: Tail = "keep",
+        length: int | None = None,
+        most: int | None = None,
+        again: bool = False,
+        skipped: Skipped | None = None,
+    ) -> None:
         if again:
             reason = (
                 "needs samples by index, and a stream has none; set trainer.limit_batches.train"

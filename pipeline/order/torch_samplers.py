@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipeline.errors import ConfigError, Problem
-from pipeline.order.randomness import IntArray, hash64, scope, seed_global
-from pipeline.order.samplers import BatchStrategy, Order
+from penstock.errors import ConfigError, Problem
+from penstock.order.randomness import IntArray, hash64, scope, seed_global
+from penstock.order.samplers import BatchStrategy, Order
 
 SamplerFactory = Callable[[], Iterable[Any]]
 
@@ -55,9 +55,12 @@ class _Epochs:
             outside = rows[(rows < 0) | (rows >= self._length)]
             if outside.size:
                 raise ConfigError(
-                    Problem("sampler", f"the sampler gave row {outside[0]}, but the dataset has "
-                            f"only {self._length} rows")
-                )  # fmt: skip
+                    Problem(
+                        "sampler",
+                        f"the sampler gave row {outside[0]}, but the dataset has "
+                        f"only {self._length} rows",
+                    )
+                )
         return batches
 
 

@@ -19,14 +19,24 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from pipeline.distributed.group import Group
-from pipeline.files.disk import Hold, beside, discard, prepare, refuse, sync_folder
-from pipeline.runs import checkpoint_file, sharded_checkpoint
-from pipeline.runs.checkpoint_file import save
-from pipeline.runs.state_tree import CheckpointError, NoCheckpointError, State, encode, is_sharded
+from penstock.distributed.group import Group
+from penstock.files.disk import Hold, beside, discard, prepare, refuse, sync_folder
+from penstock.runs import checkpoint_file, sharded_checkpoint
+from penstock.runs.checkpoint_file import save
+from penstock.runs.state_tree import CheckpointError, NoCheckpointError, State, encode, is_sharded
 
-__all__ = ["CheckpointError", "Checkpoints", "Newest", "State", "find", "find_newest",
-           "has_checkpoint", "load", "load_checked", "save"]  # fmt: skip
+__all__ = [
+    "CheckpointError",
+    "Checkpoints",
+    "Newest",
+    "State",
+    "find",
+    "find_newest",
+    "has_checkpoint",
+    "load",
+    "load_checked",
+    "save",
+]
 
 BEST = "best.safetensors"
 BEST_FOLDER = "best"
@@ -134,9 +144,11 @@ class Checkpoints:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
         trace: TracebackType | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         try:
             self.flush()
         except CheckpointError as failure:

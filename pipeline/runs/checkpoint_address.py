@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.files import plain_json
-from pipeline.files.plain_json import integer, mapping
-from pipeline.files.regular_file import open_regular
-from pipeline.order.address import Address
-from pipeline.runs.sharded_checkpoint import STATE
+from penstock.files import plain_json
+from penstock.files.plain_json import integer, mapping
+from penstock.files.regular_file import open_regular
+from penstock.order.address import Address
+from penstock.runs.sharded_checkpoint import STATE
 
 _LARGEST = 128 << 20  # bytes of a header or a state.json
 
@@ -37,8 +37,9 @@ def saved_in(run: Path) -> list[Saved]:
     """The checkpoints in a run's folder under all their names, by address, the best first."""
     folder = run / "checkpoints"
     paths = folder.iterdir() if folder.is_dir() else ()
-    found = [_read(path) for path in paths
-             if path.suffix == ".safetensors" or (path / STATE).exists()]  # fmt: skip
+    found = [
+        _read(path) for path in paths if path.suffix == ".safetensors" or (path / STATE).exists()
+    ]
     return sorted(found, key=lambda one: (one.address or (0, 0), one.path.name))
 
 
@@ -68,5 +69,6 @@ def _header(path: Path) -> dict[str, Any]:
 def newest_before(saved: list[Saved], address: Address) -> Iterator[Saved]:
     """Those that a run may resume from and that have not learned from `address`, latest first."""
     usable = [one for one in saved if one.is_usable]
-    yield from (one for one in reversed(usable) if one.address is not None
-                and one.address <= address)  # fmt: skip
+    yield from (
+        one for one in reversed(usable) if one.address is not None and one.address <= address
+    )

@@ -17,10 +17,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from pipeline.files.disk import replacing, write
-from pipeline.files.regular_file import open_regular
-from pipeline.runs import state_tree
-from pipeline.runs.state_tree import CheckpointError, NoCheckpointError, State, encode, is_sharded
+from penstock.files.disk import replacing, write
+from penstock.files.regular_file import open_regular
+from penstock.runs import state_tree
+from penstock.runs.state_tree import CheckpointError, NoCheckpointError, State, encode, is_sharded
 
 FORMAT = 1
 
@@ -30,12 +30,23 @@ _SMALL = 64 << 20  # bytes
 _SPARSE = 16  # more than disks that compress save
 
 DTYPES = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
-    torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2", torch.complex64: "C64",
-    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
-    torch.uint64: "U64", torch.uint32: "U32", torch.uint16: "U16", torch.uint8: "U8",
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.complex64: "C64",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
+    torch.uint8: "U8",
     torch.bool: "BOOL",
-}  # fmt: skip
+}
 
 
 def save(path: Path, state: State) -> None:
@@ -79,8 +90,11 @@ def write_file(path: Path, text: str, tensors: Mapping[str, Tensor]) -> None:
     for name in names:
         tensor, start = tensors[name], end
         end += tensor.nbytes
-        header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape),
-                        "data_offsets": [start, end]}  # fmt: skip
+        header[name] = {
+            "dtype": DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [start, end],
+        }
     head = json.dumps(header).encode()
     head += b" " * (-len(head) % 8)
     with replacing(path, CheckpointError) as descriptor:
@@ -101,8 +115,9 @@ def load(path: Path) -> State:
             metadata = file.metadata() or {}
             version = metadata.get("format", "")
             if "state" not in metadata or not (version.isascii() and version.isdecimal()):
-                raise CheckpointError(f"{path}: a safetensors file, but not a checkpoint of "
-                                      "Penstock's")  # fmt: skip
+                raise CheckpointError(
+                    f"{path}: a safetensors file, but not a checkpoint of Penstock's"
+                )
             check_version(path, int(version[:_DIGITS]))
             names = file.keys()
             if len(names) > _MOST_TENSORS:
@@ -133,8 +148,10 @@ def damaged(path: Path, reason: object) -> CheckpointError:
 def check_version(path: Path, version: int) -> None:
     """Refuse a checkpoint of a newer Penstock."""
     if version > FORMAT:
-        raise CheckpointError(f"{path}: written in format {version} by a newer Penstock; this one "
-                              f"reads up to {FORMAT}. Update Penstock to use it")  # fmt: skip
+        raise CheckpointError(
+            f"{path}: written in format {version} by a newer Penstock; this one "
+            f"reads up to {FORMAT}. Update Penstock to use it"
+        )
 
 
 def check_size(path: Path, state: os.stat_result) -> None:
@@ -145,8 +162,10 @@ def check_size(path: Path, state: os.stat_result) -> None:
     if hasattr(os, "sysconf"):
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         if 0 < memory < state.st_size:
-            raise CheckpointError(f"{path}: its {state.st_size} bytes do not fit into the "
-                                  f"{memory} bytes of this machine's memory")  # fmt: skip
+            raise CheckpointError(
+                f"{path}: its {state.st_size} bytes do not fit into the "
+                f"{memory} bytes of this machine's memory"
+            )
 
 
 def _digest(version: str, text: str, tensors: Mapping[str, Tensor]) -> str:
@@ -176,7 +195,9 @@ def _unreadable(path: Path) -> str:
     except OSError as error:
         return f"{DAMAGED}: {error.strerror}. Use an earlier one"
     if start == b"PK" or start[:1] == b"\x80":
-        return ("this is a pickle, as torch.save writes it. Reading a pickle can run any code, so "
-                "Penstock does not; convert one that you trust with "
-                "pipeline.runs.checkpoint.save")  # fmt: skip
+        return (
+            "this is a pickle, as torch.save writes it. Reading a pickle can run any code, so "
+            "Penstock does not; convert one that you trust with "
+            "penstock.runs.checkpoint.save"
+        )
     return "the checkpoint is truncated or damaged. Use an earlier one"

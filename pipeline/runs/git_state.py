@@ -19,7 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeGuard
 
-from pipeline.files.regular_file import open_regular
+from penstock.files.regular_file import open_regular
 
 _SECONDS = 5  # that git may take, each time it is called
 _LARGEST = 1 << 20  # bytes of a configuration, or of a list of ignored files
@@ -33,10 +33,16 @@ _TAKEN = re.compile(
 )
 # Nothing of the user's configuration either: HOME may be anything.
 _ALONE = {
-    "GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull, "GIT_ATTR_NOSYSTEM": "1",
-    "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "GIT_NO_LAZY_FETCH": "1",
-    "GIT_ALLOW_PROTOCOL": "none", "GIT_ALLOC_LIMIT": "1g", "LC_ALL": "C",
-}  # fmt: skip
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_CONFIG_GLOBAL": os.devnull,
+    "GIT_ATTR_NOSYSTEM": "1",
+    "GIT_OPTIONAL_LOCKS": "0",
+    "GIT_TERMINAL_PROMPT": "0",
+    "GIT_NO_LAZY_FETCH": "1",
+    "GIT_ALLOW_PROTOCOL": "none",
+    "GIT_ALLOC_LIMIT": "1g",
+    "LC_ALL": "C",
+}
 
 
 @dataclass(frozen=True)
@@ -169,10 +175,14 @@ def _git(folder: Path, words: list[str], places: dict[str, str], content: bytes 
         raise FileNotFoundError("git")
     search = os.environ.get("PATH", os.defpath)
     done = subprocess.run(
-        [program, *words], cwd=places.get("GIT_WORK_TREE", folder), input=content,
-        capture_output=True, timeout=_SECONDS, check=True,
+        [program, *words],
+        cwd=places.get("GIT_WORK_TREE", folder),
+        input=content,
+        capture_output=True,
+        timeout=_SECONDS,
+        check=True,
         env={**_ALONE, "PATH": search, "GIT_DIR": str(folder), **places},
-    )  # fmt: skip
+    )
     return done.stdout.decode(errors="replace")
 
 

@@ -15,12 +15,12 @@ import time
 from datetime import datetime
 from pathlib import Path
 
-from pipeline.config import disclosure
-from pipeline.errors import ConfigError, Problem
-from pipeline.files import plain_json
-from pipeline.files.disk import Hold, beside, refuse
-from pipeline.files.plain_json import JsonError, mapping
-from pipeline.terminal import one_line
+from penstock.config import disclosure
+from penstock.errors import ConfigError, Problem
+from penstock.files import plain_json
+from penstock.files.disk import Hold, beside, refuse
+from penstock.files.plain_json import JsonError, mapping
+from penstock.terminal import one_line
 
 HOLDER = "holder.json"
 
@@ -43,8 +43,12 @@ def take(folder: Path) -> Hold | None:
         refuse(path, error)
     if hold is None:
         return None
-    who = {"pid": os.getpid(), "host": platform.node(), "since": now(),
-           "command": disclosure.command(sys.orig_argv)}  # fmt: skip
+    who = {
+        "pid": os.getpid(),
+        "host": platform.node(),
+        "since": now(),
+        "command": disclosure.command(sys.orig_argv),
+    }
     try:
         os.ftruncate(hold.descriptor, 0)
         os.write(hold.descriptor, (json.dumps(who) + "\n").encode())

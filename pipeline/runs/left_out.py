@@ -12,9 +12,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import BinaryIO
 
-from pipeline.errors import ConfigError, Problem
-from pipeline.files.regular_file import open_regular
-from pipeline.files.table_cells import text_of
+from penstock.errors import ConfigError, Problem
+from penstock.files.regular_file import open_regular
+from penstock.files.table_cells import text_of
 
 NAME = "quarantine.csv"
 
@@ -62,8 +62,13 @@ def read(path: str | Path) -> list[Entry]:
             header = next(lines, None)
             if header is not None and tuple(header) != COLUMNS:
                 has, expected = ", ".join(header)[:300], ", ".join(COLUMNS)
-                raise ConfigError(Problem(KEY, f"{str(path)!r} is not the {NAME} of a run: its "
-                                          f"columns are {has}; expected {expected}"))  # fmt: skip
+                raise ConfigError(
+                    Problem(
+                        KEY,
+                        f"{str(path)!r} is not the {NAME} of a run: its "
+                        f"columns are {has}; expected {expected}",
+                    )
+                )
             for number, line in enumerate(lines, 2):
                 if number > _MOST:
                     raise csv.Error(f"it has more than {_MOST} lines")
@@ -121,7 +126,15 @@ def _entry(number: int, line: Sequence[str], name: str) -> Entry:
             if not re.fullmatch(r"-?\d{1,18}", text, re.ASCII):
                 raise ValueError(f"{text[:40]!r} is not a number of a sample or a step")
         split, dataset = sys.intern(split), sys.intern(dataset)  # of all lines nearly the same
-        return Entry(split, int(index), text_of(path), int(epoch), int(step), int(position),
-                     text_of(cause), dataset)  # fmt: skip
+        return Entry(
+            split,
+            int(index),
+            text_of(path),
+            int(epoch),
+            int(step),
+            int(position),
+            text_of(cause),
+            dataset,
+        )
     except ValueError as error:
         raise ConfigError(Problem(KEY, f"{name!r}, line {number}: {error}")) from error

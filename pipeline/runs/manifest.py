@@ -11,16 +11,25 @@ from typing import Any
 
 import yaml
 
-from pipeline.errors import ConfigError, Problem
-from pipeline.files import plain_json
-from pipeline.files.plain_json import JsonError, mapping
-from pipeline.files.regular_file import read_bounded
+from penstock.errors import ConfigError, Problem
+from penstock.files import plain_json
+from penstock.files.plain_json import JsonError, mapping
+from penstock.files.regular_file import read_bounded
 
 NAME = "manifest.json"
 PACKAGES = (
-    "torch", "torchvision", "numpy", "hydra-core", "omegaconf", "pandas", "pillow", "scikit-image",
-    "torchmetrics", "safetensors", "albumentations",
-)  # fmt: skip
+    "torch",
+    "torchvision",
+    "numpy",
+    "hydra-core",
+    "omegaconf",
+    "pandas",
+    "pillow",
+    "scikit-image",
+    "torchmetrics",
+    "safetensors",
+    "albumentations",
+)
 
 _MAX_BYTES = 16 << 20
 _MAX_SESSIONS = 100_000
@@ -55,8 +64,10 @@ def read_manifest(folder: Path, key: str = "resume") -> dict[str, Any]:
     except OSError as error:
         reason = f"{path} cannot be read: {error.strerror or error}"
     except JsonError as error:
-        reason = (f"{path} is damaged: {error}. Put a copy of it in its place, or begin anew from "
-                  "a checkpoint of that run (resume=<file>)")  # fmt: skip
+        reason = (
+            f"{path} is damaged: {error}. Put a copy of it in its place, or begin anew from "
+            "a checkpoint of that run (resume=<file>)"
+        )
     raise ConfigError(Problem(key, reason))
 
 

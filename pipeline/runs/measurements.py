@@ -20,10 +20,10 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.errors import PenstockError
-from pipeline.files import plain_json
-from pipeline.files.plain_json import LONGEST_LINE, JsonError, integer, shown
-from pipeline.files.regular_file import open_regular
+from penstock.errors import PenstockError
+from penstock.files import plain_json
+from penstock.files.plain_json import LONGEST_LINE, JsonError, integer, shown
+from penstock.files.regular_file import open_regular
 
 EVENTS = ("log", "epoch")
 
@@ -60,8 +60,10 @@ class Series(Sequence[Record]):
 
     def address(self, place: int) -> Record:
         """Event, epoch and step of a record."""
-        return {"event": self._event, **{name: self.column(name)[place].item()
-                                         for name in ("epoch", "step")}}  # fmt: skip
+        return {
+            "event": self._event,
+            **{name: self.column(name)[place].item() for name in ("epoch", "step")},
+        }
 
     def finite(self, name: str) -> npt.NDArray[np.int64]:
         """The places of the records that have a finite number of that name."""
@@ -171,8 +173,10 @@ def read(path: Path, events: Sequence[str] = EVENTS) -> dict[str, Series]:
                 continue
             numbers += len(records) * len(records[0])
             if numbers > _MOST_NUMBERS:
-                raise JsonError(f"line {number}: it has more than {_MOST_NUMBERS} numbers, which "
-                                "are not read into memory")  # fmt: skip
+                raise JsonError(
+                    f"line {number}: it has more than {_MOST_NUMBERS} numbers, which "
+                    "are not read into memory"
+                )
             try:
                 series.extend(records)
             except JsonError as error:

@@ -14,11 +14,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from pipeline.config import environment
-from pipeline.distributed.preemption import Preempted
-from pipeline.distributed.world import launched_rank
-from pipeline.errors import PenstockError
-from pipeline.terminal import one_line, say
+from penstock.config import environment
+from penstock.distributed.preemption import Preempted
+from penstock.distributed.world import launched_rank
+from penstock.errors import PenstockError
+from penstock.terminal import one_line, say
 
 _LONGEST = 300  # characters of a reason
 

@@ -18,15 +18,15 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import ConfigError, Problem
-from pipeline.files.disk import append, refuse
-from pipeline.files.own_files import open_own
-from pipeline.files.table_cells import cell
-from pipeline.loading.bad_samples import BadSamples, LeftOut, OnError, path_of, rule
-from pipeline.loading.kept_rows import KeptRows, unfiltered, unfiltered_fingerprint
-from pipeline.order.plan import Plan
-from pipeline.order.streams import StreamPlan
-from pipeline.runs.left_out import (
+from penstock.addons.filters.kept_rows import KeptRows, unfiltered, unfiltered_fingerprint
+from penstock.errors import ConfigError, Problem
+from penstock.files.disk import append, refuse
+from penstock.files.own_files import open_own
+from penstock.files.table_cells import cell
+from penstock.loading.bad_samples import BadSamples, LeftOut, OnError, path_of, rule
+from penstock.order.plan import Plan
+from penstock.order.streams import StreamPlan
+from penstock.runs.left_out import (
     COLUMNS,
     KEY,
     LONGEST_LINE,
@@ -51,8 +51,7 @@ def entries(left_out: Iterable[LeftOut], split: str, dataset: str) -> list[Entry
     first: dict[tuple[str, str | int], Entry] = {}
     for one in sorted(left_out, key=lambda one: (one.epoch, one.step, one.position)):
         row = one.index if one.row is None else one.row
-        entry = Entry(split, row, one.path, one.epoch, one.step, one.position, one.cause,
-                      dataset)  # fmt: skip
+        entry = Entry(split, row, one.path, one.epoch, one.step, one.position, one.cause, dataset)
         first.setdefault(entry.sample, entry)
     return list(first.values())
 
@@ -82,8 +81,10 @@ class QuarantineFile:
         begun = self.path.exists() and self.path.stat().st_size > 0
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        lines = [[cell(value) if isinstance(value, str) else value for value in astuple(one)]
-                 for one in new.values()]  # fmt: skip
+        lines = [
+            [cell(value) if isinstance(value, str) else value for value in astuple(one)]
+            for one in new.values()
+        ]
         writer.writerows([*([] if begun else [COLUMNS]), *lines])
         append(self.path, [written(text.getvalue()).removesuffix("\n")])
         self._samples |= new.keys()
@@ -99,8 +100,11 @@ def _cut_half_line(path: Path) -> None:
             file.seek(begin)
             end = begin + whole(file.read())
             if end == begin > 0:
-                raise ConfigError(Problem(KEY, f"{str(path)!r} ends in a line of more than "
-                                          f"{LONGEST_LINE >> 20} MiB"))  # fmt: skip
+                raise ConfigError(
+                    Problem(
+                        KEY, f"{str(path)!r} ends in a line of more than {LONGEST_LINE >> 20} MiB"
+                    )
+                )
             file.truncate(end)
     except OSError as error:
         refuse(path, error)
@@ -118,11 +122,14 @@ def known_rows(path: str | Path, dataset: Any, split: str, fingerprint: str) -> 
     others = [one for one in own if one.dataset != fingerprint]
     if any(not one.path for one in others) or (others and not found):
         raise ConfigError(
-            Problem(KEY, f"{str(path)!r} was written for another dataset: the fingerprint of "
-                    f"its {split} split is {others[0].dataset}, that of this one is {fingerprint}, "
-                    "and no file that it names is in this one. Set it to null, or to the "
-                    f"{NAME} of a run on this dataset (and of the same dataset.fingerprint)")
-        )  # fmt: skip
+            Problem(
+                KEY,
+                f"{str(path)!r} was written for another dataset: the fingerprint of "
+                f"its {split} split is {others[0].dataset}, that of this one is {fingerprint}, "
+                "and no file that it names is in this one. Set it to null, or to the "
+                f"{NAME} of a run on this dataset (and of the same dataset.fingerprint)",
+            )
+        )
     return found | {one.index: one.cause for one in own if not one.path}
 
 
@@ -154,16 +161,23 @@ def notes(new: Sequence[Entry], before: int) -> Iterator[str]:
     for number, one in enumerate(new, before + 1):
         if number <= _NAMED:
             path = f" {one.path}" if one.path and one.path not in one.cause else ""
-            yield (f"left out: sample {one.index} of the {one.split} split (epoch {one.epoch}, "
-                   f"step {one.step}, position {one.position}){path}: {one.cause}")  # fmt: skip
+            yield (
+                f"left out: sample {one.index} of the {one.split} split (epoch {one.epoch}, "
+                f"step {one.step}, position {one.position}){path}: {one.cause}"
+            )
         elif number == _NAMED + 1:
             yield f"left out: more than {_NAMED} samples; all are listed in {NAME}"
 
 
 def policy(
-    on_error: OnError, path: str | None, split: str, plan: Plan | StreamPlan, dataset: Any,
-    fingerprint: str, seed: int,
-) -> BadSamples:  # fmt: skip
+    on_error: OnError,
+    path: str | None,
+    split: str,
+    plan: Plan | StreamPlan,
+    dataset: Any,
+    fingerprint: str,
+    seed: int,
+) -> BadSamples:
     """How to treat the bad samples of a split.
 
     Validation skips where training substitutes, because a substitute would count twice.
@@ -184,11 +198,14 @@ def policy(
         shards = len(dataset.shards()) if hasattr(dataset, "shards") else 1
         if hasattr(dataset, "set_epoch") or (plan.sampler.shuffle_shards and shards > 1):
             raise ConfigError(
-                Problem(KEY, "the records of this stream have other numbers in each epoch, so "
-                        "none can be named (its shards are shuffled, or it follows the epoch); set "
-                        "it to null, or sampler.shuffle_shards=false in this run and the one that "
-                        "wrote it")
-            )  # fmt: skip
+                Problem(
+                    KEY,
+                    "the records of this stream have other numbers in each epoch, so "
+                    "none can be named (its shards are shuffled, or it follows the epoch); set "
+                    "it to null, or sampler.shuffle_shards=false in this run and the one that "
+                    "wrote it",
+                )
+            )
     known = known_rows(
         path, unfiltered(dataset), split, unfiltered_fingerprint(dataset, fingerprint)
     )

@@ -20,17 +20,17 @@ from typing import Any
 import numpy as np
 import yaml
 
-from pipeline.config.changes import Known, leaves
-from pipeline.errors import ConfigError, PenstockError, Problem
-from pipeline.files import plain_json
-from pipeline.files.disk import is_locked
-from pipeline.files.plain_json import LONGEST_LINE, JsonError, integer, shown
-from pipeline.files.regular_file import open_regular
-from pipeline.order.address import Address
-from pipeline.order.skipped import Skipped
-from pipeline.runs import left_out, measurements
-from pipeline.runs.manifest import read_config, read_manifest
-from pipeline.runs.measurements import Series
+from penstock.config.changes import Known, leaves
+from penstock.errors import ConfigError, PenstockError, Problem
+from penstock.files import plain_json
+from penstock.files.disk import is_locked
+from penstock.files.plain_json import LONGEST_LINE, JsonError, integer, shown
+from penstock.files.regular_file import open_regular
+from penstock.order.address import Address
+from penstock.order.skipped import Skipped
+from penstock.runs import left_out, measurements
+from penstock.runs.manifest import read_config, read_manifest
+from penstock.runs.measurements import Series
 
 LEDGER, DIGESTS, METRICS, HOLDER = "ledger.jsonl", "digests.jsonl", "metrics.jsonl", "holder.json"
 
@@ -45,13 +45,15 @@ _CODES = ("q", "q", "q", "Q", "d")  # the same
 _NUMBER = rb"(0|[1-9]\d{0,17})"
 _AS_WRITTEN = re.compile(
     rb'^\{"epoch": %b, "step": %b, "samples": %b, "order": "([0-9a-f]{16})", '
-    rb'"loss": "([^"\\\n]{1,100})"\}\n' % (_NUMBER, _NUMBER, _NUMBER), re.MULTILINE
-)  # fmt: skip
+    rb'"loss": "([^"\\\n]{1,100})"\}\n' % (_NUMBER, _NUMBER, _NUMBER),
+    re.MULTILINE,
+)
 
 _SKIPPED = re.compile(
     rb'^\{"epoch": %b, "step": %b, "skipped_to": \[%b, %b\]\}\n'
-    % (_NUMBER, _NUMBER, _NUMBER, _NUMBER), re.MULTILINE
-)  # fmt: skip
+    % (_NUMBER, _NUMBER, _NUMBER, _NUMBER),
+    re.MULTILINE,
+)
 
 
 @dataclass(frozen=True)
@@ -172,8 +174,10 @@ def read_ledger(path: Path, least: int | None = None) -> Ledger:
     except (OSError, ValueError):
         pass  # line by line, for what is wrong and where; or because somebody else wrote it
     found = _LedgerColumns(path)
-    rows = ((*address, one["samples"], int(one["order"], 16), float.fromhex(one["loss"]))
-            for address, one in by_address(path))  # fmt: skip
+    rows = (
+        (*address, one["samples"], int(one["order"], 16), float.fromhex(one["loss"]))
+        for address, one in by_address(path)
+    )
     while some := list(islice(rows, _LINES)):
         found.add(zip(*some, strict=True))
     return found.ledger()
@@ -194,10 +198,12 @@ class _LedgerColumns:
         """Append values of all columns; raises ValueError unless their addresses increase."""
         parts = [np.asarray(one, kind) for one, kind in zip(columns, _KINDS, strict=True)]
         if len(self) + len(parts[0]) > _MOST_STEPS:
-            raise PenstockError(f"{self._path} has more than {_MOST_STEPS} steps, which are not "
-                                "read into memory")  # fmt: skip
-        epochs, steps = (np.concatenate([[last], part])
-                         for last, part in zip(self._last, parts[:2], strict=True))  # fmt: skip
+            raise PenstockError(
+                f"{self._path} has more than {_MOST_STEPS} steps, which are not read into memory"
+            )
+        epochs, steps = (
+            np.concatenate([[last], part]) for last, part in zip(self._last, parts[:2], strict=True)
+        )
         later, after = np.diff(epochs), np.diff(steps)
         if not ((later > 0) | ((later == 0) & (after > 0))).all():
             raise ValueError
@@ -206,8 +212,12 @@ class _LedgerColumns:
             column.frombytes(part.tobytes())
 
     def ledger(self) -> Ledger:
-        return Ledger(*(np.frombuffer(column, kind) for column, kind
-                        in zip(self._columns, _KINDS, strict=True)))  # fmt: skip
+        return Ledger(
+            *(
+                np.frombuffer(column, kind)
+                for column, kind in zip(self._columns, _KINDS, strict=True)
+            )
+        )
 
 
 def _parsed(block: bytes) -> tuple[np.ndarray, ...]:
@@ -216,8 +226,9 @@ def _parsed(block: bytes) -> tuple[np.ndarray, ...]:
     if len(rows) + len(_SKIPPED.findall(block)) != block.count(b"\n"):
         raise ValueError
     epoch, step, samples, order, loss = zip(*rows, strict=True) if rows else [()] * 5
-    epochs, steps, counts = (np.array(one, "S18").astype(np.int64)
-                             for one in (epoch, step, samples))  # fmt: skip
+    epochs, steps, counts = (
+        np.array(one, "S18").astype(np.int64) for one in (epoch, step, samples)
+    )
     hashes = np.frombuffer(bytes.fromhex(b"".join(order).decode()), ">u8").astype(np.uint64)
     losses = np.array([float.fromhex(one.decode()) for one in loss])
     return epochs, steps, counts, hashes, losses
@@ -248,8 +259,12 @@ def two_runs(paths: Sequence[str] | None) -> tuple[RunRecord, RunRecord]:
     """
     if paths is None or len(paths) != 2:
         count = "none" if paths is None else len(paths)
-        raise ConfigError(Problem("runs", f"needs the folders of two runs, and has {count}: "
-                                  "runs=[outputs/a,outputs/b]"))  # fmt: skip
+        raise ConfigError(
+            Problem(
+                "runs",
+                f"needs the folders of two runs, and has {count}: runs=[outputs/a,outputs/b]",
+            )
+        )
     return RunRecord.read(Path(paths[0])), RunRecord.read(Path(paths[1]))
 
 
@@ -329,8 +344,10 @@ class Digests:
             self._text += one["hash"].encode(errors="surrogatepass")
             self._ends.append(len(self._text))
             if len(self._text) > _MOST_HASHES:
-                raise PenstockError(f"{path} has more than {_MOST_HASHES} bytes of hashes, which "
-                                    "are not read into memory")  # fmt: skip
+                raise PenstockError(
+                    f"{path} has more than {_MOST_HASHES} bytes of hashes, which "
+                    "are not read into memory"
+                )
 
     def hash(self, address: Address) -> str | None:
         """The hash of a batch; None if the file lacks it."""

@@ -12,18 +12,18 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pipeline import program
-from pipeline.config import allow_list, changes, command_line_keys, signatures
-from pipeline.config.composition import CONF
-from pipeline.config.disclosure import is_redacted
-from pipeline.config.schema import Config
-from pipeline.errors import ConfigError, Problem
-from pipeline.files import plain_json
-from pipeline.loading.known_by import PREFIX, other_rows
-from pipeline.order.address import Address
-from pipeline.order.skipped import Skipped
-from pipeline.runs.manifest import has_manifest, read_manifest
-from pipeline.terminal import one_line
+from penstock import program
+from penstock.config import allow_list, changes, command_line_keys, signatures
+from penstock.config.composition import CONF
+from penstock.config.disclosure import is_redacted
+from penstock.config.schema import Config
+from penstock.errors import ConfigError, Problem
+from penstock.files import plain_json
+from penstock.loading.known_by import PREFIX, other_rows
+from penstock.order.address import Address
+from penstock.order.skipped import Skipped
+from penstock.runs.manifest import has_manifest, read_manifest
+from penstock.terminal import one_line
 
 _KEY = re.compile(
     r"(\+\+|\+|~)?(?P<key>[A-Za-z_]\w*([./][\w-]+)*)(@(?P<package>[\w.]+))?", re.ASCII
@@ -63,21 +63,31 @@ def source(config: Config) -> Source | None:
     if config.resume == "auto":
         if _TIMED.search(config.run_dir) and not has_manifest(Path(config.run_dir)):
             raise ConfigError(
-                Problem("resume", f"auto resumes the run in run_dir, but {config.run_dir} is named "
-                        "by the time of the start and new each time; set run_dir=outputs/<name> "
-                        "(hydra.sweep.dir=... for a sweep)")
-            )  # fmt: skip
+                Problem(
+                    "resume",
+                    f"auto resumes the run in run_dir, but {config.run_dir} is named "
+                    "by the time of the start and new each time; set run_dir=outputs/<name> "
+                    "(hydra.sweep.dir=... for a sweep)",
+                )
+            )
         return Source(Path(config.run_dir), required=False)
     path = Path(config.resume)
     if not path.exists():
-        raise ConfigError(Problem("resume", f"{path} does not exist; give the folder of a run, one "
-                                  "of its checkpoints, or auto"))  # fmt: skip
+        raise ConfigError(
+            Problem(
+                "resume",
+                f"{path} does not exist; give the folder of a run, one of its checkpoints, or auto",
+            )
+        )
     if has_manifest(path):
         return Source(path)
     if path.is_file() or run_of(path) is not None:
         return Source(None, path)
-    raise ConfigError(Problem("resume", f"{path} is neither a run's folder (it has no "
-                              "manifest.json) nor a checkpoint"))  # fmt: skip
+    raise ConfigError(
+        Problem(
+            "resume", f"{path} is neither a run's folder (it has no manifest.json) nor a checkpoint"
+        )
+    )
 
 
 def run_of(path: Path) -> Path | None:
@@ -104,8 +114,9 @@ def with_overrides_of_run(overrides: Sequence[str]) -> list[str]:
     if folder is None:
         return list(overrides)
     now = {_key(word) for word in overrides}
-    saved = [word for word in read_manifest(folder).get("overrides", [])
-             if _group(word) not in _NOT_KEPT]  # fmt: skip
+    saved = [
+        word for word in read_manifest(folder).get("overrides", []) if _group(word) not in _NOT_KEPT
+    ]
     kept = [word for word in saved if not {_key(word), _group(word)} & now]
     kept = command_line_keys.of_folder(kept, overrides, folder)
     for word in kept:
@@ -113,15 +124,24 @@ def with_overrides_of_run(overrides: Sequence[str]) -> list[str]:
         if reason:
             shown = word if len(word) < 80 else f"{word[:80]}..."
             raise ConfigError(
-                Problem("resume", f"{folder / 'manifest.json'} holds {shown!r}, which {reason}. "
-                        "Give the run's overrides yourself, and its folder as run_dir with "
-                        "resume=auto")
-            )  # fmt: skip
+                Problem(
+                    "resume",
+                    f"{folder / 'manifest.json'} holds {shown!r}, which {reason}. "
+                    "Give the run's overrides yourself, and its folder as run_dir with "
+                    "resume=auto",
+                )
+            )
     if secrets := [_key(word) for word in kept if is_redacted(word)]:
-        raise ConfigError([
-            Problem(key, f"is a secret that {folder} was started with, which was not written down; "
-                    f"give it again: {key}=...") for key in secrets
-        ])  # fmt: skip
+        raise ConfigError(
+            [
+                Problem(
+                    key,
+                    f"is a secret that {folder} was started with, which was not written down; "
+                    f"give it again: {key}=...",
+                )
+                for key in secrets
+            ]
+        )
     return kept + list(overrides)
 
 
@@ -181,12 +201,15 @@ def differences(
         despite: keys that may differ, with the keys below them.
     """
     return [
-        Problem(one_line(key), f"{_differs(key, saved, own)} in the run that is resumed, so it "
-                "would not be the same run; give the old value, or resume regardless with "
-                f"{_despite(key)}")
+        Problem(
+            one_line(key),
+            f"{_differs(key, saved, own)} in the run that is resumed, so it "
+            "would not be the same run; give the old value, or resume regardless with "
+            f"{_despite(key)}",
+        )
         for key in changes.differing(saved, own)
         if not any(key == name or key.startswith(name + ".") for name in despite)
-    ]  # fmt: skip
+    ]
 
 
 def _differs(key: str, saved: Mapping[str, str], own: Mapping[str, str]) -> str:
@@ -260,12 +283,16 @@ def other_skips(saved: Mapping[str, str], own: Mapping[str, str], at: Address) -
         return f"is {own.get(SKIP)} here and was {saved.get(SKIP)} in the run that is resumed"
     then, regardless = then.before(at), f"or resume regardless with 'resume_despite=[{SKIP}]'"
     if then | now.before(at) == then:
-        return (f"the run that is resumed has left out {then} before {at}, where its checkpoint "
-                f"stands; keep that: {SKIP}={then | now}, {regardless}")  # fmt: skip
+        return (
+            f"the run that is resumed has left out {then} before {at}, where its checkpoint "
+            f"stands; keep that: {SKIP}={then | now}, {regardless}"
+        )
     first = next(one for one in now.before(at).ranges if one not in then.ranges)[0]
-    return (f"leaves out batches from {first} on, and the checkpoint has learned from those before "
-            f"{at}; resume from a checkpoint of {first} or before (trainer.checkpoint.keep_last "
-            f"keeps several), or begin anew, {regardless}")  # fmt: skip
+    return (
+        f"leaves out batches from {first} on, and the checkpoint has learned from those before "
+        f"{at}; resume from a checkpoint of {first} or before (trainer.checkpoint.keep_last "
+        f"keeps several), or begin anew, {regardless}"
+    )
 
 
 def _skipped(facts: Mapping[str, str]) -> Skipped | None:
@@ -284,8 +311,11 @@ def same_but_for_length(saved: Mapping[str, str], own: Mapping[str, str]) -> Map
 
 
 def _schedule(facts: Mapping[str, str]) -> dict[str, str]:
-    return {key: value for key, value in facts.items()
-            if key.partition(".")[0] == "scheduler" and key != SCHEDULES}  # fmt: skip
+    return {
+        key: value
+        for key, value in facts.items()
+        if key.partition(".")[0] == "scheduler" and key != SCHEDULES
+    }
 
 
 def _is_endless(node: Mapping[str, Any]) -> bool:

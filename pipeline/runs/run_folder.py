@@ -27,11 +27,11 @@ from typing import Any, Literal
 import torch
 import yaml
 
-import pipeline
-from pipeline.config import disclosure
-from pipeline.distributed.world import usable_cpus
-from pipeline.errors import ConfigError, PenstockError, Problem
-from pipeline.files.disk import (
+import penstock
+from penstock.config import disclosure
+from penstock.distributed.world import usable_cpus
+from penstock.errors import ConfigError, PenstockError, Problem
+from penstock.files.disk import (
     Hold,
     append,
     cut,
@@ -41,12 +41,12 @@ from pipeline.files.disk import (
     refuse,
     write_atomically,
 )
-from pipeline.files.own_files import check_tree
-from pipeline.loading.known_by import CONTENT, KNOWN_BY, relation
-from pipeline.runs import holder
-from pipeline.runs.git_state import git_state
-from pipeline.runs.holder import HOLDER, now
-from pipeline.runs.manifest import PACKAGES, has_manifest, read_manifest
+from penstock.files.own_files import check_tree
+from penstock.loading.known_by import CONTENT, KNOWN_BY, relation
+from penstock.runs import holder
+from penstock.runs.git_state import git_state
+from penstock.runs.holder import HOLDER, now
+from penstock.runs.manifest import PACKAGES, has_manifest, read_manifest
 
 Status = Literal["running", "done", "failed", "interrupted", "preempted"]
 
@@ -100,9 +100,14 @@ class RunFolder:
 
     @classmethod
     def reopen(
-        cls, path: Path, *, world: int = 1, longer: Sequence[str] = (), lost: bool = False,
+        cls,
+        path: Path,
+        *,
+        world: int = 1,
+        longer: Sequence[str] = (),
+        lost: bool = False,
         **facts: Any,
-    ) -> RunFolder:  # fmt: skip
+    ) -> RunFolder:
         """Resume in the folder of a run that has ended or was killed.
 
         Args:
@@ -280,7 +285,7 @@ def provenance() -> dict[str, Any]:
     return {
         "command": disclosure.command(sys.orig_argv),
         "started": now(),
-        "penstock": pipeline.__version__,
+        "penstock": penstock.__version__,
         "git": git_state(CODE),
         "python": platform.python_version(),
         "packages": {name: version_of(name) for name in PACKAGES},

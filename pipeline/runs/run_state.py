@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from pipeline.files.plain_json import JsonError, integer, mapping, name, shown
-from pipeline.runs.state_tree import State
+from penstock.files.plain_json import JsonError, integer, mapping, name, shown
+from penstock.runs.state_tree import State
 
 _MOST = 2**53  # epochs, steps and samples: exact in every number that they meet
 _LONGEST_HISTORY = 1_000_000
@@ -19,9 +19,14 @@ _LONGEST_FACT = 1 << 16  # characters
 _OF_A_RECORD = ("epoch", "step", "seconds", "train/loss", "samples_per_second", "wait_share")
 _OF_A_METER = ("total", "samples", "seconds", "window_total", "window_samples", "waited")
 _LIKE_WEIGHTS = {  # state of torch's optimizers in the shape of a weight
-    "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "grad_avg",
+    "exp_avg",
+    "exp_avg_sq",
+    "max_exp_avg_sq",
+    "momentum_buffer",
+    "square_avg",
+    "grad_avg",
     "acc_delta",
-}  # fmt: skip
+}
 _REASONS = ("max_epochs", "max_steps", "patience")
 
 
@@ -63,8 +68,10 @@ def _check_result(result: Mapping[str, Any]) -> None:
         raise JsonError("progress/result has an unknown reason, or an order that is not a text")
     history = result["history"]
     if not isinstance(history, list) or len(history) > _LONGEST_HISTORY:
-        raise JsonError(f"progress/result/history is {name(history)}, and must be a list of at "
-                        f"most {_LONGEST_HISTORY} records")  # fmt: skip
+        raise JsonError(
+            f"progress/result/history is {name(history)}, and must be a list of at "
+            f"most {_LONGEST_HISTORY} records"
+        )
     for record in [*history, *([] if result["best"] is None else [result["best"]])]:
         _numbers(mapping(record), "a record of progress/result", _OF_A_RECORD)
         integer(record, "epoch", most=_MOST)
@@ -114,8 +121,9 @@ def check_fit(state: State, model: nn.Module, optimizer: Optimizer) -> None:
     state_of: dict[Any, Any] = _part(kept, "state")
     for number, values in state_of.items():
         if type(number) is not int or not 0 <= number < len(weights):
-            raise JsonError(f"optimizer/state has {shown(number)}, and there are {len(weights)} "
-                            "weights")  # fmt: skip
+            raise JsonError(
+                f"optimizer/state has {shown(number)}, and there are {len(weights)} weights"
+            )
         for key in mapping(values).keys() & _LIKE_WEIGHTS:
             if values[key] is not None:
                 where = f"optimizer/state/{number}/{key}"
@@ -149,5 +157,7 @@ def _check_like(where: str, value: Any, own: Tensor, of_type: bool = True) -> No
         raise JsonError(f"{where} is {name(value)}, and must be a tensor")
     same_kind = value.dtype.is_floating_point == own.dtype.is_floating_point
     if value.shape != own.shape or (of_type and not same_kind):
-        raise JsonError(f"{where} is {value.dtype}{list(value.shape)}, and this run's is "
-                        f"{own.dtype}{list(own.shape)}")  # fmt: skip
+        raise JsonError(
+            f"{where} is {value.dtype}{list(value.shape)}, and this run's is "
+            f"{own.dtype}{list(own.shape)}"
+        )

@@ -22,13 +22,13 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from pipeline.distributed.group import Group
-from pipeline.errors import PenstockError
-from pipeline.files import disk, plain_json
-from pipeline.files.plain_json import integer, mapping, shown
-from pipeline.files.regular_file import open_regular
-from pipeline.runs.checkpoint_file import DTYPES, FORMAT, check_size, check_version, damaged, on_cpu
-from pipeline.runs.state_tree import CheckpointError, NoCheckpointError, State, decode
+from penstock.distributed.group import Group
+from penstock.errors import PenstockError
+from penstock.files import disk, plain_json
+from penstock.files.plain_json import integer, mapping, shown
+from penstock.files.regular_file import open_regular
+from penstock.runs.checkpoint_file import DTYPES, FORMAT, check_size, check_version, damaged, on_cpu
+from penstock.runs.state_tree import CheckpointError, NoCheckpointError, State, decode
 
 STATE = "state.json"
 
@@ -60,8 +60,10 @@ def write_folder(
         CheckpointError: on all ranks, if any of them cannot write.
     """
     hold: disk.Hold | None = None
-    shapes = {name: [str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
-              for name, tensor in tensors.items()}  # fmt: skip
+    shapes = {
+        name: [str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
+        for name, tensor in tensors.items()
+    }
 
     def make() -> str:
         nonlocal hold
@@ -136,8 +138,9 @@ def _empty(path: Path, described: dict[str, Any]) -> dict[str, Tensor]:
         room -= math.prod(shape) * known[dtype].itemsize
         if room < 0:
             raise ValueError(f"its tensors are larger than its shards, from {shown(name)} on")
-    return {name: torch.empty(shape, dtype=known[dtype])
-            for name, (dtype, shape) in described.items()}  # fmt: skip
+    return {
+        name: torch.empty(shape, dtype=known[dtype]) for name, (dtype, shape) in described.items()
+    }
 
 
 def _write_shard(

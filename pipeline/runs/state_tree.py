@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.errors import ConfigError
-from pipeline.files import plain_json
-from pipeline.files.disk import DiskError
-from pipeline.files.plain_json import mapping, shown
+from penstock.errors import ConfigError
+from penstock.files import plain_json
+from penstock.files.disk import DiskError
+from penstock.files.plain_json import mapping, shown
 
 State = dict[str, Any]
 
@@ -76,8 +76,9 @@ def _encode(value: Any, path: str, tensors: dict[str, Tensor], seen: dict[Any, s
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, (str, int)) or isinstance(key, bool):
-                raise TypeError(f"{path or 'the state'} has the key {key!r}, which is neither text "
-                                "nor int")  # fmt: skip
+                raise TypeError(
+                    f"{path or 'the state'} has the key {key!r}, which is neither text nor int"
+                )
         pairs = [[k, _encode(v, f"{path}/{k}", tensors, seen)] for k, v in value.items()]
         plain = all(isinstance(key, str) and not key.startswith("$") for key in value)
         return dict(pairs) if plain else {"$dict": pairs}
@@ -89,14 +90,24 @@ def _name_tensor(
 ) -> str:
     """The name under which a tensor is saved; the same one for the same tensor."""
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
-        raise TypeError(f"{path} is a tensor without plain data ({tensor.layout}, {tensor.dtype}, "
-                        f"{tensor.device}), which a checkpoint cannot hold")  # fmt: skip
+        raise TypeError(
+            f"{path} is a tensor without plain data ({tensor.layout}, {tensor.dtype}, "
+            f"{tensor.device}), which a checkpoint cannot hold"
+        )
     part: Any = tensor.detach()
     placements = getattr(part, "placements", None)
     if placements is not None:
         part = part.to_local()
-    same = (part.device, part.data_ptr(), part.dtype, tensor.shape, part.stride(),
-            part.is_conj(), part.is_neg(), placements)  # fmt: skip
+    same = (
+        part.device,
+        part.data_ptr(),
+        part.dtype,
+        tensor.shape,
+        part.stride(),
+        part.is_conj(),
+        part.is_neg(),
+        placements,
+    )
     # Parts without data all lie at the same place.
     if same not in seen or not part.numel():
         name = path.lstrip("/") or "state"

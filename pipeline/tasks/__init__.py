@@ -1,22 +1,17 @@
-"""The tasks of `task=<name>`: one module each, with `run(config) -> float | None`.
+"""The core's tasks: one module each, with `run(config) -> float | None`.
 
 A module is imported when its task runs, so that no task pays for another's imports.
 """
 
-from __future__ import annotations
+from penstock.protocols import Task
 
-from collections.abc import Callable
-from importlib import import_module
-from typing import get_args
-
-from pipeline.config.schema import Config, Task
-
-TASKS: tuple[str, ...] = get_args(Task)
-
-
-def load(name: str) -> Callable[[Config], float | None]:
-    """The `run` of a task; `name` is one of TASKS."""
-    if name not in TASKS:
-        raise ValueError(f"no task {name!r}; there are {', '.join(TASKS)}")
-    run: Callable[[Config], float | None] = import_module(f"{__name__}.{name}").run
-    return run
+CORE = {
+    "fit": Task("penstock.tasks.fit:run", "training {both} {length}", ranks=True, writes=True),
+    # The run's folder may give the data, which is read later.
+    "validate": Task("penstock.tasks.validate:run", "measuring {measured}", ranks=True),
+    "digest": Task("penstock.tasks.digest:run", "hashing the batches of {data}", ranks=True),
+    "replay": Task(
+        "penstock.tasks.replay:run", "making batch {address} of {data} again", writes=True
+    ),
+    "check": Task("penstock.tasks.check:run", "reading every sample of {data}", writes=True),
+}

@@ -17,28 +17,28 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipeline.build.data import DataParts, Split
-from pipeline.config.schema import Config
-from pipeline.distributed.preemption import Preempted, Stop
-from pipeline.distributed.world import World
-from pipeline.errors import ConfigError, DataError
-from pipeline.loading.bad_samples import BadSampleError, LeftOut, Stage, in_one_line, path_of
-from pipeline.loading.batch import Batch
-from pipeline.loading.fetch import Fetch
-from pipeline.loading.kept_rows import own_row
-from pipeline.loading.loader import Loader
-from pipeline.loading.sample_reader import SampleReader
-from pipeline.loading.stage_timer import StageTimer
-from pipeline.loading.stream_fetch import StreamFetch
-from pipeline.order.plan import Plan, Request
-from pipeline.order.randomness import Draws, sample_keys
-from pipeline.order.samplers import Sequential
-from pipeline.order.streams import StreamOrder, StreamPlan, length_of
-from pipeline.runs.left_out import NAME, Entry
-from pipeline.runs.quarantine import QuarantineFile, entries
-from pipeline.runs.run_folder import RunFolder
-from pipeline.tasks.tables import put_rows
-from pipeline.terminal import ProgressDisplay, one_line, put, say
+from penstock.addons.filters.kept_rows import own_row
+from penstock.build.data import DataParts, Split
+from penstock.config.schema import Config
+from penstock.distributed.preemption import Preempted, Stop
+from penstock.distributed.world import World
+from penstock.errors import ConfigError, DataError
+from penstock.loading.bad_samples import BadSampleError, LeftOut, Stage, in_one_line, path_of
+from penstock.loading.batch import Batch
+from penstock.loading.fetch import Fetch
+from penstock.loading.loader import Loader
+from penstock.loading.sample_reader import SampleReader
+from penstock.loading.stage_timer import StageTimer
+from penstock.loading.stream_fetch import StreamFetch
+from penstock.order.plan import Plan, Request
+from penstock.order.randomness import Draws, sample_keys
+from penstock.order.samplers import Sequential
+from penstock.order.streams import StreamOrder, StreamPlan, length_of
+from penstock.runs.left_out import NAME, Entry
+from penstock.runs.quarantine import QuarantineFile, entries
+from penstock.runs.run_folder import RunFolder
+from penstock.tasks.tables import put_rows
+from penstock.terminal import ProgressDisplay, one_line, put, say
 
 
 def run(config: Config) -> None:

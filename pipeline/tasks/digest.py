@@ -12,14 +12,14 @@ import sys
 from collections.abc import Iterator
 from itertools import islice
 
-from pipeline.build.data import DataParts
-from pipeline.config.schema import Config
-from pipeline.distributed import world
-from pipeline.distributed.group import Group, join
-from pipeline.loading.batch import Batch
-from pipeline.loading.fetch import hash_of_rows, row_hashes
-from pipeline.order.address import Address
-from pipeline.terminal import put, watched
+from penstock.build.data import DataParts
+from penstock.config.schema import Config
+from penstock.distributed import world
+from penstock.distributed.group import Group, join
+from penstock.loading.batch import Batch
+from penstock.loading.fetch import hash_of_rows, row_hashes
+from penstock.order.address import Address
+from penstock.terminal import put, watched
 
 
 def run(config: Config) -> None:

@@ -24,36 +24,11 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from pipeline.build.training import TrainingParts
-from pipeline.config import environment
-from pipeline.config.data_rules import mode_of
-from pipeline.config.own_command import command_line, how_to_resume, how_to_skip, overrides
-from pipeline.config.schema import Config
-from pipeline.distributed import lost
-from pipeline.distributed.group import Group, join
-from pipeline.distributed.parallel import Parallel, prepare
-from pipeline.distributed.preemption import Preempted, Preemption, Stop
-from pipeline.distributed.world import World, starts_again, threads_of_job, usable_cpus
-from pipeline.errors import ConfigError, PenstockError, Problem
-from pipeline.loading.loader import Loader
-from pipeline.order.plan import Plan
-from pipeline.order.skipped import Skipped
-from pipeline.order.streams import StreamPlan
-from pipeline.runs import resumption, run_state
-from pipeline.runs.identity.sources import code_of
-from pipeline.runs.job_result import PRUNING
-from pipeline.runs.left_out import NAME as QUARANTINE
-from pipeline.runs.only_shown import only_shown
-from pipeline.runs.pictures import learning_curves
-from pipeline.runs.resumption import fingerprint, spans
-from pipeline.runs.run_folder import RunFolder, Status
-from pipeline.runs.trackers.guarded import Trackers
-from pipeline.runs.trackers.tracker import Measured, Points, TrackedRun
-from pipeline.tasks import outcome, predictions, progress, pruning, skipping
-from pipeline.tasks import report as report_page
-from pipeline.tasks.mixture_rows import mixture_rows
-from pipeline.tasks.opening import Opened, open_run
-from pipeline.tasks.recording import (
+from penstock.addons.mixtures.mixture_rows import mixture_rows
+from penstock.addons.reports import predictions
+from penstock.addons.reports import report as report_page
+from penstock.addons.reports.pictures import learning_curves
+from penstock.addons.reports.recording import (
     Confusions,
     Digests,
     Extremes,
@@ -62,15 +37,42 @@ from pipeline.tasks.recording import (
     Metrics,
     Quarantine,
 )
-from pipeline.tasks.report_facts import write_data_facts, write_facts
-from pipeline.tasks.validate import baselines, load_weights, monitored, try_one_batch, try_stream
-from pipeline.terminal import put, say
-from pipeline.training.epoch_metrics import NonFiniteLossError
-from pipeline.training.objective import Objective
-from pipeline.training.observer import Observer, OnlyShows, Record
-from pipeline.training.runner import Result, fit
-from pipeline.training.schedules import renewed
-from pipeline.training.train_step import TrainOptions
+from penstock.addons.reports.report_facts import write_data_facts, write_facts
+from penstock.addons.sweeps import pruning
+from penstock.addons.sweeps.job_result import PRUNING
+from penstock.addons.trackers.guarded import Trackers
+from penstock.addons.trackers.tracker import Measured, Points, TrackedRun
+from penstock.build.training import TrainingParts
+from penstock.config import environment
+from penstock.config.data_rules import mode_of
+from penstock.config.own_command import command_line, how_to_resume, how_to_skip, overrides
+from penstock.config.schema import Config
+from penstock.distributed import lost
+from penstock.distributed.group import Group, join
+from penstock.distributed.parallel import Parallel, prepare
+from penstock.distributed.preemption import Preempted, Preemption, Stop
+from penstock.distributed.world import World, starts_again, threads_of_job, usable_cpus
+from penstock.errors import ConfigError, PenstockError, Problem
+from penstock.loading.loader import Loader
+from penstock.order.plan import Plan
+from penstock.order.skipped import Skipped
+from penstock.order.streams import StreamPlan
+from penstock.runs import resumption, run_state
+from penstock.runs.identity.sources import code_of
+from penstock.runs.left_out import NAME as QUARANTINE
+from penstock.runs.only_shown import only_shown
+from penstock.runs.resumption import fingerprint, spans
+from penstock.runs.run_folder import RunFolder, Status
+from penstock.tasks import outcome, progress, skipping
+from penstock.tasks.opening import Opened, open_run
+from penstock.tasks.validate import baselines, load_weights, monitored, try_one_batch, try_stream
+from penstock.terminal import put, say
+from penstock.training.epoch_metrics import NonFiniteLossError
+from penstock.training.objective import Objective
+from penstock.training.observer import Observer, OnlyShows, Record
+from penstock.training.runner import Result, fit
+from penstock.training.schedules import renewed
+from penstock.training.train_step import TrainOptions
 
 # Seconds in which another signal is an echo of the first: a terminal sends Ctrl-C to all processes,
 # and the launcher forwards it to its ranks.
@@ -97,10 +99,15 @@ def _tried(config: Config, folder: str) -> Config:
         }
     )
     scheduler = {**config.scheduler, "warmup": 0} if config.scheduler else None
-    return config.model_copy(update={
-        "trainer": trainer, "scheduler": scheduler, "run_dir": f"{folder}/run", "resume": None,
-        "tracker": {},
-    })  # fmt: skip
+    return config.model_copy(
+        update={
+            "trainer": trainer,
+            "scheduler": scheduler,
+            "run_dir": f"{folder}/run",
+            "resume": None,
+            "tracker": {},
+        }
+    )
 
 
 def _fit(config: Config) -> float | None:
@@ -134,15 +141,21 @@ def _run(config: Config, parts: TrainingParts, group: Group) -> float | None:
         optimizer, scheduler = scheduled(moves)
         told = {split.name: split.data_fingerprint(mode) for split in data.splits}
         opened = open_run(
-            config, group, fingerprint(config, train.fingerprint, moves), overrides(),
+            config,
+            group,
+            fingerprint(config, train.fingerprint, moves),
+            overrides(),
             data.train.data_fingerprint,
-            lambda state: run_state.check_fit(state, model, optimizer), scheduled,
-            seed=config.seed, device=train.world.device,
-            monitor=options.monitor if data.validates else None, mode=options.mode,
+            lambda state: run_state.check_fit(state, model, optimizer),
+            scheduled,
+            seed=config.seed,
+            device=train.world.device,
+            monitor=options.monitor if data.validates else None,
+            mode=options.mode,
             look=None if data.train.is_told else train.look,
             data={"fingerprint": mode, **told, **outcome.known_by(data), **outcome.left_out(data)},
             code=code_of(config),
-        )  # fmt: skip
+        )
         if opened.folder and config.trainer.progress != "none":
             with only_shown("the summary"):
                 say(outcome.summary(config, data, model, train, group, opened.folder.path))
@@ -165,7 +178,7 @@ def _run(config: Config, parts: TrainingParts, group: Group) -> float | None:
             compared = config.trainer.baseline and val is not None
             with _placed("before the first step"):
                 # An objective of a person's own need not take a constant for a model.
-                own = not type(objective).__module__.startswith("pipeline.")
+                own = not type(objective).__module__.startswith("penstock.")
                 if val is not None and (compared or not own):
                     try_one_batch(data.val, objective, val, options.monitor)
             echo = 0.0 if group.alone else _REPEATS_AFTER
@@ -175,11 +188,23 @@ def _run(config: Config, parts: TrainingParts, group: Group) -> float | None:
                 group.explained(),  # a rank that is late is not lost
             ):
                 result = fit(
-                    model, objective, optimizer, train, val, options, scheduler=scheduler,
-                    checkpoints=opened.checkpoints, observers=observers, seed=config.seed,
-                    group=group, parallel=parallel, preemption=preemption, resume=state,
-                    fingerprint=opened.fingerprint, memory=opened.memory,
-                )  # fmt: skip
+                    model,
+                    objective,
+                    optimizer,
+                    train,
+                    val,
+                    options,
+                    scheduler=scheduler,
+                    checkpoints=opened.checkpoints,
+                    observers=observers,
+                    seed=config.seed,
+                    group=group,
+                    parallel=parallel,
+                    preemption=preemption,
+                    resume=state,
+                    fingerprint=opened.fingerprint,
+                    memory=opened.memory,
+                )
             if opened.checkpoints:
                 opened.checkpoints.flush()
             if opened.memory:
@@ -189,8 +214,18 @@ def _run(config: Config, parts: TrainingParts, group: Group) -> float | None:
                 if compared and val is not None:
                     levels = baselines(data, objective, val, group, [display])
                 if opened.folder:
-                    report(config, parts, model, objective, result, levels, opened, trackers,
-                           confusions, extremes)  # fmt: skip
+                    report(
+                        config,
+                        parts,
+                        model,
+                        objective,
+                        result,
+                        levels,
+                        opened,
+                        trackers,
+                        confusions,
+                        extremes,
+                    )
         group.meet()
     return result.best[f"val/{options.monitor}"] if result.best else None
 
@@ -213,10 +248,17 @@ def _placed(where: str) -> Iterator[None]:
 
 
 def report(
-    config: Config, parts: TrainingParts, model: nn.Module, objective: Objective, result: Result,
-    levels: Mapping[str, Record], opened: Opened, trackers: Trackers, confusions: Confusions,
+    config: Config,
+    parts: TrainingParts,
+    model: nn.Module,
+    objective: Objective,
+    result: Result,
+    levels: Mapping[str, Record],
+    opened: Opened,
+    trackers: Trackers,
+    confusions: Confusions,
     extremes: Extremes,
-) -> None:  # fmt: skip
+) -> None:
     """Complete the manifest; print the results and draw pictures, with the best weights."""
     assert opened.folder is not None
     folder, last = opened.folder, result.history[-1]
@@ -292,14 +334,25 @@ def make_options(config: Config, objective: Objective) -> TrainOptions:
     trainer, kept = config.trainer, config.trainer.checkpoint
     monitor, mode = monitored(config, objective)
     same = trainer.model_dump(include={field.name for field in fields(TrainOptions)})
-    saved = {} if kept is None else {
-        "save_every": kept.every_epochs, "save_every_steps": kept.every_steps,
-        "save_every_minutes": kept.every_minutes,
-    }  # fmt: skip
+    saved = (
+        {}
+        if kept is None
+        else {
+            "save_every": kept.every_epochs,
+            "save_every_steps": kept.every_steps,
+            "save_every_minutes": kept.every_minutes,
+        }
+    )
     schedule = (config.scheduler or {}).get("interval", "step")
-    return TrainOptions(**{
-        **same, **saved, "monitor": monitor, "mode": mode, "schedule": schedule,
-    })  # fmt: skip
+    return TrainOptions(
+        **{
+            **same,
+            **saved,
+            "monitor": monitor,
+            "mode": mode,
+            "schedule": schedule,
+        }
+    )
 
 
 def scheduler_moves(options: TrainOptions, plan: Plan | StreamPlan) -> int:
@@ -315,9 +368,14 @@ def scheduler_moves(options: TrainOptions, plan: Plan | StreamPlan) -> int:
         if size is None:
             if options.schedule == "step" and options.max_steps:
                 return options.max_steps
-            raise ConfigError(Problem("scheduler", "needs the length of the run, and the stream's "
-                                      "is unknown; set sampler.steps, trainer.max_steps or "
-                                      "scheduler=none"))  # fmt: skip
+            raise ConfigError(
+                Problem(
+                    "scheduler",
+                    "needs the length of the run, and the stream's "
+                    "is unknown; set sampler.steps, trainer.max_steps or "
+                    "scheduler=none",
+                )
+            )
         steps += math.ceil(size / options.accumulate)
         epochs += 1
     return int(min(steps, limit)) if options.schedule == "step" else epochs
@@ -427,9 +485,14 @@ def _tracked(config: Config, opened: Opened) -> TrackedRun:
             before = Measured(path)
     resumed = None if state is None else int(state["updates"])
     return TrackedRun(
-        path, config.written(), dict(opened.folder.manifest), sweep, resumed, before,
+        path,
+        config.written(),
+        dict(opened.folder.manifest),
+        sweep,
+        resumed,
+        before,
         bool(config.resume_despite),
-    )  # fmt: skip
+    )
 
 
 def _is_job() -> bool:

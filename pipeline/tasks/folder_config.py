@@ -10,13 +10,13 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from pipeline.config import own_command, preflight
-from pipeline.config.changes import effect_of
-from pipeline.config.schema import TASK_KEYS, Config
-from pipeline.errors import ConfigError, Problem
-from pipeline.runs.record import RunRecord
-from pipeline.runs.resumption import run_of
-from pipeline.runs.stored_sweep import is_harmless, key_of
+from penstock.addons.sweeps.stored_sweep import is_harmless, key_of
+from penstock.config import own_command, preflight
+from penstock.config.changes import effect_of
+from penstock.config.schema import TASK_KEYS, Config
+from penstock.errors import ConfigError, Problem
+from penstock.runs.record import RunRecord
+from penstock.runs.resumption import run_of
 
 _OF_THE_TASK = ("task", "run_dir", "hydra", "tracker", *TASK_KEYS)
 
@@ -37,9 +37,12 @@ def asked_of(config: Config) -> tuple[Config, RunRecord | None]:
     for word in own_command.overrides():
         if not may_be_typed(word):
             raise ConfigError(
-                Problem("run", f"gives the configuration, that of {config.run}, and {word} would "
-                        "make another one of it; leave out one of the two")
-            )  # fmt: skip
+                Problem(
+                    "run",
+                    f"gives the configuration, that of {config.run}, and {word} would "
+                    "make another one of it; leave out one of the two",
+                )
+            )
         *above, name = key_of(word).split(".")
         if [*above, name][0] not in _OF_THE_TASK:
             given, there = typed, asked

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.distributed import world
-from pipeline.distributed.group import Group
-from pipeline.errors import PenstockError
-from pipeline.files.plain_json import mapping
-from pipeline.runs import memory
-from pipeline.runs.manifest import has_manifest, read_manifest
+from penstock.addons.memory_copies import memory
+from penstock.distributed import world
+from penstock.distributed.group import Group
+from penstock.errors import PenstockError
+from penstock.files.plain_json import mapping
+from penstock.runs.manifest import has_manifest, read_manifest
 
 _LONGEST = 200  # characters of a name that a manifest gives
 
@@ -74,8 +74,11 @@ class Machines:
         """
         for entry in self._starts if self.same_launch else []:
             start, resumed = str(entry.get("id")), str(entry.get("resumed"))
-            found = [(one.copies[start], -rank) for rank, one in enumerate(self.members)
-                     if start in one.copies]  # fmt: skip
+            found = [
+                (one.copies[start], -rank)
+                for rank, one in enumerate(self.members)
+                if start in one.copies
+            ]
             if found:
                 steps, rank = max(found)
                 return steps, -rank, start
@@ -88,14 +91,18 @@ class Machines:
         known = self._before.get("ranks")
         if not self.same_launch or not isinstance(known, dict):
             return ""
-        before = Counter({str(host)[:_LONGEST]: count for host, count in known.items()
-                          if isinstance(count, int)})  # fmt: skip
+        before = Counter(
+            {str(host)[:_LONGEST]: count for host, count in known.items() if isinstance(count, int)}
+        )
         left, joined = before - self._now, self._now - before
         total, size = before.total(), len(self.members)
         if not left and not joined:
             return ""
-        parts = [f"{', '.join(sorted(names))} {verb}" for names, verb in
-                 ((left, "left"), (joined, "joined")) if names]  # fmt: skip
+        parts = [
+            f"{', '.join(sorted(names))} {verb}"
+            for names, verb in ((left, "left"), (joined, "joined"))
+            if names
+        ]
         ranks = f"{size} of {total} ranks remain" if not joined else f"{size} ranks after {total}"
         return f"{'; '.join(parts)}; {ranks}"
 

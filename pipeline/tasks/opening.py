@@ -13,25 +13,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline.config.changes import differing
-from pipeline.config.schema import Config
-from pipeline.distributed import world
-from pipeline.distributed.group import Group
-from pipeline.errors import ConfigError, Problem
-from pipeline.loading.known_by import ADVICE, compared_rows, in_fingerprint
-from pipeline.order.address import Address
-from pipeline.order.skipped import Skipped
-from pipeline.runs import checkpoint, memory, mixture_changes, resumption, run_state
-from pipeline.runs.checkpoint import Checkpoints, Newest, State, steps_of
-from pipeline.runs.identity.fingerprints import first_difference, in_mode_of, mode_in
-from pipeline.runs.identity.sources import changes
-from pipeline.runs.manifest import has_manifest, read_manifest
-from pipeline.runs.memory import Memory
-from pipeline.runs.resumption import Source, same_but_for_length, same_but_for_skips
-from pipeline.runs.run_folder import RunFolder, last_code
-from pipeline.tasks import machines
-from pipeline.tasks.machines import Machines
-from pipeline.terminal import say
+from penstock.addons.memory_copies import memory
+from penstock.addons.memory_copies.memory import Memory
+from penstock.addons.mixtures import mixture_changes
+from penstock.config.changes import differing
+from penstock.config.schema import Config
+from penstock.distributed import world
+from penstock.distributed.group import Group
+from penstock.errors import ConfigError, Problem
+from penstock.loading.known_by import ADVICE, compared_rows, in_fingerprint
+from penstock.order.address import Address
+from penstock.order.skipped import Skipped
+from penstock.runs import checkpoint, resumption, run_state
+from penstock.runs.checkpoint import Checkpoints, Newest, State, steps_of
+from penstock.runs.identity.fingerprints import first_difference, in_mode_of, mode_in
+from penstock.runs.identity.sources import changes
+from penstock.runs.manifest import has_manifest, read_manifest
+from penstock.runs.resumption import Source, same_but_for_length, same_but_for_skips
+from penstock.runs.run_folder import RunFolder, last_code
+from penstock.tasks import machines
+from penstock.tasks.machines import Machines
+from penstock.terminal import say
 
 _NAMED = 30  # differences from a checkpoint that are listed
 
@@ -65,11 +67,16 @@ class Opened:
 
 
 def open_run(
-    config: Config, group: Group, fingerprint: Mapping[str, str], overrides: Sequence[str],
-    data_in: Callable[[str], str], fits: Callable[[State], None] | None = None,
+    config: Config,
+    group: Group,
+    fingerprint: Mapping[str, str],
+    overrides: Sequence[str],
+    data_in: Callable[[str], str],
+    fits: Callable[[State], None] | None = None,
     scheduled: Callable[[int], object] = lambda steps: None,
-    look: Callable[[], Mapping[str, str]] | None = None, **facts: Any,
-) -> Opened:  # fmt: skip
+    look: Callable[[], Mapping[str, str]] | None = None,
+    **facts: Any,
+) -> Opened:
     """Claim a folder, or resume in an old one; all ranks together.
 
     Args:
@@ -98,9 +105,19 @@ def open_run(
         copy = memory.share(group, rank, start, run_state.check)
     if group.is_first:
         folder, newest = _open(
-            config, group, fingerprint, list(overrides), data_in, facts, fits, scheduled, look,
-            wanted, found, copy,
-        )  # fmt: skip
+            config,
+            group,
+            fingerprint,
+            list(overrides),
+            data_in,
+            facts,
+            fits,
+            scheduled,
+            look,
+            wanted,
+            found,
+            copy,
+        )
         last = folder.manifest["sessions"][-1]["id"]
         where = str(folder.path), str(newest.path) if newest else "", last
     path, taken, session = group.from_first(where)
@@ -160,12 +177,19 @@ def _going_on(
 
 
 def _open(
-    config: Config, group: Group, fingerprint: Mapping[str, str], overrides: list[str],
-    data_in: Callable[[str], str], facts: dict[str, Any], fits: Callable[[State], None] | None,
-    scheduled: Callable[[int], object], look: Callable[[], Mapping[str, str]] | None,
-    wanted: Source | None, found: Machines,
+    config: Config,
+    group: Group,
+    fingerprint: Mapping[str, str],
+    overrides: list[str],
+    data_in: Callable[[str], str],
+    facts: dict[str, Any],
+    fits: Callable[[State], None] | None,
+    scheduled: Callable[[int], object],
+    look: Callable[[], Mapping[str, str]] | None,
+    wanted: Source | None,
+    found: Machines,
     copy: Newest | None,
-) -> tuple[RunFolder, Newest | None]:  # fmt: skip
+) -> tuple[RunFolder, Newest | None]:
     def check(state: State) -> None:
         run_state.check(state)
         saved = same_but_for_length(state["fingerprint"], fingerprint)
@@ -186,8 +210,10 @@ def _open(
         _check_same(newest.state, fingerprint, config, data_in, look)
         run = wanted.folder if copy and wanted else resumption.run_of(newest.path)
         for part, module, before, now in changes(run and last_code(run), facts["code"]):
-            say(f"{part}: the code of {module} has changed since the run was last started "
-                f"({before} then, {now} now); samples may differ")  # fmt: skip
+            say(
+                f"{part}: the code of {module} has changed since the run was last started "
+                f"({before} then, {now} now); samples may differ"
+            )
         _, renewed = _going_on(newest.state, fingerprint, config)
         if renewed is not None:
             scheduled(renewed)
@@ -195,9 +221,13 @@ def _open(
     old = wanted.folder if wanted else None
     if old is None or not has_manifest(old):
         folder = RunFolder.claim(
-            Path(config.run_dir), config.written(), world=size, overrides=overrides,
-            fingerprint=dict(fingerprint), **facts,
-        )  # fmt: skip
+            Path(config.run_dir),
+            config.written(),
+            world=size,
+            overrides=overrides,
+            fingerprint=dict(fingerprint),
+            **facts,
+        )
         began = {"at": list(_address(newest.state)), "resumed": str(newest.path)} if newest else {}
         folder.note(**found.facts, **began)
     else:
@@ -205,9 +235,16 @@ def _open(
         kept = (*resumption.LENGTH, resumption.SKIP)
         longer = [word for word in overrides if word.partition("=")[0] in kept]
         folder = RunFolder.reopen(
-            old, world=size, longer=longer, overrides=overrides, at=list(at), code=facts["code"],
-            resumed=str(newest.path) if newest else None, lost=found.same_launch, **found.facts,
-        )  # fmt: skip
+            old,
+            world=size,
+            longer=longer,
+            overrides=overrides,
+            at=list(at),
+            code=facts["code"],
+            resumed=str(newest.path) if newest else None,
+            lost=found.same_launch,
+            **found.facts,
+        )
         folder.had_other_data(facts["data"])
         repeated = folder.rewind(*at, int(newest.state["updates"]) if newest else 0)
         if repeated:
@@ -225,9 +262,12 @@ def _open(
 
 
 def _check_same(
-    state: State, own: Mapping[str, str], config: Config, data_in: Callable[[str], str],
+    state: State,
+    own: Mapping[str, str],
+    config: Config,
+    data_in: Callable[[str], str],
     look: Callable[[], Mapping[str, str]] | None,
-) -> None:  # fmt: skip
+) -> None:
     """Raise ConfigError unless a checkpoint is this run's, comparing the data in its mode."""
     saved: Mapping[str, str] = state["fingerprint"]
     if look is not None:
@@ -249,11 +289,15 @@ def _check_same(
     if problems:
         raise ConfigError(problems)
     if look is not None and "dataset" not in config.resume_despite:
-        say(f"as far as is known, the data is that of the run: {compared_rows(saved, own)}; "
-            f"{ADVICE}")  # fmt: skip
+        say(
+            f"as far as is known, the data is that of the run: {compared_rows(saved, own)}; "
+            f"{ADVICE}"
+        )
     if then != now and mode_in(same_way) == then:
-        say(f"the data is that of the run by {then}, its fingerprint so far; from now on it is "
-            f"fingerprinted by {now}")  # fmt: skip
+        say(
+            f"the data is that of the run by {then}, its fingerprint so far; from now on it is "
+            f"fingerprinted by {now}"
+        )
 
 
 def _newest(wanted: Source, check: Callable[[State], None]) -> Newest | None:

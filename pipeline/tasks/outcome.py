@@ -14,31 +14,34 @@ from pathlib import Path
 
 from torch import nn
 
-from pipeline.build.data import DataParts
-from pipeline.config.schema import Config
-from pipeline.distributed.group import Group
-from pipeline.loading.kept_rows import unfiltered
-from pipeline.loading.loader import Loader
-from pipeline.order.streams import length_of
-from pipeline.runs.pictures import confusion_matrix
-from pipeline.tasks import skipping
-from pipeline.tasks.recording import Confusions
-from pipeline.tasks.validate import print_table
-from pipeline.terminal import put
-from pipeline.training.objective import Classification, Objective
-from pipeline.training.observer import Record
-from pipeline.training.runner import Result
+from penstock.addons.filters.kept_rows import unfiltered
+from penstock.addons.reports.pictures import confusion_matrix
+from penstock.addons.reports.recording import Confusions
+from penstock.build.data import DataParts
+from penstock.config.schema import Config
+from penstock.distributed.group import Group
+from penstock.loading.loader import Loader
+from penstock.order.streams import length_of
+from penstock.tasks import skipping
+from penstock.tasks.validate import print_table
+from penstock.terminal import put
+from penstock.training.objective import Classification, Objective
+from penstock.training.observer import Record
+from penstock.training.runner import Result
 
 
 def summary(
     config: Config, data: DataParts, model: nn.Module, train: Loader, group: Group, folder: Path
 ) -> str:
     """The lines of the summary, without a newline at their end."""
-    rows = {"data": _data(data, train), "left out": _left_out(data),
-            "model": _model(config, model, train.world.device, group),
-            "loader": _loader(train, group),
-            "skips": skipping.describe(train.plan, config.trainer.max_epochs),
-            "folder": folder}  # fmt: skip
+    rows = {
+        "data": _data(data, train),
+        "left out": _left_out(data),
+        "model": _model(config, model, train.world.device, group),
+        "loader": _loader(train, group),
+        "skips": skipping.describe(train.plan, config.trainer.max_epochs),
+        "folder": folder,
+    }
     return "\n".join(f"{name:<9} {text}" for name, text in rows.items() if text)
 
 
@@ -83,8 +86,10 @@ def _model(config: Config, model: nn.Module, device: str, group: Group) -> str:
     part = "" if every == trained else f", {trained:,} of them trained"
     compiled = ", compiled" if config.trainer.compile else ""
     ranks = "" if group.alone else f", {config.distributed.strategy} over {group.world.size} ranks"
-    return (f"{type(model).__name__}: {_count(every, 'parameter')}{part}, "
-            f"{config.trainer.precision}{compiled}, on {device}{ranks}")  # fmt: skip
+    return (
+        f"{type(model).__name__}: {_count(every, 'parameter')}{part}, "
+        f"{config.trainer.precision}{compiled}, on {device}{ranks}"
+    )
 
 
 def _loader(train: Loader, group: Group) -> str:
@@ -122,14 +127,18 @@ def print_report(result: Result, levels: Mapping[str, Record], monitor: str | No
     own = next(iter(columns.values())).get(monitor or "", math.nan)
     for name, level in levels.items():
         if monitor and level.get(monitor):
-            put(f"{monitor} {own:.4f} | {name} {level[monitor]:.4f} | "
-                f"ratio {own / level[monitor]:.2f}")  # fmt: skip
+            put(
+                f"{monitor} {own:.4f} | {name} {level[monitor]:.4f} | "
+                f"ratio {own / level[monitor]:.2f}"
+            )
     seconds = sum(record["seconds"] for record in result.history)
     speed = _over_time(result, "samples_per_second")
     waiting = _over_time(result, "wait_share")
-    put(f"epochs {len(result.history)}, steps {last['step']}, {seconds:.1f} s of training: "
-          f"{speed:,.0f} samples/s, {waiting:.0%} of the time waiting for data; "
-          f"ended by {result.reason}")  # fmt: skip
+    put(
+        f"epochs {len(result.history)}, steps {last['step']}, {seconds:.1f} s of training: "
+        f"{speed:,.0f} samples/s, {waiting:.0%} of the time waiting for data; "
+        f"ended by {result.reason}"
+    )
 
 
 def _measured(record: Record) -> Record:

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor
 
-from pipeline.loading.batch import Batch
-from pipeline.loading.loader import Loader
-from pipeline.terminal import REFRESH_SECONDS, bar, left, say
-from pipeline.training.observer import Observer, Record
+from penstock.loading.batch import Batch
+from penstock.loading.loader import Loader
+from penstock.terminal import REFRESH_SECONDS, bar, left, say
+from penstock.training.observer import Observer, Record
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -28,9 +28,11 @@ _LOSS_SECONDS = 1.0  # between two looks at the loss, each of which waits for th
 
 
 def make(
-    kind: Literal["auto", "rich", "plain", "none"], loader: Loader, max_epochs: int,
+    kind: Literal["auto", "rich", "plain", "none"],
+    loader: Loader,
+    max_epochs: int,
     compiles: bool = False,
-) -> Display:  # fmt: skip
+) -> Display:
     """The display of that kind; "auto" is a bar on a terminal and lines elsewhere."""
     if kind == "none":
         return Display()
@@ -139,8 +141,10 @@ class Lines(Display):
         if part in self._compiles:
             self._compiles.discard(part)
             self._compiling = part
-            self._print(f"compiling the model for {part}, before its first batch; this can take "
-                        "minutes (trainer.compile=true)")  # fmt: skip
+            self._print(
+                f"compiling the model for {part}, before its first batch; this can take "
+                "minutes (trainer.compile=true)"
+            )
 
     def _announce_compiled(self) -> None:
         if self._compiling:
@@ -213,8 +217,10 @@ def describe(record: Record) -> str:
     if "rank_wait_share" in record:
         by_cost = ""
         if "rank_wait_share_by_cost" in record:
-            by_cost = (f" (by cost {record['rank_wait_share_by_cost']:.0%}, contiguous "
-                       f"{record['rank_wait_share_contiguous']:.0%})")  # fmt: skip
+            by_cost = (
+                f" (by cost {record['rank_wait_share_by_cost']:.0%}, contiguous "
+                f"{record['rank_wait_share_contiguous']:.0%})"
+            )
         for_ranks.append(f"{record['rank_wait_share']:.0%} waiting for other ranks{by_cost}")
     waiting = f"{record['wait_share']:.0%} waiting"
     return "  ".join([*metrics, speed, waiting, *for_ranks, *taken])

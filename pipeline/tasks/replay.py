@@ -12,24 +12,24 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from pipeline.build.data import DataParts, Split
-from pipeline.config.schema import Config
-from pipeline.distributed.world import World
-from pipeline.errors import ConfigError, Problem
-from pipeline.loading.batch import Batch
-from pipeline.loading.collate import plain
-from pipeline.loading.dataset_facts import table_of
-from pipeline.loading.fetch import batch_hash
-from pipeline.loading.kept_rows import KeptRows
-from pipeline.loading.named_fields import Fields
-from pipeline.order.address import Address
-from pipeline.order.randomness import scope
-from pipeline.order.streams import End
-from pipeline.runs.only_shown import only_shown
-from pipeline.runs.run_folder import RunFolder
-from pipeline.tasks.predictions import denormalized
-from pipeline.tasks.tables import put_rows
-from pipeline.terminal import one_line, put, say
+from penstock.addons.filters.kept_rows import KeptRows
+from penstock.addons.reports.predictions import denormalized
+from penstock.build.data import DataParts, Split
+from penstock.config.schema import Config
+from penstock.distributed.world import World
+from penstock.errors import ConfigError, Problem
+from penstock.loading.batch import Batch
+from penstock.loading.collate import plain
+from penstock.loading.dataset_facts import table_of
+from penstock.loading.fetch import batch_hash
+from penstock.loading.named_fields import Fields
+from penstock.order.address import Address
+from penstock.order.randomness import scope
+from penstock.order.streams import End
+from penstock.runs.only_shown import only_shown
+from penstock.runs.run_folder import RunFolder
+from penstock.tasks.tables import put_rows
+from penstock.terminal import one_line, put, say
 
 _SHOWN = 64  # images on a contact sheet
 
@@ -60,8 +60,11 @@ def recompute(split: Split, config: Config) -> Batch:
     plan, where = split.plan, f"epoch {config.epoch} of the {config.split} split"
     steps, address = plan.limit(config.epoch), Address(config.epoch, config.step)
     if steps is not None and config.step >= steps:
-        raise ConfigError(Problem("step", f"{where} has {steps} steps, 0 to {steps - 1}, and no "
-                                  f"step {config.step}"))  # fmt: skip
+        raise ConfigError(
+            Problem(
+                "step", f"{where} has {steps} steps, 0 to {steps - 1}, and no step {config.step}"
+            )
+        )
     if address in plan.skipped:
         say(f"training leaves this batch out: trainer.skip={plan.skipped}")
     request: Any = plan.request(config.epoch, config.step)
@@ -90,7 +93,7 @@ def describe_rows(dataset: Any, batch: Batch, fields: Fields | None = None) -> l
 
 def draw(batch: Batch, images: torch.Tensor, path: Path) -> Path:
     """A contact sheet of the batch."""
-    from pipeline.runs.pictures import contact_sheet
+    from penstock.addons.reports.pictures import contact_sheet
 
     labels = batch.get("label")
     captions = [f"{i}" for i in batch.indices.tolist()]

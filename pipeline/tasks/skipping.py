@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from pipeline.errors import ConfigError, Problem
-from pipeline.order.plan import Plan
-from pipeline.order.skipped import Range, Skipped
-from pipeline.order.streams import StreamPlan
+from penstock.errors import ConfigError, Problem
+from penstock.order.plan import Plan
+from penstock.order.skipped import Range, Skipped
+from penstock.order.streams import StreamPlan
 
 
 def check(plan: Plan | StreamPlan, max_epochs: int) -> None:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pipeline.terminal import console, put
+from penstock.terminal import console, put
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -21,31 +21,31 @@ import numpy as np
 import torch
 from torch import nn
 
-from pipeline.build.data import DataParts, Split
-from pipeline.build.sharing import share_of
-from pipeline.build.training import TrainingParts
-from pipeline.config.changes import differing, recorded, value_in
-from pipeline.config.own_command import overrides
-from pipeline.config.schema import Config
-from pipeline.distributed.group import Group, join
-from pipeline.errors import ConfigError, PenstockError, Problem
-from pipeline.loading.collate import List
-from pipeline.loading.loader import Loader
-from pipeline.loading.stream_fetch import StreamFetch
-from pipeline.order.plan import Plan
-from pipeline.order.samplers import Subset
-from pipeline.order.skipped import Skipped
-from pipeline.order.streams import StreamPlan
-from pipeline.runs import checkpoint
-from pipeline.runs.only_shown import only_shown
-from pipeline.runs.resumption import run_of
-from pipeline.tasks import progress
-from pipeline.tasks.folder_config import asked_of, may_be_typed
-from pipeline.terminal import console, one_line, put, say, watched
-from pipeline.training.objective import Constant, Objective
-from pipeline.training.observer import Observer, Record
-from pipeline.training.runner import validate
-from pipeline.training.train_step import Mode
+from penstock.addons.decode_pool.build import share_of
+from penstock.build.data import DataParts, Split
+from penstock.build.training import TrainingParts
+from penstock.config.changes import differing, recorded, value_in
+from penstock.config.own_command import overrides
+from penstock.config.schema import Config
+from penstock.distributed.group import Group, join
+from penstock.errors import ConfigError, PenstockError, Problem
+from penstock.loading.collate import List
+from penstock.loading.loader import Loader
+from penstock.loading.stream_fetch import StreamFetch
+from penstock.order.plan import Plan
+from penstock.order.samplers import Subset
+from penstock.order.skipped import Skipped
+from penstock.order.streams import StreamPlan
+from penstock.runs import checkpoint
+from penstock.runs.only_shown import only_shown
+from penstock.runs.resumption import run_of
+from penstock.tasks import progress
+from penstock.tasks.folder_config import asked_of, may_be_typed
+from penstock.terminal import console, one_line, put, say, watched
+from penstock.training.objective import Constant, Objective
+from penstock.training.observer import Observer, Record
+from penstock.training.runner import validate
+from penstock.training.train_step import Mode
 
 BASELINE_SAMPLES = 1000
 _NAMED = 5  # keys and tensors that differ
@@ -75,9 +75,10 @@ def _run(config: Config, parts: TrainingParts, group: Group, path: Path) -> floa
     precision = config.trainer.precision
     with (
         parts.data.split(config.split).loader() as loader,
-        closing(progress.make(config.trainer.progress if group.is_first else "none", loader, 0))
-        as display,
-    ):  # fmt: skip
+        closing(
+            progress.make(config.trainer.progress if group.is_first else "none", loader, 0)
+        ) as display,
+    ):
         watching = [display]
         measured = validate(model, objective, loader, precision, group, observers=watching)
         columns = {str(config.split): measured}
@@ -108,8 +109,10 @@ def load_weights(model: nn.Module, path: Path, config: Config | None = None) -> 
         folder = run_of(path)
         way = f"run={folder}" if folder is not None else "the overrides of its run"
         reasons = [*_other_keys(state, config), *_other_tensors(state, model)][:_NAMED]
-        raise PenstockError(f"{path} does not fit the model of this configuration; give {way}. "
-                            + "; ".join(reasons)) from error  # fmt: skip
+        raise PenstockError(
+            f"{path} does not fit the model of this configuration; give {way}. "
+            + "; ".join(reasons)
+        ) from error
 
 
 def _other_keys(state: checkpoint.State, config: Config | None) -> Iterator[str]:
@@ -120,8 +123,10 @@ def _other_keys(state: checkpoint.State, config: Config | None) -> Iterator[str]
     own = recorded(config)
     for key in differing(saved, own):
         if key.startswith(("model.", "dataset.facts.")):
-            yield (f"{one_line(key)} is {one_line(value_in(own, key))[:80]} here and was "
-                   f"{one_line(value_in(saved, key))[:80]}")  # fmt: skip
+            yield (
+                f"{one_line(key)} is {one_line(value_in(own, key))[:80]} here and was "
+                f"{one_line(value_in(saved, key))[:80]}"
+            )
 
 
 def _other_tensors(state: checkpoint.State, model: nn.Module) -> Iterator[str]:
@@ -132,8 +137,10 @@ def _other_tensors(state: checkpoint.State, model: nn.Module) -> Iterator[str]:
     there = {str(name): list(getattr(value, "shape", ())) for name, value in saved.items()}
     for name in {**there, **own}:
         if there.get(name) != own.get(name):
-            yield (f"{one_line(name)[:80]} is {own.get(name, 'not there')} in the model and "
-                   f"{there.get(name, 'not there')} in the file")  # fmt: skip
+            yield (
+                f"{one_line(name)[:80]} is {own.get(name, 'not there')} in the model and "
+                f"{there.get(name, 'not there')} in the file"
+            )
 
 
 def monitored(config: Config, objective: Objective) -> tuple[str, Mode]:
@@ -147,9 +154,12 @@ def monitored(config: Config, objective: Objective) -> tuple[str, Mode]:
 
 
 def baselines(
-    data: DataParts, objective: Objective, loader: Loader, group: Group,
+    data: DataParts,
+    objective: Objective,
+    loader: Loader,
+    group: Group,
     observers: Sequence[Observer] = (),
-) -> dict[str, Record]:  # fmt: skip
+) -> dict[str, Record]:
     """What a result is compared with, by name: the best constant, and the objective's own.
 
     The latter on the first rank only. One that cannot be measured costs a warning.
@@ -164,9 +174,12 @@ def baselines(
 
 
 def baseline(
-    data: DataParts, objective: Objective, loader: Loader, group: Group | None = None,
+    data: DataParts,
+    objective: Objective,
+    loader: Loader,
+    group: Group | None = None,
     observers: Sequence[Observer] = (),
-) -> Record:  # fmt: skip
+) -> Record:
     """Loss and metrics over `loader` of the constant that is best on the training split.
 
     The constant is that of about 1000 training samples, with the transforms of validation: rows
@@ -175,9 +188,10 @@ def baseline(
     """
     dataset, plan = data.train.dataset, data.train.plan
     fetch = replace(
-        data.train.fetch(), transform=data.val.transform,
+        data.train.fetch(),
+        transform=data.val.transform,
         batch_transform=data.val.batch_transform or None,
-    )  # fmt: skip
+    )
     if isinstance(plan, StreamPlan):  # the first records, whatever trainer.skip leaves out
         plan = StreamPlan(plan.sampler, plan.batch_size, plan.tail, plan.length, plan.most)
     elif getattr(plan.sampler, "packs", False):
@@ -276,7 +290,9 @@ def print_table(columns: Mapping[str, Mapping[str, float]], monitor: str | None)
         table.add_column(title, justify="right")
     for name in next(iter(columns.values())):
         values = [column.get(name) for column in columns.values()]
-        cells = ["" if value is None else f"{value:.4f}" if abs(value) >= 0.001 else f"{value:.3g}"
-                 for value in values]  # fmt: skip
+        cells = [
+            "" if value is None else f"{value:.4f}" if abs(value) >= 0.001 else f"{value:.3g}"
+            for value in values
+        ]
         table.add_row(name, *cells, style="bold" if name == monitor else None)
     console(sys.stdout, highlight=False).print(table)

@@ -19,13 +19,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pipeline.distributed.group import Group
-from pipeline.errors import PenstockError
-from pipeline.loading.batch import Batch
-from pipeline.loading.fetch import hash_of_rows, row_hashes
-from pipeline.order.address import Address
-from pipeline.order.randomness import hash64_each, hash64_last
-from pipeline.training.own_time import OwnTime, RankWaiting
+from penstock.distributed.group import Group
+from penstock.errors import PenstockError
+from penstock.loading.batch import Batch
+from penstock.loading.fetch import hash_of_rows, row_hashes
+from penstock.order.address import Address
+from penstock.order.randomness import hash64_each, hash64_last
+from penstock.training.own_time import OwnTime, RankWaiting
 
 
 class NonFiniteLossError(PenstockError):
@@ -106,8 +106,9 @@ class EpochMetrics:
         rows = [None if batch.hashes is None else row_hashes(batch) for batch in batches]
         left_out = [getattr(batch, "left_out", ()) for batch in batches]
         seconds = [None if one is None else one.seconds for one in times]
-        samples = [len(one.positions) if one.valid is None else int(one.valid.sum())
-                   for one in batches]  # fmt: skip
+        samples = [
+            len(one.positions) if one.valid is None else int(one.valid.sum()) for one in batches
+        ]
         own = [*zip(samples, counts, _orders(batches), rows, left_out, strict=True)]
         ranks, took = zip(*self._group.gather((own, seconds)), strict=True)
         for of_batch in zip(*took, strict=True):
@@ -170,12 +171,17 @@ class EpochMetrics:
             deaths: of workers in this epoch so far, over all ranks.
         """
         return {
-            "total": self._total, "samples": self.samples, "losses": self.losses,
-            "window_total": self._window_total, "window_samples": self._window_losses,
+            "total": self._total,
+            "samples": self.samples,
+            "losses": self.losses,
+            "window_total": self._window_total,
+            "window_samples": self._window_losses,
             "seconds": self.seconds,
-            "waited": self._waited_before + waited, "deaths": deaths,
-            "ranks_took": self._ranks.longest, "ranks_waited": self._ranks.waited,
-        }  # fmt: skip
+            "waited": self._waited_before + waited,
+            "deaths": deaths,
+            "ranks_took": self._ranks.longest,
+            "ranks_waited": self._ranks.waited,
+        }
 
 
 def order_hash(before: str, steps: Sequence[Step]) -> str:
@@ -211,6 +217,10 @@ def _step(batch: Batch, loss: float, ranks: tuple[Any, ...]) -> tuple[Step, int]
     weight = sum(counts)
     digest = None if rows[0] is None else hash_of_rows(chain.from_iterable(rows))
     return Step(
-        *batch.request.address, loss / weight if weight else 0.0, sum(samples),
-        sum(orders) % 2**64, digest, tuple(chain.from_iterable(left_out)),
-    ), weight  # fmt: skip
+        *batch.request.address,
+        loss / weight if weight else 0.0,
+        sum(samples),
+        sum(orders) % 2**64,
+        digest,
+        tuple(chain.from_iterable(left_out)),
+    ), weight

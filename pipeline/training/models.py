@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from pipeline.errors import ConfigError, Problem
-from pipeline.files.pretrained import read_weights_as_tensors
+from penstock.errors import ConfigError, Problem
+from penstock.files.pretrained import read_weights_as_tensors
 
 
 class LandmarkNet(nn.Module):
@@ -103,14 +103,23 @@ class SequenceNet(nn.Module):
     """
 
     def __init__(
-        self, num_features: int, num_outputs: int, hidden: int = 64, layers: int = 1,
-        bidirectional: bool = True, dropout: float = 0.0,
-    ) -> None:  # fmt: skip
+        self,
+        num_features: int,
+        num_outputs: int,
+        hidden: int = 64,
+        layers: int = 1,
+        bidirectional: bool = True,
+        dropout: float = 0.0,
+    ) -> None:
         super().__init__()
         self.recurrent = nn.GRU(
-            num_features, hidden, layers, batch_first=True, bidirectional=bidirectional,
+            num_features,
+            hidden,
+            layers,
+            batch_first=True,
+            bidirectional=bidirectional,
             dropout=dropout if layers > 1 else 0.0,
-        )  # fmt: skip
+        )
         self.dropout = nn.Dropout(dropout)
         self.head = nn.Linear(2 * hidden if bidirectional else hidden, num_outputs)
 
@@ -140,9 +149,15 @@ class TextNet(nn.Module):
     """
 
     def __init__(
-        self, num_tokens: int, num_outputs: int, width: int = 64, hidden: int = 64,
-        layers: int = 1, bidirectional: bool = True, dropout: float = 0.0,
-    ) -> None:  # fmt: skip
+        self,
+        num_tokens: int,
+        num_outputs: int,
+        width: int = 64,
+        hidden: int = 64,
+        layers: int = 1,
+        bidirectional: bool = True,
+        dropout: float = 0.0,
+    ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(num_tokens, width, padding_idx=0)
         self.dropout = nn.Dropout(dropout)
@@ -231,8 +246,12 @@ def torchvision_model(name: str, num_outputs: int, weights: str | None = None) -
         return fresh
     choices = [choice.name for choice in models.get_model_weights(name)]
     if weights not in [*choices, "DEFAULT"]:
-        raise ConfigError(Problem("model.weights", f"{name} has no weights {weights!r}; "
-                                  f"it has DEFAULT, {', '.join(choices)}"))  # fmt: skip
+        raise ConfigError(
+            Problem(
+                "model.weights",
+                f"{name} has no weights {weights!r}; it has DEFAULT, {', '.join(choices)}",
+            )
+        )
     model: nn.Module = models.get_model(name, weights=weights, **options)
     _replace_head(model, num_outputs)
     return model

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from pipeline.distributed.group import Group
-from pipeline.distributed.metric_states import count_apart, is_metric, merge
-from pipeline.errors import ConfigError, DataError, Problem
-from pipeline.loading.batch import Batch
+from penstock.distributed.group import Group
+from penstock.distributed.metric_states import count_apart, is_metric, merge
+from penstock.errors import ConfigError, DataError, Problem
+from penstock.loading.batch import Batch
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
@@ -50,14 +50,24 @@ class Objective(ABC):
         self, loss: Loss, metrics: Mapping[str, Metric], inputs: Sequence[str], target: str
     ) -> None:
         if getattr(loss, "reduction", "none") == "sum":
-            raise ConfigError(Problem("objective.loss.reduction", "sum would weigh a step by the "
-                                      "samples of its batch, and of each rank's share; set mean, "
-                                      "or none for a loss a sample"))  # fmt: skip
+            raise ConfigError(
+                Problem(
+                    "objective.loss.reduction",
+                    "sum would weigh a step by the "
+                    "samples of its batch, and of each rank's share; set mean, "
+                    "or none for a loss a sample",
+                )
+            )
         for name, metric in metrics.items():
             if not is_metric(metric):
-                raise ConfigError(Problem(f"objective.metrics.{name}", f"makes a "
-                                          f"{type(metric).__name__}, which is not a torchmetrics."
-                                          "Metric; docs/own_parts.md has an example"))  # fmt: skip
+                raise ConfigError(
+                    Problem(
+                        f"objective.metrics.{name}",
+                        f"makes a "
+                        f"{type(metric).__name__}, which is not a torchmetrics."
+                        "Metric; docs/own_parts.md has an example",
+                    )
+                )
         self.loss = loss
         self.metrics = dict(metrics)
         count_apart(self.metrics)
@@ -92,9 +102,14 @@ class Objective(ABC):
             if losses.ndim == 0:
                 losses = self._of_each(losses, outputs, batch)
             elif len(losses) != len(outputs) or losses.ndim > 1:
-                raise ConfigError(Problem("objective.loss", f"gives {list(losses.shape)} for "
-                                          f"{len(outputs)} samples; it has to give one number a "
-                                          "sample, or one for all of them"))  # fmt: skip
+                raise ConfigError(
+                    Problem(
+                        "objective.loss",
+                        f"gives {list(losses.shape)} for "
+                        f"{len(outputs)} samples; it has to give one number a "
+                        "sample, or one for all of them",
+                    )
+                )
             else:
                 losses = _valid(losses, batch)
         return losses, outputs
@@ -257,8 +272,10 @@ class Objective(ABC):
 
     def _field(self, batch: Batch, name: str) -> Tensor:
         if name not in batch:
-            raise ConfigError(f"{type(self).__name__} needs the field {name!r} (objective.inputs"
-                              f", objective.target); a batch has {', '.join(batch)}")  # fmt: skip
+            raise ConfigError(
+                f"{type(self).__name__} needs the field {name!r} (objective.inputs"
+                f", objective.target); a batch has {', '.join(batch)}"
+            )
         value = batch[name]
         if not isinstance(value, Tensor):
             raise ConfigError(
@@ -305,8 +322,10 @@ class Regression(Objective):
         self._check_count(outputs, target)
         outputs = outputs.reshape(len(outputs), -1)
         if outputs.shape != target.shape:  # the loss would broadcast, with a warning at most
-            raise ConfigError(f"the model gives {outputs.shape[1]} numbers a sample, but "
-                              f"{self.target!r} has {target.shape[1]}")  # fmt: skip
+            raise ConfigError(
+                f"the model gives {outputs.shape[1]} numbers a sample, but "
+                f"{self.target!r} has {target.shape[1]}"
+            )
         losses = self.loss(outputs, target)
         if losses.ndim < 2:
             return losses
@@ -376,9 +395,14 @@ class Classification(Objective):
     confusion: Tensor | None = None
 
     def __init__(
-        self, loss: Loss, metrics: Mapping[str, Metric], inputs: Sequence[str], target: str,
-        num_classes: int, classes: Sequence[str] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        loss: Loss,
+        metrics: Mapping[str, Metric],
+        inputs: Sequence[str],
+        target: str,
+        num_classes: int,
+        classes: Sequence[str] | None = None,
+    ) -> None:
         super().__init__(loss, metrics, inputs, target)
         self.num_classes = num_classes
         self.classes = list(classes) if classes else None
@@ -442,8 +466,10 @@ class Classification(Objective):
 
     def _losses(self, outputs: Tensor, batch: Batch) -> Tensor:
         if outputs.ndim != 2 or outputs.shape[1] != self.num_classes:
-            raise ConfigError(f"the model gives {list(outputs.shape[1:])} a sample; "
-                              f"{self.num_classes} classes need as many logits")  # fmt: skip
+            raise ConfigError(
+                f"the model gives {list(outputs.shape[1:])} a sample; "
+                f"{self.num_classes} classes need as many logits"
+            )
         soft = f"{self.target}_soft" in batch
         goals = self._field(batch, f"{self.target}_soft" if soft else self.target)
         goals = goals if self._are_shares(goals) else self.targets(batch)

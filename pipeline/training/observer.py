@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from pipeline.loading.batch import Batch
-from pipeline.runs.only_shown import only_shown
-from pipeline.training.epoch_metrics import Step
+from penstock.loading.batch import Batch
+from penstock.runs.only_shown import only_shown
+from penstock.training.epoch_metrics import Step
 
 Record = dict[str, float]
 

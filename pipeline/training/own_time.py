@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pipeline.torch_internals import queue_callback
+from penstock.torch_internals import queue_callback
 
 
 class OwnTime:

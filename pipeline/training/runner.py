@@ -22,22 +22,22 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from pipeline.distributed.group import Group
-from pipeline.distributed.parallel import Parallel, same_buffers
-from pipeline.distributed.preemption import Preempted, Preemption, in_turns
-from pipeline.errors import ConfigError, DataError, PenstockError, Problem
-from pipeline.loading.batch import Batch
-from pipeline.loading.known_by import in_fingerprint
-from pipeline.loading.loader import Loader
-from pipeline.order.address import Address
-from pipeline.runs.checkpoint import Checkpoints, State
-from pipeline.runs.memory import Memory
-from pipeline.training.epoch_metrics import EpochMetrics, NonFiniteLossError, Step, order_hash
-from pipeline.training.objective import Objective
-from pipeline.training.observer import Observer, Record
-from pipeline.training.speed import predicted_waiting, speed
-from pipeline.training.train_step import TrainOptions, TrainStep
-from pipeline.training.validation import validate
+from penstock.addons.memory_copies.memory import Memory
+from penstock.distributed.group import Group
+from penstock.distributed.parallel import Parallel, same_buffers
+from penstock.distributed.preemption import Preempted, Preemption, in_turns
+from penstock.errors import ConfigError, DataError, PenstockError, Problem
+from penstock.loading.batch import Batch
+from penstock.loading.known_by import in_fingerprint
+from penstock.loading.loader import Loader
+from penstock.order.address import Address
+from penstock.runs.checkpoint import Checkpoints, State
+from penstock.training.epoch_metrics import EpochMetrics, NonFiniteLossError, Step, order_hash
+from penstock.training.objective import Objective
+from penstock.training.observer import Observer, Record
+from penstock.training.speed import predicted_waiting, speed
+from penstock.training.train_step import TrainOptions, TrainStep
+from penstock.training.validation import validate
 
 __all__ = ["NonFiniteLossError", "Observer", "Record", "Result", "fit", "train_epoch", "validate"]
 
@@ -62,14 +62,24 @@ class Result:
 
 
 def fit(
-    model: nn.Module, objective: Objective, optimizer: Optimizer, train: Loader,
-    val: Loader | None, options: TrainOptions, *,
-    scheduler: LRScheduler | None = None, checkpoints: Checkpoints | None = None,
-    observers: Sequence[Observer] = (), seed: int = 0, group: Group | None = None,
-    parallel: Parallel | None = None, preemption: Preemption | None = None,
-    resume: State | None = None, fingerprint: Mapping[str, Any] | None = None,
+    model: nn.Module,
+    objective: Objective,
+    optimizer: Optimizer,
+    train: Loader,
+    val: Loader | None,
+    options: TrainOptions,
+    *,
+    scheduler: LRScheduler | None = None,
+    checkpoints: Checkpoints | None = None,
+    observers: Sequence[Observer] = (),
+    seed: int = 0,
+    group: Group | None = None,
+    parallel: Parallel | None = None,
+    preemption: Preemption | None = None,
+    resume: State | None = None,
+    fingerprint: Mapping[str, Any] | None = None,
     memory: Memory | None = None,
-) -> Result:  # fmt: skip
+) -> Result:
     """Train `model` in place, on the device that `train` delivers to.
 
     Args:
@@ -113,10 +123,16 @@ class _Fit(Observer):
     """A fit under way: its position, and everything that it saves."""
 
     def __init__(
-        self, train_step: TrainStep, train: Loader, val: Loader | None,
-        checkpoints: Checkpoints | None, observers: Sequence[Observer],
-        preemption: Preemption | None, fingerprint: dict[str, Any], memory: Memory | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        train_step: TrainStep,
+        train: Loader,
+        val: Loader | None,
+        checkpoints: Checkpoints | None,
+        observers: Sequence[Observer],
+        preemption: Preemption | None,
+        fingerprint: dict[str, Any],
+        memory: Memory | None = None,
+    ) -> None:
         self.train_step, self.train, self.val = train_step, train, val
         self.checkpoints, self.observers = checkpoints, (self, *observers)
         self.preemption, self.fingerprint, self.memory = preemption, fingerprint, memory
@@ -190,17 +206,28 @@ class _Fit(Observer):
         options, result = self.options, self.result
         self.address, self.begun = Address(epoch, start), True
         record = train_epoch(
-            self.train_step, self.train, epoch, self.observers, start, self.epoch_metrics,
-            self._after_step, self._turn,
-        )  # fmt: skip
+            self.train_step,
+            self.train,
+            epoch,
+            self.observers,
+            start,
+            self.epoch_metrics,
+            self._after_step,
+            self._turn,
+        )
         last = self._next_epoch(epoch + 1) == options.max_epochs or self.train_step.finished
         improved = False
         if self.val is not None and (last or (epoch + 1) % options.val_every == 0):
             same_buffers(self.train_step.measured, self.group)
             self.metrics = validate(
-                self.train_step.measured, self.train_step.objective, self.val, options.precision,
-                self.group, self._val_turn, self.observers,
-            )  # fmt: skip
+                self.train_step.measured,
+                self.train_step.objective,
+                self.val,
+                options.precision,
+                self.group,
+                self._val_turn,
+                self.observers,
+            )
             record |= {f"val/{name}": value for name, value in self.metrics.items()}
             improved = _is_best(record, result.best, options)
             result.stale = 0 if improved else result.stale + 1
@@ -289,19 +316,24 @@ class _Fit(Observer):
             "loader": {**self.train.state_dict(), "epoch": epoch, "step": step},
             "metrics": self.metrics,
             "progress": {
-                "result": dict(vars(self.result)), "begun": self.begun,
+                "result": dict(vars(self.result)),
+                "begun": self.begun,
                 "meter": self.epoch_metrics.state_dict(self.train.stats.wait_seconds, self._lost()),
             },
             "fingerprint": {**self.fingerprint, **in_fingerprint(self.train.seen or {})},
-        }  # fmt: skip
+        }
 
 
 def train_epoch(
-    train_step: TrainStep, loader: Loader, epoch: int, observers: Sequence[Observer] = (),
-    start: int = 0, epoch_metrics: EpochMetrics | None = None,
+    train_step: TrainStep,
+    loader: Loader,
+    epoch: int,
+    observers: Sequence[Observer] = (),
+    start: int = 0,
+    epoch_metrics: EpochMetrics | None = None,
     after_step: Callable[[Batch], None] | None = None,
     turn: Callable[[bool], None] | None = None,
-) -> Record:  # fmt: skip
+) -> Record:
     """Train on one epoch, or the part of it before `max_steps`; returns its record.
 
     Args:
@@ -336,27 +368,40 @@ def train_epoch(
             after_step(batch)
     _tell(observers, epoch_metrics.read())
     if not epoch_metrics.samples and not start and not skipped:
-        raise DataError(f"every sample of epoch {epoch} was left out (bad_samples.on_error), so "
-                        "there is none to train on")  # fmt: skip
+        raise DataError(
+            f"every sample of epoch {epoch} was left out (bad_samples.on_error), so "
+            "there is none to train on"
+        )
     return {
-        "epoch": epoch, "step": train_step.updates, "train/loss": epoch_metrics.mean,
-        "lr": train_step.lr, "seconds": epoch_metrics.seconds,
+        "epoch": epoch,
+        "step": train_step.updates,
+        "train/loss": epoch_metrics.mean,
+        "lr": train_step.lr,
+        "seconds": epoch_metrics.seconds,
         **speed(train_step, loader, epoch_metrics),
         **predicted_waiting(train_step.group, loader, epoch),
-    }  # fmt: skip
+    }
 
 
 def _step(
-    train_step: TrainStep, loader: Loader, epoch: int, observers: Sequence[Observer],
+    train_step: TrainStep,
+    loader: Loader,
+    epoch: int,
+    observers: Sequence[Observer],
     epoch_metrics: EpochMetrics,
-) -> None:  # fmt: skip
+) -> None:
     """Take an optimizer step, and log every `log_every` of them."""
     train_step.update()
     if train_step.updates % train_step.options.log_every:
         return
     _tell(observers, epoch_metrics.read())
-    record = {"epoch": epoch, "step": train_step.updates, "train/loss": epoch_metrics.window,
-              "lr": train_step.lr, **speed(train_step, loader, epoch_metrics)}  # fmt: skip
+    record = {
+        "epoch": epoch,
+        "step": train_step.updates,
+        "train/loss": epoch_metrics.window,
+        "lr": train_step.lr,
+        **speed(train_step, loader, epoch_metrics),
+    }
     epoch_metrics.begin_window()
     for observer in observers:
         observer.on_log(record)

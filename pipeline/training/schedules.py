@@ -8,7 +8,7 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LinearLR, LRScheduler, SequentialLR
 
-from pipeline.errors import ConfigError, Problem
+from penstock.errors import ConfigError, Problem
 
 _START = 0.01  # of the rate, at the first step of a warm-up: a step at zero would change nothing
 
@@ -21,9 +21,12 @@ def warmup_steps(warmup: float, total_steps: int) -> int:
     """
     if total_steps < 1:
         raise ConfigError(
-            Problem("batch", "the training split has less than one batch, and batch.tail=drop "
-                    "leaves that out; set a smaller batch.size, or batch.tail=keep")
-        )  # fmt: skip
+            Problem(
+                "batch",
+                "the training split has less than one batch, and batch.tail=drop "
+                "leaves that out; set a smaller batch.size, or batch.tail=keep",
+            )
+        )
     steps = round(warmup * total_steps) if warmup < 1 else int(warmup)
     if steps >= total_steps:
         raise ConfigError(
@@ -47,7 +50,12 @@ def renewed(
 ) -> dict[str, Any]:
     """A checkpoint's state with the state of a new `scheduler` and its `optimizer`'s rates."""
     before, now = state["optimizer"], optimizer.state_dict()["param_groups"]
-    groups = [{**new, "params": old["params"]}
-              for new, old in zip(now, before["param_groups"], strict=True)]  # fmt: skip
-    return {**state, "optimizer": {**before, "param_groups": groups},
-            "scheduler": scheduler.state_dict()}  # fmt: skip
+    groups = [
+        {**new, "params": old["params"]}
+        for new, old in zip(now, before["param_groups"], strict=True)
+    ]
+    return {
+        **state,
+        "optimizer": {**before, "param_groups": groups},
+        "scheduler": scheduler.state_dict(),
+    }

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pipeline.distributed.group import Group
-from pipeline.loading.loader import Loader
-from pipeline.order.plan import Plan
-from pipeline.training.epoch_metrics import EpochMetrics
-from pipeline.training.observer import Record
-from pipeline.training.train_step import TrainStep
+from penstock.distributed.group import Group
+from penstock.loading.loader import Loader
+from penstock.order.plan import Plan
+from penstock.training.epoch_metrics import EpochMetrics
+from penstock.training.observer import Record
+from penstock.training.train_step import TrainStep
 
 
 def speed(train_step: TrainStep, loader: Loader, epoch_metrics: EpochMetrics) -> Record:
@@ -16,10 +16,13 @@ def speed(train_step: TrainStep, loader: Loader, epoch_metrics: EpochMetrics) ->
     shared = {} if loader.share is None else {"shared_batches": sum(gather(stats.shared))}
     return {
         **epoch_metrics.speed(stats.wait_seconds),
-        **{f"ms/{stage}": 1000 * seconds / max(stats.samples, 1)
-           for stage, seconds in stats.stages.items()},
-        "worker_deaths": sum(gather(stats.deaths)), **shared,
-    }  # fmt: skip
+        **{
+            f"ms/{stage}": 1000 * seconds / max(stats.samples, 1)
+            for stage, seconds in stats.stages.items()
+        },
+        "worker_deaths": sum(gather(stats.deaths)),
+        **shared,
+    }
 
 
 def predicted_waiting(group: Group, loader: Loader, epoch: int) -> Record:

@@ -19,14 +19,14 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from pipeline.distributed.group import Group
-from pipeline.distributed.parallel import Parallel, like, local, same_buffers, wrap
-from pipeline.errors import PenstockError
-from pipeline.loading.batch import Batch
-from pipeline.order.randomness import hash64_on
-from pipeline.torch_internals import scale
-from pipeline.training.objective import Objective
-from pipeline.training.own_time import OwnTime
+from penstock.distributed.group import Group
+from penstock.distributed.parallel import Parallel, like, local, same_buffers, wrap
+from penstock.errors import PenstockError
+from penstock.loading.batch import Batch
+from penstock.order.randomness import hash64_on
+from penstock.torch_internals import scale
+from penstock.training.objective import Objective
+from penstock.training.own_time import OwnTime
 
 Precision = Literal["fp32", "bf16", "fp16"]
 Mode = Literal["min", "max"]
@@ -95,10 +95,16 @@ class TrainStep:
     """
 
     def __init__(
-        self, model: nn.Module, objective: Objective, optimizer: Optimizer,
-        scheduler: LRScheduler | None, options: TrainOptions, group: Group, seed: int,
+        self,
+        model: nn.Module,
+        objective: Objective,
+        optimizer: Optimizer,
+        scheduler: LRScheduler | None,
+        options: TrainOptions,
+        group: Group,
+        seed: int,
         parallel: Parallel | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.group = group
         self.device = torch.device(group.world.device)
         self.model = model.to(self.device)  # in place: the optimizer refers to the weights
@@ -262,9 +268,14 @@ class TrainStep:
     def state_dict(self) -> dict[str, Any]:
         """All state of the training but the loader's address."""
         scheduler = self.scheduler.state_dict() if self.scheduler else None
-        state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(),
-                 "scheduler": scheduler, "scaler": self.scaler.state_dict(),
-                 "batches": self.batches, "updates": self.updates}  # fmt: skip
+        state = {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": scheduler,
+            "scaler": self.scaler.state_dict(),
+            "batches": self.batches,
+            "updates": self.updates,
+        }
         if self.averaged is not None:
             state["averaged"] = self.averaged.module.state_dict()
         return state
@@ -280,8 +291,11 @@ class TrainStep:
             weights, parts = self._weights(), {}
             for number, values in state["optimizer"]["state"].items():
                 weight = weights[int(number)]  # what has its shape is sharded like it
-                shaped = {name: weight for name, value in values.items()
-                          if isinstance(value, Tensor) and value.shape == weight.shape}  # fmt: skip
+                shaped = {
+                    name: weight
+                    for name, value in values.items()
+                    if isinstance(value, Tensor) and value.shape == weight.shape
+                }
                 parts[number] = {**values, **like({k: values[k] for k in shaped}, shaped)}
             self.optimizer.load_state_dict({**state["optimizer"], "state": parts})
             if self.scheduler is not None:

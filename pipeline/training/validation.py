@@ -10,21 +10,25 @@ from typing import Any
 import torch
 from torch import nn
 
-from pipeline.distributed.group import Group
-from pipeline.distributed.preemption import in_turns
-from pipeline.errors import DataError
-from pipeline.loading.loader import Loader
-from pipeline.training.objective import Objective
-from pipeline.training.observer import Observer
-from pipeline.training.train_step import Precision, autocast
+from penstock.distributed.group import Group
+from penstock.distributed.preemption import in_turns
+from penstock.errors import DataError
+from penstock.loading.loader import Loader
+from penstock.training.objective import Objective
+from penstock.training.observer import Observer
+from penstock.training.train_step import Precision, autocast
 
 
 @torch.no_grad()
 def validate(
-    model: nn.Module, objective: Objective, loader: Loader, precision: Precision = "fp32",
-    group: Group | None = None, turn: Callable[[bool], None] | None = None,
+    model: nn.Module,
+    objective: Objective,
+    loader: Loader,
+    precision: Precision = "fp32",
+    group: Group | None = None,
+    turn: Callable[[bool], None] | None = None,
     observers: Sequence[Observer] = (),
-) -> dict[str, float]:  # fmt: skip
+) -> dict[str, float]:
     """The mean "loss" and every metric of the objective over epoch 0 of `loader`.
 
     Each sample (or token, where the objective gives a loss a token) counts once, whatever the

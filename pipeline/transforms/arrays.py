@@ -19,8 +19,8 @@ import torch
 from torchvision import tv_tensors
 from torchvision.transforms.v2 import functional as F
 
-from pipeline.errors import ConfigError, DataError, Problem
-from pipeline.order.randomness import hash64, key_at_hand
+from penstock.errors import ConfigError, DataError, Problem
+from penstock.order.randomness import hash64, key_at_hand
 
 Sample = dict[str, Any]
 Array = npt.NDArray[Any]
@@ -96,8 +96,10 @@ class Albumentations:
         found: Sample = {name: tv_tensors.wrap(moved, like=left, format=old.format)}
         for field in self.with_boxes:
             if field not in sample or len(sample[field]) != len(old):
-                raise DataError(f"with_boxes: the sample has no field {field!r} with a row for "
-                                f"each of its {len(old)} boxes")  # fmt: skip
+                raise DataError(
+                    f"with_boxes: the sample has no field {field!r} with a row for "
+                    f"each of its {len(old)} boxes"
+                )
             value = sample[field]
             array = isinstance(value, (torch.Tensor, np.ndarray))
             found[field] = value[rows] if array else [value[row] for row in rows.tolist()]
@@ -172,7 +174,7 @@ class OnPicture:
         if staying and (self._moves or made.shape[:2] != picture.shape[:2]):
             raise DataError(
                 f"{self.name} moves the picture, but not {', '.join(staying)}. Use "
-                "pipeline.transforms.arrays.Rescale, torchvision's v2 (RandomCrop, RandomAffine) "
+                "penstock.transforms.arrays.Rescale, torchvision's v2 (RandomCrop, RandomAffine) "
                 "or Albumentations, which move them, too"
             )
         if picture.dtype == np.uint8:
@@ -225,8 +227,9 @@ def _picture(sample: Any, name: str | None) -> str:
         told = f"{len(names)} pictures ({', '.join(names)}); set picture" if names else "no picture"
         raise DataError(f"the sample has {told} (tv_tensors.Image)")
     if name is not None and name not in names:
-        raise DataError(f"picture: the field {name!r} of the sample is not a picture "
-                        "(tv_tensors.Image)")  # fmt: skip
+        raise DataError(
+            f"picture: the field {name!r} of the sample is not a picture (tv_tensors.Image)"
+        )
     return name or names[0]
 
 
@@ -234,8 +237,10 @@ def _only(sample: Sample, kind: type[Any]) -> str:
     """The field of a kind; "" if there is none."""
     names = [field for field, value in sample.items() if isinstance(value, kind)]
     if len(names) > 1:
-        raise DataError(f"the sample has {len(names)} fields of {kind.__name__} "
-                        f"({', '.join(names)}); only one can follow the picture")  # fmt: skip
+        raise DataError(
+            f"the sample has {len(names)} fields of {kind.__name__} "
+            f"({', '.join(names)}); only one can follow the picture"
+        )
     return names[0] if names else ""
 
 

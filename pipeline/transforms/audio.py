@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pipeline.errors import ConfigError, DataError, Problem
-from pipeline.files.batch_bytes import reserve, temporary
-from pipeline.transforms.resampling import resample
+from penstock.errors import ConfigError, DataError, Problem
+from penstock.files.batch_bytes import reserve, temporary
+from penstock.transforms.resampling import resample
 
 Sample = dict[str, Any]
 Scale = Literal["htk", "slaney"]
@@ -180,11 +180,17 @@ def mel_filters(
     weights = torch.minimum(rising, falling).clamp_min(0)
     empty = torch.nonzero(weights.sum(1) == 0).flatten().tolist()
     if empty:
-        raise ConfigError(Problem("n_mels", (
-            f"{n_mels} bands are too many for n_fft={n_fft}: its bins are {rate / n_fft:.0f} Hz "
-            f"apart, and none lies in band {empty[0]} at {edges[empty[0] + 1]:.0f} Hz. "
-            "Lower n_mels or raise n_fft (or f_min)"
-        )))  # fmt: skip
+        raise ConfigError(
+            Problem(
+                "n_mels",
+                (
+                    f"{n_mels} bands are too many for n_fft={n_fft}: its bins are "
+                    f"{rate / n_fft:.0f} Hz apart, and none lies in band {empty[0]} at "
+                    f"{edges[empty[0] + 1]:.0f} Hz. "
+                    "Lower n_mels or raise n_fft (or f_min)"
+                ),
+            )
+        )
     if scale == "slaney":  # triangles of area 1, so that white noise is flat
         weights = weights * (2 / (high - low))
     return weights.float()
@@ -251,7 +257,7 @@ class LogMel:
         if rate != self.rate:
             raise DataError(
                 f"LogMel is set to {self.rate} Hz, but the audio is at {rate} Hz. Put "
-                "pipeline.transforms.audio.Resample in front of it, or change its rate"
+                "penstock.transforms.audio.Resample in front of it, or change its rate"
             )
         kept = {k: v for k, v in sample.items() if self.keep or k != self.field}
         return {**kept, self.output: self.features(audio)}

@@ -24,13 +24,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.errors import ConfigError, DataError, PenstockError, Problem
-from pipeline.loading.batch import Batch
-from pipeline.loading.fetch import SampleError, hash_sample
-from pipeline.order.generator_states import moved, take
-from pipeline.order.private_generators import generators_in
-from pipeline.order.randomness import KeyedRandom
-from pipeline.transforms import warping
+from penstock.errors import ConfigError, DataError, PenstockError, Problem
+from penstock.loading.batch import Batch
+from penstock.loading.fetch import SampleError, hash_sample
+from penstock.order.generator_states import moved, take
+from penstock.order.private_generators import generators_in
+from penstock.order.randomness import KeyedRandom
+from penstock.transforms import warping
 
 Range = Sequence[float]
 Pair = tuple[float, float]
@@ -83,15 +83,17 @@ class BatchCompose:
         if batch.hashes is None or any(one.device.type != "cpu" for one in tensors):
             return batch
         changed = {name: value for name, value in batch.items() if before.get(name) is not value}
-        hashes = [hash_sample([old.hex(), _row(batch, changed, row)])
-                  for row, old in enumerate(batch.hashes)]  # fmt: skip
+        hashes = [
+            hash_sample([old.hex(), _row(batch, changed, row)])
+            for row, old in enumerate(batch.hashes)
+        ]
         return batch.replace(hashes=hashes)
 
     def _applied(self, name: str, step: BatchTransform, batch: Batch) -> Batch:
         epoch, number = batch.request.address
         random = KeyedRandom.of(self.seed, epoch, batch.positions, f"batch/{name}")
         # Global generators: our steps leave them alone, and in a thread others may draw meanwhile.
-        watched = not type(step).__module__.startswith("pipeline.")
+        watched = not type(step).__module__.startswith("penstock.")
         watched = watched and threading.current_thread() is threading.main_thread()
         before = take() if watched else None
         try:
@@ -105,8 +107,10 @@ class BatchCompose:
                 f"{type(error).__name__}: {error}\n{lines}"
             ) from error
         if not isinstance(done, Batch):
-            raise ConfigError(f"the batch transform {name!r} gives a {type(done).__name__}; it has "
-                              "to give the Batch that it was handed")  # fmt: skip
+            raise ConfigError(
+                f"the batch transform {name!r} gives a {type(done).__name__}; it has "
+                "to give the Batch that it was handed"
+            )
         drawn = moved(before) if before else []
         if drawn:
             raise SampleError(
@@ -138,14 +142,18 @@ def images_of(batch: Batch, owner: object) -> dict[str, Tensor]:
     name = type(owner).__name__
     found = {field: batch[field] for field, kind in batch.kinds.items() if kind == "image"}
     if not found:
-        raise DataError(f"{name} works on pictures, and no field of the batch ({', '.join(batch)}) "
-                        "is one: the dataset has to give them as tv_tensors.Image")  # fmt: skip
+        raise DataError(
+            f"{name} works on pictures, and no field of the batch ({', '.join(batch)}) "
+            "is one: the dataset has to give them as tv_tensors.Image"
+        )
     for field, images in found.items():
         if not isinstance(images, Tensor) or images.ndim != 4:
             shape = f"{list(images.shape)}" if isinstance(images, Tensor) else type(images).__name__
-            raise DataError(f"{name} needs the field {field!r} as a stack of pictures [B, C, H, W],"
-                            f" not {shape}: resize them in transform.train, and choose "
-                            "collate=stack")  # fmt: skip
+            raise DataError(
+                f"{name} needs the field {field!r} as a stack of pictures [B, C, H, W],"
+                f" not {shape}: resize them in transform.train, and choose "
+                "collate=stack"
+            )
     if len({images.shape[-2:] for images in found.values()}) > 1:
         raise DataError(f"{name}: the pictures of a sample ({', '.join(found)}) differ in size")
     return found
@@ -197,9 +205,12 @@ def positive(value: Range, name: str) -> Pair:
 
 
 def around(
-    value: float | Range, name: str, centre: float = 0.0, least: float = -math.inf,
+    value: float | Range,
+    name: str,
+    centre: float = 0.0,
+    least: float = -math.inf,
     most: float = math.inf,
-) -> Pair:  # fmt: skip
+) -> Pair:
     """Two bounds, or one number as the distance from `centre` to both sides."""
     if not isinstance(value, (int, float)):
         return interval(value, name, least, most)

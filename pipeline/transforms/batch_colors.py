@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from pipeline.errors import ConfigError, DataError, Problem
-from pipeline.files.batch_bytes import reserve
-from pipeline.loading.batch import Batch
-from pipeline.order.randomness import KeyedRandom
-from pipeline.transforms import image, warping
-from pipeline.transforms.batch import (
+from penstock.errors import ConfigError, DataError, Problem
+from penstock.files.batch_bytes import reserve
+from penstock.loading.batch import Batch
+from penstock.order.randomness import KeyedRandom
+from penstock.transforms import image, warping
+from penstock.transforms.batch import (
     Range,
     around,
     blocks,
@@ -26,7 +26,7 @@ from pipeline.transforms.batch import (
     positive,
     probability,
 )
-from pipeline.transforms.batch_geometry import random_sides
+from penstock.transforms.batch_geometry import random_sides
 
 
 class BatchNormalize(image.Normalize):
@@ -48,8 +48,10 @@ class BatchNormalize(image.Normalize):
     def __call__(self, batch: Batch, random: KeyedRandom) -> Batch:  # type: ignore[override]
         for name, images in images_of(batch, self).items():
             if images.is_floating_point():
-                raise DataError(f"BatchNormalize: the pictures {name!r} are {images.dtype} already;"
-                                " normalise samples or batches, not both")  # fmt: skip
+                raise DataError(
+                    f"BatchNormalize: the pictures {name!r} are {images.dtype} already;"
+                    " normalise samples or batches, not both"
+                )
             if len(self.mean) not in (1, images.shape[1]):
                 raise self.mismatch(images.shape[1])
             mean = torch.tensor(self.mean, dtype=torch.float64).view(-1, 1, 1)
@@ -232,8 +234,11 @@ class RandomErasing:
         else:
             given = [self.value] if isinstance(self.value, (int, float)) else list(self.value)
             if len(given) not in (1, channels):
-                raise ConfigError(Problem("value", f"has {len(given)} numbers, but pictures have "
-                                          f"{channels} channels"))  # fmt: skip
+                raise ConfigError(
+                    Problem(
+                        "value", f"has {len(given)} numbers, but pictures have {channels} channels"
+                    )
+                )
             colour = torch.tensor([given])
         return colour.to(pixels.device, pixels.dtype)[:, :, None, None]
 

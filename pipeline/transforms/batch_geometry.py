@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 from torchvision.ops import box_convert
 
-from pipeline.errors import ConfigError, DataError, Problem
-from pipeline.loading.batch import Batch
-from pipeline.order.randomness import KeyedRandom
-from pipeline.transforms.batch import (
+from penstock.errors import ConfigError, DataError, Problem
+from penstock.loading.batch import Batch
+from penstock.order.randomness import KeyedRandom
+from penstock.transforms.batch import (
     Pair,
     Range,
     around,
@@ -30,9 +30,9 @@ from pipeline.transforms.batch import (
     probability,
     some,
 )
-from pipeline.transforms.crops import side_lengths
-from pipeline.transforms.image import LandmarkFlip
-from pipeline.transforms.warping import affine, crop_nearest, crop_resize
+from penstock.transforms.crops import side_lengths
+from penstock.transforms.image import LandmarkFlip
+from penstock.transforms.warping import affine, crop_nearest, crop_resize
 
 Change = Callable[[Tensor], Tensor]
 
@@ -194,9 +194,11 @@ class RandomResizedCrop(Geometric):
             return (points - corner) * scale.to(points.device, points.dtype)
 
         return Move(
-            *size, lambda images: crop_resize(images, boxes, size),
-            lambda masks: crop_nearest(masks, boxes, size), points,
-        )  # fmt: skip
+            *size,
+            lambda images: crop_resize(images, boxes, size),
+            lambda masks: crop_nearest(masks, boxes, size),
+            points,
+        )
 
     def boxes(self, random: KeyedRandom, height: int, width: int) -> Tensor:
         """int64[B, 4]: top, left, height, width."""
@@ -235,8 +237,12 @@ class Affine(Geometric):
         fill: float = 0.0,
     ) -> None:
         if len(translate) != 2 or not all(0 <= share <= 1 for share in translate):
-            raise ConfigError(Problem("translate", f"got {translate!r}, expected two shares of "
-                                      "width and height, from 0 to 1"))  # fmt: skip
+            raise ConfigError(
+                Problem(
+                    "translate",
+                    f"got {translate!r}, expected two shares of width and height, from 0 to 1",
+                )
+            )
         self.degrees = around(degrees, "degrees")
         self.translate = tuple(translate)
         self.scale = positive(scale, "scale")
@@ -289,6 +295,9 @@ def affine_move(matrices: Tensor, height: int, width: int, fill: float) -> Move:
         return torch.stack(moved, dim=-1)
 
     return Move(
-        height, width, lambda images: affine(images, inverse, fill),
-        lambda masks: affine(masks, inverse, 0.0, nearest=True), points,
-    )  # fmt: skip
+        height,
+        width,
+        lambda images: affine(images, inverse, fill),
+        lambda masks: affine(masks, inverse, 0.0, nearest=True),
+        points,
+    )

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.errors import ConfigError, Problem
-from pipeline.order.randomness import KeyArray, as_uniform, hash64_each, uniform_at
+from penstock.errors import ConfigError, Problem
+from penstock.order.randomness import KeyArray, as_uniform, hash64_each, uniform_at
 
 Sizes = npt.NDArray[np.int64]
 

@@ -19,17 +19,17 @@ import torchvision.io  # noqa: F401  (registers torch.ops.image)
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from pipeline.errors import DataError
-from pipeline.files.batch_bytes import reserve
-from pipeline.loading.batch import Batch
-from pipeline.loading.compose import Compose
-from pipeline.loading.encoded import EncodedImage
-from pipeline.order.randomness import KeyedRandom
-from pipeline.transforms.batch import BatchCompose
-from pipeline.transforms.crops import CenterCrop, Crop, RandomAreaCrop, side_lengths
-from pipeline.transforms.image_decoding import Size, checked_header
-from pipeline.transforms.jpeg_header import upright
-from pipeline.transforms.warping import resize_weights
+from penstock.errors import DataError
+from penstock.files.batch_bytes import reserve
+from penstock.loading.batch import Batch
+from penstock.loading.compose import Compose
+from penstock.loading.encoded import EncodedImage
+from penstock.order.randomness import KeyedRandom
+from penstock.transforms.batch import BatchCompose
+from penstock.transforms.crops import CenterCrop, Crop, RandomAreaCrop, side_lengths
+from penstock.transforms.image_decoding import Size, checked_header
+from penstock.transforms.jpeg_header import upright
+from penstock.transforms.warping import resize_weights
 
 _RGB = 3  # torchvision.io.ImageReadMode
 
@@ -52,8 +52,10 @@ class DecodeFiles:
     keyed = True  # it draws nothing
 
     def __call__(self, sample: Any) -> Any:
-        return {name: _decoded(value) if isinstance(value, EncodedImage) else value
-                for name, value in sample.items()}  # fmt: skip
+        return {
+            name: _decoded(value) if isinstance(value, EncodedImage) else value
+            for name, value in sample.items()
+        }
 
 
 class DecodeBatch:
@@ -76,9 +78,10 @@ class DecodeBatch:
     def __call__(self, batch: Batch, random: KeyedRandom) -> Batch:
         device = next((v.device for v in batch.values() if isinstance(v, Tensor)), "cpu")
         found = [
-            name for name, value in batch.items()
+            name
+            for name, value in batch.items()
             if isinstance(value, list) and value and isinstance(value[0], EncodedImage)
-        ]  # fmt: skip
+        ]
         if not found:
             raise DataError(
                 f"{type(self).__name__} decodes image files, and no field of the batch "
@@ -147,8 +150,9 @@ def _pixels(files: list[EncodedImage], device: torch.device) -> list[Tensor]:
     headers = [checked_header(file) for file in files]
     data = [
         torch.frombuffer(bytearray(file.content), dtype=torch.uint8)
-        for file, header in zip(files, headers, strict=True) if header is not None
-    ]  # fmt: skip
+        for file, header in zip(files, headers, strict=True)
+        if header is not None
+    ]
     decoded = iter(())
     try:
         # The operator and not `torchvision.io`, which warns that TorchCodec will take its place.
@@ -157,9 +161,10 @@ def _pixels(files: list[EncodedImage], device: torch.device) -> list[Tensor]:
         headers = [None] * len(files)
     return [
         file.decode().as_subclass(Tensor).to(device)
-        if header is None else upright(next(decoded), header.orientation)
+        if header is None
+        else upright(next(decoded), header.orientation)
         for file, header in zip(files, headers, strict=True)
-    ]  # fmt: skip
+    ]
 
 
 def _decoded(file: EncodedImage) -> DecodedImage:

@@ -12,9 +12,9 @@ import torch
 from torchvision import tv_tensors
 from torchvision.transforms.v2 import functional as F
 
-from pipeline.errors import ConfigError, DataError, Problem
-from pipeline.files.batch_bytes import reserve
-from pipeline.loading.compose import Compose as Compose
+from penstock.errors import ConfigError, DataError, Problem
+from penstock.files.batch_bytes import reserve
+from penstock.loading.compose import Compose as Compose
 
 Sample = dict[str, Any]
 
@@ -44,9 +44,11 @@ class Normalize:
         if isinstance(statistics, str):
             if statistics != "imagenet":
                 raise ConfigError(
-                    Problem("statistics", f"{statistics!r} is not 'imagenet', 'dataset' or a map "
-                            "of mean and std")
-                )  # fmt: skip
+                    Problem(
+                        "statistics",
+                        f"{statistics!r} is not 'imagenet', 'dataset' or a map of mean and std",
+                    )
+                )
             statistics = IMAGENET
         self.mean = [float(value) for value in statistics["mean"]]
         self.std = [float(value) for value in statistics["std"]]
@@ -65,9 +67,11 @@ class Normalize:
 
     def mismatch(self, channels: int) -> DataError:
         """The error for pictures with another number of channels than there are means."""
-        return DataError(f"Normalize has {len(self.mean)} means, and a picture has {channels} "
-                         "channels; set its statistics to dataset, or to {mean: [...], std: "
-                         "[...]} of as many")  # fmt: skip
+        return DataError(
+            f"Normalize has {len(self.mean)} means, and a picture has {channels} "
+            "channels; set its statistics to dataset, or to {mean: [...], std: "
+            "[...]} of as many"
+        )
 
     def inverse(self, images: torch.Tensor) -> torch.Tensor:
         """Normalised float32 [..., C, H, W] back to uint8, for display."""

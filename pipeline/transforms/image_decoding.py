@@ -18,20 +18,20 @@ import numpy.typing as npt
 import torch
 from torchvision import tv_tensors
 
-from pipeline.errors import ConfigError, DataError, Problem
-from pipeline.files.batch_bytes import discarded, reserve, temporary
-from pipeline.files.limits import Limits
-from pipeline.loading import intra_batch, output_buffers
-from pipeline.loading.encoded import EncodedImage
-from pipeline.loading.stored import StoredPictures
-from pipeline.order.randomness import KeyArray, key_at_hand
-from pipeline.transforms import native_images, pure_images
-from pipeline.transforms.batch import BatchCompose
-from pipeline.transforms.batch_colors import BatchNormalize
-from pipeline.transforms.crops import CenterCrop, Crops, RandomAreaCrop, Whole, side_lengths
-from pipeline.transforms.image import Compose, Sample
-from pipeline.transforms.jpeg_header import JpegHeader, jpeg_header, scans_too_often
-from pipeline.transforms.native_images import Normal
+from penstock.errors import ConfigError, DataError, Problem
+from penstock.files.batch_bytes import discarded, reserve, temporary
+from penstock.files.limits import Limits
+from penstock.loading import intra_batch, output_buffers
+from penstock.loading.encoded import EncodedImage
+from penstock.loading.stored import StoredPictures
+from penstock.order.randomness import KeyArray, key_at_hand
+from penstock.transforms import native_images, pure_images
+from penstock.transforms.batch import BatchCompose
+from penstock.transforms.batch_colors import BatchNormalize
+from penstock.transforms.crops import CenterCrop, Crops, RandomAreaCrop, Whole, side_lengths
+from penstock.transforms.image import Compose, Sample
+from penstock.transforms.jpeg_header import JpegHeader, jpeg_header, scans_too_often
+from penstock.transforms.native_images import Normal
 
 Decoder = Literal["auto", "native", "pure"]
 Size = int | Sequence[int]
@@ -120,9 +120,14 @@ class Decode:
         waiting = sorted(map(_coefficients, contents, headers))
         with temporary(sum(waiting[-intra_batch.threads(len(keys)) :]), "to decode pictures"):
             decoded = native_images.decode(
-                contents, headers, self.crop.many(keys, sizes[:, 0], sizes[:, 1]), array,
-                self.reduce, self._normal, channels_last,
-            )  # fmt: skip
+                contents,
+                headers,
+                self.crop.many(keys, sizes[:, 0], sizes[:, 1]),
+                array,
+                self.reduce,
+                self._normal,
+                channels_last,
+            )
         for row in np.flatnonzero(~decoded).tolist():
             target = array[row].transpose(2, 0, 1) if channels_last else array[row]
             with discarded():
@@ -142,7 +147,7 @@ class Decode:
         if isinstance(value, tv_tensors.TVTensor):
             raise DataError(
                 f"{type(self).__name__} moves no {type(value).__name__} along with the picture; "
-                "use the transforms of torchvision or of pipeline.transforms.batch_geometry"
+                "use the transforms of torchvision or of penstock.transforms.batch_geometry"
             )
         return value
 
@@ -155,8 +160,9 @@ class Decode:
         if self.decoder == "native":
             one = Crops.of([crop], crop.inside)
             with temporary(_coefficients(image.content, header), f"to decode {image.name!r}"):
-                done = native_images.decode([image.content], [header], one, target[None],
-                                            self.reduce, self._normal)  # fmt: skip
+                done = native_images.decode(
+                    [image.content], [header], one, target[None], self.reduce, self._normal
+                )
             return bool(done[0])
         size = _PURE * header.width * header.height
         with temporary(size, f"to decode {image.name!r}"):
@@ -324,7 +330,7 @@ def describe(step: Decode) -> str:
 def thread_safe(transform: Compose | Mapping[str, Any]) -> bool:
     """Whether all steps draw from torch alone, if at all, so that threads may run them."""
     steps = transform.steps if isinstance(transform, Compose) else transform
-    ours = ("pipeline.", "torchvision.transforms.v2")
+    ours = ("penstock.", "torchvision.transforms.v2")
     return all(
         type(step).__module__.startswith(ours) and getattr(step, "thread_safe", True)
         for step in steps.values()

@@ -15,12 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pipeline.errors import ConfigError, DataError, Problem
-from pipeline.files.batch_bytes import reserve
-from pipeline.loading.batch import Batch
-from pipeline.order.randomness import KeyedRandom
-from pipeline.transforms.batch import blocks, by_row, images_of, probability
-from pipeline.transforms.batch_colors import paste
+from penstock.errors import ConfigError, DataError, Problem
+from penstock.files.batch_bytes import reserve
+from penstock.loading.batch import Batch
+from penstock.order.randomness import KeyedRandom
+from penstock.transforms.batch import blocks, by_row, images_of, probability
+from penstock.transforms.batch_colors import paste
 
 SOFT = "_soft"  # ends the name of the field of soft labels
 
@@ -64,8 +64,10 @@ class Mix(ABC):
         images = images_of(batch, self)
         for field, kind in batch.kinds.items():
             if kind != "image":
-                raise DataError(f"{type(self).__name__} mixes pictures of classes, and cannot mix "
-                                f"{kind} (field {field!r})")  # fmt: skip
+                raise DataError(
+                    f"{type(self).__name__} mixes pictures of classes, and cannot mix "
+                    f"{kind} (field {field!r})"
+                )
         other = partners(batch)
         share = random.beta(self.alpha, self.alpha)
         mixed = random.bernoulli(self.p) & (other != torch.arange(len(other)))
@@ -95,8 +97,10 @@ class Mix(ABC):
     def _hard(self, batch: Batch) -> Tensor:
         name, label = type(self).__name__, batch.get(self.target)
         if not isinstance(label, Tensor) or label.ndim != 1 or label.is_floating_point():
-            raise DataError(f"{name} mixes classes, and the field {self.target!r} of the batch is "
-                            "not int64[B]; name the field of the classes as `target`")  # fmt: skip
+            raise DataError(
+                f"{name} mixes classes, and the field {self.target!r} of the batch is "
+                "not int64[B]; name the field of the classes as `target`"
+            )
         # As int64, and then as float32.
         reserve(12 * len(label) * self.num_classes, f"{len(label)} rows of classes")
         return F.one_hot(label, self.num_classes).to(torch.float32)

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.loading import intra_batch, worker_status
-from pipeline.loading.stored import StoredPictures
-from pipeline.transforms.crops import Crops
-from pipeline.transforms.jpeg_header import JpegHeader
+from penstock.loading import intra_batch, worker_status
+from penstock.loading.stored import StoredPictures
+from penstock.transforms.crops import Crops
+from penstock.transforms.jpeg_header import JpegHeader
 
 Pixels = npt.NDArray[Any]
 Normal = tuple[tuple[float, ...], tuple[float, ...]]  # scale and bias of each channel, of bytes
@@ -27,19 +27,19 @@ AS_IT_IS: Normal = ((1.0, 1.0, 1.0), (0.0, 0.0, 0.0))
 
 @cache
 def jpeg() -> Any:
-    """The module `pipeline.native.jpeg`, or None where it was not built."""
+    """The module `penstock.native.jpeg`, or None where it was not built."""
     return _module("jpeg")
 
 
 @cache
 def pixels() -> Any:
-    """The module `pipeline.native.pixels`, or None where it was not built."""
+    """The module `penstock.native.pixels`, or None where it was not built."""
     return _module("pixels")
 
 
 def _module(name: str) -> Any:
     try:
-        return importlib.import_module(f"pipeline.native.{name}")
+        return importlib.import_module(f"penstock.native.{name}")
     except ImportError:
         return None
 
@@ -70,9 +70,17 @@ def decode(
     def work(start: int, stop: int) -> None:
         part = slice(start, stop)
         jpeg().decode(
-            contents[part], target[part], facts[part], crops.regions[part], crops.inside,
-            channels_last, reduce, normal or AS_IT_IS, worker_status.place(), outcomes[part],
-        )  # fmt: skip
+            contents[part],
+            target[part],
+            facts[part],
+            crops.regions[part],
+            crops.inside,
+            channels_last,
+            reduce,
+            normal or AS_IT_IS,
+            worker_status.place(),
+            outcomes[part],
+        )
 
     intra_batch.split_rows(work, len(contents))
     return outcomes == 0
@@ -90,8 +98,16 @@ def crop_resize(
     facts[:, 0], facts[:, 1], facts[:, 2] = pictures.starts, pictures.heights, pictures.widths
     facts[:, 3] = crops.flips
     try:
-        pixels().crop_resize(pictures.pixels, target, facts, crops.regions, crops.inside, False,
-                             normal or AS_IT_IS, worker_status.place())  # fmt: skip
+        pixels().crop_resize(
+            pictures.pixels,
+            target,
+            facts,
+            crops.regions,
+            crops.inside,
+            False,
+            normal or AS_IT_IS,
+            worker_status.place(),
+        )
     except ValueError:
         return False
     return True

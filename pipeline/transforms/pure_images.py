@@ -16,8 +16,8 @@ import torch
 import torchvision.io  # noqa: F401  (registers torch.ops.image)
 from torch.nn.functional import interpolate
 
-from pipeline.transforms.crops import Crop
-from pipeline.transforms.jpeg_header import JpegHeader
+from penstock.transforms.crops import Crop
+from penstock.transforms.jpeg_header import JpegHeader
 
 Pixels = npt.NDArray[Any]
 Sides = tuple[int, int]  # height and width
@@ -37,10 +37,11 @@ def decode(
     rows, columns = size
     wanted = 1  # the divisor of the DCT
     while (
-        reduce and wanted < 8
+        reduce
+        and wanted < 8
         and crop.right - crop.left >= columns * wanted * 2
         and crop.bottom - crop.top >= rows * wanted * 2
-    ):  # fmt: skip
+    ):
         wanted *= 2
     try:
         if crop.inside and wanted == 1:

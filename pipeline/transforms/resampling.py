@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pipeline.errors import DataError
-from pipeline.files.batch_bytes import reserve, temporary
+from penstock.errors import DataError
+from penstock.files.batch_bytes import reserve, temporary
 
 ATTENUATION = 90.0  # dB
 ZEROS = 32  # crossings of the sinc on either side

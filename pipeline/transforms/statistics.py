@@ -19,21 +19,21 @@ from typing import Any
 import torch
 from torchvision import tv_tensors
 
-from pipeline.distributed.world import World
-from pipeline.errors import DataError
-from pipeline.files import plain_json
-from pipeline.files.disk import write_atomically
-from pipeline.files.own_files import check_own, own_folder
-from pipeline.files.plain_json import JsonError, mapping, shown
-from pipeline.loading.collate import Stack
-from pipeline.loading.encoded import EncodedImage
-from pipeline.loading.fetch import Fetch
-from pipeline.loading.loader import Loader
-from pipeline.loading.named_fields import Fields
-from pipeline.loading.workers.backends import LoaderOptions
-from pipeline.order.plan import Plan
-from pipeline.order.samplers import Sequential
-from pipeline.terminal import watched
+from penstock.distributed.world import World
+from penstock.errors import DataError
+from penstock.files import plain_json
+from penstock.files.disk import write_atomically
+from penstock.files.own_files import check_own, own_folder
+from penstock.files.plain_json import JsonError, mapping, shown
+from penstock.loading.collate import Stack
+from penstock.loading.encoded import EncodedImage
+from penstock.loading.fetch import Fetch
+from penstock.loading.loader import Loader
+from penstock.loading.named_fields import Fields
+from penstock.loading.workers.backends import LoaderOptions
+from penstock.order.plan import Plan
+from penstock.order.samplers import Sequential
+from penstock.terminal import watched
 
 log = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 import torch
 
-from pipeline.errors import ConfigError, DataError, Problem
-from pipeline.files.batch_bytes import reserve, temporary
-from pipeline.order.randomness import hash64
+from penstock.errors import ConfigError, DataError, Problem
+from penstock.files.batch_bytes import reserve, temporary
+from penstock.order.randomness import hash64
 
 Sample = dict[str, Any]
 

@@ -47,9 +47,13 @@ def crop_resize_dense(images: Tensor, boxes: Tensor, size: tuple[int, int]) -> T
 
 
 def resize_weights(
-    start: Tensor, extent: Tensor, length: int, size: int, device: torch.device | str = "cpu",
+    start: Tensor,
+    extent: Tensor,
+    length: int,
+    size: int,
+    device: torch.device | str = "cpu",
     inside: bool = True,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Weights of each of `length` pixels for each of `size`: float32[B, size, length].
 
     A triangle as wide as the output's pixel, but not narrower than the input's, as in Pillow.
@@ -120,9 +124,11 @@ def _affine(images: Tensor, inverse: Tensor, fill: float, nearest: bool) -> Tens
 
 def _like(images: Tensor, size: tuple[int, int]) -> Tensor:
     return torch.empty(
-        (*images.shape[:2], *size), dtype=images.dtype, device=images.device,
+        (*images.shape[:2], *size),
+        dtype=images.dtype,
+        device=images.device,
         memory_format=layout(images),
-    )  # fmt: skip
+    )
 
 
 def layout(images: Tensor) -> torch.memory_format:

@@ -11,11 +11,11 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
-from pipeline import command, tasks
-from pipeline.config import command_line_keys, outputs, preflight
-from pipeline.config.announcement import of_sweep
-from pipeline.config.composition import Composer
-from pipeline.config.hydra_loader import CheckedConfigLoader
+from penstock import command, installed
+from penstock.config import command_line_keys, outputs, preflight
+from penstock.config.announcement import of_sweep
+from penstock.config.composition import Composer
+from penstock.config.hydra_loader import CheckedConfigLoader
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,24 +31,44 @@ def said(*overrides, multirun=False):
 @pytest.mark.parametrize(
     ("overrides", "line"),
     [
-        (["run_dir=here"], "fit: training LandmarkNet on SyntheticFaces for 20 epochs; "
-                           "run folder here"),
-        (["model=torchvision", "model.name=resnet18", "trainer.max_epochs=1", "run_dir=x",
-          "trainer.max_steps=5"], "fit: training resnet18 on SyntheticFaces for "
-                                  "1 epoch, 5 steps at most; run folder x"),
-        (["experiment=sequences", "task=digest"],
-         "digest: hashing the batches of SyntheticSequences"),
-        (["task=replay", "epoch=2", "step=7", "run_dir=x"],
-         "replay: making batch (2, 7) of SyntheticFaces again; run folder x"),
+        (
+            ["run_dir=here"],
+            "fit: training LandmarkNet on SyntheticFaces for 20 epochs; run folder here",
+        ),
+        (
+            [
+                "model=torchvision",
+                "model.name=resnet18",
+                "trainer.max_epochs=1",
+                "run_dir=x",
+                "trainer.max_steps=5",
+            ],
+            "fit: training resnet18 on SyntheticFaces for 1 epoch, 5 steps at most; run folder x",
+        ),
+        (
+            ["experiment=sequences", "task=digest"],
+            "digest: hashing the batches of SyntheticSequences",
+        ),
+        (
+            ["task=replay", "epoch=2", "step=7", "run_dir=x"],
+            "replay: making batch (2, 7) of SyntheticFaces again; run folder x",
+        ),
         (["task=verify", "runs=[a,b]"], "verify: comparing a and b"),
         (["task=diff", "runs=[a,b]"], "diff: comparing a and b"),
-        (["model=small_conv_net", "run_dir=x", "dataset=image_folder", "dataset.root=y",
-          "model={_target_: torch.nn.Linear, in_features: 2, out_features: 3}", "task=profile"],
-         "profile: timing the training of Linear on ImageFolder; run folder x"),
-        (["task=tune"], "tune: looking for the fastest loader for LandmarkNet on "
-                        "SyntheticFaces"),
+        (
+            [
+                "model=small_conv_net",
+                "run_dir=x",
+                "dataset=image_folder",
+                "dataset.root=y",
+                "model={_target_: torch.nn.Linear, in_features: 2, out_features: 3}",
+                "task=profile",
+            ],
+            "profile: timing the training of Linear on ImageFolder; run folder x",
+        ),
+        (["task=tune"], "tune: looking for the fastest loader for LandmarkNet on SyntheticFaces"),
     ],
-)  # fmt: skip
+)
 def test_a_run_in_one_line(overrides, line):
     assert said(*overrides) == line
 
@@ -62,7 +82,7 @@ def test_every_task_has_a_line():
         "without": ["sample=1", "run=a"],
         "validate": ["checkpoint=x"],
     }
-    for task in tasks.TASKS:
+    for task in installed.tasks():
         assert said(f"task={task}", *more.get(task, [])).startswith(f"{task}: ")
 
 
@@ -183,6 +203,6 @@ def test_it_is_said_once_for_all_ranks(environment, monkeypatch, capsys):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(tasks, "load", lambda name: lambda config: None)
-    monkeypatch.setattr("pipeline.distributed.launch.leave_result", lambda value: None)
+    monkeypatch.setattr("penstock.distributed.launch.leave_result", lambda value: None)
     assert command.main(["distributed=ddp", "loader.pin_memory=true"]) == 0
     assert capsys.readouterr().err == ""

@@ -19,9 +19,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipeline import command, tasks
-from pipeline.config import preflight
-from pipeline.runs.run_folder import git_state
+from penstock import command, tasks
+from penstock.config import preflight
+from penstock.runs.run_folder import git_state
 
 ROOT = Path(__file__).parents[2]
 MESSAGE = re.compile(r"(a sweep of [^\n]*\n)?(error|\d+ errors) in the configuration: ?", re.ASCII)
@@ -38,8 +38,9 @@ class Attack:
 
 def by_experiment(section, *words):
     text = "# @package _global_\n" + yaml.safe_dump({"hydra": section})
-    return Attack(["--config-dir", "FOLDER", "experiment=evil", *words],
-                  {"experiment/evil.yaml": text})  # fmt: skip
+    return Attack(
+        ["--config-dir", "FOLDER", "experiment=evil", *words], {"experiment/evil.yaml": text}
+    )
 
 
 def by_sweep(section):
@@ -64,20 +65,30 @@ def by_slurm(section, *words):
 def by_parts(parts, *words):
     """An experiment that changes keys of a run."""
     text = "# @package _global_\n" + yaml.safe_dump(parts)
-    return Attack(["--config-dir", "FOLDER", "experiment=evil", *words],
-                  {"experiment/evil.yaml": text})  # fmt: skip
+    return Attack(
+        ["--config-dir", "FOLDER", "experiment=evil", *words], {"experiment/evil.yaml": text}
+    )
 
 
 def by_manifest(words, *typed):
-    return Attack(["resume=FOLDER/run", *typed],
-                  {"run/manifest.json": json.dumps({"overrides": words})})  # fmt: skip
+    return Attack(
+        ["resume=FOLDER/run", *typed], {"run/manifest.json": json.dumps({"overrides": words})}
+    )
 
 
 def by_stored_sweep(words, *typed, folder="0"):
     """A sweep's folder, with one job."""
     job = {"folder": folder, "overrides": ["seed=1"]}
-    stored = {"words": ["seed=1,2", *words], "fixed": words, "keys": ["seed"], "threads": 1,
-              "began": 0.0, "ends": [], "jobs": [job], "version": 1}  # fmt: skip
+    stored = {
+        "words": ["seed=1,2", *words],
+        "fixed": words,
+        "keys": ["seed"],
+        "threads": 1,
+        "began": 0.0,
+        "ends": [],
+        "jobs": [job],
+        "version": 1,
+    }
     return Attack(["-m", "resume=FOLDER/sweep", *typed], {"sweep/sweep.json": json.dumps(stored)})
 
 
@@ -112,7 +123,7 @@ def logs(**entries):
     return {"version": 1, "root": {"level": "INFO"}, **entries}
 
 
-TABLE = "pipeline.tasks.sweep.SweepTable"
+TABLE = "penstock.addons.sweeps.sweep.SweepTable"
 BASIC = "hydra._internal.core_plugins.basic_launcher"
 SWEEPER = "hydra._internal.core_plugins.basic_sweeper"
 JOBLIB = "hydra_plugins.hydra_joblib_launcher"
@@ -121,113 +132,208 @@ HANDLER = {"class": "logging.StreamHandler"}
 
 # 1. What may be named: chains of attributes through modules, and nodes inside of arguments.
 CHAINS = {
-    "path of ours": {"callbacks": {"e": touch("pipeline.tasks.sweep.Path")}},
-    "path of ours, made": {"callbacks": {"e": touch("pipeline.tasks.sweep.Path", "touch")}},
+    "path of ours": {"callbacks": {"e": touch("penstock.addons.sweeps.sweep.Path")}},
+    "path of ours, made": {"callbacks": {"e": touch("penstock.addons.sweeps.sweep.Path", "touch")}},
     "path of hydra's": {"callbacks": {"e": touch("hydra.experimental.callbacks.Path")}},
     "path of a plugin's": {"callbacks": {"e": touch(f"{JOBLIB}._core.Path")}},
     "path of the launcher's": {"callbacks": {"e": touch(f"{BASIC}.Path", "mkdir")}},
     "module of hydra's": {"callbacks": {"e": link("hydra.experimental.callbacks.logging")}},
-    "module of ours": {"callbacks": {"e": {"_target_": "pipeline.runs.job_result.json.codecs.open",
-                                           "filename": "CANARY", "mode": "w"}}},
-    "file of csv's": {"callbacks": {"e": {"_target_": "pipeline.tasks.sweep._write_csv", "rows": [
-        {"a": "b"}], "path": {"_target_": "pipeline.tasks.sweep.Path", "_args_": ["CANARY"]}}}},
-    "result of a job": {"callbacks": {"e": {
-        "_target_": "pipeline.tasks.sweep.JobResult.write", "_args_": [
-            {"_target_": "pipeline.tasks.sweep.JobResult", "overrides": [], "status": "",
-             "mode": "", "metric": "", "value": 0, "seconds": 0, "error": "", "exit_code": 0,
-             "started": 0},
-            {"_target_": "pipeline.tasks.sweep.Path", "_args_": ["CANARY"]}]}}},
-    "inside a callback's arguments": {"callbacks": {"e": {
-        "_target_": TABLE, "more": touch("pipeline.tasks.sweep.Path")}}},
-    "inside a callback's places": {"callbacks": {"e": {
-        "_target_": TABLE, "_args_": [touch("pipeline.tasks.sweep.Path")]}}},
-    "below no target": {"callbacks": {"e": {"x": [touch("pipeline.tasks.sweep.Path")]}}},
-    "partial": {"callbacks": {"e": {"_target_": "pipeline.tasks.sweep.Path", "_partial_": True,
-                                    "x": touch("pipeline.tasks.sweep.Path")}}},
-    "converted": {"callbacks": {"e": {**touch("hydra.experimental.callbacks.Path"),
-                                      "_convert_": "object"}}},
-    "pickles of hydra's": {"callbacks": {"e": {
-        "_target_": "hydra.experimental.callbacks.PickleJobInfoCallback"}},
-        "output_subdir": "CANARY"},
+    "module of ours": {
+        "callbacks": {
+            "e": {
+                "_target_": "penstock.addons.sweeps.job_result.json.codecs.open",
+                "filename": "CANARY",
+                "mode": "w",
+            }
+        }
+    },
+    "file of csv's": {
+        "callbacks": {
+            "e": {
+                "_target_": "penstock.addons.sweeps.sweep._write_csv",
+                "rows": [{"a": "b"}],
+                "path": {"_target_": "penstock.addons.sweeps.sweep.Path", "_args_": ["CANARY"]},
+            }
+        }
+    },
+    "result of a job": {
+        "callbacks": {
+            "e": {
+                "_target_": "penstock.addons.sweeps.sweep.JobResult.write",
+                "_args_": [
+                    {
+                        "_target_": "penstock.addons.sweeps.sweep.JobResult",
+                        "overrides": [],
+                        "status": "",
+                        "mode": "",
+                        "metric": "",
+                        "value": 0,
+                        "seconds": 0,
+                        "error": "",
+                        "exit_code": 0,
+                        "started": 0,
+                    },
+                    {"_target_": "penstock.addons.sweeps.sweep.Path", "_args_": ["CANARY"]},
+                ],
+            }
+        }
+    },
+    "inside a callback's arguments": {
+        "callbacks": {"e": {"_target_": TABLE, "more": touch("penstock.addons.sweeps.sweep.Path")}}
+    },
+    "inside a callback's places": {
+        "callbacks": {
+            "e": {"_target_": TABLE, "_args_": [touch("penstock.addons.sweeps.sweep.Path")]}
+        }
+    },
+    "below no target": {"callbacks": {"e": {"x": [touch("penstock.addons.sweeps.sweep.Path")]}}},
+    "partial": {
+        "callbacks": {
+            "e": {
+                "_target_": "penstock.addons.sweeps.sweep.Path",
+                "_partial_": True,
+                "x": touch("penstock.addons.sweeps.sweep.Path"),
+            }
+        }
+    },
+    "converted": {
+        "callbacks": {"e": {**touch("hydra.experimental.callbacks.Path"), "_convert_": "object"}}
+    },
+    "pickles of hydra's": {
+        "callbacks": {"e": {"_target_": "hydra.experimental.callbacks.PickleJobInfoCallback"}},
+        "output_subdir": "CANARY",
+    },
     "handler": {"job_logging": logs(handlers={"x": link("rich.logging", "()")})},
     "handler of hydra's": {"hydra_logging": logs(handlers={"x": link("rich.logging", "()")})},
     "formatter": {"job_logging": logs(formatters={"x": link("rich.logging", "()")})},
     "filter": {"job_logging": logs(filters={"x": link("rich.logging", "()")})},
-    "class of a formatter": {"job_logging": logs(
-        formatters={"x": {"class": "rich.logging.Path", "format": "CANARY"}})},
-    "factory inside a handler": {"job_logging": logs(
-        handlers={"x": {**HANDLER, "stream": link("rich.logging", "()")}})},
-    "attributes of a handler": {"job_logging": logs(
-        handlers={"x": {**HANDLER, ".": {"stream": "ext://stranger"}}})},
-    "object outside": {"job_logging": logs(handlers={"x": {**HANDLER, "stream": "ext://stranger"}})},
-    "object outside, below": {"job_logging": logs(
-        handlers={"x": {"class": "rich.logging.RichHandler", "keywords": ["ext://stranger.made"]}})},
+    "class of a formatter": {
+        "job_logging": logs(formatters={"x": {"class": "rich.logging.Path", "format": "CANARY"}})
+    },
+    "factory inside a handler": {
+        "job_logging": logs(handlers={"x": {**HANDLER, "stream": link("rich.logging", "()")}})
+    },
+    "attributes of a handler": {
+        "job_logging": logs(handlers={"x": {**HANDLER, ".": {"stream": "ext://stranger"}}})
+    },
+    "object outside": {
+        "job_logging": logs(handlers={"x": {**HANDLER, "stream": "ext://stranger"}})
+    },
+    "object outside, below": {
+        "job_logging": logs(
+            handlers={
+                "x": {"class": "rich.logging.RichHandler", "keywords": ["ext://stranger.made"]}
+            }
+        )
+    },
     "object inside": {"job_logging": logs(handlers={"x": {**HANDLER, "stream": "cfg://handlers"}})},
     "untrusted callback": {"callbacks": {"e": {"_target_": "stranger.made"}}},
     "untrusted handler": {"job_logging": logs(handlers={"x": {"class": "stranger.made"}})},
-}  # fmt: skip
+}
 IN_SWEEPS = {
     "launcher": {"launcher": {"_target_": f"{JOBLIB}._core.Path.touch"}},
     "launcher's module": {"launcher": {"_target_": f"{BASIC}.Path"}},
     "no launcher": {"launcher": {"_target_": SWEEPER + ".BasicSweeper", "max_batch_size": 1}},
-    "inside a launcher's arguments": {"launcher": {
-        "_target_": f"{JOBLIB}.joblib_launcher.JoblibLauncher", "n_jobs": 1,
-        "temp_folder": touch(f"{JOBLIB}._core.Path")}},
+    "inside a launcher's arguments": {
+        "launcher": {
+            "_target_": f"{JOBLIB}.joblib_launcher.JoblibLauncher",
+            "n_jobs": 1,
+            "temp_folder": touch(f"{JOBLIB}._core.Path"),
+        }
+    },
     "inside a launcher's new argument": {"launcher": {"x": touch(f"{BASIC}.Path")}},
-    "inside a sweeper's arguments": {"sweeper": {
-        "_target_": f"{SWEEPER}.BasicSweeper", "max_batch_size": touch(f"{SWEEPER}.Path")}},
-    "text that a plugin runs": {"launcher": {
-        "_target_": f"{JOBLIB}.joblib_launcher.JoblibLauncher", "n_jobs": 1,
-        "pre_dispatch": "9**9**9", "setup": ["touch CANARY"]}},
-    "callback of a sweep": {"callbacks": {"e": touch("pipeline.tasks.sweep.Path")}},
+    "inside a sweeper's arguments": {
+        "sweeper": {
+            "_target_": f"{SWEEPER}.BasicSweeper",
+            "max_batch_size": touch(f"{SWEEPER}.Path"),
+        }
+    },
+    "text that a plugin runs": {
+        "launcher": {
+            "_target_": f"{JOBLIB}.joblib_launcher.JoblibLauncher",
+            "n_jobs": 1,
+            "pre_dispatch": "9**9**9",
+            "setup": ["touch CANARY"],
+        }
+    },
+    "callback of a sweep": {"callbacks": {"e": touch("penstock.addons.sweeps.sweep.Path")}},
     "late callback of a sweep": {
         "job": {"env_set": {"0": TABLE, "nine": "pathlib.Path.mkdir"}},
-        "callbacks": {"e": {"_target_": LATE, "_args_": [{"_target_": LATE.replace("nine", "ten"),
-                                                          "_args_": ["CANARY"]}]}}},
+        "callbacks": {
+            "e": {
+                "_target_": LATE,
+                "_args_": [{"_target_": LATE.replace("nine", "ten"), "_args_": ["CANARY"]}],
+            }
+        },
+    },
     # 6, by way of what a sweeper goes through
     "search path of jobs": {"sweeper": {"params": {"hydra.searchpath": "[structured://stranger]"}}},
     "added search path of jobs": {
-        "sweeper": {"params": {"++hydra.searchpath": "[structured://stranger]"}}},
+        "sweeper": {"params": {"++hydra.searchpath": "[structured://stranger]"}}
+    },
     "callback of jobs": {"sweeper": {"params": {"+hydra.callbacks.e": "{_target_:stranger.made}"}}},
-    "logging of jobs": {"sweeper": {"params": {
-        "+hydra.job_logging.handlers": "{x:{class:logging.FileHandler,filename:CANARY}}",
-        "hydra.job_logging.root": "{handlers:[x]}"}}},
+    "logging of jobs": {
+        "sweeper": {
+            "params": {
+                "+hydra.job_logging.handlers": "{x:{class:logging.FileHandler,filename:CANARY}}",
+                "hydra.job_logging.root": "{handlers:[x]}",
+            }
+        }
+    },
     "group of hydra's for jobs": {"sweeper": {"params": {"hydra/job_logging": "default"}}},
     "group into hydra's section": {"sweeper": {"params": {"+experiment@hydra.callbacks": "evil"}}},
     "options for jobs": {"sweeper": {"params": {"--trust": "stranger"}}},
     "late values of jobs": {"sweeper": {"params": {"seed": "${oc.select:hydra.job.num,7}"}}},
-    "recorded overrides of jobs": {"overrides": {"hydra": [
-        "+hydra.job_logging.handlers={x:{class:logging.FileHandler,filename:'CANARY'}}",
-        "hydra.job_logging.root={handlers:[x]}"]}},
-}  # fmt: skip
+    "recorded overrides of jobs": {
+        "overrides": {
+            "hydra": [
+                "+hydra.job_logging.handlers={x:{class:logging.FileHandler,filename:'CANARY'}}",
+                "hydra.job_logging.root={handlers:[x]}",
+            ]
+        }
+    },
+}
 
 # 2. What is looked at is what is used.
 LATE_ONES = {
-    "target": {"job": {"env_set": {"0": TABLE, "nine": "stranger.made"}},
-               "callbacks": {"e": {"_target_": LATE}}},
-    "target by a resolver": {"callbacks": {"e": {
-        "_target_": "${oc.select:hydra.job.num_,stranger.made}"}}},
+    "target": {
+        "job": {"env_set": {"0": TABLE, "nine": "stranger.made"}},
+        "callbacks": {"e": {"_target_": LATE}},
+    },
+    "target by a resolver": {
+        "callbacks": {"e": {"_target_": "${oc.select:hydra.job.num_,stranger.made}"}}
+    },
     "target decoded": {"callbacks": {"e": {"_target_": "${oc.decode:stranger.made}"}}},
     "target out of the environment": {"callbacks": {"e": {"_target_": "${oc.env:EVIL}"}}},
     "node": {"callbacks": {"e": '${oc.create:"{_target_: stranger.made}"}'}},
     "all nodes": {"callbacks": '${oc.create:"{e: {_target_: stranger.made}}"}'},
-    "argument": {"callbacks": {"e": {"_target_": TABLE,
-                                     "x": '${oc.create:"{_target_: stranger.made}"}'}}},
-    "factory": {"job": {"env_set": {"0": "logging.NullHandler", "nine": "stranger.made"}},
-                "job_logging": logs(handlers={"x": {"()": LATE}})},
-    "logging": {"job_logging": '${oc.create:"{version: 1, root: {}, handlers: {x: {class: '
-                               'stranger.made}}}"}'},
-    "stream": {"job_logging": logs(handlers={"x": {**HANDLER, "stream": "${hydra.job.name}"}}),
-               "job": {"name": "ext://stranger.made"}},
+    "argument": {
+        "callbacks": {"e": {"_target_": TABLE, "x": '${oc.create:"{_target_: stranger.made}"}'}}
+    },
+    "factory": {
+        "job": {"env_set": {"0": "logging.NullHandler", "nine": "stranger.made"}},
+        "job_logging": logs(handlers={"x": {"()": LATE}}),
+    },
+    "logging": {
+        "job_logging": '${oc.create:"{version: 1, root: {}, handlers: {x: {class: '
+        'stranger.made}}}"}'
+    },
+    "stream": {
+        "job_logging": logs(handlers={"x": {**HANDLER, "stream": "${hydra.job.name}"}}),
+        "job": {"name": "ext://stranger.made"},
+    },
     "mode": {"mode": "${oc.decode:MULTIRUN}", "callbacks": {"e": {"_target_": "stranger.made"}}},
     "verbose": {"verbose": "${oc.create:{a:b}}"},
     "variables": {"job": {"env_set": '${oc.create:"{PATH: FOLDER}"}'}},
     "subfolder": {"output_subdir": "${oc.decode:CANARY}"},
-}  # fmt: skip
+}
 
 # 3. Variables that decide what programs run, and files that they read.
-FSMONITOR = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "core.fsmonitor",
-             "GIT_CONFIG_VALUE_0": "FOLDER/git"}  # fmt: skip
+FSMONITOR = {
+    "GIT_CONFIG_COUNT": "1",
+    "GIT_CONFIG_KEY_0": "core.fsmonitor",
+    "GIT_CONFIG_VALUE_0": "FOLDER/git",
+}
 VARIABLES = {
     "settings of git": FSMONITOR,
     "parameters of git": {"GIT_CONFIG_PARAMETERS": "'core.fsmonitor'='FOLDER/git'"},
@@ -297,19 +403,25 @@ OTHERS = {
     "path of a package": Attack(["--config-path", "pkg://stranger"]),
     "path of a structure": Attack(["--config-path", "structured://stranger"]),
     "folder of a structure": Attack(["--config-dir", "structured://stranger"]),
-    "search path twice": Attack(["hydra.searchpath=[file://FOLDER]",
-                                 "hydra.searchpath=[structured://stranger]"]),
+    "search path twice": Attack(
+        ["hydra.searchpath=[file://FOLDER]", "hydra.searchpath=[structured://stranger]"]
+    ),
     "added search path": Attack(["+hydra.searchpath=[structured://stranger]"]),
     "search path of an experiment": by_experiment({"searchpath": ["structured://stranger"]}),
-    "completion of a path": Attack(["--config-path=pkg://stranger", "-sc", "query=bash"],
-                                   environment={"COMP_LINE": "run.py see", "COMP_POINT": "9"}),
-    "completion of a line": Attack(["-sc", "query=bash"], environment={
-        "COMP_LINE": "python run.py hydra.searchpath=[structured://stranger] see"}),
+    "completion of a path": Attack(
+        ["--config-path=pkg://stranger", "-sc", "query=bash"],
+        environment={"COMP_LINE": "run.py see", "COMP_POINT": "9"},
+    ),
+    "completion of a line": Attack(
+        ["-sc", "query=bash"],
+        environment={"COMP_LINE": "python run.py hydra.searchpath=[structured://stranger] see"},
+    ),
     "completion in a configuration": Attack(
         ["-sc", "query=bash", "--config-dir=FOLDER", "--config-name=evil"],
         {"evil.yaml": "defaults: [config]\nhydra: {searchpath: ['structured://stranger']}\n"},
-        {"COMP_LINE": "python run.py see"}),
-}  # fmt: skip
+        {"COMP_LINE": "python run.py see"},
+    ),
+}
 
 # 8. Files that are written to, emptied or made.
 FILES = {
@@ -336,7 +448,7 @@ GROWING = {
     "a wide list": f"notes:\n  a0: [{'1, ' * 1000}]\n  a1: [" + "'${notes.a0}', " * 9000 + "]\n",
     "by a resolver": "notes:\n  a0: xxxxxxxxxx\n" + TWICE.replace("${notes", "${oc.select:notes"),
     "a file": f"notes: {'x' * (5 << 20)}\n",
-}  # fmt: skip
+}
 RANGE = "range(0,100000000000)"
 SUBFOLDERS = [".", "", "..", "conf", "FOLDER", "../../x", ".hydra/../conf"]
 
@@ -417,20 +529,29 @@ SCRIPTS = {
     "name of a job": by_slurm({"job": {"name": LINE}}),
     "name with a backslash": by_slurm({"job": {"name": "x\\' --export=ALL,PYTHONPATH=FOLDER '"}}),
     "name by an interpolation": by_slurm(
-        {"job": {"name": "${hydra.help.app_name}"}, "help": {"app_name": LINE}}),
+        {"job": {"name": "${hydra.help.app_name}"}, "help": {"app_name": LINE}}
+    ),
     "name out of the environment": by_slurm({"job": {"name": "${oc.decode:'\"a\\\\nb\"'}"}}),
     "name, by a group": Attack(
-        ["-m", "--config-dir=FOLDER", "+hydra/more=evil", "hydra/launcher=submitit_local",
-         "seed=1"],
-        {"hydra/more/evil.yaml": "# @package hydra\n" + yaml.safe_dump({"job": {"name": LINE}})}),
+        [
+            "-m",
+            "--config-dir=FOLDER",
+            "+hydra/more=evil",
+            "hydra/launcher=submitit_local",
+            "seed=1",
+        ],
+        {"hydra/more/evil.yaml": "# @package hydra\n" + yaml.safe_dump({"job": {"name": LINE}})},
+    ),
     "folder of a sweep": by_slurm({"sweep": {"dir": f"multirun/{LINE}"}}),
     "folder with a pattern of Slurm's": by_slurm({"sweep": {"dir": "multirun/%u"}}),
-    "name of an option": by_slurm({"launcher": {"additional_parameters": {
-        "requeue\ntouch CANARY\n#": True}}}),
+    "name of an option": by_slurm(
+        {"launcher": {"additional_parameters": {"requeue\ntouch CANARY\n#": True}}}
+    ),
     "option of sbatch": by_slurm({"launcher": {"additional_parameters": {"uid": 0}}}),
     "option beside typed ones": by_slurm(
         {"launcher": {"additional_parameters": {"export": "ALL,PYTHONPATH=FOLDER"}}},
-        "+hydra.launcher.additional_parameters={begin:noon}"),
+        "+hydra.launcher.additional_parameters={begin:noon}",
+    ),
     "lines for bash": by_slurm({"launcher": {"setup": ["touch CANARY"]}}),
     "lines for bash, further ones": by_slurm({"launcher": {"teardown": ["touch CANARY"]}}),
     "words for srun": by_slurm({"launcher": {"srun_args": ["--task-prolog=FOLDER/git"]}}),
@@ -438,17 +559,26 @@ SCRIPTS = {
     "partition": by_slurm({"launcher": {"partition": LINE}}),
     "comment": by_slurm({"launcher": {"comment": "${hydra.job.name}"}, "job": {"name": LINE}}),
     "folder in a typed line": by_slurm({"sweep": {"dir": "x; touch CANARY"}}, SETUP),
-    "name, typed": Attack(["-m", "hydra/launcher=submitit_slurm", "seed=1",
-                           f"hydra.launcher.comment='{LINE}'"]),
+    "name, typed": Attack(
+        ["-m", "hydra/launcher=submitit_slurm", "seed=1", f"hydra.launcher.comment='{LINE}'"]
+    ),
     "name, by a primary configuration": Attack(
-        ["-m", "hydra/launcher=submitit_slurm", "seed=1",
-         *by_primary({"job": {"name": LINE}}).words], by_primary({"job": {"name": LINE}}).files),
-    "name of a sweep": by_stored_sweep([f"hydra.job.name='{LINE}'"],
-                                       "hydra/launcher=submitit_slurm"),
-    "partition of a sweep": by_stored_sweep(["hydra.launcher.partition='x #'"],
-                                            "hydra/launcher=submitit_slurm"),
+        [
+            "-m",
+            "hydra/launcher=submitit_slurm",
+            "seed=1",
+            *by_primary({"job": {"name": LINE}}).words,
+        ],
+        by_primary({"job": {"name": LINE}}).files,
+    ),
+    "name of a sweep": by_stored_sweep(
+        [f"hydra.job.name='{LINE}'"], "hydra/launcher=submitit_slurm"
+    ),
+    "partition of a sweep": by_stored_sweep(
+        ["hydra.launcher.partition='x #'"], "hydra/launcher=submitit_slurm"
+    ),
     "launcher of a manifest": by_manifest(["hydra/launcher=submitit_slurm"], "-m", "seed=1,2"),
-}  # fmt: skip
+}
 
 # 10. Files and folders to write that the command line did not name, through all doors.
 TOUCHED = {
@@ -459,24 +589,69 @@ TOUCHED = {
     "folder of a run, by the environment": ({"run_dir": "${oc.env:EVIL_DIR}"}, "run_dir"),
     "cache": ({"cache_dir": "CANARY"}, "cache_dir"),
     "cache of files": ({"dataset": {"files": {"cache_dir": "CANARY"}}}, "dataset.files.cache_dir"),
-    "cache of files, by place": ({"dataset": {"files": {"_args_": ["CANARY"]}}},
-                                 "dataset.files.cache_dir"),
+    "cache of files, by place": (
+        {"dataset": {"files": {"_args_": ["CANARY"]}}},
+        "dataset.files.cache_dir",
+    ),
     "cache of texts": ({"dataset": {"cache_dir": "CANARY"}}, "dataset.cache_dir"),
     "packs": ({"pack": {"out": "CANARY"}}, "pack.out"),
-    "numbers": ({"tracker": {"x": {"_target_": "pipeline.runs.trackers.csv_file.Csv",
-                                   "folder": "FOLDER/victim"}}}, "tracker.x.folder"),
-    "numbers, by place": ({"tracker": {"x": {"_target_": "pipeline.runs.trackers.csv_file.Csv",
-                                             "_args_": ["FOLDER/victim"]}}}, "tracker.x.folder"),
-    "database": ({"tracker": {"x": {"_target_": "pipeline.runs.trackers.mlflow.MLflow",
-                                    "uri": "sqlite:///CANARY"}}}, "tracker.x.uri"),
-    "database, as a file": ({"tracker": {"x": {"_target_": "pipeline.runs.trackers.mlflow.MLflow",
-                                               "uri": "file://CANARY"}}}, "tracker.x.uri"),
-    **{f"database, {scheme or 'as a path'} with codes":
-       ({"tracker": {"x": {"_target_": "pipeline.runs.trackers.mlflow.MLflow",
-                           "uri": f"{scheme}%2e%2e/canary"}}}, "tracker.x.uri")
-       for scheme in ("sqlite:///", "file:", "")},
+    "numbers": (
+        {
+            "tracker": {
+                "x": {
+                    "_target_": "penstock.addons.trackers.csv_file.Csv",
+                    "folder": "FOLDER/victim",
+                }
+            }
+        },
+        "tracker.x.folder",
+    ),
+    "numbers, by place": (
+        {
+            "tracker": {
+                "x": {
+                    "_target_": "penstock.addons.trackers.csv_file.Csv",
+                    "_args_": ["FOLDER/victim"],
+                }
+            }
+        },
+        "tracker.x.folder",
+    ),
+    "database": (
+        {
+            "tracker": {
+                "x": {
+                    "_target_": "penstock.addons.trackers.mlflow.MLflow",
+                    "uri": "sqlite:///CANARY",
+                }
+            }
+        },
+        "tracker.x.uri",
+    ),
+    "database, as a file": (
+        {
+            "tracker": {
+                "x": {"_target_": "penstock.addons.trackers.mlflow.MLflow", "uri": "file://CANARY"}
+            }
+        },
+        "tracker.x.uri",
+    ),
+    **{
+        f"database, {scheme or 'as a path'} with codes": (
+            {
+                "tracker": {
+                    "x": {
+                        "_target_": "penstock.addons.trackers.mlflow.MLflow",
+                        "uri": f"{scheme}%2e%2e/canary",
+                    }
+                }
+            },
+            "tracker.x.uri",
+        )
+        for scheme in ("sqlite:///", "file:", "")
+    },
     "another run": ({"resume": "FOLDER/run"}, "resume"),
-}  # fmt: skip
+}
 TEXTS = ["dataset=plain_text", "dataset.root=FOLDER"]
 FILES_OF = ["dataset=image_folder", "dataset.root=x"]
 
@@ -511,7 +686,7 @@ def outputs():
         evil = yaml.safe_dump({"defaults": ["config", "_self_"], **parts})
         yield f"{key} of a primary configuration", Attack(primary, {"evil.yaml": evil}), key
     tracker = yaml.safe_dump(
-        {"_target_": "pipeline.runs.trackers.csv_file.Csv", "folder": "VICTIM"}
+        {"_target_": "penstock.addons.trackers.csv_file.Csv", "folder": "VICTIM"}
     )
     group = {"tracker/evil.yaml": f"# @package tracker.x\n{tracker}"}
     yield "numbers of a group", Attack(["--config-dir=FOLDER", "tracker=evil"], group), "tracker.x"
@@ -522,9 +697,11 @@ def outputs():
     mnist = {"_target_": "torchvision.datasets.MNIST", "root": "CANARY", "download": True}
     yield "downloads", by_parts({"dataset": mnist}, "dataset=torchvision"), "dataset.root"
     for name, section in {
-        "sweep": {"dir": "CANARY"}, "sweep upwards": {"dir": "multirun/../../canary"},
-        "job": {"subdir": "../../canary"}, "job at a path": {"subdir": "CANARY"},
-    }.items():  # fmt: skip
+        "sweep": {"dir": "CANARY"},
+        "sweep upwards": {"dir": "multirun/../../canary"},
+        "job": {"subdir": "../../canary"},
+        "job at a path": {"subdir": "CANARY"},
+    }.items():
         yield f"folder of a {name}", by_sweep({"sweep": section}), "hydra.sweep."
     yield "launcher of a sweep", by_stored_sweep(["hydra/launcher=submitit_slurm"]), "resume"
     yield "launcher of a sweep, added", by_stored_sweep(["++hydra/launcher=joblib"]), "resume"
@@ -554,15 +731,25 @@ def attacks():
     alone = yaml.safe_dump({"defaults": ["_self_"], "hydra": CHAINS["path of ours"]})
     for name, words in WORDS.items():
         manifest = json.dumps({"overrides": words})
-        files = {"experiment/evil.yaml": evil, "other.yaml": evil, "alone.yaml": alone,
-                 "hydra/more/evil.yaml": evil, "run/manifest.json": manifest,
-                 "evil.yaml": by_primary(CHAINS["path of ours"]).files["evil.yaml"]}  # fmt: skip
+        files = {
+            "experiment/evil.yaml": evil,
+            "other.yaml": evil,
+            "alone.yaml": alone,
+            "hydra/more/evil.yaml": evil,
+            "run/manifest.json": manifest,
+            "evil.yaml": by_primary(CHAINS["path of ours"]).files["evil.yaml"],
+        }
         yield f"manifest: {name}", Attack(["resume=FOLDER/run"], files)
     for name, words in LOOKS.items():
         for place in PLACES[:2]:
             yield f"{place}: {name}", Attack([*words, f"hydra.searchpath=[{place}]"])
-        yield f"callback: {name}", Attack([*words, *by_experiment(CHAINS["path of ours"]).words],
-                                          {"experiment/evil.yaml": evil})  # fmt: skip
+        yield (
+            f"callback: {name}",
+            Attack(
+                [*words, *by_experiment(CHAINS["path of ours"]).words],
+                {"experiment/evil.yaml": evil},
+            ),
+        )
     for place in PLACES[2:]:
         yield f"{place}: a run", Attack([f"hydra.searchpath=[{place}]"])
     for name, entries in PRIMARIES.items():
@@ -580,10 +767,20 @@ def attacks():
     yield "grows: a sweep's range", by_sweep({"sweeper": {"params": {"batch.size": RANGE}}})
     shuffled = {"sweeper": {"params": {"batch.size": f"shuffle({RANGE})"}}}
     yield "grows: a shuffled range", by_sweep(shuffled)
-    stored = {"version": 1, "words": [f"seed={RANGE}"], "fixed": None, "keys": [], "threads": 1,
-              "began": 0, "ends": [], "jobs": []}  # fmt: skip
-    yield "grows: a stored range", Attack(["-m", "resume=FOLDER/sweep"],
-                                          {"sweep/sweep.json": json.dumps(stored)})  # fmt: skip
+    stored = {
+        "version": 1,
+        "words": [f"seed={RANGE}"],
+        "fixed": None,
+        "keys": [],
+        "threads": 1,
+        "began": 0,
+        "ends": [],
+        "jobs": [],
+    }
+    yield (
+        "grows: a stored range",
+        Attack(["-m", "resume=FOLDER/sweep"], {"sweep/sweep.json": json.dumps(stored)}),
+    )
     for group in ("job_logging", "hydra_logging"):
         name = {"job_logging": "default", "hydra_logging": "hydra_debug"}[group]
         yield f"hydra's own {group}", Attack([f"hydra/{group}={name}"])
@@ -630,8 +827,11 @@ def stranger(tmp_path, monkeypatch):
     monkeypatch.setenv("EVIL", "stranger.made")
 
     def filled(text):
-        return (text.replace("CANARY", str(canary)).replace("VICTIM", str(victim))
-                .replace("FOLDER", str(folder)))  # fmt: skip
+        return (
+            text.replace("CANARY", str(canary))
+            .replace("VICTIM", str(victim))
+            .replace("FOLDER", str(folder))
+        )
 
     def run(attack):
         for name, text in attack.files.items():
@@ -645,8 +845,9 @@ def stranger(tmp_path, monkeypatch):
     run.canary, run.victim, run.here, run.folder = canary, victim, here, folder
     yield run
     sys.modules.pop("stranger", None)
-    logging.getLogger().handlers = [one for one in logging.getLogger().handlers
-                                    if not isinstance(one, logging.FileHandler)]  # fmt: skip
+    logging.getLogger().handlers = [
+        one for one in logging.getLogger().handlers if not isinstance(one, logging.FileHandler)
+    ]
 
 
 @pytest.mark.one_in(7)
@@ -686,19 +887,28 @@ def fails_without_a_trace(attack, stranger, capsys):
 
 def test_one_experiment_with_everything(stranger, capsys):
     """All that is wrong with it comes at once, in one message."""
-    chains = {f"c{n}": one for n, part in enumerate(CHAINS.values())
-              for one in part.get("callbacks", {}).values()}  # fmt: skip
+    chains = {
+        f"c{n}": one
+        for n, part in enumerate(CHAINS.values())
+        for one in part.get("callbacks", {}).values()
+    }
     hydra = {
-        "callbacks": chains, "launcher": {"_target_": "subprocess.getoutput"},
-        "sweeper": {"_target_": "stranger.made"}, "job": {"env_set": {"PATH": "FOLDER"}},
+        "callbacks": chains,
+        "launcher": {"_target_": "subprocess.getoutput"},
+        "sweeper": {"_target_": "stranger.made"},
+        "job": {"env_set": {"PATH": "FOLDER"}},
         "job_logging": logs(handlers={"x": {"class": "logging.FileHandler", "filename": "CANARY"}}),
-        "run": {"dir": "FOLDER/victim"}, "output_subdir": ".", "overrides": {"task": ["--trust=x"]},
-    }  # fmt: skip
+        "run": {"dir": "FOLDER/victim"},
+        "output_subdir": ".",
+        "overrides": {"task": ["--trust=x"]},
+    }
     parts = {
-        "dataset": {"_target_": "stranger.made"}, "model": {"_target_": "torch.load", "f": "x"},
+        "dataset": {"_target_": "stranger.made"},
+        "model": {"_target_": "torch.load", "f": "x"},
         "transform": {"train": {"x": {"_target_": "os.system", "command": "touch CANARY"}}},
-        "limits": {"pixels": 0}, "hydra": hydra,
-    }  # fmt: skip
+        "limits": {"pixels": 0},
+        "hydra": hydra,
+    }
     files = {"experiment/evil.yaml": "# @package _global_\n" + yaml.safe_dump(parts)}
     code = stranger(Attack(["--config-dir", "FOLDER", "experiment=evil"], files))
     err = capsys.readouterr().err
@@ -707,9 +917,15 @@ def test_one_experiment_with_everything(stranger, capsys):
     assert stranger.victim.read_text() == "precious"
     assert list(stranger.here.iterdir()) == []
     assert len(MESSAGE.findall(err)) == 1
-    for key in (*(f"hydra.callbacks.{name}" for name in chains), "hydra.launcher", "hydra.sweeper",
-                "hydra.job.env_set.PATH", "hydra.job_logging.handlers.x", "hydra.output_subdir",
-                "hydra.overrides"):  # fmt: skip
+    for key in (
+        *(f"hydra.callbacks.{name}" for name in chains),
+        "hydra.launcher",
+        "hydra.sweeper",
+        "hydra.job.env_set.PATH",
+        "hydra.job_logging.handlers.x",
+        "hydra.output_subdir",
+        "hydra.overrides",
+    ):
         assert f"  {key}" in err, key
 
 
@@ -717,21 +933,43 @@ def test_one_experiment_with_everything(stranger, capsys):
 PARTS = {
     "a/good": "{}",
     "a/evil": yaml.safe_dump({"hydra": CHAINS["path of ours"]}),
-    "a/log": yaml.safe_dump({"hydra": {"job_logging": logs(
-        handlers={"x": {"class": "logging.FileHandler", "filename": "CANARY"}})}}),
+    "a/log": yaml.safe_dump(
+        {
+            "hydra": {
+                "job_logging": logs(
+                    handlers={"x": {"class": "logging.FileHandler", "filename": "CANARY"}}
+                )
+            }
+        }
+    ),
     # Only together do these two make something.
-    "a/half": yaml.safe_dump({"hydra": {"job_logging": logs(
-        handlers={"x": {"filename": "CANARY"}})}}),
+    "a/half": yaml.safe_dump(
+        {"hydra": {"job_logging": logs(handlers={"x": {"filename": "CANARY"}})}}
+    ),
     "b/good": "{}",
-    "b/half": yaml.safe_dump({"hydra": {"job_logging": {"handlers": {"x": {
-        "class": "logging.FileHandler"}}, "root": {"handlers": ["x"]}}}}),
-}  # fmt: skip
+    "b/half": yaml.safe_dump(
+        {
+            "hydra": {
+                "job_logging": {
+                    "handlers": {"x": {"class": "logging.FileHandler"}},
+                    "root": {"handlers": ["x"]},
+                }
+            }
+        }
+    ),
+}
 
 
-@pytest.mark.parametrize("words", [
-    ["+a=good,evil", "seed=1,2,3"], ["+a=good,log", "seed=1,2,3"],
-    ["seed=1,2,3", "+a=good,good,good,log"], ["+a=good,half", "+b=good,half", "seed=1,2"],
-], ids=" ".join)  # fmt: skip
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["+a=good,evil", "seed=1,2,3"],
+        ["+a=good,log", "seed=1,2,3"],
+        ["seed=1,2,3", "+a=good,good,good,log"],
+        ["+a=good,half", "+b=good,half", "seed=1,2"],
+    ],
+    ids=" ".join,
+)
 def test_no_job_of_a_sweep_goes_unseen(words, stranger, capsys, monkeypatch):
     monkeypatch.setattr(preflight, "MOST_JOBS", 2)
     files = {f"{name}.yaml": "# @package _global_\n" + text for name, text in PARTS.items()}
@@ -746,13 +984,22 @@ def test_no_job_of_a_sweep_goes_unseen(words, stranger, capsys, monkeypatch):
 
 GOOD = {
     "launcher of a plugin": ["-m", "seed=1", "hydra/launcher=joblib", "hydra.launcher.n_jobs=1"],
-    "text for a plugin, typed": ["-m", "seed=1", "hydra/launcher=joblib",
-                                 "hydra.launcher.n_jobs=1", "hydra.launcher.prefer=processes"],
-    "callback of a person's own": ["--trust=tests",
-                                   "+hydra.callbacks.x._target_=tests.own_parts.Seen",
-                                   "+hydra.callbacks.x.folder=${hydra.sweep.dir}"],
-    "handler of rich's": ["+hydra.job_logging.handlers={x:{class:rich.logging.RichHandler}}",
-                          "hydra.job_logging.root={handlers:[x]}"],
+    "text for a plugin, typed": [
+        "-m",
+        "seed=1",
+        "hydra/launcher=joblib",
+        "hydra.launcher.n_jobs=1",
+        "hydra.launcher.prefer=processes",
+    ],
+    "callback of a person's own": [
+        "--trust=tests",
+        "+hydra.callbacks.x._target_=tests.own_parts.Seen",
+        "+hydra.callbacks.x.folder=${hydra.sweep.dir}",
+    ],
+    "handler of rich's": [
+        "+hydra.job_logging.handlers={x:{class:rich.logging.RichHandler}}",
+        "hydra.job_logging.root={handlers:[x]}",
+    ],
     "logging of hydra's": ["hydra/job_logging=stdout", "hydra/hydra_logging=default"],
     "threads": ["+hydra.job.env_set.OMP_NUM_THREADS=2"],
     "folder of groups": ["hydra.searchpath=[FOLDER]"],
@@ -766,9 +1013,13 @@ GOOD = {
     "folders that are allowed": ["--allow-write=FOLDER", "--config-dir=FOLDER", "experiment=own"],
     "folder of a sweep, typed": ["-m", "seed=1,2", "hydra.sweep.dir=FOLDER/sweep"],
     "database, typed": ["tracker=mlflow", "tracker.mlflow.uri=sqlite:///FOLDER/x.db"],
-    "download, typed": ["dataset=torchvision", "dataset.root=FOLDER", "+dataset.download=true",
-                        "dataset._target_=torchvision.datasets.MNIST"],
-}  # fmt: skip
+    "download, typed": [
+        "dataset=torchvision",
+        "dataset.root=FOLDER",
+        "+dataset.download=true",
+        "dataset._target_=torchvision.datasets.MNIST",
+    ],
+}
 
 
 @pytest.mark.one_in(2)
@@ -801,8 +1052,8 @@ def test_a_loader_checks_in_other_processes_too(tmp_path):
     from hydra._internal.utils import create_config_search_path
     from hydra.types import RunMode
 
-    from pipeline.config.composition import CONF
-    from pipeline.config.hydra_loader import CheckedConfigLoader
+    from penstock.config.composition import CONF
+    from penstock.config.hydra_loader import CheckedConfigLoader
 
     loader = CheckedConfigLoader(create_config_search_path(str(CONF)))
     loader = pickle.loads(cloudpickle.dumps(loader))
@@ -818,13 +1069,18 @@ def test_as_a_program(name, stranger):
     attack = ATTACKS[name]
     for path, text in attack.files.items():
         (stranger.folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (stranger.folder / path).write_text(text.replace("FOLDER", str(stranger.folder))
-                                            .replace("CANARY", str(stranger.canary)))  # fmt: skip
+        (stranger.folder / path).write_text(
+            text.replace("FOLDER", str(stranger.folder)).replace("CANARY", str(stranger.canary))
+        )
     words = [word.replace("FOLDER", str(stranger.folder)) for word in attack.words]
     done = subprocess.run(
         [sys.executable, str(ROOT / "run.py"), *words, "task=digest", "steps=1"],
-        capture_output=True, text=True, check=False, timeout=120, env={**os.environ},
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        env={**os.environ},
+    )
     assert done.returncode == 2, done.stderr
     assert MESSAGE.match(done.stderr)
     assert "Traceback" not in done.stderr

@@ -7,15 +7,15 @@ import pytest
 import torch
 from torchvision.transforms import v2
 
-import pipeline
-from pipeline.build.training import TrainingParts
-from pipeline.config.instantiate import Lazy, make
-from pipeline.errors import ConfigError
-from pipeline.order.samplers import Bucket, Random, Sequential, Weighted
-from pipeline.order.torch_samplers import TorchBatches, TorchOrder
-from pipeline.runs.trackers.tracker import TrackedRun
-from pipeline.training.schedules import warmup_steps, with_warmup
-from pipeline.transforms.image import Normalize
+import penstock
+from penstock.addons.trackers.tracker import TrackedRun
+from penstock.build.training import TrainingParts
+from penstock.config.instantiate import Lazy, make
+from penstock.errors import ConfigError
+from penstock.order.samplers import Bucket, Random, Sequential, Weighted
+from penstock.order.torch_samplers import TorchBatches, TorchOrder
+from penstock.training.schedules import warmup_steps, with_warmup
+from penstock.transforms.image import Normalize
 from tests import own_parts
 from tests.config.test_contradictions import OWN
 
@@ -29,7 +29,7 @@ def trusting(monkeypatch):
 
 
 def parts(*overrides):
-    return TrainingParts(pipeline.compose(*OWN, "transform=none", *overrides))
+    return TrainingParts(penstock.compose(*OWN, "transform=none", *overrides))
 
 
 # -- make ------------------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ def test_the_gate_stands_here_too(name):
 
 
 def test_hydras_own_gate_is_a_second_one(monkeypatch):
-    from pipeline.config import instantiate
+    from penstock.config import instantiate
 
     def refuse(name):
         raise ValueError("on hydra's blocklist")
@@ -140,10 +140,10 @@ def test_a_persons_own_code_keeps_its_error():
 
 
 def test_a_parts_own_complaint_gets_the_key_of_this_configuration():
-    node = {"_target_": "pipeline.transforms.image.Normalize", "statistics": "imagnet"}
+    node = {"_target_": "penstock.transforms.image.Normalize", "statistics": "imagnet"}
     with pytest.raises(ConfigError, match=r"^transform.train.norm.statistics: 'imagnet'"):
         make(node, "transform.train.norm")
-    node = {"_target_": "pipeline.order.samplers.Subset", "length": 3, "seed": 0, "fraction": 2.0}
+    node = {"_target_": "penstock.order.samplers.Subset", "length": 3, "seed": 0, "fraction": 2.0}
     with pytest.raises(ConfigError, match=r"^sampler.fraction: 2.0"):
         make(node, "sampler")
 
@@ -179,14 +179,15 @@ def test_a_dataset_for_each_split():
         (["sampler._target_=tests.own_parts.Backwards"], TorchOrder),
         (
             [
-                "sampler._target_=torch.utils.data.BatchSampler", "+sampler.drop_last=true",
+                "sampler._target_=torch.utils.data.BatchSampler",
+                "+sampler.drop_last=true",
                 "+sampler.sampler={_target_:torch.utils.data.RandomSampler}",
             ],
             TorchBatches,
         ),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else value.__name__,
-)  # fmt: skip
+)
 def test_samplers_of_every_kind_see_each_row(overrides, kind):
     plan = parts("batch.size=4", *overrides).data.train.plan
     assert isinstance(plan.sampler, kind)
@@ -227,9 +228,9 @@ def test_loaders_deliver_batches(loader):
 
 
 def test_loaders_for_a_notebook():
-    config = pipeline.compose(*OWN, "transform=none", "loader=debug", "batch.size=4")
-    assert sum(len(batch["x"]) for batch in pipeline.build_train_loader(config)) == 12
-    (first, *_) = pipeline.build_val_loader(config)
+    config = penstock.compose(*OWN, "transform=none", "loader=debug", "batch.size=4")
+    assert sum(len(batch["x"]) for batch in penstock.build_train_loader(config)) == 12
+    (first, *_) = penstock.build_val_loader(config)
     assert first["x"].flatten().tolist() == [0, 1, 2, 3]
 
 
@@ -293,7 +294,7 @@ def test_optimizers_get_the_weights_that_learn():
 
 
 def test_statistics_of_the_training_split(monkeypatch, tmp_path):
-    from pipeline.build import data
+    from penstock.build import data
 
     asked = []
 
@@ -302,7 +303,7 @@ def test_statistics_of_the_training_split(monkeypatch, tmp_path):
         return {"mean": [0.1] * 3, "std": [0.2] * 3}
 
     monkeypatch.setattr(data, "statistics_of", statistics)
-    config = pipeline.compose(
+    config = penstock.compose(
         *OWN, "transform=faces", "transform.train.normalize.statistics=dataset", "cache_dir=here"
     )
     run = TrainingParts(config)
@@ -314,7 +315,7 @@ def test_statistics_of_the_training_split(monkeypatch, tmp_path):
 
 
 def test_a_step_that_is_null_is_left_out():
-    run = TrainingParts(pipeline.compose(*OWN, "transform.train.flip=null"))
+    run = TrainingParts(penstock.compose(*OWN, "transform.train.flip=null"))
     assert list(run.data.train.transform.steps) == ["resize", "normalize"]
 
 
@@ -322,7 +323,7 @@ def test_trackers_get_their_folder(tmp_path):
     told = TrackedRun(tmp_path, {}, {})
     parts("tracker=[csv,none]").trackers(tmp_path, told).close()
     assert [path.name for path in tmp_path.iterdir()] == ["csv"]
-    own = "{_target_: pipeline.runs.trackers.csv_file.Csv}"
+    own = "{_target_: penstock.addons.trackers.csv_file.Csv}"
     parts(f"tracker={own}").trackers(tmp_path, told).close()
     assert (tmp_path / "metrics.csv").exists()
     parts("tracker=[]").trackers(tmp_path, told).close()

@@ -3,14 +3,14 @@
 import pytest
 import yaml
 
-import pipeline
-from pipeline.config import changes
-from pipeline.config.changes import Known, between, differing, effect_of, recorded
-from pipeline.config.schema import Changes
-from pipeline.runs.left_out import COLUMNS
-from pipeline.runs.record import RunRecord
-from pipeline.runs.resumption import fingerprint
-from pipeline.runs.stored_sweep import is_harmless
+import penstock
+from penstock.addons.sweeps.stored_sweep import is_harmless
+from penstock.config import changes
+from penstock.config.changes import Known, between, differing, effect_of, recorded
+from penstock.config.schema import Changes
+from penstock.runs.left_out import COLUMNS
+from penstock.runs.record import RunRecord
+from penstock.runs.resumption import fingerprint
 from tests.config.test_conf import FILES
 
 NOTHING, RESULTS, WEIGHTS, BATCHES = Changes
@@ -23,20 +23,25 @@ def test_every_key_of_the_schema_says_what_it_changes():
     for key, field in changes.fields().items():
         assert field.effect is not None, f"{key} needs an Effect in pipeline/config/schema.py"
     asked = {field.effect.asks for field in changes.fields().values()}
-    asked |= {one.asks for field in changes.fields().values()
-              for one in field.effect.below.values()}  # fmt: skip
+    asked |= {
+        one.asks for field in changes.fields().values() for one in field.effect.below.values()
+    }
     assert asked - {""} == set(changes.QUESTIONS)
 
 
 def test_no_question_finds_more_than_the_careful_answer():
     runs = [
         Known(config, data, device, alone, decoder, left_out)
-        for config in ({}, {"trainer.patience": "3"}, {"bad_samples.on_error": "skip"},
-                       {"dataset.packed": "auto", "transform.train_batch.mix._target_": "x"})
+        for config in (
+            {},
+            {"trainer.patience": "3"},
+            {"bad_samples.on_error": "skip"},
+            {"dataset.packed": "auto", "transform.train_batch.mix._target_": "x"},
+        )
         for data in (None, {}, {"train": "ab", "val": "cd"}, {"train": "ab", "val": "ef"})
         for device, alone in ((None, None), ("cpu", True), ("cuda", False))
         for decoder, left_out in ((False, None), (True, set()), (False, {("train", 1)}))
-    ]  # fmt: skip
+    ]
     for key in (*changes.fields(), "dataset.packed", "dataset.facts", "objective.metrics.x"):
         for first in runs:
             for second in runs[::7]:
@@ -111,14 +116,22 @@ def test_arguments_of_the_dataset_follow_its_fingerprint(tmp_path):
 
 @pytest.mark.parametrize(
     ("scheduler", "found"),
-    [(None, RESULTS), ("torch.optim.lr_scheduler.OneCycleLR", RESULTS),
-     ("torch.optim.lr_scheduler.ReduceLROnPlateau", WEIGHTS), ("mine.Schedule", WEIGHTS)],
-)  # fmt: skip
+    [
+        (None, RESULTS),
+        ("torch.optim.lr_scheduler.OneCycleLR", RESULTS),
+        ("torch.optim.lr_scheduler.ReduceLROnPlateau", WEIGHTS),
+        ("mine.Schedule", WEIGHTS),
+    ],
+)
 def test_validation_counts_where_it_steers(scheduler, found, tmp_path):
     node = None if scheduler is None else {"_target_": scheduler}
     run = record(tmp_path, {"scheduler": node, "trainer": {"patience": None}})
-    for key in ("batch.val_size", "transform.val.resize.size", "trainer.monitor",
-                "objective.metrics.nme._target_"):  # fmt: skip
+    for key in (
+        "batch.val_size",
+        "transform.val.resize.size",
+        "trainer.monitor",
+        "objective.metrics.nme._target_",
+    ):
         assert asked(key, run, run) == found
 
 
@@ -157,7 +170,7 @@ def continued(*now, before=(), data="ab" * 16):
     """The keys for which a run is refused that would continue another one."""
     words = ["trainer.device=cpu"]
     saved, own = (
-        fingerprint(pipeline.compose(*words, *more), {"dataset": one}, 10)
+        fingerprint(penstock.compose(*words, *more), {"dataset": one}, 10)
         for more, one in ((before, "ab" * 16), (now, data))
     )
     return differing(saved, own)
@@ -166,30 +179,43 @@ def continued(*now, before=(), data="ab" * 16):
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("before", "now", "key"),
-    [([], ["bad_samples.on_error=skip"], None),  # so far nothing was left out: else it had ended
-     (["bad_samples.on_error=skip"], [], "bad_samples.on_error"),
-     (["bad_samples.on_error=skip"], ["bad_samples.on_error=substitute"], "bad_samples.on_error"),
-     ([], ["limits.pixels=9"], None),
-     (["bad_samples.on_error=skip"], ["bad_samples.on_error=skip", "limits.pixels=9"],
-      "limits.pixels"),
-     ([], ["bad_samples.on_error=skip", "limits.pixels=9"], "limits.pixels"),
-     ([], ["limits.batch_bytes=1000000000"], None),
-     ([], ["loader.in_order=false"], "loader.in_order"),
-     ([], ["loader.worker_init_fn=pipeline.order.seeding.seed"], "loader.worker_init_fn"),
-     ([], ["loader.num_workers=7", "trainer.log_every=7", "tracker=none"], None),
-     ([], ["trainer.max_epochs=7", "trainer.compile=true", "distributed=ddp"], None),
-     ([], ["trainer.val_every=2"], None),
-     (["trainer.patience=3"], ["trainer.patience=3", "trainer.val_every=2"], "trainer.val_every"),
-     ([], ["trainer.mode=max"], "trainer.mode"),
-     ([], ["trainer.limit_batches.train=3"], "trainer.limit_batches.train"),
-     ([], ["trainer.ema=0.9"], "trainer.ema"),
-     ([], ["transform.train.flip.p=0.1"], "transform.train.flip.p"),
-     ([], ["sampler=sequential"], "sampler._target_"),
-     ([], ["+dataset.fields=[a]"], "dataset.fields"),
-     ([], ["dataset.seed=4"], None)],  # for which the fingerprint of the data stands
-)  # fmt: skip
+    [
+        ([], ["bad_samples.on_error=skip"], None),  # so far nothing was left out: else it had ended
+        (["bad_samples.on_error=skip"], [], "bad_samples.on_error"),
+        (
+            ["bad_samples.on_error=skip"],
+            ["bad_samples.on_error=substitute"],
+            "bad_samples.on_error",
+        ),
+        ([], ["limits.pixels=9"], None),
+        (
+            ["bad_samples.on_error=skip"],
+            ["bad_samples.on_error=skip", "limits.pixels=9"],
+            "limits.pixels",
+        ),
+        ([], ["bad_samples.on_error=skip", "limits.pixels=9"], "limits.pixels"),
+        ([], ["limits.batch_bytes=1000000000"], None),
+        ([], ["loader.in_order=false"], "loader.in_order"),
+        ([], ["loader.worker_init_fn=penstock.order.seeding.seed"], "loader.worker_init_fn"),
+        ([], ["loader.num_workers=7", "trainer.log_every=7", "tracker=none"], None),
+        ([], ["trainer.max_epochs=7", "trainer.compile=true", "distributed=ddp"], None),
+        ([], ["trainer.val_every=2"], None),
+        (
+            ["trainer.patience=3"],
+            ["trainer.patience=3", "trainer.val_every=2"],
+            "trainer.val_every",
+        ),
+        ([], ["trainer.mode=max"], "trainer.mode"),
+        ([], ["trainer.limit_batches.train=3"], "trainer.limit_batches.train"),
+        ([], ["trainer.ema=0.9"], "trainer.ema"),
+        ([], ["transform.train.flip.p=0.1"], "transform.train.flip.p"),
+        ([], ["sampler=sequential"], "sampler._target_"),
+        ([], ["+dataset.fields=[a]"], "dataset.fields"),
+        ([], ["dataset.seed=4"], None),
+    ],  # for which the fingerprint of the data stands
+)
 def test_what_a_run_that_is_resumed_may_change(before, now, key, monkeypatch):
-    monkeypatch.setattr("pipeline.config.preflight.raise_if", lambda problems: None)
+    monkeypatch.setattr("penstock.config.preflight.raise_if", lambda problems: None)
     found = continued(*now, before=before)
     assert found == ([] if key is None else [key])
 
@@ -201,7 +227,7 @@ def test_facts_of_the_data_are_always_compared():
 
 
 def test_a_checkpoint_of_before_a_key_was_recorded():
-    own = recorded(pipeline.compose("trainer.patience=2"))
+    own = recorded(penstock.compose("trainer.patience=2"))
     for key in ("trainer.val_every", "batch.val_size", "loader.in_order"):
         saved = {name: value for name, value in own.items() if name != key}
         assert differing(saved, own) == [], "not known, or at its default"
@@ -210,23 +236,45 @@ def test_a_checkpoint_of_before_a_key_was_recorded():
     assert differing({**own, "transform.train_batch": "{}"}, own) == []
     mixed = {**own, "transform.train_batch.mix.alpha": "1"}
     assert differing({**own, "transform.train_batch": "{}"}, mixed) == [
-        "transform.train_batch", "transform.train_batch.mix.alpha",
-    ]  # fmt: skip
+        "transform.train_batch",
+        "transform.train_batch.mix.alpha",
+    ]
     assert differing(own, {**own, "optimizer.momentum": "0.9"}) == ["optimizer.momentum"]
 
 
 @pytest.mark.parametrize(
     ("line", "harmless"),
-    [("loader.num_workers=3", True), ("loader=threads", True), ("loader=fast", True),
-     ("loader=of_somebody", False), ("loader={in_order: false}", False),
-     ("loader.in_order=false", False), ("+loader.worker_init_fn=a.b", False),
-     ("loader.ray.window=2", True), ("loader/x=2", False), ("tracker=none", True),
-     ("tracker=[csv,mlflow]", True), ("+tracker.csv.x=1", True), ("trainer.report=false", True),
-     ("trainer.checkpoint.keep_last=3", True), ("trainer=quick", False), ("trainer=default", False),
-     ("trainer.val_every=2", False), ("trainer.compile=true", False), ("limits.pixels=3", False),
-     ("limits=default", True), ("bad_samples.budget=3", True), ("batch.val_size=2", False),
-     ("task=lr_find", False), ("tune.seconds=3", False), ("cache_dir=x", True), ("seed=3", False),
-     ("experiment=mine", False), ("hydra.job.x=1", False), ("~model.width", False)],
-)  # fmt: skip
+    [
+        ("loader.num_workers=3", True),
+        ("loader=threads", True),
+        ("loader=fast", True),
+        ("loader=of_somebody", False),
+        ("loader={in_order: false}", False),
+        ("loader.in_order=false", False),
+        ("+loader.worker_init_fn=a.b", False),
+        ("loader.ray.window=2", True),
+        ("loader/x=2", False),
+        ("tracker=none", True),
+        ("tracker=[csv,mlflow]", True),
+        ("+tracker.csv.x=1", True),
+        ("trainer.report=false", True),
+        ("trainer.checkpoint.keep_last=3", True),
+        ("trainer=quick", False),
+        ("trainer=default", False),
+        ("trainer.val_every=2", False),
+        ("trainer.compile=true", False),
+        ("limits.pixels=3", False),
+        ("limits=default", True),
+        ("bad_samples.budget=3", True),
+        ("batch.val_size=2", False),
+        ("task=lr_find", False),
+        ("tune.seconds=3", False),
+        ("cache_dir=x", True),
+        ("seed=3", False),
+        ("experiment=mine", False),
+        ("hydra.job.x=1", False),
+        ("~model.width", False),
+    ],
+)
 def test_what_may_differ_between_two_commands_of_a_sweep(line, harmless):
     assert is_harmless(line) == harmless

@@ -18,8 +18,8 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from pipeline import command
-from pipeline.config import completion
+from penstock import command
+from penstock.config import completion
 from tests.program import ROOT
 
 SHELLS = {
@@ -32,17 +32,51 @@ SECONDS = 100  # for a shell to do what it was told
 
 # What a file may be called; CANARY stands for a file that must not appear.
 NAMES = [
-    "zz$(touch CANARY)", "zz`touch CANARY`", "zz;touch CANARY", "zz&&touch CANARY", "zz|x", "zz<x>",
-    "zz a b", "zz ", "zz'q", 'zz"d', "zz\\b", "zz\\'b", "zz\\", "zz$'a'", "zz*", "zz?[a]",
-    "zz{a,b}", "zz(x)", "zz~", "~zz", "zz#c", "#zz", "zz!x", "zz^", "zz%d", "zz$HOME", "zz${HOME}",
-    "-zz", "zz=x", "zz:y", "zz,z", "zz@x",
-    "zz \N{LATIN SMALL LETTER E WITH ACUTE}", "zz\N{GRINNING FACE}",
-]  # fmt: skip
+    "zz$(touch CANARY)",
+    "zz`touch CANARY`",
+    "zz;touch CANARY",
+    "zz&&touch CANARY",
+    "zz|x",
+    "zz<x>",
+    "zz a b",
+    "zz ",
+    "zz'q",
+    'zz"d',
+    "zz\\b",
+    "zz\\'b",
+    "zz\\",
+    "zz$'a'",
+    "zz*",
+    "zz?[a]",
+    "zz{a,b}",
+    "zz(x)",
+    "zz~",
+    "~zz",
+    "zz#c",
+    "#zz",
+    "zz!x",
+    "zz^",
+    "zz%d",
+    "zz$HOME",
+    "zz${HOME}",
+    "-zz",
+    "zz=x",
+    "zz:y",
+    "zz,z",
+    "zz@x",
+    "zz \N{LATIN SMALL LETTER E WITH ACUTE}",
+    "zz\N{GRINNING FACE}",
+]
 # These cannot be shown as they are, and are not offered.
 UNSEEN = [
-    "zz\nb", "zz\tb", "zz\x1b]0;EVIL\x07", "zz\x7f", "zz\N{RIGHT-TO-LEFT OVERRIDE}x", "zz\udcff",
+    "zz\nb",
+    "zz\tb",
+    "zz\x1b]0;EVIL\x07",
+    "zz\x7f",
+    "zz\N{RIGHT-TO-LEFT OVERRIDE}x",
+    "zz\udcff",
     "zz\N{ZERO WIDTH SPACE}",
-]  # fmt: skip
+]
 
 
 def script(capsys, shell, program=RUN):

@@ -6,8 +6,8 @@ import time
 import pytest
 from omegaconf import OmegaConf
 
-from pipeline.config import hydra_internals
-from pipeline.config.composition import Composer
+from penstock.config import hydra_internals
+from penstock.config.composition import Composer
 
 OLD = time.time() - 1000
 CHOICES = [

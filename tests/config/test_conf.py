@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-import pipeline
-from pipeline.config.preflight import compose
-from pipeline.config.schema import Config
-from pipeline.tasks import TASKS
+import penstock
+from penstock.config.preflight import compose
+from penstock.config.schema import Config
+from penstock.installed import tasks
 
 CONF = Path(__file__).parents[2] / "conf"
 GROUPS = sorted(path.name for path in CONF.iterdir() if path.is_dir() and path.name != "hydra")
@@ -86,7 +86,7 @@ def test_every_group_is_in_the_defaults_list():
 
 
 def test_every_task_has_a_file():
-    assert {path.stem for path in (CONF / "task").glob("*.yaml")} == set(TASKS)
+    assert {path.stem for path in (CONF / "task").glob("*.yaml")} == set(tasks())
 
 
 @pytest.mark.one_in(5)
@@ -101,10 +101,15 @@ def test_every_sampler_goes_with_every_loader(sampler, loader):
 @pytest.mark.parametrize("dataset", ["synthetic_faces", "sequences"])
 def test_what_is_drawn_on_first_use_can_be_built(dataset, tmp_path):
     """From nothing but the configuration: data, a batch, a model that takes it, a loss."""
-    from pipeline.build.training import TrainingParts
+    from penstock.build.training import TrainingParts
 
-    config = pipeline.compose(f"dataset={dataset}", f"dataset.root={tmp_path}", "dataset.count=40",
-                              "loader=debug", "batch.size=8")  # fmt: skip
+    config = penstock.compose(
+        f"dataset={dataset}",
+        f"dataset.root={tmp_path}",
+        "dataset.count=40",
+        "loader=debug",
+        "batch.size=8",
+    )
     parts = TrainingParts(config)
     with parts.data.train.loader() as loader:
         batch = next(iter(loader))
@@ -117,9 +122,9 @@ def test_what_is_drawn_on_first_use_can_be_built(dataset, tmp_path):
 
 def test_a_recipe_is_laid_over_its_dataset():
     config = compose("experiment=sequences", "trainer.max_epochs=2")
-    assert config.sampler["_target_"] == "pipeline.order.samplers.Bucket"
-    assert config.collate["_target_"] == "pipeline.loading.collate.Pad"
+    assert config.sampler["_target_"] == "penstock.order.samplers.Bucket"
+    assert config.collate["_target_"] == "penstock.loading.collate.Pad"
     assert config.trainer.max_epochs == 2
     config = compose("experiment=sequences", "sampler=random", "collate=list")
-    assert config.sampler["_target_"] == "pipeline.order.samplers.Random"
-    assert config.collate["_target_"] == "pipeline.loading.collate.List"
+    assert config.sampler["_target_"] == "penstock.order.samplers.Random"
+    assert config.collate["_target_"] == "penstock.loading.collate.List"

@@ -2,10 +2,10 @@
 
 import pytest
 
-from pipeline.config import parsing
-from pipeline.config.messages import describe
-from pipeline.config.schema import Config
-from pipeline.errors import ConfigError
+from penstock.config import parsing
+from penstock.config.messages import describe
+from penstock.config.schema import Config
+from penstock.errors import ConfigError
 
 PART = {"_target_": "a.b"}
 del_ = object()
@@ -16,50 +16,102 @@ GOOD = {
     "cache_dir": "data/cache",
     "dataset": PART,
     "transform": {
-        "train": {"flip": PART, "crop": None}, "val": {}, "train_batch": {}, "val_batch": {},
+        "train": {"flip": PART, "crop": None},
+        "val": {},
+        "train_batch": {},
+        "val_batch": {},
         "batch_on": "auto",
     },
     "sampler": PART,
     "collate": PART,
     "loader": {
-        "backend": "process", "num_workers": 2, "prefetch_factor": None,
-        "persistent_workers": None, "pin_memory": None, "pin_memory_device": "", "timeout": 0,
-        "worker_init_fn": None, "multiprocessing_context": None, "in_order": True,
-        "generator": None, "max_memory": None, "max_deaths": 3, "slow_memory": 0.25, "cost": None,
-        "share": None, "share_size": None,
-        "ray": {"address": None, "num_actors": "auto", "cpus_per_actor": 1.0, "resources": {},
-                "runtime_env": {}, "window": 1.0},
+        "backend": "process",
+        "num_workers": 2,
+        "prefetch_factor": None,
+        "persistent_workers": None,
+        "pin_memory": None,
+        "pin_memory_device": "",
+        "timeout": 0,
+        "worker_init_fn": None,
+        "multiprocessing_context": None,
+        "in_order": True,
+        "generator": None,
+        "max_memory": None,
+        "max_deaths": 3,
+        "slow_memory": 0.25,
+        "cost": None,
+        "share": None,
+        "share_size": None,
+        "ray": {
+            "address": None,
+            "num_actors": "auto",
+            "cpus_per_actor": 1.0,
+            "resources": {},
+            "runtime_env": {},
+            "window": 1.0,
+        },
     },
     "bad_samples": {"on_error": "raise", "budget": 0.01, "quarantine": None},
     "distributed": {
-        "strategy": "none", "nproc": "auto", "backend": None, "timeout": 1800.0, "max_restarts": 0,
-        "find_unused_parameters": False, "sync_batchnorm": False,
+        "strategy": "none",
+        "nproc": "auto",
+        "backend": None,
+        "timeout": 1800.0,
+        "max_restarts": 0,
+        "find_unused_parameters": False,
+        "sync_batchnorm": False,
     },
     "model": PART,
     "objective": PART,
     "optimizer": PART,
     "scheduler": None,
     "trainer": {
-        "max_epochs": 1, "max_steps": None, "accumulate": 1, "clip_norm": None,
-        "precision": "fp32", "compile": False, "channels_last": False, "device": "auto",
-        "log_every": 1, "val_every": 1, "monitor": None, "mode": "min", "patience": None,
+        "max_epochs": 1,
+        "max_steps": None,
+        "accumulate": 1,
+        "clip_norm": None,
+        "precision": "fp32",
+        "compile": False,
+        "channels_last": False,
+        "device": "auto",
+        "log_every": 1,
+        "val_every": 1,
+        "monitor": None,
+        "mode": "min",
+        "patience": None,
         "checkpoint": {
-            "every_epochs": 1, "every_steps": None, "every_minutes": None, "keep_last": 1,
-            "background": True, "memory_every_steps": "auto",
+            "every_epochs": 1,
+            "every_steps": None,
+            "every_minutes": None,
+            "keep_last": 1,
+            "background": True,
+            "memory_every_steps": "auto",
         },
         "baseline": True,
-        "digest": False, "ledger": False, "report": True,
-        "progress": "auto", "pictures": True, "ema": None,
-        "limit_batches": {"train": None, "val": None}, "overfit_batches": None,
-        "skip": None, "fast_dev_run": False,
+        "digest": False,
+        "ledger": False,
+        "report": True,
+        "progress": "auto",
+        "pictures": True,
+        "ema": None,
+        "limit_batches": {"train": None, "val": None},
+        "overfit_batches": None,
+        "skip": None,
+        "fast_dev_run": False,
     },
     "tracker": PART,
     "resume": None,
     "resume_despite": [],
-    "sweep": {"on_preempted": "stop", "on_failure": "continue", "retries": 0, "jobs": 1,
-              "seeds": None, "optuna": None},
+    "sweep": {
+        "on_preempted": "stop",
+        "on_failure": "continue",
+        "retries": 0,
+        "jobs": 1,
+        "seeds": None,
+        "optuna": None,
+    },
     "task": "fit",
-}  # fmt: skip
+}
 
 
 def changed(key, value):
@@ -101,8 +153,12 @@ WRONG = [
     ("batch.val_size", 0, r"expected a whole number of at least 1 or null"),
     ("batch.sise", 3, r"^batch.sise: unknown key 'sise' \(did you mean 'size'\?\); allowed: size"),
     ("batch.tail", del_, r"^batch.tail: is missing; expected keep \| drop \| pad$"),
-    ("loader.num_workers", 1.5, r"^loader.num_workers: got 1.5, expected a whole number of at "
-                                r"least 0 or auto \| tuned$"),
+    (
+        "loader.num_workers",
+        1.5,
+        r"^loader.num_workers: got 1.5, expected a whole number of at "
+        r"least 0 or auto \| tuned$",
+    ),
     ("loader.num_workers", -1, r"^loader.num_workers: got -1"),
     ("loader.num_workers", "atuo", r"did you mean 'auto'"),
     ("loader.prefetch_factor", 0, r"at least 1 or null$"),
@@ -123,7 +179,7 @@ WRONG = [
     ("steps", 0, r"^steps: got 0, expected a whole number of at least 1 or null$"),
     ("split", "test", r"^split: got 'test', expected train \| val \| both$"),
     ("modle", PART, r"^modle: unknown key 'modle' \(did you mean 'model'\?\)"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("key", "value", "message"), WRONG, ids=[key for key, _, _ in WRONG])

@@ -5,16 +5,21 @@ import re
 import pytest
 import torch
 
-import pipeline
-from pipeline.config import contradictions, notices
-from pipeline.distributed import world
-from pipeline.errors import ConfigError
+import penstock
+from penstock.config import contradictions, notices
+from penstock.distributed import world
+from penstock.errors import ConfigError
 
 OWN = [
-    "dataset._target_=tests.own_parts.Numbers", "~dataset.root", "~dataset.count",
-    "~dataset.size", "~dataset.seed", "~dataset.val_fraction", "~dataset.reader",
+    "dataset._target_=tests.own_parts.Numbers",
+    "~dataset.root",
+    "~dataset.count",
+    "~dataset.size",
+    "~dataset.seed",
+    "~dataset.val_fraction",
+    "~dataset.reader",
     "task=digest",
-]  # fmt: skip
+]
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +31,7 @@ def trusting(monkeypatch):
 
 def refusals(*overrides, own=True):
     with pytest.raises(ConfigError) as caught:
-        pipeline.compose(*(OWN if own else []), *overrides)
+        penstock.compose(*(OWN if own else []), *overrides)
     return {problem.key: problem.message for problem in caught.value.problems}
 
 
@@ -60,13 +65,13 @@ def test_what_is_shared_with_other_runs_has_to_be_known():
     )
     assert "set loader.share=auto" in only("loader.share_size", "loader.share_size=2")
     assert "../elsewhere" in only("loader.share", "loader.share=../elsewhere")
-    assert pipeline.compose(*OWN, "loader.share=my-sweep_2.0", "loader.share_size=0.5")
+    assert penstock.compose(*OWN, "loader.share=my-sweep_2.0", "loader.share_size=0.5")
 
 
 def test_no_workers_alone_is_fine():
-    assert pipeline.compose(*OWN, "loader.num_workers=0").loader.num_workers == 0
-    assert pipeline.compose(*OWN, "loader.backend=main").loader.backend == "main"
-    assert pipeline.compose(*OWN, "loader=threads", "loader.timeout=5").loader.timeout == 5
+    assert penstock.compose(*OWN, "loader.num_workers=0").loader.num_workers == 0
+    assert penstock.compose(*OWN, "loader.backend=main").loader.backend == "main"
+    assert penstock.compose(*OWN, "loader=threads", "loader.timeout=5").loader.timeout == 5
 
 
 @pytest.mark.parametrize(
@@ -94,15 +99,15 @@ def test_a_worker_function_passes_the_same_gate():
     key = "loader.worker_init_fn"
     assert "os.getpid may not be called" in only(key, "loader.worker_init_fn=os.getpid")
     assert "there is no 'start' in tests.own_parts" in only(key, f"{key}=tests.own_parts.start")
-    good = pipeline.compose(*OWN, f"{key}=tests.own_parts.start_worker")
+    good = penstock.compose(*OWN, f"{key}=tests.own_parts.start_worker")
     assert good.loader.worker_init_fn == "tests.own_parts.start_worker"
 
 
 def test_batches_out_of_order_with_checkpoints():
     message = only("loader.in_order", "loader.in_order=false", own=False)
     assert "set loader.in_order=true or trainer.checkpoint=null" in message
-    pipeline.compose("loader.in_order=false", "trainer.checkpoint=null")
-    pipeline.compose("loader.in_order=false", "task=digest")
+    penstock.compose("loader.in_order=false", "trainer.checkpoint=null")
+    penstock.compose("loader.in_order=false", "task=digest")
 
 
 def test_pinning_a_device_without_pinning():
@@ -112,11 +117,11 @@ def test_pinning_a_device_without_pinning():
 
 def test_pinning_without_an_accelerator_is_a_notice(monkeypatch):
     monkeypatch.setattr(world, "has_accelerator", lambda: False)
-    (notice,) = notices.find(pipeline.compose(*OWN, "loader.pin_memory=true"))
+    (notice,) = notices.find(penstock.compose(*OWN, "loader.pin_memory=true"))
     assert notice.startswith("loader.pin_memory: there is no accelerator")
-    assert list(notices.find(pipeline.compose(*OWN))) == []
+    assert list(notices.find(penstock.compose(*OWN))) == []
     monkeypatch.setattr(world, "has_accelerator", lambda: True)
-    assert list(notices.find(pipeline.compose(*OWN, "loader.pin_memory=true"))) == []
+    assert list(notices.find(penstock.compose(*OWN, "loader.pin_memory=true"))) == []
 
 
 def test_several_processes_that_would_each_train_alone(monkeypatch):
@@ -124,10 +129,10 @@ def test_several_processes_that_would_each_train_alone(monkeypatch):
     found = refusals()
     assert "each would train alone" in found["distributed.strategy"]
     assert list(found) == ["distributed.strategy"]
-    pipeline.compose(*OWN, "distributed=ddp")
+    penstock.compose(*OWN, "distributed=ddp")
     monkeypatch.setenv("WORLD_SIZE", "many")
     with pytest.raises(ConfigError, match="WORLD_SIZE is 'many', not a whole number"):
-        pipeline.compose(*OWN)
+        penstock.compose(*OWN)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +152,7 @@ def test_a_metadata_column_that_does_not_exist(overrides, key):
 
 
 def test_a_weight_column_stands_in_place_of_the_one_to_balance():
-    pipeline.compose(*OWN, "sampler=weighted", "sampler.weights=length", "sampler.column=nothing")
+    penstock.compose(*OWN, "sampler=weighted", "sampler.weights=length", "sampler.column=nothing")
 
 
 def test_a_stream():
@@ -156,19 +161,20 @@ def test_a_stream():
     assert "Random chooses rows, but Stream is a stream" in message
     assert "set sampler=stream" in message
     for name in ("stream", "sequential"):
-        pipeline.compose(*OWN, stream, f"sampler={name}")
+        penstock.compose(*OWN, stream, f"sampler={name}")
     message = only("loader.in_order", stream, "sampler=stream", "loader.in_order=false")
     assert "whose end is found in order" in message
     assert "Numbers has rows that can be chosen" in only("sampler", "sampler=stream")
 
 
 def test_what_ranks_cannot_share():
-    pipeline.compose(*OWN, "batch.size=null")
+    penstock.compose(*OWN, "batch.size=null")
     ddp = "distributed=ddp"
     assert "cannot share" in refusals("batch.size=null", ddp)["batch.size"]
-    assert "trainer.precision=bf16" in refusals("distributed=fsdp", "trainer.precision=fp16")[
-        "trainer.precision"
-    ]  # fmt: skip
+    assert (
+        "trainer.precision=bf16"
+        in refusals("distributed=fsdp", "trainer.precision=fp16")["trainer.precision"]
+    )
     found = refusals(ddp, "loader.in_order=false", "trainer.checkpoint=null")
     assert "different batches" in found["loader.in_order"]
 
@@ -176,11 +182,11 @@ def test_what_ranks_cannot_share():
 def test_a_dataset_that_cannot_be_split():
     unsplit = [*OWN, "dataset._target_=tests.own_parts.Unsplit"]
     with pytest.raises(ConfigError, match=r"Unsplit takes no argument `split`.*the same samples"):
-        pipeline.compose(*unsplit, "task=fit")
-    pipeline.compose(*unsplit)
+        penstock.compose(*unsplit, "task=fit")
+    penstock.compose(*unsplit)
     node = "{_target_:tests.own_parts.Unsplit,size:4}"
     two = ["~dataset._target_", f"+dataset.train={node}", f"+dataset.val={node}"]
-    pipeline.compose(*OWN, *two, "task=fit")
+    penstock.compose(*OWN, *two, "task=fit")
 
 
 @pytest.mark.parametrize(
@@ -191,15 +197,16 @@ def test_a_dataset_that_cannot_be_split():
         (["batch.size=null"], "batch.size", "set batch.size to the number of blocks"),
         (["batch.tail=pad"], "batch.tail", "set batch.tail=keep"),
         (
-            ["+transform.train_batch.mix={_target_: pipeline.transforms.mixing.MixUp}"],
-            "transform.train_batch.mix", "transform samples instead",
+            ["+transform.train_batch.mix={_target_: penstock.transforms.mixing.MixUp}"],
+            "transform.train_batch.mix",
+            "transform samples instead",
         ),
     ],
-)  # fmt: skip
+)
 def test_blocks_of_rows(options, key, way_out):
     found = refusals("sampler=packed", "collate=packed", *options)
     assert way_out in found[key]
-    pipeline.compose(*OWN, "sampler=packed", "collate=packed", "collate.pad_to=2048")
+    penstock.compose(*OWN, "sampler=packed", "collate=packed", "collate.pad_to=2048")
 
 
 @pytest.mark.parametrize("sampler", ["bucket", "identity"])
@@ -209,7 +216,7 @@ def test_padding_batches_that_a_strategy_forms(sampler):
 
 
 def test_dropping_a_tail_that_is_not_there():
-    pipeline.compose(*OWN, "sampler=bucket", "batch.tail=drop")
+    penstock.compose(*OWN, "sampler=bucket", "batch.tail=drop")
     assert "nothing to drop" in only("batch.tail", "sampler=identity", "batch.tail=drop")
 
 
@@ -223,21 +230,21 @@ def test_devices_and_precisions(monkeypatch):
     assert "torch finds no CUDA" in only("trainer.device", "trainer.device=cuda", own=False)
     fp16 = only("trainer.precision", "trainer.precision=fp16", own=False)
     assert "needs an accelerator" in fp16
-    pipeline.compose("trainer.precision=bf16")
+    penstock.compose("trainer.precision=bf16")
 
 
 def test_a_metric_that_nobody_measures():
     message = only("trainer.monitor", "trainer.monitor=nne", own=False)
     assert message == "the objective measures no 'nne' (did you mean 'nme'?); it has loss, nme"
-    pipeline.compose("trainer.monitor=loss")
+    penstock.compose("trainer.monitor=loss")
 
 
 def test_a_direction_that_would_keep_the_worst():
     images = ["dataset=image_folder", "dataset.root=x", "trainer.monitor=accuracy"]
     message = only("trainer.mode", *images, own=False)
     assert message == ("min would keep the worst: of accuracy, more is better: trainer.mode=max")
-    pipeline.compose(*images, "trainer.mode=max")
-    pipeline.compose("dataset=image_folder", "dataset.root=x")
+    penstock.compose(*images, "trainer.mode=max")
+    penstock.compose("dataset=image_folder", "dataset.root=x")
 
 
 @pytest.mark.parametrize(
@@ -269,8 +276,11 @@ def test_every_rule_is_skipped_where_what_it_needs_is_wrong_itself():
 
 def test_a_training_loop_of_the_models_own_is_said_not_to_run():
     model = "model={_target_: tests.own_parts.WithItsOwnLoop, in_features: 1, out_features: 2}"
-    (notice,) = notices.find(pipeline.compose(*OWN[:-1], model))
-    assert re.search("model: WithItsOwnLoop is used by its forward alone; its training_step, "
-                     "configure_optimizers are not called. In their place are objective, optimizer "
-                     "and scheduler", notice)  # fmt: skip
-    assert list(notices.find(pipeline.compose(*OWN, model))) == []  # a digest trains nothing
+    (notice,) = notices.find(penstock.compose(*OWN[:-1], model))
+    assert re.search(
+        "model: WithItsOwnLoop is used by its forward alone; its training_step, "
+        "configure_optimizers are not called. In their place are objective, optimizer "
+        "and scheduler",
+        notice,
+    )
+    assert list(notices.find(penstock.compose(*OWN, model))) == []  # a digest trains nothing

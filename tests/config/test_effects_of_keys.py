@@ -19,38 +19,61 @@ import torchmetrics
 from PIL import Image
 from torch.utils.data import get_worker_info
 
-import pipeline
-from pipeline import command
-from pipeline.build.data import DataParts
-from pipeline.config import changes
-from pipeline.config.changes import between, effect_of
-from pipeline.config.schema import TASK_KEYS, Changes
-from pipeline.distributed.world import World
-from pipeline.runs import checkpoint
-from pipeline.runs.record import RunRecord
+import penstock
+from penstock import command
+from penstock.build.data import DataParts
+from penstock.config import changes
+from penstock.config.changes import between, effect_of
+from penstock.config.schema import TASK_KEYS, Changes
+from penstock.distributed.world import World
+from penstock.runs import checkpoint
+from penstock.runs.record import RunRecord
 from tests.own_parts import NUMBERS, Numbers
 
 NOTHING, RESULTS, WEIGHTS, BATCHES = Changes
 HERE = "tests.config.test_effects_of_keys"
 
-QUIET = ["tracker=none", "trainer.max_epochs=2", "trainer.device=cpu", "batch.size=4",
-         "trainer.pictures=false", "trainer.report=false", "trainer.progress=none",
-         "trainer.checkpoint.keep_last=9", "trainer.checkpoint.every_steps=1",
-         "trainer.checkpoint.background=false"]  # fmt: skip
+QUIET = [
+    "tracker=none",
+    "trainer.max_epochs=2",
+    "trainer.device=cpu",
+    "batch.size=4",
+    "trainer.pictures=false",
+    "trainer.report=false",
+    "trainer.progress=none",
+    "trainer.checkpoint.keep_last=9",
+    "trainer.checkpoint.every_steps=1",
+    "trainer.checkpoint.background=false",
+]
 IN_MAIN = ["loader.backend=main", "loader.num_workers=0"]
 IN_WORKERS = ["loader.backend=process", "loader.num_workers=2"]
 SMALL = [f"+transform.{split}.small._target_={HERE}.Small" for split in ("train", "val")]
 DATA = {
     "numbers": ["dataset=numbers", "dataset.size=13", "optimizer.lr=0.01"],
-    "noted": ["dataset=numbers", "dataset.size=13",
-              f"+transform.train.jitter._target_={HERE}.Jitter"],
+    "noted": [
+        "dataset=numbers",
+        "dataset.size=13",
+        f"+transform.train.jitter._target_={HERE}.Jitter",
+    ],
     "pairs": ["dataset=numbers", "dataset.size=13", f"dataset._target_={HERE}.Pairs"],
-    "pictures": ["dataset=image_folder", "dataset.root=pictures", "transform=none", "model=linear",
-                 "+model.in_features=48", *SMALL],
-    "photographs": ["dataset=image_folder", "dataset.root=photographs", "transform=none",
-                    "model=linear", "+model.in_features=48", *SMALL],
+    "pictures": [
+        "dataset=image_folder",
+        "dataset.root=pictures",
+        "transform=none",
+        "model=linear",
+        "+model.in_features=48",
+        *SMALL,
+    ],
+    "photographs": [
+        "dataset=image_folder",
+        "dataset.root=photographs",
+        "transform=none",
+        "model=linear",
+        "+model.in_features=48",
+        *SMALL,
+    ],
     "sequences": ["dataset=sequences", "dataset.count=20"],
-}  # fmt: skip
+}
 
 
 class Pairs(Numbers):
@@ -158,23 +181,33 @@ ROWS = {
     "run_dir": Row(("run_dir=one", "run_dir=other")),
     "cache_dir": Row(("one", "other"), "sequences"),
     "dataset": Row(("dataset.size=13", "dataset.size=14")),
-    "dataset.packed": Row(("null", "auto"), "pictures", continues=DATA_COMPARED,
-                          rounds="pixels are kept as they are"),
+    "dataset.packed": Row(
+        ("null", "auto"), "pictures", continues=DATA_COMPARED, rounds="pixels are kept as they are"
+    ),
     "dataset.fields": Row(("+dataset.fields=[x,label,a]", "+dataset.fields=[x,label,b]"), "pairs"),
-    "dataset.facts": Row(("+dataset.facts={num_outputs: 3, num_classes: 3}",
-                          "+dataset.facts={num_outputs: 4, num_classes: 4}"),
-                         words=["~objective.metrics.recall"]),
-    "dataset.fingerprint": Row(("dataset.fingerprint=sizes", "dataset.fingerprint=names"),
-                               "sequences"),
-    "transform.train": Row(("+transform.train.add.amount=1", "+transform.train.add.amount=2"),
-                           words=ADD),
-    "transform.val": Row(("+transform.val.add.amount=1", "+transform.val.add.amount=-500"),
-                         words=ADD),
-    "transform.train_batch": Row(("+transform.train_batch.mix.by=0.1",
-                                  "+transform.train_batch.mix.by=0.2"), words=[BLEND]),
-    "transform.val_batch": Row(("+transform.val_batch.mix.by=0.1",
-                                "+transform.val_batch.mix.by=0.2"),
-                               words=[BLEND.replace("train_batch", "val_batch")]),
+    "dataset.facts": Row(
+        (
+            "+dataset.facts={num_outputs: 3, num_classes: 3}",
+            "+dataset.facts={num_outputs: 4, num_classes: 4}",
+        ),
+        words=["~objective.metrics.recall"],
+    ),
+    "dataset.fingerprint": Row(
+        ("dataset.fingerprint=sizes", "dataset.fingerprint=names"), "sequences"
+    ),
+    "transform.train": Row(
+        ("+transform.train.add.amount=1", "+transform.train.add.amount=2"), words=ADD
+    ),
+    "transform.val": Row(
+        ("+transform.val.add.amount=1", "+transform.val.add.amount=-500"), words=ADD
+    ),
+    "transform.train_batch": Row(
+        ("+transform.train_batch.mix.by=0.1", "+transform.train_batch.mix.by=0.2"), words=[BLEND]
+    ),
+    "transform.val_batch": Row(
+        ("+transform.val_batch.mix.by=0.1", "+transform.val_batch.mix.by=0.2"),
+        words=[BLEND.replace("train_batch", "val_batch")],
+    ),
     "transform.batch_on": Row(("loader", "device"), words=[BLEND], rounds=CPU),
     "sampler": Row(("sampler=random", "sampler=sequential")),
     "collate": Row(("collate.value=0", "collate.value=1"), "sequences"),
@@ -183,40 +216,62 @@ ROWS = {
     "loader.prefetch_factor": Row(("1", "4"), "noted", where=IN_WORKERS),
     "loader.persistent_workers": Row(("false", "true"), "noted", where=IN_WORKERS),
     "loader.pin_memory": Row(("null", "false"), where=IN_WORKERS),
-    "loader.pin_memory_device": Row(("loader.pin_memory_device=''",
-                                     "loader.pin_memory_device=cuda"), where=IN_WORKERS),
+    "loader.pin_memory_device": Row(
+        ("loader.pin_memory_device=''", "loader.pin_memory_device=cuda"), where=IN_WORKERS
+    ),
     "loader.timeout": Row(("0", "99"), where=IN_WORKERS),
     "loader.max_deaths": Row(("1", "4"), where=IN_WORKERS),
     "loader.worker_init_fn": Row(("null", f"{HERE}.double"), where=IN_WORKERS),
     "loader.multiprocessing_context": Row(("fork", "forkserver"), "noted", where=IN_WORKERS),
     "loader.generator": Row(("1", "2"), "noted", where=IN_WORKERS),
-    "loader.max_memory": Row(("1", "2"),
-                             where=["loader.backend=process", "loader.num_workers=auto"]),
+    "loader.max_memory": Row(
+        ("1", "2"), where=["loader.backend=process", "loader.num_workers=auto"]
+    ),
     "loader.share": Row(("null", "keys"), words=["trainer.max_epochs=1"]),
     "loader.share_size": Row(("0.1", "0.2"), words=["loader.share=keys"]),
     "loader.slow_memory": Row(("0", "1"), where=IN_WORKERS),
     "loader.cost": Row(("null", "length"), where=IN_WORKERS),
-    "bad_samples.on_error": Row(("skip", "substitute"), "pictures",
-                                words=["limits.pixels=300", "bad_samples.budget=1.0"]),
+    "bad_samples.on_error": Row(
+        ("skip", "substitute"), "pictures", words=["limits.pixels=300", "bad_samples.budget=1.0"]
+    ),
     "bad_samples.budget": Row(("0.9", "0.95"), "pictures", words=[*SKIP, "limits.pixels=300"]),
-    "bad_samples.quarantine": Row(("null", "bad.csv"), "pictures", words=SKIP,
-                                  continues="task=without resumes before any of them was met"),
+    "bad_samples.quarantine": Row(
+        ("null", "bad.csv"),
+        "pictures",
+        words=SKIP,
+        continues="task=without resumes before any of them was met",
+    ),
     "limits.record_bytes": Row(("100000", "900"), "pictures", words=SKIP),
     "limits.pixels": Row(("1000", "300"), "pictures", words=SKIP),
     "limits.files": Row(("1000", "2000"), "pictures", words=SKIP),
     "limits.batch_bytes": Row(("100000000", "200000000"), "pictures", words=SKIP),
     "pack.size": Row(("8", "12"), "pictures", words=PACKED),
     "pack.square": Row(("true", "false"), "photographs", words=PACKED),
-    "pack.format": Row(("pixels", "encoded"), "pictures", words=["dataset.packed=auto"],
-                       rounds="pixels are kept as they are"),
+    "pack.format": Row(
+        ("pixels", "encoded"),
+        "pictures",
+        words=["dataset.packed=auto"],
+        rounds="pixels are kept as they are",
+    ),
     "pack.decoder": Row(("auto", "reader"), "photographs", words=PACKED),
-    "pack.out": Row(("one", "other"), "pictures", words=PACKED, rounds="the same pack elsewhere",
-                    continues=DATA_COMPARED),
+    "pack.out": Row(
+        ("one", "other"),
+        "pictures",
+        words=PACKED,
+        rounds="the same pack elsewhere",
+        continues=DATA_COMPARED,
+    ),
     "model": Row(("+model.bias=true", "+model.bias=false")),
-    "objective": Row(("objective.loss._target_=torch.nn.CrossEntropyLoss",
-                      "objective.loss._target_=torch.nn.MultiMarginLoss")),
-    "objective.metrics": Row(("objective.metrics.accuracy.average=micro",
-                              "objective.metrics.accuracy.average=macro"), refused=BEST),
+    "objective": Row(
+        (
+            "objective.loss._target_=torch.nn.CrossEntropyLoss",
+            "objective.loss._target_=torch.nn.MultiMarginLoss",
+        )
+    ),
+    "objective.metrics": Row(
+        ("objective.metrics.accuracy.average=micro", "objective.metrics.accuracy.average=macro"),
+        refused=BEST,
+    ),
     "optimizer": Row(("optimizer.lr=0.1", "optimizer.lr=0.2")),
     "scheduler": Row(("scheduler=none", "scheduler=cosine")),
     "trainer.max_epochs": Row(("2", "3"), continues=LONGER),
@@ -224,16 +279,23 @@ ROWS = {
     "trainer.accumulate": Row(("1", "2")),
     "trainer.clip_norm": Row(("0.1", "0.2"), words=["optimizer=sgd"]),
     "trainer.precision": Row(("fp32", "bf16")),
-    "trainer.compile": Row(("false", "true"), rounds="a compiled model may round the same",
-                           continues="it rounds otherwise"),
-    "trainer.channels_last": Row(("false", "true"), rounds="of no use without pictures",
-                                 continues="it rounds otherwise"),
+    "trainer.compile": Row(
+        ("false", "true"),
+        rounds="a compiled model may round the same",
+        continues="it rounds otherwise",
+    ),
+    "trainer.channels_last": Row(
+        ("false", "true"), rounds="of no use without pictures", continues="it rounds otherwise"
+    ),
     "trainer.device": Row(("auto", "cpu"), rounds="both are the CPU on this machine"),
     "trainer.log_every": Row(("1", "3")),
     "trainer.val_every": Row(("1", "2")),
     "trainer.monitor": Row(("recall/even", "recall/odd"), words=["trainer.mode=max"], refused=BEST),
-    "trainer.mode": Row(("min", "max"), refused=BEST, words=[
-        f"+objective.metrics.odd._target_={HERE}.Odd", "trainer.monitor=odd"]),
+    "trainer.mode": Row(
+        ("min", "max"),
+        refused=BEST,
+        words=[f"+objective.metrics.odd._target_={HERE}.Odd", "trainer.monitor=odd"],
+    ),
     "trainer.patience": Row(("1", "4"), words=["trainer.max_epochs=5", *STILL]),
     "trainer.checkpoint.every_epochs": Row(("1", "2")),
     "trainer.checkpoint.every_steps": Row(("1", "2")),
@@ -251,45 +313,69 @@ ROWS = {
     "trainer.limit_batches.train": Row(("2", "3")),
     "trainer.limit_batches.val": Row(("1", "2")),
     "trainer.overfit_batches": Row(("1", "2")),
-    "trainer.skip": Row(("[[0,2],[0,3]]", "[[0,3],[1,0]]"),
-                        continues="the checkpoint has come to neither"),
+    "trainer.skip": Row(
+        ("[[0,2],[0,3]]", "[[0,3],[1,0]]"), continues="the checkpoint has come to neither"
+    ),
     "tracker": Row(("tracker=none", "tracker=csv")),
-}  # fmt: skip
+}
 
 # The same keys where more or less follows from them.
 MORE = {
-    "trainer.val_every, which stops": ("trainer.val_every", Row(
-        ("1", "2"), words=["trainer.patience=1", "trainer.max_epochs=5", *STILL])),
-    "batch.tail, nothing left": ("batch.tail", Row(
-        ("keep", "pad"), words=["dataset.size=12"], rounds="there is no smaller batch",
-        refused="whether there is one is not asked")),
+    "trainer.val_every, which stops": (
+        "trainer.val_every",
+        Row(("1", "2"), words=["trainer.patience=1", "trainer.max_epochs=5", *STILL]),
+    ),
+    "batch.tail, nothing left": (
+        "batch.tail",
+        Row(
+            ("keep", "pad"),
+            words=["dataset.size=12"],
+            rounds="there is no smaller batch",
+            refused="whether there is one is not asked",
+        ),
+    ),
     "limits.pixels, which ends the run": ("limits.pixels", Row(("1000", "2000"), "pictures")),
-    "bad_samples.on_error, after raise": ("bad_samples.on_error", Row(
-        ("raise", "skip"), "pictures")),
-    "transform.val, which moves the rate": ("transform.val", Row(  # losses 6.0, 5.7; 35.6, 34.0
-        ("+transform.val.add.amount=1", "+transform.val.add.amount=-50"),
-        words=[*ADD, "scheduler._target_=torch.optim.lr_scheduler.ReduceLROnPlateau",
-               "scheduler=constant", "scheduler.interval=epoch", "scheduler.warmup=0",
-               "scheduler.factor=0.1", "+scheduler.patience=0", "+scheduler.threshold=1",
-               "+scheduler.threshold_mode=abs", "trainer.monitor=loss", "trainer.mode=min",
-               "trainer.max_epochs=4"])),
-}  # fmt: skip
+    "bad_samples.on_error, after raise": (
+        "bad_samples.on_error",
+        Row(("raise", "skip"), "pictures"),
+    ),
+    "transform.val, which moves the rate": (
+        "transform.val",
+        Row(  # losses 6.0, 5.7; 35.6, 34.0
+            ("+transform.val.add.amount=1", "+transform.val.add.amount=-50"),
+            words=[
+                *ADD,
+                "scheduler._target_=torch.optim.lr_scheduler.ReduceLROnPlateau",
+                "scheduler=constant",
+                "scheduler.interval=epoch",
+                "scheduler.warmup=0",
+                "scheduler.factor=0.1",
+                "+scheduler.patience=0",
+                "+scheduler.threshold=1",
+                "+scheduler.threshold_mode=abs",
+                "trainer.monitor=loss",
+                "trainer.mode=min",
+                "trainer.max_epochs=4",
+            ],
+        ),
+    ),
+}
 
 IGNORED = {
     **dict.fromkeys(TASK_KEYS, "only the task that asks for it reads it"),
     "task": "chooses what is run, and nothing of how",
     "resume": "says where to begin; what is refused there is measured in each row",
     "resume_despite": "for rows of this table that are refused: tests/tasks/test_fit.py",
-    "sweep": "of sweeps alone: tests/tasks/test_sweep_grid.py, test_optuna.py",
+    "sweep": "of sweeps alone: tests/sweeps/test_sweep_grid.py, test_optuna.py",
     "distributed": "starts processes: tests/distributed; rounding, by `ranks`",
     "loader.in_order": "what arrives first is by chance, and false is refused with checkpoints",
-    "loader.ray": "needs Ray: tests/loading/test_ray.py",
+    "loader.ray": "needs Ray: tests/ray/test_ray.py",
     "trainer.fast_dev_run": "leaves no files to compare: tests/training/test_training_options.py",
     "limits.audio_seconds": "as limits.pixels, of sounds",
     "limits.expansion": "as limits.pixels, of compressed data",
     "limits.classes": "as limits.pixels, of labels",
     "limits.columns": "as limits.pixels, of lines",
-}  # fmt: skip
+}
 
 
 def test_every_key_has_a_row_or_a_word():
@@ -299,8 +385,9 @@ def test_every_key_has_a_row_or_a_word():
     ignored = {key for key in known for name in IGNORED if f"{key}.".startswith(f"{name}.")}
     assert known - ROWS.keys() - ignored == set(), "give them a row in ROWS, or a word in IGNORED"
     assert ROWS.keys() - known == set() == ignored & ROWS.keys()
-    assert {name for name in IGNORED
-            if not any(f"{key}.".startswith(f"{name}.") for key in known)} == set()  # fmt: skip
+    assert {
+        name for name in IGNORED if not any(f"{key}.".startswith(f"{name}.") for key in known)
+    } == set()
 
 
 @pytest.fixture(scope="module")
@@ -327,12 +414,12 @@ def room(tmp_path_factory):
 def inside(room, monkeypatch):
     monkeypatch.chdir(room)
     monkeypatch.setenv("PENSTOCK_TRUST", "tests")
-    monkeypatch.setattr("pipeline.loading.sharing.folder._room", lambda: room)
+    monkeypatch.setattr("penstock.addons.decode_pool.folder._room", lambda: room)
 
 
 def batches(words):
     """A hash of each batch of two epochs, by address, with all that the model is given of it."""
-    config = pipeline.compose(*words, config_dir="own")
+    config = penstock.compose(*words, config_dir="own")
     found = {}
     with DataParts(config, World()).train.loader() as loader:
         for epoch in range(2):
@@ -370,8 +457,11 @@ def results(folder):
     """What was measured at the end of each epoch, and which is best."""
     kept = ("event", "epoch", "step", "train/loss", "val/")
     lines = map(json.loads, Path(folder, "metrics.jsonl").read_text().splitlines())
-    epochs = [{name: value for name, value in one.items() if name.startswith(kept)}
-              for one in lines if one["event"] == "epoch"]  # fmt: skip
+    epochs = [
+        {name: value for name, value in one.items() if name.startswith(kept)}
+        for one in lines
+        if one["event"] == "epoch"
+    ]
     manifest = json.loads(Path(folder, "manifest.json").read_text())
     return epochs, manifest["best"]["epoch"], manifest["monitor"], manifest["mode"]
 
@@ -391,8 +481,9 @@ def keeps_a_done_job(key, row):
     shutil.rmtree("sweep", ignore_errors=True)
     for which in range(2):
         given = [word for word in row.given(key, which) if not word.startswith("run_dir=")]
-        code = command.main(["--config-dir", "own", "-m", *given, "task=digest", "steps=1",
-                             "hydra.sweep.dir=sweep"])  # fmt: skip
+        code = command.main(
+            ["--config-dir", "own", "-m", *given, "task=digest", "steps=1", "hydra.sweep.dir=sweep"]
+        )
         written = {path: path.stat().st_mtime_ns for path in Path("sweep").glob("*/result.json")}
         if which == 0:
             assert (code, len(written)) == (0, 1)
@@ -405,9 +496,10 @@ CASES = {**{key: (key, row) for key, row in ROWS.items()}, **MORE}
 QUICK = ("seed", "trainer.val_every", "loader.worker_init_fn", "trainer.log_every")
 
 
-@pytest.mark.parametrize("name", [
-    pytest.param(name, marks=[] if name in QUICK else [pytest.mark.stress]) for name in CASES
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.stress]) for name in CASES],
+)
 def test_what_differs_is_what_the_key_says(name, capsys):
     key, row = CASES[name]
     shutil.rmtree("packs", ignore_errors=True)

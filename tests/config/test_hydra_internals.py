@@ -20,17 +20,22 @@ from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from omegaconf import DictConfig, OmegaConf
 
-from pipeline.config import hydra_internals
-from pipeline.config.composition import Composer
-from pipeline.config.hydra_internals import is_mapping, raw_node, raw_value, replaced
-from pipeline.tasks.optuna_sweeper import OptunaSweeper
+from penstock.addons.sweeps.optuna_sweeper import OptunaSweeper
+from penstock.config import hydra_internals
+from penstock.config.composition import Composer
+from penstock.config.hydra_internals import is_mapping, raw_node, raw_value, replaced
 
 ROOT = Path(__file__).parents[2]
 NAMES = [
-    *((ConfigLoaderImpl, name) for name in (
-        "_apply_overrides_to_config", "_load_configuration_impl", "_process_config_searchpath",
-        "_compose_config_from_defaults_list",
-    )),
+    *(
+        (ConfigLoaderImpl, name)
+        for name in (
+            "_apply_overrides_to_config",
+            "_load_configuration_impl",
+            "_process_config_searchpath",
+            "_compose_config_from_defaults_list",
+        )
+    ),
     (config_loader_impl, "create_defaults_list"),
     (ConfigSource, "_normalize_file_name"),
     *((defaults_list, name) for name in ("DefaultsList", "Overrides")),
@@ -38,9 +43,11 @@ NAMES = [
     (entry, "ConfigLoaderImpl"),
     *((utils, name) for name in ("create_config_search_path", "get_args_parser")),
     (basic_sweeper, "BasicSweeper"),
-    *((DictConfig, name) for name in
-      ("_get_node", "_is_none", "_is_missing", "_is_interpolation", "_value")),
-]  # fmt: skip
+    *(
+        (DictConfig, name)
+        for name in ("_get_node", "_is_none", "_is_missing", "_is_interpolation", "_value")
+    ),
+]
 
 
 @pytest.mark.parametrize(("owner", "name"), NAMES, ids=[name for _, name in NAMES])
@@ -64,14 +71,18 @@ def test_it_was_tested_with_the_versions_that_are_pinned():
     [
         (ConfigLoaderImpl._apply_overrides_to_config, ["overrides", "cfg"]),
         (ConfigLoaderImpl._compose_config_from_defaults_list, ["self", "defaults", "repo"]),
-        (ConfigLoaderImpl._process_config_searchpath,
-         ["self", "config_name", "parsed_overrides", "repo"]),
-        (config_loader_impl.create_defaults_list,
-         ["repo", "config_name", "overrides_list", "prepend_hydra", "skip_missing"]),
+        (
+            ConfigLoaderImpl._process_config_searchpath,
+            ["self", "config_name", "parsed_overrides", "repo"],
+        ),
+        (
+            config_loader_impl.create_defaults_list,
+            ["repo", "config_name", "overrides_list", "prepend_hydra", "skip_missing"],
+        ),
         (entry.Hydra.get_mode, ["self", "config_name", "overrides"]),
         (entry.Hydra.get_sanitized_cfg, ["self", "cfg", "cfg_type"]),
     ],
-)  # fmt: skip
+)
 def test_replaced_functions_take_what_ours_take(function, arguments):
     assert list(inspect.signature(function).parameters) == arguments
 
@@ -135,8 +146,8 @@ def test_hydras_section_resolves_for_a_time_and_is_as_before():
 @pytest.mark.parametrize("flag", ["-O", "-OO"])
 def test_overrides_are_parsed_without_asserts_too(flag):
     code = (
-        "import json, pipeline\n"
-        "print(json.dumps(pipeline.compose('+dataset.facts={num_classes:3}').dataset['facts']))"
+        "import json, penstock\n"
+        "print(json.dumps(penstock.compose('+dataset.facts={num_classes:3}').dataset['facts']))"
     )
     done = subprocess.run(
         [sys.executable, flag, "-c", code], cwd=ROOT, capture_output=True, text=True

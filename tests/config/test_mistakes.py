@@ -10,12 +10,12 @@ import warnings
 
 import pytest
 
-import pipeline
-from pipeline.config import familiar_names, notices
-from pipeline.config.composition import Composer
-from pipeline.config.messages import choices
-from pipeline.config.schema import Config
-from pipeline.distributed import world
+import penstock
+from penstock.config import familiar_names, notices
+from penstock.config.composition import Composer
+from penstock.config.messages import choices
+from penstock.config.schema import Config
+from penstock.distributed import world
 from tests.program import ROOT, run
 
 ARRAYS = ["dataset=arrays", "tracker=none", "trainer.pictures=false"]
@@ -44,8 +44,11 @@ MISTAKES = [
     ("trainer.precision=16-mixed", "trainer.precision", "here that is fp16"),
     ("trainer.precision=32", "trainer.precision", "here that is fp32"),
     ("trainer.gradient_clip_val=1", "trainer.gradient_clip_val", "that is trainer.clip_norm=1"),
-    ("trainer.accumulate_grad_batches=4", "trainer.accumulate_grad_batches",
-     "here that is trainer.accumulate=4"),
+    (
+        "trainer.accumulate_grad_batches=4",
+        "trainer.accumulate_grad_batches",
+        "here that is trainer.accumulate=4",
+    ),
     ("ckpt_path=x", "ckpt_path", "here that is resume=x, or checkpoint=x with task=validate"),
     # of Hugging Face
     ("per_device_train_batch_size=8", "per_device_train_batch_size", "batch.size=8, over all"),
@@ -83,7 +86,7 @@ MISTAKES = [
     ("batch.size=null batch.tail=drop", "batch.tail", "set batch.tail=keep, or batch.size"),
     ("loader.num_workers=0 loader.prefetch_factor=2", "loader.prefetch_factor", "needs workers"),
     ("trainer.precision=fp16 trainer.device=cpu", "trainer.precision", "trainer.precision=bf16 or"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.one_in(2)
@@ -132,8 +135,15 @@ def test_a_batch_larger_than_the_data_is_to_blame_itself(arrays, more, capsys):
     assert done.err.count("\n") == 2, "what will be done, and why not"
 
 
-@pytest.mark.parametrize("words", [["task=validate", "checkpoint=run"], ["resume=run/checkpoints"],
-                                   ["resume=run"], ["resume=nowhere"]])  # fmt: skip
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["task=validate", "checkpoint=run"],
+        ["resume=run/checkpoints"],
+        ["resume=run"],
+        ["resume=nowhere"],
+    ],
+)
 def test_a_missing_checkpoint_is_a_wrong_configuration(arrays, words, capsys, tmp_path):
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     (tmp_path / "run" / "manifest.json").write_text("{}")
@@ -153,13 +163,15 @@ def test_data_that_is_not_there_is_no_wrong_configuration(words, capsys, tmp_pat
 
 
 def notice(*overrides):
-    return list(notices.find(pipeline.compose(*overrides)))
+    return list(notices.find(penstock.compose(*overrides)))
 
 
 def test_a_batch_size_that_is_not_used_is_said():
     (said,) = notice("sampler=identity", "batch.size=7")
-    assert said == ("batch.size: 7 is for validation only; Identity makes training batches of 32 "
-                    "rows, sampler.identities=8 x sampler.samples=4")  # fmt: skip
+    assert said == (
+        "batch.size: 7 is for validation only; Identity makes training batches of 32 "
+        "rows, sampler.identities=8 x sampler.samples=4"
+    )
     assert notice("sampler=identity", "batch.size=32") == []
     (said,) = notice("sampler=identity", "sampler.identities=2")
     assert "of 8 rows, sampler.identities=2 x sampler.samples=4" in said
@@ -211,8 +223,15 @@ def ways(known):
 @pytest.mark.stress
 def test_suggestions_exist():
     composer = Composer()
-    overrides, _ = composer.parse(["sampler=bucket", "optimizer=sgd", "distributed=ddp",
-                                   "task=validate", "objective=classification"])  # fmt: skip
+    overrides, _ = composer.parse(
+        [
+            "sampler=bucket",
+            "optimizer=sgd",
+            "distributed=ddp",
+            "task=validate",
+            "objective=classification",
+        ]
+    )
     composed = composer.compose(overrides).config
     suggested = [way for known in familiar_names.KEYS.values() for way in ways(known)]
     suggested += [way for group in familiar_names.CHOICES.values() for way in ways(group)]

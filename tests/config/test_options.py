@@ -5,11 +5,11 @@ import re
 import pytest
 import yaml
 
-import pipeline
-from pipeline.config.changes import leaves
-from pipeline.config.composition import Composer
-from pipeline.config.preflight import compose
-from pipeline.errors import ConfigError
+import penstock
+from penstock.config.changes import leaves
+from penstock.config.composition import Composer
+from penstock.config.preflight import compose
+from penstock.errors import ConfigError
 from tests.config.test_conf import FILES, NEEDS
 from tests.own_parts import NUMBERS
 from tests.program import run
@@ -61,12 +61,21 @@ def test_every_key_of_our_options_is_in_the_configuration(path):
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("seed", 7), ("batch.size", 7), ("batch.tail", "drop"), ("bad_samples.on_error", "skip"),
-     ("transform.batch_on", "loader"), ("cache_dir", "here"),
-     ("pack.size", 9), ("trainer.max_epochs", 3), ("loader.num_workers", 1),
-     ("optimizer.lr", 0.5), ("limits.pixels", 99),
-     ("sampler._target_", "tests.own_parts.sequential")],
-)  # fmt: skip
+    [
+        ("seed", 7),
+        ("batch.size", 7),
+        ("batch.tail", "drop"),
+        ("bad_samples.on_error", "skip"),
+        ("transform.batch_on", "loader"),
+        ("cache_dir", "here"),
+        ("pack.size", 9),
+        ("trainer.max_epochs", 3),
+        ("loader.num_workers", 1),
+        ("optimizer.lr", 0.5),
+        ("limits.pixels", 99),
+        ("sampler._target_", "tests.own_parts.sequential"),
+    ],
+)
 def test_a_dataset_of_ones_own_sets_any_key(own, key, value):
     write, made = own
     nested = value
@@ -90,14 +99,29 @@ def test_an_experiment_is_laid_over_it(own):
 
 @pytest.mark.parametrize(
     ("group", "text", "key", "by"),
-    [("model", "model: {_target_: torch.nn.Linear}\ntrainer: {max_epochs: 3}\n",
-      "trainer.max_epochs", "trainer/default"),
-     ("sampler", "collate: {_target_: pipeline.loading.collate.List}\n"
-      "sampler: {_target_: pipeline.order.samplers.Random}\n", "collate._target_", "collate/"),
-     ("transform", "scheduler: null\n", "scheduler", "scheduler/onecycle"),
-     ("optimizer", "optimizer: {_target_: torch.optim.SGD, lr: 0.1}\n"
-      "objective: {inputs: [y]}\n", "objective.inputs", "dataset/numbers")],
-)  # fmt: skip
+    [
+        (
+            "model",
+            "model: {_target_: torch.nn.Linear}\ntrainer: {max_epochs: 3}\n",
+            "trainer.max_epochs",
+            "trainer/default",
+        ),
+        (
+            "sampler",
+            "collate: {_target_: penstock.loading.collate.List}\n"
+            "sampler: {_target_: penstock.order.samplers.Random}\n",
+            "collate._target_",
+            "collate/",
+        ),
+        ("transform", "scheduler: null\n", "scheduler", "scheduler/onecycle"),
+        (
+            "optimizer",
+            "optimizer: {_target_: torch.optim.SGD, lr: 0.1}\nobjective: {inputs: [y]}\n",
+            "objective.inputs",
+            "dataset/numbers",
+        ),
+    ],
+)
 def test_a_key_that_a_later_option_overrules_is_refused_with_the_way(own, group, text, key, by):
     write, made = own
     write(f"{group}/mine", TRAINS + text)
@@ -112,8 +136,9 @@ def test_a_key_that_a_later_option_overrules_is_refused_with_the_way(own, group,
 def test_the_message_of_a_command_line(own, capsys, tmp_path):
     write, _ = own
     write("model/mine", TRAINS + "model: {_target_: torch.nn.Linear}\ntrainer: {max_epochs: 3}\n")
-    done = run(capsys, "--config-dir", tmp_path / "own", "dataset=numbers", "model=mine",
-               "task=digest")  # fmt: skip
+    done = run(
+        capsys, "--config-dir", tmp_path / "own", "dataset=numbers", "model=mine", "task=digest"
+    )
     assert done.code == 2
     assert "trainer.max_epochs: model/mine.yaml sets it to 3, and trainer/default.yaml" in done.err
     assert "Traceback" not in done.err
@@ -121,9 +146,12 @@ def test_the_message_of_a_command_line(own, capsys, tmp_path):
 
 def test_an_option_of_ones_own_of_which_a_dataset_says_otherwise(own):
     write, made = own
-    write("objective/mine", "_target_: pipeline.training.objective.Classification\n"
-          "loss: {_target_: torch.nn.CrossEntropyLoss, reduction: none}\n"
-          "metrics: {}\ninputs: [y]\ntarget: label\n")  # fmt: skip
+    write(
+        "objective/mine",
+        "_target_: penstock.training.objective.Classification\n"
+        "loss: {_target_: torch.nn.CrossEntropyLoss, reduction: none}\n"
+        "metrics: {}\ninputs: [y]\ntarget: label\n",
+    )
     with pytest.raises(ConfigError, match=r"objective/mine.yaml sets it .* dataset/numbers.yaml"):
         made("dataset=numbers", "objective=mine")
-    assert pipeline.compose("dataset=sequences").objective["inputs"] != ["image"], "ours give way"
+    assert penstock.compose("dataset=sequences").objective["inputs"] != ["image"], "ours give way"

@@ -16,21 +16,33 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from pipeline.config import allow_list, outputs
-from pipeline.config.command_line_keys import typed_values
-from pipeline.config.outputs import Place
-from pipeline.config.schema import Config
-from pipeline.config.signatures import arguments
+from penstock.config import allow_list, outputs
+from penstock.config.command_line_keys import typed_values
+from penstock.config.outputs import Place
+from penstock.config.schema import Config
+from penstock.config.signatures import arguments
 from tests.program import run
 from tests.test_house import CODE, ROOT, imports_of, tracked, tree_of, under
 
 # Keys of the schema that take any text, and name nothing to write.
 TEXT = {
-    "batch.balance", "bad_samples.quarantine", "checkpoint", "distributed.backend", "epochs",
-    "find.command", "find.since", "loader.cost", "loader.multiprocessing_context",
-    "loader.pin_memory_device", "loader.ray.address", "loader.share", "loader.worker_init_fn",
-    "resume_despite", "sample", "trainer.monitor",
-}  # fmt: skip
+    "batch.balance",
+    "bad_samples.quarantine",
+    "checkpoint",
+    "distributed.backend",
+    "epochs",
+    "find.command",
+    "find.since",
+    "loader.cost",
+    "loader.multiprocessing_context",
+    "loader.pin_memory_device",
+    "loader.ray.address",
+    "loader.share",
+    "loader.worker_init_fn",
+    "resume_despite",
+    "sample",
+    "trainer.monitor",
+}
 # Arguments of parts that could name a file, and are read.
 READ = {"ann_file", "cache_mb", "cache_size", "file", "is_valid_file", "path", "val_file"}
 WRITTEN = {"cache_dir", "root", "folder", "uri"}  # `root` of data that is drawn or downloaded
@@ -64,7 +76,7 @@ def test_every_key_that_takes_text_says_whether_it_names_something_to_write():
 def callables():
     """What a configuration may call of ours, and of torchvision's datasets."""
     for rule in allow_list.RULES:
-        if rule.prefix.startswith("pipeline."):
+        if rule.prefix.startswith("penstock."):
             module = __import__(rule.prefix, fromlist=["x"])
             inside = pkgutil.iter_modules(getattr(module, "__path__", []))
             below = [f"{rule.prefix}.{one.name}" for one in inside if not one.ispkg]
@@ -80,8 +92,12 @@ def callables():
 
 
 def test_every_argument_that_could_name_a_place_is_known():
-    met = {name for one in callables() for name in arguments(one).names
-           if PLACES & set(name.lower().split("_"))}  # fmt: skip
+    met = {
+        name
+        for one in callables()
+        for name in arguments(one).names
+        if PLACES & set(name.lower().split("_"))
+    }
     assert met >= WRITTEN
     assert met <= READ | WRITTEN, "does it name something to write? See config/outputs.py"
 
@@ -93,52 +109,96 @@ SWEEP = "in a sweep's folder, or a job's, which check_sweep has looked at"
 NEW = "a new folder, which is moved to its place if nothing is there"
 TEMPORARY = "a temporary folder of its own"
 WRITERS = {
-    "datasets/reading/generated_folder.py": NEW, "datasets/remote/file_cache.py": CACHE,
-    "datasets/remote/forecast.py": CACHE, "datasets/remote/request_gate.py": CACHE,
-    "datasets/synthetic_faces.py": NEW, "datasets/synthetic_sequences.py": NEW,
-    "datasets/text/standard_library.py": NEW, "pipeline/build/vocabulary.py": CACHE,
+    "datasets/reading/generated_folder.py": NEW,
+    "pipeline/addons/stores/file_cache.py": CACHE,
+    "pipeline/addons/stores/forecast.py": CACHE,
+    "pipeline/addons/stores/request_gate.py": CACHE,
+    "datasets/synthetic_faces.py": NEW,
+    "datasets/synthetic_sequences.py": NEW,
+    "pipeline/addons/tables/text/standard_library.py": NEW,
+    "pipeline/addons/tokens/vocabulary.py": CACHE,
     "pipeline/config/hydra_output.py": SWEEP,
     "pipeline/config/outputs.py": "named.json in Penstock's own cache",
-    "pipeline/config/tuned.py": CACHE, "pipeline/distributed/launch.py": TEMPORARY,
-    "pipeline/distributed/meeting.py": TEMPORARY, "pipeline/distributed/standing.py": TEMPORARY,
+    "pipeline/addons/tuning/tuned.py": CACHE,
+    "pipeline/distributed/launch.py": TEMPORARY,
+    "pipeline/distributed/meeting.py": TEMPORARY,
+    "pipeline/distributed/standing.py": TEMPORARY,
     "pipeline/files/disk.py": "the functions that the others use",
-    "pipeline/files/one_writer.py": "a lock beside a file", "pipeline/files/own_files.py":
-    "the functions that the others use", "pipeline/loading/sharing/folder.py": TEMPORARY,
-    "pipeline/loading/sharing/share.py": TEMPORARY,
-    "pipeline/loading/workers/ray_access.py": TEMPORARY,
+    "pipeline/files/one_writer.py": "a lock beside a file",
+    "pipeline/files/own_files.py": "the functions that the others use",
+    "pipeline/addons/decode_pool/folder.py": TEMPORARY,
+    "pipeline/addons/decode_pool/share.py": TEMPORARY,
+    "pipeline/addons/ray/access.py": TEMPORARY,
     "pipeline/runs/git_state.py": TEMPORARY,
-    "pipeline/loading/workers/ray_pool.py": TEMPORARY,
-    "pipeline/loading/workers/ray_worker.py": TEMPORARY, "pipeline/packing/folder.py": NEW,
-    "pipeline/packing/npy.py": NEW, "pipeline/packing/packing.py": NEW,
-    "pipeline/reports/charts.py": "into memory",
-    "pipeline/reports/page.py": "a page that the command line names, or in a run's or sweep's "
-    "folder: replaces pages only",
-    "pipeline/reports/spikes.py": RUN, "pipeline/runs/checkpoint.py": RUN,
-    "pipeline/runs/checkpoint_file.py": RUN, "pipeline/runs/holder.py": RUN,
-    "pipeline/runs/identity/contents.py": CACHE, "pipeline/runs/job_result.py": SWEEP,
-    "pipeline/runs/memory.py": TEMPORARY, "pipeline/runs/pictures.py": RUN,
-    "pipeline/runs/quarantine.py": RUN, "pipeline/runs/run_folder.py": RUN,
-    "pipeline/runs/sharded_checkpoint.py": RUN, "pipeline/runs/stored_sweep.py": SWEEP,
-    "pipeline/runs/study.py": SWEEP, "pipeline/runs/trackers/csv_file.py": RUN,
-    "pipeline/runs/trackers/known.py": RUN, "pipeline/runs/trackers/mlflow.py": SWEEP,
-    "pipeline/runs/trackers/tensorboard.py": RUN, "pipeline/runs/trackers/wandb.py": RUN,
-    "pipeline/starter/init.py": "files that are not there yet, in the folder that was typed",
-    "pipeline/tasks/batch_jobs.py": SWEEP, "pipeline/tasks/continuations.py": RUN,
-    "pipeline/tasks/fit.py": TEMPORARY, "pipeline/tasks/lr_find.py": RUN,
-    "pipeline/tasks/optuna_sweeper.py": SWEEP, "pipeline/tasks/predictions.py": RUN,
-    "pipeline/tasks/profile.py": RUN, "pipeline/tasks/recording.py": RUN,
-    "pipeline/tasks/replay.py": RUN, "pipeline/tasks/report_facts.py": RUN,
-    "pipeline/tasks/sweep.py": SWEEP, "pipeline/tasks/sweep_grid.py": SWEEP,
-    "pipeline/tasks/sweep_job.py": SWEEP, "pipeline/transforms/statistics.py": CACHE,
-    "pipeline/tuning/timeline.py": RUN,
-}  # fmt: skip
+    "pipeline/addons/ray/pool.py": TEMPORARY,
+    "pipeline/addons/ray/worker.py": TEMPORARY,
+    "pipeline/addons/packs/folder.py": NEW,
+    "pipeline/addons/packs/npy.py": NEW,
+    "pipeline/addons/packs/packing.py": NEW,
+    "pipeline/addons/reports/charts.py": "into memory",
+    "pipeline/addons/reports/page.py": "a page that the command line names, or in a run's or "
+    "sweep's folder: replaces pages only",
+    "pipeline/addons/reports/spikes.py": RUN,
+    "pipeline/runs/checkpoint.py": RUN,
+    "pipeline/runs/checkpoint_file.py": RUN,
+    "pipeline/runs/holder.py": RUN,
+    "pipeline/runs/identity/contents.py": CACHE,
+    "pipeline/addons/sweeps/job_result.py": SWEEP,
+    "pipeline/addons/memory_copies/memory.py": TEMPORARY,
+    "pipeline/addons/reports/pictures.py": RUN,
+    "pipeline/runs/quarantine.py": RUN,
+    "pipeline/runs/run_folder.py": RUN,
+    "pipeline/runs/sharded_checkpoint.py": RUN,
+    "pipeline/addons/sweeps/stored_sweep.py": SWEEP,
+    "pipeline/addons/sweeps/study.py": SWEEP,
+    "pipeline/addons/trackers/csv_file.py": RUN,
+    "pipeline/addons/trackers/known.py": RUN,
+    "pipeline/addons/trackers/mlflow.py": SWEEP,
+    "pipeline/addons/trackers/tensorboard.py": RUN,
+    "pipeline/addons/trackers/wandb.py": RUN,
+    "pipeline/addons/starter/init.py": "files that are not there yet, in the folder that was typed",
+    "pipeline/addons/sweeps/batch_jobs.py": SWEEP,
+    "pipeline/addons/tokens/continuations.py": RUN,
+    "pipeline/tasks/fit.py": TEMPORARY,
+    "pipeline/addons/tuning/lr_find.py": RUN,
+    "pipeline/addons/sweeps/optuna_sweeper.py": SWEEP,
+    "pipeline/addons/reports/predictions.py": RUN,
+    "pipeline/addons/tuning/profile.py": RUN,
+    "pipeline/addons/reports/recording.py": RUN,
+    "pipeline/tasks/replay.py": RUN,
+    "pipeline/addons/reports/report_facts.py": RUN,
+    "pipeline/addons/sweeps/sweep.py": SWEEP,
+    "pipeline/addons/sweeps/sweep_grid.py": SWEEP,
+    "pipeline/addons/sweeps/sweep_job.py": SWEEP,
+    "pipeline/transforms/statistics.py": CACHE,
+    "pipeline/addons/tuning/timeline.py": RUN,
+}
 CALLS = {
-    "FileLock", "SummaryWriter", "TemporaryDirectory", "copyfile", "hardlink_to", "makedirs",
-    "mkdir", "mkdtemp", "mkstemp", "new_folder", "one_writer", "open_own", "own_folder",
-    "replace_own", "replacing", "save_file", "savefig", "symlink_to", "to_csv", "touch",
-    "write_atomically", "write_bytes", "write_text",
-}  # fmt: skip
-OF_FILES = {"append", "prepare"}  # of pipeline.files, as others have methods of these names
+    "FileLock",
+    "SummaryWriter",
+    "TemporaryDirectory",
+    "copyfile",
+    "hardlink_to",
+    "makedirs",
+    "mkdir",
+    "mkdtemp",
+    "mkstemp",
+    "new_folder",
+    "one_writer",
+    "open_own",
+    "own_folder",
+    "replace_own",
+    "replacing",
+    "save_file",
+    "savefig",
+    "symlink_to",
+    "to_csv",
+    "touch",
+    "write_atomically",
+    "write_bytes",
+    "write_text",
+}
+OF_FILES = {"append", "prepare"}  # of penstock.files, as others have methods of these names
 MAYBE = re.compile(rf"\b({'|'.join([*CALLS, *OF_FILES, 'open'])})\(")
 
 
@@ -146,7 +206,7 @@ def writes(name):
     """Whether a file calls something that writes one."""
     if not MAYBE.search((ROOT / name).read_text()):
         return False
-    ours = {one.rpartition(".")[2] for one in imports_of(name) if under(one, ("pipeline.files",))}
+    ours = {one.rpartition(".")[2] for one in imports_of(name) if under(one, ("penstock.files",))}
     for node in ast.walk(tree_of(name)):
         if not isinstance(node, ast.Call):
             continue
@@ -155,8 +215,11 @@ def writes(name):
         if called in CALLS or (plain and called in OF_FILES & ours):
             return True
         given = [*node.args, *(one.value for one in node.keywords if one.arg == "mode")]
-        modes = [one.value for one in given
-                 if isinstance(one, ast.Constant) and isinstance(one.value, str)]  # fmt: skip
+        modes = [
+            one.value
+            for one in given
+            if isinstance(one, ast.Constant) and isinstance(one.value, str)
+        ]
         if called == "open" and any(len(mode) < 4 and set("wax+") & set(mode) for mode in modes):
             return True
     return False
@@ -184,7 +247,7 @@ NAMES = {
     "tracker.mlflow.uri=sqlite:////a%2fb": [Place("uri", "/a%2fb"), Place("uri", "/a/b")],
     "dataset.file=/a": [],
     "cache_dir=[": [],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("line", NAMES)

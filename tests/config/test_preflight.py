@@ -2,10 +2,10 @@
 
 import pytest
 
-import pipeline
-from pipeline.config import preflight
-from pipeline.config.composition import Composer
-from pipeline.errors import ConfigError, DataError
+import penstock
+from penstock.config import preflight
+from penstock.config.composition import Composer
+from penstock.errors import ConfigError, DataError
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def own(tmp_path, monkeypatch):
 
 def refusals(*overrides, **options):
     with pytest.raises(ConfigError) as caught:
-        pipeline.compose(*overrides, **options)
+        penstock.compose(*overrides, **options)
     return {problem.key: problem.message for problem in caught.value.problems}
 
 
@@ -35,7 +35,7 @@ def only(key, *overrides, **options):
 
 
 def test_the_default_composes_to_plain_values():
-    config = pipeline.compose("seed=3", "task=digest", "steps=2")
+    config = penstock.compose("seed=3", "task=digest", "steps=2")
     assert (config.seed, config.task, config.steps) == (3, "digest", 2)
     assert config.transform.val["resize"]["size"] == [64, 64]
     assert type(config.transform.val["resize"]) is dict
@@ -43,15 +43,21 @@ def test_the_default_composes_to_plain_values():
 
 
 TYPOS = [
-    ("sampler=wieghted", "sampler", "has no 'wieghted' (did you mean 'weighted'?); choose one of "
-     "bucket, curriculum"),
+    (
+        "sampler=wieghted",
+        "sampler",
+        "has no 'wieghted' (did you mean 'weighted'?); choose one of bucket, curriculum",
+    ),
     ("sampler=null", "sampler", "got null, expected one of bucket"),
     ("scheduler=null", "scheduler", "to choose nothing: scheduler=none"),
     ("samplr=weighted", "samplr", "unknown key (did you mean 'sampler'?)"),
     ("sampler@x=random", "", "Could not override 'sampler@x'; Did you mean to override sampler"),
     ("samplr@x=random", "samplr", "unknown key"),
-    ("loader.num_worker=0", "loader.num_worker", "unknown key 'num_worker' (did you mean "
-     "'num_workers'?); loader has backend, num_workers"),
+    (
+        "loader.num_worker=0",
+        "loader.num_worker",
+        "unknown key 'num_worker' (did you mean 'num_workers'?); loader has backend, num_workers",
+    ),
     ("num_workers=0", "num_workers", "unknown key (did you mean loader.num_workers?)"),
     ("loader.num_workers.x=0", "loader.num_workers.x", "unknown key 'x'"),
     ("batch.siz=3", "batch.siz", "did you mean 'size'"),
@@ -60,10 +66,17 @@ TYPOS = [
     ("~loader.num_worker", "loader.num_worker", "did you mean 'num_workers'"),
     ("~transform.train.flop", "transform.train.flop", "did you mean 'flip'"),
     ("model.widht=3", "model.widht", "unknown key 'widht' (did you mean 'width'?); model has"),
-    ("+model.widht=3", "model.widht", "unknown argument of LandmarkNet 'widht' (did you mean "
-     "'width'?); allowed: num_landmarks, width"),
-    ("model.sharpness=3", "model.sharpness", "is not in the YAML, but LandmarkNet takes it: add it "
-     "with +model.sharpness=..."),
+    (
+        "+model.widht=3",
+        "model.widht",
+        "unknown argument of LandmarkNet 'widht' (did you mean "
+        "'width'?); allowed: num_landmarks, width",
+    ),
+    (
+        "model.sharpness=3",
+        "model.sharpness",
+        "is not in the YAML, but LandmarkNet takes it: add it with +model.sharpness=...",
+    ),
     ("transform.train.resize.antialis=3", "transform.train.resize.antialis", "mean 'antialias'"),
     ("+transform.train.resize.antialis=3", "transform.train.resize.antialis", "Resize 'antialis'"),
     ("+objective.loss.betta=3", "objective.loss.betta", "argument of SmoothL1Loss 'betta'"),
@@ -78,8 +91,11 @@ TYPOS = [
     ("+model._partial_=1", "model._partial_", "got 1, expected true | false"),
     ("+model._args_=3", "model._args_", "got 3, expected a list"),
     ("+model._args_=[1,2,3,4]", "model._args_", "4 positional arguments, but LandmarkNet takes 3"),
-    ("model._target_=pipeline.training.models.LandmarkNte", "model._target_",
-     "did you mean 'LandmarkNet'"),
+    (
+        "model._target_=penstock.training.models.LandmarkNte",
+        "model._target_",
+        "did you mean 'LandmarkNet'",
+    ),
     ("model._target_=torch.load", "model._target_", "may not be called from a configuration"),
     ("+transform.train.x={scale:1}", "transform.train.x", "has no _target_, only scale"),
     ("dataset.root=???", "dataset.root", "has no value yet; give it with dataset.root=..."),
@@ -91,7 +107,7 @@ TYPOS = [
     ("sampler", "sampler", "cannot be parsed as key=value"),
     ("hydra.job.chdri=true", "hydra.job.chdri", "did you mean 'chdir'"),
     ("hydra.job.chdir=3.5", "hydra.job.chdir", "not a valid bool"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.one_in(2)
@@ -130,19 +146,36 @@ def test_a_number_outside_of_its_range_is_refused_with_the_range(overrides, mess
 
 def test_everything_wrong_comes_at_once():
     found = refusals(
-        "sampler=wieghted", "x=[", "lodaer=fast", "loader.num_workers=1.5", "batch.size=0",
-        "+model.foo=1", "optimizer._target_=os.system", "loader.prefetch_factor=0", "seed=1,2",
-        "dataset.root=???", "scheduler.warmup=3",
-    )  # fmt: skip
+        "sampler=wieghted",
+        "x=[",
+        "lodaer=fast",
+        "loader.num_workers=1.5",
+        "batch.size=0",
+        "+model.foo=1",
+        "optimizer._target_=os.system",
+        "loader.prefetch_factor=0",
+        "seed=1,2",
+        "dataset.root=???",
+        "scheduler.warmup=3",
+    )
     assert set(found) == {
-        "sampler", "x=[", "lodaer", "loader.num_workers", "batch.size", "model.foo",
-        "optimizer._target_", "loader.prefetch_factor", "seed", "dataset.root", "scheduler.warmup",
-    }  # fmt: skip
+        "sampler",
+        "x=[",
+        "lodaer",
+        "loader.num_workers",
+        "batch.size",
+        "model.foo",
+        "optimizer._target_",
+        "loader.prefetch_factor",
+        "seed",
+        "dataset.root",
+        "scheduler.warmup",
+    }
 
 
 def test_nothing_is_written_or_built(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    pipeline.compose()
+    penstock.compose()
     refusals("batch.size=0")
     assert list(tmp_path.iterdir()) == []
 
@@ -158,9 +191,11 @@ UNTRUSTED = [
     ("dataset._target_=pandas.read_pickle", "dataset._target_"),
     ("optimizer._target_=tests.own_parts.Holder", "optimizer._target_"),
     ("objective.loss._target_=torch.nn.functional.torch.load", "objective.loss._target_"),
-    ("+objective.metrics.x={_target_:torchmetrics.functional.accuracy}",
-     "objective.metrics.x._target_"),
-]  # fmt: skip
+    (
+        "+objective.metrics.x={_target_:torchmetrics.functional.accuracy}",
+        "objective.metrics.x._target_",
+    ),
+]
 
 
 @pytest.mark.parametrize(("override", "key"), UNTRUSTED)
@@ -178,20 +213,23 @@ def test_metrics_are_refused_by_name_also_where_nothing_is_measured():
 
 HYDRAS_OWN = [
     ("hydra.callbacks.table._target_=os.system", "hydra.callbacks.table._target_"),
-    ("+hydra.callbacks.more={_target_:pipeline.build.data.make}", "hydra.callbacks.more._target_"),
-    ("+hydra.callbacks.more={_target_:tests.own_parts.Holder,y:{_target_:os.system}}",
-     "hydra.callbacks.more.y._target_"),
+    ("+hydra.callbacks.more={_target_:penstock.build.data.make}", "hydra.callbacks.more._target_"),
+    (
+        "+hydra.callbacks.more={_target_:tests.own_parts.Holder,y:{_target_:os.system}}",
+        "hydra.callbacks.more.y._target_",
+    ),
     ("hydra.launcher._target_=os.system", "hydra.launcher._target_"),
     ("hydra.sweeper._target_=mypkg.Sweeper", "hydra.sweeper._target_"),
-    ("+hydra.job_logging.handlers={x:{class:mypkg.Handler}}",
-     "hydra.job_logging.handlers.x.class"),
-    ("+hydra.job_logging.handlers={x:{class:logging.StreamHandler,stream:'ext://os.environ'}}",
-     "hydra.job_logging.handlers.x.stream"),
+    ("+hydra.job_logging.handlers={x:{class:mypkg.Handler}}", "hydra.job_logging.handlers.x.class"),
+    (
+        "+hydra.job_logging.handlers={x:{class:logging.StreamHandler,stream:'ext://os.environ'}}",
+        "hydra.job_logging.handlers.x.stream",
+    ),
     ("+hydra.job.env_set.PENSTOCK_TRUST=mypkg", "hydra.job.env_set.PENSTOCK_TRUST"),
     ("+hydra.job.env_set.PYTHONPATH=/x", "hydra.job.env_set.PYTHONPATH"),
     ("+hydra.job.env_set.LD_PRELOAD=/x", "hydra.job.env_set.LD_PRELOAD"),
     ("hydra.searchpath=[pkg://mypkg.conf]", "hydra.searchpath"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("override", "key"), HYDRAS_OWN, ids=[key for _, key in HYDRAS_OWN])
@@ -211,8 +249,8 @@ def test_a_factory_for_logging_is_refused(own):
 
 
 def test_hydras_own_node_may_be_used():
-    pipeline.compose("hydra/job_logging=stdout", "+hydra.job.env_set.OMP_NUM_THREADS=1")
-    pipeline.compose("hydra/hydra_logging=default", "hydra.verbose=[pipeline]", "hydra.job.name=x")
+    penstock.compose("hydra/job_logging=stdout", "+hydra.job.env_set.OMP_NUM_THREADS=1")
+    penstock.compose("hydra/hydra_logging=default", "hydra.verbose=[penstock]", "hydra.job.name=x")
 
 
 def test_an_override_in_the_yaml_of_a_search_path_is_found_before_it_is_followed(own):
@@ -230,7 +268,7 @@ def test_a_part_of_a_persons_own_by_config_dir(own):
         "dataset: {_target_: tests.own_parts.Numbers, size: 20}\n"
         "objective: {inputs: [x]}\n",
     )
-    config = pipeline.compose("dataset=mine", config_dir=folder)
+    config = penstock.compose("dataset=mine", config_dir=folder)
     assert config.dataset == {"_target_": "tests.own_parts.Numbers", "size": 20}
     assert config.objective["inputs"] == ["x"]
     assert config.transform.train == {}
@@ -249,20 +287,20 @@ def test_a_persons_own_arguments_are_checked_too(own):
 def test_yaml_that_is_no_yaml(own):
     folder = own("model/mine", "_target_: [\n")
     with pytest.raises(ConfigError, match=r"mine.yaml"):
-        pipeline.compose("model=mine", config_dir=folder)
+        penstock.compose("model=mine", config_dir=folder)
 
 
 @pytest.mark.parametrize("text", ["a: " + "[" * 100_000, "- " * 100_000, "? " * 100_000])
 def test_yaml_that_is_deep(own, text):
     """The parser in C would go down with its stack."""
     with pytest.raises(ConfigError, match=r"deep\.yaml has values inside of more than 100 others"):
-        pipeline.compose("model=deep", config_dir=own("model/deep", text))
+        penstock.compose("model=deep", config_dir=own("model/deep", text))
 
 
 def test_a_dataset_for_each_split(own):
     node = "{_target_: tests.own_parts.Numbers, size: 4}"
     two = f"train: {node}\nval: {node}\n"
-    pipeline.compose("dataset=two", config_dir=own("dataset/two", two))
+    penstock.compose("dataset=two", config_dir=own("dataset/two", two))
     three = own("dataset/three", two + f"test: {node}\n")
     assert "unknown key 'test'" in only("dataset.test", "dataset=three", config_dir=three)
 
@@ -275,12 +313,12 @@ def test_the_order_of_defaults(own):
         "defaults:\n  - override /dataset: sequences\n  - override /model: linear\n"
         "seed: 7\ntrainer: {max_epochs: 2}\n",
     )
-    config = pipeline.compose("experiment=mine", config_dir=folder)
-    assert config.collate["_target_"] == "pipeline.loading.collate.Pad"
+    config = penstock.compose("experiment=mine", config_dir=folder)
+    assert config.collate["_target_"] == "penstock.loading.collate.Pad"
     assert config.model["_target_"] == "torch.nn.Linear"
     assert (config.seed, config.trainer.max_epochs) == (7, 2)
-    config = pipeline.compose("experiment=mine", "model=sequence_net", "seed=8", config_dir=folder)
-    assert config.model["_target_"] == "pipeline.training.models.SequenceNet"
+    config = penstock.compose("experiment=mine", "model=sequence_net", "seed=8", config_dir=folder)
+    assert config.model["_target_"] == "penstock.training.models.SequenceNet"
     assert (config.seed, config.trainer.max_epochs) == (8, 2)
 
 

@@ -11,10 +11,10 @@ import pytest
 import yaml
 from torch.utils.data import DataLoader
 
-import pipeline
-from pipeline.config import reference
-from pipeline.config.composition import Composer
-from pipeline.config.schema import LoaderSection
+import penstock
+from penstock.config import reference
+from penstock.config.composition import Composer
+from penstock.config.schema import LoaderSection
 from tests.program import ROOT, run
 
 
@@ -27,7 +27,7 @@ def keys(tree, prefix=""):
 
 def test_the_page_of_all_keys_is_up_to_date():
     page = (ROOT / "docs" / "keys.md").read_text()
-    assert page == reference.page(), "python -m pipeline.config.reference > docs/keys.md"
+    assert page == reference.page(), "python -m penstock.config.reference > docs/keys.md"
 
 
 def test_help_lists_every_group_and_key(capsys):
@@ -59,8 +59,10 @@ def test_groups_of_ones_own_are_read_too(capsys, tmp_path):
     done = run(
         capsys, "--config-dir", str(tmp_path), "sampler=mine", "--cfg", "job", "-p", "sampler"
     )
-    assert done.out.splitlines()[1:] == ["_target_: pipeline.order.samplers.Random",
-                                         "default_seed: 3  # 'mine' # and more"]  # fmt: skip
+    assert done.out.splitlines()[1:] == [
+        "_target_: penstock.order.samplers.Random",
+        "default_seed: 3  # 'mine' # and more",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -85,7 +87,7 @@ def test_comments_are_found_behind_values(line, key, value, comment):
 def test_versions(capsys):
     done = run(capsys, "--version")
     assert done.code == 0
-    assert done.out.startswith(f"Penstock {pipeline.__version__}, torch ")
+    assert done.out.startswith(f"Penstock {penstock.__version__}, torch ")
     assert ", hydra-core 1.3" in done.out
 
 
@@ -93,9 +95,14 @@ def test_completion_can_be_installed_as_help_says():
     script = 'eval "$(python run.py -sc install=bash)"; complete -p'
     folder = Path(sys.executable).parent
     done = subprocess.run(
-        ["bash", "-c", script], cwd=ROOT, capture_output=True, text=True, check=False, timeout=120,
+        ["bash", "-c", script],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
         env={**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"},
-    )  # fmt: skip
+    )
     assert "_penstock_completion" in done.stdout, done.stderr
 
 

@@ -8,13 +8,13 @@ import re
 import pytest
 import yaml
 
-import pipeline
-from pipeline import command, tasks
-from pipeline.config import disclosure, endpoints, environment
-from pipeline.config.endpoints import Endpoint
-from pipeline.datasets.remote.store import check_options
-from pipeline.runs.resumption import fingerprint
-from pipeline.runs.stored_sweep import StoredSweep, store
+import penstock
+from penstock import command, tasks
+from penstock.addons.stores.store import check_options
+from penstock.addons.sweeps.stored_sweep import StoredSweep, store
+from penstock.config import disclosure, endpoints, environment
+from penstock.config.endpoints import Endpoint
+from penstock.runs.resumption import fingerprint
 from tests.program import run
 from tests.web_server import WebServer
 
@@ -56,8 +56,15 @@ STEP = (
     "+transform.train.note={_target_: tests.own_parts.noted, _partial_: true, api_token: %s, "
     "note: '${oc.env:CANARY}'}"
 )
-SHORT = ["--trust", "tests", "trainer=quick", "trainer.max_epochs=1", "loader=debug",
-         "trainer.pictures=false", "scheduler=none"]  # fmt: skip
+SHORT = [
+    "--trust",
+    "tests",
+    "trainer=quick",
+    "trainer.max_epochs=1",
+    "loader=debug",
+    "trainer.pictures=false",
+    "scheduler=none",
+]
 
 
 def test_a_run_leaves_neither_the_environment_nor_secrets_behind(
@@ -84,8 +91,7 @@ def test_a_run_leaves_neither_the_environment_nor_secrets_behind(
     outcome = run(capsys, "--trust", "tests", "resume=out", "trainer.max_epochs=2")
     assert outcome.code == 2
     assert "transform.train.note: is a secret that out was started with" in outcome.err
-    outcome = run(capsys, "--trust", "tests", "resume=out", "trainer.max_epochs=2",
-                  STEP % TYPED)  # fmt: skip
+    outcome = run(capsys, "--trust", "tests", "resume=out", "trainer.max_epochs=2", STEP % TYPED)
     assert outcome.code == 0, outcome.err
     assert_nowhere(TYPED, folder)
 
@@ -95,8 +101,16 @@ def test_a_sweep_leaves_none_either(capsys, tmp_path, monkeypatch):
         raise command.PenstockError(f"cannot use {config.transform.train['note']['note']}")
 
     monkeypatch.setattr(tasks, "load", lambda name: fails)
-    outcome = run(capsys, "-m", "--trust", "tests", STEP % TYPED, "seed=1,2",
-                  "hydra.sweep.dir=sweep", "hydra.output_subdir=.hydra")  # fmt: skip
+    outcome = run(
+        capsys,
+        "-m",
+        "--trust",
+        "tests",
+        STEP % TYPED,
+        "seed=1,2",
+        "hydra.sweep.dir=sweep",
+        "hydra.output_subdir=.hydra",
+    )
     assert outcome.code == 1
     names = {path.name for path in everything_in(tmp_path / "sweep")}
     assert {"result.json", "sweep.csv", "multirun.yaml", "overrides.yaml", "hydra.yaml"} <= names
@@ -108,16 +122,26 @@ def test_a_sweep_leaves_none_either(capsys, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     "text",
-    ["${oc.env:CANARY}", "x${oc.env:CANARY}y", "'${oc.env:CANARY,other}'",
-     "${tracker.tensorboard.folder}",
-     "'${oc.decode:${oc.env:CANARY}}'", "${oc.select:tracker.tensorboard.folder}",
-     "'${oc.create:{a: \"${oc.env:CANARY}\"}}'", "'${oc.dict.values:tracker.tensorboard}'",
-     "${hydra:sweep.subdir}"],
-)  # fmt: skip
+    [
+        "${oc.env:CANARY}",
+        "x${oc.env:CANARY}y",
+        "'${oc.env:CANARY,other}'",
+        "${tracker.tensorboard.folder}",
+        "'${oc.decode:${oc.env:CANARY}}'",
+        "${oc.select:tracker.tensorboard.folder}",
+        "'${oc.create:{a: \"${oc.env:CANARY}\"}}'",
+        "'${oc.dict.values:tracker.tensorboard}'",
+        "${hydra:sweep.subdir}",
+    ],
+)
 def test_whatever_way_leads_to_the_environment_is_written_as_it_was(configs, capsys, text):
-    words = ["--trust", "tests", "+transform.train.note={_target_: tests.own_parts.noted, "
-             f"_partial_: true, note: {text}}}", "+tracker.tensorboard.folder=${oc.env:CANARY}/x",
-             "'hydra.sweep.subdir=${oc.env:CANARY}'".strip("'")]  # fmt: skip
+    words = [
+        "--trust",
+        "tests",
+        f"+transform.train.note={{_target_: tests.own_parts.noted, _partial_: true, note: {text}}}",
+        "+tracker.tensorboard.folder=${oc.env:CANARY}/x",
+        "'hydra.sweep.subdir=${oc.env:CANARY}'".strip("'"),
+    ]
     outcome = run(capsys, *words)
     assert outcome.code == 0, outcome.err
     (config,) = configs
@@ -162,15 +186,22 @@ WEB = ["dataset=image_folder", "task=digest", "loader=debug"]
 SENDS = {
     "whole": ["dataset.root=${oc.env:CANARY_URL}"],
     "inside": ["dataset.root=https://h.invalid/${oc.env:CANARY}"],
-    "through another key": ["run_dir=${oc.env:CANARY}", "dataset.root=https://h.invalid/${run_dir}"],
+    "through another key": [
+        "run_dir=${oc.env:CANARY}",
+        "dataset.root=https://h.invalid/${run_dir}",
+    ],
     "decoded": ["dataset.root='https://h.invalid/${oc.decode:${oc.env:CANARY}}'"],
     "default in it": ["dataset.root=https://h.invalid/${oc.env:CANARY,x}"],
     "scheme from it": ["dataset.root='${oc.env:CANARY_SCHEME}//h.invalid/x'"],
     "option": ["+dataset.files.options.profile=${oc.env:CANARY}"],
     "header": ["+dataset.files.options.client_kwargs.headers={X-Me: '${oc.env:CANARY}'}"],
-    "beside an address": ["dataset.root=https://h.invalid/x", "+dataset.classes=[]",
-                          "dataset.files.timeout=60", "dataset.reader=${oc.env:CANARY}"],
-}  # fmt: skip
+    "beside an address": [
+        "dataset.root=https://h.invalid/x",
+        "+dataset.classes=[]",
+        "dataset.files.timeout=60",
+        "dataset.reader=${oc.env:CANARY}",
+    ],
+}
 
 
 @pytest.mark.one_in(2)
@@ -214,8 +245,10 @@ def test_paths_of_this_machine_may_come_from_the_environment(
     words[1] = "dataset.root='file://${oc.env:DATA}/x'"
     assert run(capsys, *words).code == 0
     assert [config.dataset["root"] for config in configs] == [
-        f"{tmp_path}/x", "https://h.invalid/x", f"file://{tmp_path}/x",
-    ]  # fmt: skip
+        f"{tmp_path}/x",
+        "https://h.invalid/x",
+        f"file://{tmp_path}/x",
+    ]
 
 
 @pytest.mark.parametrize("variable", ["PENSTOCK_ALLOW_ENV", "PENSTOCK_ALLOW_ENDPOINT"])
@@ -256,9 +289,14 @@ def test_credentials_go_to_no_other_server(word, configs, capsys):
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "word",
-    ["endpoint_url=http://127.0.0.1:9000", "endpoint_url='http://[::1]:9000'",
-     "endpoint_url=http://localhost:1", "region=eu", "endpoint_url=https://s3.eu-west-1.amazonaws.com"],
-)  # fmt: skip
+    [
+        "endpoint_url=http://127.0.0.1:9000",
+        "endpoint_url='http://[::1]:9000'",
+        "endpoint_url=http://localhost:1",
+        "region=eu",
+        "endpoint_url=https://s3.eu-west-1.amazonaws.com",
+    ],
+)
 def test_this_machine_and_the_provider_are_servers_as_any(word, configs, capsys):
     outcome = run(capsys, "dataset=image_folder", "dataset.root=s3://b/x", f"{OPTION}.{word}")
     assert outcome.code == 0, outcome.err
@@ -311,8 +349,9 @@ WORDS = {
     "--password=x": "--password=***",
     "PGPASSWORD=x": "PGPASSWORD=***",
     "a={secret: x, n: 3}": "a={secret: ***, n: 3}",
-    "a={'auth_token': 'x,}y', b: {key: [1, {c: d}], n: 3}}":
-        "a={'auth_token': ***, b: {key: ***, n: 3}}",
+    "a={'auth_token': 'x,}y', b: {key: [1, {c: d}], n: 3}}": (
+        "a={'auth_token': ***, b: {key: ***, n: 3}}"
+    ),
     "root=https://me:pw@host/x": "root=https://***@host/x",
     "root=s3://b/x?X-Amz-Signature=abc&n=1": "root=s3://b/x?X-Amz-Signature=***&n=1",
     "https://host/?access_token=abc": "https://host/?access_token=***",
@@ -327,7 +366,7 @@ WORDS = {
     "optimizer.lr=0.01": "optimizer.lr=0.01",
     "dataset.root=/data/secret/x": "dataset.root=/data/secret/x",
     "run.py": "run.py",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("word", "written"), WORDS.items())
@@ -340,14 +379,20 @@ def test_words_of_a_command_line(word, written):
 def test_values_of_a_configuration():
     value = {
         "options": {"api_key": "abc", "anon": True, "secret": {"a": "x", "b": ["y", 1]}},
-        "passwords": ["x", "y"], "num_tokens": 50000, "_target_": "secret.Token",
-        "url": "https://u:p@h/?sig=1", "name": "plain",
-    }  # fmt: skip
+        "passwords": ["x", "y"],
+        "num_tokens": 50000,
+        "_target_": "secret.Token",
+        "url": "https://u:p@h/?sig=1",
+        "name": "plain",
+    }
     assert disclosure.tree(value, {}) == {
         "options": {"api_key": "***", "anon": True, "secret": {"a": "***", "b": ["***", "***"]}},
-        "passwords": ["***", "***"], "num_tokens": 50000, "_target_": "secret.Token",
-        "url": "https://***@h/?sig=***", "name": "plain",
-    }  # fmt: skip
+        "passwords": ["***", "***"],
+        "num_tokens": 50000,
+        "_target_": "secret.Token",
+        "url": "https://***@h/?sig=***",
+        "name": "plain",
+    }
 
 
 def test_logging_is_left_as_it_was(configs, capsys):
@@ -379,11 +424,12 @@ def test_long_texts_take_no_time(name):
 def test_secrets_in_mappings_are_hidden_however_they_are_written():
     words = ["a={b:{token:x},'secret':y,\"key\": z,tokens:3}", "a={x-key: 1234567}"]
     assert disclosure.words(words) == [
-        "a={b:{token:***},'secret':***,\"key\": ***,tokens:***}", "a={x-key: ***}"
-    ]  # fmt: skip
+        "a={b:{token:***},'secret':***,\"key\": ***,tokens:***}",
+        "a={x-key: ***}",
+    ]
 
 
-FOLDER = {"_target_": "pipeline.datasets.image_folder.ImageFolder"}
+FOLDER = {"_target_": "penstock.datasets.image_folder.ImageFolder"}
 
 # What a stranger's folder asks for: overrides, the same in a configuration, and what to type.
 ASKS = {
@@ -420,7 +466,7 @@ ASKS = {
 def test_no_folder_has_an_option_made_that_only_has_to_be_pasted(kind, door, tmp_path, capsys):
     words, nodes, way = ASKS[kind]
     (tmp_path / "manifest.json").write_text(json.dumps({"overrides": words, "sessions": []}))
-    config = pipeline.compose().written() | nodes
+    config = penstock.compose().written() | nodes
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
     typed = {
         "resume": [f"resume={tmp_path}"],

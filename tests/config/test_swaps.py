@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 import yaml
 
-import pipeline
-from pipeline.build.data import DataParts
-from pipeline.config import allow_list
-from pipeline.config.preflight import accept
-from pipeline.config.signatures import arguments
-from pipeline.datasets.files import Files
-from pipeline.errors import ConfigError, PenstockError
+import penstock
+from penstock.build.data import DataParts
+from penstock.config import allow_list
+from penstock.config.preflight import accept
+from penstock.config.signatures import arguments
+from penstock.datasets.files import Files
+from penstock.errors import ConfigError, PenstockError
 from tests.config.test_conf import CONF
 from tests.datasets import test_peoples_datasets as people
-from tests.datasets.test_token_files import write_pair
 from tests.face_folder import write_faces
 from tests.program import run
+from tests.tokens.test_token_files import write_pair
 
 GROUPS = ("collate", "transform", "sampler")
 ONE = ["loader=debug", "batch.size=4", "task=digest"]
@@ -43,8 +43,11 @@ def landmarks(folder):
 
 
 def mixture(folder):
-    drawn = [f"dataset.sources.drawn.root={folder}/drawn", "+dataset.sources.drawn.count=12",
-             "+dataset.sources.drawn.size=32"]  # fmt: skip
+    drawn = [
+        f"dataset.sources.drawn.root={folder}/drawn",
+        "+dataset.sources.drawn.count=12",
+        "+dataset.sources.drawn.size=32",
+    ]
     return [*drawn, f"dataset.sources.photographs.root={write_faces(folder / 'photographs')}"]
 
 
@@ -60,7 +63,7 @@ def run_pack(folder):
     (folder / "images" / "x").rmdir()
     common = ["dataset=image_folder", f"dataset.root={folder}/images", f"cache_dir={folder}/cache"]
     for split in ("train", "val"):
-        config = pipeline.compose(*common, "pack.size=20", f"pack.out={folder}/packs", *ONE)
+        config = penstock.compose(*common, "pack.size=20", f"pack.out={folder}/packs", *ONE)
         DataParts(config).split(split).pack()
     return folder / "packs"
 
@@ -87,18 +90,27 @@ def of(make):
 
 
 MAKERS = {
-    "arrays": of(people.npy), "audio_pairs": audio_pairs, "delimited_stream": stream,
-    "delimited_text": of(people.csv), "face_landmarks": landmarks,
-    "image_folder": of(people.image_folder), "mixture": mixture,
-    "mixture_stream": mixture, "packed": packed,
-    "parquet": of(people.parquet), "parquet_stream": of(people.parquet), "plain_text": texts,
-    "sequence_files": of(people.sequences), "sequences": lambda folder: [f"dataset.root={folder}",
-                                                                         "dataset.count=20"],
-    "spoken_digits": of(people.audio), "synthetic_faces": faces,
-    "tar_shards": of(people.web_dataset), "token_files": tokens,
+    "arrays": of(people.npy),
+    "audio_pairs": audio_pairs,
+    "delimited_stream": stream,
+    "delimited_text": of(people.csv),
+    "face_landmarks": landmarks,
+    "image_folder": of(people.image_folder),
+    "mixture": mixture,
+    "mixture_stream": mixture,
+    "packed": packed,
+    "parquet": of(people.parquet),
+    "parquet_stream": of(people.parquet),
+    "plain_text": texts,
+    "sequence_files": of(people.sequences),
+    "sequences": lambda folder: [f"dataset.root={folder}", "dataset.count=20"],
+    "spoken_digits": of(people.audio),
+    "synthetic_faces": faces,
+    "tar_shards": of(people.web_dataset),
+    "token_files": tokens,
     "torchvision": lambda folder: people.mnist(folder)[1:],
-}  # fmt: skip
-NOT_HERE = {"mds"}  # wants a library that is not installed; tests/datasets/test_mds.py
+}
+NOT_HERE = {"mds"}  # wants a library that is not installed; tests/shards/test_mds.py
 
 
 def test_no_dataset_is_forgotten():
@@ -114,7 +126,7 @@ def choices():
         for path in sorted((CONF / group).glob("*.yaml")):
             section = yaml.safe_load(path.read_text())
             if group == "transform":
-                section = vars(pipeline.compose("task=digest", f"transform={path.stem}").transform)
+                section = vars(penstock.compose("task=digest", f"transform={path.stem}").transform)
             found.append((group, path.stem, section | NAMED.get(path.stem, {})))
     return found
 
@@ -129,7 +141,7 @@ def test_every_dataset_with_everything(name, choices, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data").mkdir()
     files = [f"dataset={name}", *MAKERS[name](tmp_path / "data"), "cache_dir=cache"]
-    base = pipeline.compose(*ONE, *files).plain()
+    base = penstock.compose(*ONE, *files).plain()
     worked = set()
     for group, chosen, section in choices:
         single = {"batch": base["batch"] | {"size": None}} if chosen == "single" else {}
@@ -152,7 +164,7 @@ UNEVEN = {"face_landmarks", "mixture", "mixture_stream", "plain_text"}
 @pytest.mark.parametrize("options", [["collate=list"], ["transform=none"], ["collate=pad"]])
 def test_texts_can_be_swapped(options, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    config = pipeline.compose("dataset=delimited_text", *of(people.csv)(tmp_path), *ONE, *options)
+    config = penstock.compose("dataset=delimited_text", *of(people.csv)(tmp_path), *ONE, *options)
     with DataParts(config).train.loader() as loader:
         batch = next(iter(loader))
     assert isinstance(batch["text"], list)
@@ -189,7 +201,7 @@ def test_hydras_folder_is_the_runs(word, faces, capsys):
         sorted(path.name for path in Path().iterdir()) == ["data", "here"]
         or not Path("outputs").exists()
     )
-    assert pipeline.compose(word).run_dir == "here/it/is"
+    assert penstock.compose(word).run_dir == "here/it/is"
 
 
 def test_both_names_at_once_are_refused(capsys):
@@ -203,4 +215,4 @@ def test_a_file_that_sets_hydras_folder_is_refused(tmp_path):
     text = "# @package _global_\nhydra: {run: {dir: elsewhere}}\n"
     (tmp_path / "experiment" / "mine.yaml").write_text(text)
     with pytest.raises(ConfigError, match=r"hydra\.run\.dir: got 'elsewhere': .* by run_dir"):
-        pipeline.compose("experiment=mine", config_dir=str(tmp_path))
+        penstock.compose("experiment=mine", config_dir=str(tmp_path))

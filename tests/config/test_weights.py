@@ -8,17 +8,24 @@ import pytest
 import torch
 from torchvision import models
 
-from pipeline.config.instantiate import make
-from pipeline.errors import ConfigError, PenstockError, UnreachableError
+from penstock.config.instantiate import make
+from penstock.errors import ConfigError, PenstockError, UnreachableError
 
 WAYS = [
     {"_target_": "torchvision.models.resnet18", "weights": "DEFAULT"},
     {"_target_": "torchvision.models.resnet18", "weights": "IMAGENET1K_V1", "_partial_": True},
-    {"_target_": "pipeline.training.models.torchvision_model", "name": "resnet18", "num_outputs": 3,
-     "weights": "DEFAULT"},
-    {"_target_": "torchvision.models.detection.fasterrcnn_resnet50_fpn", "weights": None,
-     "weights_backbone": "DEFAULT"},
-]  # fmt: skip
+    {
+        "_target_": "penstock.training.models.torchvision_model",
+        "name": "resnet18",
+        "num_outputs": 3,
+        "weights": "DEFAULT",
+    },
+    {
+        "_target_": "torchvision.models.detection.fasterrcnn_resnet50_fpn",
+        "weights": None,
+        "weights_backbone": "DEFAULT",
+    },
+]
 
 
 class Hostile:
@@ -50,8 +57,13 @@ def cached(tmp_path, monkeypatch):
 @pytest.mark.parametrize("form", ["zip", "bare"])
 def test_a_pickle_in_the_cache_is_not_run(node, form, cached, tmp_path):
     hostile = {"fc.weight": Hostile(str(tmp_path / "canary"))}
-    cached(lambda path: torch.save(hostile, path) if form == "zip"
-           else path.write_bytes(pickle.dumps(hostile, 2)))  # fmt: skip
+    cached(
+        lambda path: (
+            torch.save(hostile, path)
+            if form == "zip"
+            else path.write_bytes(pickle.dumps(hostile, 2))
+        )
+    )
     with pytest.raises(ConfigError, match=r"weights: .*\.pth holds more than tensors"):
         make(node, "model")()
     assert not (tmp_path / "canary").exists()

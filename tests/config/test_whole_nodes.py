@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-import pipeline
-from pipeline.config import whole_nodes
-from pipeline.runs.resumption import with_overrides_of_run
+import penstock
+from penstock.config import whole_nodes
+from penstock.runs.resumption import with_overrides_of_run
 from tests.program import run
 
 # Where a node stands, and one of another `_target_` that fits there.
@@ -17,7 +17,7 @@ NODES = {
     "objective.loss": {"_target_": "torch.nn.HuberLoss", "reduction": "none"},
     "objective.metrics.nme": {"_target_": "torchmetrics.regression.MeanAbsoluteError"},
     "objective": {
-        "_target_": "pipeline.training.objective.Regression",
+        "_target_": "penstock.training.objective.Regression",
         "loss": {"_target_": "torch.nn.HuberLoss", "delta": 0.5},
         "metrics": {},
         "inputs": ["image"],
@@ -25,10 +25,10 @@ NODES = {
     },
     "optimizer": {"_target_": "torch.optim.SGD", "lr": 0.1},
     "scheduler": {"_target_": "torch.optim.lr_scheduler.StepLR", "step_size": 3},
-    "sampler": {"_target_": "pipeline.order.samplers.Sequential"},
-    "collate": {"_target_": "pipeline.loading.collate.Pad", "fields": ["image"]},
-    "tracker": {"_target_": "pipeline.runs.trackers.tracker.Nothing"},
-    "dataset": {"_target_": "pipeline.datasets.face_landmarks.FaceLandmarks", "root": "faces"},
+    "sampler": {"_target_": "penstock.order.samplers.Sequential"},
+    "collate": {"_target_": "penstock.loading.collate.Pad", "fields": ["image"]},
+    "tracker": {"_target_": "penstock.addons.trackers.tracker.Nothing"},
+    "dataset": {"_target_": "penstock.datasets.face_landmarks.FaceLandmarks", "root": "faces"},
     "transform.train.flip": {"_target_": "torchvision.transforms.v2.RandomVerticalFlip"},
     "transform.train.crop": {"_target_": "torchvision.transforms.v2.CenterCrop", "size": 48},
     "transform.val.resize": {"_target_": "torchvision.transforms.v2.CenterCrop", "size": 48},
@@ -71,10 +71,10 @@ def experiment(tmp_path):
 def test_a_node_is_replaced_on_the_command_line_and_in_a_file(key, experiment):
     node = NODES[key]
     same = ("task=digest", "run_dir=x", "scheduler=cosine")  # which reads nothing of other nodes
-    before = pipeline.compose(*same)
+    before = penstock.compose(*same)
     for config in (
-        pipeline.compose(*same, f"{key}={flow(node)}"),
-        pipeline.compose(*same, "experiment=mine", config_dir=experiment(nested(key, node))),
+        penstock.compose(*same, f"{key}={flow(node)}"),
+        penstock.compose(*same, "experiment=mine", config_dir=experiment(nested(key, node))),
     ):
         assert found(config, key) == node
         plain, kept = config.plain(), before.plain()
@@ -114,45 +114,50 @@ def test_merging_follows_the_rule_in_any_tree(old, new):
 
 
 def test_the_same_target_is_merged_and_takes_arguments_that_the_yaml_does_not_list():
-    config = pipeline.compose("optimizer={_target_: torch.optim.AdamW, lr: 1, amsgrad: true}")
+    config = penstock.compose("optimizer={_target_: torch.optim.AdamW, lr: 1, amsgrad: true}")
     assert config.optimizer == {
-        "_target_": "torch.optim.AdamW", "lr": 1, "betas": [0.9, 0.999], "weight_decay": 0.01,
+        "_target_": "torch.optim.AdamW",
+        "lr": 1,
+        "betas": [0.9, 0.999],
+        "weight_decay": 0.01,
         "amsgrad": True,
-    }  # fmt: skip
-    with pytest.raises(pipeline.errors.ConfigError, match="unknown argument of AdamW 'amsgrat'"):
-        pipeline.compose("optimizer={_target_: torch.optim.AdamW, amsgrat: true}")
+    }
+    with pytest.raises(penstock.errors.ConfigError, match="unknown argument of AdamW 'amsgrat'"):
+        penstock.compose("optimizer={_target_: torch.optim.AdamW, amsgrat: true}")
 
 
 def test_a_node_for_each_split_replaces_the_one_for_both(experiment):
-    faces = {"_target_": "pipeline.datasets.synthetic_faces.SyntheticFaces", "root": "x"}
+    faces = {"_target_": "penstock.datasets.synthetic_faces.SyntheticFaces", "root": "x"}
     node = {"train": faces, "val": {**faces, "seed": 1}}
-    assert pipeline.compose(f"dataset={flow(node)}").dataset == node
-    config = pipeline.compose("experiment=mine", config_dir=experiment({"dataset": node}))
+    assert penstock.compose(f"dataset={flow(node)}").dataset == node
+    config = penstock.compose("experiment=mine", config_dir=experiment({"dataset": node}))
     assert config.dataset == node
-    assert pipeline.compose(f"dataset={flow(node)}", f"dataset={flow(faces)}").dataset == faces
+    assert penstock.compose(f"dataset={flow(node)}", f"dataset={flow(faces)}").dataset == faces
 
 
 def test_a_node_takes_the_place_of_an_interpolation_and_leaves_alone_where_that_led():
-    step = {"_target_": "pipeline.transforms.audio.LogMel", "rate": 8000, "n_mels": 20}
+    step = {"_target_": "penstock.transforms.audio.LogMel", "rate": 8000, "n_mels": 20}
     given = ("dataset=spoken_digits", f"transform.val.features={flow(step)}")
-    before = pipeline.compose("dataset=spoken_digits").transform.train["features"]
-    config = pipeline.compose(*given)
+    before = penstock.compose("dataset=spoken_digits").transform.train["features"]
+    config = penstock.compose(*given)
     assert config.transform.train["features"] == before
     assert config.transform.val["features"] == step
 
 
 def test_later_words_change_what_earlier_ones_replaced():
-    config = pipeline.compose(
-        "model={_target_: torch.nn.Linear, in_features: 3}", "+model.out_features=2",
-        "optimizer={_target_: torch.optim.SGD, lr: 1}", "scheduler=none",
+    config = penstock.compose(
+        "model={_target_: torch.nn.Linear, in_features: 3}",
+        "+model.out_features=2",
+        "optimizer={_target_: torch.optim.SGD, lr: 1}",
+        "scheduler=none",
         "optimizer={_target_: torch.optim.Adam}",
-    )  # fmt: skip
+    )
     assert config.model == {"_target_": "torch.nn.Linear", "in_features": 3, "out_features": 2}
     assert config.optimizer == {"_target_": "torch.optim.Adam"}
 
 
 def test_a_key_that_is_null_can_be_left_out():
-    config = pipeline.compose("~dataset.root", "~transform.train.crop", "task=digest")
+    config = penstock.compose("~dataset.root", "~transform.train.crop", "task=digest")
     assert "root" not in config.dataset
     assert "crop" not in config.transform.train
 
@@ -174,18 +179,26 @@ def test_hydra_composes_what_preflight_checked(capsys, tmp_path, monkeypatch, ex
 def test_a_run_goes_on_with_the_nodes_that_it_was_started_with(faces, tmp_path, capsys):
     loss = {"_target_": "torch.nn.HuberLoss", "delta": 0.5}
     step = {"_target_": "torchvision.transforms.v2.RandomInvert", "_before_": "normalize"}
-    words = [f"objective.loss={flow(loss)}", f"+transform.train.invert={flow(step)}",
-             "loader=debug", "trainer=quick", "run_dir=here"]  # fmt: skip
+    words = [
+        f"objective.loss={flow(loss)}",
+        f"+transform.train.invert={flow(step)}",
+        "loader=debug",
+        "trainer=quick",
+        "run_dir=here",
+    ]
     done = run(capsys, *faces, *words)
     assert done.code == 0, done.err
     written = yaml.safe_load((tmp_path / "here" / "config.yaml").read_text())
     assert written["objective"]["loss"] == loss
     assert list(written["transform"]["train"]) == ["crop", "resize", "flip", "invert", "normalize"]
-    again = pipeline.compose(*with_overrides_of_run(["resume=here"]))
-    own = {name: value for name, value in again.plain().items() if name not in
-           ("resume", "run_dir", "task")}  # fmt: skip
+    again = penstock.compose(*with_overrides_of_run(["resume=here"]))
+    own = {
+        name: value
+        for name, value in again.plain().items()
+        if name not in ("resume", "run_dir", "task")
+    }
     assert own == {name: written[name] for name in own}
-    other = pipeline.compose(
+    other = penstock.compose(
         *with_overrides_of_run(["resume=here", "objective.loss={_target_: torch.nn.MSELoss}"])
     )
     assert other.objective["loss"] == {"_target_": "torch.nn.MSELoss"}

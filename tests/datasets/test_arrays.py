@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.datasets.arrays import Arrays
-from pipeline.errors import DataError
+from penstock.datasets.arrays import Arrays
+from penstock.errors import DataError
 
 
 def write(folder, inputs, targets):
@@ -88,9 +88,19 @@ def test_metadata_of_values(values):
 
 @pytest.mark.parametrize(
     ("stored", "given"),
-    [("f2", "float32"), ("f8", "float32"), (">f4", "float32"), ("u1", "uint8"), ("?", "bool"),
-     ("u2", "int32"), ("u4", "int64"), ("i2", "int16"), (">i4", "int32"), ("i8", "int64")],
-)  # fmt: skip
+    [
+        ("f2", "float32"),
+        ("f8", "float32"),
+        (">f4", "float32"),
+        ("u1", "uint8"),
+        ("?", "bool"),
+        ("u2", "int32"),
+        ("u4", "int64"),
+        ("i2", "int16"),
+        (">i4", "int32"),
+        ("i8", "int64"),
+    ],
+)
 def test_kinds_of_numbers(tmp_path, stored, given):
     inputs = np.array([[0, 1], [1, 0], [1, 1]]).astype(stored)
     data = Arrays(str(write(tmp_path, inputs, np.zeros(3, int))), val_fraction=0.0)

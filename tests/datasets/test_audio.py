@@ -10,16 +10,16 @@ import pytest
 import soundfile
 import torch
 
-import pipeline
-from pipeline.build.training import TrainingParts
-from pipeline.datasets.audio_pairs import AudioPairs
-from pipeline.datasets.files import Files
-from pipeline.datasets.reading.audio import lengths_and_rates, read_audio, read_header
-from pipeline.datasets.reading.file_kind import stranger
-from pipeline.datasets.reading.folder import LocalFolder
-from pipeline.datasets.spoken_digits import SpokenDigits
-from pipeline.errors import ConfigError, DataError
-from pipeline.loading.collate import Mismatch, PadTime
+import penstock
+from penstock.build.training import TrainingParts
+from penstock.datasets.audio_pairs import AudioPairs
+from penstock.datasets.files import Files
+from penstock.datasets.reading.audio import lengths_and_rates, read_audio, read_header
+from penstock.datasets.reading.file_kind import stranger
+from penstock.datasets.reading.folder import LocalFolder
+from penstock.datasets.spoken_digits import SpokenDigits
+from penstock.errors import ConfigError, DataError
+from penstock.loading.collate import Mismatch, PadTime
 from tests.program import SHARED, run
 
 WAV = ["PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE", "ULAW", "ALAW", "IMA_ADPCM"]
@@ -272,10 +272,16 @@ def overrides(root, *more):
 
 
 def test_batches_of_speakers_times_recordings(spoken):
-    config = pipeline.compose(*overrides(
-        spoken, "sampler=identity", "sampler.column=speaker", "sampler.identities=2",
-        "sampler.samples=3", "loader=debug",
-    ))  # fmt: skip
+    config = penstock.compose(
+        *overrides(
+            spoken,
+            "sampler=identity",
+            "sampler.column=speaker",
+            "sampler.identities=2",
+            "sampler.samples=3",
+            "loader=debug",
+        )
+    )
     with TrainingParts(config).data.train.loader() as loader:
         batches = list(loader)
     assert len(batches) == 3
@@ -285,7 +291,7 @@ def test_batches_of_speakers_times_recordings(spoken):
 
 
 def test_a_model_takes_the_batches(spoken):
-    parts = TrainingParts(pipeline.compose(*overrides(spoken, "loader=debug")))
+    parts = TrainingParts(penstock.compose(*overrides(spoken, "loader=debug")))
     with parts.data.train.loader() as loader:
         batch = next(iter(loader))
     losses, outputs = parts.objective()(parts.model(), batch)
@@ -357,10 +363,15 @@ def test_pairs_in_folders_and_their_split(pairs, tmp_path_factory):
 
 @pytest.mark.parametrize("loader", ["debug", "default"])
 def test_pairs_in_batches(pairs, loader):
-    config = pipeline.compose(
-        "dataset=audio_pairs", f"dataset.root={pairs}", "transform=none", "batch.size=4",
-        "sampler=sequential", f"loader={loader}", "model.out_channels=2",
-    )  # fmt: skip
+    config = penstock.compose(
+        "dataset=audio_pairs",
+        f"dataset.root={pairs}",
+        "transform=none",
+        "batch.size=4",
+        "sampler=sequential",
+        f"loader={loader}",
+        "model.out_channels=2",
+    )
     parts = TrainingParts(config)
     data = parts.data.train.dataset
     with parts.data.train.loader() as loader:

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torchvision import tv_tensors
 
-from pipeline.datasets.face_landmarks import FaceLandmarks
-from pipeline.errors import ConfigError, DataError
+from penstock.datasets.face_landmarks import FaceLandmarks
+from penstock.errors import ConfigError, DataError
 from tests.face_folder import read_csv, write_csv, write_faces
 
 FACES = Path(__file__).parents[2].parent / "shared" / "data" / "faces"
@@ -158,9 +158,14 @@ def test_a_short_and_a_long_row(folder, count):
 
 @pytest.mark.parametrize(
     ("value", "said"),
-    [("", "the value is empty"), ("nan", "'nan' is not finite"), ("inf", "'inf' is not finite"),
-     ("left", "'left' is not a number"), ("1,5", "'1,5' is not a number")],
-)  # fmt: skip
+    [
+        ("", "the value is empty"),
+        ("nan", "'nan' is not finite"),
+        ("inf", "'inf' is not finite"),
+        ("left", "'left' is not a number"),
+        ("1,5", "'1,5' is not a number"),
+    ],
+)
 def test_a_value_that_is_no_number(folder, value, said):
     changed(folder, 6, 5, value)
     refused(folder, rf"face_landmarks\.csv', line 6, column 'part_2_x': {said}")

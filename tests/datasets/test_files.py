@@ -18,14 +18,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.datasets import files as files_module
-from pipeline.datasets.files import Files, parse_size
-from pipeline.datasets.remote import catalog, retry
-from pipeline.datasets.remote.file_cache import FileCache
-from pipeline.datasets.remote.listing import FileInfo, Listing, bytes_of
-from pipeline.datasets.remote.retry import RetryPolicy
-from pipeline.datasets.remote.store import Store
-from pipeline.errors import ConfigError, DataError
+from penstock.addons.stores import catalog, retry
+from penstock.addons.stores.file_cache import FileCache
+from penstock.addons.stores.listing import FileInfo, Listing, bytes_of
+from penstock.addons.stores.retry import RetryPolicy
+from penstock.addons.stores.store import Store
+from penstock.datasets import files as files_module
+from penstock.datasets.files import Files, parse_size
+from penstock.errors import ConfigError, DataError
 from tests.web_server import WebServer
 
 ROOT = Path(__file__).parents[2]
@@ -109,8 +109,8 @@ def test_paths_of_this_machine_need_nothing_of_fsspec(tmp_path):
     (tmp_path / "x").write_bytes(b"here")
     code = (
         "import sys\n"
-        "from pipeline.datasets.files import Files\n"
-        "from pipeline.datasets.reading.folder import open_root\n"
+        "from penstock.datasets.files import Files\n"
+        "from penstock.datasets.reading.folder import open_root\n"
         f"open_root({str(tmp_path)!r}, 'x').read('x', lambda path, _: open(path)).close()\n"
         f"Files().open({str(tmp_path / 'x')!r}).close()\n"
         "new = {name.split('.')[0] for name in sys.modules}\n"
@@ -121,10 +121,17 @@ def test_paths_of_this_machine_need_nothing_of_fsspec(tmp_path):
 
 @pytest.mark.parametrize(
     "options",
-    [{"key": "AKIA"}, {"secret": "x"}, {"token": "ya29"}, {"client_kwargs": {"auth": "x"}},
-     {"client_kwargs": {"headers": {"Authorization": "Bearer x"}}}, {"password": "x"},
-     {"aws_access_key_id": "x"}, {"username": "me"}],
-)  # fmt: skip
+    [
+        {"key": "AKIA"},
+        {"secret": "x"},
+        {"token": "ya29"},
+        {"client_kwargs": {"auth": "x"}},
+        {"client_kwargs": {"headers": {"Authorization": "Bearer x"}}},
+        {"password": "x"},
+        {"aws_access_key_id": "x"},
+        {"username": "me"},
+    ],
+)
 def test_credentials_are_refused(options):
     with pytest.raises(ConfigError, match=r"options\..*looks like a credential.*environment"):
         Files(options=options)
@@ -138,8 +145,15 @@ def test_credentials_in_addresses_are_refused():
 
 
 def test_harmless_options_pass():
-    Files(options={"anon": True, "endpoint_url": "http://host:1", "profile": "work",
-                   "token": "anon", "client_kwargs": {"region_name": "eu"}})  # fmt: skip
+    Files(
+        options={
+            "anon": True,
+            "endpoint_url": "http://host:1",
+            "profile": "work",
+            "token": "anon",
+            "client_kwargs": {"region_name": "eu"},
+        }
+    )
 
 
 def test_unknown_stores_are_named():
@@ -173,8 +187,12 @@ def test_files_are_fetched_once_and_listed(tmp_path, memory):
     files = quick(tmp_path)
     found = files.list(root)
     assert [(one.name, one.size) for one in found] == [
-        ("a.bin", 5), ("a/1 +.bin", 9), ("a/b/3.bin", 9), ("b/2.bin", 7), ("empty", 0)
-    ]  # fmt: skip
+        ("a.bin", 5),
+        ("a/1 +.bin", 9),
+        ("a/b/3.bin", 9),
+        ("b/2.bin", 7),
+        ("empty", 0),
+    ]
     for one in found[:-1]:
         assert content(files, f"{root}/{one.name}") == one.name.encode()
     assert content(files, f"{root}/empty") == b""
@@ -436,8 +454,9 @@ def test_listing_a_web_server(tmp_path, web):
         "/d/": b'<a href="?C=N">sort</a><a href="../">up</a><a href="sub/">s</a>'
         b'<a href="a%20b">a</a>',
         "/d/sub/": b'<a href="x.bin">x</a><a href="gone">g</a>',
-        "/d/a%20b": b"spaced", "/d/sub/x.bin": b"content",
-    }  # fmt: skip
+        "/d/a%20b": b"spaced",
+        "/d/sub/x.bin": b"content",
+    }
     web.contents["/d/sub"], web.contents["/d"] = web.contents["/d/sub/"], web.contents["/d/"]
     files = quick(tmp_path)
     assert [one[:2] for one in files.list(f"{web.address}/d/")] == [("a b", 6), ("sub/x.bin", 7)]
@@ -479,10 +498,15 @@ def test_what_stays_broken_is_one_clear_message(tmp_path, web, fault, said):
 
 @pytest.mark.parametrize(
     ("status", "said"),
-    [(404, "is missing in its store"), (410, "is missing in its store"),
-     (403, r"may not be read with the credentials found here.*environment or ~/\.aws"),
-     (401, "needs credentials"), (400, "HTTP 400 Bad Request"), (501, "HTTP 501")],
-)  # fmt: skip
+    [
+        (404, "is missing in its store"),
+        (410, "is missing in its store"),
+        (403, r"may not be read with the credentials found here.*environment or ~/\.aws"),
+        (401, "needs credentials"),
+        (400, "HTTP 400 Bad Request"),
+        (501, "HTTP 501"),
+    ],
+)
 def test_what_is_final_is_not_tried_again(tmp_path, web, status, said):
     web.contents["/x"] = b"content"
     web.faults["/x"] = [status] * 9

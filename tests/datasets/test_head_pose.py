@@ -3,8 +3,8 @@
 import numpy as np
 import pandas as pd
 
-from pipeline.datasets.face_landmarks import POSES, head_poses
-from pipeline.datasets.synthetic_faces import SyntheticFaces
+from penstock.datasets.face_landmarks import POSES, head_poses
+from penstock.datasets.synthetic_faces import SyntheticFaces
 
 
 def face(nose, angle=0.0):

@@ -15,30 +15,30 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.datasets.arrays import Arrays
-from pipeline.datasets.audio_pairs import AudioPairs
-from pipeline.datasets.face_landmarks import FaceLandmarks
-from pipeline.datasets.files import Files
-from pipeline.datasets.mds import read_index
-from pipeline.datasets.packed import Packed
-from pipeline.datasets.reading.audio import lengths_and_rates, read_audio
-from pipeline.datasets.reading.folder import LocalFolder, leads_out
-from pipeline.datasets.reading.image import encoded_image, read_image
-from pipeline.datasets.reading.landmark_table import read_landmark_table
-from pipeline.datasets.reading.mapped_array import MappedArray
-from pipeline.datasets.reading.shard_files import expand_braces
-from pipeline.datasets.reading.walk import walk
-from pipeline.datasets.sequences import Sequences
-from pipeline.datasets.token_files import TokenFiles
-from pipeline.errors import ConfigError, DataError
-from pipeline.files.limits import Limits
-from pipeline.loading.collate import Stack
-from pipeline.loading.fetch import Fetch
-from pipeline.order.randomness import KeyedRandom
-from pipeline.packing.recipe import CenterCrops
-from pipeline.transforms import native_images
-from pipeline.transforms.device_decoding import DecodeBatchResizeCenterCrop
-from pipeline.transforms.image_decoding import DecodeResize
+from penstock.addons.packs.packed import Packed
+from penstock.addons.packs.recipe import CenterCrops
+from penstock.addons.shards.mds import read_index
+from penstock.addons.tokens.token_files import TokenFiles
+from penstock.datasets.arrays import Arrays
+from penstock.datasets.audio_pairs import AudioPairs
+from penstock.datasets.face_landmarks import FaceLandmarks
+from penstock.datasets.files import Files
+from penstock.datasets.reading.audio import lengths_and_rates, read_audio
+from penstock.datasets.reading.folder import LocalFolder, leads_out
+from penstock.datasets.reading.image import encoded_image, read_image
+from penstock.datasets.reading.landmark_table import read_landmark_table
+from penstock.datasets.reading.mapped_array import MappedArray
+from penstock.datasets.reading.shard_files import expand_braces
+from penstock.datasets.reading.walk import walk
+from penstock.datasets.sequences import Sequences
+from penstock.errors import ConfigError, DataError
+from penstock.files.limits import Limits
+from penstock.loading.collate import Stack
+from penstock.loading.fetch import Fetch
+from penstock.order.randomness import KeyedRandom
+from penstock.transforms import native_images
+from penstock.transforms.device_decoding import DecodeBatchResizeCenterCrop
+from penstock.transforms.image_decoding import DecodeResize
 from tests import broken_images, hostile_batches, hostile_files
 from tests.hostile_files import ALL, ARRAYS, AUDIO, IMAGES, SPECIAL, put, put_special
 from tests.packs import NO_ANSWERS
@@ -90,8 +90,12 @@ def test_the_limit_of_pixels_is_inclusive_and_can_be_raised(tmp_path, reader):
     path = tmp_path / "a.png"
     path.write_bytes(hostile_files._saved("PNG"))
     assert read_image(str(path), reader, limits=Limits(pixels=256)).shape == (3, 16, 16)
-    refused(r"16 x 16 .*256 pixels, more than limits\.pixels=255", partial(
-        read_image, limits=Limits(pixels=255)), str(path), reader)  # fmt: skip
+    refused(
+        r"16 x 16 .*256 pixels, more than limits\.pixels=255",
+        partial(read_image, limits=Limits(pixels=255)),
+        str(path),
+        reader,
+    )
 
 
 DECODERS = {
@@ -197,10 +201,18 @@ def test_labels_that_make_too_many_classes(tmp_path):
     refused("it is a FIFO", Arrays, ".")
 
 
-@pytest.mark.parametrize("offsets", [
-    np.array([0, 2**63 - 1, 4]), np.array([0, -5, 4]), np.array([0, 2**64 - 2, 4], np.uint64),
-    np.array([0, 4, 2, 4]), np.array([0, 9, 4]), np.array([-(2**63), 2**63 - 1, 4]),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "offsets",
+    [
+        np.array([0, 2**63 - 1, 4]),
+        np.array([0, -5, 4]),
+        np.array([0, 2**64 - 2, 4], np.uint64),
+        np.array([0, 4, 2, 4]),
+        np.array([0, 9, 4]),
+        np.array([-(2**63), 2**63 - 1, 4]),
+    ],
+    ids=str,
+)
 def test_offsets_that_lead_astray(offsets):
     np.save("values.npy", np.zeros((4, 2), np.float32))
     np.save("offsets.npy", offsets)
@@ -227,10 +239,18 @@ def test_names_that_lead_out(tmp_path, name):
     (tmp_path / "faces").mkdir()
     broken_images.write_images(tmp_path, 1)[0].rename(tmp_path / "a.jpg")
     Path("faces/face_landmarks.csv").write_text(f"image_name,part_0_x,part_0_y\n{name},1,2\n")
-    refused("line 2, column 'image_name': .* leads out|line contains NUL|leads out",
-            FaceLandmarks, "faces")  # fmt: skip
-    shard = {"format": "mds", "samples": 1, "column_names": [], "column_encodings": [],
-             "raw_data": {"basename": name, "bytes": 8}}  # fmt: skip
+    refused(
+        "line 2, column 'image_name': .* leads out|line contains NUL|leads out",
+        FaceLandmarks,
+        "faces",
+    )
+    shard = {
+        "format": "mds",
+        "samples": 1,
+        "column_names": [],
+        "column_encodings": [],
+        "raw_data": {"basename": name, "bytes": 8},
+    }
     Path("index.json").write_text(json.dumps({"version": 2, "shards": [shard]}))
     refused(r"names the shard .*, which leads out", read_index, "./index.json", Files(), Limits())
 
@@ -240,13 +260,16 @@ def test_names_that_stay(name):
     assert not leads_out(name)
 
 
-@pytest.mark.parametrize(("header", "match"), [
-    ("image_name,part_99999999999_x,part_99999999999_y", "'part_0_x' is missing"),
-    (f"image_name,part_{'9' * 5000}_x,part_0_x", "'part_0_y' is missing"),
-    (",".join(["image_name", *map(str, range(100_000))]), r"limits\.columns"),
-    (",".join(["image_name", *map(str, range(60_000)), "7"]), "'7' appears twice"),
-    ("x" * (1 << 23), "longer than"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("header", "match"),
+    [
+        ("image_name,part_99999999999_x,part_99999999999_y", "'part_0_x' is missing"),
+        (f"image_name,part_{'9' * 5000}_x,part_0_x", "'part_0_y' is missing"),
+        (",".join(["image_name", *map(str, range(100_000))]), r"limits\.columns"),
+        (",".join(["image_name", *map(str, range(60_000)), "7"]), "'7' appears twice"),
+        ("x" * (1 << 23), "longer than"),
+    ],
+)
 def test_tables_of_landmarks(tmp_path, header, match):
     path = tmp_path / "a.csv"
     path.write_text(f"{header}\na.jpg,1,2\n")
@@ -277,37 +300,74 @@ def test_descriptions_in_json(tmp_path, name):
 
 @pytest.mark.parametrize("samples", [-1, 10**30, True, "9", None, 1.5])
 def test_counts_in_an_index(samples):
-    shard = {"format": "mds", "samples": samples, "column_names": [], "column_encodings": [],
-             "raw_data": {"basename": "a", "bytes": 8}}  # fmt: skip
+    shard = {
+        "format": "mds",
+        "samples": samples,
+        "column_names": [],
+        "column_encodings": [],
+        "raw_data": {"basename": "a", "bytes": 8},
+    }
     Path("index.json").write_text(json.dumps({"version": 2, "shards": [shard]}))
     refused("not an index", read_index, "./index.json", Files(), Limits())
 
 
-@pytest.mark.parametrize(("change", "match"), [
-    ({"fields": [7]}, "is damaged"), ({"fields": [{"name": "a"}]}, "is damaged"),
-    ({"files": ["a"]}, "is damaged"), ({"files": {"../a.npy": 1}}, "leads out"),
-    ({"count": "x"}, "is damaged"), ({"count": -1}, "is damaged"),
-    ({"count": 10**30}, "is damaged"), ({"path": "a"}, "is damaged"),
-    ({"columns": 7}, "is damaged"), ({"columns": [7]}, "is damaged"), ({"text": 7}, "is damaged"),
-    ({"text": "a"}, "is damaged"), ({"version": 1}, "version 1"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"fields": [7]}, "is damaged"),
+        ({"fields": [{"name": "a"}]}, "is damaged"),
+        ({"files": ["a"]}, "is damaged"),
+        ({"files": {"../a.npy": 1}}, "leads out"),
+        ({"count": "x"}, "is damaged"),
+        ({"count": -1}, "is damaged"),
+        ({"count": 10**30}, "is damaged"),
+        ({"path": "a"}, "is damaged"),
+        ({"columns": 7}, "is damaged"),
+        ({"columns": [7]}, "is damaged"),
+        ({"text": 7}, "is damaged"),
+        ({"text": "a"}, "is damaged"),
+        ({"version": 1}, "version 1"),
+    ],
+)
 def test_descriptions_of_packs(change, match):
-    record = {"kind": "penstock pack", "version": 2, "count": 1, "fields": [], "files": {},
-              "fingerprint": "x", **NO_ANSWERS}  # fmt: skip
+    record = {
+        "kind": "penstock pack",
+        "version": 2,
+        "count": 1,
+        "fields": [],
+        "files": {},
+        "fingerprint": "x",
+        **NO_ANSWERS,
+    }
     Path("pack.json").write_text(json.dumps(record | change))
     refused(match, Packed, ".")
 
 
 @pytest.mark.parametrize("file", ["../outside", "inside"])
 def test_files_of_packs(tmp_path, file):
-    field = {"name": "a", "file": file, "even": True, "kind": "int", "dtype": "<i8", "ndim": 0,
-             "type": "", "attributes": {}}  # fmt: skip
+    field = {
+        "name": "a",
+        "file": file,
+        "even": True,
+        "kind": "int",
+        "dtype": "<i8",
+        "ndim": 0,
+        "type": "",
+        "attributes": {},
+    }
     (tmp_path / "pack").mkdir()
     for name in ("outside.npy", "pack/outside.npy", "pack/inside.npy"):
         np.save(name, np.zeros(2, np.int64))  # the record claims other samples than there are
     sizes = {f"{name}.npy": Path("outside.npy").stat().st_size for name in (file, "inside")}
-    record = {"kind": "penstock pack", "version": 2, "count": 10**9, "fields": [field],
-              "files": sizes, "fingerprint": "x", **NO_ANSWERS}  # fmt: skip
+    record = {
+        "kind": "penstock pack",
+        "version": 2,
+        "count": 10**9,
+        "fields": [field],
+        "files": sizes,
+        "fingerprint": "x",
+        **NO_ANSWERS,
+    }
     Path("pack/pack.json").write_text(json.dumps(record))
     refused("leads out of the pack|must have 1000000000 rows", lambda: Packed("pack")[5])
 
@@ -357,8 +417,14 @@ def test_memory_and_time_of_refusing(tmp_path):
     put(tmp_path / "audio", AUDIO, ".wav")
     put(tmp_path / "arrays", ARRAYS, ".npy")
     put_special(tmp_path / "images", ".jpg")
-    child = subprocess.run([sys.executable, "-c", REFUSER, tmp_path], cwd=ROOT, text=True,
-                           capture_output=True, timeout=120, check=True)  # fmt: skip
+    child = subprocess.run(
+        [sys.executable, "-c", REFUSER, tmp_path],
+        cwd=ROOT,
+        text=True,
+        capture_output=True,
+        timeout=120,
+        check=True,
+    )
     taken, slowest = map(float, child.stdout.split())
     assert taken < LITTLE * 1024, f"{taken} KiB"
     assert slowest < 5
@@ -367,10 +433,10 @@ def test_memory_and_time_of_refusing(tmp_path):
 REFUSER = """
 import resource, sys, time
 from pathlib import Path
-from pipeline.datasets.reading.audio import read_audio
-from pipeline.datasets.reading.image import decode_image, read_image
-from pipeline.datasets.reading.mapped_array import MappedArray
-from pipeline.errors import DataError
+from penstock.datasets.reading.audio import read_audio
+from penstock.datasets.reading.image import decode_image, read_image
+from penstock.datasets.reading.mapped_array import MappedArray
+from penstock.errors import DataError
 from tests.hostile_files import good_jpeg
 
 def peak():
@@ -429,11 +495,22 @@ def digits_folder(root):
 # Text that a configuration gives to datasets, and what would read more in it.
 
 
-@pytest.mark.parametrize("address", [
-    "simplecache::file:///etc/passwd", "filecache::https://stranger.example/x", "ftp://x/y",
-    "zip://x::s3://stranger/y", "reference://x", "local:///etc/passwd", "github://a:b@/x",
-    "dask://x", "jupyter://x", "s3a::x://y", "pipeline.x:Y://z",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "address",
+    [
+        "simplecache::file:///etc/passwd",
+        "filecache::https://stranger.example/x",
+        "ftp://x/y",
+        "zip://x::s3://stranger/y",
+        "reference://x",
+        "local:///etc/passwd",
+        "github://a:b@/x",
+        "dask://x",
+        "jupyter://x",
+        "s3a::x://y",
+        "penstock.x:Y://z",
+    ],
+)
 def test_an_address_names_no_other_file_system(address, tmp_path, monkeypatch):
     """fsspec would take a chain of file systems, and import a class for each."""
     pytest.importorskip("fsspec")
@@ -451,8 +528,21 @@ def test_a_pattern_of_names_takes_no_time(tmp_path):
         TokenFiles(str(tmp_path), tokens=pattern, dtype="uint16", eod=0)
 
 
-@pytest.mark.parametrize("dtype", ["O", "(9999999999,)i4", "(1,i4", "i4,i4", "(2,)O", "U9999999999",
-                                   "f4", "{", f"({'9' * 5000},)i4", "os.system"])  # fmt: skip
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        "O",
+        "(9999999999,)i4",
+        "(1,i4",
+        "i4,i4",
+        "(2,)O",
+        "U9999999999",
+        "f4",
+        "{",
+        f"({'9' * 5000},)i4",
+        "os.system",
+    ],
+)
 def test_a_type_of_tokens_is_a_whole_number(dtype, tmp_path):
     (tmp_path / "x.bin").write_bytes(b"12")
     with pytest.raises(ConfigError, match="no type of tokens"):
@@ -499,8 +589,14 @@ STRANGERS = {
 def test_a_strangers_folder(capsys, dataset):
     make, whole = STRANGERS[dataset]
     bad = make(Path("data"))
-    common = [f"dataset={dataset}", "dataset.root=data", whole, "batch.size=6", "loader=debug",
-              "split=train"]  # fmt: skip
+    common = [
+        f"dataset={dataset}",
+        "dataset.root=data",
+        whole,
+        "batch.size=6",
+        "loader=debug",
+        "split=train",
+    ]
     stopped = run(capsys, "task=digest", *common)
     assert stopped.code == 3
     assert "Traceback" not in stopped.err
@@ -513,8 +609,9 @@ def test_a_strangers_folder(capsys, dataset):
     assert "Traceback" not in checked.err
     made = set(Path.cwd().rglob("*")) - before
     assert {path.relative_to(Path.cwd()).parts[0] for path in made} == {"run"}
-    skipped = run(capsys, "task=digest", *common, "bad_samples.on_error=skip",
-                  "bad_samples.budget=0.99")  # fmt: skip
+    skipped = run(
+        capsys, "task=digest", *common, "bad_samples.on_error=skip", "bad_samples.budget=0.99"
+    )
     assert skipped.code == 0, skipped.err
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from PIL import Image
 
-from pipeline.datasets.reading.image import read_image
-from pipeline.errors import ConfigError, DataError
+from penstock.datasets.reading.image import read_image
+from penstock.errors import ConfigError, DataError
 
 READERS = ["torchvision", "pillow", "skimage"]
 SIDE, OTHER = 24, 16
@@ -47,9 +47,17 @@ def test_colours_and_shape(tmp_path, reader, ending):
 
 @pytest.mark.parametrize(
     ("mode", "ending"),
-    [("L", "jpg"), ("L", "png"), ("CMYK", "jpg"), ("RGBA", "png"), ("LA", "png"), ("P", "png"),
-     ("1", "png"), ("RGBA", "webp")],
-)  # fmt: skip
+    [
+        ("L", "jpg"),
+        ("L", "png"),
+        ("CMYK", "jpg"),
+        ("RGBA", "png"),
+        ("LA", "png"),
+        ("P", "png"),
+        ("1", "png"),
+        ("RGBA", "webp"),
+    ],
+)
 def test_other_modes_become_rgb(tmp_path, reader, mode, ending):
     image = read_image(saved(tmp_path / f"a.{ending}", mode), reader)
     assert image.shape == (3, SIDE, OTHER)
@@ -72,10 +80,16 @@ def test_exif_orientation_is_applied(tmp_path, reader, ending, orientation):
     exif = Image.Exif()
     exif[0x0112] = orientation
     image = read_image(saved(tmp_path / f"a.{ending}", exif=exif), reader)
-    turns = [None, Image.Transpose.FLIP_LEFT_RIGHT, Image.Transpose.ROTATE_180,
-             Image.Transpose.FLIP_TOP_BOTTOM, Image.Transpose.TRANSPOSE,
-             Image.Transpose.ROTATE_270, Image.Transpose.TRANSVERSE,
-             Image.Transpose.ROTATE_90]  # fmt: skip
+    turns = [
+        None,
+        Image.Transpose.FLIP_LEFT_RIGHT,
+        Image.Transpose.ROTATE_180,
+        Image.Transpose.FLIP_TOP_BOTTOM,
+        Image.Transpose.TRANSPOSE,
+        Image.Transpose.ROTATE_270,
+        Image.Transpose.TRANSVERSE,
+        Image.Transpose.ROTATE_90,
+    ]
     turn = turns[orientation - 1]
     upright = Image.fromarray(blocks())
     upright = upright if turn is None else upright.transpose(turn)

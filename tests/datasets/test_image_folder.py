@@ -8,8 +8,8 @@ import torch
 from PIL import Image
 from torchvision import tv_tensors
 
-from pipeline.datasets.image_folder import ImageFolder
-from pipeline.errors import ConfigError, DataError
+from penstock.datasets.image_folder import ImageFolder
+from penstock.errors import ConfigError, DataError
 
 INSECTS = Path(__file__).parents[2].parent / "shared" / "data" / "hymenoptera"
 
@@ -32,8 +32,14 @@ def flat(tmp_path):
 
 @pytest.fixture
 def divided(tmp_path):
-    return write(tmp_path / "pets", "train/cat/0.jpg", "train/cat/1.jpg", "train/dog/2.jpg",
-                 "val/cat/3.jpg", "val/dog/4.jpg")  # fmt: skip
+    return write(
+        tmp_path / "pets",
+        "train/cat/0.jpg",
+        "train/cat/1.jpg",
+        "train/dog/2.jpg",
+        "val/cat/3.jpg",
+        "val/dog/4.jpg",
+    )
 
 
 def test_a_sample(flat):

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from pipeline.datasets.image_folder import ImageFolder
-from pipeline.datasets.packed import Packed
-from pipeline.datasets.parquet import Parquet
-from pipeline.loading.workers.backends import LoaderOptions
-from pipeline.packing.packing import pack
-from pipeline.packing.recipe import Recipe
+from penstock.addons.packs.packed import Packed
+from penstock.addons.packs.packing import pack
+from penstock.addons.packs.recipe import Recipe
+from penstock.addons.tables.parquet import Parquet
+from penstock.datasets.image_folder import ImageFolder
+from penstock.loading.workers.backends import LoaderOptions
 from tests.packs import Everything
 from tests.tables import make, write
 from tests.web_server import WebServer
@@ -26,9 +26,10 @@ def test_tables_tell_row_groups_here_and_files_elsewhere(tmp_path, suffix):
     with WebServer() as server:
         server.contents = {f"/{path.name}": path.read_bytes() for path in files}
         away = Parquet(
-            f"{server.address}/part-{{0..2}}.{suffix}", val_fraction=0.25,
+            f"{server.address}/part-{{0..2}}.{suffix}",
+            val_fraction=0.25,
             fields={"number": None},
-        )  # fmt: skip
+        )
         assert away.locality(rows).tolist() == (numbers // 20).tolist()
 
 

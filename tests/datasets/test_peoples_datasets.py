@@ -17,23 +17,39 @@ import pytest
 from PIL import Image
 from torchvision.datasets import CIFAR10, MNIST
 
-import pipeline
-from pipeline.tasks.digest import lines
+import penstock
+from penstock.tasks.digest import lines
 from tests import peoples_data
 from tests.program import run
 
 ROWS = 16
 QUICK = [
-    "trainer.device=cpu", "trainer.progress=none", "trainer.pictures=false", "tracker=none",
-    "trainer.baseline=false", "scheduler=none", "batch.size=8", "trainer.val_every=100",
+    "trainer.device=cpu",
+    "trainer.progress=none",
+    "trainer.pictures=false",
+    "tracker=none",
+    "trainer.baseline=false",
+    "scheduler=none",
+    "batch.size=8",
+    "trainer.val_every=100",
     "trainer.checkpoint.every_steps=1",
-]  # fmt: skip
-LINEAR = ["transform=none", "collate=stack", "model=linear", "objective=classification",
-          "objective.inputs=[input]"]  # fmt: skip
+]
+LINEAR = [
+    "transform=none",
+    "collate=stack",
+    "model=linear",
+    "objective=classification",
+    "objective.inputs=[input]",
+]
 FACTS = "+dataset.facts={num_features: 4, num_classes: 3, num_outputs: 3}"
 STREAM = ["sampler=stream", "sampler.buffer=4"]
-PICTURES = ["transform=images", "transform.train.crop.size=[16,16]", "collate=stack",
-            "model=small_conv_net", "objective=classification"]  # fmt: skip
+PICTURES = [
+    "transform=images",
+    "transform.train.crop.size=[16,16]",
+    "collate=stack",
+    "model=small_conv_net",
+    "objective=classification",
+]
 
 
 def own(name, *more):
@@ -85,8 +101,13 @@ def mnist(folder):
         labels = struct.pack(">4BI", 0, 0, 8, 1, ROWS) + bytes(row % 10 for row in range(ROWS))
         (raw / f"{name}-labels-idx1-ubyte").write_bytes(labels)
     channels = "transform.train.normalize.statistics={mean: [0.5], std: [0.5]}"
-    return ["dataset=torchvision", "dataset._target_=torchvision.datasets.MNIST",
-            f"dataset.root={folder}", "+model.channels=1", channels]  # fmt: skip
+    return [
+        "dataset=torchvision",
+        "dataset._target_=torchvision.datasets.MNIST",
+        f"dataset.root={folder}",
+        "+model.channels=1",
+        channels,
+    ]
 
 
 def classes(folder):
@@ -138,8 +159,13 @@ def parquet(folder):
 
     pq.write_table(table(folder), folder / "a.parquet", row_group_size=5)
     fields = "dataset.fields={image: {column: image, kind: image}, label: label}"
-    return ["dataset=parquet", f"dataset.root={folder}", fields, "dataset.classes=[a,b,c]",
-            *PICTURES[:2]]  # fmt: skip
+    return [
+        "dataset=parquet",
+        f"dataset.root={folder}",
+        fields,
+        "dataset.classes=[a,b,c]",
+        *PICTURES[:2],
+    ]
 
 
 def web_dataset(folder):
@@ -149,16 +175,25 @@ def web_dataset(folder):
                 member = tarfile.TarInfo(f"{row:06d}.{ending}")
                 member.size = len(content)
                 tar.addfile(member, io.BytesIO(content))
-    return ["dataset=tar_shards", f"dataset.root={folder}", "dataset.classes=['0','1','2']",
-            "dataset.fields={image: png, label: cls}", *PICTURES[:2]]  # fmt: skip
+    return [
+        "dataset=tar_shards",
+        f"dataset.root={folder}",
+        "dataset.classes=['0','1','2']",
+        "dataset.fields={image: png, label: cls}",
+        *PICTURES[:2],
+    ]
 
 
 def csv(folder):
     words = ["one", "two", "three", "four", "five"]
     rows = [f"{'ab'[row % 2]},{' '.join(words[: 1 + row % 5])}" for row in range(ROWS)]
     (folder / "texts.csv").write_text("\n".join(["label,text", *rows]) + "\n")
-    return ["dataset=delimited_text", f"dataset.root={folder}/texts.csv", "sampler=bucket",
-            f"dataset.cache_dir={folder}/cache"]  # fmt: skip
+    return [
+        "dataset=delimited_text",
+        f"dataset.root={folder}/texts.csv",
+        "sampler=bucket",
+        f"dataset.cache_dir={folder}/cache",
+    ]
 
 
 def audio(folder):
@@ -187,19 +222,31 @@ def sequences(folder):
 
 
 MADE = {
-    "FakeData": fake_data, "MNIST": mnist, "image folder": image_folder,
-    "torchvision's image folder": torchvisions_image_folder, "Hugging Face": hugging_face,
-    "Parquet": parquet, "WebDataset": web_dataset, "CSV": csv, "audio": audio, "npy": npy,
+    "FakeData": fake_data,
+    "MNIST": mnist,
+    "image folder": image_folder,
+    "torchvision's image folder": torchvisions_image_folder,
+    "Hugging Face": hugging_face,
+    "Parquet": parquet,
+    "WebDataset": web_dataset,
+    "CSV": csv,
+    "audio": audio,
+    "npy": npy,
     "sequences": sequences,
-}  # fmt: skip
+}
 OWN = {
     "tuples": own("Rows"),
     "lists of arrays": own("Lists"),
     "named tuples": own("Named"),
     "dataclasses": own("Recorded"),
-    "tensors": own("Bare", "objective=regression", "+dataset.fields=[input]",
-                   "objective.target=input", "dataset.facts.num_outputs=4",
-                   "trainer.monitor=loss"),
+    "tensors": own(
+        "Bare",
+        "objective=regression",
+        "+dataset.fields=[input]",
+        "objective.target=input",
+        "dataset.facts.num_outputs=4",
+        "trainer.monitor=loss",
+    ),
     "TensorDataset": own("tensors", "sampler=weighted"),
     "rows at once": own("AtOnce"),
     "draws in a dataset": own("Drawing"),
@@ -209,7 +256,7 @@ OWN = {
     "a generator": own("generated", *STREAM),
     "a collate function": own("Rows", "collate={_target_: people.as_tuple}"),
     "batches of one": own("Rows", "batch.size=null", "collate={_target_: people.one}"),
-}  # fmt: skip
+}
 
 
 @pytest.fixture
@@ -226,7 +273,7 @@ def people(tmp_path, monkeypatch):
 
 def digest(overrides, workers):
     options = ["loader=debug"] if not workers else [f"loader.num_workers={workers}"]
-    config = pipeline.compose(*QUICK[:1], "batch.size=8", *overrides, *options)
+    config = penstock.compose(*QUICK[:1], "batch.size=8", *overrides, *options)
     return list(lines(config.model_copy(update={"task": "digest", "steps": 2})))
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.datasets.sequences import Sequences
-from pipeline.datasets.synthetic_sequences import SyntheticSequences
-from pipeline.errors import ConfigError, DataError
+from penstock.datasets.sequences import Sequences
+from penstock.datasets.synthetic_sequences import SyntheticSequences
+from penstock.errors import ConfigError, DataError
 
 LENGTHS = [3, 1, 5, 2, 4, 1, 2, 6, 3, 3]
 

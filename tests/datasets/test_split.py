@@ -5,11 +5,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.datasets.reading.split import split_rows
-from pipeline.errors import ConfigError
+from penstock.datasets.reading.split import split_rows
+from penstock.errors import ConfigError
 
-names = st.lists(st.binary(min_size=1, max_size=6).filter(lambda name: name[-1:] != b"\0"),
-                 unique=True, min_size=1, max_size=60)  # fmt: skip
+names = st.lists(
+    st.binary(min_size=1, max_size=6).filter(lambda name: name[-1:] != b"\0"),
+    unique=True,
+    min_size=1,
+    max_size=60,
+)
 shares = st.floats(0, 1)
 
 

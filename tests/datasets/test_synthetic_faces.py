@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipeline.datasets import synthetic_faces
-from pipeline.datasets.drawn_faces.drawing import Canvas, disc
-from pipeline.datasets.drawn_faces.shape import FaceShape, Pose
-from pipeline.datasets.reading.generated_folder import generated_folder
-from pipeline.datasets.synthetic_faces import SyntheticFaces
-from pipeline.datasets.synthetic_sequences import SyntheticSequences
-from pipeline.errors import ConfigError, DataError
-from pipeline.files.own_files import NotOwnError
+from penstock.datasets import synthetic_faces
+from penstock.datasets.drawn_faces.drawing import Canvas, disc
+from penstock.datasets.drawn_faces.shape import FaceShape, Pose
+from penstock.datasets.reading.generated_folder import generated_folder
+from penstock.datasets.synthetic_faces import SyntheticFaces
+from penstock.datasets.synthetic_sequences import SyntheticSequences
+from penstock.errors import ConfigError, DataError
+from penstock.files.own_files import NotOwnError
 
 
 def hashes(folder):
@@ -92,8 +92,23 @@ def test_the_jaw_lies_on_the_visible_edge(yaw):
 
 def test_a_mirrored_face_is_its_own_mirror():
     marks = FaceShape(smile=0.5, mouth_open=0.3).landmarks(Pose(np.eye(3), 30.0, np.zeros(2)))
-    pairs = [(0, 16), (8, 8), (17, 26), (21, 22), (36, 45), (39, 42), (37, 44), (41, 46), (31, 35),
-             (48, 54), (50, 52), (59, 55), (60, 64), (67, 65), (62, 62)]  # fmt: skip
+    pairs = [
+        (0, 16),
+        (8, 8),
+        (17, 26),
+        (21, 22),
+        (36, 45),
+        (39, 42),
+        (37, 44),
+        (41, 46),
+        (31, 35),
+        (48, 54),
+        (50, 52),
+        (59, 55),
+        (60, 64),
+        (67, 65),
+        (62, 62),
+    ]
     for left, right in pairs:
         np.testing.assert_allclose(marks[left], marks[right] * [-1, 1], atol=1e-9)
 
@@ -139,8 +154,10 @@ def test_drawn_data_goes_to_the_cache_of_the_user(tmp_path, monkeypatch):
     monkeypatch.delenv("PENSTOCK_CACHE")
     SyntheticSequences(count=8)
     made = {str(path.parent.relative_to(tmp_path)) for path in tmp_path.rglob("*.[cn][sp][vy]")}
-    assert made == {"named/synthetic_faces/2x32-seed0-v1",
-                    "xdg/penstock/synthetic_sequences/8x5-120-seed0-v1"}  # fmt: skip
+    assert made == {
+        "named/synthetic_faces/2x32-seed0-v1",
+        "xdg/penstock/synthetic_sequences/8x5-120-seed0-v1",
+    }
     assert (tmp_path / "named").stat().st_mode & 0o777 == 0o700
     (tmp_path / "named").chmod(0o777)
     monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "named"))

@@ -5,17 +5,22 @@ import multiprocessing
 import pytest
 import torch
 
-from pipeline.distributed.group import Group, join
-from pipeline.distributed.world import World, from_environment, is_launched
-from pipeline.errors import ConfigError
+from penstock.distributed.group import Group, join
+from penstock.distributed.world import World, from_environment, is_launched
+from penstock.errors import ConfigError
 from tests.ports import free_port
 
 
 def talk(rank, size, port, answers):
     import os
 
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank),
-                   "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}  # fmt: skip
+    os.environ |= {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_RANK": str(rank),
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": str(port),
+    }
     with join(from_environment("cpu"), timeout=60) as group:
         heard = [group.agree(rank == 1 and call == 2, False) for call in range(5)]
         try:
@@ -25,13 +30,18 @@ def talk(rank, size, port, answers):
             raised = None
         except Exception as error:
             raised = f"{type(error).__name__}: {error}"
-        answers.put((rank, {
-            "sum": group.sum(torch.tensor([rank + 1.0])).item(),
-            "gather": group.gather({"rank": rank}),
-            "first": group.from_first(("from", rank)),
-            "heard": heard,
-            "raised": raised,
-        }))  # fmt: skip
+        answers.put(
+            (
+                rank,
+                {
+                    "sum": group.sum(torch.tensor([rank + 1.0])).item(),
+                    "gather": group.gather({"rank": rank}),
+                    "first": group.from_first(("from", rank)),
+                    "heard": heard,
+                    "raised": raised,
+                },
+            )
+        )
         group.meet()
 
 

@@ -13,9 +13,9 @@ import time
 import pytest
 import torch
 
-from pipeline.distributed.group import join
-from pipeline.distributed.presence import LateError
-from pipeline.distributed.world import World
+from penstock.distributed.group import join
+from penstock.distributed.presence import LateError
+from penstock.distributed.world import World
 
 TIMEOUT = 2.0  # seconds; production has 300
 SOON = 28.0  # after that; machines are busy
@@ -62,8 +62,12 @@ def run_ranks(size, tmp_path, work, notes):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     (tmp_path / "met").mkdir(mode=0o700)
-    told = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-            **({"PENSTOCK_MEETING": str(tmp_path / "met")} if notes else {})}  # fmt: skip
+    told = {
+        "WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        **({"PENSTOCK_MEETING": str(tmp_path / "met")} if notes else {}),
+    }
     begun, pids = time.monotonic(), []
     for rank in range(size):
         pid = os.fork()

@@ -8,19 +8,28 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.distributed import launch
-from pipeline.distributed.group import join
-from pipeline.distributed.meeting import announced
-from pipeline.distributed.world import from_environment
+from penstock.distributed import launch
+from penstock.distributed.group import join
+from penstock.distributed.meeting import announced
+from penstock.distributed.world import from_environment
 from tests import listening, warm
 from tests.ports import free_port
 from tests.program import ROOT
 
 pytestmark = pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="reads /proc")
 
-FIT = ("dataset=sequences", "dataset.count=100", "batch.size=8", "trainer.max_epochs=1",
-       "trainer.baseline=false", "trainer.pictures=false", "trainer.checkpoint=null",
-       "tracker=none", "loader=debug", "distributed.nproc=2")  # fmt: skip
+FIT = (
+    "dataset=sequences",
+    "dataset.count=100",
+    "batch.size=8",
+    "trainer.max_epochs=1",
+    "trainer.baseline=false",
+    "trainer.pictures=false",
+    "trainer.checkpoint=null",
+    "tracker=none",
+    "loader=debug",
+    "distributed.nproc=2",
+)
 
 
 def watched(process, seconds=120):
@@ -37,8 +46,14 @@ def watched(process, seconds=120):
 @pytest.mark.stress
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_a_run_of_two_ranks_listens_on_loopback_only(strategy, tmp_path):
-    command = [sys.executable, "run.py", *FIT, f"distributed={strategy}",
-               f"run_dir={tmp_path}/run", f"dataset.root={tmp_path}/data"]  # fmt: skip
+    command = [
+        sys.executable,
+        "run.py",
+        *FIT,
+        f"distributed={strategy}",
+        f"run_dir={tmp_path}/run",
+        f"dataset.root={tmp_path}/data",
+    ]
     environment = os.environ | {"GLOO_SOCKET_IFNAME": "eth0"}  # a cluster's profile sets that
     with (tmp_path / "output").open("w+") as output:
         process = warm.start(command, cwd=ROOT, env=environment, stdout=output, stderr=output)
@@ -56,9 +71,9 @@ def test_a_run_of_two_ranks_listens_on_loopback_only(strategy, tmp_path):
 RESTARTED = """
 import os, sys
 from pathlib import Path
-from pipeline.distributed.group import join
-from pipeline.distributed.launch import leave_result
-from pipeline.distributed.world import from_environment, restarts
+from penstock.distributed.group import join
+from penstock.distributed.launch import leave_result
+from penstock.distributed.world import from_environment, restarts
 from tests import listening
 with join(from_environment("cpu"), timeout=60) as group:
     assert group.gather(group.world.rank) == [0, 1]
@@ -96,8 +111,14 @@ def test_only_their_user_can_open_the_folder_in_which_ranks_meet():
 
 def alone_with_a_store(port, answers):
     """Rank 0 of 2, until it listens; the other one never comes."""
-    os.environ |= {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1",
-                   "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}  # fmt: skip
+    os.environ |= {
+        "RANK": "0",
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
     rank = os.fork()
     if rank == 0:
         with join(from_environment("cpu"), timeout=60):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torchmetrics import CatMetric, MeanMetric, MinMaxMetric
 
-from pipeline.distributed import metric_states
+from penstock.distributed import metric_states
 
 ROOT = Path(__file__).parents[2]
 

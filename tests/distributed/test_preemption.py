@@ -9,9 +9,9 @@ import time
 
 import pytest
 
-from pipeline.distributed import preemption
-from pipeline.distributed.preemption import SIGNALS, Preemption, Stop
-from pipeline.errors import PREEMPTED
+from penstock.distributed import preemption
+from penstock.distributed.preemption import SIGNALS, Preemption, Stop
+from penstock.errors import PREEMPTED
 from tests.program import ROOT
 
 
@@ -32,8 +32,10 @@ def test_a_signal_is_a_wish(number):
         assert wait_for(lambda: preemption.asked)
         assert preemption.asked == number.name
     assert signal.getsignal(number) == before
-    assert said == [f"{number.name}: stopping after this step, with a checkpoint; a second signal "
-                    "leaves at once"]  # fmt: skip
+    assert said == [
+        f"{number.name}: stopping after this step, with a checkpoint; a second signal "
+        "leaves at once"
+    ]
 
 
 def test_it_can_be_used_again():
@@ -47,9 +49,12 @@ def test_it_can_be_used_again():
 def run(code, *signals, pause=0.3):
     """Run Python code that prints a line when it is ready, and send it signals."""
     child = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(code)], cwd=ROOT, bufsize=0,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+        [sys.executable, "-c", textwrap.dedent(code)],
+        cwd=ROOT,
+        bufsize=0,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     assert child.stdout.readline()  # unbuffered: a buffer would keep more than this line
     for number in signals:
         child.send_signal(number)
@@ -60,7 +65,7 @@ def run(code, *signals, pause=0.3):
 
 STUCK = """
     import sys, threading
-    from pipeline.distributed.preemption import Preemption
+    from penstock.distributed.preemption import Preemption
     with Preemption({}, say=lambda text: print(text, file=sys.stderr, flush=True)):
         print("ready", flush=True)
         lock = threading.Lock()
@@ -85,7 +90,7 @@ def test_an_echo_is_no_second_signal():
 def test_forked_children_have_the_usual_signals():
     code = """
         import os, signal, time
-        from pipeline.distributed.preemption import Preemption
+        from penstock.distributed.preemption import Preemption
         with Preemption() as preemption:
             child = os.fork()
             if not child:
@@ -96,8 +101,13 @@ def test_forked_children_have_the_usual_signals():
             time.sleep(0.2)
             print(os.WTERMSIG(status), preemption.asked, flush=True)
     """
-    child = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], cwd=ROOT, text=True,
-                           capture_output=True, timeout=60)  # fmt: skip
+    child = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        cwd=ROOT,
+        text=True,
+        capture_output=True,
+        timeout=60,
+    )
     assert child.stdout.split() == ["15", "None"], child.stderr
 
 
@@ -106,7 +116,7 @@ def test_leaving_does_what_python_does_at_the_end(code):
     """Output is flushed, exit functions run and threads are waited for, but those of a stop."""
     script = f"""
         import atexit, sys, threading, time
-        from pipeline.distributed import preemption
+        from penstock.distributed import preemption
 
         class Slow:
             def __del__(self):
@@ -119,8 +129,13 @@ def test_leaving_does_what_python_does_at_the_end(code):
         print("main")
         preemption.leave({code})
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True,
-                          text=True, check=False, cwd=ROOT)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+    )
     assert done.returncode == code, done.stderr
     thread = [] if code == PREEMPTED else ["thread"]
     assert done.stdout.splitlines() == ["main", *thread, "at exit"]

@@ -18,8 +18,14 @@ MANY = [size for size in ORDER_OF_WORLDS if size > 1]
 
 def launch(size, *words):
     """Run ranks through torchrun."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone",
-               f"--nproc-per-node={size}", *words]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc-per-node={size}",
+        *words,
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-6000:]
 
@@ -29,14 +35,22 @@ def start(size, *words):
     port = str(free_port())
     ranks = [
         warm.start(
-            [sys.executable, *words], cwd=ROOT, stderr=subprocess.PIPE, text=True,
-            env=os.environ | {
-                "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size),
-                "LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+            [sys.executable, *words],
+            cwd=ROOT,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ
+            | {
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(size),
+                "LOCAL_WORLD_SIZE": str(size),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": port,
             },
         )
         for rank in range(size)
-    ]  # fmt: skip
+    ]
     try:
         for rank in ranks:
             _, err = rank.communicate(timeout=240)
@@ -130,10 +144,22 @@ def test_a_run_goes_on_in_worlds_of_other_sizes(strategy, found, tmp_path):
 
 def test_a_rank_without_a_sample_of_validation_does_not_stop_the_others(tmp_path):
     """Two ranks compute the metrics of the trial batch, which the third has no part of."""
-    run = ["run.py", "distributed=ddp", "distributed.timeout=60", "trainer.device=cpu",
-           "trainer.max_steps=2", "trainer.pictures=false", "trainer.progress=none",
-           "batch.val_size=2", "tracker=none", "dataset.count=24", "dataset.size=32",
-           "batch.size=8", "trainer.report=false", f"run_dir={tmp_path}/run"]  # fmt: skip
+    run = [
+        "run.py",
+        "distributed=ddp",
+        "distributed.timeout=60",
+        "trainer.device=cpu",
+        "trainer.max_steps=2",
+        "trainer.pictures=false",
+        "trainer.progress=none",
+        "batch.val_size=2",
+        "tracker=none",
+        "dataset.count=24",
+        "dataset.size=32",
+        "batch.size=8",
+        "trainer.report=false",
+        f"run_dir={tmp_path}/run",
+    ]
     start(3, *run)
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
     assert manifest["status"] == "done"

@@ -11,28 +11,45 @@ import time
 import pytest
 import torch
 
-import pipeline
-from pipeline.config import notices
-from pipeline.distributed import slurm, world
+import penstock
+from penstock.config import notices
+from penstock.distributed import slurm, world
 from tests import fake_slurm
 from tests.program import ROOT, run
 
 # As srun sets them for task 5 of 7 on three machines, and for one of two tasks on one machine.
 THREE_MACHINES = {
-    "SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "2", "SLURM_STEP_NUM_TASKS": "7", "SLURM_NTASKS": "7",
-    "SLURM_PROCID": "5", "SLURM_LOCALID": "2", "SLURM_NODEID": "1", "SLURM_STEP_NUM_NODES": "3",
-    "SLURM_STEP_TASKS_PER_NODE": "3(x2),1", "SLURM_STEP_NODELIST": "gpu[03-04],big1",
+    "SLURM_JOB_ID": "4711",
+    "SLURM_STEP_ID": "2",
+    "SLURM_STEP_NUM_TASKS": "7",
+    "SLURM_NTASKS": "7",
+    "SLURM_PROCID": "5",
+    "SLURM_LOCALID": "2",
+    "SLURM_NODEID": "1",
+    "SLURM_STEP_NUM_NODES": "3",
+    "SLURM_STEP_TASKS_PER_NODE": "3(x2),1",
+    "SLURM_STEP_NODELIST": "gpu[03-04],big1",
     "SLURM_LAUNCH_NODE_IPADDR": "10.1.2.3",
-}  # fmt: skip
+}
 ONE_MACHINE = {
-    "SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_NTASKS": "2",
-    "SLURM_NODEID": "0", "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_TASKS_PER_NODE": "2",
-    "SLURM_STEP_NODELIST": "login1", "SLURM_LAUNCH_NODE_IPADDR": "10.1.2.3",
-}  # fmt: skip
+    "SLURM_JOB_ID": "4711",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NUM_TASKS": "2",
+    "SLURM_NTASKS": "2",
+    "SLURM_NODEID": "0",
+    "SLURM_STEP_NUM_NODES": "1",
+    "SLURM_STEP_TASKS_PER_NODE": "2",
+    "SLURM_STEP_NODELIST": "login1",
+    "SLURM_LAUNCH_NODE_IPADDR": "10.1.2.3",
+}
 BATCH_SCRIPT = {
-    "SLURM_JOB_ID": "4711", "SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_LOCALID": "0",
-    "SLURM_NNODES": "1", "SLURM_JOB_NODELIST": "gpu03",
-}  # fmt: skip
+    "SLURM_JOB_ID": "4711",
+    "SLURM_NTASKS": "4",
+    "SLURM_PROCID": "0",
+    "SLURM_LOCALID": "0",
+    "SLURM_NNODES": "1",
+    "SLURM_JOB_NODELIST": "gpu03",
+}
 
 
 def test_a_task_is_a_rank():
@@ -55,9 +72,15 @@ def test_tasks_of_one_machine_meet_on_the_loopback():
 
 @pytest.mark.parametrize(
     ("machines", "first"),
-    [("gpu[03-04],big1", "gpu03"), ("big1,gpu[03-04]", "big1"), ("a1,a2", "a1"),
-     ("gpu[07,09-12]", "gpu07"), ("r[1-2]n[3,5]", "r1n3"), ("", "10.1.2.3")],
-)  # fmt: skip
+    [
+        ("gpu[03-04],big1", "gpu03"),
+        ("big1,gpu[03-04]", "big1"),
+        ("a1,a2", "a1"),
+        ("gpu[07,09-12]", "gpu07"),
+        ("r[1-2]n[3,5]", "r1n3"),
+        ("", "10.1.2.3"),
+    ],
+)
 def test_rank_0_is_on_the_first_machine(machines, first):
     task = {**THREE_MACHINES, "SLURM_STEP_NODELIST": machines}
     assert slurm.ranks(task)["MASTER_ADDR"] == first
@@ -107,11 +130,11 @@ def test_tasks_that_would_train_apart_are_refused(capsys, tmp_path, monkeypatch)
 def test_a_batch_script_that_forgets_srun_is_told(monkeypatch):
     for name, value in BATCH_SCRIPT.items():
         monkeypatch.setenv(name, value)
-    (notice,) = notices.find(pipeline.compose())
+    (notice,) = notices.find(penstock.compose())
     assert notice.startswith("Slurm: the job has 4 tasks, and this process was not started by srun")
-    assert list(notices.find(pipeline.compose("distributed=ddp"))) == []
+    assert list(notices.find(penstock.compose("distributed=ddp"))) == []
     monkeypatch.setenv("SLURM_NNODES", "2")
-    (notice,) = notices.find(pipeline.compose("distributed=ddp"))
+    (notice,) = notices.find(penstock.compose("distributed=ddp"))
     assert "the job has 2 machines" in notice
 
 
@@ -120,23 +143,44 @@ def test_two_tasks_train_one_run(tmp_path):
     """The processes that srun would start, each by its variables alone."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    clean = {name: value for name, value in os.environ.items()
-             if not name.startswith(("SLURM", "MASTER", "WORLD", "RANK", "PENSTOCK"))}  # fmt: skip
-    words = ["distributed=ddp", "run_dir=run", "dataset.count=24", "dataset.size=32",
-             "batch.size=8", "trainer=quick", "trainer.max_epochs=1", "loader=debug",
-             "trainer.baseline=false", "trainer.pictures=false", "trainer.report=false",
-             "tracker=none",
-             "trainer.device=cpu"]  # fmt: skip
+    clean = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("SLURM", "MASTER", "WORLD", "RANK", "PENSTOCK"))
+    }
+    words = [
+        "distributed=ddp",
+        "run_dir=run",
+        "dataset.count=24",
+        "dataset.size=32",
+        "batch.size=8",
+        "trainer=quick",
+        "trainer.max_epochs=1",
+        "loader=debug",
+        "trainer.baseline=false",
+        "trainer.pictures=false",
+        "trainer.report=false",
+        "tracker=none",
+        "trainer.device=cpu",
+    ]
     tasks = [
         subprocess.Popen(
             [sys.executable, str(ROOT / "run.py"), *words],
             cwd=tmp_path,
-            env={**clean, **ONE_MACHINE, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank),
-                 "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"},
-            stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
+            env={
+                **clean,
+                **ONE_MACHINE,
+                "SLURM_PROCID": str(rank),
+                "SLURM_LOCALID": str(rank),
+                "MASTER_PORT": str(port),
+                "OMP_NUM_THREADS": "1",
+            },
+            stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            text=True,
         )
         for rank in (0, 1)
-    ]  # fmt: skip
+    ]
     said = [task.communicate(timeout=240)[1] for task in tasks]
     assert [task.returncode for task in tasks] == [0, 0], said
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
@@ -160,9 +204,12 @@ def test_the_line_for_slurm_requeues_what_can_go_on_and_nothing_else(code, reque
         (tmp_path / name).chmod(0o755)
     (tmp_path / "job.sh").write_text(script.replace("#!/bin/bash", "#!/bin/bash\nset -e"))
     done = subprocess.run(
-        ["bash", "job.sh"], cwd=tmp_path, check=False, timeout=60,
+        ["bash", "job.sh"],
+        cwd=tmp_path,
+        check=False,
+        timeout=60,
         env={"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "OUT": "x"},
-    )  # fmt: skip
+    )
     assert (tmp_path / "requeued").exists() == requeued
     assert done.returncode == code
 
@@ -170,14 +217,26 @@ def test_the_line_for_slurm_requeues_what_can_go_on_and_nothing_else(code, reque
 @pytest.mark.stress
 def test_the_job_script_trains_is_stopped_requeued_and_done(tmp_path):
     """The script of the docs, with two tasks of a real fit; equal to one process."""
-    words = ["dataset.count=200", "dataset.size=32", "batch.size=8", "trainer.max_epochs=6",
-             "loader=debug", "trainer.baseline=false", "trainer.pictures=false", "tracker=none",
-             "trainer.report=false", "trainer.digest=true", "trainer.device=cpu",
-             "trainer.log_every=5"]  # fmt: skip
+    words = [
+        "dataset.count=200",
+        "dataset.size=32",
+        "batch.size=8",
+        "trainer.max_epochs=6",
+        "loader=debug",
+        "trainer.baseline=false",
+        "trainer.pictures=false",
+        "tracker=none",
+        "trainer.report=false",
+        "trainer.digest=true",
+        "trainer.device=cpu",
+        "trainer.log_every=5",
+    ]
     program = f"{sys.executable} {ROOT}/run.py {' '.join(words)}"
     script = job_script().replace("python run.py", program).replace("/shared/faces", "run")
-    script = script.replace("--nodes=2 --ntasks-per-node=8 --gpus-per-node=8",
-                            "--nodes=1 --ntasks-per-node=2 --output=log-%j")  # fmt: skip
+    script = script.replace(
+        "--nodes=2 --ntasks-per-node=8 --gpus-per-node=8",
+        "--nodes=1 --ntasks-per-node=2 --output=log-%j",
+    )
     (tmp_path / "job.sh").write_text(script)
     environment = {**fake_slurm.installed(tmp_path / "slurm"), "OMP_NUM_THREADS": "1"}
     ledger = tmp_path / "run" / "ledger.jsonl"
@@ -203,8 +262,14 @@ def test_the_job_script_trains_is_stopped_requeued_and_done(tmp_path):
     assert said.count("resuming run at epoch") == 1
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
     assert [one["world"] for one in manifest["sessions"]] == [2, 2]
-    subprocess.run([*program.split(), "run_dir=alone"], cwd=tmp_path, env=environment, check=True,
-                   capture_output=True, timeout=240)  # fmt: skip
+    subprocess.run(
+        [*program.split(), "run_dir=alone"],
+        cwd=tmp_path,
+        env=environment,
+        check=True,
+        capture_output=True,
+        timeout=240,
+    )
     digests = [(tmp_path / name / "digests.jsonl").read_text() for name in ("run", "alone")]
     assert digests[0] == digests[1]
     assert len(digests[0].splitlines()) == 120

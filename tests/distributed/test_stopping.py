@@ -11,11 +11,11 @@ import threading
 import pytest
 import torch
 
-from pipeline.config.composition import Composer
-from pipeline.distributed import preemption
-from pipeline.distributed.group import Group
-from pipeline.distributed.preemption import Preemption, Stop, held, in_turns, waiting
-from pipeline.training.train_step import TrainOptions, TrainStep
+from penstock.config.composition import Composer
+from penstock.distributed import preemption
+from penstock.distributed.group import Group
+from penstock.distributed.preemption import Preemption, Stop, held, in_turns, waiting
+from penstock.training.train_step import TrainOptions, TrainStep
 from tests.resuming import Case
 from tests.stopping import EPOCHS, ROWS, Runs, ended, stop
 
@@ -95,10 +95,13 @@ def test_ranks_that_wait_agree_although_one_alone_was_asked(backend, to, tmp_pat
 
 
 @pytest.mark.stress
-@pytest.mark.parametrize(("backend", "after", "place"), [
-    ("process", 0, "before the first step"),
-    ("main", EPOCHS, "after the last step"),  # the last row is read once a validation
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("backend", "after", "place"),
+    [
+        ("process", 0, "before the first step"),
+        ("main", EPOCHS, "after the last step"),  # the last row is read once a validation
+    ],
+)
 def test_the_best_constant_is_not_waited_for(backend, after, place, tmp_path):
     runs = Runs(tmp_path / "runs", backend)
     runs.stall("val", ROWS - 1 if after else 0, after)

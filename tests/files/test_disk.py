@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.files import disk
-from pipeline.files.disk import DiskError, Hold, cut, remove_leftovers, replacing, write_atomically
-from pipeline.runs import checkpoint
+from penstock.files import disk
+from penstock.files.disk import DiskError, Hold, cut, remove_leftovers, replacing, write_atomically
+from penstock.runs import checkpoint
 from tests import warm
 
 ROOT = Path(__file__).parents[2]
@@ -61,8 +61,10 @@ def test_a_limit_on_files_destroys_nothing_and_leaves_nothing(tmp_path):
 def test_a_read_only_disk_is_named(mountable, tmp_path):
     first = tmp_path / "step-00000001.safetensors"
     checkpoint.save(first, {"updates": 1})
-    mount = (f"{MOUNT.format(folder=mountable)} && cp {first} {mountable} && "
-             f"mount -o remount,ro {mountable}")  # fmt: skip
+    mount = (
+        f"{MOUNT.format(folder=mountable)} && cp {first} {mountable} && "
+        f"mount -o remount,ro {mountable}"
+    )
     writer("read_only", mountable, mount)
 
 

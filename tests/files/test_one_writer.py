@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from pipeline.files.one_writer import one_writer
-from pipeline.files.own_files import NotOwnError
+from penstock.files.one_writer import one_writer
+from penstock.files.own_files import NotOwnError
 
 
 def test_others_wait_and_are_told_what_for(tmp_path, caplog):
@@ -54,6 +54,6 @@ def test_without_locks_nothing_is_held(tmp_path, monkeypatch):
     def refuse(*args, **kwargs):
         raise NotImplementedError("no flock here")
 
-    monkeypatch.setattr("pipeline.files.one_writer.FileLock.acquire", refuse)
+    monkeypatch.setattr("penstock.files.one_writer.FileLock.acquire", refuse)
     with one_writer(tmp_path / "data", "makes the data"):
         pass

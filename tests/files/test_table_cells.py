@@ -4,21 +4,45 @@ import csv
 
 import pytest
 
-from pipeline.files.table_cells import cell, markdown_cell, text_of
-from pipeline.runs import left_out
-from pipeline.runs.left_out import Entry
-from pipeline.runs.quarantine import QuarantineFile
-from pipeline.runs.trackers.csv_file import Csv
-from pipeline.runs.trackers.tracker import TrackedRun
-from pipeline.tasks import sweep
+from penstock.addons.sweeps import sweep
+from penstock.addons.trackers.csv_file import Csv
+from penstock.addons.trackers.tracker import TrackedRun
+from penstock.files.table_cells import cell, markdown_cell, text_of
+from penstock.runs import left_out
+from penstock.runs.left_out import Entry
+from penstock.runs.quarantine import QuarantineFile
 
 FORMULAS = [
-    "=1", "=cmd|'/C calc'!A0", "+cmd|'/C calc'!A0", "-2+3+cmd|'/C calc'!A0", "@SUM(1+1)*cmd|'x'!A0",
-    "=HYPERLINK(\"http://stranger.example\")", "\t=1", " =1", "\r\n=1", "'=1", "''=1", "\uff1d1()",
+    "=1",
+    "=cmd|'/C calc'!A0",
+    "+cmd|'/C calc'!A0",
+    "-2+3+cmd|'/C calc'!A0",
+    "@SUM(1+1)*cmd|'x'!A0",
+    '=HYPERLINK("http://stranger.example")',
+    "\t=1",
+    " =1",
+    "\r\n=1",
+    "'=1",
+    "''=1",
+    "\uff1d1()",
     "=1\n",
-]  # fmt: skip
-TEXTS = ["", "a", "-1", "+1.5e-05", "-inf", "+model.depth", "++hydra.x", "~a", "a=b", "'a", "''",
-         "-.5", "@a", "faces/0001.jpg"]  # fmt: skip
+]
+TEXTS = [
+    "",
+    "a",
+    "-1",
+    "+1.5e-05",
+    "-inf",
+    "+model.depth",
+    "++hydra.x",
+    "~a",
+    "a=b",
+    "'a",
+    "''",
+    "-.5",
+    "@a",
+    "faces/0001.jpg",
+]
 
 
 @pytest.mark.parametrize("text", [*FORMULAS, *TEXTS])

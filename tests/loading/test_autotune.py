@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.loading.autotune import GAIN, Auto, Autotune, Climb, Window
-from pipeline.loading.memory import available, tree_pss
-from pipeline.loading.workers.backends import LoaderOptions
+from penstock.loading.autotune import GAIN, Auto, Autotune, Climb, Window
+from penstock.loading.memory import available, tree_pss
+from penstock.loading.workers.backends import LoaderOptions
 from tests import toy
 
 
@@ -27,9 +27,11 @@ def windows_until_settled(climb, observe, most=30):
 
 
 @given(
-    work=st.floats(0.001, 1.0), step=st.floats(0.001, 1.0), start=st.integers(1, 4),
+    work=st.floats(0.001, 1.0),
+    step=st.floats(0.001, 1.0),
+    start=st.integers(1, 4),
     most=st.integers(1, 64),
-)  # fmt: skip
+)
 def test_it_settles_where_more_workers_would_hardly_help(work, step, start, most):
     climb = Climb(start, Auto(most))
     assert windows_until_settled(climb, lambda n: window(n, work, step)) <= 10

@@ -7,8 +7,14 @@ import pytest
 from tests.face_folder import read_csv, write_csv, write_faces
 from tests.program import SHARED, run
 
-FIT = ["dataset=face_landmarks", "trainer.max_epochs=1", "tracker=none", "trainer.pictures=false",
-       "batch.size=4", "trainer.baseline=false"]  # fmt: skip
+FIT = [
+    "dataset=face_landmarks",
+    "trainer.max_epochs=1",
+    "tracker=none",
+    "trainer.pictures=false",
+    "batch.size=4",
+    "trainer.baseline=false",
+]
 
 
 def drop_column(root):
@@ -100,8 +106,9 @@ def test_a_batch_that_cannot_be_stacked(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     outcome = run(capsys, "task=digest", "dataset=sequences", "collate=stack", "dataset.count=50")
     assert outcome.code == 3
-    assert re.search(r"field 'sequence' of samples \d+ and \d+: shapes \[\d+, 2\] and \[\d+, 2\]",
-                   outcome.err)  # fmt: skip
+    assert re.search(
+        r"field 'sequence' of samples \d+ and \d+: shapes \[\d+, 2\] and \[\d+, 2\]", outcome.err
+    )
 
 
 @pytest.mark.skipif(not SHARED.exists(), reason="the real photographs are not here")

@@ -13,21 +13,21 @@ import torch
 from PIL import Image
 from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, SequentialSampler
 
-from pipeline.datasets.image_folder import ImageFolder
-from pipeline.datasets.reading.image import decode_image
-from pipeline.distributed.world import World
-from pipeline.errors import ConfigError, DataError, UnreachableError
-from pipeline.loading.bad_samples import ATTEMPTS, is_bad, rule
-from pipeline.loading.budget import Budget
-from pipeline.loading.collate import List, Pad, Single, Stack
-from pipeline.loading.fetch import Fetch, SampleError, batch_hash, row_hashes
-from pipeline.loading.loader import Loader
-from pipeline.loading.stream_fetch import StreamFetch
-from pipeline.loading.workers.backends import LoaderOptions
-from pipeline.order.plan import Plan
-from pipeline.order.samplers import Bucket, Identity, Random, Sequential, Subset, Weighted
-from pipeline.order.streams import StreamOrder, StreamPlan
-from pipeline.order.torch_samplers import adapt
+from penstock.datasets.image_folder import ImageFolder
+from penstock.datasets.reading.image import decode_image
+from penstock.distributed.world import World
+from penstock.errors import ConfigError, DataError, UnreachableError
+from penstock.loading.bad_samples import ATTEMPTS, is_bad, rule
+from penstock.loading.budget import Budget
+from penstock.loading.collate import List, Pad, Single, Stack
+from penstock.loading.fetch import Fetch, SampleError, batch_hash, row_hashes
+from penstock.loading.loader import Loader
+from penstock.loading.stream_fetch import StreamFetch
+from penstock.loading.workers.backends import LoaderOptions
+from penstock.order.plan import Plan
+from penstock.order.samplers import Bucket, Identity, Random, Sequential, Subset, Weighted
+from penstock.order.streams import StreamOrder, StreamPlan
+from penstock.order.torch_samplers import adapt
 from tests import broken_images, toy
 
 COUNT, SIZE, SEED = 36, 5, 3
@@ -55,8 +55,9 @@ class Images(ImageFolder):
     def __init__(self, root):
         super().__init__(str(root), val_fraction=0.01)
         self.names = np.array(sorted(str(p.relative_to(root)).encode() for p in root.rglob("*.*g")))
-        self.labels = np.array([broken_images.CLASSES.index(n.split(b"/")[0].decode())
-                                for n in self.names])  # fmt: skip
+        self.labels = np.array(
+            [broken_images.CLASSES.index(n.split(b"/")[0].decode()) for n in self.names]
+        )
 
 
 def table():
@@ -95,14 +96,20 @@ def epoch_of(loaders, epoch=1):
 
 def rows_of(steps):
     """Hash of the sample by position."""
-    return {position: digest for step in steps for share in step
-            for position, digest in row_hashes(share)}  # fmt: skip
+    return {
+        position: digest
+        for step in steps
+        for share in step
+        for position, digest in row_hashes(share)
+    }
 
 
 def told(steps):
     """What was left out, step by step, whoever tells it."""
-    return [sorted((one for share in step for one in share.left_out), key=lambda o: o.position)
-            for step in steps]  # fmt: skip
+    return [
+        sorted((one for share in step for one in share.left_out), key=lambda o: o.position)
+        for step in steps
+    ]
 
 
 @pytest.mark.one_in(5)
@@ -124,8 +131,10 @@ def test_the_same_is_left_out_for_any_ranks_and_nothing_else_changes(folders, na
         assert after.keys() == before.keys()
         assert all(before[position] != after[position] for position in gone)
     for ranks in (2, 3, 4):
-        loaders = [loader_of(broken, SAMPLERS[name](), on_error, None, World(rank, ranks))
-                   for rank in range(ranks)]  # fmt: skip
+        loaders = [
+            loader_of(broken, SAMPLERS[name](), on_error, None, World(rank, ranks))
+            for rank in range(ranks)
+        ]
         shared = epoch_of(loaders)
         assert [batch_hash(step) for step in shared] == [batch_hash(step) for step in alone]
         assert told(shared) == told(alone)
@@ -166,8 +175,11 @@ def test_what_is_told_of_a_sample(folders):
 
 
 def test_raising_names_file_index_address_and_cause(folders):
-    with pytest.raises(DataError, match=r"sample 2 \(epoch 0, step 0, position 2\): image '.*006"
-                                        r"\.jpg' is truncated or damaged"):  # fmt: skip
+    with pytest.raises(
+        DataError,
+        match=r"sample 2 \(epoch 0, step 0, position 2\): image '.*006"
+        r"\.jpg' is truncated or damaged",
+    ):
         list(loader_of(folders[1], Sequential(COUNT), "raise").epoch(0))
 
 
@@ -198,10 +210,13 @@ def test_what_stands_in_is_drawn_for_as_the_place_that_it_takes(folders):
 def test_what_stands_in_differs_from_place_to_place_and_from_epoch_to_epoch(folders):
     loader = loader_of(folders[1], Sequential(COUNT), "substitute")
     chosen = [
-        tuple(batch.indices[batch.positions == one.position].item()
-              for batch in loader.epoch(epoch) for one in batch.left_out)
+        tuple(
+            batch.indices[batch.positions == one.position].item()
+            for batch in loader.epoch(epoch)
+            for one in batch.left_out
+        )
         for epoch in range(3)
-    ]  # fmt: skip
+    ]
     assert len(set(chosen)) == 3
     assert len(set(chosen[0])) > 1
 
@@ -211,8 +226,10 @@ def test_what_stands_in_differs_from_place_to_place_and_from_epoch_to_epoch(fold
 def test_a_batch_of_nothing_but_bad_samples_gives_every_rank_a_row(tmp_path, on_error, name):
     broken_images.damage(broken_images.write_images(tmp_path, COUNT), range(5, 10))
     for ranks in (1, 2, 4):
-        loaders = [loader_of(tmp_path, SAMPLERS[name](), on_error, None, World(rank, ranks))
-                   for rank in range(ranks)]  # fmt: skip
+        loaders = [
+            loader_of(tmp_path, SAMPLERS[name](), on_error, None, World(rank, ranks))
+            for rank in range(ranks)
+        ]
         shares = epoch_of(loaders)[1]
         assert sum(len(share.left_out) for share in shares) == 5
         for share in shares:
@@ -221,8 +238,10 @@ def test_a_batch_of_nothing_but_bad_samples_gives_every_rank_a_row(tmp_path, on_
             if on_error == "skip":
                 assert share.request.valid == 0
                 assert not share.valid.any()
-        counted = sum(len(share.indices) if share.valid is None else int(share.valid.sum())
-                      for share in shares)  # fmt: skip
+        counted = sum(
+            len(share.indices) if share.valid is None else int(share.valid.sum())
+            for share in shares
+        )
         assert counted == (5 if on_error == "substitute" else 0)
 
 
@@ -359,25 +378,46 @@ def raising(error):
 
 
 EVERYWHERE = [
-    unidentified, cut_off, torchvision_decoder,
-    lambda _: zlib.decompress(b"no"), lambda _: struct.unpack("<q", b"no"),
+    unidentified,
+    cut_off,
+    torchvision_decoder,
+    lambda _: zlib.decompress(b"no"),
+    lambda _: struct.unpack("<q", b"no"),
     lambda _: b"\xff".decode(),
-    raising(DataError("bad")), raising(FileNotFoundError(2, "gone")), raising(EOFError("cut")),
-    raising(OSError(errno.EIO, "unreadable block")), raising(Image.DecompressionBombError("big")),
-]  # fmt: skip
+    raising(DataError("bad")),
+    raising(FileNotFoundError(2, "gone")),
+    raising(EOFError("cut")),
+    raising(OSError(errno.EIO, "unreadable block")),
+    raising(Image.DecompressionBombError("big")),
+]
 READING = [
-    lambda _: np.frombuffer(b"abc").reshape(2, 2), lambda _: int("x"),
-    raising(RuntimeError("png error")), raising(SyntaxError("broken PNG file")),
-]  # fmt: skip
+    lambda _: np.frombuffer(b"abc").reshape(2, 2),
+    lambda _: int("x"),
+    raising(RuntimeError("png error")),
+    raising(SyntaxError("broken PNG file")),
+]
 NEVER = [
-    lambda _: [].append(1, 2), lambda _: undefined, lambda _: {}["k"], lambda _: [][1],  # noqa: F821
-    lambda _: None.x, raising(NotImplementedError()), raising(RecursionError()), lambda _: 1 / 0,
-    raising(ImportError("no")), raising(AssertionError("no")), raising(MemoryError()),
-    raising(torch.OutOfMemoryError("no")), raising(OSError(errno.EMFILE, "too many open files")),
-    raising(OSError(errno.ENOSPC, "full")), raising(ConnectionResetError(104, "reset")),
-    raising(TimeoutError("slow")), raising(ConfigError("no")), raising(SampleError("no")),
-    raising(UnreachableError("no answer")), lambda _: torch.empty(1 << 50),
-]  # fmt: skip
+    lambda _: [].append(1, 2),
+    lambda _: undefined,  # noqa: F821
+    lambda _: {}["k"],
+    lambda _: [][1],
+    lambda _: None.x,
+    raising(NotImplementedError()),
+    raising(RecursionError()),
+    lambda _: 1 / 0,
+    raising(ImportError("no")),
+    raising(AssertionError("no")),
+    raising(MemoryError()),
+    raising(torch.OutOfMemoryError("no")),
+    raising(OSError(errno.EMFILE, "too many open files")),
+    raising(OSError(errno.ENOSPC, "full")),
+    raising(ConnectionResetError(104, "reset")),
+    raising(TimeoutError("slow")),
+    raising(ConfigError("no")),
+    raising(SampleError("no")),
+    raising(UnreachableError("no answer")),
+    lambda _: torch.empty(1 << 50),
+]
 
 
 @pytest.mark.filterwarnings("ignore:The image decoding:DeprecationWarning")
@@ -394,8 +434,9 @@ def test_which_errors_are_a_samples(fail, reading, transforming, tmp_path):
     assert is_bad(caught.value, "transform") is transforming
 
 
-@pytest.mark.parametrize("large", [lambda sample: bytearray(1 << 60),
-                                   lambda sample: torch.empty(1 << 50)])  # fmt: skip
+@pytest.mark.parametrize(
+    "large", [lambda sample: bytearray(1 << 60), lambda sample: torch.empty(1 << 50)]
+)
 def test_memory_that_is_not_there_is_no_fault_of_a_sample(large):
     fetch = Fetch(toy.Pictures(), large, Stack(), 0, bad=rule("skip", {}, Sequential(40), 40, 0))
     with pytest.raises(SampleError, match=r"sample 0 .*\n.*have no more memory .*ulimit -v") as e:
@@ -410,14 +451,15 @@ class Misspelt:
 
 @pytest.mark.parametrize("on_error", ["raise", "substitute", "skip"])
 def test_a_mistake_in_code_is_never_left_out(on_error):
-    fetch = Fetch(toy.Pictures(), Misspelt(), Stack(), 0,
-                  bad=rule(on_error, {}, Sequential(40), 40, 0))  # fmt: skip
+    fetch = Fetch(
+        toy.Pictures(), Misspelt(), Stack(), 0, bad=rule(on_error, {}, Sequential(40), 40, 0)
+    )
     with pytest.raises(
         SampleError, match=r"sample 2 .*transform failed with KeyError: 'imgae'"
     ) as e:
         fetch(Plan(Sequential(40), 8).request(0, 0))
     assert "in __call__" in str(e.value)
-    assert ("raise a pipeline.errors.DataError" in str(e.value)) is (on_error != "raise")
+    assert ("raise a penstock.errors.DataError" in str(e.value)) is (on_error != "raise")
 
 
 def test_a_transform_can_call_a_sample_bad():
@@ -435,10 +477,19 @@ def test_a_transform_can_call_a_sample_bad():
 def test_only_substituting_sends_the_sampler_to_workers():
     sampler = Weighted(200_000, 0, weights=np.ones(200_000), column=None)
     sizes = {
-        on_error: len(pickle.dumps(Fetch(toy.Pictures(200_000), None, Stack(), 0,
-                                         bad=rule(on_error, {}, sampler, 200_000, 0))))
+        on_error: len(
+            pickle.dumps(
+                Fetch(
+                    toy.Pictures(200_000),
+                    None,
+                    Stack(),
+                    0,
+                    bad=rule(on_error, {}, sampler, 200_000, 0),
+                )
+            )
+        )
         for on_error in ("raise", "skip", "substitute")
-    }  # fmt: skip
+    }
     assert sizes["raise"] < 2000
     assert sizes["skip"] < 2000
     assert sizes["substitute"] > 1_000_000
@@ -463,8 +514,17 @@ class Records(IterableDataset):
 def stream_of(root, on_error, options=None, world=None, buffer=0, size=SIZE, tail="keep"):
     order = StreamOrder(SEED, buffer)
     bad = rule(on_error, {}, order, None, SEED)
-    fetch = StreamFetch(Records(root), toy.TorchOnly(), Stack(), SEED, True, bad=bad, order=order,
-                        batch_size=size, tail=tail)  # fmt: skip
+    fetch = StreamFetch(
+        Records(root),
+        toy.TorchOnly(),
+        Stack(),
+        SEED,
+        True,
+        bad=bad,
+        order=order,
+        batch_size=size,
+        tail=tail,
+    )
     return Loader(StreamPlan(order, size, tail), fetch, options, world)
 
 
@@ -483,8 +543,9 @@ def test_streams_leave_out_the_same_and_nothing_else_changes(folders, on_error, 
     assert (after.keys() == undamaged.keys()) is (on_error == "substitute")
     hashes = [batch_hash(step) for step in alone]
     for ranks in (2, 4):
-        shared = epoch_of([stream_of(broken, on_error, None, World(rank, ranks), buffer)
-                           for rank in range(ranks)])  # fmt: skip
+        shared = epoch_of(
+            [stream_of(broken, on_error, None, World(rank, ranks), buffer) for rank in range(ranks)]
+        )
         assert [batch_hash(step) for step in shared] == hashes
         assert told(shared) == told(alone)
     for options in ("2 processes", "3 threads"):
@@ -499,8 +560,12 @@ def test_streams_leave_out_the_same_and_nothing_else_changes(folders, on_error, 
 def test_a_batch_of_nothing_but_bad_records(tmp_path, on_error, buffer):
     broken_images.damage(broken_images.write_images(tmp_path, 12), [4, 5, 6, 7, 11])
     for ranks in (1, 3):
-        steps = epoch_of([stream_of(tmp_path, on_error, None, World(rank, ranks), buffer, 1)
-                          for rank in range(ranks)])  # fmt: skip
+        steps = epoch_of(
+            [
+                stream_of(tmp_path, on_error, None, World(rank, ranks), buffer, 1)
+                for rank in range(ranks)
+            ]
+        )
         assert len(steps) == 12
         assert sum(len(step) for step in told(steps)) == 5
         seen = {p for step in steps for share in step for p, _ in row_hashes(share)}
@@ -521,17 +586,26 @@ def budget_of(limit, length=100):
 
 
 def missing(count, known=False, start=0):
-    from pipeline.loading.bad_samples import LeftOut
+    from penstock.loading.bad_samples import LeftOut
 
-    return [LeftOut(n, n, 0, 0, f"{n}.jpg", "cut", "skip", known)
-            for n in range(start, start + count)]  # fmt: skip
+    return [
+        LeftOut(n, n, 0, 0, f"{n}.jpg", "cut", "skip", known) for n in range(start, start + count)
+    ]
 
 
 @pytest.mark.parametrize(
     ("limit", "length", "allowed"),
-    [(0, 100, 0), (3, 100, 3), (0.01, 100, 1), (0.05, 100, 5), (0.01, 10, 1), (0.015, 100, 2),
-     (1.0, 100, 100), (1, 100, 1)],
-)  # fmt: skip
+    [
+        (0, 100, 0),
+        (3, 100, 3),
+        (0.01, 100, 1),
+        (0.05, 100, 5),
+        (0.01, 10, 1),
+        (0.015, 100, 2),
+        (1.0, 100, 100),
+        (1, 100, 1),
+    ],
+)
 def test_a_budget_is_a_count_or_a_share(limit, length, allowed):
     budget = budget_of(limit, length)
     budget.add(10, missing(allowed))

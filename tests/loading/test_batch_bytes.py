@@ -9,10 +9,11 @@ import torch
 import yaml
 from torch.utils.data import Dataset
 
-from pipeline.config.loader_options import batch_bytes
-from pipeline.config.schema import LoaderSection
-from pipeline.errors import DataError
-from pipeline.files.batch_bytes import (
+from penstock.addons.dataloader.dataloader import DataLoader
+from penstock.config.loader_options import batch_bytes
+from penstock.config.schema import LoaderSection
+from penstock.errors import DataError
+from penstock.files.batch_bytes import (
     BatchBytes,
     BatchTooLargeError,
     bounded,
@@ -21,16 +22,15 @@ from pipeline.files.batch_bytes import (
     reserve,
     temporary,
 )
-from pipeline.files.limits import Limits
-from pipeline.loading import memory, sample_reader
-from pipeline.loading.bad_samples import rule
-from pipeline.loading.collate import List, Stack
-from pipeline.loading.dataloader import DataLoader
-from pipeline.loading.fetch import Fetch
-from pipeline.loading.loader import Loader
-from pipeline.loading.workers.backends import LoaderOptions
-from pipeline.order.plan import Plan
-from pipeline.order.samplers import Sequential
+from penstock.files.limits import Limits
+from penstock.loading import memory, sample_reader
+from penstock.loading.bad_samples import rule
+from penstock.loading.collate import List, Stack
+from penstock.loading.fetch import Fetch
+from penstock.loading.loader import Loader
+from penstock.loading.workers.backends import LoaderOptions
+from penstock.order.plan import Plan
+from penstock.order.samplers import Sequential
 from tests.program import ROOT, run
 
 KIB = 1024
@@ -78,11 +78,14 @@ def test_samples_may_take_as_much_as_the_limit_and_so_may_the_batch(announces):
 
 
 def test_the_message_names_the_sample_the_bytes_and_the_way_out():
-    with pytest.raises(BatchTooLargeError, match=(
-        r"^sample 2 \(epoch 0, step 0, position 2\): row 2 would take 102400 bytes beside the "
-        r"2\d{5} bytes of the batch so far, more than limits\.batch_bytes=256000 allows for one "
-        r"batch; reduce batch\.size, or, if the data is sound, raise limits\.batch_bytes$"
-    )):  # fmt: skip
+    with pytest.raises(
+        BatchTooLargeError,
+        match=(
+            r"^sample 2 \(epoch 0, step 0, position 2\): row 2 would take 102400 bytes beside the "
+            r"2\d{5} bytes of the batch so far, more than limits\.batch_bytes=256000 allows for "
+            r"one batch; reduce batch\.size, or, if the data is sound, raise limits\.batch_bytes$"
+        ),
+    ):
         made(Rows([100] * 8), 250 * 1024)
 
 

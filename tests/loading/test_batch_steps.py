@@ -8,10 +8,10 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-import pipeline
-from pipeline.build.data import DataParts
-from pipeline.errors import ConfigError
-from pipeline.training.objective import Classification
+import penstock
+from penstock.build.data import DataParts
+from penstock.errors import ConfigError
+from penstock.training.objective import Classification
 from tests.program import run
 
 IN_MAIN = ["loader.backend=main", "loader.num_workers=0"]
@@ -36,18 +36,25 @@ def pets(pets_root, tmp_path, monkeypatch):
     """Overrides for small photographs; the working folder is a new, empty one."""
     monkeypatch.chdir(tmp_path)
     return [
-        "dataset=image_folder", f"dataset.root={pets_root}", "transform=images_batch",
-        "batch.size=6", "transform.train.resize.size=[36,36]",
+        "dataset=image_folder",
+        f"dataset.root={pets_root}",
+        "transform=images_batch",
+        "batch.size=6",
+        "transform.train.resize.size=[36,36]",
         "transform.train_batch.crop.size=[32,32]",
-    ]  # fmt: skip
+    ]
 
 
 def test_the_executor_does_not_appear_in_the_digest(pets, capsys):
     expected = run(capsys, "task=digest", *pets, *IN_MAIN)
     assert expected.code == 0, expected.err
     assert len(expected.hashes) == 6
-    for options in (["loader.num_workers=2"], ["loader=threads"], ["transform.batch_on=device"],
-                    ["transform.batch_on=loader", "loader.num_workers=1"]):  # fmt: skip
+    for options in (
+        ["loader.num_workers=2"],
+        ["loader=threads"],
+        ["transform.batch_on=device"],
+        ["transform.batch_on=loader", "loader.num_workers=1"],
+    ):
         assert run(capsys, "task=digest", *pets, *options).out == expected.out, options
 
 
@@ -55,9 +62,14 @@ def test_what_is_done_to_batches_is_part_of_the_digest(pets, capsys):
     base = ["task=digest", *pets, *IN_MAIN]
     runs = [
         run(capsys, *base, *more)
-        for more in ([], ["seed=1"], ["transform.train_batch.mixup=null"],
-                     ["transform.train_batch.colors.p=0.1"], ["split=val"])
-    ]  # fmt: skip
+        for more in (
+            [],
+            ["seed=1"],
+            ["transform.train_batch.mixup=null"],
+            ["transform.train_batch.colors.p=0.1"],
+            ["split=val"],
+        )
+    ]
     assert [one.code for one in runs] == [0] * 5
     assert len({one.out for one in runs}) == 5
     unused = run(capsys, *base, "split=val", "transform.train_batch.colors=null")
@@ -79,9 +91,15 @@ def test_a_batch_can_be_replayed_and_looked_at(pets, capsys, tmp_path):
 @pytest.mark.stress
 def test_a_model_learns_from_mixed_batches(pets, capsys, tmp_path):
     done = run(
-        capsys, *pets, *IN_MAIN, "trainer.max_epochs=4", "trainer.pictures=false", "tracker=none",
-        f"run_dir={tmp_path}/run", "transform.train_batch.normalize.statistics=dataset",
-    )  # fmt: skip
+        capsys,
+        *pets,
+        *IN_MAIN,
+        "trainer.max_epochs=4",
+        "trainer.pictures=false",
+        "tracker=none",
+        f"run_dir={tmp_path}/run",
+        "transform.train_batch.normalize.statistics=dataset",
+    )
     assert done.code == 0, done.err
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     last = [record for record in map(json.loads, lines) if "val/accuracy" in record][-1]
@@ -89,7 +107,7 @@ def test_a_model_learns_from_mixed_batches(pets, capsys, tmp_path):
 
 
 def test_validation_sees_its_own_steps_only(pets):
-    parts = DataParts(pipeline.compose(*pets, *IN_MAIN))
+    parts = DataParts(penstock.compose(*pets, *IN_MAIN))
     with parts.val.loader() as loader:
         batch = next(iter(loader))
     assert "label_soft" not in batch
@@ -99,7 +117,7 @@ def test_validation_sees_its_own_steps_only(pets):
 
 @pytest.mark.parametrize("place", ["loader", "device"])
 def test_batches_are_transformed_once_and_where_they_should_be(pets, place):
-    parts = DataParts(pipeline.compose(*pets, *IN_MAIN, f"transform.batch_on={place}"))
+    parts = DataParts(penstock.compose(*pets, *IN_MAIN, f"transform.batch_on={place}"))
     with parts.train.loader() as loader:
         assert (loader.fetch.batch_transform is None) == (place == "device")
         assert (loader.batch_transform is None) == (place == "loader")
@@ -110,20 +128,29 @@ def test_batches_are_transformed_once_and_where_they_should_be(pets, place):
 
 
 def test_pairs_stay_together_in_streams_too(tmp_path, pets_root):
-    from pipeline.loading.collate import Stack
-    from pipeline.loading.fetch import batch_hash
-    from pipeline.loading.stream_fetch import StreamFetch
-    from pipeline.order.streams import StreamOrder, StreamPlan
-    from pipeline.transforms.batch import BatchCompose
-    from pipeline.transforms.mixing import MixUp
+    from penstock.loading.collate import Stack
+    from penstock.loading.fetch import batch_hash
+    from penstock.loading.stream_fetch import StreamFetch
+    from penstock.order.streams import StreamOrder, StreamPlan
+    from penstock.transforms.batch import BatchCompose
+    from penstock.transforms.mixing import MixUp
     from tests.transforms.test_batch import Photos
 
     compose, hashes = BatchCompose({"mixup": MixUp(5)}, 0), set()
     for world in (1, 2, 3, 4):
         order = StreamOrder(0, buffer=8)
         plan = StreamPlan(order, 14, "keep", 40)
-        fetch = StreamFetch(map_of(Photos()), None, Stack(), 0, True, compose, order=order,
-                            batch_size=14, together=compose.together)  # fmt: skip
+        fetch = StreamFetch(
+            map_of(Photos()),
+            None,
+            Stack(),
+            0,
+            True,
+            compose,
+            order=order,
+            batch_size=14,
+            together=compose.together,
+        )
         hashes.add(batch_hash([fetch(plan.request(0, 1, rank, world)) for rank in range(world)]))
     assert len(hashes) == 1
 
@@ -141,8 +168,9 @@ def map_of(dataset):
 def test_the_loss_takes_soft_targets_where_there_are_some():
     from tests.transforms.test_batch import batch_of
 
-    objective = Classification(torch.nn.CrossEntropyLoss(reduction="none"), {}, ["image"], "label",
-                               num_classes=5)  # fmt: skip
+    objective = Classification(
+        torch.nn.CrossEntropyLoss(reduction="none"), {}, ["image"], "label", num_classes=5
+    )
     outputs = torch.randn(8, 5)
     batch = batch_of()
     hard, _ = objective(lambda image: outputs, batch)
@@ -155,42 +183,48 @@ def test_the_loss_takes_soft_targets_where_there_are_some():
     assert torch.equal(objective.targets(batch), batch["label"])
 
 
-MIXUP = "{_target_: pipeline.transforms.mixing.MixUp}"
+MIXUP = "{_target_: penstock.transforms.mixing.MixUp}"
 REFUSED = [
     (["batch.size=null"], "transform.train_batch", "works on batches, but batch.size=null"),
     (["collate=list"], "transform.train_batch", "collate=list stacks nothing"),
     (["batch.size=5"], "batch.size", "5 cannot be cut into pairs for 1 process.*take 4 or 6"),
     ([f"+transform.val_batch.mixup={MIXUP}"], "transform.val_batch.mixup", "mixes samples of val"),
-    (["+transform.train.normalize={_target_: pipeline.transforms.image.Normalize}"],
-     "transform.train_batch.normalize", "normalises what transform.train.normalize has"),
+    (
+        ["+transform.train.normalize={_target_: penstock.transforms.image.Normalize}"],
+        "transform.train_batch.normalize",
+        "normalises what transform.train.normalize has",
+    ),
     (["transform.batch_on=gpu"], "transform.batch_on", r"auto \| loader \| device"),
     (["transform.train_batch.crop.sice=3"], "transform.train_batch.crop.sice", "size"),
-    (["+transform.train_batch.own={_target_: os.system}"], "transform.train_batch.own._target_",
-     "may not be called"),
-]  # fmt: skip
+    (
+        ["+transform.train_batch.own={_target_: os.system}"],
+        "transform.train_batch.own._target_",
+        "may not be called",
+    ),
+]
 
 
 @pytest.mark.parametrize(("overrides", "key", "message"), REFUSED)
 def test_what_cannot_be_meant_together_is_refused(pets, overrides, key, message):
     with pytest.raises(ConfigError, match=message) as caught:
-        pipeline.compose(*pets, *overrides)
+        penstock.compose(*pets, *overrides)
     assert key in [problem.key for problem in caught.value.problems]
 
 
 def test_pairs_for_several_processes(pets, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match=r"6 cannot be cut into pairs for 2 process.*4 or 8"):
-        pipeline.compose(*pets, "distributed=ddp")
+        penstock.compose(*pets, "distributed=ddp")
 
 
 def test_classes_that_a_dataset_does_not_tell(faces):
     with pytest.raises(ConfigError, match=r"num_classes"):
-        DataParts(pipeline.compose(*faces, f"+transform.train_batch.mixup={MIXUP}")).train.loader()
+        DataParts(penstock.compose(*faces, f"+transform.train_batch.mixup={MIXUP}")).train.loader()
 
 
 def test_a_step_that_cannot_be_sent_to_workers_is_named():
-    from pipeline.loading.workers.backends import LoaderOptions
-    from pipeline.transforms.batch import BatchCompose
+    from penstock.loading.workers.backends import LoaderOptions
+    from penstock.transforms.batch import BatchCompose
     from tests import toy
 
     loader = toy.loader()
@@ -202,13 +236,13 @@ def test_a_step_that_cannot_be_sent_to_workers_is_named():
 
 @pytest.mark.parametrize("way", ["skip", "substitute"])
 def test_bad_samples_leave_a_batch_alike_however_it_was_shared_out(way):
-    from pipeline.loading.bad_samples import rule
-    from pipeline.loading.collate import Stack
-    from pipeline.loading.fetch import Fetch, batch_hash
-    from pipeline.order.plan import Plan
-    from pipeline.order.samplers import Random
-    from pipeline.transforms.batch import BatchCompose
-    from pipeline.transforms.mixing import MixUp
+    from penstock.loading.bad_samples import rule
+    from penstock.loading.collate import Stack
+    from penstock.loading.fetch import Fetch, batch_hash
+    from penstock.order.plan import Plan
+    from penstock.order.samplers import Random
+    from penstock.transforms.batch import BatchCompose
+    from penstock.transforms.mixing import MixUp
     from tests.transforms.test_batch import Photos
 
     class Damaged(Photos):

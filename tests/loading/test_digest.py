@@ -151,7 +151,7 @@ def test_replay_is_the_batch_that_workers_made(faces, capsys, tmp_path):
 
 def test_samples_can_be_handed_through_one_by_one(faces, capsys):
     """`batch.size: null` makes a batch of one of each sample."""
-    from pipeline import build_train_loader, compose
+    from penstock import build_train_loader, compose
 
     one_by_one = [*faces, "batch.size=null"]
     expected = run(capsys, "task=digest", *one_by_one, *IN_MAIN)
@@ -165,8 +165,8 @@ def test_samples_can_be_handed_through_one_by_one(faces, capsys):
 @pytest.mark.stress
 def test_replay_of_a_stream(faces, capsys, tmp_path):
     mixture = (
-        "dataset={_target_: pipeline.datasets.mixture_stream.StreamMixture, sources: {a: "
-        f"{{_target_: pipeline.datasets.synthetic_faces.SyntheticFaces, root: {tmp_path}, "
+        "dataset={_target_: penstock.addons.mixtures.mixture_stream.StreamMixture, sources: {a: "
+        f"{{_target_: penstock.datasets.synthetic_faces.SyntheticFaces, root: {tmp_path}, "
         "count: 30, size: 40}}}"
     )
     base = ["~dataset", f"+{mixture}", "sampler=stream", "sampler.buffer=8", "batch.size=8"]
@@ -192,7 +192,7 @@ def test_digest_writes_nothing(faces, capsys, tmp_path):
 
 
 def test_fields_of_a_batch(faces):
-    from pipeline import build_train_loader, build_val_loader, compose
+    from penstock import build_train_loader, build_val_loader, compose
 
     config = compose(*faces, *IN_MAIN)
     batch = next(iter(build_train_loader(config)))

@@ -14,16 +14,16 @@ from hypothesis.extra import numpy as arrays
 from torch.nn.utils.rnn import pack_padded_sequence
 from torchvision import tv_tensors
 
-from pipeline.errors import DataError
-from pipeline.loading.batch import Batch
-from pipeline.loading.collate import List, Pad, Stack
-from pipeline.loading.fetch import Fetch, SampleError, batch_hash, hash_sample
-from pipeline.loading.loader import Loader
-from pipeline.loading.workers.backends import LoaderOptions
-from pipeline.order.generator_states import moved, take
-from pipeline.order.plan import Plan
-from pipeline.order.randomness import SEEDERS
-from pipeline.order.samplers import Random, Sequential
+from penstock.errors import DataError
+from penstock.loading.batch import Batch
+from penstock.loading.collate import List, Pad, Stack
+from penstock.loading.fetch import Fetch, SampleError, batch_hash, hash_sample
+from penstock.loading.loader import Loader
+from penstock.loading.workers.backends import LoaderOptions
+from penstock.order.generator_states import moved, take
+from penstock.order.plan import Plan
+from penstock.order.randomness import SEEDERS
+from penstock.order.samplers import Random, Sequential
 from tests import toy
 
 
@@ -74,8 +74,15 @@ def test_the_hash_of_a_sample_sees_names_types_shapes_and_bytes(array):
 
 
 def test_hashing_covers_odd_values_and_refuses_what_has_no_bytes():
-    odd = {"a": None, "b": b"\0", "c": torch.zeros(0, 3), "d": torch.ones(2, dtype=torch.bfloat16),
-           "e": np.float32(1), "f": float("nan"), "g": {"h": (1, 2)}}  # fmt: skip
+    odd = {
+        "a": None,
+        "b": b"\0",
+        "c": torch.zeros(0, 3),
+        "d": torch.ones(2, dtype=torch.bfloat16),
+        "e": np.float32(1),
+        "f": float("nan"),
+        "g": {"h": (1, 2)},
+    }
     assert hash_sample(odd) == hash_sample(dict(reversed(odd.items())))
     with pytest.raises(DataError, match="type object cannot be hashed"):
         hash_sample({"a": object()})

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torchvision.transforms import v2
 
-from pipeline.errors import ConfigError, DataError
-from pipeline.loading.fetch import SampleError
-from pipeline.loading.workers.backends import LoaderOptions, WorkerError
-from pipeline.order.seeding import SharedGeneratorError
+from penstock.errors import ConfigError, DataError
+from penstock.loading.fetch import SampleError
+from penstock.loading.workers.backends import LoaderOptions, WorkerError
+from penstock.order.seeding import SharedGeneratorError
 from tests import toy
 
 MAIN = LoaderOptions()

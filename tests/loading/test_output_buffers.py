@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.loading import output_buffers
+from penstock.loading import output_buffers
 
 SHAPE = (4, 3, 5)
 FLOATS = np.dtype(np.float32)

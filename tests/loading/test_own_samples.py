@@ -12,18 +12,18 @@ from PIL import Image
 from torch.utils.data import ConcatDataset, Subset
 from torchvision import tv_tensors
 
-import pipeline
-from pipeline.build.data import DataParts
-from pipeline.build.training import TrainingParts
-from pipeline.errors import ConfigError, DataError
-from pipeline.loading.collate import Stack
-from pipeline.loading.dataset_facts import classes_of, facts_of, table_of
-from pipeline.loading.fetch import Fetch
-from pipeline.loading.named_fields import Fields, OwnCollate, restorer
-from pipeline.order.plan import Plan
-from pipeline.order.samplers import Sequential
-from pipeline.tasks.digest import lines
-from pipeline.transforms.statistics import statistics_of
+import penstock
+from penstock.build.data import DataParts
+from penstock.build.training import TrainingParts
+from penstock.errors import ConfigError, DataError
+from penstock.loading.collate import Stack
+from penstock.loading.dataset_facts import classes_of, facts_of, table_of
+from penstock.loading.fetch import Fetch
+from penstock.loading.named_fields import Fields, OwnCollate, restorer
+from penstock.order.plan import Plan
+from penstock.order.samplers import Sequential
+from penstock.tasks.digest import lines
+from penstock.transforms.statistics import statistics_of
 from tests import peoples_data
 from tests.peoples_data import Point, Record
 from tests.program import run
@@ -45,15 +45,25 @@ def own(name, *more, objective="classification"):
     """Overrides for a dataset of that package, by a linear model."""
     facts = "+dataset.facts={num_features: 4, num_classes: 3, num_outputs: 3}"
     return [
-        "~dataset", f"+dataset={{_target_: people.{name}}}", facts, "transform=none",
-        "model=linear", f"objective={objective}", "objective.inputs=[input]", "batch.size=8",
+        "~dataset",
+        f"+dataset={{_target_: people.{name}}}",
+        facts,
+        "transform=none",
+        "model=linear",
+        f"objective={objective}",
+        "objective.inputs=[input]",
+        "batch.size=8",
         "loader=debug",
-        "scheduler=none", "tracker=none", "trainer.progress=none", "trainer.pictures=false", *more,
-    ]  # fmt: skip
+        "scheduler=none",
+        "tracker=none",
+        "trainer.progress=none",
+        "trainer.pictures=false",
+        *more,
+    ]
 
 
 def batches(*overrides):
-    with DataParts(pipeline.compose(*overrides)).train.loader() as loader:
+    with DataParts(penstock.compose(*overrides)).train.loader() as loader:
         return list(loader)
 
 
@@ -137,8 +147,8 @@ def test_lengths_that_a_collate_function_adds_are_no_positions(people):
 def test_every_backend_gives_the_same_batches(people, name, loader):
     if loader != "loader=debug" and name not in ("Rows", "AtOnce"):
         loader = "loader.backend=thread"
-    config = pipeline.compose(*own(name, "task=digest", loader), *_two(loader))
-    expected = pipeline.compose(*own("Rows", "task=digest"))
+    config = penstock.compose(*own(name, "task=digest", loader), *_two(loader))
+    expected = penstock.compose(*own("Rows", "task=digest"))
     assert list(lines(config)) == list(lines(expected))
 
 
@@ -149,13 +159,13 @@ def _two(loader):
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["Itself", "Divided", "generated"])
 def test_streams_too(people, name):
-    expected = list(lines(pipeline.compose(*own("generated", "task=digest", *_stream))))
+    expected = list(lines(penstock.compose(*own("generated", "task=digest", *_stream))))
     assert len(expected) == 3
     for workers in (0, 2):
         more = [*_stream, "loader=default", f"loader.num_workers={workers}"]
         if not workers:
             more = _stream
-        assert list(lines(pipeline.compose(*own(name, "task=digest", *more)))) == expected
+        assert list(lines(penstock.compose(*own(name, "task=digest", *more)))) == expected
 
 
 _stream = ["sampler=stream", "sampler.buffer=4"]
@@ -183,17 +193,21 @@ def test_too_many_positions_are_said_with_the_key(people, capsys):
 
 @pytest.mark.parametrize(
     ("value", "words"),
-    [("input", "expected names of positions"), ("[x, x]", "got x, x; every position needs a name"),
-     ("[1, 2]", "expected names of positions"), ("[]", "got no name; every position")],
-)  # fmt: skip
+    [
+        ("input", "expected names of positions"),
+        ("[x, x]", "got x, x; every position needs a name"),
+        ("[1, 2]", "expected names of positions"),
+        ("[]", "got no name; every position"),
+    ],
+)
 def test_names_that_cannot_be(people, value, words):
     with pytest.raises(ConfigError, match=r"dataset\.fields: ") as refused:
-        pipeline.compose(*own("Rows", f"+dataset.fields={value}"))
+        penstock.compose(*own("Rows", f"+dataset.fields={value}"))
     assert words in str(refused.value)
 
 
 def test_fields_stays_an_argument_where_a_dataset_takes_it():
-    config = pipeline.compose("dataset=parquet", "dataset.root=x", "dataset.fields={x: a}")
+    config = penstock.compose("dataset=parquet", "dataset.root=x", "dataset.fields={x: a}")
     assert config.dataset["fields"] == {"x": "a"}
 
 
@@ -234,12 +248,12 @@ def test_bad_samples_are_skipped_and_checked(people, capsys):
 
 def test_packed(people):
     common = own("Printed", "task=digest", "sampler=weighted", "cache_dir=cache")
-    packed = DataParts(pipeline.compose(*common, "+dataset.packed=auto"))
+    packed = DataParts(penstock.compose(*common, "+dataset.packed=auto"))
     assert type(packed.train.dataset).__name__ == "Packed"
-    expected = list(lines(pipeline.compose(*common)))
-    assert list(lines(pipeline.compose(*common, "+dataset.packed=auto"))) == expected
+    expected = list(lines(penstock.compose(*common)))
+    assert list(lines(penstock.compose(*common, "+dataset.packed=auto"))) == expected
     with pytest.raises(ConfigError, match="has no `fingerprint`"):
-        _ = DataParts(pipeline.compose(*own("Rows", "+dataset.packed=auto"))).train.dataset
+        _ = DataParts(penstock.compose(*own("Rows", "+dataset.packed=auto"))).train.dataset
 
 
 class Pictures:
@@ -267,10 +281,10 @@ def test_a_pillow_picture_becomes_an_image_in_any_sample(kind):
 
 
 def test_a_metric_that_is_null_is_left_out():
-    config = pipeline.compose("objective.metrics.nme=null")
+    config = penstock.compose("objective.metrics.nme=null")
     assert TrainingParts(config).objective().metrics == {}
     with pytest.raises(ConfigError, match="the objective measures no 'nme'; it has loss"):
-        pipeline.compose("objective.metrics.nme=null", "trainer.monitor=nme")
+        penstock.compose("objective.metrics.nme=null", "trainer.monitor=nme")
 
 
 @pytest.mark.stress
@@ -319,13 +333,13 @@ def test_the_number_of_classes_is_that_of_outputs_unless_it_is_told(people, told
     """Of data that tells nothing, and of some whose classes were counted."""
     for name in ("Rows", "tensors"):
         bare = [one for one in own(name) if "facts" not in one]
-        config = pipeline.compose(*bare, f"+dataset.facts={{{told}, num_features: 4}}")
+        config = penstock.compose(*bare, f"+dataset.facts={{{told}, num_features: 4}}")
         assert DataParts(config).facts["num_outputs"] == outputs
 
 
 def test_facts_of_a_configured_tensor_dataset_reach_the_model(people):
     bare = [one for one in own("tensors") if "facts" not in one]
-    model = TrainingParts(pipeline.compose(*bare)).model()
+    model = TrainingParts(penstock.compose(*bare)).model()
     assert (model.in_features, model.out_features) == (4, 3)
 
 
@@ -398,7 +412,7 @@ def test_samples_that_are_batches_already(people, capsys):
     first = batches(*own("Uneven", "batch.size=null", "collate=single"))[1]
     assert first["input"].ndim == 2
     with pytest.raises(ConfigError, match="Single takes one sample, and batch"):
-        pipeline.compose(*own("Rows", "collate=single"))
+        penstock.compose(*own("Rows", "collate=single"))
 
 
 @pytest.mark.stress

@@ -9,32 +9,47 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.errors import ConfigError, DataError, Problem, UnreachableError
-from pipeline.loading.bad_samples import LeftOut
-from pipeline.loading.batch import Batch
-from pipeline.loading.collate import List, Pad
-from pipeline.loading.fetch import Fetch, batch_hash
-from pipeline.loading.plain_batch import NotPlainError, decode, encode
-from pipeline.loading.workers.backends import Failure
-from pipeline.loading.workers.ray_message import Made, pack, unpack
-from pipeline.order.plan import Plan, Request
-from pipeline.order.samplers import Random
-from pipeline.order.streams import End, StreamRequest
+from penstock.addons.ray.message import Made, pack, unpack
+from penstock.errors import ConfigError, DataError, Problem, UnreachableError
+from penstock.loading.bad_samples import LeftOut
+from penstock.loading.batch import Batch
+from penstock.loading.collate import List, Pad
+from penstock.loading.fetch import Fetch, batch_hash
+from penstock.loading.plain_batch import NotPlainError, decode, encode
+from penstock.loading.workers.backends import Failure
+from penstock.order.plan import Plan, Request
+from penstock.order.samplers import Random
+from penstock.order.streams import End, StreamRequest
 from tests import toy
 
 ROWS = np.arange(3)
 REQUEST = Request(2, 5, ROWS + 10, ROWS * 7, 2, 9)
 
 leaves = st.one_of(
-    st.none(), st.booleans(), st.integers(-(2**63), 2**63 - 1), st.floats(), st.text(),
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**63), 2**63 - 1),
+    st.floats(),
+    st.text(),
     st.binary(),
-    st.sampled_from([
-        torch.arange(6).reshape(2, 3).T, torch.tensor(2.5), torch.zeros(0, 4), torch.tensor([True]),
-        torch.rand(3).bfloat16(), torch.tensor([1 + 2j]), torch.rand(4)[::2],
-        np.arange(4, dtype=">i4"), np.array(["a", "bc"]), np.array("2026-01-01", "M8[s]"),
-        np.float32(1.5), np.zeros((0, 2)), np.asfortranarray(np.arange(6).reshape(2, 3)),
-    ]),
-)  # fmt: skip
+    st.sampled_from(
+        [
+            torch.arange(6).reshape(2, 3).T,
+            torch.tensor(2.5),
+            torch.zeros(0, 4),
+            torch.tensor([True]),
+            torch.rand(3).bfloat16(),
+            torch.tensor([1 + 2j]),
+            torch.rand(4)[::2],
+            np.arange(4, dtype=">i4"),
+            np.array(["a", "bc"]),
+            np.array("2026-01-01", "M8[s]"),
+            np.float32(1.5),
+            np.zeros((0, 2)),
+            np.asfortranarray(np.arange(6).reshape(2, 3)),
+        ]
+    ),
+)
 values = st.recursive(
     leaves,
     lambda inner: (
@@ -77,9 +92,16 @@ def test_fields_are_the_same_on_the_other_side(fields):
 
 def test_a_batchs_attributes_are_the_same_on_the_other_side():
     left = LeftOut(3, 4, 2, 5, "a.jpg", "cut off", "skip")
-    batch = Batch({"x": torch.rand(3)}, REQUEST, ROWS[::-1], kinds={"x": "image"},
-                  timing={"read": 0.25}, hashes=[b"\0" * 16] * 3, left_out=(left,),
-                  warnings={"slow": "because"})  # fmt: skip
+    batch = Batch(
+        {"x": torch.rand(3)},
+        REQUEST,
+        ROWS[::-1],
+        kinds={"x": "image"},
+        timing={"read": 0.25},
+        hashes=[b"\0" * 16] * 3,
+        left_out=(left,),
+        warnings={"slow": "because"},
+    )
     found = sent(batch)
     assert found.request.address == (2, 5)
     assert (found.request.valid, found.request.total) == (2, 9)
@@ -103,9 +125,15 @@ def test_hashes_and_traces_of_real_batches_come_through():
     assert same(dict(sent(listed)), dict(listed))
 
 
-@pytest.mark.parametrize("tensor", [
-    torch.rand(2, 4, 5, 3).permute(0, 3, 1, 2), torch.rand(2, 3, 4).mT, torch.rand(1, 3, 4, 1),
-], ids=["channels last", "transposed", "ones"])  # fmt: skip
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.rand(2, 4, 5, 3).permute(0, 3, 1, 2),
+        torch.rand(2, 3, 4).mT,
+        torch.rand(1, 3, 4, 1),
+    ],
+    ids=["channels last", "transposed", "ones"],
+)
 def test_a_tensor_lies_as_it_lay(tensor):
     """A convolution of channels that lie last rounds in another way."""
     found = sent(Batch({"x": tensor}, REQUEST, ROWS))["x"]
@@ -126,10 +154,18 @@ def test_failures_and_ends_come_through():
     assert sent(Failure(end.request, ConfigError(problem))).error.problems == [problem]
 
 
-@pytest.mark.parametrize("value", [
-    object(), {1.5: 2}, torch.rand(2, requires_grad=True), np.array([object()]), 2**64,
-    [torch.rand(3).to_sparse()],
-], ids=range(6))  # fmt: skip
+@pytest.mark.parametrize(
+    "value",
+    [
+        object(),
+        {1.5: 2},
+        torch.rand(2, requires_grad=True),
+        np.array([object()]),
+        2**64,
+        [torch.rand(3).to_sparse()],
+    ],
+    ids=range(6),
+)
 def test_what_is_not_plain_is_refused_by_name(value):
     with pytest.raises(NotPlainError, match="'odd'"):
         encode(Batch({"odd": value}, REQUEST, ROWS))
@@ -145,17 +181,21 @@ def test_a_damaged_header_is_refused():
     with pytest.raises(DataError, match="damaged"):
         decode(header, [array[:-1] for array in arrays])
     hostile = [
-        ({"tensor": [0, "float32", [-1, -3]]}, "bytes"), ({"tensor": [0, "load", [3]]}, "KeyError"),
+        ({"tensor": [0, "float32", [-1, -3]]}, "bytes"),
+        ({"tensor": [0, "load", [3]]}, "KeyError"),
         ({"tensor": [-1, "float32", [3]]}, "negative"),
         ({"tensor": [0, "uint8", [3, 4], [0, 0]]}, "order"),
         ({"tensor": [0, "uint8", [3, 4], [0, True]]}, "whole"),
         ({"tensor": [0, "float32", [2**40]]}, "bytes"),
         ({"array": [0, "(" * 9999 + ")" * 9999 + "f4", [1]]}, "type"),
-        ({"array": [0, "(3,)f4", [1]]}, "type"), ([{"bytes": 0}, {"bytes": 0}], "twice"),
-        ({"array": [0, "O", [1]]}, "type"), ({"array": [0, "V0", [1]]}, "type"),
-        ({"eval": "1"}, "KeyError"), ({"tensor": [0, "uint8", [12]], "bytes": 0}, "unpack"),
+        ({"array": [0, "(3,)f4", [1]]}, "type"),
+        ([{"bytes": 0}, {"bytes": 0}], "twice"),
+        ({"array": [0, "O", [1]]}, "type"),
+        ({"array": [0, "V0", [1]]}, "type"),
+        ({"eval": "1"}, "KeyError"),
+        ({"tensor": [0, "uint8", [12]], "bytes": 0}, "unpack"),
         ({"tensor": [True, "uint8", [12]]}, "whole"),
-    ]  # fmt: skip
+    ]
     for value, reason in hostile:
         said = json.loads(header)
         said["batch"]["fields"] = {"dict": [["x", value]]}
@@ -171,9 +211,12 @@ def test_a_message_from_ray_that_is_not_whole_is_refused():
     assert made.header == b"header"
     assert [one.tolist() for one in made.arrays] == [one.tolist() for one in (*arrays, large)]
     wrong = [prefix[:cut] for cut in range(0, len(prefix) - 16, 8)]
-    wrong += [prefix[:place] + struct.pack("<q", value) + prefix[place + 8 :]
-              for place in (0, 8, 16, 24, 32) for value in (-(2**63), -2, 2**40, 2**63 - 1)
-              if not (place >= 24 and value < 0)]  # fmt: skip
+    wrong += [
+        prefix[:place] + struct.pack("<q", value) + prefix[place + 8 :]
+        for place in (0, 8, 16, 24, 32)
+        for value in (-(2**63), -2, 2**40, 2**63 - 1)
+        if not (place >= 24 and value < 0)
+    ]
     for one in wrong:
         with pytest.raises(DataError, match="from Ray"):
             unpack([one, *others])

@@ -14,16 +14,16 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline import torch_internals
-from pipeline.loading import worker_status
-from pipeline.loading.batch import Batch
-from pipeline.loading.collate import List, Stack
-from pipeline.loading.loader import Loader
-from pipeline.loading.stream_fetch import StreamFetch
-from pipeline.loading.workers import channel, failures, pool
-from pipeline.loading.workers.backends import LoaderOptions, WorkerError
-from pipeline.loading.workers.process_backend import ProcessBackend
-from pipeline.order.streams import StreamOrder, StreamPlan
+from penstock import torch_internals
+from penstock.loading import worker_status
+from penstock.loading.batch import Batch
+from penstock.loading.collate import List, Stack
+from penstock.loading.loader import Loader
+from penstock.loading.stream_fetch import StreamFetch
+from penstock.loading.workers import channel, failures, pool
+from penstock.loading.workers.backends import LoaderOptions, WorkerError
+from penstock.loading.workers.process_backend import ProcessBackend
+from penstock.order.streams import StreamOrder, StreamPlan
 from tests import deaths, toy
 from tests.deaths import Doom, Files, assert_told_of_row_7
 
@@ -48,7 +48,7 @@ def message(caplog):
     said = [
         record.getMessage()
         for record in caplog.records
-        if record.name == "pipeline.loading.workers.pool"
+        if record.name == "penstock.loading.workers.pool"
     ]
     assert len(said) == 1
     return said[0]
@@ -367,9 +367,13 @@ def test_messages_keep_tensors_that_share_memory_together():
     with ours, theirs:
         base = torch.arange(12.0)
         thing = {
-            "base": base, "view": base[4:].view(2, 4), "none": torch.empty(0), "text": "ü",
-            "array": np.arange(3), "many": [torch.full((2,), float(n)) for n in range(450)],
-        }  # fmt: skip
+            "base": base,
+            "view": base[4:].view(2, 4),
+            "none": torch.empty(0),
+            "text": "ü",
+            "array": np.arange(3),
+            "many": [torch.full((2,), float(n)) for n in range(450)],
+        }
         sender = threading.Thread(target=channel.send, args=(theirs, channel.pack(thing)))
         sender.start()
         receiver = channel.Receiver(ours)

@@ -9,19 +9,19 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset
 
-from pipeline.errors import DataError
-from pipeline.loading.bad_samples import BadSamples
-from pipeline.loading.collate import Stack
-from pipeline.loading.fetch import Fetch, batch_hash
-from pipeline.loading.known_by import CONTENT, FINGERPRINT, KNOWN_BY, agree, other_rows, parsed
-from pipeline.loading.known_by import relation as related
-from pipeline.loading.loader import Loader
-from pipeline.loading.sampled_rows import ROWS, SampleRequest
-from pipeline.loading.stream_fetch import StreamFetch
-from pipeline.loading.workers.backends import LoaderOptions
-from pipeline.order.plan import Plan
-from pipeline.order.samplers import Random, Sequential
-from pipeline.order.streams import StreamOrder, StreamPlan
+from penstock.errors import DataError
+from penstock.loading.bad_samples import BadSamples
+from penstock.loading.collate import Stack
+from penstock.loading.fetch import Fetch, batch_hash
+from penstock.loading.known_by import CONTENT, FINGERPRINT, KNOWN_BY, agree, other_rows, parsed
+from penstock.loading.known_by import relation as related
+from penstock.loading.loader import Loader
+from penstock.loading.sampled_rows import ROWS, SampleRequest
+from penstock.loading.stream_fetch import StreamFetch
+from penstock.loading.workers.backends import LoaderOptions
+from penstock.order.plan import Plan
+from penstock.order.samplers import Random, Sequential
+from penstock.order.streams import StreamOrder, StreamPlan
 
 LENGTH = 100
 BACKENDS = (
@@ -49,10 +49,13 @@ class Rows:
         if row in self.dies and torch.utils.data.get_worker_info():
             os._exit(3)
         noise = {
-            "": lambda: 0.0, "torch": lambda: float(torch.rand(())), "python": random.random,
-            "numpy": np.random.rand, "own": lambda: self.own.random(),
+            "": lambda: 0.0,
+            "torch": lambda: float(torch.rand(())),
+            "python": random.random,
+            "numpy": np.random.rand,
+            "own": lambda: self.own.random(),
             "system": lambda: float(os.urandom(1)[0]),
-        }[self.draws]()  # fmt: skip
+        }[self.draws]()
         return {"x": torch.tensor([float(row), noise])}
 
 
@@ -211,8 +214,11 @@ def test_what_one_run_lacks_is_no_difference():
 
 def test_data_is_the_same_by_a_fingerprint_alone():
     def data(train, by=FINGERPRINT, **facts):
-        return {"fingerprint": "sizes", "train": train,
-                "identity": {"train": {KNOWN_BY: by, **facts}}}  # fmt: skip
+        return {
+            "fingerprint": "sizes",
+            "train": train,
+            "identity": {"train": {KNOWN_BY: by, **facts}},
+        }
 
     old = {"fingerprint": "sizes", "train": "100"}
     assert related(data("abc"), data("abc")).same is True

@@ -14,15 +14,15 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from pipeline.loading.batch import Batch
-from pipeline.loading.fetch import Fetch
-from pipeline.loading.sizes import nbytes
-from pipeline.loading.slow_rows import SlowRows, slow_among
-from pipeline.loading.workers.backends import LoaderOptions, Requests, Task, windowed
-from pipeline.loading.workers.request_queue import RequestQueue
-from pipeline.loading.workers.window import Window
-from pipeline.order.plan import Plan, Request
-from pipeline.order.samplers import Sequential
+from penstock.loading.batch import Batch
+from penstock.loading.fetch import Fetch
+from penstock.loading.sizes import nbytes
+from penstock.loading.slow_rows import SlowRows, slow_among
+from penstock.loading.workers.backends import LoaderOptions, Requests, Task, windowed
+from penstock.loading.workers.request_queue import RequestQueue
+from penstock.loading.workers.window import Window
+from penstock.order.plan import Plan, Request
+from penstock.order.samplers import Sequential
 from tests import toy
 
 SIZE = 1000  # bytes of a batch of the simulation

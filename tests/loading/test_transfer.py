@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from pipeline.distributed.world import World
-from pipeline.loading.loader import Loader
-from pipeline.loading.transfer import Buffers, Transfer, ahead
-from pipeline.loading.workers.backends import LoaderOptions
-from pipeline.order.plan import Plan
-from pipeline.order.samplers import Random
-from pipeline.transforms.batch import BatchCompose
-from pipeline.transforms.batch_colors import BatchNormalize
+from penstock.distributed.world import World
+from penstock.loading.loader import Loader
+from penstock.loading.transfer import Buffers, Transfer, ahead
+from penstock.loading.workers.backends import LoaderOptions
+from penstock.order.plan import Plan
+from penstock.order.samplers import Random
+from penstock.transforms.batch import BatchCompose
+from penstock.transforms.batch_colors import BatchNormalize
 from tests import toy
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
@@ -60,8 +60,16 @@ def test_one_is_begun_before_the_last_is_given():
 
     for number in ahead(range(4), begin):
         log.append(f"give {number}")
-    assert log == ["begin 0", "give 0", "begin 1", "begin 2", "give 1", "begin 3", "give 2",
-                   "give 3"]  # fmt: skip
+    assert log == [
+        "begin 0",
+        "give 0",
+        "begin 1",
+        "begin 2",
+        "give 1",
+        "begin 3",
+        "give 2",
+        "give 3",
+    ]
     for count in range(4):
         assert list(ahead(range(count), begin)) == list(range(count))
 

@@ -12,27 +12,27 @@ from hypothesis import strategies as st
 from PIL import Image
 from torchvision import tv_tensors
 
-from pipeline.datasets.image_folder import ImageFolder
-from pipeline.datasets.packed import Packed
-from pipeline.errors import DataError
-from pipeline.loading import intra_batch, whole_batches, worker_status
-from pipeline.loading.bad_samples import BadSamples
-from pipeline.loading.collate import Stack
-from pipeline.loading.fetch import Fetch
-from pipeline.loading.kept_rows import kept_rows
-from pipeline.loading.loader import Loader, LoaderOptions
-from pipeline.loading.whole_batches import NotAtOnceError
-from pipeline.loading.workers.worker import Worker
-from pipeline.order.plan import Plan
-from pipeline.order.samplers import Random, Sequential
-from pipeline.order.selection import Selection
-from pipeline.packing.packing import pack
-from pipeline.packing.recipe import Recipe
-from pipeline.transforms import native_images
-from pipeline.transforms.batch_colors import BatchNormalize
-from pipeline.transforms.crops import CenterCrop, RandomAreaCrop, Whole
-from pipeline.transforms.image import Compose
-from pipeline.transforms.image_decoding import (
+from penstock.addons.filters.kept_rows import kept_rows
+from penstock.addons.filters.selection import Selection
+from penstock.addons.packs.packed import Packed
+from penstock.addons.packs.packing import pack
+from penstock.addons.packs.recipe import Recipe
+from penstock.datasets.image_folder import ImageFolder
+from penstock.errors import DataError
+from penstock.loading import intra_batch, whole_batches, worker_status
+from penstock.loading.bad_samples import BadSamples
+from penstock.loading.collate import Stack
+from penstock.loading.fetch import Fetch
+from penstock.loading.loader import Loader, LoaderOptions
+from penstock.loading.whole_batches import NotAtOnceError
+from penstock.loading.workers.worker import Worker
+from penstock.order.plan import Plan
+from penstock.order.samplers import Random, Sequential
+from penstock.transforms import native_images
+from penstock.transforms.batch_colors import BatchNormalize
+from penstock.transforms.crops import CenterCrop, RandomAreaCrop, Whole
+from penstock.transforms.image import Compose
+from penstock.transforms.image_decoding import (
     DecodeRandomResizedCrop,
     DecodeResize,
     DecodeResizeCenterCrop,
@@ -106,9 +106,11 @@ def is_made_at_once(work, request):
     """Whether no sample was transformed by itself."""
     calls = []
     step = work.transform.steps["decode"]
-    work.transform.steps["decode"] = spy = type("Spy", (type(step),), {
-        "__call__": lambda self, sample: calls.append(1) or type(step).__call__(self, sample)
-    })(step.size)  # fmt: skip
+    work.transform.steps["decode"] = spy = type(
+        "Spy",
+        (type(step),),
+        {"__call__": lambda self, sample: calls.append(1) or type(step).__call__(self, sample)},
+    )(step.size)
     spy.__dict__.update(step.__dict__)
     work(request)
     return not calls
@@ -187,11 +189,13 @@ class Changed(ImageFolder):
 
 @pytest.mark.parametrize(
     ("more", "at_once"),
-    [({"name": str, "score": float, "both": lambda i: {"a": i, "b": [i, 2.0]}}, True),
-     ({"mask": lambda i: torch.ones(2, 2) * i}, True),
-     ({"image": lambda i: tv_tensors.Image(torch.zeros(3, 9, 9, dtype=torch.uint8))}, False)],
+    [
+        ({"name": str, "score": float, "both": lambda i: {"a": i, "b": [i, 2.0]}}, True),
+        ({"mask": lambda i: torch.ones(2, 2) * i}, True),
+        ({"image": lambda i: tv_tensors.Image(torch.zeros(3, 9, 9, dtype=torch.uint8))}, False),
+    ],
     ids=["values", "tensors", "decoded"],
-)  # fmt: skip
+)
 def test_other_fields(root, more, at_once, monkeypatch):
     monkeypatch.setattr(Changed, "more", more)
     dataset = Changed(str(root), "train", val_fraction=0.0, lazy=True)

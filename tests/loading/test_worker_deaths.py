@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from torch.utils.data import get_worker_info
 
-from pipeline.loading import memory
-from pipeline.loading.workers import failures
-from pipeline.loading.workers.backends import LoaderOptions
-from pipeline.runs import checkpoint
+from penstock.loading import memory
+from penstock.loading.workers import failures
+from penstock.loading.workers.backends import LoaderOptions
+from penstock.runs import checkpoint
 from tests import deaths, toy
 from tests.resuming import Case, Rows
 

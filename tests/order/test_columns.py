@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
-from pipeline.errors import DataError
-from pipeline.loading.dataset_facts import lengths_of, table_of
-from pipeline.order.columns import ChosenRows, EndToEnd, LengthTable
-from pipeline.order.composed import Curriculum
-from pipeline.order.samplers import Bucket, Weighted
-from pipeline.order.sequence_packing import SequencePacking
+from penstock.addons.tokens.sequence_packing import SequencePacking
+from penstock.errors import DataError
+from penstock.loading.dataset_facts import lengths_of, table_of
+from penstock.order.columns import ChosenRows, EndToEnd, LengthTable
+from penstock.order.composed import Curriculum
+from penstock.order.samplers import Bucket, Weighted
 
 
 class Texts(Dataset[dict[str, Any]]):
@@ -58,8 +58,10 @@ def test_samplers_choose_by_lengths_as_by_a_column_of_a_table() -> None:
         ours, theirs = make(told), make(table)
         assert ours.size(0) == theirs.size(0)
         if isinstance(ours, (Bucket, SequencePacking)):
-            rows = [[one.batch(0, step)[1].tolist() for step in range(one.size(0))]
-                    for one in (ours, theirs)]  # fmt: skip
+            rows = [
+                [one.batch(0, step)[1].tolist() for step in range(one.size(0))]
+                for one in (ours, theirs)
+            ]
         else:
             rows = [one.indices(0, 0, 300).tolist() for one in (ours, theirs)]
         assert rows[0] == rows[1]

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.errors import ConfigError
-from pipeline.order.composed import Curriculum, Repeated
-from pipeline.order.plan import Plan
-from pipeline.order.samplers import Sequential
+from penstock.errors import ConfigError
+from penstock.order.composed import Curriculum, Repeated
+from penstock.order.plan import Plan
+from penstock.order.samplers import Sequential
 
 
 @given(st.integers(1, 300), st.integers(1, 9), st.booleans(), st.data())

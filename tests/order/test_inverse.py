@@ -10,22 +10,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
-from pipeline.order.composed import Curriculum, Repeated
-from pipeline.order.mixture import MixtureOrder
-from pipeline.order.orders import Order
-from pipeline.order.plan import Place, Plan
-from pipeline.order.samplers import Bucket, Identity, Random, Sequential, Subset, Weighted
-from pipeline.order.sequence_packing import SequencePacking
-from pipeline.order.torch_samplers import adapt
-from pipeline.order.weights import Mixing
+from penstock.addons.mixtures.order import MixtureOrder
+from penstock.addons.mixtures.weights import Mixing
+from penstock.addons.tokens.sequence_packing import SequencePacking
+from penstock.order.composed import Curriculum, Repeated
+from penstock.order.orders import Order
+from penstock.order.plan import Place, Plan
+from penstock.order.samplers import Bucket, Identity, Random, Sequential, Subset, Weighted
+from penstock.order.torch_samplers import adapt
 
 SEED = 3
 
 
 def table(length):
     numbers = np.random.default_rng(length)
-    return pd.DataFrame({"length": numbers.integers(1, 30, length),
-                         "label": numbers.integers(0, 4, length)})  # fmt: skip
+    return pd.DataFrame(
+        {"length": numbers.integers(1, 30, length), "label": numbers.integers(0, 4, length)}
+    )
 
 
 class EachThird(Order):

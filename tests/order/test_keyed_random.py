@@ -6,9 +6,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.order.plan import Plan
-from pipeline.order.randomness import KeyedRandom, hash64_array, hash64_each
-from pipeline.order.samplers import Random
+from penstock.order.plan import Plan
+from penstock.order.randomness import KeyedRandom, hash64_array, hash64_each
+from penstock.order.samplers import Random
 
 ROWS = 40_000
 
@@ -61,8 +61,10 @@ def test_a_batch_draws_alike_however_it_was_shared_out(tail):
 
 def test_seeds_epochs_purposes_calls_and_children_have_numbers_of_their_own():
     positions = np.arange(50)
-    others = [everything(positions, **kind) for kind in
-              ({}, {"seed": 1}, {"epoch": 1}, {"purpose": "other"}, {"purpose": 5})]  # fmt: skip
+    others = [
+        everything(positions, **kind)
+        for kind in ({}, {"seed": 1}, {"epoch": 1}, {"purpose": "other"}, {"purpose": 5})
+    ]
     random = KeyedRandom.of(0, 0, positions, "test")
     calls = [random.uniform() for _ in range(3)] + [random.child(name).uniform() for name in "ab"]
     seen = torch.cat([*calls, *(values[0].flatten() for values in others)])

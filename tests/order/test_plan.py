@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.errors import ConfigError
-from pipeline.order.plan import Plan
-from pipeline.order.samplers import Bucket, Identity, Random, Sequential, Weighted
+from penstock.errors import ConfigError
+from penstock.order.plan import Plan
+from penstock.order.samplers import Bucket, Identity, Random, Sequential, Weighted
 
 
 def union(plan, epoch, step, world):

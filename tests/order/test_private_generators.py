@@ -13,22 +13,22 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset, Subset
 from torchvision.transforms import v2
 
-from pipeline.errors import ConfigError
-from pipeline.loading.bad_samples import SampleError
-from pipeline.loading.collate import Stack
-from pipeline.loading.compose import Compose
-from pipeline.loading.dataloader import DataLoader
-from pipeline.loading.fetch import Fetch, batch_hash
-from pipeline.loading.loader import Loader
-from pipeline.loading.stream_fetch import StreamFetch
-from pipeline.loading.workers.backends import LoaderOptions
-from pipeline.order.plan import Plan
-from pipeline.order.private_generators import PrivateDraws, generators_in
-from pipeline.order.randomness import GLOBAL, scope
-from pipeline.order.samplers import Random
-from pipeline.order.seeding import SharedGeneratorError
-from pipeline.order.streams import StreamOrder, StreamPlan
-from pipeline.transforms.batch import BatchCompose
+from penstock.addons.dataloader.dataloader import DataLoader
+from penstock.errors import ConfigError
+from penstock.loading.bad_samples import SampleError
+from penstock.loading.collate import Stack
+from penstock.loading.compose import Compose
+from penstock.loading.fetch import Fetch, batch_hash
+from penstock.loading.loader import Loader
+from penstock.loading.stream_fetch import StreamFetch
+from penstock.loading.workers.backends import LoaderOptions
+from penstock.order.plan import Plan
+from penstock.order.private_generators import PrivateDraws, generators_in
+from penstock.order.randomness import GLOBAL, scope
+from penstock.order.samplers import Random
+from penstock.order.seeding import SharedGeneratorError
+from penstock.order.streams import StreamOrder, StreamPlan
+from penstock.transforms.batch import BatchCompose
 from tests import toy
 
 PLAN = Plan(Random(24, 0), 6)
@@ -365,8 +365,10 @@ def test_a_trial_leaves_the_batch_alone():
     dataset = Kept()
     batch = fetch_of(brighten, dataset, hashed=False)(PLAN.request(0, 0))
     assert "unrepeatable" in batch.warnings
-    assert all(int(row[0]) == index + 1 for row, index in zip(batch["x"], batch.indices.tolist(),
-                                                              strict=True))  # fmt: skip
+    assert all(
+        int(row[0]) == index + 1
+        for row, index in zip(batch["x"], batch.indices.tolist(), strict=True)
+    )
 
 
 def test_samples_that_cannot_be_hashed_or_fail_are_not_tried():
@@ -387,8 +389,10 @@ def test_a_dataloader_seeds_them_and_leaves_them_where_they_stood():
         dataset = Rows(torch.Generator().manual_seed(3))
         loader = DataLoader(dataset, batch_size=4, num_workers=workers)
         found = [batch["drawn"].tolist() for _ in range(2) for batch in loader]
-        assert torch.equal(dataset.generator.get_state(), Rows(
-            torch.Generator().manual_seed(3)).generator.get_state())  # fmt: skip
+        assert torch.equal(
+            dataset.generator.get_state(),
+            Rows(torch.Generator().manual_seed(3)).generator.get_state(),
+        )
         return found
 
     torch.manual_seed(0)

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from pipeline.order.permutation import Permutation
-from pipeline.order.randomness import (
+from penstock.order.permutation import Permutation
+from penstock.order.randomness import (
     hash64,
     hash64_array,
     hash64_each,
@@ -126,7 +126,7 @@ def test_a_scope_puts_all_three_generators_back():
 
 
 def test_moved_names_the_generators_that_were_drawn_from():
-    from pipeline.order.generator_states import moved, take
+    from penstock.order.generator_states import moved, take
 
     with scope():
         states = take()
@@ -141,9 +141,9 @@ def test_moved_names_the_generators_that_were_drawn_from():
 @pytest.mark.stress
 def test_importing_the_package_is_silent_and_starts_nothing():
     code = (
-        "import threading, multiprocessing, sys, pipeline\n"
+        "import threading, multiprocessing, sys, penstock\n"
         "assert 'torch' not in sys.modules\n"
-        "import pipeline.loading.loader, pipeline.order.samplers\n"
+        "import penstock.loading.loader, penstock.order.samplers\n"
         "assert threading.active_count() == 1 and not multiprocessing.active_children()\n"
         "assert 'pandas' not in sys.modules and 'matplotlib' not in sys.modules\n"
     )

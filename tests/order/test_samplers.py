@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from pipeline.errors import ConfigError, DataError
-from pipeline.order.bucketing import cuts
-from pipeline.order.plan import Plan
-from pipeline.order.samplers import Bucket, Identity, Random, Sequential, Subset, Weighted
-from pipeline.order.torch_samplers import TorchBatches, TorchOrder, adapt
+from penstock.errors import ConfigError, DataError
+from penstock.order.bucketing import cuts
+from penstock.order.plan import Plan
+from penstock.order.samplers import Bucket, Identity, Random, Sequential, Subset, Weighted
+from penstock.order.torch_samplers import TorchBatches, TorchOrder, adapt
 
 
 def epoch_of(order, epoch=0):
@@ -99,8 +99,10 @@ def test_weighted_without_replacement_draws_each_positive_row_at_most_once():
     weights = np.array([0, 5, 1, 0, 3, 1], dtype=float)
     order = Weighted(6, 0, weights=weights, replacement=False)
     assert sorted(epoch_of(order)) == [1, 2, 4, 5]
-    first = [Weighted(6, seed, weights=weights, replacement=False).indices(0, 0, 1)[0]
-             for seed in range(4000)]  # fmt: skip
+    first = [
+        Weighted(6, seed, weights=weights, replacement=False).indices(0, 0, 1)[0]
+        for seed in range(4000)
+    ]
     counts = np.bincount(first, minlength=6)
     assert counts[[0, 3]].tolist() == [0, 0]
     assert stats.chisquare(counts[[1, 2, 4, 5]], np.array([5, 1, 3, 1]) * 400).pvalue > 1e-3
@@ -325,8 +327,11 @@ def test_buckets_of_texts_are_hardly_larger_than_a_sort(more):
     assert len(set(again) & {tuple(sorted(rows)) for _, rows in batches}) < len(batches) / 4
 
 
-@given(st.lists(st.integers(1, 300), min_size=1, max_size=200), st.integers(1, 20),
-       st.sampled_from([None, 1, 3, 1000]))  # fmt: skip
+@given(
+    st.lists(st.integers(1, 300), min_size=1, max_size=200),
+    st.integers(1, 20),
+    st.sampled_from([None, 1, 3, 1000]),
+)
 @settings(max_examples=60, deadline=None)
 def test_cuts_are_ascending_and_cover_all_rows(lengths, rows, count):
     edges = cuts(np.sort(np.array(lengths)), rows, count)

@@ -5,10 +5,10 @@ import pytest
 
 from benchmarks import scale
 from benchmarks.failures import Clock, Policy, day, failures_of
-from pipeline.order.permutation import Permutation
-from pipeline.order.plan import Plan
-from pipeline.order.samplers import Random
-from pipeline.tuning.checkpoint_interval import daly, useful_share
+from penstock.addons.tuning.checkpoint_interval import daly, useful_share
+from penstock.order.permutation import Permutation
+from penstock.order.plan import Plan
+from penstock.order.samplers import Random
 
 RANKS = 64
 

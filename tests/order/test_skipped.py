@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.order.address import Address
-from pipeline.order.skipped import Skipped
+from penstock.order.address import Address
+from penstock.order.skipped import Skipped
 
 ADDRESSES = st.tuples(st.integers(0, 4), st.integers(0, 6))
 RANGES = st.lists(st.tuples(ADDRESSES, ADDRESSES).filter(lambda two: two[0] < two[1]), max_size=4)
@@ -25,8 +25,7 @@ def test_ranges_are_sets_of_addresses(ranges, at):
     assert [one in skipped for one in PLACES] == [is_in(ranges, one) for one in PLACES]
     assert Skipped.of(json.loads(str(skipped))) == skipped
     clipped = skipped.before(Address(*at))
-    assert [one in clipped for one in PLACES] == [is_in(ranges, one) and one < at
-                                                 for one in PLACES]  # fmt: skip
+    assert [one in clipped for one in PLACES] == [is_in(ranges, one) and one < at for one in PLACES]
     for epoch in range(6):
         left = [step for step in range(9) if not is_in(ranges, (epoch, step))]
         for start in range(9):

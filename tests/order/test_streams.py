@@ -7,17 +7,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.datasets.mixture_stream import StreamMixture
-from pipeline.distributed.world import World
-from pipeline.errors import ConfigError, DataError
-from pipeline.loading.collate import Stack
-from pipeline.loading.fetch import Fetch, batch_hash
-from pipeline.loading.loader import Loader
-from pipeline.loading.stream_fetch import StreamFetch
-from pipeline.loading.workers.backends import LoaderOptions
-from pipeline.order.plan import Plan
-from pipeline.order.samplers import Random
-from pipeline.order.streams import End, StreamOrder, StreamPlan, is_stream
+from penstock.addons.mixtures.mixture_stream import StreamMixture
+from penstock.distributed.world import World
+from penstock.errors import ConfigError, DataError
+from penstock.loading.collate import Stack
+from penstock.loading.fetch import Fetch, batch_hash
+from penstock.loading.loader import Loader
+from penstock.loading.stream_fetch import StreamFetch
+from penstock.loading.workers.backends import LoaderOptions
+from penstock.order.plan import Plan
+from penstock.order.samplers import Random
+from penstock.order.streams import End, StreamOrder, StreamPlan, is_stream
 from tests import streams, toy
 
 KINDS = {
@@ -108,8 +108,11 @@ def test_tails(length, size, world):
     for tail in ("keep", "drop", "pad"):
         steps = by_executors(
             lambda tail=tail: fetch_of(streams.Plain(length), size=size, tail=tail),
-            StreamPlan(StreamOrder(0), size, tail), 1, world, 0,
-        )  # fmt: skip
+            StreamPlan(StreamOrder(0), size, tail),
+            1,
+            world,
+            0,
+        )
         sizes[tail] = len(steps)
         kept = numbers(batch for shares in steps.values() for batch in shares)
         assert kept == list(range(length if tail != "drop" else length // size * size))
@@ -152,7 +155,7 @@ class Noise:
 
 
 def test_threads_refuse_a_stream_that_draws_where_they_cannot_follow():
-    from pipeline.order.seeding import SharedGeneratorError
+    from penstock.order.seeding import SharedGeneratorError
 
     with pytest.raises(SharedGeneratorError, match="random"):
         list(loader_of(streams.Drawing(20), OPTIONS["3 threads"]))
@@ -178,8 +181,11 @@ def test_a_batch_is_made_by_one_worker_and_the_batches_by_both():
     loader = loader_of(streams.Working(16, 0.05), OPTIONS["2 workers"])
     batches = list(loader)
     assert [b["x"].flatten().tolist() for b in batches] == [
-        [0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14, 15]
-    ]  # fmt: skip
+        [0, 1, 2, 3],
+        [4, 5, 6, 7],
+        [8, 9, 10, 11],
+        [12, 13, 14, 15],
+    ]
     workers = [set(b["worker"].tolist()) for b in batches]
     assert all(len(one) == 1 for one in workers)
     assert set.union(*workers) == {0, 1}
@@ -210,8 +216,11 @@ def test_resuming_reads_nothing_that_lies_before():
     assert sharded.opened == [(6, 0), (7, 0), (8, 0)]
     seeking = streams.Seeking(1000)
     assert next(loader_of(seeking).epoch(0, start=200))["x"].flatten().tolist() == [
-        800, 801, 802, 803,
-    ]  # fmt: skip
+        800,
+        801,
+        802,
+        803,
+    ]
     assert 800 in seeking.sought
 
 

@@ -100,6 +100,8 @@ def check(browser, path, charts, **how):
     assert seen.violations == []
     assert seen.overflow <= 0
     assert len(seen.charts) == charts, [one[3][:60] for one in seen.charts]
-    assert all(width > 200 and height > 100 and strokes > 5 and label
-               for width, height, strokes, label in seen.charts)  # fmt: skip
+    assert all(
+        width > 200 and height > 100 and strokes > 5 and label
+        for width, height, strokes, label in seen.charts
+    )
     return seen

@@ -8,15 +8,23 @@ import time
 
 import pytest
 
-from pipeline import command
-from pipeline.runs.record import RunRecord
+from penstock import command
+from penstock.runs.record import RunRecord
 from tests import warm
 from tests.program import ROOT
 from tests.reports import browser as browsers
 
-SMALL = ["dataset.count=60", "dataset.size=48", "batch.size=8", "loader=debug", "tracker=none",
-         "trainer.pictures=false", "trainer.log_every=2", "trainer.device=cpu",
-         "trainer.progress=none"]  # fmt: skip
+SMALL = [
+    "dataset.count=60",
+    "dataset.size=48",
+    "batch.size=8",
+    "loader=debug",
+    "tracker=none",
+    "trainer.pictures=false",
+    "trainer.log_every=2",
+    "trainer.device=cpu",
+    "trainer.progress=none",
+]
 
 
 @pytest.fixture(scope="session")
@@ -46,9 +54,14 @@ def preempted(tmp_path_factory, faces_root):
     """The folder of a run that a SIGTERM stopped, and what it printed."""
     folder = tmp_path_factory.mktemp("stopped") / "run"
     words = [f"dataset.root={faces_root}", *SMALL, "trainer.max_epochs=1000", f"run_dir={folder}"]
-    process = warm.start([sys.executable, "run.py", *words], cwd=ROOT, text=True,
-                         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                         start_new_session=True)  # fmt: skip
+    process = warm.start(
+        [sys.executable, "run.py", *words],
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
     until = time.monotonic() + 100
     while not (folder / "metrics.jsonl").exists() or len(RunRecord.read(folder).epochs) < 2:
         assert process.poll() is None, process.communicate()

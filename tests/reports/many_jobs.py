@@ -6,7 +6,7 @@ import random
 from itertools import product
 from pathlib import Path
 
-from pipeline.runs.job_result import JobResult
+from penstock.addons.sweeps.job_result import JobResult
 
 
 def multiply(job: Path, folder: Path, epochs: int = 100, steps: int = 25) -> Path:
@@ -24,14 +24,25 @@ def multiply(job: Path, folder: Path, epochs: int = 100, steps: int = 25) -> Pat
     for number, (lr, width, sampler, seed) in enumerate(grid):
         own = folder / str(number)
         own.mkdir(parents=True)
-        overrides = [f"optimizer.lr={lr}", f"model.width={width}", f"sampler={sampler}",
-                     f"seed={seed}", f"trainer.max_epochs={epochs}"]  # fmt: skip
+        overrides = [
+            f"optimizer.lr={lr}",
+            f"model.width={width}",
+            f"sampler={sampler}",
+            f"seed={seed}",
+            f"trainer.max_epochs={epochs}",
+        ]
         luck = random.Random(number)
         last = 0.2 + abs(math.log10(lr) + 2) / 10 + 1 / width + luck.gauss(0, 0.01)
-        records = [line | {"epoch": epoch, "step": (epoch + 1) * steps,
-                           f"val/{metric}": last + math.exp(-epoch / 20) / 2,
-                           "train/loss": last * math.exp(-epoch / 30) + luck.gauss(0, 0.01)}
-                   for epoch in range(epochs)]  # fmt: skip
+        records = [
+            line
+            | {
+                "epoch": epoch,
+                "step": (epoch + 1) * steps,
+                f"val/{metric}": last + math.exp(-epoch / 20) / 2,
+                "train/loss": last * math.exp(-epoch / 30) + luck.gauss(0, 0.01),
+            }
+            for epoch in range(epochs)
+        ]
         hashes = {known: random.Random(known) for known in ("random1", "random2", "other")}
         _jsonl(own / "metrics.jsonl", records)
         rows = []
@@ -39,8 +50,15 @@ def multiply(job: Path, folder: Path, epochs: int = 100, steps: int = 25) -> Pat
             drawn = {known: one.getrandbits(64) for known, one in hashes.items()}
             same = sampler == "random" or (epoch, step) < (1, 3)
             order = drawn[f"random{seed}"] if same else (drawn["other"] + seed) % 2**64
-            rows.append({"epoch": epoch, "step": step, "samples": 8, "order": f"{order:016x}",
-                         "loss": last.hex()})  # fmt: skip
+            rows.append(
+                {
+                    "epoch": epoch,
+                    "step": step,
+                    "samples": 8,
+                    "order": f"{order:016x}",
+                    "loss": last.hex(),
+                }
+            )
         _jsonl(own / "ledger.jsonl", rows)
         (own / "config.yaml").write_text(config)
         facts = {"overrides": overrides, "order": f"{sampler} {seed}"}
@@ -50,10 +68,18 @@ def multiply(job: Path, folder: Path, epochs: int = 100, steps: int = 25) -> Pat
         if number != 20:
             failed = number == 10
             JobResult(
-                overrides, "failed" if failed else "done", metric, "min", None if failed else last,
-                float(number), "the loss is nan" if failed else None, int(failed),
-                1.7e9 + 60 * number, {"loss": last / 2}, 2.0 * number,
-            ).write(own)  # fmt: skip
+                overrides,
+                "failed" if failed else "done",
+                metric,
+                "min",
+                None if failed else last,
+                float(number),
+                "the loss is nan" if failed else None,
+                int(failed),
+                1.7e9 + 60 * number,
+                {"loss": last / 2},
+                2.0 * number,
+            ).write(own)
     return folder
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.reports import run_report
+from penstock.addons.reports import run_report
 from tests.reports import browser as browsers
 
 pytestmark = browsers.needed
@@ -70,8 +70,10 @@ def test_a_pointer_and_the_keyboard_read_a_chart(browser, runs):
 
 def test_what_the_checks_find(browser, tmp_path):
     bad = tmp_path / "bad.html"
-    bad.write_text("<title>x</title><img src='http://localhost:9/a.png'><script>nothing()</script>"
-                   "<p style='color: #ccc; background: #fff; width: 3000px'>pale</p>")  # fmt: skip
+    bad.write_text(
+        "<title>x</title><img src='http://localhost:9/a.png'><script>nothing()</script>"
+        "<p style='color: #ccc; background: #fff; width: 3000px'>pale</p>"
+    )
     seen = browsers.look(browser, bad)
     assert any("nothing is not defined" in one for one in seen.problems)
     assert "http://localhost:9/a.png" in seen.requests

@@ -21,16 +21,16 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from pipeline import program
-from pipeline.config import command_line_keys, hydra_output, outputs, own_command
-from pipeline.config.command_line_keys import typed_values
-from pipeline.config.schema import Config
-from pipeline.reports import environment, run_report, sweep_report, values, verdict
-from pipeline.reports.sweep_data import SweepRecord
-from pipeline.runs.job_result import JobResult
-from pipeline.runs.manifest import PACKAGES
-from pipeline.runs.record import RunRecord
-from pipeline.runs.stored_sweep import StoredJob, StoredSweep, store
+from penstock import program
+from penstock.addons.reports import environment, run_report, sweep_report, values, verdict
+from penstock.addons.reports.sweep_data import SweepRecord
+from penstock.addons.sweeps.job_result import JobResult
+from penstock.addons.sweeps.stored_sweep import StoredJob, StoredSweep, store
+from penstock.config import command_line_keys, hydra_output, outputs, own_command
+from penstock.config.command_line_keys import typed_values
+from penstock.config.schema import Config
+from penstock.runs.manifest import PACKAGES
+from penstock.runs.record import RunRecord
 from tests.program import run
 
 SHELLS = [name for name in ("bash", "zsh", "fish") if shutil.which(name)]
@@ -211,7 +211,7 @@ MANIFESTS = {
 
 # What an override may not say for a person who pastes it: it would count as typed. By all keys of
 # config/outputs.py, in all forms; and what config/command_line_keys.py keeps for people.
-CSV = "_target_:pipeline.runs.trackers.csv_file.Csv"
+CSV = "_target_:penstock.addons.trackers.csv_file.Csv"
 ONLY_TYPED = [
     *(f"{key}=/evil/x" for key in (*outputs.FILES, *outputs.FOLDERS)),
     *(f"+{key}='~/.bashrc'" for key in (*outputs.FILES, *outputs.FOLDERS)),
@@ -227,7 +227,7 @@ ONLY_TYPED = [
     "dataset.cache_dir=/evil/x",
     "dataset.files.cache_dir=../evil",
     "dataset.root=/evil/x",
-    "dataset={_target_:pipeline.datasets.plain_text.PlainText,root:data,cache_dir:/evil}",
+    "dataset={_target_:penstock.addons.tables.plain_text.PlainText,root:data,cache_dir:/evil}",
     "++dataset.files={cache_dir:/evil}",
     "tracker.csv.folder=/evil/x",
     "tracker.csv.folder=victim",

@@ -14,27 +14,39 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-import pipeline
-from pipeline.build.data import DataParts
-from pipeline.build.training import TrainingParts
-from pipeline.distributed.world import World
-from pipeline.errors import PenstockError
-from pipeline.reports import data_section, facts, run_report, samples_section
-from pipeline.reports.facts import Facts, read_facts
-from pipeline.reports.values import replay
-from pipeline.runs import thumbnails
-from pipeline.runs.record import RunRecord
-from pipeline.tasks import fit, report_facts
-from pipeline.tasks.data_facts import data_facts
-from pipeline.tasks.predictions import denormalized
-from pipeline.tasks.validate import load_weights
+import penstock
+from penstock.addons.reports import (
+    data_section,
+    facts,
+    report_facts,
+    run_report,
+    samples_section,
+    thumbnails,
+)
+from penstock.addons.reports.data_facts import data_facts
+from penstock.addons.reports.facts import Facts, read_facts
+from penstock.addons.reports.predictions import denormalized
+from penstock.addons.reports.values import replay
+from penstock.build.data import DataParts
+from penstock.build.training import TrainingParts
+from penstock.distributed.world import World
+from penstock.errors import PenstockError
+from penstock.runs.record import RunRecord
+from penstock.tasks import fit
+from penstock.tasks.validate import load_weights
 from tests.broken_images import cut, write_images
 from tests.conftest import WRITE_FACTS
 from tests.program import run
 from tests.reports import browser as browsers
 
-QUICK = ["trainer=quick", "trainer.max_steps=4", "loader=debug", "trainer.pictures=false",
-         "trainer.device=cpu", "tracker=none"]  # fmt: skip
+QUICK = [
+    "trainer=quick",
+    "trainer.max_steps=4",
+    "loader=debug",
+    "trainer.pictures=false",
+    "trainer.device=cpu",
+    "tracker=none",
+]
 
 
 @pytest.fixture
@@ -43,8 +55,12 @@ def images(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for path in write_images(tmp_path / "data")[:7]:
         path.unlink()
-    return ["dataset=image_folder", f"dataset.root={tmp_path / 'data'}", "batch.size=8",
-            "transform.train.crop.size=[32,32]"]  # fmt: skip
+    return [
+        "dataset=image_folder",
+        f"dataset.root={tmp_path / 'data'}",
+        "batch.size=8",
+        "transform.train.crop.size=[32,32]",
+    ]
 
 
 @pytest.fixture
@@ -61,7 +77,7 @@ def written(tmp_path):
 def test_classes_are_counted_as_they_are_and_as_they_are_drawn(images):
     for sampler in ("random", "weighted", "identity"):
         small = ["sampler.identities=2", "sampler.samples=3"] if sampler == "identity" else []
-        data = DataParts(pipeline.compose(*images, *small, f"sampler={sampler}"), World())
+        data = DataParts(penstock.compose(*images, *small, f"sampler={sampler}"), World())
         found = data_facts(data, seconds=1.0)
         for split, told in zip((data.train, data.val), found.splits, strict=True):
             (column,) = told.columns
@@ -70,8 +86,9 @@ def test_classes_are_counted_as_they_are_and_as_they_are_drawn(images):
             assert told.rows == len(split.dataset)
         plan = data.train.plan
         drawn = [row for step in range(plan.steps(0)) for row in plan.request(0, step).indices]
-        expected = Counter(data.train.dataset.classes[data.train.dataset.labels[row]]
-                           for row in drawn)  # fmt: skip
+        expected = Counter(
+            data.train.dataset.classes[data.train.dataset.labels[row]] for row in drawn
+        )
         column = found.splits[0].columns[0]
         assert dict(zip(column.values, column.drawn, strict=True)) == expected
         assert found.drawn == found.places == len(drawn)
@@ -82,10 +99,17 @@ def test_lengths_are_those_that_the_sampler_sees(tmp_path):
     (tmp_path / "t.tsv").write_text(
         "".join(f"{'ab'[n % 2]}\t{one}\n" for n, one in enumerate(texts))
     )
-    data = DataParts(pipeline.compose(
-        "dataset=delimited_text", f"dataset.root={tmp_path}", "dataset.file=t.tsv", "loader=debug",
-        "dataset.columns=[label,text]", f"dataset.cache_dir={tmp_path / 'cache'}",
-    ), World())  # fmt: skip
+    data = DataParts(
+        penstock.compose(
+            "dataset=delimited_text",
+            f"dataset.root={tmp_path}",
+            "dataset.file=t.tsv",
+            "loader=debug",
+            "dataset.columns=[label,text]",
+            f"dataset.cache_dir={tmp_path / 'cache'}",
+        ),
+        World(),
+    )
     train = data_facts(data, seconds=1.0).splits[0].lengths
     expected = Counter(len(data.train.dataset[row]["text"].split()) for row in range(40))
     assert train.unit == "tokens"
@@ -95,9 +119,7 @@ def test_lengths_are_those_that_the_sampler_sees(tmp_path):
 
 
 @pytest.mark.stress
-def test_the_line_beside_a_batch_makes_those_very_pictures_again(
-    faces, told, tmp_path, capsys
-):  # fmt: skip
+def test_the_line_beside_a_batch_makes_those_very_pictures_again(faces, told, tmp_path, capsys):
     assert run(capsys, *faces, *QUICK, "sampler=weighted", f"run_dir={tmp_path / 'run'}").code == 0
     batch = written(tmp_path).batches[1]
     assert (batch.epoch, batch.step, batch.rows, batch.kind) == (0, 1, 8, "pictures")
@@ -106,7 +128,7 @@ def test_the_line_beside_a_batch_makes_those_very_pictures_again(
     rows = [line.split()[:2] for line in replayed.out.splitlines()[1:9]]
     assert rows == [[str(one.position), str(one.index)] for one in batch.samples]
     made = load_file(tmp_path / "again" / "batch.safetensors")
-    split = DataParts(pipeline.compose(*faces), World()).train
+    split = DataParts(penstock.compose(*faces), World()).train
     images = denormalized(made["image"], split.transform)
     assert [one.picture for one in batch.samples] == [
         thumbnails.picture(image, [(points, "#22e08a")])
@@ -114,12 +136,10 @@ def test_the_line_beside_a_batch_makes_those_very_pictures_again(
     ]
 
 
-def test_predictions_are_the_best_the_median_and_the_worst_of_all(
-    faces, told, tmp_path, capsys
-):  # fmt: skip
+def test_predictions_are_the_best_the_median_and_the_worst_of_all(faces, told, tmp_path, capsys):
     small = [*faces, "dataset.count=120", "batch.val_size=5"]
     assert run(capsys, *small, *QUICK, f"run_dir={tmp_path / 'run'}").code == 0
-    parts = TrainingParts(pipeline.compose(*small, *QUICK))
+    parts = TrainingParts(penstock.compose(*small, *QUICK))
     model, objective = parts.model().eval(), parts.objective()
     load_weights(model, tmp_path / "run" / "checkpoints" / "best.safetensors")
     with parts.data.val.loader() as loader, torch.no_grad():
@@ -139,8 +159,13 @@ def test_predictions_are_the_best_the_median_and_the_worst_of_all(
 
 def test_a_run_is_the_same_bit_by_bit_with_and_without_a_report(faces, told, tmp_path, capsys):
     def content(name, wanted):
-        more = ["trainer.ledger=true", "trainer.digest=true", "trainer.max_epochs=2",
-                "trainer.max_steps=null", f"trainer.report={wanted}"]  # fmt: skip
+        more = [
+            "trainer.ledger=true",
+            "trainer.digest=true",
+            "trainer.max_epochs=2",
+            "trainer.max_steps=null",
+            f"trainer.report={wanted}",
+        ]
         assert run(capsys, *faces, *QUICK, *more, f"run_dir={tmp_path / name}").code == 0
         folder = tmp_path / name
         assert (folder / "report" / "facts.json").exists() == wanted
@@ -148,19 +173,20 @@ def test_a_run_is_the_same_bit_by_bit_with_and_without_a_report(faces, told, tmp
         metrics = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
         measured = ("step", "train/loss", "val/loss", "val/nme")
         return (
-            (folder / "ledger.jsonl").read_bytes(), (folder / "digests.jsonl").read_bytes(),
+            (folder / "ledger.jsonl").read_bytes(),
+            (folder / "digests.jsonl").read_bytes(),
             {key: value.numpy().tobytes() for key, value in weights.items()},
             [[one.get(key) for key in measured] for one in metrics],
             json.loads((folder / "manifest.json").read_text())["order"],
-        )  # fmt: skip
+        )
 
     assert content("with", True) == content("without", False)
 
 
 def test_generators_are_where_they_were(faces):
-    from pipeline.tasks.sample_facts import shown_batches
+    from penstock.addons.reports.sample_facts import shown_batches
 
-    parts = TrainingParts(pipeline.compose(*faces, "loader=debug"))
+    parts = TrainingParts(penstock.compose(*faces, "loader=debug"))
     before = torch.random.get_rng_state(), np.random.get_state()[1].copy()
     assert len(list(shown_batches(parts.data.train, parts.objective(), 4))) == 2
     assert torch.equal(torch.random.get_rng_state(), before[0])
@@ -184,8 +210,14 @@ def test_what_fails_is_noted_and_the_run_is_done(faces, reports, tmp_path, capsy
 
 
 def test_a_run_that_fails_tells_its_data(images, told, tmp_path, capsys):
-    failed = run(capsys, *images, *QUICK, "optimizer.lr=1e30", "trainer.clip_norm=null",
-                 f"run_dir={tmp_path / 'run'}")  # fmt: skip
+    failed = run(
+        capsys,
+        *images,
+        *QUICK,
+        "optimizer.lr=1e30",
+        "trainer.clip_norm=null",
+        f"run_dir={tmp_path / 'run'}",
+    )
     assert failed.code == 1
     found = written(tmp_path)
     assert [one.rows for one in found.data.splits] == [23, 6]
@@ -197,8 +229,14 @@ def test_left_out_samples_are_named(images, told, tmp_path, capsys):
     broken = sorted((tmp_path / "data").rglob("*.jpg"))[2:4]
     for path in broken:
         cut(path)
-    done = run(capsys, *images, *QUICK, "bad_samples.on_error=skip", "bad_samples.budget=5",
-               f"run_dir={tmp_path / 'run'}")  # fmt: skip
+    done = run(
+        capsys,
+        *images,
+        *QUICK,
+        "bad_samples.on_error=skip",
+        "bad_samples.budget=5",
+        f"run_dir={tmp_path / 'run'}",
+    )
     assert done.code == 0
     page = str(data_section.section(RunRecord.read(tmp_path / "run")).body)
     left_out = RunRecord.read(tmp_path / "run").left_out
@@ -210,9 +248,17 @@ def test_left_out_samples_are_named(images, told, tmp_path, capsys):
 def test_a_stream_has_batches_and_no_predictions(tmp_path, told, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "t.tsv").write_text("".join(f"{'ab'[n % 2]}\tword {n}\n" for n in range(60)))
-    done = run(capsys, "dataset=delimited_stream", f"dataset.root={tmp_path / 't.tsv'}",
-               "dataset.columns=[label,text]", "sampler=stream", "batch.size=8",
-               "dataset.classes=[a,b]", *QUICK, f"run_dir={tmp_path / 'run'}")  # fmt: skip
+    done = run(
+        capsys,
+        "dataset=delimited_stream",
+        f"dataset.root={tmp_path / 't.tsv'}",
+        "dataset.columns=[label,text]",
+        "sampler=stream",
+        "batch.size=8",
+        "dataset.classes=[a,b]",
+        *QUICK,
+        f"run_dir={tmp_path / 'run'}",
+    )
     assert done.code == 0, done.err
     found = written(tmp_path)
     assert [len(one.samples) for one in found.batches] == [8, 8]
@@ -234,15 +280,51 @@ HOSTILE = {
     "picture": lambda one: one | {"predictions": [{"index": 1, "picture": "PHN2Zz4="}]},
     "no base64": lambda one: one | {"predictions": [{"index": 1, "picture": "../x.png"}]},
     "missing": lambda one: one | {"predictions": [{}]},
-    "unequal": lambda one: one | {"data": {"mode": "sizes", "splits": [{
-        "name": "train", "dataset": "D", "rows": 1, "fingerprint": "",
-        "columns": [{"name": "label", "values": ["a"], "rows": [1, 2]}]}]}},
-    **{f"edges {edges}": lambda one, edges=edges, counts=counts: one | {"data": {
-        "mode": "sizes", "splits": [{"name": "train", "dataset": "D", "rows": 1, "fingerprint": "",
-        "lengths": {"unit": "", "edges": edges, "counts": counts, "least": 0, "median": 0,
-                    "most": 0}}]}}
-       for edges, counts in (([], [1]), ([1], []), ([2, 1], [1]), ([0, 1e300], [1]))},
-}  # fmt: skip
+    "unequal": lambda one: (
+        one
+        | {
+            "data": {
+                "mode": "sizes",
+                "splits": [
+                    {
+                        "name": "train",
+                        "dataset": "D",
+                        "rows": 1,
+                        "fingerprint": "",
+                        "columns": [{"name": "label", "values": ["a"], "rows": [1, 2]}],
+                    }
+                ],
+            }
+        }
+    ),
+    **{
+        f"edges {edges}": lambda one, edges=edges, counts=counts: (
+            one
+            | {
+                "data": {
+                    "mode": "sizes",
+                    "splits": [
+                        {
+                            "name": "train",
+                            "dataset": "D",
+                            "rows": 1,
+                            "fingerprint": "",
+                            "lengths": {
+                                "unit": "",
+                                "edges": edges,
+                                "counts": counts,
+                                "least": 0,
+                                "median": 0,
+                                "most": 0,
+                            },
+                        }
+                    ],
+                }
+            }
+        )
+        for edges, counts in (([], [1]), ([1], []), ([2, 1], [1]), ([0, 1e300], [1]))
+    },
+}
 
 
 @pytest.fixture
@@ -286,8 +368,12 @@ def test_names_and_texts_come_out_as_text(images, reports, tmp_path, capsys):
     assert run(capsys, *images, *QUICK, f"run_dir={tmp_path / 'run'}").code == 0
     found = written(tmp_path)
     assert evil in found.data.splits[0].columns[0].values
-    one = replace(found.predictions[0], words="\x1b[31m\u202e</td><script>", path="/a\"b'<i>",
-                  group="</h4><b onclick=x>")  # fmt: skip
+    one = replace(
+        found.predictions[0],
+        words="\x1b[31m\u202e</td><script>",
+        path="/a\"b'<i>",
+        group="</h4><b onclick=x>",
+    )
     batch = replace(found.batches[0], kind="</p>`rm` <script>\x1b]0;x\x07")
     told = replace(found, predictions=(one,), batches=(batch,), notes=("<script>",))
     (tmp_path / "run" / "report" / "facts.json").write_bytes(facts.written(told))
@@ -302,8 +388,9 @@ def test_pictures_are_bounded_and_whole_facts_come_back():
     sample = facts.ShownSample(3, picture=image, loss=float("1e-3"))
     assert sample.uri == f"data:image/jpeg;base64,{base64.b64encode(image).decode()}"
     size = facts.MOST_PICTURES // len(image) + 5
-    told = Facts(1, batches=(facts.ShownBatch(0, 0, 9, "pictures", (sample,) * 300),) * (
-        size // 300 + 1))  # fmt: skip
+    told = Facts(
+        1, batches=(facts.ShownBatch(0, 0, 9, "pictures", (sample,) * 300),) * (size // 300 + 1)
+    )
     kept = report_facts._bounded(told)
     pictures = [one.picture for batch in kept.batches for one in batch.samples if one.picture]
     assert sum(map(len, pictures)) <= facts.MOST_PICTURES < len(image) * (len(pictures) + 1)
@@ -339,8 +426,13 @@ def test_a_resumed_run_shows_the_same_batches(faces, told, tmp_path, capsys):
 @browsers.needed
 @pytest.mark.parametrize("kind", ["faces", "sequences"])
 def test_a_browser_shows_every_picture(browser, faces, told, tmp_path, capsys, kind):
-    drawn = ["dataset=sequences", "dataset.count=60", "batch.size=8", "sampler=weighted",
-             f"dataset.root={tmp_path}"]  # fmt: skip
+    drawn = [
+        "dataset=sequences",
+        "dataset.count=60",
+        "batch.size=8",
+        "sampler=weighted",
+        f"dataset.root={tmp_path}",
+    ]
     data = faces if kind == "faces" else drawn
     assert run(capsys, *data, *QUICK, f"run_dir={tmp_path / 'run'}").code == 0
     path = run_report.write(tmp_path / "run")

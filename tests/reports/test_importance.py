@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from pipeline.reports.importance import importance, variance_share
+from penstock.addons.reports.importance import importance, variance_share
 
 
 def test_a_key_that_decides_everything_and_one_that_decides_nothing():
@@ -19,8 +19,10 @@ def test_a_key_that_decides_everything_and_one_that_decides_nothing():
 def test_chance_is_taken_off():
     """Of pure noise, ten levels would explain a third of the variance of 30 jobs."""
     luck = random.Random(1)
-    shares = [variance_share([str(n % 10) for n in range(30)], [luck.random() for _ in range(30)])
-              for _ in range(200)]  # fmt: skip
+    shares = [
+        variance_share([str(n % 10) for n in range(30)], [luck.random() for _ in range(30)])
+        for _ in range(200)
+    ]
     assert sum(shares) / len(shares) < 0.1
 
 
@@ -40,8 +42,10 @@ def test_where_nothing_can_be_said(values):
 def test_optunas_importance_where_it_is_installed():
     pytest.importorskip("optuna")
     luck = random.Random(2)
-    settings = [{"lr": repr(10 ** luck.uniform(-4, -1)), "kind": luck.choice("xy"), "seed": str(n)}
-                for n in range(40)]  # fmt: skip
+    settings = [
+        {"lr": repr(10 ** luck.uniform(-4, -1)), "kind": luck.choice("xy"), "seed": str(n)}
+        for n in range(40)
+    ]
     values = [abs(float(one["lr"]) - 0.01) for one in settings]
     found = importance(settings, values, ["lr", "kind", "seed"])
     assert found.optuna["lr"] > 0.5 > found.optuna["kind"]

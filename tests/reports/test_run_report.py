@@ -17,11 +17,11 @@ import pytest
 import yaml
 from PIL import Image
 
-from pipeline.reports import curves, run_report, settings, spikes, values, verdict
-from pipeline.reports.charts import MOST_POINTS, Curve, thinned
-from pipeline.runs.left_out import COLUMNS, Entry
-from pipeline.runs.measurements import Series
-from pipeline.runs.record import Ledger, RunRecord
+from penstock.addons.reports import curves, run_report, settings, spikes, values, verdict
+from penstock.addons.reports.charts import MOST_POINTS, Curve, thinned
+from penstock.runs.left_out import COLUMNS, Entry
+from penstock.runs.measurements import Series
+from penstock.runs.record import Ledger, RunRecord
 from tests.program import ROOT, run
 from tests.reports.conftest import SMALL
 
@@ -123,12 +123,17 @@ def test_a_run_that_was_stopped_says_how_to_go_on(preempted):
 
 @pytest.mark.stress
 def test_reports_need_no_torch(runs, tmp_path):
-    code = ("import sys; from pipeline import command; code = command.main(sys.argv[1:]); "
-            "print('torch' in sys.modules, code)")  # fmt: skip
+    code = (
+        "import sys; from penstock import command; code = command.main(sys.argv[1:]); "
+        "print('torch' in sys.modules, code)"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code, "task=report", f"runs=[{runs / 'done'},{runs / 'failed'}]"],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert done.stdout.splitlines()[-1] == "False 0", done.stderr
     missing = run_missing(tmp_path)
     assert missing.returncode == 2
@@ -279,9 +284,11 @@ def test_deaths_left_out_samples_and_the_timeline_are_shown(runs, tmp_path):
     for line in lines:
         line["worker_deaths"] = 3 if line["epoch"] == 1 else 0
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    bad = [Entry("train", 5, "a.jpg", 0, 2, 17, "cut off", "d"),
-           Entry("train", 6, "b.jpg", 2, 4, 36, "cut off", "d"),
-           Entry("val", 7, "c.jpg", 0, 0, 1, "cut off", "d")]  # fmt: skip
+    bad = [
+        Entry("train", 5, "a.jpg", 0, 2, 17, "cut off", "d"),
+        Entry("train", 6, "b.jpg", 2, 4, 36, "cut off", "d"),
+        Entry("val", 7, "c.jpg", 0, 0, 1, "cut off", "d"),
+    ]
     with (folder / "quarantine.csv").open("w") as file:
         csv.writer(file).writerows([COLUMNS, *map(astuple, bad)])
     Image.new("RGB", (20, 10)).save(folder / "timeline.png")
@@ -302,11 +309,16 @@ def hostile(folder):
     manifest = json.loads((folder / "manifest.json").read_text())
     text = f"{HOSTILE}\x1b]0;t\x07\"'>\u202e<img src=x onerror=alert(1)>"
     manifest |= {
-        "command": text, "monitor": HOSTILE, "platform": text, "git": {"commit": text},
-        "packages": {text: text}, "gpus": [text], "overrides": [f"seed={text}", f"{text}=1"],
+        "command": text,
+        "monitor": HOSTILE,
+        "platform": text,
+        "git": {"commit": text},
+        "packages": {text: text},
+        "gpus": [text],
+        "overrides": [f"seed={text}", f"{text}=1"],
         "best": {**manifest["best"], f"val/{HOSTILE}": 0.5},
         "sessions": [{**one, "reason": text, "status": text} for one in manifest["sessions"]],
-    }  # fmt: skip
+    }
     (folder / "manifest.json").write_text(json.dumps(manifest))
     config = yaml.safe_load((folder / "config.yaml").read_text())
     config["dataset"] = {"_target_": f"a.{HOSTILE}", text: text}
@@ -340,8 +352,11 @@ def test_whatever_a_folder_says_comes_out_as_text(runs, tmp_path):
 
 def test_the_policy_lets_our_script_run_and_nothing_else(runs):
     page = Read(run_report.make(RunRecord.read(runs / "failed")))
-    (policy,) = [dict_of(page, "meta", "content") for one in page.attributes
-                 if one == ("meta", "http-equiv", "Content-Security-Policy")]  # fmt: skip
+    (policy,) = [
+        dict_of(page, "meta", "content")
+        for one in page.attributes
+        if one == ("meta", "http-equiv", "Content-Security-Policy")
+    ]
     (script,) = [text for kind, text in page.scripts if kind is None]
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     (content,) = [one for one in policy if one.startswith("default-src 'none';")]
@@ -380,17 +395,45 @@ def big(folder, epochs=100, metrics=40, steps=200):
     numbers = np.random.default_rng(0)
     for epoch in range(epochs):
         for part in range(5):
-            lines.append({"event": "log", "epoch": epoch, "step": epoch * steps + 40 * (part + 1),
-                          "train/loss": numbers.random(), "lr": 0.1, "wait_share": 0.1,
-                          "samples_per_second": 1000.0, "ms/read": 1.0})  # fmt: skip
-        lines.append({
-            "event": "epoch", "epoch": epoch, "step": (epoch + 1) * steps, "seconds": 9.0,
-            "train/loss": numbers.random(), "lr": 0.1, "wait_share": 0.1, "ms/read": 1.0,
-            "samples_per_second": 1000.0, "worker_deaths": epoch % 2,
-            **{f"val/metric{i}/{c}": numbers.random() for i in range(metrics) for c in range(5)},
-        })  # fmt: skip
-        rows += [{"epoch": epoch, "step": step, "samples": 8, "order": f"{step:016x}",
-                  "loss": float(numbers.random()).hex()} for step in range(steps)]  # fmt: skip
+            lines.append(
+                {
+                    "event": "log",
+                    "epoch": epoch,
+                    "step": epoch * steps + 40 * (part + 1),
+                    "train/loss": numbers.random(),
+                    "lr": 0.1,
+                    "wait_share": 0.1,
+                    "samples_per_second": 1000.0,
+                    "ms/read": 1.0,
+                }
+            )
+        lines.append(
+            {
+                "event": "epoch",
+                "epoch": epoch,
+                "step": (epoch + 1) * steps,
+                "seconds": 9.0,
+                "train/loss": numbers.random(),
+                "lr": 0.1,
+                "wait_share": 0.1,
+                "ms/read": 1.0,
+                "samples_per_second": 1000.0,
+                "worker_deaths": epoch % 2,
+                **{
+                    f"val/metric{i}/{c}": numbers.random() for i in range(metrics) for c in range(5)
+                },
+            }
+        )
+        rows += [
+            {
+                "epoch": epoch,
+                "step": step,
+                "samples": 8,
+                "order": f"{step:016x}",
+                "loss": float(numbers.random()).hex(),
+            }
+            for step in range(steps)
+        ]
     for name, some in (("metrics.jsonl", lines), ("ledger.jsonl", rows)):
         (folder / name).write_text("".join(json.dumps(one) + "\n" for one in some))
 

@@ -12,29 +12,43 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import command, tasks
-from pipeline.reports import sweep_report
-from pipeline.reports.same_data import SameData
-from pipeline.reports.sweep_data import SweepRecord, is_sweep
-from pipeline.runs.job_result import JobResult
-from pipeline.runs.record import RunRecord
-from pipeline.tasks import report
+from penstock import command, tasks
+from penstock.addons.reports import report, sweep_report
+from penstock.addons.reports.same_data import SameData
+from penstock.addons.reports.sweep_data import SweepRecord, is_sweep
+from penstock.addons.sweeps.job_result import JobResult
+from penstock.runs.record import RunRecord
 from tests import conftest
 from tests.program import run
 from tests.reports import browser as browsers
 from tests.reports.many_jobs import multiply
 
-SMALL = ["dataset.count=60", "dataset.size=48", "batch.size=8", "loader=debug", "tracker=none",
-         "trainer.pictures=false", "trainer.device=cpu", "trainer.progress=none",
-         "trainer.baseline=false", "trainer.max_epochs=2"]  # fmt: skip
+SMALL = [
+    "dataset.count=60",
+    "dataset.size=48",
+    "batch.size=8",
+    "loader=debug",
+    "tracker=none",
+    "trainer.pictures=false",
+    "trainer.device=cpu",
+    "trainer.progress=none",
+    "trainer.baseline=false",
+    "trainer.max_epochs=2",
+]
 
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory, faces_root):
     """The folder of the README's sweep, over a small dataset, and what it printed."""
     folder = tmp_path_factory.mktemp("multirun") / "sweep"
-    words = ["-m", "sampler=random,weighted", "seed=1,2", f"hydra.sweep.dir={folder}",
-             f"dataset.root={faces_root}", *SMALL]  # fmt: skip
+    words = [
+        "-m",
+        "sampler=random,weighted",
+        "seed=1,2",
+        f"hydra.sweep.dir={folder}",
+        f"dataset.root={faces_root}",
+        *SMALL,
+    ]
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as out:
         patch.setattr(report, "leave_of_sweep", conftest.LEAVE_OF_SWEEP)
         assert command.main(words) == 0
@@ -127,11 +141,25 @@ EVIL = "<script>alert(1)</script>"
 
 def test_texts_of_strangers_stay_texts(sweep):
     named = f"\"'><img src=x onerror=alert(1)>{EVIL}\x1b[31m\u202e"
-    change(sweep / "0" / "result.json", metric=EVIL, error=named, status=EVIL, value=None,
-           overrides=[f"sampler={EVIL}", f"{EVIL}=1", "seed=1"], others={EVIL: 1.0})  # fmt: skip
-    change(sweep / "1" / "manifest.json", command=EVIL, platform=EVIL, order=EVIL,
-           data={"fingerprint": EVIL, "train": EVIL}, fingerprint={EVIL: EVIL},
-           code={EVIL: {EVIL: EVIL}}, sessions=[{"world": EVIL}])  # fmt: skip
+    change(
+        sweep / "0" / "result.json",
+        metric=EVIL,
+        error=named,
+        status=EVIL,
+        value=None,
+        overrides=[f"sampler={EVIL}", f"{EVIL}=1", "seed=1"],
+        others={EVIL: 1.0},
+    )
+    change(
+        sweep / "1" / "manifest.json",
+        command=EVIL,
+        platform=EVIL,
+        order=EVIL,
+        data={"fingerprint": EVIL, "train": EVIL},
+        fingerprint={EVIL: EVIL},
+        code={EVIL: {EVIL: EVIL}},
+        sessions=[{"world": EVIL}],
+    )
     (sweep / "2").rename(sweep / "<b>2")
     page = page_of(sweep)
     assert "&lt;script&gt;alert(1)" in page
@@ -140,8 +168,11 @@ def test_texts_of_strangers_stay_texts(sweep):
 
 
 @pytest.mark.one_in(3)
-@pytest.mark.parametrize("text", [r"$\frac{$", "$" + "{" * 300 + "}" * 300 + "$", "\uffff",
-                                  "\ud800", "&#x0;]]>", "a\0b"], ids=ascii)  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [r"$\frac{$", "$" + "{" * 300 + "}" * 300 + "$", "\uffff", "\ud800", "&#x0;]]>", "a\0b"],
+    ids=ascii,
+)
 def test_keys_and_values_are_no_tex_and_break_no_svg(text, tmp_path):
     for number in range(6):
         (tmp_path / str(number)).mkdir()
@@ -155,11 +186,17 @@ def test_keys_and_values_are_no_tex_and_break_no_svg(text, tmp_path):
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("name", "content"),
-    [("result.json", "[" * 1000), ("result.json", "{}"), ("result.json", "\x00"),
-     ("manifest.json", "[]"), ("manifest.json", '{"sessions": 3}'),
-     ("metrics.jsonl", '{"event": "epoch", "epoch": "x"}\n'),
-     ("config.yaml", "a: &a [1]\nb: *a\n"), ("ledger.jsonl", "{}\n")],
-)  # fmt: skip
+    [
+        ("result.json", "[" * 1000),
+        ("result.json", "{}"),
+        ("result.json", "\x00"),
+        ("manifest.json", "[]"),
+        ("manifest.json", '{"sessions": 3}'),
+        ("metrics.jsonl", '{"event": "epoch", "epoch": "x"}\n'),
+        ("config.yaml", "a: &a [1]\nb: *a\n"),
+        ("ledger.jsonl", "{}\n"),
+    ],
+)
 def test_a_damaged_file_costs_its_job_only(sweep, name, content):
     (sweep / "1" / name).write_text(content)
     record = SweepRecord.read(sweep)
@@ -171,23 +208,30 @@ def test_a_damaged_file_costs_its_job_only(sweep, name, content):
 
 
 @pytest.mark.one_in(2)
-@pytest.mark.parametrize("facts", [
-    {"value": 10**90, "seconds": 1e308, "started": 1e300, "cpu_seconds": 1e308},
-    {"value": -1e308, "overrides": []}, {"value": None, "status": "done"},
-    {"overrides": ["seed=nan", "optimizer.lr=inf", "x=" + "y" * 60_000]},
-    {"overrides": [f"k{n}={n}" for n in range(1000)]},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"value": 10**90, "seconds": 1e308, "started": 1e300, "cpu_seconds": 1e308},
+        {"value": -1e308, "overrides": []},
+        {"value": None, "status": "done"},
+        {"overrides": ["seed=nan", "optimizer.lr=inf", "x=" + "y" * 60_000]},
+        {"overrides": [f"k{n}={n}" for n in range(1000)]},
+    ],
+)
 def test_numbers_and_lengths_that_nobody_would_have(sweep, facts):
     change(sweep / "1" / "result.json", **facts)
     assert len(page_of(sweep)) < 4 << 20
 
 
 @pytest.mark.one_in(2)
-@pytest.mark.parametrize("facts", [
-    {"best": {}, "last": 3, "order": 5, "data": [], "fingerprint": 1, "code": None},
-    {"sessions": [{}, {"world": {}}], "fingerprint": {"seed": [1]}, "last": {"step": "x"}},
-    {"status": None, "platform": [], "cpus": {}, "command": 7, "data": {"train": {}}},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"best": {}, "last": 3, "order": 5, "data": [], "fingerprint": 1, "code": None},
+        {"sessions": [{}, {"world": {}}], "fingerprint": {"seed": [1]}, "last": {"step": "x"}},
+        {"status": None, "platform": [], "cpus": {}, "command": 7, "data": {"train": {}}},
+    ],
+)
 def test_manifests_of_other_shapes(sweep, facts):
     for name in "0123":
         change(sweep / name / "manifest.json", **facts)

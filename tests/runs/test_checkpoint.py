@@ -16,9 +16,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from pipeline.errors import PenstockError
-from pipeline.runs import checkpoint, checkpoint_file
-from pipeline.runs.checkpoint import CheckpointError, Checkpoints
+from penstock.errors import PenstockError
+from penstock.runs import checkpoint, checkpoint_file
+from penstock.runs.checkpoint import CheckpointError, Checkpoints
 
 
 def small_state() -> dict[str, Any]:
@@ -43,11 +43,21 @@ def trained() -> tuple[nn.Module, torch.optim.Optimizer, torch.optim.lr_schedule
 
 def test_plain_values_come_back_exactly(tmp_path: Path) -> None:
     state = {
-        "none": None, "yes": True, "int": -(2**70), "float": 0.1 + 0.2, "whole": 3.0,
-        "inf": math.inf, "minus": -math.inf, "text": "ä\n\"", "list": [1, [2.5, None], []],
-        "tuple": (1, (2,)), "empty": {}, 0: {"int key": 1}, "$tensor": "a trap",
+        "none": None,
+        "yes": True,
+        "int": -(2**70),
+        "float": 0.1 + 0.2,
+        "whole": 3.0,
+        "inf": math.inf,
+        "minus": -math.inf,
+        "text": 'ä\n"',
+        "list": [1, [2.5, None], []],
+        "tuple": (1, (2,)),
+        "empty": {},
+        0: {"int key": 1},
+        "$tensor": "a trap",
         "nested": {"$float": "inf"},
-    }  # fmt: skip
+    }
     checkpoint.save(tmp_path / "a.safetensors", state)
     back = checkpoint.load(tmp_path / "a.safetensors")
     assert back == state
@@ -61,16 +71,29 @@ def test_nan_comes_back(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "dtype",
-    [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8,
-     torch.bool, torch.complex64],
-)  # fmt: skip
+    [
+        torch.float64,
+        torch.float32,
+        torch.bfloat16,
+        torch.float16,
+        torch.int64,
+        torch.uint8,
+        torch.bool,
+        torch.complex64,
+    ],
+)
 def test_tensors_come_back_exactly(tmp_path: Path, dtype: torch.dtype) -> None:
     full = torch.randn(4, 6).mul(3).to(dtype)
     state = {
-        "full": full, "scalar": full[0, 0], "empty": full[:0], "also empty": full[:, :0],
-        "strided": full[:, ::2], "transposed": full.T, "part": full[1:3],
+        "full": full,
+        "scalar": full[0, 0],
+        "empty": full[:0],
+        "also empty": full[:, :0],
+        "strided": full[:, ::2],
+        "transposed": full.T,
+        "part": full[1:3],
         "channels_last": full.view(1, 2, 3, 4).to(memory_format=torch.channels_last),
-    }  # fmt: skip
+    }
     checkpoint.save(tmp_path / "a", state)
     back = checkpoint.load(tmp_path / "a")
     for name, tensor in state.items():
@@ -268,8 +291,9 @@ def test_pickles_under_other_names_are_refused_unread(tmp_path: Path) -> None:
 
 def forged(path: Path, state: str) -> None:
     """A file with a valid checksum over a state's text of somebody's own."""
-    checkpoint_file.write_file(path, state, {"bomb": torch.frombuffer(
-        bytearray(pickle.dumps(Bomb())), dtype=torch.uint8)})  # fmt: skip
+    checkpoint_file.write_file(
+        path, state, {"bomb": torch.frombuffer(bytearray(pickle.dumps(Bomb())), dtype=torch.uint8)}
+    )
 
 
 def test_nothing_in_a_forged_state_is_called(tmp_path: Path) -> None:
@@ -284,9 +308,16 @@ def test_nothing_in_a_forged_state_is_called(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "state",
-    ['{"x": {"$tensor": "os.system"}}', '{"x": {"$float": "os"}}', '{"x": {"$dict": 3}}', "{",
-     '{"x": {"$tuple": 3}}', '{"x": {"$dict": [[[], 1]]}}', "[" * 100_000],
-)  # fmt: skip
+    [
+        '{"x": {"$tensor": "os.system"}}',
+        '{"x": {"$float": "os"}}',
+        '{"x": {"$dict": 3}}',
+        "{",
+        '{"x": {"$tuple": 3}}',
+        '{"x": {"$dict": [[[], 1]]}}',
+        "[" * 100_000,
+    ],
+)
 def test_a_forged_state_that_means_nothing_is_damaged(tmp_path: Path, state: str) -> None:
     forged(tmp_path / "a", state)
     with pytest.raises(CheckpointError, match="damaged: its state cannot be read"):

@@ -16,36 +16,47 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-import pipeline
-from pipeline.build.data import DataParts
-from pipeline.datasets.arrays import Arrays
-from pipeline.datasets.audio_pairs import AudioPairs
-from pipeline.datasets.delimited_stream import DelimitedStream
-from pipeline.datasets.delimited_text import DelimitedText
-from pipeline.datasets.files import Files
-from pipeline.datasets.image_folder import ImageFolder
-from pipeline.datasets.mixture import Mixture
-from pipeline.datasets.mixture_stream import StreamMixture
-from pipeline.datasets.packed import Packed
-from pipeline.datasets.parquet import Parquet
-from pipeline.datasets.parquet_stream import ParquetStream
-from pipeline.datasets.sequences import Sequences
-from pipeline.datasets.spoken_digits import SpokenDigits
-from pipeline.datasets.tar_shards import TarShards
-from pipeline.errors import ConfigError
-from pipeline.runs.identity import contents
-from pipeline.runs.identity.contents import UNREADABLE, digests
-from pipeline.runs.identity.fingerprints import fingerprint_of, first_difference
-from pipeline.runs.identity.sources import UNKNOWN, changes, code_of
+import penstock
+from penstock.addons.mixtures.mixture import Mixture
+from penstock.addons.mixtures.mixture_stream import StreamMixture
+from penstock.addons.packs.packed import Packed
+from penstock.addons.shards.tar_shards import TarShards
+from penstock.addons.tables.delimited_stream import DelimitedStream
+from penstock.addons.tables.delimited_text import DelimitedText
+from penstock.addons.tables.parquet import Parquet
+from penstock.addons.tables.parquet_stream import ParquetStream
+from penstock.build.data import DataParts
+from penstock.datasets.arrays import Arrays
+from penstock.datasets.audio_pairs import AudioPairs
+from penstock.datasets.files import Files
+from penstock.datasets.image_folder import ImageFolder
+from penstock.datasets.sequences import Sequences
+from penstock.datasets.spoken_digits import SpokenDigits
+from penstock.errors import ConfigError
+from penstock.runs.identity import contents
+from penstock.runs.identity.contents import UNREADABLE, digests
+from penstock.runs.identity.fingerprints import fingerprint_of, first_difference
+from penstock.runs.identity.sources import UNKNOWN, changes, code_of
 from tests.config.test_contradictions import OWN
 from tests.program import run
 
 FIT = (
-    "dataset=image_folder", "transform.train.crop.size=[8,8]", "batch.size=4", "trainer=quick",
-    "trainer.max_steps=2", "trainer.progress=none", "trainer.pictures=false", "tracker=none",
-    "trainer.baseline=false", "scheduler=none", "trainer.ledger=true", "loader.num_workers=0",
-    "loader.prefetch_factor=null", "loader.persistent_workers=null", "cache_dir=cache",
-)  # fmt: skip
+    "dataset=image_folder",
+    "transform.train.crop.size=[8,8]",
+    "batch.size=4",
+    "trainer=quick",
+    "trainer.max_steps=2",
+    "trainer.progress=none",
+    "trainer.pictures=false",
+    "tracker=none",
+    "trainer.baseline=false",
+    "scheduler=none",
+    "trainer.ledger=true",
+    "loader.num_workers=0",
+    "loader.prefetch_factor=null",
+    "loader.persistent_workers=null",
+    "cache_dir=cache",
+)
 
 
 def images(root):
@@ -223,8 +234,11 @@ def test_a_file_is_hashed_once(some, tmp_path, monkeypatch):
     after = digests(some[1:], tmp_path, settled=0)
     assert hashed == [some[2]]
     assert [one == other for one, other in zip(after, before[1:], strict=True)] == [
-        True, False, True, True,
-    ]  # fmt: skip
+        True,
+        False,
+        True,
+        True,
+    ]
 
 
 def test_files_that_changed_a_moment_ago_are_hashed_again(some, tmp_path, monkeypatch):
@@ -346,18 +360,32 @@ def test_a_dataset_of_ones_own_is_told_by_its_paths(tmp_path):
         fingerprint_of(one, "content", tmp_path)
 
 
-@pytest.mark.parametrize(("words", "message"), [
-    (["dataset=arrays", "dataset.root=x", "dataset.fingerprint=contents"],
-     r"got 'contents', expected names \| sizes \| content \(did you mean 'content'\?\)"),
-    (["dataset=arrays", "dataset.root=x", "dataset.fingerprint=null"], "got null, expected names"),
-    (["dataset=arrays", "dataset.root=x", "dataset.fingerprint=[content]"], "expected names"),
-    ([*OWN, "dataset.fingerprint=names"], "Numbers does not tell them: it has no `names_finger"),
-    ([*OWN, "dataset.fingerprint=content"], "Numbers does not tell them: it has no `data_files"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["dataset=arrays", "dataset.root=x", "dataset.fingerprint=contents"],
+            r"got 'contents', expected names \| sizes \| content \(did you mean 'content'\?\)",
+        ),
+        (
+            ["dataset=arrays", "dataset.root=x", "dataset.fingerprint=null"],
+            "got null, expected names",
+        ),
+        (["dataset=arrays", "dataset.root=x", "dataset.fingerprint=[content]"], "expected names"),
+        (
+            [*OWN, "dataset.fingerprint=names"],
+            "Numbers does not tell them: it has no `names_finger",
+        ),
+        (
+            [*OWN, "dataset.fingerprint=content"],
+            "Numbers does not tell them: it has no `data_files",
+        ),
+    ],
+)
 def test_preflight(words, message, monkeypatch):
     monkeypatch.setenv("PENSTOCK_TRUST", "tests")
     with pytest.raises(ConfigError, match=rf"(?s)dataset\.fingerprint: .*{message}"):
-        pipeline.compose(*words)
+        penstock.compose(*words)
 
 
 @pytest.fixture
@@ -396,8 +424,9 @@ def test_a_replaced_image_is_told_by_content_and_not_by_sizes(data, capsys):
 
 
 @pytest.mark.one_in(4)
-@pytest.mark.parametrize(("then", "now"), [("sizes", "content"), ("content", "sizes"),
-                                           ("names", "content")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("then", "now"), [("sizes", "content"), ("content", "sizes"), ("names", "content")]
+)
 def test_a_run_may_tell_its_data_in_another_way_from_now_on(then, now, data, capsys):
     assert fit(capsys, f"dataset.fingerprint={then}", "run_dir=run").code == 0
     done = resume(capsys, f"dataset.fingerprint={now}")
@@ -412,11 +441,18 @@ def test_a_run_may_tell_its_data_in_another_way_from_now_on(then, now, data, cap
 
 def test_a_pack_is_made_again_of_a_replaced_image(data, capsys):
     def packed():
-        words = ["dataset=image_folder", "dataset.root=data", "dataset.fingerprint=content",
-                 "dataset.packed=auto", "cache_dir=cache", "transform.train.normalize=null",
-                 "transform.val.normalize=null", "trainer.progress=none",
-                 "loader=threads"]  # fmt: skip
-        parts = DataParts(pipeline.compose(*words))
+        words = [
+            "dataset=image_folder",
+            "dataset.root=data",
+            "dataset.fingerprint=content",
+            "dataset.packed=auto",
+            "cache_dir=cache",
+            "transform.train.normalize=null",
+            "transform.val.normalize=null",
+            "trainer.progress=none",
+            "loader=threads",
+        ]
+        parts = DataParts(penstock.compose(*words))
         assert isinstance(parts.train.dataset, Packed)
         return parts.train.dataset.pack.folder, parts.train.fingerprint
 
@@ -494,7 +530,7 @@ def test_code_without_a_file_is_unknown_and_torch_is_left_out(monkeypatch):
     notebook.Typed = type("Typed", (OwnWithPaths,), {"__module__": notebook.__name__})
     monkeypatch.setitem(sys.modules, notebook.__name__, notebook)
     monkeypatch.setenv("PENSTOCK_TRUST", notebook.__name__)
-    config = pipeline.compose("dataset=arrays", "dataset.root=x")
+    config = penstock.compose("dataset=arrays", "dataset.root=x")
     node = {"_target_": f"{notebook.__name__}.Typed"}
     code = code_of(config.model_copy(update={"dataset": node}))
     assert code["dataset"][notebook.__name__] == UNKNOWN

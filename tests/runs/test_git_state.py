@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.runs import git_state as module
-from pipeline.runs.git_state import git_state
+from penstock.runs import git_state as module
+from penstock.runs.git_state import git_state
 
 GIT = shutil.which("git")
 pytestmark = pytest.mark.skipif(GIT is None, reason="no git on this machine")

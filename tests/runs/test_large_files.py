@@ -9,14 +9,14 @@ import sys
 import numpy as np
 import pytest
 
-from pipeline.errors import ConfigError, PenstockError
-from pipeline.files import plain_json
-from pipeline.files.plain_json import JsonError
-from pipeline.order.address import Address
-from pipeline.reports import time_spent
-from pipeline.runs import checkpoint_address, left_out, measurements, record
-from pipeline.runs.record import RunRecord, read_ledger
-from pipeline.runs.trackers.tracker import Measured
+from penstock.addons.reports import time_spent
+from penstock.addons.trackers.tracker import Measured
+from penstock.errors import ConfigError, PenstockError
+from penstock.files import plain_json
+from penstock.files.plain_json import JsonError
+from penstock.order.address import Address
+from penstock.runs import checkpoint_address, left_out, measurements, record
+from penstock.runs.record import RunRecord, read_ledger
 from tests.hostile_files import bounded
 
 MIB = 1 << 20
@@ -28,12 +28,12 @@ PROGRAM = """
 import resource, sys
 from pathlib import Path
 import numpy, pandas
-from pipeline import Run
-from pipeline.reports import run_report
-from pipeline.runs import left_out
-from pipeline.runs.record import RunRecord, read_ledger
-from pipeline.order.address import Address
-from pipeline.runs.history import RunHistory
+from penstock import Run
+from penstock.addons.reports import run_report
+from penstock.runs import left_out
+from penstock.runs.record import RunRecord, read_ledger
+from penstock.order.address import Address
+from penstock.addons.backwards.history import RunHistory
 
 def most():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
@@ -63,10 +63,19 @@ def run_folder(path):
 
 
 def measured(step, **more):
-    return {"event": "log", "epoch": 0, "step": step, "train/loss": 1 / step, "lr": 1e-3,
-            "samples_per_second": 1000 + step % 37 / 7, "wait_share": step % 97 / 97,
-            "ms/read": step % 89 / 89, "ms/collate": step % 83 / 83,
-            "seconds": step / 100, **more}  # fmt: skip
+    return {
+        "event": "log",
+        "epoch": 0,
+        "step": step,
+        "train/loss": 1 / step,
+        "lr": 1e-3,
+        "samples_per_second": 1000 + step % 37 / 7,
+        "wait_share": step % 97 / 97,
+        "ms/read": step % 89 / 89,
+        "ms/collate": step % 83 / 83,
+        "seconds": step / 100,
+        **more,
+    }
 
 
 def lines_of(count, line):
@@ -80,11 +89,24 @@ LARGE = {
     "report": ("metrics.jsonl", lambda number: json.dumps(measured(number + 1)), 230),
     "notebook": ("metrics.jsonl", lambda number: json.dumps(measured(number + 1)), 230),
     # Not as a fit writes it, so that it is read line by line.
-    "ledger": ("ledger.jsonl", lambda number: f'{{"epoch":0,"step":{number},"samples":8,'
-               f'"order":"{number:x}","loss":"{float(number).hex()}"}}', 75),
-    "quarantine": ("quarantine.csv", lambda number: ",".join(left_out.COLUMNS) if not number
-                   else f"train,{number - 1},faces/{number}.jpg,0,1,2,it is damaged,5f0c", 50),
-}  # fmt: skip
+    "ledger": (
+        "ledger.jsonl",
+        lambda number: (
+            f'{{"epoch":0,"step":{number},"samples":8,'
+            f'"order":"{number:x}","loss":"{float(number).hex()}"}}'
+        ),
+        75,
+    ),
+    "quarantine": (
+        "quarantine.csv",
+        lambda number: (
+            ",".join(left_out.COLUMNS)
+            if not number
+            else f"train,{number - 1},faces/{number}.jpg,0,1,2,it is damaged,5f0c"
+        ),
+        50,
+    ),
+}
 
 
 @pytest.mark.one_in(2)
@@ -96,12 +118,14 @@ LARGE = {
         *(
             pytest.param(*row, marks=pytest.mark.stress)
             for row in (
-                ("report", 654 * MIB, 600), ("notebook", 654 * MIB, 1000),
-                ("ledger", 654 * MIB, 600), ("quarantine", 20 * MIB, 300),
+                ("report", 654 * MIB, 600),
+                ("notebook", 654 * MIB, 1000),
+                ("ledger", 654 * MIB, 600),
+                ("quarantine", 20 * MIB, 300),
             )
         ),
     ],
-)  # fmt: skip
+)
 def test_a_large_file_takes_little_memory(tmp_path, reader, size, most):
     name, line, about = LARGE[reader]
     folder, empty = run_folder(tmp_path / "run"), run_folder(tmp_path / "empty")
@@ -113,8 +137,11 @@ def test_a_large_file_takes_little_memory(tmp_path, reader, size, most):
             file.write(some)
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, reader, folder, empty],
-        capture_output=True, text=True, check=False, env={**os.environ, "MPLBACKEND": "agg"},
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "MPLBACKEND": "agg"},
+    )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < most
 

@@ -2,11 +2,11 @@ import json
 
 import pytest
 
-from pipeline.distributed.group import Group
-from pipeline.files.disk import DiskError, cut
-from pipeline.order.samplers import Random
-from pipeline.tasks.recording import Ledger
-from pipeline.training.epoch_metrics import EpochMetrics, Step
+from penstock.addons.reports.recording import Ledger
+from penstock.distributed.group import Group
+from penstock.files.disk import DiskError, cut
+from penstock.order.samplers import Random
+from penstock.training.epoch_metrics import EpochMetrics, Step
 from tests.toy import loader
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.runs import checkpoint
-from pipeline.runs.resumption import SCHEDULES, with_schedules
-from pipeline.training.train_step import TrainStep
+from penstock.runs import checkpoint
+from penstock.runs.resumption import SCHEDULES, with_schedules
+from penstock.training.train_step import TrainStep
 from tests.own_parts import NUMBERS, Numbers
 from tests.program import run
 
@@ -23,9 +23,16 @@ def fit(tmp_path, monkeypatch, capsys):
     (tmp_path / "conf" / "dataset").mkdir(parents=True)
     (tmp_path / "conf" / "dataset" / "numbers.yaml").write_text(NUMBERS)
     common = ["--config-dir", "conf", "--trust", "tests", "loader=debug"]
-    first = ["dataset=numbers", "batch.size=8", "trainer.baseline=false", "tracker=none",
-             "trainer.pictures=false", "trainer.progress=none", "trainer.log_every=1",
-             "cache_dir=cache"]  # fmt: skip
+    first = [
+        "dataset=numbers",
+        "batch.size=8",
+        "trainer.baseline=false",
+        "tracker=none",
+        "trainer.pictures=false",
+        "trainer.progress=none",
+        "trainer.log_every=1",
+        "cache_dir=cache",
+    ]
 
     def go(*words):
         new = () if any(word.startswith("resume=") for word in words) else first
@@ -103,7 +110,7 @@ def test_the_longer_run_goes_on_to_the_bit(interval, fit, tmp_path):
             pass
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pipeline.tasks.fit.Preemption", Stops)
+        patch.setattr("penstock.tasks.fit.Preemption", Stops)
         stopped = fit("resume=left", "trainer.max_epochs=6")
     assert stopped.code == 75, stopped.err
     assert manifest("left")["status"] == "preempted"

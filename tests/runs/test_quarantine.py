@@ -14,13 +14,13 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from pipeline.datasets.image_folder import ImageFolder
-from pipeline.errors import ConfigError
-from pipeline.loading.bad_samples import LeftOut
-from pipeline.order.plan import Plan
-from pipeline.order.samplers import Sequential
-from pipeline.order.streams import StreamOrder, StreamPlan
-from pipeline.runs.quarantine import (
+from penstock.datasets.image_folder import ImageFolder
+from penstock.errors import ConfigError
+from penstock.loading.bad_samples import LeftOut
+from penstock.order.plan import Plan
+from penstock.order.samplers import Sequential
+from penstock.order.streams import StreamOrder, StreamPlan
+from penstock.runs.quarantine import (
     COLUMNS,
     NAME,
     QuarantineFile,
@@ -34,9 +34,18 @@ from tests import broken_images, streams
 from tests.program import run
 
 ROOT = Path(__file__).parents[2]
-FIT = ["dataset=image_folder", "trainer=quick", "trainer.max_epochs=2", "batch.size=6",
-       "tracker=none", "trainer.pictures=false", "trainer.baseline=false", "trainer.digest=true",
-       "transform.train.crop.size=[32,32]", "transform.val.resize.size=[32,32]"]  # fmt: skip
+FIT = [
+    "dataset=image_folder",
+    "trainer=quick",
+    "trainer.max_epochs=2",
+    "batch.size=6",
+    "tracker=none",
+    "trainer.pictures=false",
+    "trainer.baseline=false",
+    "trainer.digest=true",
+    "transform.train.crop.size=[32,32]",
+    "transform.val.resize.size=[32,32]",
+]
 
 
 def left_out(index, position=None, epoch=0, step=0, path="", cause="cut off"):
@@ -53,8 +62,10 @@ def test_a_sample_stands_in_it_once_where_it_was_met_first(tmp_path):
     assert [one.split for one in file.add(entries([left_out(7)], "val", "g"))] == ["val"]
     assert file.add(entries([left_out(5, path="a/3.jpg")], "val", "g")) == []
     assert [(one.split, one.index, one.step, one.position) for one in read(file.path)] == [
-        ("train", 3, 0, 3), ("train", 7, 1, 4), ("val", 7, 0, 7),
-    ]  # fmt: skip
+        ("train", 3, 0, 3),
+        ("train", 7, 1, 4),
+        ("val", 7, 0, 7),
+    ]
     assert len(file) == 3
     table = pd.read_csv(file.path)
     assert tuple(table.columns) == COLUMNS
@@ -115,8 +126,10 @@ def test_the_first_are_told_of_by_name():
     lines = list(notes(entries(file[:3], "train", "f"), 0))
     lines += notes(entries(file[3:], "train", "f"), 3)
     assert len(lines) == 6
-    assert lines[0] == "left out: sample 0 of the train split (epoch 0, step 0, position 0): " \
-                       "0.jpg is cut"  # fmt: skip
+    assert (
+        lines[0] == "left out: sample 0 of the train split (epoch 0, step 0, position 0): "
+        "0.jpg is cut"
+    )
     assert "listed in quarantine.csv" in lines[5]
 
 
@@ -137,8 +150,12 @@ def written(tmp_path, *some, split="train", dataset="f"):
 
 def test_a_file_is_known_by_its_path_whatever_its_index(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    path = written(tmp_path, left_out(5, path="a/x.jpg"), left_out(6, path=f"{tmp_path}/a/y.jpg"),
-                   left_out(7, path="s3://a/z.jpg"))  # fmt: skip
+    path = written(
+        tmp_path,
+        left_out(5, path="a/x.jpg"),
+        left_out(6, path=f"{tmp_path}/a/y.jpg"),
+        left_out(7, path="s3://a/z.jpg"),
+    )
     moved = Table(["s3://a/z.jpg", "a/w.jpg", f"{tmp_path}/a/../a/x.jpg", "./a/y.jpg"])
     for fingerprint in ("f", "another"):
         assert known_rows(path, moved, "train", fingerprint).keys() == {0, 2, 3}
@@ -170,11 +187,14 @@ def test_a_quarantine_of_other_files_is_refused(tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(None, "cannot be read: No such file"), ("a,b\n1,2\n", "columns are a, b; expected split"),
-     (",".join(COLUMNS) + "\ntrain,x,,0,0,0,c,f\n", "line 2: 'x' is not a number"),
-     (",".join(COLUMNS) + "\ntrain,1\n", "line 2: it has 2 fields, and needs 8"),
-     (b"\xff\xfe\n", "cannot be")],
-)  # fmt: skip
+    [
+        (None, "cannot be read: No such file"),
+        ("a,b\n1,2\n", "columns are a, b; expected split"),
+        (",".join(COLUMNS) + "\ntrain,x,,0,0,0,c,f\n", "line 2: 'x' is not a number"),
+        (",".join(COLUMNS) + "\ntrain,1\n", "line 2: it has 2 fields, and needs 8"),
+        (b"\xff\xfe\n", "cannot be"),
+    ],
+)
 def test_what_is_no_quarantine_is_refused(tmp_path, content, message):
     path = tmp_path / "x.csv"
     if content is not None:
@@ -227,8 +247,11 @@ def test_a_run_writes_it_and_the_next_one_meets_none_of_it_again(
     with Path("first", NAME).open() as file:
         lines = list(csv.DictReader(file))
     assert {(line["split"], line["index"]) for line in lines} == {
-        ("train", "4"), ("train", "9"), ("train", "20"), ("val", "1"),
-    }  # fmt: skip
+        ("train", "4"),
+        ("train", "9"),
+        ("train", "20"),
+        ("val", "1"),
+    }
     given = "bad_samples.quarantine=first/quarantine.csv"
     strict = [f"bad_samples.on_error={on_error}", "bad_samples.budget=0"]
     second = run(capsys, *FIT, images, *strict, given, "run_dir=second")
@@ -242,8 +265,17 @@ def test_a_run_writes_it_and_the_next_one_meets_none_of_it_again(
 
 @pytest.mark.stress
 def test_a_new_bad_sample_still_ends_a_run_that_raises(images, capsys, tmp_path):
-    assert run(capsys, *FIT, images, "bad_samples.on_error=skip", "bad_samples.budget=9",
-               "run_dir=first").code == 0  # fmt: skip
+    assert (
+        run(
+            capsys,
+            *FIT,
+            images,
+            "bad_samples.on_error=skip",
+            "bad_samples.budget=9",
+            "run_dir=first",
+        ).code
+        == 0
+    )
     train = ImageFolder(str(tmp_path / "images"), "train")
     broken_images.text(Path(train.path(7)))
     outcome = run(capsys, *FIT, images, "bad_samples.quarantine=first/quarantine.csv")
@@ -268,8 +300,16 @@ def test_the_same_digest_for_any_workers(images, capsys):
     outs = set()
     sent = ["loader.num_workers=1", "loader.multiprocessing_context=forkserver"]
     for more in (["loader=debug"], ["loader.num_workers=2"], sent):
-        outcome = run(capsys, "task=digest", "dataset=image_folder", images, "batch.size=6", *more,
-                      "bad_samples.on_error=substitute", "bad_samples.budget=0.2")  # fmt: skip
+        outcome = run(
+            capsys,
+            "task=digest",
+            "dataset=image_folder",
+            images,
+            "batch.size=6",
+            *more,
+            "bad_samples.on_error=substitute",
+            "bad_samples.budget=0.2",
+        )
         assert outcome.code == 0, outcome.err
         outs.add(outcome.out)
     assert len(outs) == 1
@@ -277,9 +317,16 @@ def test_the_same_digest_for_any_workers(images, capsys):
 
 @pytest.mark.stress
 def test_a_sampler_of_torchs_travels_to_workers(images, capsys):
-    common = ["task=digest", "dataset=image_folder", images, "batch.size=6",
-              "sampler._target_=torch.utils.data.RandomSampler", "+sampler.replacement=true",
-              "bad_samples.on_error=substitute", "bad_samples.budget=0.3"]  # fmt: skip
+    common = [
+        "task=digest",
+        "dataset=image_folder",
+        images,
+        "batch.size=6",
+        "sampler._target_=torch.utils.data.RandomSampler",
+        "+sampler.replacement=true",
+        "bad_samples.on_error=substitute",
+        "bad_samples.budget=0.3",
+    ]
     outs = set()
     sent = ["loader.num_workers=1", "loader.multiprocessing_context=forkserver"]
     for more in (["loader=debug"], sent):
@@ -313,8 +360,17 @@ def test_ranks_leave_out_the_same_and_write_one_file(images, capsys):
     policy = ["bad_samples.on_error=skip", "bad_samples.budget=0.1", "trainer.max_epochs=1"]
     alone = run(capsys, *FIT, images, *policy, "run_dir=alone")
     assert alone.code == 0, alone.err
-    command = [sys.executable, ROOT / "run.py", *FIT, images, *policy, "run_dir=shared",
-               "distributed=ddp", "distributed.nproc=2", "loader=debug"]  # fmt: skip
+    command = [
+        sys.executable,
+        ROOT / "run.py",
+        *FIT,
+        images,
+        *policy,
+        "run_dir=shared",
+        "distributed=ddp",
+        "distributed.nproc=2",
+        "loader=debug",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert hashes(Path("shared")) == hashes(Path("alone"))

@@ -10,14 +10,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import pipeline
-from pipeline.errors import ConfigError, PenstockError
-from pipeline.runs.record import RunRecord, find, read_ledger
+import penstock
+from penstock.errors import ConfigError, PenstockError
+from penstock.runs.record import RunRecord, find, read_ledger
 from tests.program import run
 
-ROOT = Path(pipeline.__file__).parent.parent
-SMALL = ["trainer=quick", "trainer.max_steps=6", "loader=debug", "trainer.pictures=false",
-         "trainer.ledger=true", "trainer.device=cpu", "tracker=none"]  # fmt: skip
+ROOT = Path(penstock.__file__).parent.parent
+SMALL = [
+    "trainer=quick",
+    "trainer.max_steps=6",
+    "loader=debug",
+    "trainer.pictures=false",
+    "trainer.ledger=true",
+    "trainer.device=cpu",
+    "tracker=none",
+]
 
 
 @pytest.fixture
@@ -43,8 +50,10 @@ def test_a_killed_run_is_told_from_a_running_one(done):
     manifest = json.loads((done / "manifest.json").read_text())
     (done / "manifest.json").write_text(json.dumps({**manifest, "status": "running"}))
     assert RunRecord.read(done).state == "killed"
-    code = ("import fcntl, sys, time; f = open(sys.argv[1], 'r+'); fcntl.flock(f, fcntl.LOCK_EX); "
-            "print('held', flush=True); time.sleep(100)")  # fmt: skip
+    code = (
+        "import fcntl, sys, time; f = open(sys.argv[1], 'r+'); fcntl.flock(f, fcntl.LOCK_EX); "
+        "print('held', flush=True); time.sleep(100)"
+    )
     command = [sys.executable, "-c", code, str(done / "holder.json")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout.readline() == "held\n"
@@ -61,12 +70,14 @@ def test_a_line_in_progress_is_left_out(done):
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("name", "line"),
-    [("metrics.jsonl", '{"event": "epoch", "epoch": 0, "step": 6, "val/loss": "<script>"}'),
-     ("metrics.jsonl", '{"event": "other", "epoch": 0, "step": 6}'),
-     ("metrics.jsonl", "[]"),
-     ("ledger.jsonl", '{"epoch": 9, "step": 0, "samples": 1, "order": "zz", "loss": "0x1p0"}'),
-     ("ledger.jsonl", '{"epoch": 0, "step": 0, "samples": 1, "order": "00", "loss": "0x1p0"}')],
-)  # fmt: skip
+    [
+        ("metrics.jsonl", '{"event": "epoch", "epoch": 0, "step": 6, "val/loss": "<script>"}'),
+        ("metrics.jsonl", '{"event": "other", "epoch": 0, "step": 6}'),
+        ("metrics.jsonl", "[]"),
+        ("ledger.jsonl", '{"epoch": 9, "step": 0, "samples": 1, "order": "zz", "loss": "0x1p0"}'),
+        ("ledger.jsonl", '{"epoch": 0, "step": 0, "samples": 1, "order": "00", "loss": "0x1p0"}'),
+    ],
+)
 def test_a_damaged_line_is_named(done, name, line):
     with (done / name).open("a") as file:
         file.write(line + "\n")
@@ -91,17 +102,24 @@ def test_a_fifo_in_the_place_of_a_file_keeps_nobody_waiting(done):
 
 
 def test_reading_imports_no_torch():
-    code = "import pipeline.runs.record, sys; sys.exit('torch' in sys.modules)"
+    code = "import penstock.runs.record, sys; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
 def test_a_ledger_is_read_the_same_by_blocks_and_line_by_line(tmp_path, monkeypatch):
-    lines = [{"epoch": step // 7, "step": step % 7, "samples": 8,
-              "order": f"{step * 2**60 % 2**64:016x}", "loss": (step / 3).hex()}
-             for step in range(100)]  # fmt: skip
+    lines = [
+        {
+            "epoch": step // 7,
+            "step": step % 7,
+            "samples": 8,
+            "order": f"{step * 2**60 % 2**64:016x}",
+            "loss": (step / 3).hex(),
+        }
+        for step in range(100)
+    ]
     path = tmp_path / "ledger.jsonl"
     path.write_text("".join(f"{json.dumps(line)}\n" for line in lines) + '{"epoch": 99, "st')
-    monkeypatch.setattr("pipeline.runs.record._BLOCK", 1000)
+    monkeypatch.setattr("penstock.runs.record._BLOCK", 1000)
     by_block = read_ledger(path)
     spaced = "".join(f"{json.dumps(line, indent=None, separators=(',', ':'))}\n" for line in lines)
     (tmp_path / "other").mkdir()

@@ -42,10 +42,17 @@ def same(found, undisturbed):
 
 # Those that are like another one but in name; `make stress` takes them, too.
 RARE = {
-    "sampler subset", "sampler torch's random", "stream plain", "stream seeking",
-    "scheduler none", "optimizer adam, amsgrad", "optimizer rmsprop", "optimizer adagrad",
-    "optimizer nadam", "optimizer asgd",
-}  # fmt: skip
+    "sampler subset",
+    "sampler torch's random",
+    "stream plain",
+    "stream seeking",
+    "scheduler none",
+    "optimizer adam, amsgrad",
+    "optimizer rmsprop",
+    "optimizer adagrad",
+    "optimizer nadam",
+    "optimizer asgd",
+}
 
 
 def every_step():

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import yaml
 
-from pipeline.errors import ConfigError, PenstockError
-from pipeline.runs.run_folder import RunFolder
+from penstock.errors import ConfigError, PenstockError
+from penstock.runs.run_folder import RunFolder
 
 
 def manifest(folder):

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.runs import checkpoint
-from pipeline.runs.checkpoint import CheckpointError, Checkpoints
+from penstock.runs import checkpoint
+from penstock.runs.checkpoint import CheckpointError, Checkpoints
 from tests import warm
 from tests.shards import network, state_of, step
 
@@ -24,8 +24,11 @@ def ran(tmp_path_factory):
     folder = tmp_path_factory.mktemp("shards")
     done = warm.run(
         [sys.executable, "-m", "tests.shards", str(folder)],
-        cwd=ROOT, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stderr
     return folder
 

@@ -11,25 +11,46 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.runs import checkpoint
+from penstock.runs import checkpoint
 from tests import warm
 from tests.program import ROOT, run
 
 SMALL = (
-    "dataset=sequences", "dataset.count=400", "batch.size=8", "trainer.max_epochs=3",
-    "trainer.log_every=5", "trainer.checkpoint.every_steps=7", "trainer.baseline=false",
-    "trainer.pictures=false", "tracker=none", "trainer.ledger=true", "loader.num_workers=1",
-)  # fmt: skip
+    "dataset=sequences",
+    "dataset.count=400",
+    "batch.size=8",
+    "trainer.max_epochs=3",
+    "trainer.log_every=5",
+    "trainer.checkpoint.every_steps=7",
+    "trainer.baseline=false",
+    "trainer.pictures=false",
+    "tracker=none",
+    "trainer.ledger=true",
+    "loader.num_workers=1",
+)
 
 
 def start(folder, *more, ranks=0):
     """A real process that trains into `folder`."""
     many = (f"distributed.nproc={ranks}", "distributed=ddp") if ranks else ()
-    command = [sys.executable, "run.py", *SMALL, *many, f"run_dir={folder}",
-               f"cache_dir={folder.parent}/cache", *more]  # fmt: skip
+    command = [
+        sys.executable,
+        "run.py",
+        *SMALL,
+        *many,
+        f"run_dir={folder}",
+        f"cache_dir={folder.parent}/cache",
+        *more,
+    ]
     # A group of its own, so that what a test sends it does not reach the tests.
-    return warm.start(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                      start_new_session=True)  # fmt: skip
+    return warm.start(
+        command,
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
 
 
 def wait_for_steps(folder, count, process, seconds=90):
@@ -66,9 +87,11 @@ def undisturbed(tmp_path_factory):
 
 @pytest.mark.parametrize(
     "number",
-    [signal.SIGTERM, *(pytest.param(one, marks=pytest.mark.stress)
-                       for one in (signal.SIGINT, signal.SIGUSR1))],
-)  # fmt: skip
+    [
+        signal.SIGTERM,
+        *(pytest.param(one, marks=pytest.mark.stress) for one in (signal.SIGINT, signal.SIGUSR1)),
+    ],
+)
 def test_a_signal_stops_a_run_that_can_go_on(number, undisturbed, tmp_path, capsys):
     folder = tmp_path / "run"
     process = start(folder)
@@ -201,8 +224,9 @@ def test_a_stopped_launcher_stops_its_ranks(tmp_path, capsys):
 
 
 def ranks_of(process):
-    children = subprocess.run(["ps", "-o", "pid=,args=", "--ppid", str(process.pid)],
-                              capture_output=True, text=True).stdout.splitlines()  # fmt: skip
+    children = subprocess.run(
+        ["ps", "-o", "pid=,args=", "--ppid", str(process.pid)], capture_output=True, text=True
+    ).stdout.splitlines()
     return [int(line.split()[0]) for line in children if "run.py" in line]
 
 

@@ -18,9 +18,14 @@ def trusted(monkeypatch, tmp_path):
 def test_another_fold_is_other_data(tmp_path):
     found = strangers.table(tmp_path, ["Args"], ["argument"])
     assert {who: said for (_, _, who), said in found.items()} == {
-        "resume": "refused", "verify": "differ", "diff": "differ", "report": "differ",
-        "sharing": "refused", "caches": "right", "where": "-",
-    }  # fmt: skip
+        "resume": "refused",
+        "verify": "differ",
+        "diff": "differ",
+        "report": "differ",
+        "sharing": "refused",
+        "caches": "right",
+        "where": "-",
+    }
 
 
 @pytest.mark.stress
@@ -47,8 +52,9 @@ def test_a_run_of_the_same_data_is_the_same_as_far_as_that_is_known(
     told = strangers.run("task=verify", f"runs=[{project.base},{again}]")
     assert told.code == 0
     last = told.text.splitlines()[-1]
-    assert last == ("the same" if known else
-                    "not known to be the same: samples; what else was compared is")  # fmt: skip
+    assert last == (
+        "the same" if known else "not known to be the same: samples; what else was compared is"
+    )
     copied = tmp_path / "resumed"
     shutil.copytree(project.base, copied)
     told = strangers.run(f"resume={copied}", "trainer.max_epochs=2")
@@ -66,8 +72,10 @@ def test_what_differs_is_named_and_may_be_overruled(tmp_path, monkeypatch):
     again = f"resume={project.base}", *project.words[-2:-1], "~dataset", "trainer.max_epochs=2"
     told = strangers.run(*again)
     assert told.code == 2
-    assert ("dataset.identity.arguments.scale: is 2.0 here and was 1.0 in the run that is resumed"
-            in told.text)  # fmt: skip
+    assert (
+        "dataset.identity.arguments.scale: is 2.0 here and was 1.0 in the run that is resumed"
+        in told.text
+    )
     assert "dataset.identity.rows: row 0, 3, 5, 8," in told.text
     assert "'resume_despite=[dataset]'" in told.text
     done = strangers.run(*again, "resume_despite=[dataset]")

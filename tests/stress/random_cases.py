@@ -8,7 +8,7 @@ import random
 from dataclasses import dataclass, field
 
 OWN = "tests.stress.random_data"
-ORDERS = "pipeline.order.samplers"
+ORDERS = "penstock.order.samplers"
 REGRESSION = (
     "transform=none",
     "collate=stack",
@@ -247,7 +247,7 @@ def mixed_stream(draw, rows):
         node += f", weights: {{{', '.join(weights)}}}"
     if draw.random() < 0.3:
         node, total = f"{node}, stop: first", 0
-    target = "pipeline.datasets.mixture_stream.StreamMixture"
+    target = "penstock.addons.mixtures.mixture_stream.StreamMixture"
     words = ("~dataset", f"+dataset={{_target_: {target}, {node}}}", *REGRESSION)
     return Kind(words, rows=total, stream=True, packs=False)
 
@@ -283,7 +283,7 @@ def mixture(draw, rows):
         node += ", knots: samples"
     words = (
         "~dataset",
-        f"+dataset={{_target_: pipeline.datasets.mixture.Mixture, {node}}}",
+        f"+dataset={{_target_: penstock.addons.mixtures.mixture.Mixture, {node}}}",
         *REGRESSION,
     )
     return Kind(words, rows=rows, mixes=True, packs=False, sources=names)
@@ -345,7 +345,7 @@ def _order(draw, kind, depth=0):
             "stages": draw.choice((1, 2, 3, 4, 10)),
             "descending": draw.choice(("true", "false")),
         }
-        return "pipeline.order.composed.Curriculum", options
+        return "penstock.order.composed.Curriculum", options
     options = {"replacement": draw.choice(("true", "false"))}
     if chosen == "weights":
         options["column"], options["weights"] = (
@@ -423,7 +423,7 @@ def _repeated(draw, kind, size, depth=0):
             else _order(draw, kind)
         )
         options["order"] = _node(name, inner)
-    return "pipeline.order.composed.Repeated", options
+    return "penstock.order.composed.Repeated", options
 
 
 def _inner(draw, kind, size):
@@ -528,7 +528,7 @@ def _steps(draw, kind):
         words.append(f"+transform.train.noise={{_target_: {OWN}.Noise}}")
     if "small_conv_net" in str(kind.words) and draw.random() < 0.3:
         name = draw.choice(("MixUp", "CutMix"))
-        words.append(f"+transform.train_batch.mix={{_target_: pipeline.transforms.mixing.{name}}}")
+        words.append(f"+transform.train_batch.mix={{_target_: penstock.transforms.mixing.{name}}}")
     if kind.damaged:
         words.append(f"bad_samples.on_error={draw.choice(('skip', 'substitute', 'skip', 'raise'))}")
         words.append(
@@ -542,7 +542,7 @@ WRONG = """
 batch.size=0 | batch.size=null | batch.tail=never | seed=-1 | seed=18446744073709551616 |
 batch.val_size=0 | trainer.max_epochs=0 | trainer.skip=[[[3,1],[2,0]]] | trainer.skip=[[0]] |
 trainer.accumulate=0 | sampler=nothing | sampler.column=nothing | +sampler.nothing=1 |
-sampler._target_=pipeline.order.samplers.Nothing | sampler._target_=os.system |
+sampler._target_=penstock.order.samplers.Nothing | sampler._target_=os.system |
 +dataset.nothing=1 | +dataset.filter=nothing > 1 | +dataset.filter=( | +dataset.filter=1 |
 +dataset.unique=nothing | +dataset.without=[1000000] | +dataset.without=[-1] |
 +dataset.without=nothing.csv | loader.num_workers=-1 | loader.prefetch_factor=0 |

@@ -36,9 +36,9 @@ import torch
 import torchmetrics.classification
 import torchmetrics.regression  # noqa: F401  (imported once, and not by each case)
 
-from pipeline import command
-from pipeline.distributed import preemption
-from pipeline.errors import PenstockError
+from penstock import command
+from penstock.distributed import preemption
+from penstock.errors import PenstockError
 from tests.stress import random_cases, random_files
 from tests.stress.random_legs import MAIN, Check, Failed, words_of
 from tests.stress.random_runs import redirect

@@ -11,16 +11,16 @@ from functools import partial
 import numpy as np
 import torch
 
-from pipeline import Run, compose
-from pipeline.build.data import DataParts
-from pipeline.distributed.world import World
-from pipeline.errors import DataError
-from pipeline.loading.dataset_facts import table_of
-from pipeline.loading.fetch import batch_hash, hash_of_rows
-from pipeline.order.randomness import hash64, hash64_array
-from pipeline.order.streams import is_stream
-from pipeline.runs import checkpoint
-from pipeline.runs.history import SKIPPED
+from penstock import Run, compose
+from penstock.addons.backwards.history import SKIPPED
+from penstock.build.data import DataParts
+from penstock.distributed.world import World
+from penstock.errors import DataError
+from penstock.loading.dataset_facts import table_of
+from penstock.loading.fetch import batch_hash, hash_of_rows
+from penstock.order.randomness import hash64, hash64_array
+from penstock.order.streams import is_stream
+from penstock.runs import checkpoint
 from tests.stress import random_oracle
 from tests.stress.random_oracle import Data
 from tests.stress.random_runs import MOST, Program, lines, loaded, planned, unlimited

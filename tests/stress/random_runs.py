@@ -10,12 +10,12 @@ from pathlib import Path
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from pipeline import command
-from pipeline.build.data import DataParts
-from pipeline.config.schema import LimitBatches
-from pipeline.distributed.world import World
-from pipeline.errors import ConfigError
-from pipeline.loading.fetch import hash_of_rows, row_hashes
+from penstock import command
+from penstock.build.data import DataParts
+from penstock.config.schema import LimitBatches
+from penstock.distributed.world import World
+from penstock.errors import ConfigError
+from penstock.loading.fetch import hash_of_rows, row_hashes
 from tests.ports import free_port
 from tests.stress.random_oracle import Step
 

@@ -19,12 +19,23 @@ from tests.program import ROOT
 pytestmark = pytest.mark.stress
 TIMEOUT = 6
 WORDS = (
-    "dataset=hanging", "batch.size=8", "trainer.max_epochs=4", "trainer.log_every=2",
-    "trainer.checkpoint.every_steps=5", "trainer.pictures=false", "trainer.report=false",
-    "tracker=none", "trainer.digest=true", "trainer.device=cpu", "loader=debug",
-    "trainer.progress=none", "run_dir=run", "resume=auto", "cache_dir=cache",
+    "dataset=hanging",
+    "batch.size=8",
+    "trainer.max_epochs=4",
+    "trainer.log_every=2",
+    "trainer.checkpoint.every_steps=5",
+    "trainer.pictures=false",
+    "trainer.report=false",
+    "tracker=none",
+    "trainer.digest=true",
+    "trainer.device=cpu",
+    "loader=debug",
+    "trainer.progress=none",
+    "run_dir=run",
+    "resume=auto",
+    "cache_dir=cache",
     f"distributed.timeout={TIMEOUT}",
-)  # fmt: skip
+)
 
 
 def start(folder, launcher, *more, ranks=2, **environment):
@@ -32,25 +43,51 @@ def start(folder, launcher, *more, ranks=2, **environment):
     (folder / "conf" / "dataset").mkdir(parents=True, exist_ok=True)
     (folder / "conf" / "dataset" / "hanging.yaml").write_text(hanging.CONF)
     words = [str(ROOT / "run.py"), "--trust", "tests", "--config-dir", "conf", *WORDS, *more]
-    clean = {name: value for name, value in os.environ.items()
-             if not name.startswith(("SLURM", "MASTER", "WORLD", "RANK", "HANG"))}  # fmt: skip
+    clean = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("SLURM", "MASTER", "WORLD", "RANK", "HANG"))
+    }
     clean |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **environment}
     each = [{}]
     if launcher == "ours":
         words.append(f"distributed.nproc={ranks}")
     elif launcher == "torchrun":
-        words = ["-m", "torch.distributed.run", "--master-port", str(free_port()),
-                 "--nproc-per-node", str(ranks), *words]  # fmt: skip
+        words = [
+            "-m",
+            "torch.distributed.run",
+            "--master-port",
+            str(free_port()),
+            "--nproc-per-node",
+            str(ranks),
+            *words,
+        ]
     else:
-        step = {"SLURM_JOB_ID": "47", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": str(ranks),
-                "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_TASKS_PER_NODE": str(ranks),
-                "SLURM_NODEID": "0", "SLURM_STEP_NODELIST": "here",
-                "MASTER_PORT": str(free_port())}  # fmt: skip
-        each = [{**step, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)}
-                for rank in range(ranks)]  # fmt: skip
+        step = {
+            "SLURM_JOB_ID": "47",
+            "SLURM_STEP_ID": "0",
+            "SLURM_STEP_NUM_TASKS": str(ranks),
+            "SLURM_STEP_NUM_NODES": "1",
+            "SLURM_STEP_TASKS_PER_NODE": str(ranks),
+            "SLURM_NODEID": "0",
+            "SLURM_STEP_NODELIST": "here",
+            "MASTER_PORT": str(free_port()),
+        }
+        each = [
+            {**step, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)} for rank in range(ranks)
+        ]
     with (folder / "log").open("a") as log:
-        return [subprocess.Popen([sys.executable, *words], cwd=folder, env=clean | own, stdout=log,
-                                 stderr=log, start_new_session=True) for own in each]  # fmt: skip
+        return [
+            subprocess.Popen(
+                [sys.executable, *words],
+                cwd=folder,
+                env=clean | own,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+            for own in each
+        ]
 
 
 def ended(processes, seconds):
@@ -86,15 +123,26 @@ def undisturbed(tmp_path_factory):
 DDP, FSDP = ("distributed=ddp",), ("distributed=fsdp",)
 ADDED = ("distributed=ddp", "trainer.accumulate=3")
 CASES = [
-    ("ours", DDP, "train 1 stop"), ("ours", DDP, "train 0 stop"), ("ours", DDP, "train 1 gil"),
-    ("ours", DDP, "val 1 spin"), ("ours", DDP, "gather 0 deadlock"), ("ours", DDP, "update 1 gil"),
-    ("ours", DDP, "background_save 0 deadlock"), ("ours", DDP, "end 0 stop"),
-    ("ours", DDP, "set-up 1 stop"), ("ours", ADDED, "train 1 deadlock"),
-    ("ours", FSDP, "train 0 spin"), ("ours", FSDP, "background_shard 1 deadlock"),
-    ("torchrun", DDP, "train 0 stop"), ("torchrun", FSDP, "update 1 gil"),
-    ("srun", DDP, "train 0 stop"), ("srun", DDP, "train 1 gil"), ("srun", DDP, "train 0 gil"),
-    ("srun", FSDP, "val 1 deadlock"), ("srun", DDP, "set-up 1 spin"),
-]  # fmt: skip
+    ("ours", DDP, "train 1 stop"),
+    ("ours", DDP, "train 0 stop"),
+    ("ours", DDP, "train 1 gil"),
+    ("ours", DDP, "val 1 spin"),
+    ("ours", DDP, "gather 0 deadlock"),
+    ("ours", DDP, "update 1 gil"),
+    ("ours", DDP, "background_save 0 deadlock"),
+    ("ours", DDP, "end 0 stop"),
+    ("ours", DDP, "set-up 1 stop"),
+    ("ours", ADDED, "train 1 deadlock"),
+    ("ours", FSDP, "train 0 spin"),
+    ("ours", FSDP, "background_shard 1 deadlock"),
+    ("torchrun", DDP, "train 0 stop"),
+    ("torchrun", FSDP, "update 1 gil"),
+    ("srun", DDP, "train 0 stop"),
+    ("srun", DDP, "train 1 gil"),
+    ("srun", DDP, "train 0 gil"),
+    ("srun", FSDP, "val 1 deadlock"),
+    ("srun", DDP, "set-up 1 spin"),
+]
 
 
 @pytest.mark.parametrize(("launcher", "more", "hang"), CASES, ids=lambda one: str(one))

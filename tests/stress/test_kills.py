@@ -15,7 +15,7 @@ import time
 
 import pytest
 
-from pipeline.loading.workers.backends import LoaderOptions
+from penstock.loading.workers.backends import LoaderOptions
 from tests import deaths, toy
 
 pytestmark = pytest.mark.stress
@@ -127,8 +127,9 @@ def moments(storm):
 @pytest.mark.parametrize("in_order", [True, False])
 def test_kills_of_forked_workers(persistent, in_order, undisturbed):
     storm = Storm(seed=2 * persistent + in_order)
-    options = LoaderOptions("process", WORKERS, persistent_workers=persistent, in_order=in_order,
-                            max_deaths=6)  # fmt: skip
+    options = LoaderOptions(
+        "process", WORKERS, persistent_workers=persistent, in_order=in_order, max_deaths=6
+    )
     while storm.kills < 55:
         assert run(storm, options, moments(storm), epochs=2) == undisturbed[:2]
     storm.report(f"fork, persistent={persistent}, in_order={in_order}")
@@ -138,8 +139,9 @@ def test_kills_of_forked_workers(persistent, in_order, undisturbed):
 @pytest.mark.parametrize("context", ["spawn", "forkserver"])
 def test_kills_of_workers_that_start_slowly(context, undisturbed):
     storm = Storm(seed=7)
-    options = LoaderOptions("process", WORKERS, persistent_workers=True, max_deaths=6,
-                            multiprocessing_context=context)  # fmt: skip
+    options = LoaderOptions(
+        "process", WORKERS, persistent_workers=True, max_deaths=6, multiprocessing_context=context
+    )
     assert run(storm, options, {3: 1, 15: 2}, epochs=4) == undisturbed[:4]
     storm.report(context)
     assert storm.kills >= 10

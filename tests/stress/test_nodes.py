@@ -22,16 +22,22 @@ LOSSES = int(os.environ.get("PENSTOCK_TEST_LOSSES", "5"))
 def undisturbed(folder, *more):
     """A run on this machine."""
     Cluster(folder)
-    done = subprocess.run([sys.executable, "run.py", *words(folder, "whole", 0), *more], cwd=ROOT,
-                          capture_output=True, text=True, check=False)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "run.py", *words(folder, "whole", 0), *more],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return folder / "whole"
 
 
 def test_a_lost_node_that_comes_back_leaves_the_same_bits(tmp_path):
     whole = undisturbed(tmp_path, "distributed=ddp", "distributed.nproc=2")
-    with Cluster(tmp_path, sizes=(2, 2), seconds=0.05,
-                 more=["trainer.checkpoint.memory_every_steps=2"]) as cluster:  # fmt: skip
+    with Cluster(
+        tmp_path, sizes=(2, 2), seconds=0.05, more=["trainer.checkpoint.memory_every_steps=2"]
+    ) as cluster:
         cluster.add("a")
         cluster.add("b")
         for lost, other in ("ab", "ba"):

@@ -77,8 +77,13 @@ def test_stops_of_sweeps(backend, ranks, tmp_path):
     draw, times = random.Random(f"{backend} {ranks} sweep"), []
 
     def sweep(name):
-        more = ("trainer.baseline=false", "trainer.max_epochs=2", "-m", "optimizer.lr=0.1,0.05",
-                f"hydra.sweep.dir={tmp_path / name / 'sweep'}")  # fmt: skip
+        more = (
+            "trainer.baseline=false",
+            "trainer.max_epochs=2",
+            "-m",
+            "optimizer.lr=0.1,0.05",
+            f"hydra.sweep.dir={tmp_path / name / 'sweep'}",
+        )
         if ranks > 1:  # each job starts its ranks itself
             more += ("distributed=ddp", f"distributed.nproc={ranks}")
         return Runs(tmp_path / name, backend, more=more)

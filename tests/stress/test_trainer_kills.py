@@ -15,19 +15,28 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline import command
-from pipeline.runs import checkpoint
-from pipeline.runs.checkpoint import find_newest, has_checkpoint
+from penstock import command
+from penstock.runs import checkpoint
+from penstock.runs.checkpoint import find_newest, has_checkpoint
 
 pytestmark = pytest.mark.stress
 KILLS, SECONDS = 100, 1500
 RUN = (
-    "dataset=sequences", "dataset.count=2000", "batch.size=8", "trainer.max_epochs=20",
-    "trainer.checkpoint.every_steps=1", "trainer.checkpoint.keep_last=2", "trainer.ledger=true",
-    "trainer.baseline=false", "trainer.pictures=false", "trainer.report=false",
-    "trainer.progress=none", "tracker=none",
-    "loader.num_workers=2", "trainer.log_every=10",
-)  # fmt: skip
+    "dataset=sequences",
+    "dataset.count=2000",
+    "batch.size=8",
+    "trainer.max_epochs=20",
+    "trainer.checkpoint.every_steps=1",
+    "trainer.checkpoint.keep_last=2",
+    "trainer.ledger=true",
+    "trainer.baseline=false",
+    "trainer.pictures=false",
+    "trainer.report=false",
+    "trainer.progress=none",
+    "tracker=none",
+    "loader.num_workers=2",
+    "trainer.log_every=10",
+)
 
 
 def start(folder, log):
@@ -41,8 +50,15 @@ def start(folder, log):
     os.dup2(output, 2)
     code = 1
     try:
-        code = command.main([*RUN, f"run_dir={folder}", f"cache_dir={folder.parent}/cache",
-                             f"dataset.root={folder.parent}/data", "resume=auto"])  # fmt: skip
+        code = command.main(
+            [
+                *RUN,
+                f"run_dir={folder}",
+                f"cache_dir={folder.parent}/cache",
+                f"dataset.root={folder.parent}/data",
+                "resume=auto",
+            ]
+        )
     finally:
         os._exit(code)
 

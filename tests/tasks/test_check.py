@@ -12,11 +12,11 @@ import pytest
 import torch
 from PIL import Image
 
-from pipeline import command, terminal
-from pipeline.datasets.image_folder import ImageFolder
-from pipeline.datasets.reading.damage import audio_damage, image_damage
-from pipeline.runs.quarantine import NAME, read
-from pipeline.tasks.check import not_finite
+from penstock import command, terminal
+from penstock.datasets.image_folder import ImageFolder
+from penstock.datasets.reading.damage import audio_damage, image_damage
+from penstock.runs.quarantine import NAME, read
+from penstock.tasks.check import not_finite
 from tests import broken_images
 from tests.program import SHARED, run
 
@@ -62,8 +62,14 @@ def test_all_that_is_wrong_is_listed_and_written(images, loader, capsys):
     assert {one.path for one in read(Path("run", NAME))} == found.keys()
     for one in read(Path("run", NAME)):
         assert ImageFolder("images", one.split).path(one.index) == one.path
-    again = run(capsys, "task=digest", "dataset=image_folder", "dataset.root=images",
-                f"bad_samples.quarantine=run/{NAME}", "bad_samples.budget=0")  # fmt: skip
+    again = run(
+        capsys,
+        "task=digest",
+        "dataset=image_folder",
+        "dataset.root=images",
+        f"bad_samples.quarantine=run/{NAME}",
+        "bad_samples.budget=0",
+    )
     assert again.code == 0, again.err
 
 
@@ -102,15 +108,27 @@ def test_a_table_is_checked_row_by_row(tmp_path, monkeypatch, capsys):
     rows = [f"{'ham' if n % 3 else 'spam'}\ttext number {n}" for n in range(50)]
     rows[7], rows[30] = "ham", "ham\ttoo\tmany"
     Path("sms.tsv").write_text("label\ttext\n" + "\n".join(rows) + "\n")
-    outcome = run(capsys, "task=check", "dataset=delimited_text", "dataset.root=sms.tsv",
-                  "dataset.classes=[ham,spam]", "run_dir=run")  # fmt: skip
+    outcome = run(
+        capsys,
+        "task=check",
+        "dataset=delimited_text",
+        "dataset.root=sms.tsv",
+        "dataset.classes=[ham,spam]",
+        "run_dir=run",
+    )
     assert outcome.code == 3, outcome.err
     assert len(outcome.out.splitlines()) == 3
     assert "line 9" in outcome.out
     assert "line 32" in outcome.out
     given = f"bad_samples.quarantine=run/{NAME}"
-    digest = run(capsys, "task=digest", "dataset=delimited_text", "dataset.root=sms.tsv",
-                 "dataset.classes=[ham,spam]", given)  # fmt: skip
+    digest = run(
+        capsys,
+        "task=digest",
+        "dataset=delimited_text",
+        "dataset.root=sms.tsv",
+        "dataset.classes=[ham,spam]",
+        given,
+    )
     assert digest.code == 0, digest.err
 
 
@@ -252,9 +270,12 @@ def test_flac_is_held_against_its_own_checksum(tmp_path, subtype):
 @pytest.mark.skipif(not SHARED.exists(), reason="the real data is not here")
 @pytest.mark.parametrize(
     ("dataset", "folder", "count"),
-    [("image_folder", "hymenoptera", 397), ("face_landmarks", "faces", 69),
-     pytest.param("spoken_digits", "fsdd", 3000, marks=pytest.mark.stress)],
-)  # fmt: skip
+    [
+        ("image_folder", "hymenoptera", 397),
+        ("face_landmarks", "faces", 69),
+        pytest.param("spoken_digits", "fsdd", 3000, marks=pytest.mark.stress),
+    ],
+)
 def test_real_data_is_not_suspicious(dataset, folder, count, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     outcome = run(capsys, "task=check", f"dataset={dataset}", f"dataset.root={SHARED / folder}")

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import command, tasks
-from pipeline.errors import ConfigError, DataError, PenstockError
+from penstock import command, tasks
+from penstock.errors import ConfigError, DataError, PenstockError
 from tests.program import run
 
 ROOT = Path(__file__).parents[2]
@@ -176,7 +176,7 @@ def test_looking_and_most_mistakes_do_not_wait_for_torch(here):
         try:
             runpy.run_path(sys.argv[0], run_name="__main__")
         finally:
-            from pipeline import command
+            from penstock import command
             assert command.main(["loader=fsat"]) == 2
             assert command.main(["trainer.max_epoch=3", "batch.size=0", "+model.foo=1",
                                  "optimizer._target_=os.system"]) == 2
@@ -213,7 +213,7 @@ def test_unknown_options_are_refused(here, capsys):
 
 
 def test_notices_go_to_stderr(here, task, capsys, monkeypatch):
-    from pipeline.distributed import world
+    from penstock.distributed import world
 
     monkeypatch.setattr(world, "has_accelerator", lambda: False)
     task(lambda config: print("result"))
@@ -224,7 +224,7 @@ def test_notices_go_to_stderr(here, task, capsys, monkeypatch):
 
 
 def test_what_modules_log_goes_to_stderr(here, task, capsys):
-    task(lambda config: logging.getLogger("pipeline.transforms.statistics").info("computing"))
+    task(lambda config: logging.getLogger("penstock.transforms.statistics").info("computing"))
     assert command.main([]) == 0
     out, err = capsys.readouterr()
     assert (out, err.partition("\n")[2]) == ("", "computing\n")
@@ -232,8 +232,16 @@ def test_what_modules_log_goes_to_stderr(here, task, capsys):
 
 def test_a_real_task(here, capsys):
     node = "{_target_:tests.own_parts.Numbers,size:6}"
-    words = ["--trust", "tests", "task=digest", "~dataset", f"+dataset={node}", "transform=none",
-             "loader=debug", "batch.size=4"]  # fmt: skip
+    words = [
+        "--trust",
+        "tests",
+        "task=digest",
+        "~dataset",
+        f"+dataset={node}",
+        "transform=none",
+        "loader=debug",
+        "batch.size=4",
+    ]
     assert command.main(words) == 0
     first = capsys.readouterr().out
     *lines, total = first.splitlines()
@@ -246,8 +254,12 @@ def test_a_real_task(here, capsys):
 def run_py(*words, **options):
     done = subprocess.run(
         [sys.executable, str(ROOT / "run.py"), *words],
-        capture_output=True, text=True, check=False, timeout=120, **options,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        **options,
+    )
     return done.returncode, done.stdout, done.stderr
 
 

@@ -4,17 +4,17 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
-from pipeline.errors import DataError
-from pipeline.loading.collate import Stack
-from pipeline.loading.fetch import Fetch
-from pipeline.loading.kept_rows import kept_rows
-from pipeline.loading.loader import Loader
-from pipeline.loading.workers.backends import LoaderOptions
-from pipeline.order.plan import Plan
-from pipeline.order.samplers import Sequential
-from pipeline.order.selection import Selection
-from pipeline.order.streams import length_of
-from pipeline.training.validation import validate
+from penstock.addons.filters.kept_rows import kept_rows
+from penstock.addons.filters.selection import Selection
+from penstock.errors import DataError
+from penstock.loading.collate import Stack
+from penstock.loading.fetch import Fetch
+from penstock.loading.loader import Loader
+from penstock.loading.workers.backends import LoaderOptions
+from penstock.order.plan import Plan
+from penstock.order.samplers import Sequential
+from penstock.order.streams import length_of
+from penstock.training.validation import validate
 from tests.program import run
 
 
@@ -78,29 +78,54 @@ def trusted(monkeypatch, tmp_path):
 def words(kind=Rows, **arguments):
     given = "".join(f", {name}: {value}" for name, value in arguments.items())
     target = f"{__name__}.{kind.__name__}"
-    return ["~dataset", f"+dataset={{_target_: {target}{given}}}", "transform=none", "model=linear",
-            "objective=classification", "objective.inputs=[input]", "objective.target=target",
-            "loader=debug", "run_dir=run", "batch.size=4", "trainer=quick", "tracker=none",
-            "trainer.pictures=false", "trainer.report=false", "trainer.progress=none",
-            *(["sampler=stream"] if kind is Records else [])]  # fmt: skip
+    return [
+        "~dataset",
+        f"+dataset={{_target_: {target}{given}}}",
+        "transform=none",
+        "model=linear",
+        "objective=classification",
+        "objective.inputs=[input]",
+        "objective.target=target",
+        "loader=debug",
+        "run_dir=run",
+        "batch.size=4",
+        "trainer=quick",
+        "tracker=none",
+        "trainer.pictures=false",
+        "trainer.report=false",
+        "trainer.progress=none",
+        *(["sampler=stream"] if kind is Records else []),
+    ]
 
 
 EMPTY = [
     ({"rows": 0}, [], "dataset: Rows has no rows for the train split"),
     ({"rows": 3}, ["batch.tail=drop"], "batch.size: 4 is more than the 3 samples of an epoch"),
-    ({"rows": 3}, ["batch.tail=drop", "sampler=bucket"],
-     "batch.tail: drop leaves out what is less than a batch of 4, and Bucket forms no full one"),
+    (
+        {"rows": 3},
+        ["batch.tail=drop", "sampler=bucket"],
+        "batch.tail: drop leaves out what is less than a batch of 4, and Bucket forms no full one",
+    ),
     ({"rows": 1}, ["sampler=repeated"], "sampler.times: 2 repetitions do not fit"),
     ({}, ["sampler=subset", "sampler.fraction=0.01"], "sampler.fraction: 0.01 of 8 rows is no row"),
-    ({}, ["sampler=subset", "sampler.fraction=null", "sampler.indices=[]"],
-     "sampler.indices: is empty"),
-    ({}, ["~sampler", f"+sampler={{_target_: {__name__}.NoSampler}}"],
-     "sampler: NoSampler gives none of the dataset's 8 rows"),
+    (
+        {},
+        ["sampler=subset", "sampler.fraction=null", "sampler.indices=[]"],
+        "sampler.indices: is empty",
+    ),
+    (
+        {},
+        ["~sampler", f"+sampler={{_target_: {__name__}.NoSampler}}"],
+        "sampler: NoSampler gives none of the dataset's 8 rows",
+    ),
     ({"kind": Records, "rows": 0}, [], "dataset: Records gives no record in epoch 0"),
     ({"kind": Records, "rows": 3}, ["batch.tail=drop"], "batch.tail: drop leaves out"),
-    ({"kind": Records, "rows": 3}, ["batch.tail=drop", "loader.num_workers=1",
-                                     "loader.backend=process"], "batch.tail: drop leaves out"),
-]  # fmt: skip
+    (
+        {"kind": Records, "rows": 3},
+        ["batch.tail=drop", "loader.num_workers=1", "loader.backend=process"],
+        "batch.tail: drop leaves out",
+    ),
+]
 
 
 @pytest.mark.one_in(2)
@@ -159,14 +184,16 @@ def test_a_validation_that_measures_nothing_is_an_error():
 def test_a_length_that_changes_is_noticed(growth, task, capsys):
     done = run(capsys, f"task={task}", *words(growth=growth))
     assert done.code == 3, done.err
-    said = [f"Rows had {rows} rows when its order was made, and has {rows + growth} now"
-            for rows in (8, 4)]  # fmt: skip
+    said = [
+        f"Rows had {rows} rows when its order was made, and has {rows + growth} now"
+        for rows in (8, 4)
+    ]
     assert any(one in done.err for one in said), done.err
 
 
 @pytest.mark.parametrize("inside", ["filter", "subset", "mixture"])
 def test_so_is_that_of_a_dataset_inside_of_another(inside):
-    from pipeline.datasets.mixture import Mixture
+    from penstock.addons.mixtures.mixture import Mixture
 
     rows = Rows()
     made = {

@@ -8,16 +8,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from pipeline import command
-from pipeline.config import own_command
-from pipeline.distributed.world import World
-from pipeline.errors import ConfigError
-from pipeline.runs import checkpoint
-from pipeline.tasks import fit, outcome
-from pipeline.tasks.fit import scheduler_moves, spare_cores
-from pipeline.tasks.outcome import print_report
-from pipeline.training.runner import Result
-from pipeline.training.train_step import TrainOptions
+from penstock import command
+from penstock.config import own_command
+from penstock.distributed.world import World
+from penstock.errors import ConfigError
+from penstock.runs import checkpoint
+from penstock.tasks import fit, outcome
+from penstock.tasks.fit import scheduler_moves, spare_cores
+from penstock.tasks.outcome import print_report
+from penstock.training.runner import Result
+from penstock.training.train_step import TrainOptions
 from tests.program import run
 
 QUICK = ["loader=debug", "trainer.max_epochs=2", "run_dir=run", "tracker=none"]
@@ -37,8 +37,9 @@ def test_a_run_from_end_to_end(faces, tmp_path, capsys):
     folder = tmp_path / "run"
 
     assert [line.split()[:4] for line in done.err.splitlines() if line.startswith("epoch")] == [
-        ["epoch", "0", "of", "2"], ["epoch", "1", "of", "2"],
-    ]  # fmt: skip
+        ["epoch", "0", "of", "2"],
+        ["epoch", "1", "of", "2"],
+    ]
     first, *rest = done.err.splitlines()
     assert first.startswith("fit: training LandmarkNet on SyntheticFaces for 2 epochs; run folder")
     assert [line for line in rest if line.split()[0] in ("data", "model", "loader", "folder")] == [
@@ -193,8 +194,16 @@ def test_nothing_is_left_behind_when_a_part_cannot_be_made(faces, tmp_path, caps
 
 
 def test_a_loss_of_nan_gives_the_command_that_shows_the_batch(faces, tmp_path, capsys):
-    done = run(capsys, *faces, *QUICK, "optimizer=sgd", "optimizer.lr=1e30", "scheduler=none",
-               "trainer.clip_norm=null", "task=fit")  # fmt: skip
+    done = run(
+        capsys,
+        *faces,
+        *QUICK,
+        "optimizer=sgd",
+        "optimizer.lr=1e30",
+        "scheduler=none",
+        "trainer.clip_norm=null",
+        "task=fit",
+    )
     assert done.code == 1
     assert "Traceback" not in done.err
     message, again = done.err.strip().splitlines()[-2:]
@@ -218,7 +227,7 @@ def test_an_interrupted_run_says_so_and_keeps_its_checkpoint(faces, tmp_path, ca
         if len(epochs) == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("pipeline.tasks.progress.Lines.on_epoch_end", interrupt)
+    monkeypatch.setattr("penstock.tasks.progress.Lines.on_epoch_end", interrupt)
     done = run(capsys, *faces, *QUICK, "trainer.max_epochs=5", "trainer.baseline=false")
     assert done.code == command.INTERRUPTED
     assert "Traceback" not in done.err
@@ -229,9 +238,18 @@ def test_an_interrupted_run_says_so_and_keeps_its_checkpoint(faces, tmp_path, ca
 
 
 def test_a_sweep_gets_the_best_value(faces, tmp_path, capsys):
-    done = run(capsys, "-m", *faces, "loader=debug", "trainer=quick", "trainer.max_steps=2",
-               "tracker=none", "trainer.pictures=false", "seed=1,2",
-               "hydra.sweep.dir=sweep")  # fmt: skip
+    done = run(
+        capsys,
+        "-m",
+        *faces,
+        "loader=debug",
+        "trainer=quick",
+        "trainer.max_steps=2",
+        "tracker=none",
+        "trainer.pictures=false",
+        "seed=1,2",
+        "hydra.sweep.dir=sweep",
+    )
     assert done.code == 0, done.err
     for job in ("0", "1"):
         folder = tmp_path / "sweep" / job
@@ -257,9 +275,16 @@ def test_how_often_the_scheduler_moves():
 
 
 def record(epoch, nme):
-    return {"epoch": epoch, "step": 10 * (epoch + 1), "train/loss": 1.0, "val/loss": 2.0,
-            "val/nme": nme, "seconds": 2.0 + epoch, "samples_per_second": 100.0 * (epoch + 1),
-            "wait_share": 0.5 - epoch / 2}  # fmt: skip
+    return {
+        "epoch": epoch,
+        "step": 10 * (epoch + 1),
+        "train/loss": 1.0,
+        "val/loss": 2.0,
+        "val/nme": nme,
+        "seconds": 2.0 + epoch,
+        "samples_per_second": 100.0 * (epoch + 1),
+        "wait_share": 0.5 - epoch / 2,
+    }
 
 
 def test_the_report_shows_best_last_and_baseline(capsys):
@@ -318,8 +343,16 @@ def test_classes_that_are_confused_are_drawn_for_the_best_epoch(tmp_path, capsys
         outcome, "confusion_matrix", lambda *given: drawn.append(given) or draw(*given)
     )
     monkeypatch.chdir(tmp_path)
-    done = run(capsys, "dataset=sequences", "dataset.root=seq", "dataset.count=60", "batch.size=16",
-               "loader=debug", "trainer.max_epochs=3", "run_dir=run")  # fmt: skip
+    done = run(
+        capsys,
+        "dataset=sequences",
+        "dataset.root=seq",
+        "dataset.count=60",
+        "batch.size=16",
+        "loader=debug",
+        "trainer.max_epochs=3",
+        "run_dir=run",
+    )
     assert done.code == 0, done.err
     ((counts, names, path, title),) = drawn
     best = manifest(tmp_path / "run")["best"]

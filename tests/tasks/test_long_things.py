@@ -13,18 +13,24 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import command, terminal
-from pipeline.datasets import files
-from pipeline.datasets.files import Files
-from pipeline.runs.identity import contents
+from penstock import command, terminal
+from penstock.datasets import files
+from penstock.datasets.files import Files
+from penstock.runs.identity import contents
 from tests.broken_images import write_images
 from tests.program import ROOT, run
 from tests.web_server import WebServer
 
 IMAGES = ("dataset=image_folder", "dataset.root=images", "batch.size=4", "loader=debug")
 TEXT = ("dataset=delimited_text", "dataset.root=sms.tsv", "dataset.classes=null")
-FACES = ("dataset.root=faces", "dataset.count=24", "dataset.size=32", "batch.size=4",
-         "loader=debug", "trainer.device=cpu")  # fmt: skip
+FACES = (
+    "dataset.root=faces",
+    "dataset.count=24",
+    "dataset.size=32",
+    "batch.size=4",
+    "loader=debug",
+    "trainer.device=cpu",
+)
 LONG = {
     "drawing faces": ("task=digest", *FACES),
     "hashing batches of train": ("task=digest", *FACES),
@@ -34,7 +40,10 @@ LONG = {
     "listing images": ("task=digest", *IMAGES),
     "hashing 12 files once": ("task=digest", *IMAGES, "dataset.fingerprint=content"),
     "computing image statistics": (
-        "task=digest", *IMAGES, "transform=images", "transform.train.normalize.statistics=dataset"
+        "task=digest",
+        *IMAGES,
+        "transform=images",
+        "transform.train.normalize.statistics=dataset",
     ),
     "indexing sms.tsv": ("task=digest", *TEXT),
     "reading columns of sms.tsv": ("task=digest", *TEXT, "sampler=weighted"),
@@ -46,7 +55,7 @@ LONG = {
     "comparing ledger.jsonl": ("task=verify", "runs=[run,run]"),
     "comparing weights": ("task=verify", "runs=[run,run]"),
     "reading runs": ("task=runs", "runs=[run]"),
-}  # fmt: skip
+}
 
 
 class Screen(io.StringIO):
@@ -66,8 +75,14 @@ def data(tmp_path_factory):
         write_images(folder / "images", 15, 24)
         rows = (f"{'ham' if row % 3 else 'spam'}\ttext number {row}\n" for row in range(50))
         (folder / "sms.tsv").write_text("label\ttext\n" + "".join(rows))
-        quick = ("trainer=quick", "trainer.max_steps=2", "trainer.pictures=false", "tracker=none",
-                 "trainer.ledger=true", "run_dir=run")  # fmt: skip
+        quick = (
+            "trainer=quick",
+            "trainer.max_steps=2",
+            "trainer.pictures=false",
+            "tracker=none",
+            "trainer.ledger=true",
+            "run_dir=run",
+        )
         assert command.main([*FACES, *quick, "dataset.root=others"]) == 0
     return folder
 
@@ -189,10 +204,15 @@ def test_ctrl_c_on_a_real_terminal(tmp_path):
     control, screen = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120", "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
-        [sys.executable, str(ROOT / "run.py"), *words], stderr=screen, stdin=screen,
-        stdout=subprocess.PIPE, env=environment, start_new_session=True, cwd=tmp_path,
+        [sys.executable, str(ROOT / "run.py"), *words],
+        stderr=screen,
+        stdin=screen,
+        stdout=subprocess.PIPE,
+        env=environment,
+        start_new_session=True,
+        cwd=tmp_path,
         preexec_fn=lambda: __import__("fcntl").ioctl(0, __import__("termios").TIOCSCTTY, 0),
-    ) as process:  # fmt: skip
+    ) as process:
         os.close(screen)
         said = read_until(control, rb"drawing faces.*\d+/5000.* left")
         os.write(control, b"\x03")

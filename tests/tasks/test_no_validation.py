@@ -58,10 +58,14 @@ def test_it_resumes_with_the_same_batches_and_is_measured_afterwards(capsys):
     assert (done.code, "split: val" in done.err) == (2, True)
 
 
-@pytest.mark.parametrize(("more", "key"), [
-    (["trainer.monitor=accuracy"], "trainer.monitor"), (["trainer.patience=2"], "trainer.patience"),
-    (["scheduler={_target_: torch.optim.lr_scheduler.ReduceLROnPlateau}"], "scheduler"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("more", "key"),
+    [
+        (["trainer.monitor=accuracy"], "trainer.monitor"),
+        (["trainer.patience=2"], "trainer.patience"),
+        (["scheduler={_target_: torch.optim.lr_scheduler.ReduceLROnPlateau}"], "scheduler"),
+    ],
+)
 def test_what_follows_a_metric_is_refused_with_the_way(more, key, capsys):
     done = fit(capsys, Rows, *more)
     assert done.code == 2, done.err

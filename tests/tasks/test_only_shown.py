@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.distributed.preemption import Preempted, Stop
-from pipeline.runs import checkpoint
-from pipeline.runs.only_shown import only_shown
+from penstock.distributed.preemption import Preempted, Stop
+from penstock.runs import checkpoint
+from penstock.runs.only_shown import only_shown
 from tests.program import run
 
 HOSTILE = [
@@ -36,7 +36,7 @@ NOTHING = [
     "tracker=none",
 ]
 STOCK = [
-    "objective._target_=pipeline.training.objective.Regression",
+    "objective._target_=penstock.training.objective.Regression",
     "objective.inputs=[input]",
     "tracker=none",
 ]
@@ -144,7 +144,7 @@ def test_a_disk_that_is_full_for_what_is_large_costs_a_warning(folder, capsys):
 def test_a_section_that_cannot_be_made_is_missing_from_the_report_alone(
     folder, capsys, monkeypatch
 ):
-    from pipeline.reports import run_report
+    from penstock.addons.reports import run_report
 
     def broken(record):
         raise ZeroDivisionError("no chart")
@@ -161,8 +161,15 @@ def test_a_section_that_cannot_be_made_is_missing_from_the_report_alone(
 @pytest.mark.stress
 def test_a_rank_whose_comparison_fails_tells_the_others(folder, capfd):
     """Nobody waits for it in a collective that it does not come to."""
-    done = run(capfd, *HOSTILE, "distributed=ddp", "distributed.nproc=2", "tracker=none",
-               "trainer.progress=none", "run_dir=run")  # fmt: skip
+    done = run(
+        capfd,
+        *HOSTILE,
+        "distributed=ddp",
+        "distributed.nproc=2",
+        "tracker=none",
+        "trainer.progress=none",
+        "run_dir=run",
+    )
     assert done.code == 0, done.err
     assert done.err.count("the best constant prediction is missing: RuntimeError") == 1
     finished(folder / "run")

@@ -8,16 +8,23 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from pipeline.loading.loader import LoaderStats
-from pipeline.order.skipped import Skipped
-from pipeline.tasks import progress
-from pipeline.terminal import ProgressDisplay, left, progress_shown, watched
+from penstock.loading.loader import LoaderStats
+from penstock.order.skipped import Skipped
+from penstock.tasks import progress
+from penstock.terminal import ProgressDisplay, left, progress_shown, watched
 
 RECORD = {
-    "epoch": 3, "step": 100, "train/loss": 0.123456, "lr": 0.1, "seconds": 2.0,
-    "samples_per_second": 1234.5, "wait_share": 0.07, "val/loss": 0.2, "val/nme": math.nan,
+    "epoch": 3,
+    "step": 100,
+    "train/loss": 0.123456,
+    "lr": 0.1,
+    "seconds": 2.0,
+    "samples_per_second": 1234.5,
+    "wait_share": 0.07,
+    "val/loss": 0.2,
+    "val/nme": math.nan,
     "val/recall/ants": 0.5,
-}  # fmt: skip
+}
 
 
 class Terminal(io.StringIO):
@@ -30,7 +37,7 @@ def terminal(monkeypatch):
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", "120")
     stream = Terminal()
-    for module in ("pipeline.tasks.progress", "pipeline.terminal"):
+    for module in ("penstock.tasks.progress", "penstock.terminal"):
         monkeypatch.setattr(f"{module}.sys", SimpleNamespace(stderr=stream, stdout=None))
     return stream
 
@@ -39,7 +46,7 @@ def terminal(monkeypatch):
 def clock(monkeypatch):
     """A clock that stands still until a test moves it."""
     clock = SimpleNamespace(now=1000.0)
-    for module in ("pipeline.tasks.progress", "pipeline.terminal"):
+    for module in ("penstock.tasks.progress", "penstock.terminal"):
         monkeypatch.setattr(f"{module}.time", SimpleNamespace(perf_counter=lambda: clock.now))
     return clock
 
@@ -180,8 +187,9 @@ def test_a_log_file_has_a_line_a_minute(capsys, clock):
     assert "\r" not in err
     lines = [re.sub(r"\d+/", "N/", line) for line in err.splitlines()]
     assert len(lines) == 3 + 2 + 1, "and none for every batch"
-    assert re.match(r"epoch  3 of 12  N/1000  loss 0.25  160 samples.s  25% waiting  2 min left",
-                    lines[0])  # fmt: skip
+    assert re.match(
+        r"epoch  3 of 12  N/1000  loss 0.25  160 samples.s  25% waiting  2 min left", lines[0]
+    )
     assert lines[3].startswith("epoch  3 of 12, validation  N/600  1 min left")
 
 
@@ -223,10 +231,14 @@ def test_that_it_compiles_and_has_compiled_is_said(kind, terminal, clock):
 @pytest.mark.parametrize(
     ("done", "total", "seconds", "text"),
     [
-        (0, 10, 5.0, ""), (3, None, 5.0, ""), (5, 10, 5.0, "5 s left"), (10, 10, 5.0, "0 s left"),
-        (1, 2, 90.0, "2 min left"), (1, 100, 60.0, "1 h 39 min left"),
+        (0, 10, 5.0, ""),
+        (3, None, 5.0, ""),
+        (5, 10, 5.0, "5 s left"),
+        (10, 10, 5.0, "0 s left"),
+        (1, 2, 90.0, "2 min left"),
+        (1, 100, 60.0, "1 h 39 min left"),
     ],
-)  # fmt: skip
+)
 def test_time_left(done, total, seconds, text):
     assert left(done, total, seconds) == text
 
@@ -248,7 +260,7 @@ def ticking(items, clock):
 
 @pytest.fixture
 def kind(monkeypatch):
-    monkeypatch.setattr("pipeline.terminal._kind", "auto")
+    monkeypatch.setattr("penstock.terminal._kind", "auto")
 
 
 def test_a_bar_appears_after_a_second_and_goes(terminal, clock, kind):
@@ -281,8 +293,11 @@ def test_a_line_every_half_minute_where_there_is_no_terminal(capsys, clock, kind
         for second in range(100):
             display.to(second)
             clock.now += 1.0
-    lines = ["tuning  30/100 s  1 min left", "tuning  60/100 s  40 s left",
-             "tuning  90/100 s  10 s left"]  # fmt: skip
+    lines = [
+        "tuning  30/100 s  1 min left",
+        "tuning  60/100 s  40 s left",
+        "tuning  90/100 s  10 s left",
+    ]
     assert capsys.readouterr().err.splitlines() == lines
     with ProgressDisplay("listing a") as display:
         clock.now += 31.0

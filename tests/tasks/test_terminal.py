@@ -15,16 +15,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from pipeline import command, tasks, terminal
-from pipeline.errors import DataError
+from penstock import command, tasks, terminal
+from penstock.errors import DataError
 from tests.program import ROOT, run
 
 HOSTILE = "a\x1b]0;owned\x07\x9b2J\r\x08\x7f\u202eb"
 SHOWN = r"a\x1b]0;owned\x07\x9b2J\x0d\x08\x7f\u202eb"
 HARMFUL = {
-    *map(chr, range(0x20)), *map(chr, range(0x7F, 0xA0)), *map(chr, range(0x202A, 0x202F)),
+    *map(chr, range(0x20)),
+    *map(chr, range(0x7F, 0xA0)),
+    *map(chr, range(0x202A, 0x202F)),
     *map(chr, range(0x2066, 0x206A)),
-} - {"\t", "\n"}  # fmt: skip
+} - {"\t", "\n"}
 
 
 def assert_harmless(*texts):
@@ -102,14 +104,25 @@ def test_a_console_keeps_its_own_colours_and_none_of_its_texts():
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "words",
-    [[f"sampler={HOSTILE}"], [f"seed={HOSTILE}"], [f"'{HOSTILE}'=1"], [f"+dataset.{HOSTILE}=1"],
-     [f"dataset.reader='{HOSTILE}'"], [f"dataset._target_='{HOSTILE}'"], [f"--{HOSTILE}"],
-     ["--trust", HOSTILE], ["--config-dir", HOSTILE], [f"resume='{HOSTILE}'"],
-     ["task=verify", f"runs=['{HOSTILE}',b]"],
-     [f"dataset.root='{HOSTILE}'", "dataset=image_folder"],
-     ["--cfg", "job", f"run_dir='{HOSTILE}'"], ["--cfg", "job", "-p", HOSTILE],
-     ["--info", "config", f"run_dir='{HOSTILE}'"], ["--help", f"run_dir='{HOSTILE}'"]],
-)  # fmt: skip
+    [
+        [f"sampler={HOSTILE}"],
+        [f"seed={HOSTILE}"],
+        [f"'{HOSTILE}'=1"],
+        [f"+dataset.{HOSTILE}=1"],
+        [f"dataset.reader='{HOSTILE}'"],
+        [f"dataset._target_='{HOSTILE}'"],
+        [f"--{HOSTILE}"],
+        ["--trust", HOSTILE],
+        ["--config-dir", HOSTILE],
+        [f"resume='{HOSTILE}'"],
+        ["task=verify", f"runs=['{HOSTILE}',b]"],
+        [f"dataset.root='{HOSTILE}'", "dataset=image_folder"],
+        ["--cfg", "job", f"run_dir='{HOSTILE}'"],
+        ["--cfg", "job", "-p", HOSTILE],
+        ["--info", "config", f"run_dir='{HOSTILE}'"],
+        ["--help", f"run_dir='{HOSTILE}'"],
+    ],
+)
 def test_a_command_line_of_a_stranger(words, here, capsys):
     outcome = run(capsys, *words)
     assert outcome.out + outcome.err
@@ -160,7 +173,7 @@ def test_tables_of_a_stranger(here, capsys):
 @pytest.mark.stress
 def test_sweeps_and_errors_of_a_stranger(here, capsys, monkeypatch):
     def fails(config):
-        logging.getLogger("pipeline.datasets.x").warning("read %s", HOSTILE)
+        logging.getLogger("penstock.datasets.x").warning("read %s", HOSTILE)
         logging.getLogger("elsewhere").warning("read %s", HOSTILE)
         raise (DataError if config.seed == 1 else RuntimeError)(HOSTILE)
 
@@ -176,10 +189,18 @@ def test_sweeps_and_errors_of_a_stranger(here, capsys, monkeypatch):
 
 
 def test_a_program_without_utf8_prints_names_that_cannot_be_decoded(here):
-    code = ("from pipeline.terminal import put, say; import os; "
-            r"x = os.fsdecode(b'\xff') + chr(0x6f22) + chr(27); put(x); say(x)")  # fmt: skip
-    env = {"PYTHONPATH": str(ROOT), "LANG": "C", "LC_ALL": "C", "PYTHONUTF8": "0",
-           "PYTHONCOERCECLOCALE": "0", "PATH": os.environ["PATH"]}  # fmt: skip
+    code = (
+        "from penstock.terminal import put, say; import os; "
+        r"x = os.fsdecode(b'\xff') + chr(0x6f22) + chr(27); put(x); say(x)"
+    )
+    env = {
+        "PYTHONPATH": str(ROOT),
+        "LANG": "C",
+        "LC_ALL": "C",
+        "PYTHONUTF8": "0",
+        "PYTHONCOERCECLOCALE": "0",
+        "PATH": os.environ["PATH"],
+    }
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=env, check=True)
     assert done.stdout == done.stderr == rb"\xff\u6f22\x1b" + b"\n"
 

@@ -7,16 +7,21 @@ from torch import nn
 from torchmetrics import MeanSquaredError
 from torchmetrics.classification import MulticlassAccuracy
 
-import pipeline
-from pipeline.errors import PenstockError
-from pipeline.runs import checkpoint
-from pipeline.tasks import validate
-from pipeline.tasks.validate import load_weights, monitored, print_table
-from pipeline.training.objective import Regression
+import penstock
+from penstock.errors import PenstockError
+from penstock.runs import checkpoint
+from penstock.tasks import validate
+from penstock.tasks.validate import load_weights, monitored, print_table
+from penstock.training.objective import Regression
 from tests.program import run
 
-QUICK = ["loader=debug", "trainer=quick", "trainer.max_steps=3", "tracker=none",
-         "trainer.pictures=false"]  # fmt: skip
+QUICK = [
+    "loader=debug",
+    "trainer=quick",
+    "trainer.max_steps=3",
+    "tracker=none",
+    "trainer.pictures=false",
+]
 
 
 def test_it_measures_what_fit_measured(faces, capsys):
@@ -39,9 +44,14 @@ def test_a_folder_gives_the_configuration(faces, capsys, tmp_path):
     assert fitted.code == 0, fitted.err
     row = next(line.split() for line in fitted.out.splitlines() if line.startswith("nme "))
     best = "run/checkpoints/best.safetensors"
-    for given in (["run=run"], ["checkpoint=run"], [f"checkpoint={best}"], [f"run={best}"],
-                  ["run=run", f"checkpoint={best}", "loader.num_workers=0"],
-                  ["checkpoint=run", "trainer.baseline=false", "trainer.device=cpu"]):  # fmt: skip
+    for given in (
+        ["run=run"],
+        ["checkpoint=run"],
+        [f"checkpoint={best}"],
+        [f"run={best}"],
+        ["run=run", f"checkpoint={best}", "loader.num_workers=0"],
+        ["checkpoint=run", "trainer.baseline=false", "trainer.device=cpu"],
+    ):
         done = run(capsys, "task=validate", *given)
         assert done.code == 0, done.err
         found = next(line.split() for line in done.out.splitlines() if line.startswith("nme "))
@@ -66,10 +76,12 @@ def test_weights_of_another_model_are_told_by_key(faces, capsys):
 
 @pytest.mark.parametrize(
     ("old", "new", "message"),
-    [("_target_: pipeline.training.models.LandmarkNet", "_target_: os.system", "model._target_"),
-     ("cache_dir: data/cache", "cache_dir: /elsewhere", "cache_dir: .*working folder"),
-     ("num_workers: 0", "num_workers: 0\n  worker_init_fn: os.system", "worker_init_fn")],
-)  # fmt: skip
+    [
+        ("_target_: penstock.training.models.LandmarkNet", "_target_: os.system", "model._target_"),
+        ("cache_dir: data/cache", "cache_dir: /elsewhere", "cache_dir: .*working folder"),
+        ("num_workers: 0", "num_workers: 0\n  worker_init_fn: os.system", "worker_init_fn"),
+    ],
+)
 def test_a_folder_gives_no_trust_and_no_place_to_write(faces, capsys, tmp_path, old, new, message):
     assert run(capsys, *faces, *QUICK, "run_dir=run").code == 0
     path = tmp_path / "run" / "config.yaml"
@@ -87,12 +99,12 @@ def test_it_returns_the_monitored_metric_and_writes_nothing(faces, capsys, tmp_p
     assert run(capsys, *faces, *QUICK, "run_dir=run").code == 0
     before = set(tmp_path.rglob("*"))
     overrides = [*faces, *QUICK, "task=validate", "checkpoint=run"]
-    value = validate.run(pipeline.compose(*overrides, "trainer.baseline=false"))
+    value = validate.run(penstock.compose(*overrides, "trainer.baseline=false"))
     saved = checkpoint.load(checkpoint.find(tmp_path / "run"))["metrics"]
     assert value == saved["nme"]
-    loss = validate.run(pipeline.compose(*overrides, "trainer.monitor=val/loss"))
+    loss = validate.run(penstock.compose(*overrides, "trainer.monitor=val/loss"))
     assert loss == saved["loss"]
-    on_train = validate.run(pipeline.compose(*overrides, "split=train"))
+    on_train = validate.run(penstock.compose(*overrides, "split=train"))
     assert on_train != value
     assert set(tmp_path.rglob("*")) == before
 
@@ -114,12 +126,12 @@ def objective(**metrics):
 
 
 def test_what_is_best_goes_by_the_first_metric_and_its_direction():
-    config = pipeline.compose("loader=debug")
+    config = penstock.compose("loader=debug")
     first = objective(accuracy=MulticlassAccuracy(3), mse=MeanSquaredError())
     assert monitored(config, first) == ("accuracy", "max")
     assert monitored(config, objective(mse=MeanSquaredError())) == ("mse", "min")
     assert monitored(config, objective()) == ("loss", "min")
-    named = pipeline.compose("loader=debug", "trainer.monitor=val/nme")
+    named = penstock.compose("loader=debug", "trainer.monitor=val/nme")
     assert monitored(named, first) == ("nme", "min")
 
 

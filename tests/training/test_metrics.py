@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from pipeline.training.metrics import NormalizedMeanError
+from penstock.training.metrics import NormalizedMeanError
 
 
 def faces(count=3, landmarks=68):

@@ -3,8 +3,8 @@ import torch
 from torch import nn
 from torchvision import models as torchvision_models
 
-from pipeline.errors import ConfigError
-from pipeline.training.models import (
+from penstock.errors import ConfigError
+from penstock.training.models import (
     LandmarkNet,
     SequenceNet,
     SmallConvNet,
@@ -64,8 +64,9 @@ def test_sequence_net_ignores_padding_and_order(bidirectional):
     net = SequenceNet(3, 2, hidden=4, layers=2, bidirectional=bidirectional, dropout=0.5).eval()
     sequence = torch.randn(3, 6, 3)
     lengths = torch.tensor([2, 6, 4])
-    expected = torch.cat([net(sequence[i : i + 1, :n], lengths[i : i + 1]) for i, n in
-                          enumerate(lengths.tolist())])  # fmt: skip
+    expected = torch.cat(
+        [net(sequence[i : i + 1, :n], lengths[i : i + 1]) for i, n in enumerate(lengths.tolist())]
+    )
     sequence[0, 2:] = torch.nan
     torch.testing.assert_close(net(sequence, lengths), expected)
     order = torch.tensor([2, 0, 1])
@@ -100,8 +101,18 @@ def test_weights_stay_but_for_the_last_layer(name, monkeypatch):
 
 def test_every_classifier_ends_in_a_layer_that_can_be_replaced():
     last = (nn.Linear, nn.Conv2d)
-    for name in ("alexnet", "densenet121", "efficientnet_b0", "vit_b_16", "swin_t", "convnext_tiny",
-                 "maxvit_t", "mnasnet0_5", "shufflenet_v2_x0_5", "vgg11"):  # fmt: skip
+    for name in (
+        "alexnet",
+        "densenet121",
+        "efficientnet_b0",
+        "vit_b_16",
+        "swin_t",
+        "convnext_tiny",
+        "maxvit_t",
+        "mnasnet0_5",
+        "shufflenet_v2_x0_5",
+        "vgg11",
+    ):
         with torch.device("meta"):
             net = torchvision_models.get_model(name)
         head = [module for module in net.modules() if isinstance(module, last)][-1]

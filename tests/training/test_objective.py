@@ -9,11 +9,11 @@ from torchmetrics import ConfusionMatrix, MeanMetric, MeanSquaredError, Metric
 from torchmetrics import regression as known
 from torchmetrics.classification import MulticlassAccuracy, MulticlassRecall
 
-from pipeline.errors import ConfigError, DataError
-from pipeline.loading.batch import Batch
-from pipeline.order.plan import Request
-from pipeline.training.metrics import NormalizedMeanError
-from pipeline.training.objective import Classification, Constant, LandmarkRegression, Regression
+from penstock.errors import ConfigError, DataError
+from penstock.loading.batch import Batch
+from penstock.order.plan import Request
+from penstock.training.metrics import NormalizedMeanError
+from penstock.training.objective import Classification, Constant, LandmarkRegression, Regression
 
 
 def batch(fields, valid=None):
@@ -76,8 +76,10 @@ def test_the_constant_is_the_mean_face_in_every_image_size():
 def test_padding_counts_nowhere():
     for objective, data in ((landmarks(), faces(4)), (classification(), classes())):
         model = Constant(torch.rand(10 if objective.target == "landmarks" else 3))
-        padded = batch({k: torch.cat([v, v[:1].flip(-1)]) for k, v in data.items()}, valid=len(
-            next(iter(data.values()))))  # fmt: skip
+        padded = batch(
+            {k: torch.cat([v, v[:1].flip(-1)]) for k, v in data.items()},
+            valid=len(next(iter(data.values()))),
+        )
         plain_losses, outputs = objective(model, data)
         objective.update(outputs, data)
         plain = objective.compute()

@@ -5,10 +5,10 @@ import time
 import pytest
 import torch
 
-from pipeline.distributed.group import Group
-from pipeline.torch_internals import queue_callback
-from pipeline.training.epoch_metrics import EpochMetrics
-from pipeline.training.own_time import OwnTime, RankWaiting
+from penstock.distributed.group import Group
+from penstock.torch_internals import queue_callback
+from penstock.training.epoch_metrics import EpochMetrics
+from penstock.training.own_time import OwnTime, RankWaiting
 
 
 def test_what_is_queued_in_the_backward_pass_is_not_its_own_time():

@@ -9,20 +9,20 @@ from torch import nn
 from torch.utils.data import Dataset
 from torchmetrics import MeanSquaredError
 
-from pipeline.distributed.group import Group
-from pipeline.distributed.world import World
-from pipeline.errors import ConfigError, PenstockError
-from pipeline.loading.collate import Stack
-from pipeline.loading.fetch import Fetch
-from pipeline.loading.loader import Loader
-from pipeline.loading.workers.backends import LoaderOptions
-from pipeline.order.plan import Plan
-from pipeline.order.samplers import Random, Sequential
-from pipeline.runs import checkpoint
-from pipeline.runs.checkpoint import Checkpoints
-from pipeline.training.objective import Regression
-from pipeline.training.runner import NonFiniteLossError, Observer, fit, train_epoch, validate
-from pipeline.training.train_step import TrainOptions, TrainStep
+from penstock.distributed.group import Group
+from penstock.distributed.world import World
+from penstock.errors import ConfigError, PenstockError
+from penstock.loading.collate import Stack
+from penstock.loading.fetch import Fetch
+from penstock.loading.loader import Loader
+from penstock.loading.workers.backends import LoaderOptions
+from penstock.order.plan import Plan
+from penstock.order.samplers import Random, Sequential
+from penstock.runs import checkpoint
+from penstock.runs.checkpoint import Checkpoints
+from penstock.training.objective import Regression
+from penstock.training.runner import NonFiniteLossError, Observer, fit, train_epoch, validate
+from penstock.training.train_step import TrainOptions, TrainStep
 
 
 class Line(Dataset):
@@ -65,18 +65,35 @@ def network(dropout=0.0):
     return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 1))
 
 
-def run(train=None, model=None, lr=0.05, scheduler=None, val=None, observers=(), folder=None,
-        keep=1, seed=0, optimizer=torch.optim.SGD, reduction="none", **options):  # fmt: skip
+def run(
+    train=None,
+    model=None,
+    lr=0.05,
+    scheduler=None,
+    val=None,
+    observers=(),
+    folder=None,
+    keep=1,
+    seed=0,
+    optimizer=torch.optim.SGD,
+    reduction="none",
+    **options,
+):
     """Fit a small network; returns it and the result."""
     model = model or network()
     made = optimizer(model.parameters(), lr=lr)
     result = fit(
-        model, objective(reduction), made, loader() if train is None else train, val or loader(),
+        model,
+        objective(reduction),
+        made,
+        loader() if train is None else train,
+        val or loader(),
         TrainOptions(**{"max_epochs": 2, **options}),
         scheduler=scheduler(made) if scheduler else None,
         checkpoints=Checkpoints(folder, keep) if folder else None,
-        observers=observers, seed=seed,
-    )  # fmt: skip
+        observers=observers,
+        seed=seed,
+    )
     return model, result
 
 
@@ -114,11 +131,14 @@ def test_it_learns():
     assert result.history[-1]["val/mse"] == pytest.approx(losses[-1])
 
 
-@pytest.mark.parametrize("options", [
-    {"num_workers": 2, "backend": "process"},
-    {"num_workers": 1, "backend": "process", "multiprocessing_context": "fork"},
-    {"num_workers": 2, "backend": "thread"},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_workers": 2, "backend": "process"},
+        {"num_workers": 1, "backend": "process", "multiprocessing_context": "fork"},
+        {"num_workers": 2, "backend": "thread"},
+    ],
+)
 def test_weights_do_not_depend_on_who_loads(options):
     settings = {"shuffle": True, "transform": Noise()}
     expected, _ = run(loader(**settings), network(dropout=0.5))
@@ -236,9 +256,17 @@ def test_observers_are_told_in_order():
     seen = Seen()
     run(loader(size=11), max_epochs=2, observers=[seen], log_every=2)
     assert seen.events == [
-        ("start", 0, 2), ("batch", 0, 0), ("batch", 0, 1), ("log", 2), ("end", 0),
-        ("start", 1, 2), ("batch", 1, 0), ("batch", 1, 1), ("log", 4), ("end", 1),
-    ]  # fmt: skip
+        ("start", 0, 2),
+        ("batch", 0, 0),
+        ("batch", 0, 1),
+        ("log", 2),
+        ("end", 0),
+        ("start", 1, 2),
+        ("batch", 1, 0),
+        ("batch", 1, 1),
+        ("log", 4),
+        ("end", 1),
+    ]
     log, end = seen.records[:2]
     assert log["train/loss"] == pytest.approx(end["train/loss"])
     assert 0 <= end["wait_share"] <= 1
@@ -316,8 +344,15 @@ def test_layout_and_compilation_are_asked_for(monkeypatch):
     monkeypatch.setattr(nn.Module, "compile", lambda self: compiled.append(self))
     model = nn.Sequential(nn.Conv2d(3, 4, 3))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    train_step = TrainStep(model, objective(), optimizer, None,
-                      TrainOptions(channels_last=True, compile=True), Group(), 0)  # fmt: skip
+    train_step = TrainStep(
+        model,
+        objective(),
+        optimizer,
+        None,
+        TrainOptions(channels_last=True, compile=True),
+        Group(),
+        0,
+    )
     assert compiled == [model]
     assert train_step.model[0].weight.is_contiguous(memory_format=torch.channels_last)
     assert optimizer.param_groups[0]["params"][0] is train_step.model[0].weight
@@ -330,8 +365,16 @@ def test_on_a_gpu(precision):
     fetch = Fetch(Line(), None, Stack(), 0)
     train = Loader(Plan(Sequential(22), 4, "pad"), fetch, world=world)
     val = Loader(Plan(Sequential(22), 4), fetch, world=world)
-    _, result = run(train, network(dropout=0.1), lr=0.1, val=val, max_epochs=30, accumulate=2,
-                    precision=precision, clip_norm=1.0)  # fmt: skip
+    _, result = run(
+        train,
+        network(dropout=0.1),
+        lr=0.1,
+        val=val,
+        max_epochs=30,
+        accumulate=2,
+        precision=precision,
+        clip_norm=1.0,
+    )
     assert result.history[-1]["val/loss"] < 0.2 * result.history[0]["val/loss"]
 
 

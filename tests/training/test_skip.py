@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.errors import ConfigError
-from pipeline.loading.collate import Stack
-from pipeline.loading.loader import Loader
-from pipeline.loading.stream_fetch import StreamFetch
-from pipeline.loading.workers.backends import LoaderOptions
-from pipeline.order.address import Address
-from pipeline.order.skipped import Skipped
-from pipeline.order.streams import StreamOrder, StreamPlan
-from pipeline.runs import checkpoint
-from pipeline.runs.record import RunRecord, by_address, read_ledger, skipped_in
+from penstock.errors import ConfigError
+from penstock.loading.collate import Stack
+from penstock.loading.loader import Loader
+from penstock.loading.stream_fetch import StreamFetch
+from penstock.loading.workers.backends import LoaderOptions
+from penstock.order.address import Address
+from penstock.order.skipped import Skipped
+from penstock.order.streams import StreamOrder, StreamPlan
+from penstock.runs import checkpoint
+from penstock.runs.record import RunRecord, by_address, read_ledger, skipped_in
 from tests import streams
 from tests.program import run
 from tests.resuming import EPOCHS, Case
@@ -53,11 +53,20 @@ def some_ranges(seed):
 
 
 @pytest.mark.one_in(11)
-@pytest.mark.parametrize("kind", [
-    Case(), Case("weighted"), Case("bucket"), Case("identity"), Case(stream="sharded", buffer=7),
-    Case(options={"accumulate": 3}), Case(options={"max_steps": 7}), Case(stream="plain"),
-], ids=["random", "weighted", "bucket", "identity", "sharded", "accumulate", "max_steps", "plain"],
-)  # fmt: skip
+@pytest.mark.parametrize(
+    "kind",
+    [
+        Case(),
+        Case("weighted"),
+        Case("bucket"),
+        Case("identity"),
+        Case(stream="sharded", buffer=7),
+        Case(options={"accumulate": 3}),
+        Case(options={"max_steps": 7}),
+        Case(stream="plain"),
+    ],
+    ids=["random", "weighted", "bucket", "identity", "sharded", "accumulate", "max_steps", "plain"],
+)
 @pytest.mark.parametrize("seed", range(6))
 def test_the_ledger_is_that_of_all_batches_without_those(kind, seed, tmp_path):
     ranges = some_ranges(seed)
@@ -153,18 +162,28 @@ def test_records_of_a_stream_are_passed_over_and_not_decoded():
 
 
 FIT = (
-    "experiment=sequences", "dataset.count=100", "batch.size=8", "trainer=quick",
-    "trainer.max_epochs=2", "trainer.ledger=true", "trainer.digest=true", "tracker=none",
-    "trainer.pictures=false", "trainer.baseline=false", "loader.num_workers=0",
-    "loader.prefetch_factor=null", "loader.persistent_workers=null",
-    "trainer.checkpoint.every_steps=4", "trainer.checkpoint.keep_last=9",
-)  # fmt: skip
+    "experiment=sequences",
+    "dataset.count=100",
+    "batch.size=8",
+    "trainer=quick",
+    "trainer.max_epochs=2",
+    "trainer.ledger=true",
+    "trainer.digest=true",
+    "tracker=none",
+    "trainer.pictures=false",
+    "trainer.baseline=false",
+    "loader.num_workers=0",
+    "loader.prefetch_factor=null",
+    "loader.persistent_workers=null",
+    "trainer.checkpoint.every_steps=4",
+    "trainer.checkpoint.keep_last=9",
+)
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """A run of two epochs of ten steps with checkpoints at steps 4, 8 ..."""
-    from pipeline import command
+    from penstock import command
 
     folder = tmp_path_factory.mktemp("runs") / "whole"
     assert command.main([*FIT, f"run_dir={folder}", "trainer.progress=none"]) == 0
@@ -177,13 +196,19 @@ def orders(folder):
 
 def test_a_resumed_run_leaves_out_what_lies_ahead(whole, tmp_path, capsys):
     spike, checkpoints = "trainer.skip=[[0,5],[0,7]]", whole / "checkpoints"
-    done = run(capsys, f"resume={checkpoints / 'step-00000004.safetensors'}", spike,
-               "trainer.progress=plain", f"run_dir={tmp_path / 'b'}")  # fmt: skip
+    done = run(
+        capsys,
+        f"resume={checkpoints / 'step-00000004.safetensors'}",
+        spike,
+        "trainer.progress=plain",
+        f"run_dir={tmp_path / 'b'}",
+    )
     assert done.code == 0, done.err
     assert "skips     from (0, 5) to before (0, 7), 2 batches" in done.err
     left = {at: one for at, one in orders(whole).items() if at >= (0, 4)}
-    assert orders(tmp_path / "b") == {at: one for at, one in left.items()
-                                      if at not in ((0, 5), (0, 6))}  # fmt: skip
+    assert orders(tmp_path / "b") == {
+        at: one for at, one in left.items() if at not in ((0, 5), (0, 6))
+    }
     lines = (tmp_path / "b/ledger.jsonl").read_text().splitlines()
     assert json.loads(lines[1]) == {"epoch": 0, "step": 5, "skipped_to": [0, 7]}
     session = json.loads((tmp_path / "b/manifest.json").read_text())["sessions"][-1]
@@ -205,8 +230,10 @@ def test_a_range_behind_the_checkpoint_is_refused(whole, tmp_path, capsys):
     here = f"resume={whole / 'checkpoints/step-00000008.safetensors'}", f"run_dir={tmp_path / 'b'}"
     refused = run(capsys, *here, "trainer.skip=[[0,5],[0,12]]")
     assert refused.code == 2
-    assert ("trainer.skip: leaves out batches from (0, 5) on, and the checkpoint has learned from "
-            "those before (0, 8)") in refused.err  # fmt: skip
+    assert (
+        "trainer.skip: leaves out batches from (0, 5) on, and the checkpoint has learned from "
+        "those before (0, 8)"
+    ) in refused.err
     assert "resume_despite=[trainer.skip]" in refused.err
     assert not (tmp_path / "b").exists()
 
@@ -227,8 +254,10 @@ def test_replay_and_digest_tell_what_is_left_out(tmp_path, capsys, monkeypatch):
     skip = "trainer.skip=[[[0,2],[0,4]],[[0,9],[1,0]]]"
     plain, marked = (run(capsys, *FIT, "task=digest", *more) for more in ((), (skip,)))
     assert (plain.code, marked.code) == (0, 0)
-    expected = [line if line.split()[1] not in "239" else f"0 {line.split()[1]} skipped"
-                for line in plain.hashes]  # fmt: skip
+    expected = [
+        line if line.split()[1] not in "239" else f"0 {line.split()[1]} skipped"
+        for line in plain.hashes
+    ]
     assert marked.hashes == expected
     assert [line.split()[1:] for line in run(capsys, *FIT, "task=digest", skip, "steps=4").hashes][
         2:
@@ -262,8 +291,13 @@ def test_bad_ranges(given, message, tmp_path, capsys):
 
 @pytest.mark.stress
 def test_a_run_that_fails_on_a_batch_says_how_to_go_on_without_it(tmp_path, capsys):
-    given = ("scheduler=none", "optimizer.lr=1e30", "trainer.checkpoint.every_steps=1",
-             "trainer.log_every=1", "trainer.skip=[[1,0],[1,1]]")  # fmt: skip
+    given = (
+        "scheduler=none",
+        "optimizer.lr=1e30",
+        "trainer.checkpoint.every_steps=1",
+        "trainer.log_every=1",
+        "trainer.skip=[[1,0],[1,1]]",
+    )
     failed = run(capsys, *FIT, *given, f"run_dir={tmp_path / 'run'}")
     assert failed.code == 1
     at = failed.err.partition("at epoch 0, step ")[2].partition(".")[0]

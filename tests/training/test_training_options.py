@@ -9,21 +9,30 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.order.plan import Plan
-from pipeline.order.samplers import Bucket, Random
-from pipeline.order.streams import StreamOrder, StreamPlan
-from pipeline.runs import checkpoint
-from pipeline.tasks.lr_find import smoothed, suggestion
-from pipeline.training.train_step import TrainStep
+from penstock.addons.tuning.lr_find import smoothed, suggestion
+from penstock.order.plan import Plan
+from penstock.order.samplers import Bucket, Random
+from penstock.order.streams import StreamOrder, StreamPlan
+from penstock.runs import checkpoint
+from penstock.training.train_step import TrainStep
 from tests.program import run
 from tests.resuming import TABLE, Case
 from tests.runs.test_longer_runs import NUMBERS
 
 COMMON = [
-    "--config-dir", "conf", "--trust", "tests", "dataset=numbers", "batch.size=8", "loader=debug",
-    "trainer.baseline=false", "tracker=none", "trainer.pictures=false", "trainer.progress=none",
+    "--config-dir",
+    "conf",
+    "--trust",
+    "tests",
+    "dataset=numbers",
+    "batch.size=8",
+    "loader=debug",
+    "trainer.baseline=false",
+    "tracker=none",
+    "trainer.pictures=false",
+    "trainer.progress=none",
     "cache_dir=cache",
-]  # fmt: skip
+]
 
 
 @pytest.fixture
@@ -68,8 +77,9 @@ def test_a_task_that_loads_the_checkpoint_measures_the_mean(fit):
     other = json.loads(Path("plain/manifest.json").read_text())["last"]
     assert other["train/loss"] == last["train/loss"], "training is the same"
     assert other["val/loss"] != last["val/loss"]
-    refused = fit("trainer.ema=0.8", "run_dir=run", "resume=auto", "trainer.max_epochs=4",
-                  "optimizer.lr=0.1")  # fmt: skip
+    refused = fit(
+        "trainer.ema=0.8", "run_dir=run", "resume=auto", "trainer.max_epochs=4", "optimizer.lr=0.1"
+    )
     assert (refused.code, "trainer.ema: is 0.8 here and was 0.9" in refused.err) == (2, True)
 
 
@@ -144,8 +154,12 @@ def test_overfitting_sees_the_same_samples_in_every_epoch(fit):
 
 def test_one_step_tries_everything_and_leaves_nothing(fit, tmp_path):
     before = sorted(tmp_path.rglob("*"))
-    done = fit("trainer.fast_dev_run=true", "trainer.max_epochs=50", "scheduler=cosine",
-               "scheduler.warmup=10")  # fmt: skip
+    done = fit(
+        "trainer.fast_dev_run=true",
+        "trainer.max_epochs=50",
+        "scheduler=cosine",
+        "scheduler.warmup=10",
+    )
     assert done.code == 0, done.err
     assert "epochs 1, steps 1," in done.out
     assert sorted(tmp_path.rglob("*")) == before

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from pipeline.distributed.group import Group
-from pipeline.distributed.world import World
-from pipeline.training.train_step import TrainOptions, TrainStep
+from penstock.distributed.group import Group
+from penstock.distributed.world import World
+from penstock.training.train_step import TrainOptions, TrainStep
 
 BATCHES = torch.arange(24.0).reshape(8, 3).sin().split([6, 2])  # of 6 and 2 rows in all
 

@@ -10,17 +10,17 @@ from skimage import color, exposure, filters, transform, util
 from torchvision import tv_tensors
 from torchvision.transforms.v2 import functional as F
 
-from pipeline.config import allow_list
-from pipeline.errors import ConfigError, DataError
-from pipeline.loading.collate import Stack
-from pipeline.loading.compose import Compose
-from pipeline.loading.fetch import Fetch, batch_hash
-from pipeline.loading.loader import Loader
-from pipeline.loading.workers.backends import LoaderOptions
-from pipeline.order.plan import Plan
-from pipeline.order.randomness import begin_sample, scope
-from pipeline.order.samplers import Random
-from pipeline.transforms.arrays import Albumentations, OnPicture, Rescale
+from penstock.config import allow_list
+from penstock.errors import ConfigError, DataError
+from penstock.loading.collate import Stack
+from penstock.loading.compose import Compose
+from penstock.loading.fetch import Fetch, batch_hash
+from penstock.loading.loader import Loader
+from penstock.loading.workers.backends import LoaderOptions
+from penstock.order.plan import Plan
+from penstock.order.randomness import begin_sample, scope
+from penstock.order.samplers import Random
+from penstock.transforms.arrays import Albumentations, OnPicture, Rescale
 from tests import toy
 
 MISSING = importlib.util.find_spec("albumentations") is None
@@ -161,7 +161,7 @@ def test_a_sample_without_one_picture_is_refused(sample, said):
     [
         ("skimage.transform.rotate", True),
         ("skimage.exposure.equalize_adapthist", True),
-        ("pipeline.transforms.arrays.Rescale", True),
+        ("penstock.transforms.arrays.Rescale", True),
         ("skimage.io.imsave", False),
         ("skimage.io.imread", False),
         ("skimage.data.astronaut", False),
@@ -237,9 +237,13 @@ def test_albumentations_draws_from_the_samples_key_alone(wrapped):
             return {**sample, "image": torch.from_numpy(image.copy()).permute(2, 0, 1)}
 
     def fetch():
-        steps = [library.RandomBrightnessContrast(p=0.8), library.OneOf(
-            [library.GaussNoise(p=1), library.HorizontalFlip(p=1), library.Blur(p=1)], p=0.9),
-            library.RandomCrop(8, 8)]  # fmt: skip
+        steps = [
+            library.RandomBrightnessContrast(p=0.8),
+            library.OneOf(
+                [library.GaussNoise(p=1), library.HorizontalFlip(p=1), library.Blur(p=1)], p=0.9
+            ),
+            library.RandomCrop(8, 8),
+        ]
         step = Albumentations(steps) if wrapped else Bare(steps)
         return Fetch(toy.Pictures(), Compose({"augment": step}), Stack(), 0, hashed=True)
 

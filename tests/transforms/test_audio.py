@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.errors import ConfigError, DataError
-from pipeline.training.models import AudioNet
-from pipeline.transforms import resampling
-from pipeline.transforms.audio import (
+from penstock.errors import ConfigError, DataError
+from penstock.training.models import AudioNet
+from penstock.transforms import resampling
+from penstock.transforms.audio import (
     Gain,
     LogMel,
     MaskFeatures,
@@ -20,7 +20,7 @@ from pipeline.transforms.audio import (
     Standardize,
     mel_filters,
 )
-from pipeline.transforms.resampling import resample
+from penstock.transforms.resampling import resample
 
 RATES = [(48000, 8000), (44100, 16000), (8000, 16000), (44100, 48000), (11025, 8000), (8001, 8000)]
 
@@ -294,8 +294,10 @@ def test_exactly_so_long(random, frames):
 def test_random_places_of_padding_and_cropping():
     torch.manual_seed(0)
     short = PadOrCrop(0.05, random=True)
-    fronts = {int(short({"audio": torch.ones(1, 398), "rate": 8000})["audio"][0].argmax())
-              for _ in range(50)}  # fmt: skip
+    fronts = {
+        int(short({"audio": torch.ones(1, 398), "rate": 8000})["audio"][0].argmax())
+        for _ in range(50)
+    }
     assert fronts == {0, 1, 2}
     ramp = {"audio": torch.arange(402.0)[None], "rate": 8000}
     assert {int(short(ramp)["audio"][0, 0]) for _ in range(50)} == {0, 1, 2}
@@ -327,8 +329,16 @@ def test_noise_has_the_ratio_that_was_asked_for():
     assert not Noise()(silent)["audio"].any()
 
 
-CHAIN = [Resample(16000), RandomCrop(5.0), PadOrCrop(6.0, True), Gain(), Noise(), LogMel(16000),
-         Standardize(), MaskFeatures()]  # fmt: skip
+CHAIN = [
+    Resample(16000),
+    RandomCrop(5.0),
+    PadOrCrop(6.0, True),
+    Gain(),
+    Noise(),
+    LogMel(16000),
+    Standardize(),
+    MaskFeatures(),
+]
 
 
 def chained(given, seed):
@@ -368,8 +378,12 @@ def test_audio_net_ignores_padding():
     torch.manual_seed(0)
     net = AudioNet(5, 3, width=8, dropout=0.0).train()
     features, lengths = noise(4, 5, 21), torch.tensor([21, 1, 8, 13])
-    expected = torch.cat([net(features[i : i + 1, :, :n], lengths[i : i + 1])
-                          for i, n in enumerate(lengths.tolist())])  # fmt: skip
+    expected = torch.cat(
+        [
+            net(features[i : i + 1, :, :n], lengths[i : i + 1])
+            for i, n in enumerate(lengths.tolist())
+        ]
+    )
     for row, length in enumerate(lengths.tolist()):
         features[row, :, length:] = torch.nan
     made = net(features, lengths)
@@ -383,8 +397,11 @@ def test_audio_net_ignores_padding():
 
 @pytest.mark.parametrize("transform", CHAIN[:6], ids=lambda t: type(t).__name__)
 def test_a_missing_field(transform):
-    with pytest.raises(DataError, match=rf"{type(transform).__name__} needs the field 'audio'; "
-                       "the sample's tensors: image"):  # fmt: skip
+    with pytest.raises(
+        DataError,
+        match=rf"{type(transform).__name__} needs the field 'audio'; "
+        "the sample's tensors: image",
+    ):
         transform({"image": torch.ones(3, 2, 2), "rate": 8000})
 
 

@@ -10,20 +10,20 @@ from hypothesis import strategies as st
 from torchvision import tv_tensors
 from torchvision.transforms.v2 import functional as F
 
-from pipeline.errors import ConfigError, DataError
-from pipeline.loading.batch import Batch
-from pipeline.loading.collate import List, Pad, Stack
-from pipeline.loading.fetch import Fetch, SampleError, batch_hash
-from pipeline.order.plan import Plan, Request
-from pipeline.order.randomness import KeyedRandom
-from pipeline.order.samplers import Random, Sequential
-from pipeline.transforms import warping
-from pipeline.transforms.batch import BatchCompose
-from pipeline.transforms.batch_colors import BatchNormalize, ColorJitter, RandomErasing
-from pipeline.transforms.batch_geometry import Affine, HorizontalFlip, RandomResizedCrop, forward
-from pipeline.transforms.image import LandmarkFlip, Normalize
-from pipeline.transforms.mixing import CutMix, MixUp
-from pipeline.transforms.warping import affine, crop_nearest, crop_resize, crop_resize_dense, layout
+from penstock.errors import ConfigError, DataError
+from penstock.loading.batch import Batch
+from penstock.loading.collate import List, Pad, Stack
+from penstock.loading.fetch import Fetch, SampleError, batch_hash
+from penstock.order.plan import Plan, Request
+from penstock.order.randomness import KeyedRandom
+from penstock.order.samplers import Random, Sequential
+from penstock.transforms import warping
+from penstock.transforms.batch import BatchCompose
+from penstock.transforms.batch_colors import BatchNormalize, ColorJitter, RandomErasing
+from penstock.transforms.batch_geometry import Affine, HorizontalFlip, RandomResizedCrop, forward
+from penstock.transforms.image import LandmarkFlip, Normalize
+from penstock.transforms.mixing import CutMix, MixUp
+from penstock.transforms.warping import affine, crop_nearest, crop_resize, crop_resize_dense, layout
 from tests.program import SHARED
 
 DEVICES = [
@@ -240,10 +240,12 @@ def boxes_of(rows=8, height=64, width=80):
 @pytest.mark.parametrize("size", [(24, 28), (64, 80), (150, 130)])
 def test_a_crop_is_torchvisions_antialiased_one(resize, size):
     images, boxes = batch_of()["image"], boxes_of()
-    expected = torch.stack([
-        F.resized_crop(image, *box, list(size), antialias=True)
-        for image, box in zip(images, boxes.tolist(), strict=True)
-    ])  # fmt: skip
+    expected = torch.stack(
+        [
+            F.resized_crop(image, *box, list(size), antialias=True)
+            for image, box in zip(images, boxes.tolist(), strict=True)
+        ]
+    )
     found = resize(images, boxes, size)
     assert difference(found, expected).max() <= 1
     exact = crop_resize(images.float(), boxes, size)
@@ -278,9 +280,9 @@ def test_boxes_are_drawn_as_torchvision_draws_them():
     boxes = RandomResizedCrop(1).boxes(keyed(rows), height, width).double()
     torch.manual_seed(0)
     picture = torch.zeros(3, height, width)
-    reference = torch.tensor([
-        Reference.get_params(picture, [0.08, 1.0], [3 / 4, 4 / 3]) for _ in range(rows)
-    ]).double()  # fmt: skip
+    reference = torch.tensor(
+        [Reference.get_params(picture, [0.08, 1.0], [3 / 4, 4 / 3]) for _ in range(rows)]
+    ).double()
     for column in range(4):
         mine, theirs = boxes[:, column].sort().values, reference[:, column].sort().values
         assert (mine - theirs).abs().mean() < 0.03 * (width if column % 2 else height)
@@ -313,12 +315,13 @@ PARAMETERS = [(0, 1, 0, (0, 0)), (30, 1, 0, (0, 0)), (-15, 1.3, 8, (5, -3)), (90
 
 @pytest.mark.parametrize(("angle", "scale", "shear", "shift"), PARAMETERS)
 def test_an_affine_map_is_torchvisions(angle, scale, shear, shift):
-    from pipeline.transforms.batch_geometry import affine_move
+    from penstock.transforms.batch_geometry import affine_move
 
     batch = batch_of(Marked(), rows=2)
     images = batch_of()["image"][:2]
-    matrices = forward(*(torch.tensor([float(v)] * 2) for v in (angle, scale, shear)),
-                       torch.tensor([shift] * 2))  # fmt: skip
+    matrices = forward(
+        *(torch.tensor([float(v)] * 2) for v in (angle, scale, shear)), torch.tensor([shift] * 2)
+    )
     move = affine_move(matrices, 64, 80, fill=0)
     given_ = {"angle": angle, "translate": list(shift), "scale": scale, "shear": [shear, 0]}
     smooth = {**given_, "interpolation": F.InterpolationMode.BILINEAR}
@@ -345,10 +348,13 @@ def test_a_map_that_does_nothing_changes_no_bit():
 
 @pytest.mark.parametrize(
     "step",
-    [HorizontalFlip(1.0), RandomResizedCrop([64, 96], [0.6, 1.0]),
-     Affine(40, [0.1, 0.1], [0.9, 1.3], 10)],
+    [
+        HorizontalFlip(1.0),
+        RandomResizedCrop([64, 96], [0.6, 1.0]),
+        Affine(40, [0.1, 0.1], [0.9, 1.3], 10),
+    ],
     ids=lambda step: type(step).__name__,
-)  # fmt: skip
+)
 def test_a_marked_pixel_ends_where_its_landmark_says(step):
     batch = BatchCompose({"step": step}, 1)(batch_of(Marked(), rows=32))
     height, width = batch["image"].shape[-2:]
@@ -427,9 +433,10 @@ def test_boxes_of_every_format_are_moved_and_cut_at_the_border(form):
             cut = [min(xs), min(ys), max(xs), max(ys)]
             cut = [min(max(v, 0), 64 if i % 2 else 80) for i, v in enumerate(cut)]
             expected = F.convert_bounding_box_format(
-                torch.tensor([cut]), tv_tensors.BoundingBoxFormat.XYXY,
+                torch.tensor([cut]),
+                tv_tensors.BoundingBoxFormat.XYXY,
                 tv_tensors.BoundingBoxFormat[form],
-            )  # fmt: skip
+            )
             torch.testing.assert_close(found[None], expected, atol=1e-3, rtol=1e-4)
 
 
@@ -493,10 +500,15 @@ def test_colors_are_torchvisions_within_the_rounding():
         )
 
 
-@pytest.mark.parametrize(("name", "change"), [
-    ("brightness", F.adjust_brightness), ("contrast", F.adjust_contrast),
-    ("saturation", F.adjust_saturation), ("hue", F.adjust_hue),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("brightness", F.adjust_brightness),
+        ("contrast", F.adjust_contrast),
+        ("saturation", F.adjust_saturation),
+        ("hue", F.adjust_hue),
+    ],
+)
 def test_each_change_of_colors_alone(name, change):
     jitter = ColorJitter(**{name: [0.3, 0.3]})
     images = batch_of()["image"]
@@ -505,8 +517,9 @@ def test_each_change_of_colors_alone(name, change):
     pixels = images / 255
     batch = batch_of()
     batch["image"] = pixels
-    torch.testing.assert_close(jitter(batch, keyed())["image"], change(pixels, 0.3), atol=3e-3,
-                               rtol=0)  # fmt: skip
+    torch.testing.assert_close(
+        jitter(batch, keyed())["image"], change(pixels, 0.3), atol=3e-3, rtol=0
+    )
 
 
 def test_colors_of_grey_pictures():
@@ -602,26 +615,38 @@ def test_what_cannot_be_mixed_is_refused():
 
 def test_a_batch_without_pictures_is_refused():
     batch = batch_of().replace(kinds={})
-    with pytest.raises(DataError, match=r"HorizontalFlip works on pictures, and no field of the "
-                                        r"batch \(image, label\) is one"):  # fmt: skip
+    with pytest.raises(
+        DataError,
+        match=r"HorizontalFlip works on pictures, and no field of the "
+        r"batch \(image, label\) is one",
+    ):
         HorizontalFlip()(batch, keyed())
     listed = Fetch(Photos(), None, List(), 0)(Plan(Sequential(40), 4).request(0, 0))
     with pytest.raises(DataError, match=r"'image' as a stack of pictures.* not list: resize them"):
         HorizontalFlip()(listed, keyed(4))
 
 
-@pytest.mark.parametrize(("make", "message"), [
-    (lambda: RandomResizedCrop([1, 2, 3]), r"size: got \[1, 2, 3\], expected a side or"),
-    (lambda: RandomResizedCrop(8, [0.5, 0.2]), r"scale: got \[0.5, 0.2\], expected \[least, la"),
-    (lambda: RandomResizedCrop(8, ratio=[0, 1]), r"ratio: got \[0, 1\], expected numbers above 0"),
-    (lambda: HorizontalFlip(1.5), r"p: got 1.5, expected a probability from 0 to 1"),
-    (lambda: HorizontalFlip(pairs="dlib"), r"'dlib' is not 'ibug68'"),
-    (lambda: Affine(translate=[2, 0]), r"translate: got \[2, 0\], expected two shares"),
-    (lambda: Affine(degrees=-3), r"degrees: got -3, expected a distance of at least 0"),
-    (lambda: ColorJitter(hue=[0, 0.7]), r"hue: got \[0, 0.7\].* from -0.5 to 0.5"),
-    (lambda: RandomErasing(value="white"), r"value: got 'white', expected numbers or 'random'"),
-    (lambda: MixUp(3, alpha=0), r"alpha: got 0, expected a number above 0"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: RandomResizedCrop([1, 2, 3]), r"size: got \[1, 2, 3\], expected a side or"),
+        (
+            lambda: RandomResizedCrop(8, [0.5, 0.2]),
+            r"scale: got \[0.5, 0.2\], expected \[least, la",
+        ),
+        (
+            lambda: RandomResizedCrop(8, ratio=[0, 1]),
+            r"ratio: got \[0, 1\], expected numbers above 0",
+        ),
+        (lambda: HorizontalFlip(1.5), r"p: got 1.5, expected a probability from 0 to 1"),
+        (lambda: HorizontalFlip(pairs="dlib"), r"'dlib' is not 'ibug68'"),
+        (lambda: Affine(translate=[2, 0]), r"translate: got \[2, 0\], expected two shares"),
+        (lambda: Affine(degrees=-3), r"degrees: got -3, expected a distance of at least 0"),
+        (lambda: ColorJitter(hue=[0, 0.7]), r"hue: got \[0, 0.7\].* from -0.5 to 0.5"),
+        (lambda: RandomErasing(value="white"), r"value: got 'white', expected numbers or 'random'"),
+        (lambda: MixUp(3, alpha=0), r"alpha: got 0, expected a number above 0"),
+    ],
+)
 def test_wrong_arguments_are_named(make, message):
     with pytest.raises(ConfigError, match=message):
         make()
@@ -631,8 +656,11 @@ def test_a_persons_own_step_is_named_when_it_fails():
     def broken(batch, random):
         raise KeyError("depth")
 
-    with pytest.raises(SampleError, match=r"batch \(epoch 0, step 0\): the batch transform 'own' f"
-                                          r"ailed with KeyError: 'depth'"):  # fmt: skip
+    with pytest.raises(
+        SampleError,
+        match=r"batch \(epoch 0, step 0\): the batch transform 'own' f"
+        r"ailed with KeyError: 'depth'",
+    ):
         BatchCompose({"own": broken}, 0)(batch_of())
 
     def global_draw(batch, random):

@@ -8,18 +8,18 @@ import torch
 from PIL import Image
 from torchvision import tv_tensors
 
-import pipeline
-from pipeline.build.data import DataParts
-from pipeline.datasets.image_folder import ImageFolder
-from pipeline.errors import DataError
-from pipeline.loading.batch import Batch
-from pipeline.order.plan import Request
-from pipeline.order.randomness import KeyedRandom, begin_sample
-from pipeline.transforms.device_decoding import (
+import penstock
+from penstock.build.data import DataParts
+from penstock.datasets.image_folder import ImageFolder
+from penstock.errors import DataError
+from penstock.loading.batch import Batch
+from penstock.order.plan import Request
+from penstock.order.randomness import KeyedRandom, begin_sample
+from penstock.transforms.device_decoding import (
     DecodeBatchRandomResizedCrop,
     DecodeBatchResizeCenterCrop,
 )
-from pipeline.transforms.image_decoding import DecodeRandomResizedCrop, DecodeResizeCenterCrop
+from penstock.transforms.image_decoding import DecodeRandomResizedCrop, DecodeResizeCenterCrop
 from tests.broken_images import cut
 from tests.program import run
 
@@ -74,13 +74,22 @@ def alone(step, file, key):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     ("whole", "single"),
-    [(DecodeBatchRandomResizedCrop(32), DecodeRandomResizedCrop(32, decoder="pure", reduce=False)),
-     (DecodeBatchResizeCenterCrop((24, 40)),
-      DecodeResizeCenterCrop((24, 40), decoder="pure", reduce=False)),
-     (DecodeBatchResizeCenterCrop(32, resize=48),
-      DecodeResizeCenterCrop(32, resize=48, decoder="pure", reduce=False))],
+    [
+        (
+            DecodeBatchRandomResizedCrop(32),
+            DecodeRandomResizedCrop(32, decoder="pure", reduce=False),
+        ),
+        (
+            DecodeBatchResizeCenterCrop((24, 40)),
+            DecodeResizeCenterCrop((24, 40), decoder="pure", reduce=False),
+        ),
+        (
+            DecodeBatchResizeCenterCrop(32, resize=48),
+            DecodeResizeCenterCrop(32, resize=48, decoder="pure", reduce=False),
+        ),
+    ],
     ids=["random", "centre", "resized centre"],
-)  # fmt: skip
+)
 def test_pictures_are_those_of_the_decoders_on_samples(folder, device, whole, single):
     batch, files = batch_of(folder, device)
     random = KeyedRandom.of(0, 0, batch.positions, "decode")
@@ -113,22 +122,31 @@ def test_a_batch_without_files_is_refused():
 
 
 def overrides(root, *more):
-    return ["dataset=image_folder", f"dataset.root={root}", "dataset.val_fraction=0.0",
-            "transform=images_nvjpeg", "transform.train_batch.decode.size=16", "batch.size=5",
-            "trainer.device=cpu", *more]  # fmt: skip
+    return [
+        "dataset=image_folder",
+        f"dataset.root={root}",
+        "dataset.val_fraction=0.0",
+        "transform=images_nvjpeg",
+        "transform.train_batch.decode.size=16",
+        "batch.size=5",
+        "trainer.device=cpu",
+        *more,
+    ]
 
 
 def test_the_digest_does_not_depend_on_who_works(folder, capsys):
     expected = run(capsys, "task=digest", *overrides(folder, "loader=debug"))
     assert expected.code == 0, expected.err
-    for loader in (["loader=threads", "loader.num_workers=2"],
-                   ["loader=default", "loader.num_workers=2"],
-                   ["transform.batch_on=device", "loader=debug"]):  # fmt: skip
+    for loader in (
+        ["loader=threads", "loader.num_workers=2"],
+        ["loader=default", "loader.num_workers=2"],
+        ["transform.batch_on=device", "loader=debug"],
+    ):
         assert run(capsys, "task=digest", *overrides(folder, *loader)).out == expected.out
 
 
 def test_the_loader_takes_threads_and_the_fingerprint_names_the_decoder(folder):
-    config = pipeline.compose(*overrides(folder, "loader=fast", "loader.num_workers=2"))
+    config = penstock.compose(*overrides(folder, "loader=fast", "loader.num_workers=2"))
     parts = DataParts(config)
     with parts.train.loader() as loader:
         assert loader.options.backend == "thread"
@@ -144,10 +162,14 @@ def test_a_damaged_file_is_named(folder, capsys):
 
 
 @pytest.mark.one_in(2)
-@pytest.mark.parametrize("more", [
-    ["loader=debug"], ["loader=threads", "loader.num_workers=2"],
-    ["loader=default", "loader.num_workers=1", "transform.batch_on=device"],
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["loader=debug"],
+        ["loader=threads", "loader.num_workers=2"],
+        ["loader=default", "loader.num_workers=1", "transform.batch_on=device"],
+    ],
+)
 @pytest.mark.parametrize("on_error", ["skip", "substitute"])
 def test_a_damaged_file_is_left_out_as_by_other_transforms(on_error, more, folder, capsys):
     words = overrides(folder, f"bad_samples.on_error={on_error}", "bad_samples.budget=2", *more)

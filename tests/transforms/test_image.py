@@ -4,8 +4,8 @@ import pytest
 import torch
 from torchvision import tv_tensors
 
-from pipeline.errors import ConfigError, DataError
-from pipeline.transforms.image import Compose, FaceCrop, LandmarkFlip, Normalize
+from penstock.errors import ConfigError, DataError
+from penstock.transforms.image import Compose, FaceCrop, LandmarkFlip, Normalize
 
 
 def face(height=40, width=60):

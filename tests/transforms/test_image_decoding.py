@@ -17,29 +17,29 @@ import torch
 from PIL import Image
 from torchvision import tv_tensors
 
-import pipeline
-from pipeline.build.data import DataParts
-from pipeline.datasets.image_folder import ImageFolder
-from pipeline.datasets.reading.image import encoded_image, read_image
-from pipeline.errors import ConfigError, DataError
-from pipeline.loading import output_buffers
-from pipeline.loading.collate import Stack
-from pipeline.loading.encoded import EncodedImage
-from pipeline.loading.fetch import Fetch
-from pipeline.loading.loader import Loader, LoaderOptions
-from pipeline.order.randomness import begin_sample, hash64, uniform, uniform_at
-from pipeline.transforms import native_images
-from pipeline.transforms.batch import BatchCompose
-from pipeline.transforms.batch_colors import BatchNormalize
-from pipeline.transforms.crops import CenterCrop, Crop, RandomAreaCrop
-from pipeline.transforms.image import Compose
-from pipeline.transforms.image_decoding import (
+import penstock
+from penstock.build.data import DataParts
+from penstock.datasets.image_folder import ImageFolder
+from penstock.datasets.reading.image import encoded_image, read_image
+from penstock.errors import ConfigError, DataError
+from penstock.loading import output_buffers
+from penstock.loading.collate import Stack
+from penstock.loading.encoded import EncodedImage
+from penstock.loading.fetch import Fetch
+from penstock.loading.loader import Loader, LoaderOptions
+from penstock.order.randomness import begin_sample, hash64, uniform, uniform_at
+from penstock.transforms import native_images
+from penstock.transforms.batch import BatchCompose
+from penstock.transforms.batch_colors import BatchNormalize
+from penstock.transforms.crops import CenterCrop, Crop, RandomAreaCrop
+from penstock.transforms.image import Compose
+from penstock.transforms.image_decoding import (
     Decode,
     DecodeRandomResizedCrop,
     DecodeResize,
     DecodeResizeCenterCrop,
 )
-from pipeline.transforms.jpeg_header import jpeg_header
+from penstock.transforms.jpeg_header import jpeg_header
 from tests import program
 
 BUILT = native_images.jpeg() is not None
@@ -127,8 +127,9 @@ def test_every_kind_of_file_gives_what_the_reader_gives(tmp_path, decoder, name)
         expected = expected.flip(2) if crop.flip else expected
         found = decoded(
             DecodeRandomResizedCrop([40, 30], (0.1, 1.0), flip=0.5, decoder=decoder, reduce=False),
-            path, key,
-        )  # fmt: skip
+            path,
+            key,
+        )
         assert isinstance(found, tv_tensors.Image)
         assert found.dtype == torch.uint8
         assert (found.int() - expected.int()).abs().max() <= 2
@@ -233,9 +234,11 @@ def test_damage_that_leaves_a_file_decodable(tmp_path, decoder):
     path.write_bytes(content)
     crop = Crop(0, 0, 300, 300)
     expected = torch.nn.functional.interpolate(
-        read_image(str(path))[None].as_subclass(torch.Tensor), (50, 50), mode="bilinear",
+        read_image(str(path))[None].as_subclass(torch.Tensor),
+        (50, 50),
+        mode="bilinear",
         antialias=True,
-    )[0]  # fmt: skip
+    )[0]
     found = decoded(At(crop, (50, 50), decoder, reduce=False), path)
     assert (found.int() - expected.int()).abs().float().mean() <= 0.6
 
@@ -358,14 +361,16 @@ def test_pictures_too_narrow_for_any_allowed_shape():
 
 @pytest.mark.parametrize(
     ("make", "key"),
-    [(lambda: DecodeRandomResizedCrop(0), "size"),
-     (lambda: DecodeRandomResizedCrop([3, 4, 5]), "size"),
-     (lambda: DecodeRandomResizedCrop(8, scale=[0.5, 2]), "scale"),
-     (lambda: DecodeRandomResizedCrop(8, ratio=[2, 1]), "ratio"),
-     (lambda: DecodeRandomResizedCrop(8, flip=2), "flip"),
-     (lambda: DecodeRandomResizedCrop(8, decoder="fast"), "decoder"),
-     (lambda: DecodeResizeCenterCrop(80, resize=60), "resize")],
-)  # fmt: skip
+    [
+        (lambda: DecodeRandomResizedCrop(0), "size"),
+        (lambda: DecodeRandomResizedCrop([3, 4, 5]), "size"),
+        (lambda: DecodeRandomResizedCrop(8, scale=[0.5, 2]), "scale"),
+        (lambda: DecodeRandomResizedCrop(8, ratio=[2, 1]), "ratio"),
+        (lambda: DecodeRandomResizedCrop(8, flip=2), "flip"),
+        (lambda: DecodeRandomResizedCrop(8, decoder="fast"), "decoder"),
+        (lambda: DecodeResizeCenterCrop(80, resize=60), "resize"),
+    ],
+)
 def test_arguments_that_make_no_sense(make, key):
     with pytest.raises(ConfigError, match=rf"^{key}"):
         make()
@@ -382,31 +387,40 @@ def test_without_the_native_decoder(monkeypatch):
 @pytest.mark.parametrize("way", ["headers", "PENSTOCK_NATIVE"])
 def test_the_build_leaves_out_what_it_cannot_build(tmp_path, way):
     root = Path(__file__).parents[2]
-    shutil.copytree(root / "pipeline" / "native", tmp_path / "pipeline" / "native",
-                    ignore=shutil.ignore_patterns("*.so", "__pycache__"))  # fmt: skip
+    shutil.copytree(
+        root / "pipeline" / "native",
+        tmp_path / "pipeline" / "native",
+        ignore=shutil.ignore_patterns("*.so", "__pycache__"),
+    )
     for name in ("setup.py", "pyproject.toml", "README.md", "pipeline/__init__.py"):
         shutil.copy(root / name, tmp_path / name)
     (tmp_path / "jpeglib.h").write_text('#error "not here"\n')
     given = {"CFLAGS": f"-I{tmp_path}"} if way == "headers" else {"PENSTOCK_NATIVE": "0"}
     done = subprocess.run(
-        [sys.executable, "setup.py", "-q", "build_ext", "--inplace"], cwd=tmp_path, check=False,
-        env=os.environ | given, capture_output=True, text=True,
-    )  # fmt: skip
+        [sys.executable, "setup.py", "-q", "build_ext", "--inplace"],
+        cwd=tmp_path,
+        check=False,
+        env=os.environ | given,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     (said,) = [line for line in done.stderr.splitlines() if line.startswith("penstock: ")]
     assert "libjpeg-dev" in said
     built = {path.name.partition(".")[0] for path in tmp_path.rglob("*.so")}
     if way == "headers":
-        assert "built without pipeline.native.jpeg (" in said
+        assert "built without penstock.native.jpeg (" in said
         assert built == {"pixels", "tokens"}  # which need none
     else:
-        assert "built without pipeline.native (" in said
+        assert "built without penstock.native (" in said
         assert built == set()
 
 
 def test_landmarks_do_not_move_along(tmp_path):
-    sample = {"image": encoded_image(str(saved(tmp_path / "a.jpg"))),
-              "points": tv_tensors.KeyPoints([[1, 1]], canvas_size=(150, 200))}  # fmt: skip
+    sample = {
+        "image": encoded_image(str(saved(tmp_path / "a.jpg"))),
+        "points": tv_tensors.KeyPoints([[1, 1]], canvas_size=(150, 200)),
+    }
     with pytest.raises(DataError, match="moves no KeyPoints along"):
         DecodeRandomResizedCrop(8)(sample)
 
@@ -432,11 +446,16 @@ def folder(root, count=12, broken=()):
 
 def compose(root, *overrides):
     fast = ["transform=images_fast", "transform.train.decode.size=32"]
-    return pipeline.compose(
-        "dataset=image_folder", f"dataset.root={root}", "dataset.val_fraction=0.0",
-        *([] if "transform=images" in overrides else fast), "batch.size=5", "loader=debug",
-        "trainer.device=cpu", *overrides,
-    )  # fmt: skip
+    return penstock.compose(
+        "dataset=image_folder",
+        f"dataset.root={root}",
+        "dataset.val_fraction=0.0",
+        *([] if "transform=images" in overrides else fast),
+        "batch.size=5",
+        "loader=debug",
+        "trainer.device=cpu",
+        *overrides,
+    )
 
 
 def batches(config):
@@ -471,9 +490,10 @@ def test_normalising_while_decoding_changes_no_bit(tmp_path, decoder):
     request = parts.train.plan.request(0, 0, 0, 1)
     assert early.batch_transform is None or not early.batch_transform.steps
     bytes_first = replace(
-        parts.train.fetch(whole=True), transform=parts.train.transform,
+        parts.train.fetch(whole=True),
+        transform=parts.train.transform,
         batch_transform=BatchCompose({"normalize": BatchNormalize("imagenet")}, 0),
-    )  # fmt: skip
+    )
     one, other = early(request)["image"], bytes_first(request)["image"]
     assert torch.equal(one, other)
 
@@ -565,24 +585,36 @@ def test_slots_of_threads_are_their_own():
 def test_a_bad_file_names_itself_in_the_run(tmp_path, capsys):
     root = folder(tmp_path, broken=(3,))
     done = program.run(
-        capsys, "task=digest", "dataset=image_folder", f"dataset.root={root}",
-        "dataset.val_fraction=0.0", "transform=images_fast", "transform.train.decode.size=32",
-        "loader=fast", "loader.num_workers=2", "batch.size=4",
-    )  # fmt: skip
+        capsys,
+        "task=digest",
+        "dataset=image_folder",
+        f"dataset.root={root}",
+        "dataset.val_fraction=0.0",
+        "transform=images_fast",
+        "transform.train.decode.size=32",
+        "loader=fast",
+        "loader.num_workers=2",
+        "batch.size=4",
+    )
     assert done.code == 3
     assert "03.jpg' is truncated or damaged" in done.err
 
 
 def test_fast_says_what_it_chose(tmp_path, caplog):
     root = folder(tmp_path)
-    with caplog.at_level("INFO"), DataParts(
-        compose(root, "loader=fast", "loader.num_workers=2", "transform.train.decode.decoder=pure")
-    ).train.loader() as loader:  # fmt: skip
+    with (
+        caplog.at_level("INFO"),
+        DataParts(
+            compose(
+                root, "loader=fast", "loader.num_workers=2", "transform.train.decode.decoder=pure"
+            )
+        ).train.loader() as loader,
+    ):
         assert loader.options.backend == "thread"
     assert "loader: 2 threads, JPEG decoder in pure Python" in caplog.text
     with DataParts(
         compose(root, "transform=images", "loader=fast", "loader.num_workers=2")
-    ).train.loader() as loader:  # fmt: skip
+    ).train.loader() as loader:
         assert loader.options.backend == "process"
 
 
@@ -606,7 +638,7 @@ def test_no_generator_is_seeded_or_drawn_from(tmp_path):
 
 
 def test_statistics_of_files_that_are_not_decoded_yet(tmp_path):
-    from pipeline.transforms.statistics import statistics_of
+    from penstock.transforms.statistics import statistics_of
 
     root = folder(tmp_path / "data")
     eager, lazy = (

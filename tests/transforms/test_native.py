@@ -14,7 +14,7 @@ from PIL import Image, ImageOps
 
 from tests import fuzz
 
-jpeg = pytest.importorskip("pipeline.native.jpeg", reason="the native decoder was not built")
+jpeg = pytest.importorskip("penstock.native.jpeg", reason="the native decoder was not built")
 
 INSECTS = Path(__file__).parents[2].parent / "shared" / "data" / "hymenoptera"
 LEFT, DAMAGED = -1, -2  # outcomes
@@ -49,8 +49,17 @@ def pixels(content):
     return np.asarray(Image.open(io.BytesIO(content)).convert("RGB")).astype(int)
 
 
-def asked(size, region, out, inside=True, orientation=1, flip=False, reduce=False, kind="uint8",
-          normal=AS_IT_IS):  # fmt: skip
+def asked(
+    size,
+    region,
+    out,
+    inside=True,
+    orientation=1,
+    flip=False,
+    reduce=False,
+    kind="uint8",
+    normal=AS_IT_IS,
+):
     return [*size, orientation, flip], region, inside, out, kind, reduce, normal
 
 
@@ -109,10 +118,16 @@ def test_orientations_and_flips(orientation, flip):
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize(
     ("region", "out"),
-    [((0, 0, 300, 200), (64, 64)), ((13, 7, 251, 188), (40, 100)), ((100, 90, 130, 110), (80, 90)),
-     ((20.25, 10.5, 280.75, 190.5), (50, 50)), ((0, 0, 300, 200), (200, 300)),
-     ((5, 5, 6, 6), (9, 9)), ((0, 0, 300, 200), (3, 4))],
-)  # fmt: skip
+    [
+        ((0, 0, 300, 200), (64, 64)),
+        ((13, 7, 251, 188), (40, 100)),
+        ((100, 90, 130, 110), (80, 90)),
+        ((20.25, 10.5, 280.75, 190.5), (50, 50)),
+        ((0, 0, 300, 200), (200, 300)),
+        ((5, 5, 6, 6), (9, 9)),
+        ((0, 0, 300, 200), (3, 4)),
+    ],
+)
 def test_resizing_is_pillows_to_a_grey_level(inside, region, out):
     content = saved(picture(300, 200))
     part = decode(content, (300, 200), region, out, inside)
@@ -235,24 +250,43 @@ def table(kind, *shape):
 
 @pytest.mark.parametrize(
     "change",
-    [{"target": table(np.uint8, 1, 10, 10, 3)}, {"target": table(np.int8, 1, 3, 10, 10)},
-     {"target": table(np.float64, 1, 3, 10, 10)}, {"target": table(np.uint8, 3, 10, 10)},
-     {"target": table(np.uint8, 1, 3, 0, 10)}, {"target": table(np.uint8, 2, 3, 10, 10)},
-     {"target": table(np.uint8, 1, 3, 10, 20)[..., ::2]}, {"target": bytes(300)},
-     {"channels_last": True}, {"facts": table(np.int32, 1, 4)}, {"facts": table(np.int64, 1, 3)},
-     {"facts": table(np.int64, 2, 4)}, {"regions": table(np.float32, 1, 4)},
-     {"regions": table(np.float64, 4)}, {"place": table(np.int64, 2)},
-     {"outcomes": table(np.int64, 2)}, {"outcomes": table(np.float64, 1)},
-     {"contents": []}, {"contents": ["text"]}, {"contents": 7}],
+    [
+        {"target": table(np.uint8, 1, 10, 10, 3)},
+        {"target": table(np.int8, 1, 3, 10, 10)},
+        {"target": table(np.float64, 1, 3, 10, 10)},
+        {"target": table(np.uint8, 3, 10, 10)},
+        {"target": table(np.uint8, 1, 3, 0, 10)},
+        {"target": table(np.uint8, 2, 3, 10, 10)},
+        {"target": table(np.uint8, 1, 3, 10, 20)[..., ::2]},
+        {"target": bytes(300)},
+        {"channels_last": True},
+        {"facts": table(np.int32, 1, 4)},
+        {"facts": table(np.int64, 1, 3)},
+        {"facts": table(np.int64, 2, 4)},
+        {"regions": table(np.float32, 1, 4)},
+        {"regions": table(np.float64, 4)},
+        {"place": table(np.int64, 2)},
+        {"outcomes": table(np.int64, 2)},
+        {"outcomes": table(np.float64, 1)},
+        {"contents": []},
+        {"contents": ["text"]},
+        {"contents": 7},
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_arguments_of_another_type_or_shape(change):
     given = {
-        "contents": [saved(picture(40, 30))], "target": table(np.uint8, 1, 3, 10, 10),
-        "facts": np.array([[40, 30, 1, 0]]), "regions": np.array([[0.0, 0, 40, 30]]),
-        "inside": True, "channels_last": False, "reduce": True, "normal": AS_IT_IS,
-        "place": table(np.int64, 1), "outcomes": table(np.int64, 1),
-    }  # fmt: skip
+        "contents": [saved(picture(40, 30))],
+        "target": table(np.uint8, 1, 3, 10, 10),
+        "facts": np.array([[40, 30, 1, 0]]),
+        "regions": np.array([[0.0, 0, 40, 30]]),
+        "inside": True,
+        "channels_last": False,
+        "reduce": True,
+        "normal": AS_IT_IS,
+        "place": table(np.int64, 1),
+        "outcomes": table(np.int64, 1),
+    }
     jpeg.decode(*given.values())
     assert given["target"].any()
     with pytest.raises((ValueError, TypeError, BufferError)):

@@ -62,11 +62,26 @@ def ways(tmp_path_factory):
     for number, (name, flags) in enumerate(WAYS.items()):
         path = folder / f"way{number}.so"
         subprocess.run(
-            ["gcc", "-O2", "-std=c11", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", *flags,
-             f"-I{fuzz.NATIVE}", "-shared", "-fPIC", str(folder / "all.c"), *sources, "-o",
-             str(path), "-lm"],
+            [
+                "gcc",
+                "-O2",
+                "-std=c11",
+                "-ffp-contract=off",
+                "-Wall",
+                "-Wextra",
+                "-Werror",
+                *flags,
+                f"-I{fuzz.NATIVE}",
+                "-shared",
+                "-fPIC",
+                str(folder / "all.c"),
+                *sources,
+                "-o",
+                str(path),
+                "-lm",
+            ],
             check=True,
-        )  # fmt: skip
+        )
         found[name] = ctypes.CDLL(str(path)).all
     return found
 
@@ -76,14 +91,28 @@ def resampled(function, picture, region, rows, columns, mirrored):
     region, scale, bias = (
         np.array(one, kind)
         for one, kind in (
-            (region, np.float64), ([0.017, 0.02, 0.03], np.float32), ([-2, 0, 1], np.float32),
+            (region, np.float64),
+            ([0.017, 0.02, 0.03], np.float32),
+            ([-2, 0, 1], np.float32),
         )
-    )  # fmt: skip
-    found = (np.zeros((3, rows, columns), np.uint8), np.zeros((3, rows, columns), np.float32),
-             np.zeros((rows, columns, 3), np.uint8))  # fmt: skip
+    )
+    found = (
+        np.zeros((3, rows, columns), np.uint8),
+        np.zeros((3, rows, columns), np.float32),
+        np.zeros((rows, columns, 3), np.uint8),
+    )
     pointers = [one.ctypes.data_as(ctypes.c_void_p) for one in (picture, region, scale, bias)]
-    function(pointers[0], height, width, pointers[1], rows, columns, mirrored, *pointers[2:],
-             *[one.ctypes.data_as(ctypes.c_void_p) for one in found])  # fmt: skip
+    function(
+        pointers[0],
+        height,
+        width,
+        pointers[1],
+        rows,
+        columns,
+        mirrored,
+        *pointers[2:],
+        *[one.ctypes.data_as(ctypes.c_void_p) for one in found],
+    )
     return found
 
 
@@ -115,11 +144,18 @@ def test_every_kind_of_instruction_gives_the_same_bits(ways, size, out, edges, m
 
 
 def cut(pictures, facts, regions, shape, **change):
-    pixels = pytest.importorskip("pipeline.native.pixels", reason="it was not built")
+    pixels = pytest.importorskip("penstock.native.pixels", reason="it was not built")
     target, place = np.zeros(shape, np.uint8), np.zeros(1, np.int64)
-    arguments = {"pixels": pictures, "target": target, "facts": np.array(facts, np.int64),
-                 "regions": np.array(regions, np.float64), "inside": True, "channels_last": False,
-                 "normal": AS_IT_IS, "place": place}  # fmt: skip
+    arguments = {
+        "pixels": pictures,
+        "target": target,
+        "facts": np.array(facts, np.int64),
+        "regions": np.array(regions, np.float64),
+        "inside": True,
+        "channels_last": False,
+        "normal": AS_IT_IS,
+        "place": place,
+    }
     pixels.crop_resize(*(arguments | change).values())
     return target
 
@@ -129,8 +165,10 @@ def test_pictures_of_many_sizes_are_cut_out_of_one_piece_of_memory():
     sizes = [(40, 60), (7, 5), (1, 1), (90, 30)]
     pictures = [random.integers(0, 256, (*size, 3), np.uint8) for size in sizes]
     starts = np.cumsum([0, *[one.size for one in pictures]])[:-1]
-    facts = [[start, *size, number % 2] for number, (start, size) in
-             enumerate(zip(starts, sizes, strict=True))]  # fmt: skip
+    facts = [
+        [start, *size, number % 2]
+        for number, (start, size) in enumerate(zip(starts, sizes, strict=True))
+    ]
     regions = [(5, 3, 55, 39), (0, 0, 5, 7), (0, 0, 1, 1), (2, 10, 29, 80)]
     found = cut(np.concatenate([one.ravel() for one in pictures]), facts, regions, (4, 3, 20, 24))
     for row, (picture, region) in enumerate(zip(pictures, regions, strict=True)):
@@ -138,19 +176,32 @@ def test_pictures_of_many_sizes_are_cut_out_of_one_piece_of_memory():
         expected = np.asarray(image).astype(int)[:, ::-1] if row % 2 else np.asarray(image)
         assert np.abs(found[row].transpose(1, 2, 0).astype(int) - expected).max() <= 1
     last = np.zeros((4, 20, 24, 3), np.uint8)
-    cut(np.concatenate([one.ravel() for one in pictures]), facts, regions, (4, 3, 20, 24),
-        target=last, channels_last=True)  # fmt: skip
+    cut(
+        np.concatenate([one.ravel() for one in pictures]),
+        facts,
+        regions,
+        (4, 3, 20, 24),
+        target=last,
+        channels_last=True,
+    )
     assert np.array_equal(last.transpose(0, 3, 1, 2), found)
 
 
 @pytest.mark.parametrize(
     ("facts", "region"),
-    [((0, 11, 10, 0), (0, 0, 10, 10)), ((1, 10, 10, 0), (0, 0, 10, 10)),
-     ((-1, 10, 10, 0), (0, 0, 10, 10)), ((2**62, 10, 10, 0), (0, 0, 10, 10)),
-     ((0, 0, 10, 0), (0, 0, 10, 10)), ((0, 2**40, 10, 0), (0, 0, 10, 10)),
-     ((0, 10, 10, 0), (0, 0, 11, 10)), ((0, 10, 10, 0), (5, 5, 5, 9)),
-     ((0, 10, 10, 0), (-1, 0, 5, 5)), ((0, 10, 10, 0), (0, float("nan"), 5, 5))],
-)  # fmt: skip
+    [
+        ((0, 11, 10, 0), (0, 0, 10, 10)),
+        ((1, 10, 10, 0), (0, 0, 10, 10)),
+        ((-1, 10, 10, 0), (0, 0, 10, 10)),
+        ((2**62, 10, 10, 0), (0, 0, 10, 10)),
+        ((0, 0, 10, 0), (0, 0, 10, 10)),
+        ((0, 2**40, 10, 0), (0, 0, 10, 10)),
+        ((0, 10, 10, 0), (0, 0, 11, 10)),
+        ((0, 10, 10, 0), (5, 5, 5, 9)),
+        ((0, 10, 10, 0), (-1, 0, 5, 5)),
+        ((0, 10, 10, 0), (0, float("nan"), 5, 5)),
+    ],
+)
 def test_pictures_and_regions_that_are_not_there(facts, region):
     with pytest.raises(ValueError, match="out of bounds"):
         cut(np.zeros(300, np.uint8), [facts], [region], (1, 3, 4, 4))

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torchvision import tv_tensors
 
-from pipeline.errors import DataError
-from pipeline.transforms.statistics import statistics_of
+from penstock.errors import DataError
+from penstock.transforms.statistics import statistics_of
 
 
 class Images:

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from pipeline.errors import ConfigError, DataError
-from pipeline.loading.collate import Pad
-from pipeline.training.models import TextNet
-from pipeline.transforms.text import Tokenize, word_id
+from penstock.errors import ConfigError, DataError
+from penstock.loading.collate import Pad
+from penstock.training.models import TextNet
+from penstock.transforms.text import Tokenize, word_id
 
 
 def tokens(text, **arguments):
@@ -109,8 +109,16 @@ def test_it_learns_a_word():
     assert loss < 0.1
 
 
-@pytest.mark.parametrize("options", [{}, {"kind": "bytes"}, {"max_length": 3}, {"lower": False},
-                                     {"kind": "bytes", "max_length": 5}])  # fmt: skip
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"kind": "bytes"},
+        {"max_length": 3},
+        {"lower": False},
+        {"kind": "bytes", "max_length": 5},
+    ],
+)
 @pytest.mark.parametrize("text", ["", "One two, three!", "İé " * 9, "a" * 70_000 + " b"])
 def test_tokens_are_counted_without_making_them(text, options):
     step = Tokenize(**options)

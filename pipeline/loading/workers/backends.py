@@ -6,7 +6,7 @@ raised when its turn comes and reads alike wherever it happened.
     main       in this process, when a batch is asked for
     process    in worker processes (pipeline/loading/workers/process_backend.py)
     thread     in threads (pipeline/loading/workers/thread_backend.py)
-    ray        in Ray actors, here or elsewhere (pipeline/loading/workers/ray_backend.py)
+    ray        in Ray actors, here or elsewhere (pipeline/addons/ray/backend.py)
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal, Protocol
 
-from pipeline.distributed.preemption import waiting
-from pipeline.errors import PenstockError
-from pipeline.loading import worker_status
-from pipeline.loading.autotune import Auto
-from pipeline.loading.batch import Batch
-from pipeline.loading.fetch import Fetch
-from pipeline.loading.workers.ray_cluster import RayOptions
-from pipeline.loading.workers.window import Window
-from pipeline.order.plan import Request
-from pipeline.order.randomness import hash64, scope
-from pipeline.order.streams import End, StreamRequest
-from pipeline.torch_internals import ExceptionWrapper
+from penstock.addons.ray.cluster import RayOptions
+from penstock.distributed.preemption import waiting
+from penstock.errors import PenstockError
+from penstock.loading import worker_status
+from penstock.loading.autotune import Auto
+from penstock.loading.batch import Batch
+from penstock.loading.fetch import Fetch
+from penstock.loading.workers.window import Window
+from penstock.order.plan import Request
+from penstock.order.randomness import hash64, scope
+from penstock.order.streams import End, StreamRequest
+from penstock.torch_internals import ExceptionWrapper
 
 DEFAULT_TIMEOUT = 300.0
 BackendName = Literal["main", "process", "thread", "ray"]

@@ -32,9 +32,9 @@ from typing import Any, NamedTuple
 import torch
 import torch.multiprocessing
 
-from pipeline import torch_internals
-from pipeline.errors import PenstockError
-from pipeline.loading.mapped_file import MappedFile, file_of
+from penstock import torch_internals
+from penstock.errors import PenstockError
+from penstock.loading.mapped_file import MappedFile, file_of
 
 _HEADER = struct.Struct("<QQ")  # bytes of the message, number of descriptors
 _AT_ONCE = 200  # descriptors in one call; the kernel takes 253

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.distributed.presence import state_of as state_of
-from pipeline.loading import memory, worker_status
-from pipeline.loading.bad_samples import path_of
-from pipeline.loading.kept_rows import own_row, sample_name
-from pipeline.loading.worker_status import WorkerStatus
-from pipeline.order.plan import Request
+from penstock.addons.filters.kept_rows import own_row, sample_name
+from penstock.distributed.presence import state_of as state_of
+from penstock.loading import memory, worker_status
+from penstock.loading.bad_samples import path_of
+from penstock.loading.worker_status import WorkerStatus
+from penstock.order.plan import Request
 
 _MOST_LISTED = 32  # samples of a batch that are listed
 _STACK_BYTES = 64 << 10
@@ -65,8 +65,10 @@ class FailureReport:
             return "starting"
         if not status.works:
             return "idle" if not self.held else "between two batches"
-        where = (f"at stage '{worker_status.STAGES[status.stage]}' of epoch {status.epoch}, "
-                 f"step {status.step}")  # fmt: skip
+        where = (
+            f"at stage '{worker_status.STAGES[status.stage]}' of epoch {status.epoch}, "
+            f"step {status.step}"
+        )
         now = next((one for one in self.held if one.address == status[:2]), None)
         rows = [] if now is None else _rows(now)
         if not 0 <= status.place < len(rows):
@@ -84,8 +86,10 @@ def _described(request: Any, dataset: Any) -> str:
     rows = _rows(request)
     if not rows:
         return f"{where} of a stream"
-    named = [f"{sample_name(row, own_row(dataset, row))} {path_of(dataset, row)}".rstrip()
-             for row in rows[:_MOST_LISTED]]  # fmt: skip
+    named = [
+        f"{sample_name(row, own_row(dataset, row))} {path_of(dataset, row)}".rstrip()
+        for row in rows[:_MOST_LISTED]
+    ]
     more = f" and {len(rows) - _MOST_LISTED} more" if len(rows) > _MOST_LISTED else ""
     return f"{where}: samples {', '.join(named)}{more}"
 
@@ -119,8 +123,10 @@ def hint_for(code: int, size: int = 0, kills: int = 0) -> str:
     if code == -signal.SIGKILL:
         most, what = memory.limit()
         had = f"It had {size / 2**30:.2f} GiB of memory when last looked at; " if size else ""
-        why = ("SIGKILL leaves no stack behind; the system also sends it when memory runs out "
-               "(dmesg tells)")  # fmt: skip
+        why = (
+            "SIGKILL leaves no stack behind; the system also sends it when memory runs out "
+            "(dmesg tells)"
+        )
         if memory.kills() > kills:
             why = "SIGKILL: the kernel ended it because memory ran out"
         return f"{why}. {had}the limit is {most / 2**30:.2f} GiB, {what}"

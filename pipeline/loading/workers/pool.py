@@ -30,17 +30,17 @@ from typing import Any
 
 import torch
 
-from pipeline.distributed.preemption import asked, waiting
-from pipeline.loading import memory, worker_status
-from pipeline.loading.fetch import Fetch
-from pipeline.loading.workers import failures
-from pipeline.loading.workers.backends import Asked, Failure, LoaderOptions, Task, WorkerError
-from pipeline.loading.workers.channel import ChannelError
-from pipeline.loading.workers.failures import FailureReport
-from pipeline.loading.workers.request_queue import RequestQueue
-from pipeline.loading.workers.worker import Worker
-from pipeline.loading.workers.worker_side import SharedState, WorkerContext
-from pipeline.torch_internals import ExceptionWrapper, pin_memory
+from penstock.distributed.preemption import asked, waiting
+from penstock.loading import memory, worker_status
+from penstock.loading.fetch import Fetch
+from penstock.loading.workers import failures
+from penstock.loading.workers.backends import Asked, Failure, LoaderOptions, Task, WorkerError
+from penstock.loading.workers.channel import ChannelError
+from penstock.loading.workers.failures import FailureReport
+from penstock.loading.workers.request_queue import RequestQueue
+from penstock.loading.workers.worker import Worker
+from penstock.loading.workers.worker_side import SharedState, WorkerContext
+from penstock.torch_internals import ExceptionWrapper, pin_memory
 
 log = logging.getLogger(__name__)
 
@@ -76,8 +76,9 @@ class WorkerPool:
         deals = not options.keyed or getattr(fetch, "in_turn", False)
         self._queue = None if deals else RequestQueue(context, size)
         reader = None if self._queue is None else self._queue.reader
-        given = WorkerContext(fetch, options.worker_init_fn, size, seed, self._shared, self._owner,
-                              reader)  # fmt: skip
+        given = WorkerContext(
+            fetch, options.worker_init_fn, size, seed, self._shared, self._owner, reader
+        )
         self.workers = [Worker(number, context, given, self._queue) for number in range(size)]
         self._turns = count()
         self._lock = threading.RLock()
@@ -318,13 +319,19 @@ class WorkerPool:
         last, task.last_death = task.last_death, (code, found.status)
         # Each try takes seconds where processes are slow to start.
         repeats = (
-            self._is_slow_to_start and code in _FAULTS and last == task.last_death
+            self._is_slow_to_start
+            and code in _FAULTS
+            and last == task.last_death
             and place == task.request.address
-        )  # fmt: skip
+        )
         limit = self._options.max_deaths
         if task.deaths < limit and not repeats:
-            log.warning("%s\n    death %d of %d at this address; another process makes the same "
-                        "batches", text, task.deaths, limit)  # fmt: skip
+            log.warning(
+                "%s\n    death %d of %d at this address; another process makes the same batches",
+                text,
+                task.deaths,
+                limit,
+            )
             self._replace(worker)
             return
         again = "at the same place as the one before, so that it would come again"

@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from pipeline.errors import ConfigError, Problem
-from pipeline.loading.fetch import Fetch
-from pipeline.loading.workers.backends import LoaderOptions, PoolBackend
-from pipeline.loading.workers.pool import WorkerPool
-from pipeline.loading.workers.worker import Worker
+from penstock.errors import ConfigError, Problem
+from penstock.loading.fetch import Fetch
+from penstock.loading.workers.backends import LoaderOptions, PoolBackend
+from penstock.loading.workers.pool import WorkerPool
+from penstock.loading.workers.worker import Worker
 
 _NOT_SENT = (pickle.PicklingError, AttributeError, TypeError)
 
@@ -109,10 +109,13 @@ def _unpicklable(fetch: Fetch, method: str) -> list[Problem]:
                 ForkingPickler.dumps(part)
         except _NOT_SENT as error:
             problems.append(
-                Problem(key, f"cannot be sent to worker processes started by {method!r}: {error}. "
-                        "Define it at the top level of a module (no lambda, no local class), or "
-                        "use loader.multiprocessing_context=fork")
-            )  # fmt: skip
+                Problem(
+                    key,
+                    f"cannot be sent to worker processes started by {method!r}: {error}. "
+                    "Define it at the top level of a module (no lambda, no local class), or "
+                    "use loader.multiprocessing_context=fork",
+                )
+            )
     return problems
 
 

@@ -18,11 +18,11 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from pipeline.distributed.preemption import asked, waiting
-from pipeline.loading import intra_batch, worker_status
-from pipeline.loading.fetch import Fetch
-from pipeline.loading.sampled_rows import SampleRequest
-from pipeline.loading.workers.backends import (
+from penstock.distributed.preemption import asked, waiting
+from penstock.loading import intra_batch, worker_status
+from penstock.loading.fetch import Fetch
+from penstock.loading.sampled_rows import SampleRequest
+from penstock.loading.workers.backends import (
     POLL,
     Asked,
     Failure,
@@ -35,11 +35,11 @@ from pipeline.loading.workers.backends import (
     attempt,
     windowed,
 )
-from pipeline.loading.workers.failures import FailureReport
-from pipeline.order.plan import Request
-from pipeline.order.randomness import scope
-from pipeline.order.seeding import SharedGeneratorError, ThreadRandomness, Watch, probe
-from pipeline.order.streams import StreamRequest
+from penstock.loading.workers.failures import FailureReport
+from penstock.order.plan import Request
+from penstock.order.randomness import scope
+from penstock.order.seeding import SharedGeneratorError, ThreadRandomness, Watch, probe
+from penstock.order.streams import StreamRequest
 
 _HELPERS = 8  # intra-batch threads per worker, for the first batch of an epoch
 _LAST = 0.05  # seconds for each thread of a run that was asked to stop

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any, Protocol
 
-from pipeline.loading.sizes import nbytes
+from penstock.loading.sizes import nbytes
 
 _MOST = 8  # batches beyond the normal window, for each worker
 _SHRINK = 64  # batches after which the window is one smaller

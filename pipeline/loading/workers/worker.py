@@ -18,14 +18,14 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
-from pipeline.distributed.preemption import asked
-from pipeline.loading import memory, worker_status
-from pipeline.loading.worker_status import WorkerStatus
-from pipeline.loading.workers import failures
-from pipeline.loading.workers.backends import Failure, Task, WorkerError
-from pipeline.loading.workers.channel import Message, Receiver, framed, unpack
-from pipeline.loading.workers.request_queue import RequestQueue, anonymous_file
-from pipeline.loading.workers.worker_side import DUMP, WorkerContext, run
+from penstock.distributed.preemption import asked
+from penstock.loading import memory, worker_status
+from penstock.loading.worker_status import WorkerStatus
+from penstock.loading.workers import failures
+from penstock.loading.workers.backends import Failure, Task, WorkerError
+from penstock.loading.workers.channel import Message, Receiver, framed, unpack
+from penstock.loading.workers.request_queue import RequestQueue, anonymous_file
+from penstock.loading.workers.worker_side import DUMP, WorkerContext, run
 
 _KILL_SECONDS = 2.0  # for a killed process to be gone
 _SIZE_SECONDS = 0.1  # between two looks at its memory

@@ -27,12 +27,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipeline.loading import worker_status
-from pipeline.loading.fetch import Fetch
-from pipeline.loading.workers.backends import attempt
-from pipeline.loading.workers.channel import Receiver, pack, send, share_anonymously, unpack
-from pipeline.loading.workers.request_queue import QueueReader
-from pipeline.torch_internals import ExceptionWrapper, WorkerInfo, numpy_seed, worker_info
+from penstock.loading import worker_status
+from penstock.loading.fetch import Fetch
+from penstock.loading.workers.backends import attempt
+from penstock.loading.workers.channel import Receiver, pack, send, share_anonymously, unpack
+from penstock.loading.workers.request_queue import QueueReader
+from penstock.torch_internals import ExceptionWrapper, WorkerInfo, numpy_seed, worker_info
 
 DUMP = getattr(signal, "SIGRTMAX", signal.SIGUSR2)  # asks a worker for its stack
 
@@ -121,9 +121,11 @@ def run(given: WorkerContext) -> None:
     torch.manual_seed(given.seed + number)
     np.random.seed(numpy_seed(given.seed, number))
     info = WorkerInfo(
-        id=number, num_workers=given.workers, seed=given.seed + number,
+        id=number,
+        num_workers=given.workers,
+        seed=given.seed + number,
         dataset=fetch.dataset_of_worker(),
-    )  # fmt: skip
+    )
     requests = PoolConnection(given)
     where = f"in DataLoader worker process {number}"
     with worker_info(info):

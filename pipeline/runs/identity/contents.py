@@ -17,11 +17,11 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from pathlib import Path
 
-from pipeline.distributed.world import usable_cpus
-from pipeline.errors import PenstockError
-from pipeline.files.disk import write_atomically
-from pipeline.files.one_writer import one_writer
-from pipeline.terminal import REFRESH_SECONDS, ProgressDisplay
+from penstock.distributed.world import usable_cpus
+from penstock.errors import PenstockError
+from penstock.files.disk import write_atomically
+from penstock.files.one_writer import one_writer
+from penstock.terminal import REFRESH_SECONDS, ProgressDisplay
 
 _log = logging.getLogger(__name__)
 

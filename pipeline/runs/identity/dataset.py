@@ -22,14 +22,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.config import allow_list
-from pipeline.config.nodes import SUPPLIED, walk
-from pipeline.config.signatures import arguments
-from pipeline.loading.kept_rows import KeptRows, unfiltered
-from pipeline.loading.known_by import PLACE, tells
-from pipeline.runs.identity.sources import OURS, modules_of
+from penstock.addons.filters.kept_rows import KeptRows, unfiltered
+from penstock.config import allow_list
+from penstock.config.nodes import SUPPLIED, walk
+from penstock.config.signatures import arguments
+from penstock.loading.known_by import PLACE, tells
+from penstock.runs.identity.sources import OURS, modules_of
 
-_OURS = "pipeline."
+_OURS = "penstock."
 _MOST_TEXT = 200  # characters of an argument
 
 Facts = dict[str, str]
@@ -74,8 +74,11 @@ def code_and_arguments(node: Any, dataset: Any, told: bool) -> Facts:
 def _defaults(target: Any) -> dict[str, Any]:
     """The arguments that a target has by default, but for what the build supplies."""
     plain = (str, int, float, bool, list, tuple, type(None))
-    return {name: value for name, value in arguments(target).defaults.items()
-            if isinstance(value, plain) and name not in SUPPLIED}  # fmt: skip
+    return {
+        name: value
+        for name, value in arguments(target).defaults.items()
+        if isinstance(value, plain) and name not in SUPPLIED
+    }
 
 
 def _text(value: Any) -> str:

@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.data_rules import KEY, MODES, mode_of
-from pipeline.config.schema import Config
-from pipeline.errors import ConfigError, Problem
-from pipeline.loading.kept_rows import KeptRows
-from pipeline.order.streams import length_of
-from pipeline.runs.identity.contents import UNREADABLE, digests, read_list, write_list
+from penstock.addons.filters.kept_rows import KeptRows
+from penstock.config.data_rules import KEY, MODES, mode_of
+from penstock.config.schema import Config
+from penstock.errors import ConfigError, Problem
+from penstock.order.streams import length_of
+from penstock.runs.identity.contents import UNREADABLE, digests, read_list, write_list
 
 _HASH = re.compile(r"[0-9a-f]{32}")
 
@@ -65,8 +65,10 @@ def _with_content(dataset: Any, own: str, cache_dir: str | Path) -> str:
     if here and not hasattr(dataset, "data_files") and set(here.values()) == {UNREADABLE}:
         raise _refusal(dataset, "content")
     # A name may hold a line feed, a version never does.
-    rows = [(here.get(path) or " ".join(version[:1]).replace("\n", " "), name)
-            for name, path, *version in files]  # fmt: skip
+    rows = [
+        (here.get(path) or " ".join(version[:1]).replace("\n", " "), name)
+        for name, path, *version in files
+    ]
     digest = hashlib.blake2b(f"content {own}\n".encode(), digest_size=16)
     for content, name in rows:
         encoded = os.fsencode(name)
@@ -88,9 +90,12 @@ def _by_path(dataset: Any) -> Iterator[tuple[str, ...]]:
 def _refusal(dataset: Any, mode: str) -> ConfigError:
     wanted = "`names_fingerprint()`" if mode == "names" else "`data_files()`"
     return ConfigError(
-        Problem(KEY, f"{mode} needs the files of the dataset, which {type(dataset).__name__} does "
-                f"not list; add {wanted} to it (docs/own_dataset.md), or set this to sizes")
-    )  # fmt: skip
+        Problem(
+            KEY,
+            f"{mode} needs the files of the dataset, which {type(dataset).__name__} does "
+            f"not list; add {wanted} to it (docs/own_dataset.md), or set this to sizes",
+        )
+    )
 
 
 def recorded(mode: str) -> dict[str, str]:

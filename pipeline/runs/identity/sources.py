@@ -16,13 +16,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import pipeline
-from pipeline.config import allow_list
-from pipeline.config.nodes import parts, walk
-from pipeline.config.schema import Config
+import penstock
+from penstock.config import allow_list
+from penstock.config.nodes import parts, walk
+from penstock.config.schema import Config
 
 OURS = "penstock"
-_OURS = Path(pipeline.__file__).parent
+_OURS = Path(penstock.__file__).parent
 UNKNOWN = "unknown"
 _PARTS = ("dataset", "transform", "sampler", "collate")
 _VERSIONED = frozenset(sys.stdlib_module_names) | {"hydra", "numpy", "torch", "torchvision"}
@@ -105,8 +105,11 @@ def _path(module: str) -> str | None:
 def of_penstock() -> str:
     """The hash of all of Penstock's own code; UNKNOWN if it cannot be read."""
     # In a checkout, `pipeline/datasets` is a link to the folder beside it.
-    found = (Path(folder, name) for folder, _, names in os.walk(_OURS, followlinks=True)
-             for name in names)  # fmt: skip
+    found = (
+        Path(folder, name)
+        for folder, _, names in os.walk(_OURS, followlinks=True)
+        for name in names
+    )
     return _of_files(sorted(str(path) for path in found if path.suffix in (".py", ".c")))
 
 

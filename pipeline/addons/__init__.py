@@ -1,0 +1,1 @@
+"""Add-ons: packages above the core, which it never imports. Each can be deleted."""

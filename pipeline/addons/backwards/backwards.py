@@ -1,0 +1,213 @@
+"""Which rows a person means by a row, a path or an expression, for questions asked backwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock.addons.filters import kept_rows
+from penstock.addons.filters.kept_rows import KeptRows, unfiltered
+from penstock.addons.filters.row_filter import is_expression, matching
+from penstock.build.data import Split
+from penstock.config.data_rules import mode_of
+from penstock.errors import ConfigError, Problem
+from penstock.loading.dataset_facts import table_of
+from penstock.loading.known_by import relation
+from penstock.loading.sampled_rows import SampleRequest
+from penstock.order.plan import Plan
+from penstock.runs.left_out import normal
+from penstock.runs.quarantine import known_rows
+from penstock.runs.record import RunRecord
+from penstock.terminal import say
+
+Sample = int | str | Sequence[int | str]
+
+_KEY = "sample"
+_SHOWN = 5  # paths of an ambiguous name
+
+
+def compare_data(record: RunRecord, split: Split) -> None:
+    """Say so if the data is not that of a run, or not known to be.
+
+    Of a dataset without a fingerprint, as many rows are read as the run looked at.
+    """
+    then = record.manifest.get("data")
+    known = split.known_by
+    if split.name == "train" and not split.is_told:
+        known |= split.fetch().sample(SampleRequest.of(len(split.dataset)))["seen"]
+    mode = mode_of(split.config)
+    now = {
+        "fingerprint": mode,
+        split.name: split.data_fingerprint(mode),
+        "identity": {split.name: known},
+    }
+    found = relation(then, now, split.name)
+    if found.same is False:
+        say(f"WARNING: the data is not that of {record.path}: {found.why}")
+    elif found.same is None:
+        say(f"beside {record.path}, {found.why}")
+
+
+def rows_of(sample: Sample, split: Split) -> list[int]:
+    """The rows that `sample` means, ascending, as the plan of `split` numbers them.
+
+    Args:
+        sample: a row of the dataset (of all its rows, where a filter leaves some out), SOURCE:ROW
+            of a mixture, the path of a file or its last parts, an expression over the table
+            (`loading/row_filter.py`), or several of these.
+
+    Raises:
+        ConfigError: there is no such sample, a name is that of several files, or a filter leaves
+            the row out.
+    """
+    given = [sample] if isinstance(sample, (int, str)) else list(sample)
+    if not given:
+        raise ConfigError(Problem(_KEY, "is empty; give a row, a path, or an expression"))
+    return sorted({row for one in given for row in _rows_of_one(one, split)})
+
+
+def own_row(dataset: Any, row: int) -> int:
+    """The dataset's own number of a row that the plan numbers `row`; another behind a filter."""
+    own = kept_rows.own_row(dataset, row)
+    return row if own is None else own
+
+
+def source_of(dataset: Any, row: int) -> str:
+    """SOURCE:ROW, the source of a mixture and its own row; "" where there are no sources."""
+    whole = unfiltered(dataset)
+    if not hasattr(whole, "place_of"):
+        return ""
+    name, own = whole.place_of(own_row(dataset, row))
+    return f"{name}:{own}"
+
+
+def listed_in(path: Path | str, split: Split) -> dict[int, str]:
+    """Causes by row, as the plan numbers them, of those that a quarantine lists.
+
+    Raises:
+        ConfigError: it cannot be read, or is of another dataset.
+    """
+    dataset = split.dataset
+    found = known_rows(path, unfiltered(dataset), split.name, split.unfiltered_fingerprint)
+    if not isinstance(dataset, KeptRows):
+        return found
+    return {row: found[own] for row, own in dataset.places(list(found)).items()}
+
+
+def plan_of(split: Split) -> Plan:
+    """The plan of a split whose rows have numbers.
+
+    Raises:
+        ConfigError: it is a stream's.
+    """
+    if isinstance(split.plan, Plan):
+        return split.plan
+    name = type(split.dataset).__name__
+    raise ConfigError(
+        Problem(
+            "dataset",
+            f"{name} is a stream: which record stands where is known only by "
+            "reading up to it, so it cannot be asked backwards. task=replay makes the batch of "
+            "an address",
+        )
+    )
+
+
+def _rows_of_one(one: int | str, split: Split) -> Sequence[int]:
+    text = str(one).strip()
+    if text.lstrip("+-").isdecimal():
+        return [_kept(int(text), split)]
+    lengths = getattr(unfiltered(split.dataset), "source_lengths", {})
+    source, _, row = text.rpartition(":")
+    if source in lengths and row.isdecimal():
+        return [_kept(_within(lengths, source, int(row)), split)]
+    if is_expression(text):
+        return _matching(text, split)
+    dataset = split.dataset
+    found = _named(text, _paths(dataset))
+    if found:
+        return found
+    if isinstance(dataset, KeptRows) and _named(text, _paths(dataset.dataset)):
+        raise ConfigError(Problem(_KEY, f"{text!r} is left out by the dataset's filter"))
+    try:
+        return _matching(text, split)
+    except ConfigError as error:
+        reason = error.problems[0].message.partition(": ")[2]
+        raise ConfigError(
+            Problem(
+                _KEY,
+                f"no sample's path ends in {text!r}, and it is no expression over the "
+                f"table either: {reason}",
+            )
+        ) from None
+
+
+def _kept(row: int, split: Split) -> int:
+    dataset = split.dataset
+    length = len(unfiltered(dataset))
+    if not 0 <= row < length:
+        raise ConfigError(
+            Problem(
+                _KEY, f"row {row} does not exist; the {split.name} split has rows 0 to {length - 1}"
+            )
+        )
+    if not isinstance(dataset, KeptRows):
+        return row
+    places = list(dataset.places([row]))
+    if not places:
+        raise ConfigError(Problem(_KEY, f"row {row} is left out by the dataset's filter"))
+    return places[0]
+
+
+def _within(lengths: Mapping[str, int], source: str, row: int) -> int:
+    """The number of a source's row in the mixture."""
+    if row >= lengths[source]:
+        raise ConfigError(
+            Problem(
+                _KEY, f"{source}:{row} does not exist; {source} has rows 0 to {lengths[source] - 1}"
+            )
+        )
+    before = list(lengths)[: list(lengths).index(source)]
+    return row + sum(lengths[name] for name in before)
+
+
+def _matching(text: str, split: Split) -> list[int]:
+    table = table_of(split.dataset, split.data.fields)
+    mask = matching(table, text, _KEY)
+    if not mask.any():
+        raise ConfigError(Problem(_KEY, f"{text!r}: holds for none of {len(mask)} rows"))
+    rows: list[int] = np.flatnonzero(mask).tolist()
+    return rows
+
+
+def _paths(dataset: Any) -> Iterator[str]:
+    """The path of each row; of a dataset that knows none, nothing."""
+    table: Any = getattr(dataset, "metadata", None)
+    if hasattr(table, "columns") and "path" in table.columns:
+        yield from map(str, table["path"])
+    elif callable(getattr(dataset, "path", None)):
+        for row in range(len(dataset)):
+            yield str(dataset.path(row))
+
+
+def _named(text: str, paths: Iterator[str]) -> list[int]:
+    """The rows of the one file that is `text`, or else whose path ends in it."""
+    whole, tail = normal(text), "/" + text.lstrip("./")
+    same: list[int] = []
+    ending: dict[str, list[int]] = {}
+    for row, path in enumerate(paths):
+        if path == text or (path.endswith(tail) and normal(path) == whole):
+            same.append(row)
+        elif ("/" + path).endswith(tail):
+            ending.setdefault(path, []).append(row)
+    if same or not ending:
+        return same
+    if len(ending) > 1:
+        names = ", ".join([*ending][:_SHOWN]) + (", ..." if len(ending) > _SHOWN else "")
+        raise ConfigError(
+            Problem(_KEY, f"{len(ending)} files end in {text!r}: {names}; give more of the path")
+        )
+    return next(iter(ending.values()))

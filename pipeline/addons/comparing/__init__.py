@@ -1,0 +1,10 @@
+"""Two runs, or a run and its repetition, address by address."""
+
+from penstock.protocols import AddOn, Task
+
+ADDON = AddOn(
+    tasks={
+        "verify": Task("penstock.addons.comparing.verify:run", "comparing {two}"),
+        "diff": Task("penstock.addons.comparing.diff:run", "comparing {two}", reads=True),
+    }
+)

@@ -1,0 +1,5 @@
+"""The parts of `penstock.addons.dataloader.dataloader`, a DataLoader with torch's arguments."""
+
+from penstock.protocols import AddOn
+
+ADDON = AddOn()

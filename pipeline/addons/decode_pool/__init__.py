@@ -1,0 +1,5 @@
+"""Batches that runs of one machine hand each other: `share.py`, with files in `batch_file.py`."""
+
+from penstock.protocols import AddOn
+
+ADDON = AddOn()

@@ -1,0 +1,285 @@
+"""One decode for many runs: a batch that another run of this machine has made is taken from it.
+
+A batch is known by its group (the fingerprint of everything that makes batches) and its request.
+Whoever asks for one first makes it and publishes it as a file; the others map that file.
+
+1. It is there: map it.
+2. Somebody makes it, and so holds the lock of its part: look again until it is there; take over
+   when the lock is free, the other process is stopped, or it takes much longer than batches do.
+3. Nobody makes it: lock the part, make the batch, write it, give it its name.
+
+Locks end with their process, and a file has its name only when it is whole, so a process may die at
+any moment. Errors are never published: each run finds them itself. Nor are batches with warnings
+or with samples that were left out just now, which may be a disk's fault and not the sample's.
+
+Cost: 0.3 ms to take a batch; to publish one that of writing it to memory, 12 ms for 38 MB. A worker
+process sends the file that it has written, and saves the copy that it would have sent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch.utils.data import get_worker_info
+
+from penstock.addons.decode_pool.attached import Attached, Position
+from penstock.addons.decode_pool.batch_file import DamagedError, read_batch, write_batch
+from penstock.addons.decode_pool.eviction import Eviction
+from penstock.addons.decode_pool.folder import ShareFolder
+from penstock.distributed.presence import state_of
+from penstock.files.disk import Hold
+from penstock.files.own_files import NotOwnError
+from penstock.files.regular_file import regular_descriptor
+from penstock.loading import output_buffers, worker_status
+from penstock.loading.batch import Batch
+from penstock.loading.plain_batch import NotPlainError, encode
+from penstock.order.plan import Request
+
+if TYPE_CHECKING:
+    from penstock.order.streams import End, StreamRequest
+
+STAGE = "shared"  # in the timing of a batch that another run made, and nowhere else
+_PARTS = 3  # tries to make a batch at the same time, before one is made without publishing it
+# A process that is stopped is not waited for. One that has no core may take several times as long.
+_FIRST, _MOST = 20.0, 60.0  # seconds of patience where no batch was seen yet; and at most
+_PATIENCE = 4.0  # times the slowest of the last batches
+_LOOK = 0.02  # seconds between two looks whether a batch is there, at most
+_SIGN = 0.1  # seconds between two signs of life, and two looks whether its maker is there
+
+
+class Share:
+    """Batches that one loader shares with other runs. It goes to workers with the fetch.
+
+    Args:
+        folder: where they lie.
+        group: the fingerprint of everything that makes them, 32 hex digits.
+        last: the first epoch that the run will not come to; None: not known.
+        again: whether it goes through the same epoch again and again.
+    """
+
+    def __init__(
+        self, folder: ShareFolder, group: str, last: int | None = None, again: bool = False
+    ) -> None:
+        self.folder, self.group = folder, group
+        self._begins_at = Position(group, last=-1 if last is None else last, again=int(again))
+        self._eviction = Eviction(folder)
+        self._seconds: deque[float] = deque(maxlen=8)  # that batches took to be made
+        self._unshared = False  # these batches cannot be
+        self._attached: Attached | None = None
+
+    # In the process that consumes.
+
+    def begin(self, epoch: int, step: int, steps: int | None, workers: int) -> None:
+        """An epoch begins at `step`; raises ConfigError if there can be no folder."""
+        if self._attached is None:
+            self._attached = self.folder.attach(self._begins_at)
+            # Also where nobody ends this, such as at the end of a notebook.
+            weakref.finalize(self, self.folder.leave, self._attached)
+        self._attached.begin(epoch, step, steps, workers)
+
+    def move(self, epoch: int, step: int) -> None:
+        """The batch before (epoch, step) was delivered."""
+        if self._attached is not None:
+            self._attached.move(epoch, step)
+
+    def end(self) -> None:
+        """Leave the others; a second time does nothing."""
+        attached, self._attached = self._attached, None
+        if attached is not None:
+            self.folder.leave(attached)
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_attached": None}
+
+    # In the executors.
+
+    def batch(
+        self, make: Callable[[], Batch | End], request: Request | StreamRequest
+    ) -> Batch | End:
+        """The batch of `request`, from another run or made here; raises what `make` does."""
+        if self._unshared:
+            return make()
+        began = time.perf_counter()
+        path = self.folder.path / self.group / f"{_name(request)}.batch"
+        warnings: dict[str, str] = {}
+        found, part = None, None
+        try:
+            for number in range(_PARTS):
+                tried = path.with_suffix(f".{number}.part")
+                found, part = self._waited_for(path, tried, request.address, warnings)
+                if found is not None or part is not None:
+                    break
+        except (OSError, NotOwnError) as error:
+            warnings[STAGE] = f"batches are not shared (loader.share): {error}"
+        if found is None:
+            worker_status.report(worker_status.WHOLE, worker_status.READ)
+            result = self._made(make, path, part, warnings)
+        elif isinstance(found, Batch):
+            self._seconds.append(sum(found.timing.values()))
+            result = found.replace(timing={STAGE: time.perf_counter() - began})
+        else:
+            result = found
+        if warnings and isinstance(result, Batch):
+            result = result.replace(warnings={**warnings, **result.warnings})
+        return result
+
+    def _waited_for(
+        self, path: Path, tried: Path, address: tuple[int, int], warnings: dict[str, str]
+    ) -> tuple[Batch | End | None, _Part | None]:
+        """The batch, or its part to be made, or neither if whoever has that takes too long."""
+        began = time.monotonic()
+        usual = max(self._seconds, default=_FIRST / _PATIENCE)
+        patience, look, signs = min(_PATIENCE * usual, _MOST), min(usual / 8, _LOOK), 0
+        while True:
+            found = self._read(path, address, warnings)
+            if found is not None:
+                return found, None
+            hold = _lock(tried)
+            if hold is not None and hold.is_on(tried) and not path.exists():
+                os.pwrite(hold.descriptor, str(os.getpid()).encode(), 0)
+                return None, _Part(tried, hold)
+            if hold is not None:  # the batch was published since this process looked
+                _Part(tried, hold).release()
+                continue
+            if time.monotonic() - began > patience or (signs and _is_stopped(tried)):
+                return None, None
+            # So that nobody takes this process to hang.
+            signs += 1
+            worker_status.report(worker_status.WHOLE - signs % 2, worker_status.SHARED)
+            ends = time.monotonic() + _SIGN
+            while time.monotonic() < ends and not path.exists():  # which costs less than a lock
+                time.sleep(look)
+
+    def _read(
+        self, path: Path, address: tuple[int, int], warnings: dict[str, str]
+    ) -> Batch | End | None:
+        """The batch in a file; None if there is none, or a damaged one, which is removed."""
+        try:
+            most = self.folder.budget
+            return read_batch(path, address, sent=get_worker_info() is not None, most=most)
+        except FileNotFoundError:
+            return None
+        except DamagedError as error:
+            warnings["damaged"] = f"a shared batch is made again: {error}"
+            path.unlink(missing_ok=True)
+            return None
+
+    def _made(
+        self,
+        make: Callable[[], Batch | End],
+        path: Path,
+        part: _Part | None,
+        warnings: dict[str, str],
+    ) -> Batch | End:
+        """The batch, made here, and published if there is a `part`."""
+        if part is None:
+            return make()
+        try:
+            began = time.perf_counter()
+            with output_buffers.own_memory():
+                result = make()
+            self._seconds.append(time.perf_counter() - began)
+            if not _is_clean(result):
+                return result
+            self._publish(result, path, part)
+            if get_worker_info() is not None:  # the file is sent in place of a copy
+                return self._read(path, result.request.address, warnings) or result
+        except NotPlainError as error:
+            self._unshared = True
+            warnings[STAGE] = f"batches cannot be shared (loader.share): {error}"
+        except _NoRoomError as error:
+            warnings[STAGE] = f"a batch could not be shared: {error}"
+        finally:
+            part.release()
+        return result
+
+    def _publish(self, result: Batch | End, path: Path, part: _Part) -> None:
+        encoded = encode(result)
+        size, budget = sum(array.nbytes for array in encoded.arrays), self.folder.budget
+        if size > budget // 4:
+            self._unshared = True
+            raise _NoRoomError(
+                f"it has {size >> 20} MiB, and all together may take "
+                f"{budget >> 20} MiB; raise loader.share_size"
+            )
+        try:
+            size = write_batch(part.hold.descriptor, encoded)
+            part.path.replace(path)
+        except OSError as error:
+            self._eviction.make_room()
+            raise _NoRoomError(
+                f"{path.parent} cannot be written: {error.strerror}. Give it more "
+                "room, or lower loader.share_size"
+            ) from error
+        self._eviction.published(size)
+
+
+class _NoRoomError(Exception):
+    """A batch cannot be published; the message says why."""
+
+
+@dataclass
+class _Part:
+    """A batch that is being made by this process, which holds the file's lock."""
+
+    path: Path
+    hold: Hold
+
+    def release(self) -> None:
+        """Let others make it, unless it has its name by now."""
+        with suppress(OSError):
+            if self.hold.is_on(self.path):
+                self.path.unlink()
+        self.hold.release()
+
+
+def _name(request: Request | StreamRequest) -> str:
+    """The name of a request's file: address, and a hash of everything in the request."""
+    digest = hashlib.blake2b(digest_size=16)
+    if isinstance(request, Request):
+        total = -1 if request.total is None else request.total
+        digest.update(struct.pack("<qqq", len(request), request.valid, total))
+        digest.update(request.positions.tobytes() + request.indices.tobytes())
+        digest.update(b"" if request.parts is None else request.parts.tobytes())
+    else:
+        digest.update(struct.pack("<qq", request.rank, request.world))
+    return f"{request.epoch}-{request.step}-{digest.hexdigest()}"
+
+
+def _lock(part: Path) -> Hold | None:
+    """The lock of a part, or None if another process has it."""
+    try:
+        return Hold.take(part, os.O_RDWR | os.O_CREAT)
+    except FileNotFoundError:
+        part.parent.mkdir(mode=0o700, exist_ok=True)
+        return Hold.take(part, os.O_RDWR | os.O_CREAT)
+
+
+def _is_stopped(part: Path) -> bool:
+    """Whether the process that makes a part was stopped by a signal."""
+    try:
+        descriptor, _ = regular_descriptor(part)  # of a pipe, nothing might ever come
+    except OSError:
+        return False
+    try:
+        maker = os.pread(descriptor, 16, 0)
+    finally:
+        os.close(descriptor)
+    return maker.isdigit() and state_of(int(maker)) in ("T", "t")
+
+
+def _is_clean(result: Batch | End) -> bool:
+    """Whether any run would have made the same."""
+    return not isinstance(result, Batch) or (
+        not result.warnings and result.trace is None and all(one.known for one in result.left_out)
+    )

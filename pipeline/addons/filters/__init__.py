@@ -1,0 +1,5 @@
+"""Rows that are left out, and what rows cost."""
+
+from penstock.protocols import AddOn
+
+ADDON = AddOn()

@@ -1,0 +1,116 @@
+"""What rows cost: arithmetic over columns of numbers, as `batch.balance` has it.
+
+    length            length + 0.002 * length ** 2            `image width` * `image height`
+
+An expression (order/expressions.py) has columns, numbers, + - * / ** and brackets here, and nothing
+is called. All of it is float64, as `9 ** 9 ** 9` in whole numbers would never end. It is evaluated
+for the rows of a batch only, so a column that is mapped from a file stays there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.addons.filters.evaluation import evaluate
+from penstock.addons.filters.expressions import Column, nodes, read
+from penstock.errors import ConfigError, DataError, Problem
+from penstock.order.randomness import IntArray
+
+Floats = npt.NDArray[np.float64]
+Costs = Callable[[IntArray, IntArray | None], Floats]  # of rows, which may be parts of blocks
+
+TOKENS = "tokens"  # of a row, or of its part, that stand in a block
+_LONGEST = 300  # characters of an expression
+_CHECKED = 1 << 20  # rows at once
+
+
+class Arithmetic:
+    """A number for each row, from numbers that it has.
+
+    Args:
+        text: columns (in backticks where a name is no identifier), numbers, + - * / ** and
+            brackets.
+        key: of the configuration, for messages.
+
+    Attributes:
+        names: the columns that it reads, at least one.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+
+    def __init__(self, text: str, key: str) -> None:
+        self.text, self.key = text, key
+        try:
+            self._tree = read(text, _LONGEST, costs=True)
+        except ValueError as error:
+            raise self._refused(str(error)) from None
+        columns = (node.name for node in nodes(self._tree) if isinstance(node, Column))
+        self.names = tuple(dict.fromkeys(columns))
+        if not self.names:
+            raise self._refused("it names no column, so all rows would cost the same")
+
+    def __call__(self, columns: Mapping[str, npt.NDArray[Any]]) -> Floats:
+        """The numbers for rows whose columns are given, float64[n]; 1 us and 5 ns a row."""
+        values = {name: np.asarray(columns[name], np.float64) for name in self.names}
+        with np.errstate(all="ignore"):  # what is no number then is found by `RowCosts`
+            return np.asarray(evaluate(self._tree, values))
+
+    def _refused(self, reason: str) -> ConfigError:
+        return ConfigError(Problem(self.key, f"{self.text!r}: {reason}"))
+
+
+class RowCosts:
+    """Costs of a dataset's rows.
+
+    Args:
+        cost: of a row.
+        columns: of the dataset, one value a row.
+
+    Raises:
+        ConfigError: a column does not hold numbers.
+        DataError: a cost is negative, infinite or no number. All rows are looked at, once: 20 ns
+            each.
+    """
+
+    def __init__(self, cost: Arithmetic, columns: Mapping[str, npt.NDArray[Any]]) -> None:
+        self._cost, self._columns = cost, dict(columns)
+        for name, column in self._columns.items():
+            if column.dtype.kind not in "iufb":
+                reason = f"column {name!r} holds {column.dtype}, and costs are numbers"
+                raise ConfigError(Problem(cost.key, reason))
+        length = min(map(len, self._columns.values()))
+        for start in range(0, length, _CHECKED):
+            stop = start + _CHECKED
+            costs = cost({name: one[start:stop] for name, one in self._columns.items()})
+            wrong = np.flatnonzero(~(np.isfinite(costs) & (costs >= 0)))
+            if wrong.size:
+                row = start + int(wrong[0])
+                held = ", ".join(f"{name} {one[row]}" for name, one in self._columns.items())
+                raise DataError(
+                    f"row {row} costs {costs[wrong[0]]} by {cost.key}={cost.text!r} "
+                    f"({held}); costs are 0 or more"
+                )
+
+    def __call__(self, indices: IntArray, parts: IntArray | None = None) -> Floats:
+        return self._cost({name: one[indices] for name, one in self._columns.items()})
+
+
+class PartCosts:
+    """Costs of rows in blocks, from the number of tokens that each has there.
+
+    Args:
+        cost: of a row, or of its part; it reads `tokens` only.
+    """
+
+    def __init__(self, cost: Arithmetic) -> None:
+        self._cost = cost
+
+    def __call__(self, indices: IntArray, parts: IntArray | None) -> Floats:
+        assert parts is not None
+        costs = self._cost({TOKENS: parts[:, 1] - parts[:, 0]})
+        return np.nan_to_num(np.maximum(costs, 0.0))  # whatever numbers somebody subtracts

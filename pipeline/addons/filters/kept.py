@@ -1,0 +1,272 @@
+"""`filter`, `unique` and `without` of a dataset: which of its rows a run uses.
+
+1. `filter`: rows for which every expression, or function of the table, holds.
+2. `unique`: of these, the first with its value in a column; rows without a value stay.
+3. `without`: rows that a list or a quarantine file names are left out.
+
+In this order: a row that is left out by name is not replaced by its duplicate. Rows are looked at
+in pieces, and a bit of each is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.addons.filters.kept_rows import kept_rows
+from penstock.addons.filters.row_filter import Expression, no_column
+from penstock.addons.filters.selection import Selection
+from penstock.config.instantiate import make
+from penstock.config.nodes import KEPT, filters, of_the_build, without_own
+from penstock.errors import ConfigError, Problem
+from penstock.loading.dataset_facts import columns_of, lengths_of, table_of
+from penstock.loading.named_fields import Fields
+from penstock.order.streams import is_stream
+from penstock.runs import quarantine
+
+_AT_ONCE = 1 << 16  # rows
+_SHOWN = 60  # characters of an expression
+
+Mask = npt.NDArray[np.bool_]
+Holds = Callable[[int, int], Mask]  # for rows start .. stop-1
+Reasons = dict[str, int]
+Fingerprint = Callable[[Any], str]
+Build = Callable[[Mapping[str, Any], str], Any]
+
+
+class RowChoice:
+    """What the configuration says about the rows of a dataset.
+
+    Args:
+        given: the keys `filter`, `unique` and `without`, by the key that they stand below.
+        split: "train" or "val". A list of rows in `without` is of the training split, unless it
+            stands below `dataset.val`.
+        fields: names for samples that are no dicts.
+        fingerprint: dataset -> fingerprint, for quarantine files; None: by path alone.
+    """
+
+    def __init__(
+        self,
+        given: Mapping[str, Mapping[str, Any]],
+        split: str,
+        fields: Fields | None = None,
+        fingerprint: Fingerprint | None = None,
+    ) -> None:
+        self.given = {
+            f"{key}.{name}": value
+            for key, node in given.items()
+            for name, value in node.items()
+            if value is not None
+        }
+        self._split, self._fields, self._fingerprint = split, fields, fingerprint
+
+    def of(self, dataset: Any) -> tuple[Any, Reasons]:
+        """The rows of `dataset` that are chosen, and how many were left out by what.
+
+        It is `dataset` itself if no row was.
+
+        Raises:
+            ConfigError: a column or a row does not exist, a function gives no mask, or the dataset
+                has no rows by index.
+            DataError: nothing is left.
+        """
+        if not self.given:
+            return dataset, {}
+        if is_stream(dataset) or not hasattr(dataset, "__getitem__"):
+            key, kind = next(iter(self.given)), type(dataset).__name__
+            raise ConfigError(Problem(key, f"chooses rows by index, and {kind} has none"))
+        length, reasons = len(dataset), dict[str, int]()
+        table = _table(dataset, self._fields or Fields())
+        named = list(self._filters(table, dataset, length))
+        reasons |= dict.fromkeys((name for name, _ in named), 0)
+        masks = _all_hold(named, length, reasons)
+        for key, column in self._values("unique"):
+            reasons[f"{key} ({column})"] = 0
+            masks = _first_of_each(masks, table, column, key, reasons)
+        for key, value in self._values("without"):
+            rows = self._named(key, value, dataset, length)
+            reasons[key] = 0
+            masks = _without(masks, rows, key, reasons)
+        selection = Selection(masks)
+        if selection.count == length:
+            return dataset, reasons
+        return kept_rows(dataset, selection, reasons), reasons
+
+    def _values(self, name: str) -> Iterator[tuple[str, Any]]:
+        return (one for one in self.given.items() if one[0].rpartition(".")[2] == name)
+
+    def _filters(self, table: Any, dataset: Any, length: int) -> Iterator[tuple[str, Holds]]:
+        """Name and masks of each filter."""
+        for key, value in self._values("filter"):
+            for place, one in filters({"filter": value}, key.rpartition(".")[0]):
+                if isinstance(one, str):
+                    holds = _holds(Expression(one, place), table, length)
+                    shown = one if len(one) <= _SHOWN else f"{one[:_SHOWN]}..."
+                    yield f"{place} ({shown})", holds
+                else:
+                    function = make(as_function(one), place)
+                    found = _by_function(function, table if hasattr(table, "iloc") else dataset)
+                    yield f"{place} ({one['_target_']})", _checked(found, length, place).mask
+
+    def _named(self, key: str, value: Any, dataset: Any, length: int) -> list[int]:
+        """The rows that `without` names in this split, ascending."""
+        if isinstance(value, str):
+            told = "" if self._fingerprint is None else self._fingerprint(dataset)
+            try:
+                known = quarantine.known_rows(value, dataset, self._split, told)
+            except ConfigError as error:
+                raise ConfigError([Problem(key, one.message) for one in error.problems]) from None
+            return sorted(known)
+        of = "val" if key.split(".")[1] == "val" else "train"
+        by_split = value if isinstance(value, Mapping) else {of: value}
+        rows = sorted(set(by_split.get(self._split) or ()))
+        for row in rows:
+            if not 0 <= row < length:
+                reason = f"row {row} does not exist; the {self._split} split has {length} rows"
+                raise ConfigError(Problem(key, reason))
+        return rows
+
+
+def chosen(node: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys `filter`, `unique` and `without` of a node, where they are not its arguments."""
+    values = {name: of_the_build(node, name) for name in KEPT}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def as_function(node: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The node of a filter function, which is called with the table and not before."""
+    return {**node, "_partial_": True}
+
+
+def _table(dataset: Any, fields: Fields) -> Any:
+    """The table of a dataset: pandas', or where it only tells `lengths`, that column by name."""
+    lengths = None if hasattr(dataset, "metadata") else lengths_of(dataset)
+    if lengths is None:
+        return table_of(dataset, fields)
+    return {"length": lengths, **columns_of(dataset, fields)}
+
+
+def _all_hold(named: Sequence[tuple[str, Holds]], length: int, reasons: Reasons) -> Iterator[Mask]:
+    """A mask for each piece; counts in `reasons` what the first filter leaves out, and so on."""
+    for start in range(0, length, _AT_ONCE):
+        stop = min(start + _AT_ONCE, length)
+        mask = np.ones(stop - start, np.bool_)
+        for name, holds in named:
+            found = holds(start, stop)
+            reasons[name] += int((mask & ~found).sum())
+            mask &= found
+        yield mask
+
+
+def _holds(expression: Expression, table: Any, length: int) -> Holds:
+    if table is None or not expression.by_row:
+        every = table if table is None else _Piece(table, 0, length)
+        return _checked(expression.mask(every), length, expression.key).mask
+    expression.check(list(columns_of_table(table)))
+    return lambda start, stop: expression.mask(_Piece(table, start, stop))
+
+
+class _Piece:
+    """Some rows of a table."""
+
+    def __init__(self, table: Any, start: int, stop: int) -> None:
+        self._table, self._rows = table, slice(start, stop)
+        self.columns = columns_of_table(table)
+
+    def __len__(self) -> int:
+        return self._rows.stop - self._rows.start
+
+    def __getitem__(self, name: str) -> Any:
+        column = self._table[name]
+        if hasattr(column, "iloc"):
+            return column.iloc[self._rows]
+        return column[np.arange(self._rows.start, self._rows.stop)]
+
+
+def columns_of_table(table: Any) -> list[str]:
+    """Names of the columns of a table, or of columns by name."""
+    return [str(name) for name in getattr(table, "columns", table)]
+
+
+def _by_function(function: Any, table: Any) -> Any:
+    try:
+        return function(table)
+    except Exception as error:
+        error.add_note("while filtering the rows of the dataset")
+        raise
+
+
+def _checked(found: Any, length: int, key: str) -> Selection:
+    """What a function found: bool[length], or such arrays one after the other."""
+    pieces: Iterable[Any] = found if isinstance(found, Iterator) else [found]
+
+    def masks() -> Iterator[Mask]:
+        for piece in pieces:
+            mask = np.asarray(piece)
+            if mask.dtype != np.bool_ or mask.ndim != 1:
+                raise ConfigError(
+                    Problem(
+                        key,
+                        f"gave {type(piece).__name__} of {mask.dtype} {mask.shape}, "
+                        "and a filter gives true or false for each row: bool[n]",
+                    )
+                )
+            yield mask
+
+    selection = Selection(masks())
+    if selection.length != length:
+        reason = f"gave true or false for {selection.length} rows, and there are {length}"
+        raise ConfigError(Problem(key, reason))
+    return selection
+
+
+def _first_of_each(
+    masks: Iterator[Mask], table: Any, column: str, key: str, reasons: Reasons
+) -> Iterator[Mask]:
+    known = [] if table is None else columns_of_table(table)
+    if column not in known:
+        reason = no_column(column, known) if known else "the dataset has no table of metadata"
+        raise ConfigError(Problem(key, reason))
+    import pandas as pd
+
+    mask = np.concatenate([*masks, np.zeros(0, np.bool_)])
+    rows = np.flatnonzero(mask)
+    values = pd.Series(np.asarray(table[column])[rows])
+    again = (values.duplicated(keep="first") & values.notna()).to_numpy()
+    mask[rows[again]] = False
+    reasons[f"{key} ({column})"] = int(again.sum())
+    yield mask
+
+
+def _without(
+    masks: Iterator[Mask], rows: Sequence[int], key: str, reasons: Reasons
+) -> Iterator[Mask]:
+    left, start = np.asarray(rows, np.int64), 0
+    for mask in masks:
+        here = left[np.searchsorted(left, start) : np.searchsorted(left, start + len(mask))] - start
+        reasons[key] += int(mask[here].sum())
+        mask[here] = False
+        start += len(mask)
+        yield mask
+
+
+def with_nested(node: Any, key: str, build: Build) -> Any:
+    """A dataset's node, in which the nodes inside that choose rows are built.
+
+    Args:
+        build: makes the dataset of a node, given its key.
+    """
+    if not isinstance(node, Mapping):
+        return node
+    return {name: _built(value, f"{key}.{name}", build) for name, value in node.items()}
+
+
+def _built(node: Any, key: str, build: Build) -> Any:
+    if isinstance(node, list):
+        return [_built(one, f"{key}[{place}]", build) for place, one in enumerate(node)]
+    if isinstance(node, Mapping) and "_target_" in node and len(without_own(node)) < len(node):
+        return build(node, key)
+    return with_nested(node, key, build)

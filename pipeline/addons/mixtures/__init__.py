@@ -1,0 +1,19 @@
+"""Several sources in one order, with weights."""
+
+from penstock.protocols import AddOn, Callables
+
+ADDON = AddOn(
+    callables=(
+        Callables(
+            "penstock.addons.mixtures.mixture",
+            "a torch.utils.data.Dataset",
+            "torch.utils.data.Dataset",
+        ),
+        Callables(
+            "penstock.addons.mixtures.mixture_stream",
+            "a torch.utils.data.Dataset",
+            "torch.utils.data.Dataset",
+        ),
+        Callables("penstock.addons.mixtures.order", "a sampler"),
+    ),
+)

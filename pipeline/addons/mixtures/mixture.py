@@ -1,0 +1,202 @@
+"""Several map-style datasets as one, whose rows `sampler=mixture` chooses in proportion to weights.
+
+Rows are numbered through the sources in their order, so a source that is added last changes no
+number. What sources have in common is handed on: facts, classes, tables, files, where rows lie.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from torch.utils.data import Dataset
+
+from penstock.addons.mixtures.named_sources import NamedSources, is_stream
+from penstock.errors import ConfigError, Problem
+from penstock.files.batch_bytes import BatchTooLargeError
+from penstock.order.columns import EndToEnd
+from penstock.order.randomness import hash64
+from penstock.ranges import Count
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+IntArray = npt.NDArray[np.int64]
+
+
+class Mixture(NamedSources, Dataset[Any]):
+    """Rows of several sources.
+
+    The arguments after `sources` are for the order, and documented at
+    `penstock.addons.mixtures.weights`.
+
+    Args:
+        sources: map-style datasets by name. The build hands `split` to each of them as well.
+
+    Attributes:
+        mixing: those other arguments, by name.
+        source_lengths: rows of each source, by name.
+    """
+
+    mixes = True
+
+    def __init__(
+        self,
+        sources: Mapping[str, Any],
+        weights: Mapping[str, Any] | None = None,
+        linear: bool = False,
+        knots: Literal["steps", "samples"] = "steps",
+        passes: Mapping[str, int] | None = None,
+        stop: Literal["all", "first"] = "all",
+        num_samples: Count | None = None,
+    ) -> None:
+        if not sources:
+            raise ConfigError(Problem("dataset.sources", "is empty; name at least one dataset"))
+        for name, source in sources.items():
+            if is_stream(source) or not hasattr(source, "__len__"):
+                raise ConfigError(
+                    Problem(
+                        f"dataset.sources.{name}",
+                        f"{type(source).__name__} is a stream, "
+                        "whose rows cannot be chosen; set dataset=mixture_stream, which reads "
+                        "all sources forwards",
+                    )
+                )
+        self.sources = dict(sources)
+        self.mixing = {
+            "weights": weights,
+            "linear": linear,
+            "knots": knots,
+            "passes": passes or {},
+            "stop": stop,
+            "num_samples": num_samples,
+        }
+        self.source_lengths = {name: len(source) for name, source in sources.items()}
+        self._firsts = np.cumsum([0, *self.source_lengths.values()], dtype=np.int64)
+        self._parts = list(self.sources.values())
+        if all(getattr(source, "draws", None) is False for source in self._parts):
+            self.draws = False
+
+    def __len__(self) -> int:
+        return int(self._firsts[-1])
+
+    def __getitem__(self, index: int) -> Any:
+        source, row = self.place_of(index)
+        return self.sources[source][row]
+
+    def place_of(self, index: int) -> tuple[str, int]:
+        """The name of a row's source, and its row there; IndexError outside of all."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"row {index} does not exist; there are {len(self)} rows")
+        number = int(np.searchsorted(self._firsts, index, side="right")) - 1
+        return list(self.sources)[number], int(index - self._firsts[number])
+
+    def path(self, index: int) -> str:
+        """The file of a row, after the name of its source; the row's number where it has none."""
+        name, row = self.place_of(index)
+        source = self.sources[name]
+        path = getattr(source, "path", None)
+        return f"{name}/{path(row) if callable(path) else row}"
+
+    def check(self, index: int) -> str | None:
+        """The error of a row that can be read, as its source finds it."""
+        name, row = self.place_of(index)
+        source = self.sources[name]
+        return source.check(row) if hasattr(source, "check") else None
+
+    @property
+    def metadata(self) -> pd.DataFrame:
+        """The tables of all sources, with `source` as the first column; it is made anew each time.
+
+        A column that a source lacks has no values in its rows; `path` is as `path(index)` has it.
+        """
+        import pandas as pd
+
+        tables = []
+        for name, source in self.sources.items():
+            table: Any = getattr(source, "metadata", None)
+            if not hasattr(table, "columns"):
+                table = pd.DataFrame(index=range(len(source)))
+            table = table.assign(source=name).reset_index(drop=True)
+            if "path" in table.columns:
+                own = table["path"] if callable(getattr(source, "path", None)) else table.index
+                table["path"] = f"{name}/" + own.astype(str)
+            tables.append(table)
+        whole = pd.concat(tables, ignore_index=True)
+        names = [name for name in whole.columns if name != "source"]
+        return whole[["source", *names]].astype({"source": "category"})
+
+    @property
+    def classes(self) -> list[str]:
+        """The classes, if all sources have the same ones; else none."""
+        found = [list(getattr(source, "classes", ())) for source in self._parts]
+        return found[0] if all(one == found[0] for one in found) else []
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes with any source's, with their names and order, and with how they are mixed."""
+        return self._joined(str(getattr(one, "fingerprint", len(one))) for one in self._parts)
+
+    def _joined(self, fingerprints: Iterable[str]) -> str:
+        mixing = json.dumps(self.mixing, sort_keys=True)
+        return f"{hash64(0, *self.sources, *fingerprints, mixing):016x}"
+
+    def __getattr__(self, name: str) -> Any:
+        """Members that only some sources have, and that others ask for with `hasattr`."""
+        parts = self.__dict__.get("_parts", ())  # copy and pickle look before there are any
+        offered = [hasattr(source, name) for source in parts]
+        if name == "__getitems__" and offered and all(offered):
+            return self._rows_at_once
+        if name == "lengths" and offered and all(offered):
+            return EndToEnd([source.lengths for source in parts])
+        if name == "text_lengths" and offered and all(offered):
+            return lambda length, counting: np.concatenate(
+                [source.text_lengths(length, counting) for source in parts]
+            )
+        if name == "locality" and any(offered):
+            return self._locality
+        remote = [one for one in parts if getattr(one, "remote_files", None) is not None]
+        if name in ("remote_files", "files_of") and len(remote) == 1:  # one process fetches
+            return remote[0].remote_files if name == "remote_files" else self._files_of
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def _rows_at_once(self, indices: Sequence[int]) -> list[Any]:
+        return self._by_source(indices, lambda source, rows: source.__getitems__(rows.tolist()))
+
+    def _files_of(self, indices: Sequence[int] | IntArray) -> list[list[str]]:
+        def files(source: Any, rows: IntArray) -> Sequence[Any]:
+            if getattr(source, "remote_files", None) is None:
+                return [[]] * len(rows)
+            return source.files_of(rows)
+
+        return self._by_source(indices, files)
+
+    def _locality(self, indices: IntArray) -> IntArray:
+        def places(source: Any, rows: IntArray) -> Sequence[Any]:
+            return source.locality(rows) if hasattr(source, "locality") else [0] * len(rows)
+
+        # Numbers of the same file in two sources are told apart by the source.
+        number = np.searchsorted(self._firsts, indices, side="right") - 1
+        return np.array(self._by_source(indices, places)) * len(self._parts) + number
+
+    def _by_source(
+        self, indices: Sequence[int] | IntArray, read: Callable[[Any, IntArray], Sequence[Any]]
+    ) -> list[Any]:
+        """What `read` gives for the rows of each source, in the order of `indices`."""
+        whole = np.asarray(indices, np.int64)
+        number = np.searchsorted(self._firsts, whole, side="right") - 1
+        found: list[Any] = [None] * len(whole)
+        for one in np.unique(number).tolist():
+            places = np.flatnonzero(number == one)
+            try:
+                values = read(self._parts[one], whole[places] - self._firsts[one])
+            except BatchTooLargeError as error:
+                if error.place is not None:
+                    error.place = int(places[error.place])
+                raise
+            for place, value in zip(places.tolist(), values, strict=True):
+                found[place] = value
+        return found

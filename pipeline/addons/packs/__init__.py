@@ -1,0 +1,16 @@
+"""Samples decoded once, into memory-mapped files.
+
+`packing` writes a pack, `recipe` says what is done to samples before and names the pack, `folder`
+reads one, `fields` turns fields of samples into rows of numbers and back.
+"""
+
+from penstock.protocols import AddOn, Callables, Task
+
+ADDON = AddOn(
+    tasks={"pack": Task("penstock.addons.packs.task:run", "packing {data}")},
+    callables=(
+        Callables(
+            "penstock.addons.packs.packed", "a torch.utils.data.Dataset", "torch.utils.data.Dataset"
+        ),
+    ),
+)

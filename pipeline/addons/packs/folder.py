@@ -1,0 +1,386 @@
+"""A pack: samples of a dataset as `.npy` files that are read from where they lie.
+
+    pack.json               what is in it; written last
+    image.npy               [N, H, W, C] when all samples have one shape, else numbers in a row
+    image.offsets.npy       int64[N + 1]: where each sample's numbers begin     (unequal shapes)
+    image.shapes.npy        int32[N, ndim]                                      (unequal shapes)
+    landmarks.canvas.npy    int32[N, 2]: height and width of each one's picture (points, boxes)
+    table.<number>.npy ...  the dataset's table of samples (pipeline/addons/packs/table.py)
+
+Writing takes memory for a batch, opening 0.1 ms a file of any size; processes share the pages.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock import program
+from penstock.addons.packs.fields import Column, Field, Numbers, difference
+from penstock.addons.packs.npy import NpyStream, map_npy
+from penstock.errors import DataError
+from penstock.files import plain_json
+from penstock.files.batch_bytes import reserve
+from penstock.files.plain_json import JsonError, integer, mapping, shown
+from penstock.files.regular_file import size_of
+
+_LARGEST = 256 << 20  # bytes of pack.json, which lists categories
+_LITTLE = 1 << 14  # bytes of a sample's field that need not be reserved
+# What lies beside a field's numbers: its type and dimensions.
+_LAID_OUT = {"offsets": ("<i8", 1), "shapes": ("<i4", 2), "canvas": ("<i4", 2)}
+VERSION = 2
+RECORD = "pack.json"
+_KIND = "penstock pack"
+_ENTRIES = {
+    "count",
+    "fields",
+    "files",
+    "fingerprint",
+    "table",
+    "lengths",
+    "path",
+    "text",
+    "columns",
+    "checks",
+}
+
+Indices = npt.NDArray[np.int64]
+
+
+class _FieldStreams:
+    def __init__(self, folder: Path, name: str, field: Field) -> None:
+        self.field, self.name, self._folder = field, name, folder
+        dtypes = {"": field.dtype, ".offsets": "<i8", ".shapes": "<i4"}
+        if field.has_canvas:
+            dtypes[".canvas"] = "<i4"
+        self._streams = {
+            suffix: NpyStream(folder / f"{name}{suffix}.npy", dtype)
+            for suffix, dtype in dtypes.items()
+        }
+        self._streams[".offsets"].append(np.zeros(1, np.int64))
+        self._first: tuple[int, ...] | None = None
+        self._even = True
+        self._end = 0
+
+    def append(self, column: Column) -> None:
+        shapes = column.shapes
+        if self._first is None:
+            self._first = tuple(shapes[0].tolist())
+        self._even = self._even and bool((shapes == np.array(self._first)).all())
+        ends = self._end + np.cumsum(shapes.prod(axis=1, dtype=np.int64))
+        self._end = int(ends[-1])
+        self._streams[""].append(column.numbers.numpy())
+        self._streams[".offsets"].append(ends)
+        self._streams[".shapes"].append(shapes)
+        if column.canvases is not None:
+            self._streams[".canvas"].append(column.canvases)
+
+    def finish(self, count: int) -> dict[str, Any]:
+        """Write the headers; returns the field's entry in pack.json."""
+        # Text and files are read by offsets even where all have one length.
+        even = self._even and self.field.kind not in ("str", "bytes", "file")
+        numbers = (count, *self._first) if even and self._first is not None else (self._end,)
+        shapes = {
+            "": numbers,
+            ".offsets": (count + 1,),
+            ".shapes": (count, self.field.ndim),
+            ".canvas": (count, 2),
+        }
+        for suffix, stream in self._streams.items():
+            if even and suffix in (".offsets", ".shapes"):
+                stream.close()
+                (self._folder / f"{self.name}{suffix}.npy").unlink()
+            else:
+                stream.finish(shapes[suffix])
+        return {"file": self.name, "even": even, **dataclasses.asdict(self.field)}
+
+    def close(self) -> None:
+        for stream in self._streams.values():
+            stream.close()
+
+
+class PackWriter:
+    """Writes a pack into an empty folder, for samples with these fields."""
+
+    def __init__(self, folder: Path, fields: Mapping[str, Field]) -> None:
+        self.folder = folder
+        self.fields = dict(fields)
+        self.count = 0
+        self._streams: dict[str, _FieldStreams] = {}
+        taken: set[str] = set()
+        for number, (name, one) in enumerate(fields.items()):
+            plain = re.fullmatch(r"[A-Za-z0-9_-]{1,60}", name) and name != "table"
+            file = name if plain and name.lower() not in taken else f"field-{number}"
+            taken.add(file.lower())
+            self._streams[name] = _FieldStreams(folder, file, one)
+
+    def append(self, columns: Mapping[str, Column], fields: Mapping[str, Field]) -> None:
+        """Add samples; raises DataError if their fields differ from those before."""
+        reason = difference(self.fields, fields)
+        if reason:
+            raise DataError(reason)
+        for name, column in columns.items():
+            self._streams[name].append(column)
+            rows = len(column.shapes)
+        self.count += rows
+
+    def finish(self, record: Mapping[str, Any]) -> None:
+        """Write the rest, and pack.json with the entries of `record` last."""
+        fields = [stream.finish(self.count) for stream in self._streams.values()]
+        sizes = {
+            path.name: path.stat().st_size
+            for path in sorted(self.folder.iterdir())
+            if path.suffix == ".npy"
+        }
+        whole = {
+            "kind": _KIND,
+            "version": VERSION,
+            "count": self.count,
+            **record,
+            "fields": fields,
+            "files": sizes,
+        }
+        path = self.folder / RECORD
+        with path.open("x", encoding="utf-8") as file:
+            json.dump(whole, file, indent=1)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def close(self) -> None:
+        """Close files that are not finished."""
+        for stream in self._streams.values():
+            stream.close()
+
+
+class Pack:
+    """An opened pack.
+
+    Attributes:
+        record: the content of pack.json.
+        count: number of samples.
+        fields: of the samples, by name.
+
+    Raises:
+        DataError: the folder is not a pack, or one of its files is missing or was cut off.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.record = _read_record(self.folder)
+        self.count: int = self.record["count"]
+        self.fields: dict[str, Field] = {}
+        self._files: dict[str, str] = {}
+        self._even: dict[str, bool] = {}
+        for described in self.record["fields"]:
+            known = dict(described)
+            name = known["name"]
+            self._files[name], self._even[name] = known.pop("file"), known.pop("even")
+            self.fields[name] = Field(**known)
+        for name, size in self.record["files"].items():
+            self._check_size(name, size)
+        self._maps: dict[str, Numbers] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_maps": {}}  # a pickled map would hold all of the numbers
+
+    @property
+    def even(self) -> bool:
+        """Whether every field has one shape for all samples."""
+        return all(self._even.values())
+
+    def is_even(self, name: str) -> bool:
+        """Whether a field has one shape for all samples."""
+        return self._even[name]
+
+    def array(self, name: str) -> Numbers:
+        """The `.npy` file of that name (without its ending), mapped, not read."""
+        if name not in self._maps:
+            path = self.folder / f"{name}.npy"
+            if path.name not in self.record["files"]:
+                raise damaged(self.folder, f"{RECORD} names no file {path.name!r}")
+            try:
+                mapped = map_npy(path)
+            except (OSError, ValueError) as error:
+                raise damaged(path, error) from error
+            self._check_rows(name, mapped, path)
+            if not mapped.flags.c_contiguous:  # to lay it out in rows would copy all of it
+                raise damaged(path, "its numbers are not stored row by row")
+            self._maps[name] = mapped.view(np.ndarray)
+        return self._maps[name]
+
+    def rows(self, name: str, indices: Indices) -> Numbers:
+        """The numbers of a field of one shape, int64[n] -> [n, *shape], in one copy.
+
+        Large rows are read in the order in which they lie on the disk.
+        """
+        array = self.array(self._files[name])
+        row = array.dtype.itemsize * math.prod(array.shape[1:])
+        reserve(len(indices) * row, f"field {name!r} of {len(indices)} packed samples")
+        if row < 1 << 14:
+            return np.take(array, indices, axis=0)
+        out = np.empty((len(indices), *array.shape[1:]), array.dtype)
+        for place in np.argsort(indices, kind="stable").tolist():
+            out[place] = array[indices[place]]
+        return out
+
+    def places(self, name: str, indices: Indices) -> tuple[Numbers, Indices, Indices]:
+        """All numbers of a field, 1-D and not copied, and for rows `indices`, int64[n]:
+        their offsets, int64[n], and shapes, int64[n, ndim].
+        """
+        array = self.array(self._files[name])
+        if self._even[name]:
+            shape = np.array(array.shape[1:], np.int64)
+            shapes = np.broadcast_to(shape, (len(indices), len(shape)))
+            return array.reshape(-1), indices * int(shape.prod()), shapes
+        offsets = self.array(f"{self._files[name]}.offsets")
+        shapes = self.array(f"{self._files[name]}.shapes")[indices].astype(np.int64)
+        return array, offsets[indices], shapes
+
+    def row(self, name: str, index: int) -> Numbers:
+        """A copy of the numbers of one sample's field."""
+        array = self.array(self._files[name])
+        if self._even[name]:
+            found, shape = array[index], array.shape[1:]
+        else:
+            offsets = self.array(f"{self._files[name]}.offsets")
+            start, stop = offsets[index : index + 2].tolist()
+            shape = tuple(self.array(f"{self._files[name]}.shapes")[index].tolist())
+            inside = 0 <= start <= stop <= len(array) and min(shape, default=0) >= 0
+            if not inside or math.prod(shape) != stop - start:
+                where = f"field {name!r} of sample {index}, of shape {list(shape)},"
+                raise damaged(self.folder, f"{where} lies at {start} to {stop} of {len(array)}")
+            found = array[start:stop]
+        if found.nbytes > _LITTLE:
+            reserve(found.nbytes, f"field {name!r} of a packed sample")
+        return np.array(found).reshape(shape)
+
+    def canvases(self, name: str, indices: Indices) -> list[list[int]]:
+        """Height and width of the pictures that points and boxes belong to."""
+        sizes: list[list[int]] = self.array(f"{self._files[name]}.canvas")[indices].tolist()
+        return sizes
+
+    def _check_rows(self, name: str, array: Numbers, path: Path) -> None:
+        stem, _, suffix = name.partition(".")
+        for field, file in self._files.items():
+            if file != stem:  # a table's, or another field's
+                continue
+            one, even = self.fields[field], self._even[field]
+            dtype, ndim = _LAID_OUT.get(suffix) or (one.dtype, one.ndim + 1 if even else 1)
+            width = {"shapes": one.ndim, "canvas": 2}.get(suffix)
+            shape = list(array.shape)
+            if array.dtype.str != dtype or array.ndim != ndim or width not in (None, shape[-1]):
+                of = f" of {width}" if width is not None else ""
+                raise damaged(
+                    path,
+                    f"it holds {array.dtype} {shape} and must hold {dtype} in "
+                    f"{ndim} dimensions{of}",
+                )
+            wanted = self.count + (suffix == "offsets")
+            if (suffix or even) and len(array) != wanted:
+                raise damaged(path, f"it has shape {shape} and must have {wanted} rows")
+
+    def _check_size(self, name: str, size: int) -> None:
+        path = self.folder / name
+        if Path(name).name != name:
+            raise damaged(self.folder / RECORD, f"{name!r} leads out of the pack")
+        found = size_of(path)
+        if found < 0:
+            raise damaged(path, "No such file")
+        if found != size:
+            cut = "was cut off" if found < size else "is longer than it was"
+            raise damaged(path, f"it {cut}: {found} bytes instead of {size}")
+
+
+_REMEDY = "Delete the pack's folder to make it again (dataset.packed=auto, or task=pack)."
+
+
+def damaged(path: Path, reason: object) -> DataError:
+    """The error of a pack that is not as it was written."""
+    return DataError(f"packed data is damaged: {str(path)!r}: {reason}. {_REMEDY}")
+
+
+def is_pack(folder: Path) -> bool:
+    """Whether a folder has a pack.json."""
+    return (folder / RECORD).is_file()
+
+
+def _read_record(folder: Path) -> dict[str, Any]:
+    path = folder / RECORD
+    try:
+        record = plain_json.read(path, _LARGEST, nan=True)
+    except OSError as error:
+        raise DataError(
+            f"{str(folder)!r} has no packed data: {path.name!r} cannot be read "
+            f"({error.strerror}). `{program.text('task=pack')}` makes some."
+        ) from error
+    except ValueError as error:
+        raise damaged(path, error) from error
+    if not isinstance(record, dict) or record.get("kind") != _KIND:
+        raise DataError(f"{str(path)!r} does not describe packed data")
+    if record.get("version") != VERSION:
+        raise DataError(
+            f"{str(path)!r} has version {record.get('version')} of packed data, not {VERSION}. "
+            f"{_REMEDY}"
+        )
+    missing = _ENTRIES - record.keys()
+    if missing:
+        raise damaged(path, f"it lacks {', '.join(sorted(missing))}")
+    try:
+        _check_record(record)
+    except ValueError as error:
+        raise damaged(path, error) from error
+    return record
+
+
+def _check_record(record: dict[str, Any]) -> None:
+    """Raise JsonError for what `PackWriter.finish` does not write."""
+    integer(record, "count", most=(1 << 53) - 1)
+    for name in mapping(record["files"]):
+        integer(record["files"], name)
+    described = record["fields"]
+    if not isinstance(described, list) or not all(isinstance(one, dict) for one in described):
+        raise JsonError("its fields are not a list of mappings")
+    known = {"file", "even", *(one.name for one in dataclasses.fields(Field))}
+    for one in described:
+        if one.keys() != known:
+            odd = ", ".join(sorted(one.keys() ^ known)[:5])
+            raise JsonError(f"a field has missing or unknown keys: {odd[:200]}")
+        integer(one, "ndim", most=64)
+        texts = [one[key] for key in ("name", "file", "kind", "dtype", "type")]
+        if not all(isinstance(text, str) for text in texts) or not isinstance(one["even"], bool):
+            raise JsonError("a field has a name or kind that is not text")
+        if f"{one['file']}.npy" not in record["files"]:
+            raise JsonError(f"a field is in the file {shown(one['file'])}, which is not listed")
+        mapping(one["attributes"])
+        try:
+            Field(**{key: one[key] for key in one.keys() - {"file", "even"}}).check()
+        except (ValueError, DataError) as error:
+            raise JsonError(f"field {shown(one['name'])}: {error}") from error
+    for name, kind in (("fingerprint", str), ("reader", str), ("facts", dict), ("classes", list)):
+        if not isinstance(record.get(name), (kind, type(None))):
+            raise JsonError(f"its {name} is {shown(record[name])}")
+    if not all(isinstance(one, str) for one in record.get("classes") or ()):
+        raise JsonError("its classes are not all texts")
+    tables, path = record["table"] or [], record["path"]
+    if not isinstance(tables, list) or not all(
+        isinstance(one, dict)
+        and all(isinstance(one.get(key), str) for key in ("file", "kind", "name"))
+        for one in [*tables, *([] if path is None else [path])]
+    ):
+        raise JsonError("its table is not a list of columns")
+    columns, text = record["columns"] or [], record["text"]
+    names = [*columns, text or ""] if isinstance(columns, list) else [None]
+    if not all(isinstance(one, str) for one in names):
+        raise JsonError("its columns or its field of texts are not names")
+    if text and [one["kind"] for one in described if one["name"] == text] != ["str"]:
+        raise JsonError(f"its field of texts, {shown(text)}, is none")

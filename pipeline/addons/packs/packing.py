@@ -1,0 +1,377 @@
+"""Making a pack: the loader's workers read every sample once, in order; this process writes them.
+
+The pack is written to a hidden folder, which is renamed when it is complete; of several processes
+one writes, and the others wait. Memory: about 8 MiB a batch ahead, for a dataset of any size.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+import numpy as np
+import torch
+import torchvision
+from torchvision import tv_tensors
+
+from penstock.addons.packs.answers import write_answers
+from penstock.addons.packs.fields import Column, Encode, Field
+from penstock.addons.packs.folder import Pack, PackWriter, is_pack
+from penstock.addons.packs.recipe import Recipe
+from penstock.distributed.world import World, usable_cpus
+from penstock.errors import ConfigError, DataError, Problem
+from penstock.files.disk import sync_folder
+from penstock.files.one_writer import one_writer
+from penstock.files.own_files import NotOwnError, check_tree, own_folder
+from penstock.loading.bad_samples import BadSamples
+from penstock.loading.batch import Batch
+from penstock.loading.encoded import EncodedImage
+from penstock.loading.fetch import Fetch
+from penstock.loading.loader import Loader
+from penstock.loading.named_fields import Fields
+from penstock.loading.workers.backends import LoaderOptions
+from penstock.order.generator_states import moved, take
+from penstock.order.plan import Plan
+from penstock.order.randomness import IntArray, scope, seed_global
+from penstock.order.samplers import Sequential
+from penstock.order.streams import is_stream
+from penstock.terminal import ProgressDisplay
+from penstock.transforms import native_images
+
+_log = logging.getLogger(__name__)
+
+_TRIED = 8  # samples, evenly spread
+_BATCH_BYTES = 8 << 20
+_LARGEST_BATCH = 256
+_WRITING = ".writing-"
+_WAY_OUT = (
+    "\nA pack has every row of its dataset, whatever bad_samples.on_error says: repair the sample, "
+    "or set dataset.packed=null. task=check dataset.packed=null lists all that cannot be read"
+)
+
+Backend = Literal["process", "thread"]
+
+
+def pack(
+    dataset: Any,
+    split: str,
+    recipe: Recipe,
+    cache_dir: str,
+    out: str | None = None,
+    options: LoaderOptions | None = None,
+    fingerprint: str | None = None,
+    names: Fields | None = None,
+    batch_bytes: int | None = None,
+    key: str | None = None,
+) -> Path:
+    """The folder of a dataset's pack, which is made if it is not there.
+
+    Args:
+        dataset: map-style, with a `fingerprint`.
+        split: of the dataset, "train" or "val".
+        recipe: what is done to samples first.
+        cache_dir: packs are kept in the folder `packed` in it.
+        out: the pack goes to `out`/`split` instead.
+        options: of the workers; without any, one process or thread a core is used.
+        fingerprint: of the dataset; None takes its own.
+        names: for samples that are not dicts.
+        batch_bytes: as for `Fetch`.
+        key: by which the pack is found again, other than by the fingerprint: with the code and the
+            arguments of a dataset of a person's own; "" where nothing tells when it changes.
+
+    Raises:
+        ConfigError: the dataset cannot be packed, or `out` holds something else.
+        DataError: a sample is bad, or the pack cannot be written.
+        NotOwnError: a pack in `cache_dir` is another user's, or leads elsewhere.
+    """
+    fingerprint = _packable(dataset, fingerprint if key is None or key else "")
+    name = recipe.name(key or fingerprint)
+    where = Path(cache_dir, "packed", name) if out is None else Path(out, split)
+    place = where.expanduser().absolute()
+    if out is None and os.path.lexists(place):  # a folder that a person named is not checked
+        own_folder(place.parent)
+        check_tree(own_folder(place))
+    if _is_there(place, name):
+        return place
+    try:
+        if out is None:
+            own_folder(place.parent)
+        else:
+            place.parent.mkdir(parents=True, exist_ok=True)
+        with one_writer(place, f"packs {place}"):
+            if not _is_there(place, name):
+                _remove_leftovers(place)
+                fetch = Fetch(
+                    dataset,
+                    recipe.steps(),
+                    _Plain(recipe.collate()),
+                    0,
+                    bad=BadSamples(way_out=_WAY_OUT),
+                    fields=names or Fields(),
+                    batch_bytes=batch_bytes,
+                )
+                record = {
+                    "name": name,
+                    "split": split,
+                    "dataset": {
+                        "class": type(dataset).__qualname__,
+                        "fingerprint": fingerprint,
+                    },
+                }
+                _make(fetch, recipe, record, place, options or LoaderOptions())
+    except OSError as error:
+        _refuse(place, error)
+    return place
+
+
+def _packable(dataset: Any, given: str | None) -> str:
+    kind = type(dataset).__name__
+    if is_stream(dataset):
+        raise ConfigError(
+            Problem(
+                "dataset.packed",
+                f"{kind} is a stream, which can only be read forwards; "
+                "packing is for datasets with rows",
+            )
+        )
+    fingerprint = getattr(dataset, "fingerprint", None) if given is None else given
+    if not fingerprint:
+        raise ConfigError(
+            Problem(
+                "dataset.packed",
+                f"{kind} has no `fingerprint`, which tells when its samples "
+                "differ from the packed ones; give it one (docs/own_dataset.md)",
+            )
+        )
+    if not len(dataset):
+        raise DataError(f"{kind} has no samples to pack")
+    return str(fingerprint)
+
+
+def _is_there(place: Path, name: str) -> bool:
+    if not is_pack(place):
+        if place.exists() and any(place.iterdir()):
+            raise ConfigError(
+                Problem(
+                    "pack.out", f"{str(place)!r} exists and is not a pack; choose another folder"
+                )
+            )
+        return False
+    if Pack(place).record.get("name") != name:
+        raise ConfigError(
+            Problem(
+                "pack.out",
+                f"{str(place)!r} holds other samples than these (another dataset, "
+                "pack.size or pack.format); delete it or choose another folder",
+            )
+        )
+    return True
+
+
+def _remove_leftovers(place: Path) -> None:
+    """Delete what killed writers have left in the folder of packs; `place` is locked."""
+    for folder in place.parent.glob(f".*{_WRITING}*"):
+        of = place.with_name(folder.name[1:].partition(_WRITING)[0])
+        if of == place:
+            shutil.rmtree(folder, ignore_errors=True)
+            continue
+        with suppress(TimeoutError, NotOwnError), one_writer(of, "packs it", wait=False):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _make(
+    fetch: Fetch,
+    recipe: Recipe,
+    record: dict[str, Any],
+    place: Path,
+    options: LoaderOptions,
+) -> None:
+    dataset, split = fetch.dataset, record["split"]
+    rows, samples, size = _try_out(fetch, recipe, place)
+    hidden = place.with_name(f".{place.name}{_WRITING}{os.getpid()}-{secrets.token_hex(4)}")
+    hidden.mkdir(mode=0o700)
+    versions = {"torch": torch.__version__, "torchvision": torchvision.__version__}
+    if recipe.decoder == "native":
+        versions["jpeg"] = native_images.jpeg().library
+    try:
+        record |= {
+            "fingerprint": recipe.fingerprint(record["dataset"]["fingerprint"]),
+            "recipe": vars(recipe),
+            "versions": versions,
+            **write_answers(hidden, dataset, fetch.fields, rows, samples),
+        }
+        began = time.perf_counter()
+        plan = Plan(Sequential(len(dataset)), size)
+        with (
+            Loader(plan, fetch, _readers(options, recipe, dataset), World()) as loader,
+            ProgressDisplay(f"packing {split}", len(dataset)) as shown,
+        ):
+            _write(loader.epoch(0), hidden, record, shown)
+        with suppress(OSError):  # some network drives cannot
+            sync_folder(hidden)
+        if place.is_dir():  # empty, or `_is_there` would have refused it
+            place.rmdir()
+        hidden.rename(place)
+        with suppress(OSError):
+            sync_folder(place.parent)
+        rate = len(dataset) / (time.perf_counter() - began)
+        _log.info("packed %s: %d samples, %.0f a second", split, len(dataset), rate)
+    finally:
+        shutil.rmtree(hidden, ignore_errors=True)
+
+
+def _readers(options: LoaderOptions, recipe: Recipe, dataset: Any) -> LoaderOptions:
+    """The run's own workers; where it has none, one a core."""
+    options = replace(options, pin_memory=False, in_order=True, persistent_workers=False)
+    if options.backend != "main" and options.num_workers:
+        return options
+    backend = backend_for(dataset, recipe)
+    return LoaderOptions(backend, usable_cpus()) if usable_cpus() > 1 else LoaderOptions()
+
+
+def backend_for(dataset: Any, recipe: Recipe) -> Backend:
+    """Threads where decoders release the interpreter lock, since processes copy pixels."""
+    unlocked = recipe.decoder == "native" or getattr(dataset, "reader", None) == "torchvision"
+    return "thread" if unlocked else "process"
+
+
+class _Plain:
+    """A collate function: columns and fields as plain values, which any backend can hand over."""
+
+    def __init__(self, encode: Encode) -> None:
+        self._encode = encode
+
+    def __call__(self, samples: Sequence[Any]) -> dict[str, Any]:
+        done = self._encode(samples)
+        for part in ("columns", "fields"):
+            done[part] = {name: dict(vars(one)) for name, one in done[part].items()}
+        return done
+
+
+def _write(
+    batches: Iterable[Batch], folder: Path, record: dict[str, Any], shown: ProgressDisplay
+) -> None:
+    writer: PackWriter | None = None
+    try:
+        for batch in batches:
+            if batch["differs"]:
+                row, reason = batch["differs"]
+                raise _differs(int(batch.indices[row]), reason)
+            fields = {name: Field(**one) for name, one in batch["fields"].items()}
+            columns = {name: Column(**one) for name, one in batch["columns"].items()}
+            writer = writer or PackWriter(folder, fields)
+            try:
+                writer.append(columns, fields)
+            except DataError as error:
+                raise _differs(int(batch.indices[0]), str(error)) from error
+            shown.add(len(batch.indices))
+        assert writer is not None, "a dataset without samples"
+        writer.finish(record)
+    finally:
+        if writer is not None:
+            writer.close()
+
+
+def _differs(row: int, reason: str) -> DataError:
+    return DataError(f"sample {row} cannot be packed with those before it: {reason}")
+
+
+def _try_out(
+    fetch: Fetch, recipe: Recipe, place: Path
+) -> tuple[IntArray, list[dict[str, Any]], int]:
+    """A few rows and samples, which show what cannot be packed, and the samples in a batch."""
+    dataset = fetch.dataset
+    rows = np.unique(np.linspace(0, len(dataset) - 1, _TRIED).astype(np.int64))
+    try:
+        with scope():
+            samples = [fetch.fields.named(_still(dataset, int(row))) for row in rows]
+    except DataError as error:
+        raise DataError(f"{error}{_WAY_OUT}") from error
+    _check_pictures(samples[0], recipe, dataset)
+    steps = recipe.steps()
+    done = recipe.collate()([steps(one) if steps else one for one in samples])
+    if done["differs"]:
+        row, reason = done["differs"]
+        raise _differs(int(rows[row]), reason)
+    total = sum(len(column.numbers) for column in done["columns"].values())
+    each = max(total // len(rows), 1)
+    needed, free = each * len(dataset), shutil.disk_usage(place.parent).free
+    _log.info("packing %d samples into %s: about %s", len(dataset), place, _size(needed))
+    if needed > 1.2 * free:
+        _refuse(
+            place,
+            OSError(errno.ENOSPC, f"about {_size(needed)} are needed, and {_size(free)} are free"),
+        )
+    return rows, samples, min(max(_BATCH_BYTES // each, 1), _LARGEST_BATCH)
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
+
+
+def _still(dataset: Any, row: int) -> Any:
+    """A sample; one that is drawn at random is refused."""
+    seed_global(row)
+    before = take()
+    try:
+        sample = dataset[row]
+    except OSError as error:
+        raise DataError(f"sample {row}: {type(error).__name__}: {error}") from error
+    drawn = moved(before)
+    if drawn:
+        raise ConfigError(
+            Problem(
+                "dataset.packed",
+                f"{type(dataset).__name__}.__getitem__ draws from "
+                f"{' and '.join(drawn)}; packed, its samples would be the same in every epoch. "
+                "Draw in a transform instead",
+            )
+        )
+    return sample
+
+
+def _check_pictures(sample: Any, recipe: Recipe, dataset: Any) -> None:
+    """Refuse a recipe that does not apply to the samples."""
+    values = list(sample.values()) if isinstance(sample, dict) else []
+    kind = type(dataset).__name__
+    pictures = (tv_tensors.Image, EncodedImage)
+    if recipe.size is not None and not any(isinstance(v, pictures) for v in values):
+        raise ConfigError(
+            Problem(
+                "pack.size",
+                f"{recipe.size}, but samples of {kind} hold no torchvision Image; "
+                "set pack.size=null",
+            )
+        )
+    encoded = any(isinstance(value, EncodedImage) for value in values)
+    if recipe.format == "encoded" and not encoded:
+        raise ConfigError(
+            Problem(
+                "pack.format",
+                f"encoded, but {kind} gives no undecoded pictures (it takes no "
+                "argument `lazy`); set pack.format=pixels",
+            )
+        )
+
+
+def _refuse(place: Path, error: OSError) -> NoReturn:
+    causes = {
+        errno.ENOSPC: "the disk is full",
+        errno.EDQUOT: "the disk quota is used up",
+        errno.EFBIG: "a file is larger than this process may write (ulimit -f)",
+    }
+    cause = causes.get(error.errno or 0, error.strerror or str(error))
+    more = f" ({error.strerror})" if error.errno == errno.ENOSPC and error.strerror else ""
+    raise DataError(
+        f"the pack {str(place)!r} cannot be written: {cause}{more}. Free some space, or set a "
+        "smaller pack.size, pack.format=encoded, or another place (cache_dir, pack.out)"
+    ) from error

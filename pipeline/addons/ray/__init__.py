@@ -1,0 +1,5 @@
+"""Loader workers on a Ray cluster."""
+
+from penstock.protocols import AddOn
+
+ADDON = AddOn()

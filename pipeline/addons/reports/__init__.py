@@ -1,0 +1,17 @@
+"""What did runs see, do and reach, on one page? Made from the files of run folders only."""
+
+from penstock.protocols import AddOn, Task
+
+ADDON = AddOn(
+    tasks={
+        "report": Task(
+            "penstock.addons.reports.report:run", "making the report of {runs}", reads=True
+        ),
+        "runs": Task(
+            "penstock.addons.reports.runs:run", "listing the runs below {below}", reads=True
+        ),
+        "show": Task(
+            "penstock.addons.reports.show:run", "the head of the report of {run}", reads=True
+        ),
+    }
+)

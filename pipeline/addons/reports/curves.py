@@ -1,0 +1,211 @@
+"""The curves of a run: loss, metrics and learning rate over its steps, with what happened."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from markupsafe import Markup
+
+from penstock.addons.reports import page
+from penstock.addons.reports.charts import COLORS, MUTED, Curve, Mark, line_chart
+from penstock.addons.reports.page import Section
+from penstock.addons.reports.values import Steps, furthest, number, thinned
+from penstock.runs.measurements import Series
+from penstock.runs.record import Ledger, RunRecord
+
+_MOST_CHARTS, _MOST_CURVES = 30, 8
+_MOST_POINTS = 9000  # of all metrics together
+_MOST_STEPS = 10_000  # of a curve, before the chart thins it
+_MOST_ROWS = 400  # of the table of epochs
+_COLUMNS = 12  # of the table of epochs
+
+
+def section(run: RunRecord) -> Section | None:
+    """Charts of the loss, of each metric and of the learning rate, and their numbers, folded."""
+    if not run.logs and not run.epochs:
+        return None
+    steps = Steps(run)
+    marks, said = events(run, steps)
+    last = furthest(run)
+    axis = {"x_label": "optimizer steps", "span": (0.0, float(last["step"] if last else 0))}
+    charts = [
+        _loss(run, steps, marks, axis),
+        *_metrics(run, steps, marks, axis),
+        _rate(run, steps, axis),
+    ]
+    happened = page.listed(said) if said else None
+    return Section("Curves", page.together(page.charts_of(charts), happened, _numbers(run)))
+
+
+def events(run: RunRecord, steps: Steps) -> tuple[list[Mark], list[str]]:
+    """Marks for what happened, and the same as sentences: best, resumed, left out."""
+    marks, said = [], []
+    best = run.manifest.get("best")
+    if (at := number(best, "step")) is not None:
+        marks.append(Mark(at, "best"))
+        said.append(f"best: epoch {int(number(best, 'epoch') or 0)}, {at:,.0f} optimizer steps")
+    for one in run.sessions[1:]:
+        place = one.get("at")
+        if isinstance(place, list) and len(place) == 2 and all(isinstance(i, int) for i in place):
+            at = steps.at(place[0], place[1] - 1)
+            said.append(f"resumed at epoch {place[0]}, step {place[1]}")
+            if at is not None:
+                marks.append(Mark(at, "resumed"))
+    addresses = _incomplete(run)
+    for epoch, step in addresses:
+        if (at := steps.at(epoch, step)) is not None:
+            marks.append(Mark(at))
+    if addresses:
+        first = ", ".join(f"epoch {epoch}, step {step}" for epoch, step in addresses[:5])
+        more = f" and {len(addresses) - 5} more" if len(addresses) > 5 else ""
+        said.append(f"small marks at the bottom: batches with samples left out ({first}{more})")
+    return marks, said
+
+
+def _incomplete(run: RunRecord) -> list[tuple[int, int]]:
+    """Addresses of batches in which samples were left out, as far as the folder tells."""
+    found = {(one.epoch, one.step) for one in run.left_out if one.split == "train"}
+    size = number(run.config.get("batch"), "size")
+    if run.ledger is not None and size and run.left_out:
+        ledger = run.ledger
+        ends = np.append(ledger.epoch[1:] != ledger.epoch[:-1], True)  # a last batch may be smaller
+        less = (ledger.samples < size) & ~ends
+        pairs = zip(ledger.epoch[less].tolist(), ledger.step[less].tolist(), strict=True)
+        found |= set(pairs)
+    return sorted(found)
+
+
+def _curve(
+    steps: Steps, records: Series, name: str, label: str, color: str = "", **more: Any
+) -> Curve:
+    places = records.finite(name)
+    places = places[thinned(records.column(name)[places], _MOST_STEPS)]
+    at = places.tolist()
+    return Curve(
+        label,
+        records.column("step")[at].tolist(),
+        records.column(name)[at].tolist(),
+        [steps.note(records.address(place)) for place in at],
+        color,
+        **more,
+    )
+
+
+def of_ledger(ledger: Ledger, steps: Steps) -> Curve:
+    """The loss of every step; of a long run the lowest and the highest of some at a time."""
+    chosen = thinned(ledger.loss, _MOST_STEPS)
+    pairs = list(zip(ledger.epoch[chosen].tolist(), ledger.step[chosen].tolist(), strict=True))
+    places = [steps.at(epoch, step) for epoch, step in pairs]
+    kept = [place for place, x in enumerate(places) if x is not None]
+    losses = ledger.loss[chosen].tolist()
+    return Curve(
+        "each step",
+        [places[i] or 0.0 for i in kept],
+        [losses[i] for i in kept],
+        [f"epoch {pairs[i][0]}, step {pairs[i][1]}" for i in kept],
+        MUTED,
+        thin=True,
+        dots=False,
+    )
+
+
+def _loss(run: RunRecord, steps: Steps, marks: list[Mark], axis: dict[str, Any]) -> Markup:
+    if run.ledger is not None and len(run.ledger.loss):
+        fine = of_ledger(run.ledger, steps)
+    else:
+        fine = _curve(
+            steps, run.logs, "train/loss", "between two logs", MUTED, thin=True, dots=False
+        )
+    lines = [
+        fine,
+        _curve(steps, run.epochs, "train/loss", "training", COLORS[1]),
+        _curve(steps, run.epochs, "val/loss", "validation", COLORS[0]),
+    ]
+    values = [value for one in lines[1:] for value in one.y if value is not None]
+    far = bool(values) and min(values) > 0 and max(values) > 20 * min(values)
+    level = number(run.manifest.get("baseline"), "loss")
+    return line_chart(
+        "Loss",
+        lines,
+        marks=marks,
+        broad=True,
+        log=far,
+        **axis,
+        levels={} if level is None else {"best constant": level},
+    )
+
+
+def _metrics(run: RunRecord, steps: Steps, marks: list[Mark], axis: dict[str, Any]) -> list[Markup]:
+    """A chart a metric; its values for classes (`val/recall/cat`) are lines of one chart."""
+    panels: dict[str, dict[str, str]] = {}
+    for name in run.epochs.names:
+        split, _, rest = name.partition("/")
+        title, _, label = rest.partition("/")
+        if split == "val" and rest != "loss":
+            panels.setdefault(title, {})[label or "validation"] = name
+    shown = dict(list(panels.items())[:_MOST_CHARTS])
+    count = sum(min(len(lines), _MOST_CURVES) for lines in shown.values())
+    levels, found = _levels(run), []
+    for title, lines in shown.items():
+        kept = list(lines.items())[:_MOST_CURVES]
+        curves = [
+            _curve(steps, run.epochs, name, label, COLORS[place])
+            for place, (label, name) in enumerate(kept)
+        ]
+        more = f" ({len(kept)} of {len(lines)} classes)" if len(lines) > len(kept) else ""
+        found.append(
+            line_chart(
+                title + more,
+                curves,
+                marks=[one for one in marks if one.label],
+                **axis,
+                most=max(40, _MOST_POINTS // max(count, 1)),
+                levels={
+                    name: level
+                    for name, one in levels.items()
+                    if (level := number(one, title)) is not None
+                },
+            )
+        )
+    return found
+
+
+def _levels(run: RunRecord) -> dict[str, Any]:
+    """Metrics of what the run compares with, by name."""
+    others = run.manifest.get("comparisons")
+    return {
+        "best constant": run.manifest.get("baseline"),
+        **(others if isinstance(others, dict) else {}),
+    }
+
+
+def _rate(run: RunRecord, steps: Steps, axis: dict[str, Any]) -> Markup:
+    curve = _curve(steps, run.logs or run.epochs, "lr", "learning rate", COLORS[2])
+    return line_chart("Learning rate", [curve], **axis)
+
+
+def _numbers(run: RunRecord) -> Markup | None:
+    names = [
+        name
+        for name in run.epochs.names
+        if name.startswith(("train/", "val/")) or name in ("lr", "seconds")
+    ][:_COLUMNS]
+    if not names:
+        return None
+    count = len(run.epochs)
+    some = slice(None, None, 1 if count <= _MOST_ROWS else count // (_MOST_ROWS // 2))
+    columns = [run.epochs.column(name)[some].tolist() for name in ("epoch", "step", *names)]
+    rows = [
+        (epoch, step, *map(_short, values)) for epoch, step, *values in zip(*columns, strict=True)
+    ]
+    head = ("epoch", "steps", *names)
+    return page.folded(
+        "The numbers, epoch by epoch",
+        page.table("Measurements of whole epochs", head, rows, range(len(head))),
+    )
+
+
+def _short(value: float) -> str:
+    return f"{value:.4g}" if math.isfinite(value) else "–"

@@ -1,0 +1,195 @@
+"""A run's folder as an object, for notebooks and scripts: `from penstock import Run`.
+
+torch and the run's dataset are imported when a batch is asked for, pandas for a table.
+"""
+
+from __future__ import annotations
+
+import html
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from penstock.addons.reports.summary import RunSummary
+from penstock.errors import PenstockError
+from penstock.order.address import Address
+from penstock.runs.record import DIGESTS, METRICS, Digests, RunRecord
+from penstock.terminal import one_line
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from penstock.build.data import DataParts
+    from penstock.loading.batch import Batch
+    from penstock.runs.measurements import Series
+
+
+class Run:
+    """A run that has ended, or goes on at this moment; read once, when this is made.
+
+        run = Run("outputs/2026-11-22/10-00-00")
+        run.metrics["val/loss"].min()
+        run.batch(0, 17)["image"]
+
+    Args:
+        folder: of the run.
+
+    Raises:
+        ConfigError: it is not a run's folder, or a file of it is damaged.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self._record = RunRecord.read(Path(folder), "folder")
+        self._summary = RunSummary.read(self.path)
+        self._report: tuple[list[tuple[int, int]], ReportFile] | None = None
+
+    @property
+    def path(self) -> Path:
+        """The folder."""
+        return self._record.path
+
+    @property
+    def state(self) -> str:
+        """done, running, failed, preempted, interrupted, or killed."""
+        return self._record.state
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The whole configuration, as nested dicts; without secrets."""
+        return self._record.config
+
+    @property
+    def manifest(self) -> Mapping[str, Any]:
+        """Command, versions, git state, hardware, hashes, starts and results."""
+        return self._record.manifest
+
+    @cached_property
+    def metrics(self) -> pd.DataFrame:
+        """A row an epoch: step, losses, metrics, seconds, speed ...; empty before the first."""
+        return _frame(self._record.epochs)
+
+    @cached_property
+    def logs(self) -> pd.DataFrame:
+        """A row for every `trainer.log_every` steps within the epochs."""
+        return _frame(self._record.logs)
+
+    def batch(self, epoch: int, step: int, split: Literal["train", "val"] = "train") -> Batch:
+        """The very batch that the run had at an address, as `task=replay` makes it.
+
+        It is made from the stored configuration, with the rules for what that may call, from this
+        process's working folder. If the run wrote digests.jsonl, the batch is compared with it.
+        Cost: the dataset is opened at the first call.
+
+        Raises:
+            ConfigError: the configuration is refused or does not fit here, or there is no such
+                batch.
+            DataError: the data is missing or damaged.
+            PenstockError: the batch is not the one that the run had: data or code have changed.
+        """
+        from penstock.loading.fetch import batch_hash
+        from penstock.tasks.replay import recompute
+
+        asked = {"split": split, "epoch": epoch, "step": step}
+        batch = recompute(self._data.split(split), self._data.config.model_copy(update=asked))
+        known = self._digests.hash(Address(epoch, step)) if split == "train" else None
+        found = batch_hash([batch])
+        if known not in (None, found):
+            raise PenstockError(
+                f"batch ({epoch}, {step}) has the hash {found}, and {known} in "
+                f"{self.path / DIGESTS}: since the run, the data or the code has changed"
+            )
+        return batch
+
+    def report(self) -> ReportFile:
+        """The path of report.html, which is made anew unless this object made what is there.
+
+        In a notebook, it is shown below the cell. A report.html that came with the folder is not:
+        it may hold anything.
+
+        Raises:
+            PenstockError: a file of the run is damaged, or the report cannot be written.
+        """
+        from penstock.addons.reports import run_report
+
+        sources = [self.path / name for name in ("manifest.json", METRICS)]
+        states = [(one.stat().st_mtime_ns, one.stat().st_size) for one in sources if one.exists()]
+        if self._report is None or self._report[0] != states or not self._report[1].path.exists():
+            record = RunRecord.read(self.path, "folder")
+            page = run_report.make(record)
+            self._report = states, ReportFile(run_report.save(record, page), page)
+        return self._report[1]
+
+    @cached_property
+    def _data(self) -> DataParts:
+        from penstock.build.data import DataParts
+        from penstock.config import preflight
+        from penstock.distributed.world import World
+
+        # A batch needs no tracker, whose package or server may not be there, and nothing is
+        # written to the run's folder.
+        without: dict[str, Any] = {"tracker": {}, "resume": None, "run_dir": "outputs"}
+        return DataParts(preflight.stored({**self.config, **without}), World())
+
+    @cached_property
+    def _digests(self) -> Digests:
+        return Digests(self.path / DIGESTS)
+
+    def __repr__(self) -> str:
+        told = ", ".join(
+            f"{value}" if name == "state" else f"{name} {value}"
+            for name, value in self._facts().items()
+            if value
+        )
+        return f"Run({str(self.path)!r}: {told})"
+
+    def _repr_html_(self) -> str:
+        facts = {"run": self.path, **self._facts(), "command": self._summary.command}
+        rows = "".join(
+            f"<tr><th style='text-align:left'>{html.escape(one_line(name))}</th>"
+            f"<td style='text-align:left'>{html.escape(one_line(value))}</td></tr>"
+            for name, value in facts.items()
+            if value
+        )
+        return f"<table>{rows}</table>"
+
+    def _facts(self) -> dict[str, str]:
+        one = self._summary
+        best = "" if one.best is None else f"{one.best:.4g}"
+        return {
+            "state": self.state,
+            "epochs": str(one.epochs),
+            "steps": str(one.steps),
+            one.metric or "best": best,
+        }
+
+
+@dataclass(frozen=True)
+class ReportFile(os.PathLike[str]):
+    """A report's path; a notebook shows the report itself, cut off from the notebook's page.
+
+    Attributes:
+        page: what was written there.
+    """
+
+    path: Path
+    page: str = field(repr=False)
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def _repr_html_(self) -> str:
+        page = html.escape(self.page.encode(errors="backslashreplace").decode())
+        style = "width: 100%; height: 80vh; border: 0"
+        return f'<iframe sandbox="allow-scripts" style="{style}" srcdoc="{page}"></iframe>'
+
+
+def _frame(series: Series) -> pd.DataFrame:
+    import pandas as pd
+
+    return pd.DataFrame({name: series.column(name) for name in series.names})

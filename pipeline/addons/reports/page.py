@@ -1,0 +1,191 @@
+"""A report as one HTML file: text, tables and charts that need no server, network or other file.
+
+    Section("Curves", body)            a heading and what is below it
+    render(title, kind, lead, sections, foot) -> str
+    write(path, page)                  unless that would replace a file of another kind
+    table, facts, figures, command, code, folded, listed, picture, charts_of,
+    beside, together -> Markup
+
+Every text is escaped, unless it is `Markup` that one of these functions returned; control
+characters and marks that turn the direction of reading become visible first. The page's only script
+is named by its hash in a policy that allows no request and nothing else to run.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+import penstock
+from penstock.files.disk import replace_own
+from penstock.terminal import printable
+
+TEMPLATES = Path(__file__).parent / "templates"
+# How our pages begin: a line of page.html says what has made it.
+_MADE = re.compile(rb'<!doctype html>\n(?:.*\n){0,20}?<meta name="generator" content="Penstock ')
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a report; links lead to its `id`, which is made of the title."""
+
+    title: str
+    body: Markup
+
+    @property
+    def id(self) -> str:
+        words = "".join(letter if letter.isalnum() else " " for letter in self.title.lower())
+        return "-".join(words.split())
+
+
+def render(title: str, kind: str, lead: Markup, sections: Sequence[Section], foot: str = "") -> str:
+    """A whole page.
+
+    Args:
+        kind: of the report, beside our name above the title: "a run", "a sweep".
+        lead: what stands below the title, before the list of sections.
+        foot: the last line.
+    """
+    script = _source("page.js")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return (
+        _environment()
+        .get_template("page.html")
+        .render(
+            title=title,
+            kind=kind,
+            lead=lead,
+            sections=sections,
+            foot=foot,
+            script=Markup(script),
+            style=Markup(_source("page.css")),
+            script_hash=f"sha256-{digest}",
+            version=penstock.__version__,
+        )
+    )
+
+
+def write(path: Path, page: str) -> Path:
+    """Write a page, in place of an older one at most, and return its path.
+
+    Raises:
+        DiskError: it cannot be written.
+        NotOwnError: there is a file that is none of our pages.
+    """
+    replace_own(path, page.encode(errors="backslashreplace"), _MADE)
+    return path
+
+
+def table(
+    caption: str,
+    head: Sequence[object],
+    rows: Iterable[Sequence[object]],
+    numbers: Iterable[int] = (),
+) -> Markup:
+    """A table whose first column names the rows; it scrolls by itself where it is too wide.
+
+    Args:
+        numbers: columns that are aligned to the right.
+    """
+    return part("table", caption, head, list(rows), set(numbers))
+
+
+def facts(values: Mapping[str, object], short: bool = False) -> Markup:
+    """Names and values; those that are None or empty are left out.
+
+    Args:
+        short: they fit side by side.
+    """
+    known = [(name, one) for name, one in values.items() if one not in (None, "")]
+    return part("facts", known, short)
+
+
+def figures(values: Iterable[tuple[str, object, object]]) -> Markup:
+    """A few numbers in large type: name, value and a note each."""
+    return part("figures", list(values))
+
+
+def command(line: str, what: str = "") -> Markup:
+    """A line to paste into a shell, with a button that copies it; `what` it does."""
+    return part("command", line, what)
+
+
+def code(text: str, name: str) -> Markup:
+    """A text in lines as they are, e.g. YAML; `name` is read out by screen readers."""
+    return part("code", text, name)
+
+
+def folded(title: str, body: Markup) -> Markup:
+    """What is shown after a click on its title."""
+    return part("folded", title, body)
+
+
+def beside(some: Iterable[Markup]) -> Markup:
+    """Tables side by side where there is room."""
+    return part("beside", list(some))
+
+
+def charts_of(some: Iterable[Markup]) -> Markup:
+    """Charts side by side where there is room."""
+    return part("charts", list(some))
+
+
+def listed(some: Iterable[object]) -> Markup:
+    """Short remarks, one below the other."""
+    return part("listed", list(some))
+
+
+def picture(source: str, alt: str, caption: str = "") -> Markup:
+    """A picture.
+
+    Args:
+        source: a data: URI of a PNG, JPEG or WebP; the page's policy allows no other.
+        alt: what it shows, for those who don't see it.
+    """
+    return part("picture", source, alt, caption)
+
+
+def paragraph(text: object) -> Markup:
+    return Markup("<p>{}</p>").format(shown(text))
+
+
+def together(*some: Markup | None) -> Markup:
+    """One after the other; None is left out."""
+    return Markup("\n").join(one for one in some if one is not None)
+
+
+def shown(value: object) -> object:
+    """A value as it may stand in a page: foreign control characters become visible."""
+    return value if isinstance(value, Markup) else printable(value)
+
+
+def part(name: str, *arguments: Any, template: str = "parts.html") -> Markup:
+    """The markup that the macro `name` of a file in templates/ makes."""
+    macros: Any = _environment().get_template(template).module
+    return Markup(getattr(macros, name)(*arguments))
+
+
+@cache
+def _environment() -> Environment:
+    return Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=shown,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+@cache
+def _source(name: str) -> str:
+    return (TEMPLATES / name).read_text(encoding="utf-8")

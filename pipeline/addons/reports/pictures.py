@@ -1,0 +1,359 @@
+"""Pictures of a run: learning curves, confused classes, samples with predictions.
+
+The first picture imports matplotlib (0.3 s). Only its object interface is used, without a backend
+or global state, so this also works in a notebook.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from itertools import cycle
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.addons.reports import figures
+from penstock.addons.reports.figures import drawing
+from penstock.files.disk import write_atomically
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+TRUE, PREDICTED, INK, FAINT = "#22e08a", "#ff4b1f", "#30343b", "#d9dce1"
+STYLES = (":", "--", "-.", (0, (1, 4)), (0, (6, 3, 1, 3, 1, 3)))  # of horizontal lines
+TILE = 1.9  # inches
+DPI = 120
+_LONGEST = 60  # characters of a line
+
+# The lines that the 68 iBUG landmarks stand for (first, one past last, closed).
+IBUG68_LINES = (
+    (0, 17, False),
+    (17, 22, False),
+    (22, 27, False),
+    (27, 31, False),
+    (31, 36, False),
+    (36, 42, True),
+    (42, 48, True),
+    (48, 60, True),
+    (60, 68, True),
+)
+
+
+@drawing()
+def learning_curves(
+    history: Sequence[Mapping[str, float]],
+    path: Path,
+    levels: Mapping[str, Mapping[str, float]] | None = None,
+) -> Path:
+    """Draw losses and metrics over the epochs, a panel each.
+
+    Args:
+        history: a record an epoch with "epoch" and any of "train/<name>", "val/<name>" and
+            "val/<name>/<class>".
+        path: a .png.
+        levels: metrics of what the run compares with, such as a constant prediction, by its name;
+            drawn as horizontal lines.
+    """
+    panels: dict[str, dict[str, list[Any]]] = {"loss": {}}  # title -> label -> [epochs, values]
+    for record in history:
+        for key, value in record.items():
+            split, _, name = key.partition("/")
+            if split in ("train", "val"):
+                title, _, part = name.partition("/")
+                label = part or {"train": "training", "val": "validation"}[split]
+                epochs, values = panels.setdefault(title, {}).setdefault(label, [[], []])
+                epochs.append(record["epoch"])
+                values.append(value)
+    columns = min(len(panels), 3)
+    rows = math.ceil(len(panels) / columns)
+    figure = new_figure(5.2 * columns, 3.1 * rows, layout="constrained")
+    for place, (title, curves) in enumerate(panels.items(), start=1):
+        axes = figure.add_subplot(rows, columns, place)
+        _draw_curves(axes, title, curves)
+        for style, (name, values) in zip(cycle(STYLES), (levels or {}).items(), strict=False):
+            level = values.get(title)
+            if level is not None and math.isfinite(level):
+                axes.axhline(
+                    level,
+                    color=INK,
+                    linewidth=1.2,
+                    linestyle=style,
+                    label=shortened(name, _LONGEST),
+                )
+        if len(axes.lines) > 1:  # beside the panel, where no line is
+            axes.legend(
+                frameon=False,
+                fontsize=8,
+                loc="upper left",
+                bbox_to_anchor=(1.0, 1.03),
+                handlelength=3.4 if len(levels or {}) > 1 else 1.2,
+                ncols=math.ceil(len(axes.lines) / 16),
+            )
+    return save(figure, path)
+
+
+@drawing()
+def rate_curve(
+    rates: Sequence[float],
+    losses: Sequence[float],
+    smooth: Sequence[float],
+    best: float,
+    path: Path,
+) -> Path:
+    """Draw the loss over the learning rate, with the suggested rate `best`; `path` is a .png."""
+    figure = new_figure(6.4, 3.8, layout="constrained")
+    axes = figure.add_subplot()
+    axes.plot(rates, losses, color=FAINT, linewidth=1.0, label="loss of a step")
+    axes.plot(rates, smooth, color=PREDICTED, linewidth=1.8, label="smoothed")
+    axes.axvline(best, color=INK, linewidth=1.2, linestyle=":", label=f"falls fastest: {best:.2g}")
+    axes.set_xscale("log")
+    figures.label_powers(axes.xaxis)
+    low, high = min(smooth), max(smooth)
+    margin = 0.15 * (high - low or 1.0)
+    axes.set_ylim(low - margin, high + margin)  # single steps may be far out
+    axes.set_xlabel("learning rate")
+    axes.set_ylabel("training loss")
+    axes.legend(frameon=False, fontsize=9)
+    return save(figure, path)
+
+
+@drawing()
+def contact_sheet(
+    images: Tensor | Sequence[Tensor],
+    path: Path,
+    landmarks: Sequence[Tensor] | Tensor | None = None,
+    predicted: Sequence[Tensor] | Tensor | None = None,
+    captions: Sequence[str] | None = None,
+    columns: int = 6,
+) -> Path:
+    """Draw images side by side; true landmarks in green, predicted ones in orange.
+
+    Args:
+        images: [B, C, H, W], or [C, H, W] of any sizes; C is 1 or 3; uint8, or float in [0, 1].
+        path: a .png.
+        landmarks, predicted: for each image float[L, 2], x and y in its pixels. 68 landmarks are
+            drawn as the lines of a face, others as points.
+        captions: below each image, of one or more lines.
+    """
+    columns = min(columns, len(images))
+    rows = math.ceil(len(images) / columns)
+    lines = max((text.count("\n") + 1 for text in captions), default=0) if captions else 0
+    legend = 0.3 if landmarks is not None or predicted is not None else 0.05
+    height = rows * (TILE + 0.19 * lines + 0.06) + legend
+    figure = new_figure(columns * (TILE + 0.06) + 0.06, height)
+    for place, image in enumerate(images):
+        axes = figure.add_subplot(rows, columns, place + 1)
+        shown = pixels(image)
+        # "auto" smooths images that shrink, and shows the pixels of much enlarged ones.
+        axes.imshow(shown, cmap="gray", vmin=0, vmax=255, interpolation="auto")
+        axes.set_xlim(-0.5, shown.shape[1] - 0.5)
+        axes.set_ylim(shown.shape[0] - 0.5, -0.5)
+        axes.set_axis_off()
+        if landmarks is not None:
+            _draw_points(axes, landmarks[place], TRUE, width=2.3)
+        if predicted is not None:
+            _draw_points(axes, predicted[place], PREDICTED, width=1.1)
+        if captions:
+            caption = "\n".join(shortened(one, _LONGEST) for one in captions[place].split("\n"))
+            axes.text(
+                0.5,
+                -0.025,
+                caption,
+                transform=axes.transAxes,
+                ha="center",
+                va="top",
+                fontsize=9,
+                color=INK,
+            )
+    if legend > 0.1:
+        _draw_legend(figure, landmarks is not None, predicted is not None)
+    gap = 0.06 / TILE
+    figure.subplots_adjust(
+        left=0.03 / columns,
+        right=1 - 0.03 / columns,
+        top=1 - legend / height,
+        bottom=(0.19 * lines + 0.03) / height,
+        wspace=gap,
+        hspace=gap + 0.19 * lines / TILE,
+    )
+    return save(figure, path)
+
+
+@drawing()
+def confusion_matrix(
+    counts: Tensor, names: Sequence[str], path: Path, title: str = "confusion"
+) -> Path:
+    """Draw how often each class (a row) was taken for each other.
+
+    The colour is the share of the row, so rare classes are visible; the number is the count.
+
+    Args:
+        counts: int64[C, C].
+        names: of the C classes.
+        path: a .png.
+    """
+    shares = (counts / counts.sum(1, keepdim=True).clamp_min(1)).numpy()
+    labels = [shortened(name, 18) for name in names]
+    longest = max(map(len, labels))
+    side = max(1.6, 0.42 * len(labels))
+    figure = new_figure(side + 0.09 * longest + 1.6, side + 0.09 * longest + 1.0, "constrained")
+    axes = figure.add_subplot()
+    axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    axes.set_xticks(range(len(labels)), labels, rotation=90 if longest > 4 else 0, fontsize=8)
+    axes.set_yticks(range(len(labels)), labels, fontsize=8)
+    axes.set_xlabel("predicted", color=INK)
+    axes.set_ylabel("true", color=INK)
+    title = shortened(title, _LONGEST)
+    axes.set_title(title, loc="left", fontsize=11, color=INK, fontweight="bold")
+    axes.spines[:].set_visible(False)
+    for row in range(len(labels)):
+        for column in range(len(labels)):
+            if count := int(counts[row, column]):
+                axes.text(
+                    column,
+                    row,
+                    str(count),
+                    ha="center",
+                    va="center",
+                    fontsize=7,
+                    color="white" if shares[row, column] > 0.5 else INK,
+                )
+    return save(figure, path)
+
+
+@drawing()
+def signals(
+    values: Sequence[Tensor], path: Path, captions: Sequence[str], columns: int = 4
+) -> Path:
+    """Draw signals side by side, float[T, F] or [F, T] each, with a caption above each.
+
+    Up to 4 channels are drawn as lines over time, more as a heat map.
+    """
+    columns = min(columns, len(values))
+    rows = math.ceil(len(values) / columns)
+    figure = new_figure(3.0 * columns, 1.7 * rows, layout="constrained")
+    for place, (one, caption) in enumerate(zip(values, captions, strict=True)):
+        axes = figure.add_subplot(rows, columns, place + 1)
+        drawn = one.detach().float().cpu().numpy()
+        if min(drawn.shape) <= 4:
+            axes.plot(drawn if drawn.shape[1] <= drawn.shape[0] else drawn.T, linewidth=1.0)
+            axes.grid(color=FAINT, linewidth=0.6)
+        else:
+            axes.imshow(drawn, aspect="auto", origin="lower", cmap="magma", interpolation="nearest")
+        axes.tick_params(labelsize=7)
+        wrong = "not " in caption
+        axes.set_title(
+            shortened(caption, _LONGEST),
+            loc="left",
+            fontsize=8.5,
+            color=PREDICTED if wrong else INK,
+        )
+        axes.spines[["top", "right"]].set_visible(False)
+    return save(figure, path)
+
+
+def shortened(text: str, most: int) -> str:
+    """`text` on one line of at most `most` characters."""
+    line = " ".join(text.split())
+    line = "".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in line)
+    return line if len(line) <= most else line[: most - 3] + "..."
+
+
+def _draw_curves(axes: Axes, title: str, curves: Mapping[str, list[Any]]) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    colors = {"training": "#9aa3b2", "validation": PREDICTED}
+    for label, (epochs, values) in curves.items():
+        axes.plot(
+            epochs,
+            values,
+            label=shortened(label, _LONGEST),
+            color=colors.get(label),
+            linewidth=2,
+            marker="o",
+            markersize=4,
+        )
+    finite = [v for _, values in curves.values() for v in values if v > 0 and math.isfinite(v)]
+    if finite and title == "loss" and max(finite) > 20 * min(finite):
+        axes.set_yscale("log")
+        figures.label_powers(axes.yaxis)
+    axes.set_title(
+        shortened(title, _LONGEST), loc="left", fontsize=11, color=INK, fontweight="bold"
+    )
+    axes.set_xlabel("epoch", color=INK)
+    shown = [epoch for epochs, _ in curves.values() for epoch in epochs]
+    if shown and min(shown) == max(shown):  # a single one, with room on both sides
+        axes.set_xlim(shown[0] - 0.6, shown[0] + 0.6)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    axes.grid(color=FAINT, linewidth=0.7)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _draw_points(axes: Axes, points: Tensor, color: str, width: float) -> None:
+    from matplotlib.patheffects import Stroke
+
+    x, y = torch.as_tensor(points).detach().float().cpu().unbind(-1)
+    if len(x) != 68:
+        axes.scatter(x, y, s=14 * width, color=color, edgecolors="black", linewidths=0.4)
+        return
+    outline = [Stroke(linewidth=width + 0.9, foreground="#000000", alpha=0.35), Stroke()]
+    for start, stop, closed in IBUG68_LINES:
+        line = [*range(start, stop), *([start] if closed else [])]
+        axes.plot(
+            x[line],
+            y[line],
+            color=color,
+            linewidth=width,
+            path_effects=outline,
+            solid_capstyle="round",
+            solid_joinstyle="round",
+        )
+
+
+def _draw_legend(figure: Figure, true: bool, predicted: bool) -> None:
+    from matplotlib.lines import Line2D
+
+    shown = [(TRUE, "true")] * true + [(PREDICTED, "predicted")] * predicted
+    handles = [Line2D([], [], color=color, linewidth=3, label=label) for color, label in shown]
+    figure.legend(
+        handles=handles,
+        loc="upper center",
+        ncols=len(handles),
+        frameon=False,
+        fontsize=10,
+        borderpad=0.1,
+    )
+
+
+def pixels(image: Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """[C, H, W] as uint8 [H, W, 3], or [H, W] of one channel."""
+    image = image.detach().cpu().as_subclass(Tensor)
+    if image.is_floating_point():
+        image = (image.clamp(0, 1) * 255).round().to(torch.uint8)
+    return image.permute(1, 2, 0).squeeze(-1).numpy()
+
+
+def new_figure(width: float, height: float, layout: Literal["constrained"] | None = None) -> Figure:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    figure = figures.new_figure(width, height, dpi=DPI, layout=layout)
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def save(figure: Figure, path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    drawn = io.BytesIO()
+    with warnings.catch_warnings():  # about class names in scripts that the font lacks
+        warnings.filterwarnings("ignore", "Glyph .* missing")
+        warnings.filterwarnings("ignore", "constrained_layout not applied")  # by long ones
+        figure.savefig(drawn, format=path.suffix.removeprefix(".") or "png")
+    write_atomically(path, drawn.getvalue())
+    return path

@@ -1,0 +1,268 @@
+"""The folder of a sweep as a report needs it: its jobs, done or not, and what varies among them.
+
+    multirun/DATE/TIME/0/result.json, manifest.json, metrics.jsonl, ledger.jsonl
+                       1/...
+
+Jobs are known by the overrides they were given. The files may come from anybody: what is damaged
+becomes the `trouble` of its job. Imports no torch; costs 3 ms a job, and 10 us a line of metrics.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from statistics import mean, stdev
+
+from penstock.addons.reports.values import moment
+from penstock.addons.sweeps import stored_sweep
+from penstock.addons.sweeps.job_result import RESULT, JobResult, in_order
+from penstock.errors import ConfigError, PenstockError, Problem
+from penstock.files.disk import is_locked
+from penstock.runs import manifest
+from penstock.runs.measurements import Series, read
+from penstock.runs.record import METRICS, RunRecord
+
+SEED = "seed"  # the key whose values are repetitions
+FINISHED = ("done", "pruned")
+UNDONE = ("failed", "preempted", "interrupted", "killed", "running", "started", "not started")
+
+LONGEST = 1e10  # seconds; 300 years
+_NOT_SETTINGS = ("resume", "resume_despite", "run_dir", "hydra", "sweep")
+_LONGEST = 120  # characters of a value that are shown
+
+
+@dataclass(frozen=True)
+class SweepJob:
+    """One job of a sweep.
+
+    Attributes:
+        name: of its folder, below the sweep's.
+        settings: value by key, of its overrides.
+        status: of its result, or "running", "killed", "started" (nothing claimed yet), "not
+            started".
+        result: None if it has not ended.
+        run: None if it has no run's folder.
+        epochs: the run's measurements, by epoch.
+        trouble: why it failed, or which of its files is damaged; "" if nothing is wrong.
+    """
+
+    name: str
+    settings: Mapping[str, str]
+    status: str
+    result: JobResult | None = None
+    run: RunRecord | None = None
+    epochs: Series = field(default_factory=lambda: Series("epoch"))
+    trouble: str = ""
+
+    @property
+    def value(self) -> float | None:
+        """What the job reached; None unless it is done."""
+        value = self.result.value if self.result is not None else None
+        return float(value) if value is not None and self.status == "done" else None
+
+    @property
+    def seconds(self) -> float:
+        """Of wall time, over all starts of the job that have ended; not negative."""
+        starts = self.run.sessions if self.run is not None else []
+        known = 0.0
+        for one in starts:
+            begin, end = moment(one, "started"), moment(one, "ended")
+            known += max(0.0, (end - begin).total_seconds()) if begin and end else 0.0
+        known = max(known, self.result.seconds if self.result is not None else 0.0)
+        return min(known, LONGEST)
+
+
+@dataclass(frozen=True)
+class SeedGroup:
+    """Jobs that differ in their seeds only.
+
+    Attributes:
+        settings: of all of them, where they vary in the sweep.
+    """
+
+    settings: Mapping[str, str]
+    jobs: tuple[SweepJob, ...]
+
+    @property
+    def values(self) -> list[float]:
+        """What the jobs reached that are done."""
+        return [job.value for job in self.jobs if job.value is not None]
+
+    @property
+    def mean(self) -> float | None:
+        """None if no job is done."""
+        return mean(self.values) if self.values else None
+
+    @property
+    def spread(self) -> float | None:
+        """The standard deviation over the seeds; None for fewer than two."""
+        return stdev(self.values) if len(self.values) > 1 else None
+
+    def name(self) -> str:
+        """Its settings as words of a command line."""
+        return " ".join(f"{key}={value}" for key, value in self.settings.items()) or "(defaults)"
+
+
+@dataclass(frozen=True)
+class SweepRecord:
+    """A sweep's folder.
+
+    Attributes:
+        is_stored: whether it has a sweep.json, so that `resume=<folder>` goes on with it.
+        jobs: in the order of their numbers.
+    """
+
+    path: Path
+    is_stored: bool
+    jobs: tuple[SweepJob, ...]
+
+    @classmethod
+    def read(cls, path: Path, key: str = "runs") -> SweepRecord:
+        """The sweep in `path`.
+
+        Args:
+            key: of the configuration that names the folder.
+
+        Raises:
+            ConfigError: no job has been planned or begun there, or its sweep.json is damaged.
+        """
+        stored = stored_sweep.read_sweep(path)
+        known = {name: _job(path, name) for name in _names(path)}
+        for job in stored.jobs if stored is not None else ():
+            begun = known.get(job.folder)
+            if begun is None or not begun.settings:
+                status = "not started" if begun is None else begun.status
+                known[job.folder] = SweepJob(job.folder, _settings(job.overrides), status)
+        if not known:
+            raise ConfigError(
+                Problem(key, f"{path} is not a sweep's folder: no job has begun in it")
+            )
+        names = sorted(known, key=lambda name: in_order((name, None)))
+        return cls(path, stored is not None, tuple(known[name] for name in names))
+
+    @cached_property
+    def metric(self) -> str:
+        """The name of the value that the jobs are compared by."""
+        return next(
+            (
+                one.result.metric
+                for one in self.jobs
+                if one.result is not None and one.result.metric
+            ),
+            "value",
+        )
+
+    @cached_property
+    def larger_is_better(self) -> bool:
+        """Whether the largest value is the best."""
+        return any(one.result is not None and one.result.mode == "max" for one in self.jobs)
+
+    @cached_property
+    def varying(self) -> list[str]:
+        """The keys that have different values, in the order of the overrides; seeds last."""
+        keys = dict.fromkeys(key for job in self.jobs for key in job.settings)
+        found = [key for key in keys if len({job.settings.get(key) for job in self.jobs}) > 1]
+        return sorted(found, key=lambda key: key == SEED)
+
+    @cached_property
+    def common(self) -> dict[str, str]:
+        """The settings that are the same in all jobs."""
+        return {
+            key: value for key, value in self.jobs[0].settings.items() if key not in self.varying
+        }
+
+    @cached_property
+    def has_seeds(self) -> bool:
+        """Whether some jobs differ in their seeds only."""
+        return len(self.groups) < len(self.jobs)
+
+    @cached_property
+    def groups(self) -> list[SeedGroup]:
+        """The jobs by their settings without the seed; the best group first, those without last."""
+        keys = [key for key in self.varying if key != SEED]
+        found: dict[tuple[str | None, ...], list[SweepJob]] = {}
+        for job in self.jobs:
+            found.setdefault(tuple(job.settings.get(key) for key in keys), []).append(job)
+        groups = [
+            SeedGroup(
+                {key: value for key, value in zip(keys, values, strict=True) if value is not None},
+                tuple(jobs),
+            )
+            for values, jobs in found.items()
+        ]
+        return sorted(groups, key=lambda one: self.rank(one.mean))
+
+    @cached_property
+    def ranked(self) -> list[SweepJob]:
+        """The jobs, best first; those without a value last."""
+        return sorted(self.jobs, key=lambda one: self.rank(one.value))
+
+    def rank(self, value: float | None) -> float:
+        """A key that sorts values from the best to the worst, and None behind them."""
+        if value is None:
+            return math.inf
+        return -value if self.larger_is_better else value
+
+
+def is_sweep(path: Path) -> bool:
+    """Whether `path` is the folder of a sweep, and not of a run."""
+    begun = (path / stored_sweep.NAME).exists() or next(iter(_names(path)), None) is not None
+    return begun and not (path / manifest.NAME).exists()
+
+
+def number(text: str | None) -> float | None:
+    """The finite number that a setting is, if it is one."""
+    try:
+        value = float(text or "")
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _names(path: Path) -> Iterable[str]:
+    """The folders below a sweep's that hold a job."""
+    for parent, folders, files in os.walk(path):
+        if parent != str(path) and (RESULT in files or manifest.NAME in files):
+            folders.clear()
+            yield str(Path(parent).relative_to(path))
+
+
+def _job(sweep: Path, name: str) -> SweepJob:
+    folder = sweep / name
+    result = run = None
+    epochs = Series("epoch")
+    troubles = []
+    try:
+        if (folder / RESULT).exists():
+            result = JobResult.read(folder / RESULT)
+            troubles += [result.error] if result.error else []
+    except ConfigError as error:
+        troubles.append(str(error))
+    try:
+        if (folder / manifest.NAME).exists() and (folder / "config.yaml").exists():
+            run = RunRecord.read(folder)
+            epochs = read(folder / METRICS, ("epoch",))["epoch"]
+    except PenstockError as error:
+        troubles.append(str(error))
+    overrides = result.overrides if result else run.manifest.get("overrides", []) if run else []
+    state = run.state if run is not None else "started"
+    if is_locked(folder / stored_sweep.LOCK):
+        state = "running"
+    status = result.status if result is not None and state != "running" else state
+    return SweepJob(name, _settings(overrides), status, result, run, epochs, "; ".join(troubles))
+
+
+def _settings(overrides: Iterable[str]) -> dict[str, str]:
+    found = {}
+    for word in overrides:
+        key, _, value = word.partition("=")
+        if key.startswith("~"):
+            value = "(left out)"
+        key = key.lstrip("+~")
+        if key.partition(".")[0] not in _NOT_SETTINGS:
+            found[key[:_LONGEST]] = value if len(value) <= _LONGEST else f"{value[:_LONGEST]}..."
+    return found

@@ -1,0 +1,11 @@
+"""Shards of samples: tar files and MDS."""
+
+from penstock.protocols import AddOn, Callables
+
+ADDON = AddOn(
+    callables=(
+        Callables(
+            "penstock.addons.shards", "a torch.utils.data.Dataset", "torch.utils.data.Dataset"
+        ),
+    ),
+)

@@ -1,0 +1,225 @@
+"""Parts of a tar sample as fields, by their endings.
+
+    ending                       value
+    jpg, jpeg, png, webp, gif    Image, uint8 [3, H, W]
+    cls, id, index               int
+    txt, text                    str
+    json                         its content
+    npy                          tensor; floats become float32
+    pyd, pkl, pickle, pt, pth    refused: pickles run any code when they are read
+    others                       bytes
+
+Of "seg.png" the last ending counts.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import tokenize
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from penstock.datasets.reading.expansion import text_bytes
+from penstock.datasets.reading.image import decode_image
+from penstock.datasets.reading.plain_tensor import plain_tensor
+from penstock.errors import ConfigError, DataError, Problem
+from penstock.files.batch_bytes import reserve, temporary
+from penstock.files.limits import Limits
+
+IMAGES = ("jpg", "jpeg", "png", "webp", "gif")
+NUMBERS = ("cls", "id", "index")
+TEXTS = ("txt", "text")
+PICKLES = ("pyd", "pkl", "pickle", "pt", "pth")
+
+_NAMES = {**dict.fromkeys(IMAGES, "image"), "cls": "label", "txt": "text"}
+
+
+class TarField(NamedTuple):
+    """A field of the samples."""
+
+    name: str
+    endings: tuple[str, ...]  # of its part; any of them will do
+
+
+def choose_fields(
+    fields: Mapping[str, str | None] | None, parts: Sequence[str], where: str
+) -> list[TarField]:
+    """The fields of the samples.
+
+    Args:
+        fields: field -> ending, or several as "jpg;png"; null for one named as the field. None
+            makes a field of each of `parts`: `image` of jpg, `label` of cls, `seg` of seg.png.
+        parts: endings of the first sample.
+        where: the first sample, for messages.
+
+    Raises:
+        ConfigError: two parts would be one field, or a field would be a pickle.
+    """
+    if fields is None:
+        wanted = [TarField(_own_name(ending), (ending,)) for ending in parts]
+    else:
+        wanted = [
+            TarField(name, tuple(part.strip().lower() for part in (endings or name).split(";")))
+            for name, endings in fields.items()
+        ]
+    chosen: dict[str, TarField] = {}
+    for field in wanted:
+        pickles = [ending for ending in field.endings if ending.rpartition(".")[2] in PICKLES]
+        if pickles:
+            reason = (
+                f"{where} has a part {pickles[0]!r}, which is a pickle and may run any code when "
+                "it is read. Make the archives with npy or json, or name the other parts: "
+                "dataset.fields={image: jpg, label: cls}"
+            )
+            raise ConfigError(Problem("dataset.fields", reason))
+        other = chosen.setdefault(field.name, field)
+        if other is not field:
+            first, second = other.endings[0], field.endings[0]
+            reason = (
+                f"{where} has {first!r} and {second!r}, which would both be {field.name!r}; name "
+                f"them: dataset.fields={{{field.name}: {first}, other: {second}}}"
+            )
+            raise ConfigError(Problem("dataset.fields", reason))
+    return wanted
+
+
+def _own_name(ending: str) -> str:
+    first, dot, _ = ending.rpartition(".")
+    return first.replace(".", "_") if dot else _NAMES.get(ending, ending)
+
+
+def make_fields(
+    parts: Mapping[str, bytes],
+    fields: Sequence[TarField],
+    all_parts: bool,
+    where: str,
+    reader: str,
+    limits: Limits,
+) -> dict[str, Any]:
+    """The fields of one sample.
+
+    Args:
+        parts: ending -> content.
+        all_parts: no part may be left over.
+        where: the sample, for messages.
+        reader: of images.
+        limits: `classes`, of labels.
+
+    Raises:
+        DataError: a part is missing, left over or damaged.
+    """
+    sample = {}
+    for field in fields:
+        ending = next((one for one in field.endings if one in parts), None)
+        if ending is None:
+            raise DataError(
+                f"{where} has no part {' or '.join(field.endings)!r}, as others have (it has "
+                f"{', '.join(parts)}). Add it, or take the sample out; the files of a sample have "
+                "to stand together in the archive."
+            )
+        shown = f"{where}, part {ending!r}"
+        value = sample[field.name] = _value(parts[ending], ending, shown, reader, limits)
+        if ending.rpartition(".")[2] == "cls" and value >= limits.classes:
+            raise DataError(f"{shown}: {limits.refusal('classes', f'label {value}')}.")
+    known = {ending for field in fields for ending in field.endings}
+    unknown = [ending for ending in parts if ending not in known]
+    if all_parts and unknown:
+        raise DataError(
+            f"{where} has a part {unknown[0]!r}, which the first sample has not. Add it there, "
+            "take it out here, or say with dataset.fields which parts are wanted."
+        )
+    return sample
+
+
+def _value(content: bytes, ending: str, where: str, reader: str, limits: Limits) -> Any:
+    kind = ending.rpartition(".")[2]
+    if kind in IMAGES:
+        return decode_image(content, where, reader, limits)
+    decode, wanted = _DECODERS.get(kind, (bytes, "content"))
+    try:
+        return decode(content)
+    except _DAMAGE as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        raise DataError(
+            f"{where} ({len(content)} bytes) is not {wanted}: {reason}. Repair it or take the "
+            "sample out."
+        ) from error
+
+
+# Errors of `json`, `int` and numpy over content that does not fit its ending; MemoryError is the
+# parser's, of nesting in the header of an array.
+_DAMAGE = (
+    ValueError,
+    EOFError,
+    RecursionError,
+    OverflowError,
+    SyntaxError,
+    TypeError,
+    MemoryError,
+    tokenize.TokenError,
+)
+_INT64 = 1 << 63
+_LITTLE = 1 << 14  # bytes of a part that need not be reserved
+_OF_MARKS = ((b"{", 64), (b":", 224), (b"[", 96), (b",", 72))  # bytes in memory
+
+
+def _fitting(text: str) -> int:
+    """A whole number that a tensor can hold."""
+    value = int(text)
+    if not -_INT64 <= value < _INT64:
+        raise ValueError(f"{text[:30]}{'...' if len(text) > 30 else ''} does not fit into int64")
+    return value
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:30]} is not finite")
+    return value
+
+
+_JSON = json.JSONDecoder(parse_int=_fitting, parse_float=_finite, parse_constant=_finite)
+
+
+def _text(content: bytes) -> str:
+    if len(content) > _LITTLE:
+        reserve(text_bytes(content), "a text")
+    return content.decode("utf-8")
+
+
+def _json(content: bytes) -> Any:
+    if len(content) > _LITTLE:
+        # What each mark may begin: an empty dict, its first entry, a list, a number or a text.
+        marks = sum(size * content.count(mark) for mark, size in _OF_MARKS)
+        size = text_bytes(content) + marks
+        reserve(size, f"what {len(content)} bytes of JSON become")
+    return _JSON.decode(content.decode(json.detect_encoding(content), "surrogatepass"))
+
+
+def _array(content: bytes) -> Any:
+    file = io.BytesIO(content)
+    version = np.lib.format.read_magic(file)
+    read = np.lib.format.read_array_header_1_0
+    if version != (1, 0):
+        read = np.lib.format.read_array_header_2_0
+    shape, _, dtype = read(file)
+    # numpy allocates what the header says before it looks for it.
+    size, there = math.prod(shape) * dtype.itemsize, len(content) - file.tell()
+    if not dtype.hasobject and size > there:
+        raise ValueError(f"{shape} of {dtype} take {size} bytes, but there are {there}")
+    file.seek(0)
+    with temporary(size if size > _LITTLE else 0, f"{shape} of {dtype}"):
+        return plain_tensor(np.lib.format.read_array(file, allow_pickle=False))
+
+
+# Ending -> how its content is decoded, and what it should be, for messages.
+_DECODERS: dict[str, tuple[Callable[[bytes], Any], str]] = {
+    **dict.fromkeys(NUMBERS, (lambda content: _fitting(content.decode("ascii")), "a whole number")),
+    **dict.fromkeys(TEXTS, (_text, "UTF-8 text")),
+    "json": (_json, "JSON"),
+    "npy": (_array, "a usable array of numbers"),
+}

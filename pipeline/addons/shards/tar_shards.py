@@ -1,0 +1,244 @@
+"""Samples in tar archives, as WebDataset lays them out: a stream of shards.
+
+    shard-000000.tar        digits/000017.jpg, digits/000017.cls, digits/000018.jpg ...
+    shard-000001.tar.gz     compressed ones are read forwards only
+
+`tar.samples` says which files make up a sample, `tar.fields` what they become. Of a plain archive
+the headers are read and the data is skipped; the owner of a sample reads it by one `pread`. So a
+raw record is where a sample lies (or its bytes, when compressed).
+
+With `index`, the headers of plain archives of this machine are read once when the dataset is built,
+10 us a sample of two files, and 24 bytes a sample are kept: then lengths are known, an epoch is
+resumed without reading, and a damaged archive is found at once. Archives at other addresses are
+fetched when they are read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch.utils.data import IterableDataset
+
+from penstock.addons.shards.tar.fields import choose_fields, make_fields
+from penstock.addons.shards.tar.samples import read_parts, read_samples
+from penstock.addons.shards.tar.source import COMPRESSED, PLAIN, GzipTar, PlainTar
+from penstock.addons.stores.store import is_remote
+from penstock.datasets.files import Files
+from penstock.datasets.reading.data_file import DataFile, data_file
+from penstock.datasets.reading.fingerprint import FileDataset, Part
+from penstock.datasets.reading.image import Reader, check_reader
+from penstock.datasets.reading.labels import check_label
+from penstock.datasets.reading.open_files import OpenFiles
+from penstock.datasets.reading.positioned_file import PositionedFile
+from penstock.datasets.reading.shard_files import ShardFiles
+from penstock.datasets.reading.split import Split, check_split
+from penstock.errors import DataError
+from penstock.files.batch_bytes import reserve, temporary
+from penstock.files.limits import Limits
+from penstock.order.randomness import IntArray
+from penstock.ranges import Fraction, Seed
+from penstock.terminal import watched
+
+# Shard, number in it, and where it lies: start and stop, or the bytes themselves.
+Record = tuple[int, int, int, int | bytes]
+
+_BLOCKS = 16  # of 4 KiB of an archive that the fingerprint is made of
+
+
+class TarShards(FileDataset, IterableDataset[Record]):
+    """One sample: the files of one name, each a field.
+
+    Args:
+        root: folder of the archives, one archive, or a pattern such as "train-{000..127}.tar"; here
+            or at an address such as "s3://bucket/folder".
+        split: "train" or "val". Archives named `train...` and `val...` are divided already;
+            otherwise a hash of its name decides for each sample.
+        fields: field -> ending of its file, or several as "jpg;png"; null for one named as the
+            field. Null in all makes a field of every file of the first sample, with jpg, png ... as
+            `image`, cls as `label` and txt as `text`.
+        classes: names of the classes of `label`, in the order of their numbers.
+        val_fraction: share of the samples that validate, about; 0 and 1 leave all to one split.
+        split_seed: another seed, another split.
+        reader: of images: "torchvision", "pillow" or "skimage".
+        index: read the headers of all plain archives of this machine first.
+        files: how remote archives are fetched and kept.
+        limits: what the archives may claim: `record_bytes` of a sample, `expansion`, `classes`.
+
+    Raises:
+        DataError: there are no archives, or no samples; an archive is cut off or damaged, a sample
+            lacks a part or has one twice. Names the archive and the member or sample.
+        ConfigError: a part is a pickle, or two of them would be the same field.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        split: Split = "train",
+        fields: Mapping[str, str | None] | None = None,
+        classes: Sequence[str] | None = None,
+        val_fraction: Fraction = 0.2,
+        split_seed: Seed = 0,
+        reader: Reader = "torchvision",
+        index: bool = True,
+        files: Files | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        check_split(split, val_fraction)
+        check_reader(reader)
+        self.classes = list(classes or [])
+        self.reader = reader
+        self._limits = limits or Limits()
+        self._files = files or Files()
+        shards = ShardFiles.of(root, split, (*PLAIN, *COMPRESSED), self._files)
+        self._addresses = np.array([address.encode() for address in shards.addresses])
+        self._names = np.array([name.encode() for name in shards.names])
+        self._share = None if shards.divided else _Share(split, val_fraction, split_seed)
+        self._open = OpenFiles(self._opened)
+        plain = all(one.lower().endswith(PLAIN) for one in shards.addresses)
+        self._index = self._indexed() if index and plain and not is_remote(root) else None
+        self._all_parts = fields is None
+        first = next(iter(self), None)
+        if first is None:
+            raise DataError(
+                f"dataset.root: {self._address(0)!r} ...: there are no samples of this split in "
+                "the archives."
+            )
+        where, parts = self._parts(first)
+        self.fields = choose_fields(fields, list(parts), where)
+
+    def __len__(self) -> int:
+        if self._index is None:
+            raise TypeError("only indexed archives know their length")
+        return len(self._index[1])
+
+    def __iter__(self) -> Iterator[Record]:
+        for shard in self.shards():
+            yield from self.read_shard(shard)
+
+    def shards(self) -> range:
+        """The archives, by number."""
+        return range(len(self._addresses))
+
+    def shard_lengths(self) -> list[int] | None:
+        """Samples of this split in each archive, if they are indexed."""
+        return None if self._index is None else np.diff(self._index[0]).tolist()
+
+    def read_shard(self, shard: int, start: int = 0) -> Iterator[Record]:
+        """Samples of one archive, from its `start`th of this split on."""
+        if self._index is not None:
+            bounds, places = self._index
+            first, last = bounds[shard : shard + 2].tolist()
+            for number, begin, stop in places[first + start : last].tolist():
+                yield shard, number, begin, stop
+            return
+        for place, record in enumerate(self._records(shard)):
+            if place >= start:
+                yield record
+
+    def decode(self, record: Record) -> dict[str, Any]:
+        """The sample of a raw record.
+
+        Raises:
+            DataError: a part is missing, there twice, or damaged.
+        """
+        size = self._checked_size(record)
+        with temporary(2 * size, "a sample"):  # read, and divided into parts
+            where, parts = self._parts(record)
+            sample = make_fields(
+                parts, self.fields, self._all_parts, where, self.reader, self._limits
+            )
+        check_label(sample.get("label"), self.classes, where)
+        return sample
+
+    def _address(self, shard: int) -> str:
+        address: bytes = self._addresses[shard]
+        return address.decode()
+
+    def _opened(self, shard: int) -> PlainTar:
+        name = self._address(shard)
+        return self._files.read(name, lambda path: PlainTar(name, path))
+
+    def _records(self, shard: int) -> Iterator[Record]:
+        """Records of one archive in this split, found by reading its headers."""
+        name = self._address(shard)
+        holds = self._share.holds if self._share is not None else lambda key: True
+        if not name.lower().endswith(COMPRESSED):
+            for sample in read_samples(self._open[shard]):
+                if holds(sample.key):
+                    yield shard, sample.number, sample.start, sample.stop
+            return
+        with self._files.read(name, lambda path: GzipTar(name, path, self._limits)) as source:
+            for sample in read_samples(source):
+                source.forget(sample.start)
+                if holds(sample.key):
+                    size = sample.stop - sample.start
+                    reserve(size, "a sample")
+                    yield shard, sample.number, 0, source.read(sample.start, sample.stop)
+
+    def _checked_size(self, record: Record) -> int:
+        """Bytes of a sample, headers and all; raises DataError for too many."""
+        shard, number, start, stop = record
+        size = len(stop) if isinstance(stop, bytes) else stop - start
+        if size > self._limits.record_bytes:
+            refusal = self._limits.refusal("record_bytes", f"it has {size} bytes, headers and all")
+            raise DataError(f"{self._address(shard)!r}, sample {number}: {refusal}.")
+        return size
+
+    def _parts(self, record: Record) -> tuple[str, dict[str, bytes]]:
+        """A sample's name for messages, and its parts."""
+        shard, number, start, stop = record
+        self._checked_size(record)
+        where = f"{self._address(shard)!r}, sample {number}"
+        content = stop if isinstance(stop, bytes) else self._open[shard].read(start, stop)
+        key, parts = read_parts(where, content)
+        return f"{where} ({key!r})", parts
+
+    def _indexed(self) -> tuple[IntArray, IntArray]:
+        """The first sample of each shard and their number, int64[shards + 1]; where samples lie.
+
+        A row of int64[samples, 3] is a sample's number in its shard, start and stop.
+        """
+        found = []
+        for shard in watched(self.shards(), len(self.shards()), "indexing archives"):
+            places = [record[1:] for record in self._records(shard)]
+            found.append(np.array(places, dtype=np.int64).reshape(-1, 3))
+        return np.cumsum([0, *map(len, found)]), np.concatenate(found)
+
+    def fingerprint_parts(self, sized: bool) -> list[Part]:
+        """The fields, the split and the archives: blocks of local ones, versions of remote ones."""
+        parts: list[Part] = ["tar_shards", self.reader, *self.classes, str(self._share)]
+        parts += [f"{field.name} {' '.join(field.endings)}" for field in self.fields]
+        for shard, name in enumerate(self._names.tolist()):
+            parts.append(name)
+            address = self._address(shard)
+            if sized and is_remote(address):
+                found = self._files.catalog.look(address)
+                parts += [str(found.size), found.version]
+            elif sized:
+                file = PositionedFile(self._files.local(address))
+                parts += [file.size, *file.sample(_BLOCKS)]
+        return parts
+
+    def data_files(self) -> list[DataFile]:
+        return [
+            data_file(name.decode(), self._address(shard), self._files)
+            for shard, name in enumerate(self._names.tolist())
+        ]
+
+
+@dataclass(frozen=True)
+class _Share:
+    """Which samples one split gets, by a keyed hash of their names; 1 us each."""
+
+    split: str
+    val_fraction: float
+    seed: int
+
+    def holds(self, key: bytes) -> bool:
+        digest = hashlib.blake2b(key, digest_size=8, key=str(self.seed).encode()).digest()
+        validates = int.from_bytes(digest, "little") < self.val_fraction * 2**64
+        return validates == (self.split == "val")

@@ -1,0 +1,5 @@
+"""`penstock init FOLDER`: a small project of a person's own, to begin with."""
+
+from penstock.protocols import AddOn
+
+ADDON = AddOn()

@@ -1,0 +1,5 @@
+"""Stores at addresses: listing their files, reading them, and keeping them on this machine."""
+
+from penstock.protocols import AddOn
+
+ADDON = AddOn()

@@ -1,0 +1,192 @@
+"""The files in stores: asked for once, kept in flat arrays, sent to every worker.
+
+Cost: a request for every 1000 files of a folder on S3 and Google Cloud, for which a folder's
+subfolders are listed side by side; on a web server, whose pages only name files, one for each file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from penstock.addons.stores.listing import Crawl, FileInfo, Listing, bytes_of
+from penstock.addons.stores.request_gate import RequestGate
+from penstock.addons.stores.retry import RetryPolicy, is_transient
+from penstock.addons.stores.store import Store, join, name_in, parse_address
+from penstock.errors import DataError
+from penstock.files.limits import Limits
+from penstock.terminal import ProgressDisplay, watched
+
+if TYPE_CHECKING:
+    from penstock.order.randomness import IntArray
+
+T = TypeVar("T")
+
+_AT_ONCE = 16  # requests under way
+_DEEPEST = 64  # levels of folders
+_SAME = 8  # nested folders with the very same names
+_FOLDERS = 2000  # of more than these, asking for each would take longer than asking for all files
+
+
+class Catalog:
+    """The files at addresses, of the version that they had when they were first asked for.
+
+    Args:
+        options, timeout: for the stores.
+        retry: with them.
+        limits: of a listing.
+        gate: lets requests begin.
+    """
+
+    def __init__(
+        self,
+        options: Mapping[str, Any],
+        timeout: float,
+        retry: RetryPolicy,
+        limits: Limits,
+        gate: RequestGate,
+    ) -> None:
+        self.gate = gate
+        self._limits = limits
+        self._options = options
+        self._timeout = timeout
+        self._retry = retry
+        self._listings: dict[str, Listing] = {}
+        self._found: dict[str, FileInfo] = {}
+
+    def store(self, address: str) -> Store:
+        """The store of an address."""
+        return Store(parse_address(address), self._options, self._timeout, self.gate)
+
+    def known(self, address: str) -> FileInfo | None:
+        """A file that was listed or asked for before; 15 us."""
+        for folder, listing in self._listings.items():
+            name = name_in(folder, address)
+            found = listing.find(name) if name else None
+            if found is not None:
+                return found
+        return self._found.get(address)
+
+    def look(self, address: str) -> FileInfo:
+        """A file; the store is asked if it is not known.
+
+        Raises:
+            DataError: it is missing, or the store cannot be asked.
+        """
+        found = self.known(address)
+        if found is None:
+            found = self._found[address] = self.look_again(address)
+        return found
+
+    def look_again(self, address: str) -> FileInfo:
+        """A file as it is now."""
+        store = self.store(address)
+        return self._retry(address, lambda: store.look(address))
+
+    def listing(self, address: str) -> Listing:
+        """All files below a folder.
+
+        Raises:
+            DataError: there are none, they don't end, or the store cannot be asked.
+        """
+        address = address.rstrip("/")
+        if address not in self._listings:
+            with ProgressDisplay(f"listing {address}") as shown:
+                listing = self._listed(address, shown)
+            if not self.store(address).lists:
+                names = [os.fsdecode(name) for name in listing.names.tolist()]
+                listing = Listing.of(self._looked(address, names))
+            if not len(listing):
+                raise DataError(
+                    f"{address!r} is missing in its store, or holds no files. Check the address"
+                    + ("." if self.store(address).lists else "; its server has to list its files.")
+                )
+            self._listings[address] = listing
+        return self._listings[address]
+
+    def sizes(self, address: str, names: Sequence[str]) -> IntArray:
+        """Sizes in bytes of files below a folder, int64[n].
+
+        0 where the store doesn't say, -1 for a file that is not there.
+        """
+        address = address.rstrip("/")
+        if address in self._listings or self.store(address).lists:
+            return self.listing(address).sizes_of(bytes_of(names))
+        new = [name for name in names if join(address, name) not in self._found]
+        for one in self._looked(address, new):
+            self._found[join(address, one.name)] = one
+        found = (self._found.get(join(address, name)) for name in names)
+        return np.array([-1 if one is None else one.size or 0 for one in found], np.int64)
+
+    def _listed(self, address: str, shown: ProgressDisplay) -> Listing:
+        """The files below a folder: level by level, until there are enough folders to list at once.
+
+        These are then listed side by side, each with all that is below it.
+        """
+        store, crawl = self.store(address), Crawl(address, self._limits, shown)
+        parts: list[tuple[str, Listing]] = []
+        folders, depth = [address], 0
+        # A page that links to itself one level deeper has the same names at every level: folder ->
+        # hash of the names in its parent, and at how many levels these were the same.
+        same = {address: (b"", 0)}
+
+        def level(folder: str) -> tuple[Listing, list[str]]:
+            found = self._unless_missing(folder, lambda: store.files(folder, crawl))
+            return found or (Listing.of([]), [])
+
+        def below(folder: str) -> Listing:
+            return self._retry(folder, lambda: store.files(folder, crawl, deep=True))[0]
+
+        while folders and (len(folders) < _AT_ONCE or not store.lists):
+            if depth > _DEEPEST:
+                raise crawl.endless(f"its folders go deeper than {_DEEPEST} levels")
+            found: dict[str, tuple[bytes, int]] = {}
+            for at, (files, inner) in zip(folders, list(self._many(level, folders)), strict=True):
+                parts.append((at, files))
+                names = [os.fsencode(folder[len(at) :]) for folder in sorted(inner)]
+                joined = b"\0".join([*files.names.tolist(), b"", *names]) if inner else b""
+                digest = hashlib.blake2b(joined, digest_size=8).digest()
+                levels = same[at][1] + 1 if same[at][0] == digest else 1
+                if levels >= _SAME:
+                    raise crawl.endless(f"{levels} nested folders have the same names")
+                found |= dict.fromkeys(inner, (digest, levels))
+            folders, same, depth = list(found), found, depth + 1
+        if len(folders) > _FOLDERS:
+            crawl = Crawl(address, self._limits, shown)  # the listing starts anew
+            return below(address)
+        parts += zip(folders, self._many(below, folders), strict=True)
+        prefixes = ((name_in(address, folder), part) for folder, part in parts)
+        return Listing.joined((f"{name}/" if name else "", part) for name, part in prefixes)
+
+    def _looked(self, address: str, names: Sequence[str]) -> list[FileInfo]:
+        """Those of the files `names` that are there, each looked at."""
+        store = self.store(address)
+
+        def look(name: str) -> FileInfo | None:
+            place = join(address, name)
+            return self._unless_missing(place, lambda: store.look(place))
+
+        looks = watched(self._many(look, names), len(names), f"looking at files in {address}")
+        found = zip(names, looks, strict=True)
+        return [one._replace(name=name) for name, one in found if one is not None]
+
+    def _unless_missing(self, address: str, action: Callable[[], T]) -> T | None:
+        def attempt() -> T | None:
+            try:
+                return action()
+            except FileNotFoundError as error:
+                if is_transient(error):  # fsspec makes one of a refused connection, too
+                    raise
+                return None
+
+        return self._retry(address, attempt)
+
+    def _many(self, action: Callable[[str], T], over: Iterable[str]) -> Iterator[T]:
+        """`action` for each, several at a time, in order."""
+        with ThreadPoolExecutor(_AT_ONCE, "penstock-files") as pool:
+            yield from pool.map(action, over)

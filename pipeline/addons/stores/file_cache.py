@@ -1,0 +1,323 @@
+"""Downloaded files in a folder of bounded size, shared by all processes of a machine.
+
+    <folder>/files/<ab>/<entry>    whole files; an entry's name stands for one version of a file
+    <folder>/parts/<entry>         a download under way, locked by whoever writes it
+    <folder>/taken                 the bytes that both take, behind a lock
+
+1. Whoever misses an entry opens its part and locks it (flock). The others wait for that lock and
+   find the entry there, or a part that its dead owner left unlocked, and take that over.
+2. Bytes are reserved before they are written: if they don't fit, entries are evicted, in the order
+   of `forecast.py`: what is needed latest, where readers tell what they will need, down to 63/64
+   of the limit; otherwise the least recently used, down to 9/10, so that counting is rare.
+3. The part is written to the disk (fsync) and renamed: an entry is whole or not there.
+
+An entry can be evicted while it is being read: an open file stays readable until it is closed. Use
+is noted by an entry's modification time, to 1 s.
+
+Folders and files in it have to be this user's own (pipeline/files/own_files.py). Locks need Linux
+or macOS, and a file system that knows flock. Cost: 5 us for an entry that is there; for a new one,
+4 ms to write it to the disk; 4 us for every entry in the cache each time that some are evicted.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from penstock.addons.stores.forecast import kept, promise_times, read_forecasts, victims
+from penstock.addons.stores.request_gate import unusable
+from penstock.errors import DataError
+from penstock.files.own_files import check_own, open_own, own_folder
+
+_TIMEOUT = 300.0  # seconds to wait for other downloads to end
+_FRESH = 1.0  # seconds in which a use is not noted again
+_RECOUNT = 86400.0  # seconds after which the bytes taken are counted anew
+_STEP = 8 * 2**20  # bytes that a download of unknown size asks for at a time
+
+Download = Callable[["PartialFile"], None]
+
+
+class FullError(Exception):
+    """There is no room now for a file that is fetched ahead."""
+
+
+class FileCache:
+    """The folder.
+
+    Args:
+        folder: made when the first file comes.
+        limit: bytes of all files, those under way included.
+    """
+
+    def __init__(self, folder: Path, limit: int) -> None:
+        self.folder = folder
+        self.limit = limit
+
+    def find(self, entry: str, size: int | None) -> Path | None:
+        """The file of an entry, noted as used; None if it is not there with `size` bytes."""
+        path = self.folder / "files" / entry[:2] / entry
+        try:
+            found = path.lstat()
+            check_own(path, found)
+            if size is not None and found.st_size != size:  # torn by a power failure
+                return None
+            if time.time() - found.st_mtime > _FRESH:
+                os.utime(path, follow_symlinks=False)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except PermissionError:  # on a read-only disk, it is not noted as used
+            pass
+        return path
+
+    def promise(self, path: Path) -> None:
+        """Note that a file will be used soon."""
+        with suppress(FileNotFoundError, PermissionError):
+            os.utime(path, promise_times(), follow_symlinks=False)
+
+    def get(
+        self, entry: str, size: int | None, download: Download, beyond: int | None = None
+    ) -> Path:
+        """The file of an entry; when it is not there, `download(part)` writes it, once.
+
+        Args:
+            entry: a file name of letters, digits, "-", "_" and ".", 2 or more.
+            size: in bytes, when it is known.
+            beyond: it is fetched ahead, to be used in so many rows: what is needed earlier stays.
+
+        Raises:
+            DataError: the folder cannot be written, or is too small.
+            FullError: with `beyond`, there is no room for it now.
+        """
+        try:
+            while True:
+                path = self.find(entry, size)
+                if path is not None:
+                    return path
+                with self._claim(entry, size) as part:
+                    if part is not None:
+                        part.beyond = beyond
+                        self.take(part, size or 0)
+                        download(part)
+                        return part.commit(self._own("files", entry[:2]) / entry)
+        except OSError as error:
+            raise unusable(self.folder, error) from error
+
+    def take(self, part: PartialFile, more: int) -> None:
+        """Reserve `more` bytes for a part: entries are evicted, other downloads are waited for."""
+        if part.reserved + more > self.limit:
+            raise DataError(
+                f"a file of {_shown(part.reserved + more)} does not fit into the cache "
+                f"{str(self.folder)!r} of {_shown(self.limit)}. Raise dataset.files.cache_size."
+            )
+        deadline = time.monotonic() + _TIMEOUT
+        while not self._taken(part, more):
+            if part.beyond is not None:
+                raise FullError
+            if time.monotonic() > deadline:
+                raise DataError(
+                    f"the cache {str(self.folder)!r} ({_shown(self.limit)}) is full of downloads "
+                    "under way. Raise dataset.files.cache_size, or use fewer workers."
+                )
+            time.sleep(0.02)
+
+    def give_back(self, amount: int) -> None:
+        """Release `amount` reserved bytes."""
+        with _locked(self.folder / "taken") as ledger:
+            taken, counted = _read_ledger(ledger)
+            _write_ledger(ledger, max(0, taken - amount), counted)
+
+    def is_filling(self) -> bool:
+        """Whether more than half of it is taken; 20 us."""
+        with suppress(OSError), (self.folder / "taken").open("rb") as ledger:
+            return 2 * _read_ledger(ledger.fileno())[0] > self.limit
+        return False
+
+    def _taken(self, part: PartialFile, more: int) -> bool:
+        with _locked(self.folder / "taken") as ledger:
+            taken, counted = _read_ledger(ledger)
+            now = time.time()
+            if not 0 <= now - counted < _RECOUNT or taken + more > self.limit:
+                taken, counted = self._make_room(more, part.beyond), now
+            fits = taken + more <= self.limit
+            if fits:
+                part.grow(more)  # under the lock: whoever counts next sees it
+                taken += more
+            _write_ledger(ledger, taken, counted)
+            return fits
+
+    def _make_room(self, more: int, beyond: int | None) -> int:
+        """Evict entries until `more` bytes fit; the bytes that remain."""
+        total = self._sweep_parts()
+        names, times, sizes, paths = [], [], [], []
+        for folder in _scan(self.folder / "files"):
+            for entry in _scan(folder.path):
+                with suppress(FileNotFoundError):
+                    state = entry.stat(follow_symlinks=False)
+                    names.append(entry.name)
+                    times.append(state.st_mtime)
+                    sizes.append(state.st_size)
+                    paths.append(entry.path)
+        total += sum(sizes)
+        if total + more <= self.limit:
+            return total
+        readers = read_forecasts(self.folder)
+        margin = self.limit // (64 if readers else 10)
+        goal = max(0, self.limit - margin - more)
+        files = kept(names, times)
+        for number in victims(files, readers, time.time(), beyond).tolist():
+            if total <= goal:
+                break
+            with suppress(FileNotFoundError):
+                Path(paths[number]).unlink()
+            total -= sizes[number]
+        return total
+
+    def _sweep_parts(self) -> int:
+        """Remove the parts whose owners are dead; the bytes reserved for the others."""
+        total = 0
+        for entry in _scan(self.folder / "parts"):
+            with suppress(FileNotFoundError):
+                descriptor = open_own(Path(entry.path), os.O_RDWR)
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    if _is_at(descriptor, entry.path):
+                        Path(entry.path).unlink()
+                    fcntl.flock(descriptor, fcntl.LOCK_UN)
+                except BlockingIOError:
+                    total += os.fstat(descriptor).st_size
+                finally:
+                    os.close(descriptor)
+        return total
+
+    @contextmanager
+    def _claim(self, entry: str, size: int | None) -> Iterator[PartialFile | None]:
+        """The part of an entry, locked; None if the entry is to be looked for again.
+
+        That is when another process has finished it, or has removed the file whose lock we awaited.
+        """
+        path = self._own("parts") / entry
+        with _locked(path) as descriptor:
+            if not _is_at(descriptor, path):
+                yield None
+                return
+            part = PartialFile(self, path, descriptor)
+            try:
+                yield None if self.find(entry, size) else part
+            finally:
+                part.discard()
+
+    def _own(self, *names: str) -> Path:
+        """A folder of the cache, made for this user alone; refused where it is not their own."""
+        path = own_folder(self.folder, link=True)
+        for name in names:
+            path = own_folder(path / name)
+        return path
+
+
+class PartialFile:
+    """A download under way.
+
+    Attributes:
+        reserved: bytes that are reserved for it.
+        written: bytes so far; set to 0 to write it anew.
+        beyond: None unless it is fetched ahead, see `FileCache.get`.
+    """
+
+    def __init__(self, cache: FileCache, path: Path, descriptor: int) -> None:
+        self._cache = cache
+        self._path = path
+        self._descriptor = descriptor
+        self.reserved = 0
+        self.written = 0
+        self.beyond: int | None = None
+        os.ftruncate(descriptor, 0)  # what a dead owner has left
+
+    def write(self, data: bytes) -> None:
+        """Append `data`."""
+        end = self.written + len(data)
+        if end > self.reserved:
+            room = self._cache.limit - self.reserved
+            self._cache.take(self, max(end - self.reserved, min(_STEP, room)))
+        view = memoryview(data)
+        while view:
+            view = view[os.pwrite(self._descriptor, view, end - len(view)) :]
+        self.written = end
+
+    def grow(self, more: int) -> None:
+        """Note reserved bytes; the file's size, without blocks on the disk, shows it to others."""
+        os.ftruncate(self._descriptor, self.reserved + more)
+        self.reserved += more
+
+    def commit(self, place: Path) -> Path:
+        """Make the part the whole file `place`."""
+        os.ftruncate(self._descriptor, self.written)
+        if self.reserved > self.written:
+            self._cache.give_back(self.reserved - self.written)
+        os.fsync(self._descriptor)
+        os.utime(self._descriptor, None if self.beyond is None else promise_times())
+        self._path.rename(place)
+        self.reserved = 0
+        return place
+
+    def discard(self) -> None:
+        """Remove what was not committed."""
+        if _is_at(self._descriptor, self._path):
+            self._path.unlink()
+        if self.reserved:
+            self._cache.give_back(self.reserved)
+
+
+def _read_ledger(descriptor: int) -> tuple[int, float]:
+    """Bytes of files and reservations, and when they were last counted.
+
+    Killed processes leave the bytes too high, so they have to be counted anew now and then.
+    """
+    try:
+        taken, counted = os.pread(descriptor, 64, 0).split()
+        return max(int(taken), 0), float(counted)
+    except ValueError:
+        return 0, 0.0
+
+
+def _write_ledger(descriptor: int, taken: int, counted: float) -> None:
+    os.pwrite(descriptor, f"{taken:020d} {counted:020.1f}\n".encode(), 0)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[int]:
+    """A descriptor of `path`, which is made if need be, with the lock on it."""
+    descriptor = open_own(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield descriptor
+    finally:
+        # By closing alone, a copy in a process that was forked meanwhile would go on holding it.
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+        os.close(descriptor)
+
+
+def _is_at(descriptor: int, path: str | Path) -> bool:
+    """Whether an open file is still the one at `path`."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), Path(path).lstat())
+    except FileNotFoundError:
+        return False
+
+
+def _scan(folder: str | Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _shown(size: int) -> str:
+    for unit, name in ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
+        if size >= unit:
+            return f"{size / unit:.3g} {name}"
+    return f"{size} bytes"

@@ -1,0 +1,215 @@
+"""Fetches files before their rows are read, and says when they will be needed.
+
+It walks two ways through the epoch: just ahead of the reader, to fetch what is missing, and far
+ahead through this epoch and the next, for the forecast by which the cache evicts. It fetches
+
+- what the rows in the hands of workers need, first;
+- then what comes after, up to `ahead` bytes or 1/32 of the cache, at least two files;
+- nothing that would evict what is needed earlier, and nothing of another epoch than this one.
+
+An error is left to whoever reads the row. Cost: 40 us a row of fetching, 20 us a row of forecast,
+which is made only once half of the cache is taken.
+"""
+
+from __future__ import annotations
+
+import socket
+from array import array
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from typing import TYPE_CHECKING
+from weakref import WeakSet
+
+import numpy as np
+
+from penstock.addons.stores.file_cache import FileCache, FullError
+from penstock.addons.stores.forecast import MOST_USES, Forecast, ForecastFile, key_of
+
+if TYPE_CHECKING:
+    from penstock.datasets.files import Files
+
+# Addresses of the files of each row of a step: (epoch, step) -> [[address, ...], ...]
+RowsOf = Callable[[int, int], Sequence[Sequence[str]]]
+
+_UNKNOWN = 8 * 2**20  # bytes of a file whose size no store has told
+_AT_ONCE = 256  # rows of the forecast that are made before the reader is looked after again
+_RECENT = 1024  # files that are not looked for again
+_MOST_ROWS = 1 << 31  # after which rows are counted anew
+
+
+class Prefetcher:
+    """Looks after the files of one reader.
+
+    Args:
+        files: access to them.
+        cache: theirs.
+        rows_of: the files of each step's rows, for this reader.
+        steps_of: steps in an epoch.
+    """
+
+    def __init__(
+        self, files: Files, cache: FileCache, rows_of: RowsOf, steps_of: Callable[[int], int]
+    ) -> None:
+        self._files, self._cache = files, cache
+        self._rows_of, self._steps_of = rows_of, steps_of
+        files.catalog.gate.yields = True
+        self._window = min(files.ahead, cache.limit // 32)
+        self._pool = ThreadPoolExecutor(files.concurrency, "penstock-ahead")
+        self._forecast = ForecastFile(cache.folder)
+        self.bell, self._rings = socket.socketpair()  # rings when a file has come
+        self.bell.setblocking(False)
+        self._rings.setblocking(False)
+        self._open: dict[Future[bool], tuple[int, str]] = {}
+        self._begin(-1, 0)
+
+    def _begin(self, epoch: int, step: int) -> None:
+        """Count rows anew, from the first of `step` on."""
+        self._epoch = epoch
+        self._first = {epoch: step}  # step of each epoch that is known first
+        self._starts = {epoch: array("q")}  # row of each step from there on, and the one after
+        self._walk = (epoch, step)
+        self._row = self._published = self._pruned = 0
+        self._uses = array("Q")
+        self._begin_epoch(epoch, step, 0)
+
+    def _begin_epoch(self, epoch: int, step: int, row: int) -> None:
+        self._epoch, self._step = epoch, step  # the next to fetch
+        self._delivered = self._handed = row
+        self._reads = False
+        self._rows: deque[tuple[int, str]] = deque()
+        self._recent: OrderedDict[str, None] = OrderedDict()
+        self._far: deque[tuple[int, int]] = deque()  # row and bytes of what is in no hands yet
+        self._of_epoch: WeakSet[Future[bool]] = WeakSet()
+        self._full = False
+
+    def go_to(self, epoch: int, delivered: int, handed: int, reads: bool) -> None:
+        """The reader is at step `delivered`, and workers have all before `handed` in hand."""
+        if epoch != self._epoch or delivered < self._first[epoch]:
+            follows = epoch == self._epoch + 1 and delivered == 0 and self._first.get(epoch) == 0
+            if follows and self._row < _MOST_ROWS:
+                self._begin_epoch(epoch, 0, self._row_of(epoch, 0))
+                for known in [one for one in self._first if one < epoch]:
+                    del self._first[known], self._starts[known]
+            else:
+                self._begin(epoch, delivered)
+        row = self._row_of(epoch, delivered)
+        self._full = self._full and row == self._delivered
+        self._delivered, self._reads = row, reads
+        self._handed = max(row, self._row_of(epoch, handed))
+        while self._far and self._far[0][0] < self._handed:
+            self._far.popleft()
+        self._forecast.move(self._delivered, self._handed, reads)
+
+    def work(self) -> bool:
+        """Fetch and forecast; whether there is more to do at once."""
+        with suppress(BlockingIOError):
+            self.bell.recv(1 << 12)
+        for future in [one for one in self._open if one.done()]:
+            row, address = self._open.pop(future)
+            if not future.result() and future in self._of_epoch:
+                self._full = True
+                self._recent.pop(address, None)
+                self._rows.appendleft((row, address))
+        if self._epoch < 0:
+            return False
+        if self._reads and not self._full:
+            self._fetch()
+        if not self._cache.is_filling():
+            return False
+        return self._extend()
+
+    def _fetch(self) -> None:
+        while len(self._open) < self._files.concurrency:
+            if not self._rows:
+                if self._step >= self._steps_of(self._epoch):
+                    return
+                first = self._row_of(self._epoch, self._step)
+                rows = self._rows_of(self._epoch, self._step)
+                self._rows.extend((first + n, one) for n, row in enumerate(rows) for one in row)
+                self._step += 1
+                continue
+            row, address = self._rows[0]
+            if row < self._delivered or address in self._recent:
+                self._rows.popleft()
+                continue
+            known = self._files.entry(address)
+            size = known[1] if known is not None and known[1] is not None else _UNKNOWN
+            if row >= self._handed:
+                held = sum(size for _, size in self._far)
+                if len(self._far) >= 2 and held + size > self._window:
+                    return
+                self._far.append((row, size))
+            self._rows.popleft()
+            self._recent[address] = None
+            if len(self._recent) > _RECENT:
+                self._recent.popitem(last=False)
+            future = self._pool.submit(self._fetch_one, address, row - self._delivered)
+            self._open[future] = row, address
+            self._of_epoch.add(future)
+            future.add_done_callback(self._ring)
+
+    def _fetch_one(self, address: str, beyond: int) -> bool:
+        """Bring a file into the cache; False if there is no room for it now."""
+        try:
+            self._files.fetch_ahead(address, beyond)
+        except FullError:
+            return False
+        except Exception:  # whoever reads the row finds it again and reports it in its turn
+            return True
+        return True
+
+    def _ring(self, _: Future[bool]) -> None:
+        with suppress(OSError):  # it rings already
+            self._rings.send(b"\0")
+
+    def _row_of(self, epoch: int, step: int) -> int:
+        """The number of a step's first row."""
+        starts, first = self._starts[epoch], self._first[epoch]
+        while self._walk[0] == epoch and self._walk[1] <= step:
+            if not self._take_step():
+                break
+        place = step - first
+        if place < len(starts):
+            return starts[place]
+        return self._starts[epoch + 1][0] if self._starts.get(epoch + 1) else self._row
+
+    def _take_step(self) -> bool:
+        """Note the uses of one more step, or begin the next epoch; False where that is far."""
+        epoch, step = self._walk
+        if step >= self._steps_of(epoch):
+            if epoch > self._epoch:
+                return False
+            self._walk = (epoch + 1, 0)
+            self._first[epoch + 1], self._starts[epoch + 1] = 0, array("q")
+            return False
+        self._starts[epoch].append(self._row)
+        for row in self._rows_of(epoch, step):
+            for address in row:
+                known = self._files.entry(address)
+                if known is not None:
+                    self._uses.append(key_of(known[0]) << 32 | self._row)
+            self._row += 1
+        self._walk = (epoch, step + 1)
+        return True
+
+    def _extend(self) -> bool:
+        """Look further ahead, and publish what was found; whether there is more to find."""
+        ends = self._row + _AT_ONCE
+        more = True
+        while more and self._row < ends and len(self._uses) < MOST_USES:
+            before = self._walk
+            self._take_step()
+            more = self._walk != before
+        more = more and len(self._uses) < MOST_USES
+        grown = self._row - self._published
+        if len(self._uses) >= MOST_USES and self._delivered - self._pruned < MOST_USES // 4:
+            return False  # until there is room for more
+        if grown and (not more or grown > max(_AT_ONCE, self._published - self._delivered)):
+            uses = np.frombuffer(self._uses, np.uint64)
+            uses = uses[(uses & np.uint64(0xFFFFFFFF)) >= self._delivered].copy()
+            self._uses = array("Q", uses.tobytes())
+            self._forecast.publish(Forecast(self._delivered, self._handed, self._reads, uses))
+            self._published, self._pruned = self._row, self._delivered
+        return more

@@ -1,0 +1,190 @@
+"""How many requests may be open at once: over all processes of a machine that share a cache.
+
+    <folder>/requests/<n>     one for each request that may be open, locked while it is
+    <folder>/requests/pace    how many of them may be used now, and not before when
+
+A store that answers 429 or 503 is asked for less: half as many requests may be open, and none
+begins before the time that it names (`Retry-After`). Each good answer adds a part of a request, so
+that as many answers as are open add one (AIMD, as TCP does it). Killed processes leave no lock.
+
+Cost: 60 us a request, some 5 ms later than a lock is free.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from errno import ENOLCK, ENOSPC, ENOTSUP
+from pathlib import Path
+from typing import NamedTuple
+
+from penstock.errors import ConfigError, DataError, Problem
+from penstock.files.own_files import open_own, own_folder
+
+try:
+    import fcntl
+except ImportError:  # Windows, where there is no cache either, as that says
+    fcntl = None  # type: ignore[assignment]
+
+_POLL = 0.005  # seconds between two looks for a free lock
+_LONGEST = 120.0  # seconds that a store may have us wait; a worker must not seem to hang
+_RECORD = 64  # bytes of the pace
+
+Busy = Callable[[BaseException], float | None]
+"""The seconds that a store asks to wait, if an error says that it is asked too much."""
+
+
+class Pace(NamedTuple):
+    """What a store bears now.
+
+    Attributes:
+        limit: requests that may be open, 1 or more.
+        slowed: when the limit was lowered last, seconds since 1970.
+        waits: no request may begin before, likewise.
+    """
+
+    limit: float
+    slowed: float = 0.0
+    waits: float = 0.0
+
+    def after_success(self, most: int) -> Pace:
+        """The pace after a good answer."""
+        return self._replace(limit=min(self.limit + 1 / self.limit, most))
+
+    def after_refusal(self, began: float, now: float, wait: float) -> Pace:
+        """The pace after an answer that the store is asked too much.
+
+        Args:
+            began: when the request began. If it was before the limit was lowered last, it is one of
+                the many that were under way then, and lowers it no further.
+        """
+        waits = min(max(self.waits, now + wait), now + _LONGEST)
+        if began < self.slowed:
+            return self._replace(waits=waits)
+        return Pace(max(self.limit / 2, 1.0), now, waits)
+
+
+class RequestGate:
+    """Lets requests begin.
+
+    Args:
+        folder: of the cache; made with the first request.
+        most: requests that may be open at once, 1 or more.
+        patience: seconds after which a request begins without a lock; a process that is stopped
+            would hold its locks for ever.
+
+    Attributes:
+        yields: leave a quarter of the requests, up to 4, to those whose samples are waited for.
+    """
+
+    def __init__(self, folder: Path, most: int, patience: float) -> None:
+        if most < 1:
+            raise ConfigError(Problem("concurrency", f"{most}; allowed: 1 or more"))
+        self._folder, self._most, self._patience = folder, most, patience
+        self.yields = False
+
+    @contextmanager
+    def request(self, busy: Busy) -> Iterator[None]:
+        """A request is open inside.
+
+        Args:
+            busy: tells whether an error that is raised inside says that too much is asked.
+
+        Raises:
+            DataError: the folder cannot be written.
+        """
+        if fcntl is None:
+            yield
+            return
+        try:
+            folder = own_folder(own_folder(self._folder, link=True) / "requests")
+            held = self._enter(folder)
+        except OSError as error:
+            raise unusable(self._folder, error) from error
+        began = time.time()
+        try:
+            yield
+        except Exception as error:
+            wait = busy(error)
+            if wait is not None:
+                now = time.time()
+                self._change(folder, lambda pace: pace.after_refusal(began, now, wait))
+            raise
+        else:
+            if _read(folder / "pace", self._most).limit < self._most:
+                self._change(folder, lambda pace: pace.after_success(self._most))
+        finally:
+            if held is not None:
+                # A process that was forked meanwhile has a copy, which would go on holding it.
+                fcntl.flock(held, fcntl.LOCK_UN)
+                os.close(held)
+
+    def _enter(self, folder: Path) -> int | None:
+        """A lock, or None where none was to be had for too long."""
+        ends = time.monotonic() + self._patience
+        while True:
+            pace, now = _read(folder / "pace", self._most), time.time()
+            if now >= pace.waits:
+                limit = max(int(pace.limit), 1)
+                first = min(limit // 4, 4) if self.yields else 0
+                start = threading.get_ident() % max(limit - first, 1)
+                for place in range(limit - first):
+                    number = first + (start + place) % (limit - first)
+                    descriptor = open_own(folder / str(number), os.O_RDWR | os.O_CREAT, 0o600)
+                    try:
+                        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        return descriptor
+                    except BlockingIOError:
+                        os.close(descriptor)
+                    except BaseException:
+                        os.close(descriptor)
+                        raise
+                if time.monotonic() > ends:
+                    return None
+            time.sleep(_POLL if now >= pace.waits else min(pace.waits - now, 0.2))
+
+    def _change(self, folder: Path, change: Callable[[Pace], Pace]) -> None:
+        with suppress(OSError):  # a full disk: the pace stays as it is
+            descriptor = open_own(folder / "pace", os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                pace = change(_parsed(os.pread(descriptor, _RECORD, 0), self._most))
+                text = " ".join(f"{number:.4f}" for number in pace)
+                os.pwrite(descriptor, text.ljust(_RECORD - 1).encode() + b"\n", 0)
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+            finally:
+                os.close(descriptor)
+
+
+def unusable(folder: Path, error: OSError) -> DataError:
+    """The error of a cache whose files cannot be written or locked."""
+    advice = "Set dataset.files.cache_dir to another folder."
+    if error.errno == ENOSPC:
+        advice = "Make room on that disk, or lower dataset.files.cache_size."
+    elif error.errno in (ENOLCK, ENOTSUP):
+        advice = "It needs a file system with locks: set dataset.files.cache_dir to another."
+    return DataError(
+        f"cannot keep files in the cache {str(folder)!r}: {error.strerror or error}. {advice}"
+    )
+
+
+def _read(path: Path, most: int) -> Pace:
+    try:
+        with path.open("rb") as file:
+            return _parsed(file.read(_RECORD), most)
+    except OSError:
+        return Pace(most)
+
+
+def _parsed(record: bytes, most: int) -> Pace:
+    """The pace; as if nothing was known where the record is damaged or from the future."""
+    try:
+        limit, slowed, waits = map(float, record.split())
+    except ValueError:
+        return Pace(most)
+    now = time.time()
+    sound = limit >= 1 and 0 <= slowed <= now + 1 and 0 <= waits <= now + _LONGEST + 1
+    return Pace(min(limit, most), slowed, waits) if sound else Pace(most)

@@ -1,0 +1,400 @@
+"""Stores of files at addresses.
+
+    s3://bucket/folder/file      Amazon S3 and compatible ones        pip install s3fs
+    gs://bucket/folder/file      Google Cloud Storage                 pip install gcsfs
+    https://host/folder/file     a web server (http too)              pip install aiohttp
+    memory://folder/file         this process's memory, for tests
+
+fsspec and its kin access them, and are imported with the first address. Their file systems run
+threads and hold connections, neither of which survives a fork, so each process makes its own when
+it first reads. They don't retry: `remote.retry` does.
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib
+import json
+import logging
+import os
+import re
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, closing
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from typing import Any
+from urllib.parse import quote, unquote
+
+from penstock.addons.stores import web
+from penstock.addons.stores.listing import Crawl, FileInfo, Listing
+from penstock.addons.stores.request_gate import RequestGate
+from penstock.addons.stores.retry import asks_to_wait
+from penstock.errors import ConfigError, DataError, Problem
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*)://", re.ASCII)
+_CREDENTIAL = re.compile(
+    r"key|secret|token|passw|credential|auth|cookie|signature|^(sas|user|username)$", re.IGNORECASE
+)
+_HARMLESS = frozenset({"anon", "cloud", "google_default"})  # name a way to find credentials
+_MD5 = re.compile(r"[0-9a-f]{32}")
+_CONNECTIONS = 100
+
+
+def scheme_of(address: str) -> str | None:
+    """The scheme of an address in small letters; None for a path of this machine."""
+    match = _SCHEME.match(address)
+    return match[1].lower() if match else None
+
+
+def is_remote(address: str) -> bool:
+    """Whether files at `address` are to be fetched; not for "file://" and paths."""
+    return scheme_of(address) not in (None, "file")
+
+
+def local_path(address: str) -> str:
+    """A local address without "file://"."""
+    return address[7:] if address[:7].lower() == "file://" else address
+
+
+def parse_address(address: str) -> str:
+    """The scheme of a remote address.
+
+    Raises:
+        ConfigError: it holds a password, which would be kept in the run's files.
+    """
+    scheme = scheme_of(address)
+    if scheme is None:
+        raise ConfigError(f"{address!r} is not an address")
+    if re.match(r"[^/]*//[^/@]*@", address):
+        raise ConfigError("an address holds a user or a password; leave them out of it")
+    return scheme
+
+
+def join(folder: str, name: str) -> str:
+    """The address of the file `name` in the folder at an address."""
+    web = scheme_of(folder) in ("http", "https")
+    return f"{folder.rstrip('/')}/{quote(name) if web else name}"
+
+
+def name_in(folder: str, address: str) -> str | None:
+    """The name of a file relative to the folder at an address; None if it is not below it."""
+    start = folder.rstrip("/") + "/"
+    if not address.startswith(start):
+        return None
+    name = address[len(start) :]
+    return unquote(name) if scheme_of(folder) in ("http", "https") else name
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """How the stores of a scheme are accessed."""
+
+    system: tuple[str, str]  # module and class of the file system
+    module: str  # that has to be installed
+    defaults: Callable[[float], dict[str, Any]]  # timeout -> options of the file system
+    lists: bool = True  # whether a listing has sizes and versions
+
+
+def _s3(timeout: float) -> dict[str, Any]:
+    retries = {"total_max_attempts": 1, "mode": "standard"}
+    config = {
+        "retries": retries,
+        "connect_timeout": timeout,
+        "read_timeout": timeout,
+        "max_pool_connections": _CONNECTIONS,
+    }
+    # Without concurrency inside of one read, s3fs doesn't ask for the size before it.
+    return {"config_kwargs": config, "max_concurrency": 1}
+
+
+def _gs(timeout: float) -> dict[str, Any]:
+    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it logs a traceback before it raises
+    return {"requests_timeout": timeout, "access": "read_only"}
+
+
+def _http(timeout: float) -> dict[str, Any]:
+    import aiohttp
+
+    retry = aiohttp.ClientTimeout(total=None, sock_connect=timeout, sock_read=timeout)
+    # Compressed on the way, a file would not have the size that was announced.
+    headers = {"Accept-Encoding": "identity"}
+    return {
+        "client_kwargs": {
+            "timeout": retry,
+            "headers": headers,
+            "trace_configs": [web.checked_redirects()],
+            "response_class": web.bounded_pages(),
+        }
+    }
+
+
+_S3 = _Kind(("s3fs.core", "S3FileSystem"), "s3fs", _s3)
+# Not `gcsfs.GCSFileSystem`: that asks by gRPC what kind of bucket it is, and gRPC dies in a fork.
+_GS = _Kind(("gcsfs.core", "GCSFileSystem"), "gcsfs", _gs)
+_HTTP = _Kind(("fsspec.implementations.http", "HTTPFileSystem"), "aiohttp", _http, lists=False)
+_MEMORY = _Kind(("fsspec.implementations.memory", "MemoryFileSystem"), "fsspec", lambda _: {})
+_KINDS = {
+    "s3": _S3,
+    "s3a": _S3,
+    "gs": _GS,
+    "gcs": _GS,
+    "http": _HTTP,
+    "https": _HTTP,
+    "memory": _MEMORY,
+}
+
+
+class Store:
+    """The store of a scheme, by fsspec, whose errors are passed on.
+
+    Args:
+        scheme: of the addresses.
+        options: for the file system, such as `endpoint_url`.
+        timeout: seconds to wait for a silent connection.
+        gate: lets requests begin.
+
+    Raises:
+        ConfigError: there is no such store, or what it needs is not installed.
+    """
+
+    def __init__(
+        self, scheme: str, options: Mapping[str, Any], timeout: float, gate: RequestGate
+    ) -> None:
+        if scheme not in _KINDS:
+            known = ", ".join(f"{name}://" for name in ("file", *_KINDS))
+            raise ConfigError(Problem("", f"there is no store {scheme}://; allowed: {known}"))
+        self._scheme, self._kind = scheme, _KINDS[scheme]
+        self._options = dict(options)
+        self._timeout = timeout
+        self._gate = gate
+        self.lists = self._kind.lists
+        try:
+            importlib.import_module(self._kind.module)
+        except ImportError as error:
+            reason = f"{scheme}:// needs {self._kind.module}: pip install {self._kind.module}"
+            raise ConfigError(Problem("", reason)) from error
+
+    def files(self, address: str, crawl: Crawl, deep: bool = False) -> tuple[Listing, list[str]]:
+        """Files of a folder and addresses of the folders in it; or all files below it, if `deep`.
+
+        A store's answers are Python objects, 1 kB a file, so each page is flattened at once.
+        """
+        base = self._name(address)
+        parts = []
+        folders: dict[str, None] = {}
+        crawl.start(address)
+        for page in self._pages(base, crawl, deep):
+            files = []
+            for info in page:
+                name = self._relative(str(info["name"]), base)
+                if name and info["type"] == "directory":
+                    folders[join(address, name)] = None
+                elif name:
+                    files.append(self._info(name, info))
+            parts.append(Listing.of(files))
+            crawl.page(address, len(files))
+        joined = parts[0] if len(parts) == 1 else Listing.joined(("", part) for part in parts)
+        return joined, list(folders)
+
+    def _pages(self, base: str, crawl: Crawl, deep: bool) -> Iterator[Iterable[dict[str, Any]]]:
+        """The entries below `base` (or only in it) as fsspec describes them, a page at a time."""
+        if self._kind is _S3 and not self._options.get("version_aware"):
+            yield from self._pages_of_s3(base, crawl, deep)
+        elif deep:
+            with self._request():
+                found = self._system.find(base, detail=True)
+            yield ({**info, "name": name} for name, info in found.items())
+        else:
+            with self._request():
+                page = self._system.ls(base, detail=True)
+            yield page
+
+    def _pages_of_s3(self, base: str, crawl: Crawl, deep: bool) -> Iterator[list[dict[str, Any]]]:
+        """The same by S3's own listing: s3fs would keep all pages before it gives the first."""
+        system = self._system
+        seen: set[str] = {""}  # marks of pages
+        bucket, key, _ = system.split_path(base)
+        asked = {
+            "Bucket": bucket,
+            "Prefix": f"{key.rstrip('/')}/" if key else "",
+            "Delimiter": "" if deep else "/",
+            **system.req_kw,
+        }
+        while True:
+            with self._request():
+                answer = system.call_s3("list_objects_v2", **asked)
+            # A key that ends in a slash marks a folder, and is no file.
+            page = [
+                {
+                    "name": f"{bucket}/{one['Key']}",
+                    "size": one["Size"],
+                    "ETag": one.get("ETag"),
+                    "type": "file",
+                }
+                for one in answer.get("Contents", [])
+                if not one["Key"].endswith("/")
+            ]
+            page += [
+                {"name": f"{bucket}/{one['Prefix']}", "type": "directory"}
+                for one in answer.get("CommonPrefixes", [])
+            ]
+            yield page
+            if not answer.get("IsTruncated"):
+                return
+            token = answer.get("NextContinuationToken") or ""
+            if token in seen:
+                raise crawl.endless("its store gives the same page again and again")
+            seen.add(token)
+            asked["ContinuationToken"] = token
+
+    def look(self, address: str) -> FileInfo:
+        """One file's size and version."""
+        with self._request():
+            info = self._system.info(self._name(address))
+        if info.get("type", "file") != "file":
+            raise FileNotFoundError(f"{address} is a folder")
+        return self._info(address.rpartition("/")[2], info)
+
+    def read(self, address: str, start: int | None = None, end: int | None = None) -> bytes:
+        """The bytes of a file, or some of them."""
+        with self._request():
+            content: bytes = self._system.cat_file(self._name(address), start=start, end=end)
+        return content
+
+    def stream(self, address: str) -> Iterator[bytes]:
+        """The bytes of a file whose size is not known, piece by piece."""
+        opened = partial(self._system.open, self._name(address), "rb", block_size=0)
+        with self._request(), closing(opened()) as file:
+            while piece := file.read(2**20):
+                yield piece
+
+    def _request(self) -> AbstractContextManager[None]:
+        return self._gate.request(asks_to_wait)
+
+    @property
+    def _system(self) -> Any:
+        """The file system, opened once in each process."""
+        module, name = self._kind.system
+        given = [module, name, self._timeout, self._options]
+        key = json.dumps(given, sort_keys=True, default=str)
+        process = _this_process()
+        with process.lock:
+            if key in process.systems:
+                return process.systems[key]
+            options = _merged(self._kind.defaults(self._timeout), self._options)
+            if self._kind is _GS and options.pop("anon", False):
+                options["token"] = "anon"
+            try:
+                system = getattr(importlib.import_module(module), name)(
+                    skip_instance_cache=True, use_listings_cache=False, **options
+                )
+            except (TypeError, ValueError) as error:
+                reason = f"{self._scheme}:// refuses them: {error}"
+                raise ConfigError(Problem("options", reason)) from error
+            # s3fs and gcsfs have retries of their own, with fixed waits.
+            system.retries = 1  # s3fs
+            once = getattr(getattr(type(system), "_request", None), "__wrapped__", None)
+            if once is not None:  # gcsfs, where a decorator retries
+                system._request = partial(once, system)
+            process.systems[key] = system
+            return system
+
+    def _name(self, address: str) -> str:
+        """The name of an address in fsspec."""
+        if self._kind is not _HTTP:
+            rest = address[_SCHEME.match(address).end() :]  # type: ignore[union-attr]
+            return f"/{rest}" if self._kind is _MEMORY else rest.rstrip("/")
+        return quote(address, safe="%/:@!$&'()*+,;=~[]?")
+
+    def _relative(self, name: str, base: str) -> str:
+        """A listed name, relative to the folder `base`; empty for one outside of it."""
+        base = base.rstrip("/") + "/"
+        if not name.startswith(base):
+            return ""
+        name = name[len(base) :].rstrip("/")
+        if self._kind is _HTTP:
+            name = "" if "?" in name else unquote(name)  # links that sort the page
+            return name if _is_inside(name) else ""  # a page may link to anything
+        if name and not _is_inside(name):
+            raise DataError(
+                f"{base + name!r} is listed, but its name leads out of the folder. Rename it "
+                "in its store, or give another folder."
+            )
+        return name
+
+    def _info(self, name: str, info: Mapping[str, Any]) -> FileInfo:
+        size = info.get("size")
+        return FileInfo(name, None if size is None else int(size), self._version(info))
+
+    def _version(self, info: Mapping[str, Any]) -> str:
+        md5 = info.get("md5Hash") or info.get("Content-MD5")
+        if md5:
+            return "md5:" + base64.b64decode(md5).hex()
+        etag = str(info.get("ETag") or info.get("etag") or "").strip('"')
+        if self._kind is _S3 and _MD5.fullmatch(etag):
+            return "md5:" + etag
+        # Of several web servers that give the same file, each may have a tag of its own for it.
+        created = info.get("created")  # of memory://: a number in a listing, else a datetime
+        if isinstance(created, datetime):
+            created = created.timestamp()
+        return str(info.get("generation") or info.get("Last-Modified") or etag or created or "")
+
+
+class _Process:
+    """The file systems that one process has open."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.lock = threading.Lock()
+        self.systems: dict[str, Any] = {}
+
+
+_current = _Process()
+_parents: list[_Process] = []  # never dropped: closing their connections is up to the parent
+
+
+def _this_process() -> _Process:
+    """That of this process, which begins with none if it was forked."""
+    global _current
+    if _current.pid != os.getpid():
+        importlib.import_module("fsspec.asyn").reset_lock()
+        _parents.append(_current)
+        _current = _Process()
+    return _current
+
+
+def _is_inside(name: str) -> bool:
+    """Whether a relative name stays in its folder, on whatever system."""
+    return "\0" not in name and not {"", ".", ".."} & set(name.split("/"))
+
+
+def check_options(options: Mapping[str, Any], key: str = "options") -> None:
+    """Raise ConfigError for options that are, or hold, credentials."""
+    for name, value in options.items():
+        where = f"{key}.{name}"
+        if isinstance(value, Mapping):
+            check_options(value, where)
+        elif _CREDENTIAL.search(str(name)) and value not in _HARMLESS:
+            raise ConfigError(
+                Problem(
+                    where,
+                    "looks like a credential, which would be kept in the run's files. "
+                    "Leave it out: stores find credentials by themselves, for s3 in the "
+                    "environment or ~/.aws (also: options.profile), for gs by gcloud",
+                )
+            )
+        elif isinstance(value, str) and re.search(r"//[^/@:]*:[^/@]*@", value):
+            raise ConfigError(
+                Problem(where, "holds a user and a password; leave them out of the address")
+            )
+
+
+def _merged(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
+    """Options laid over defaults, key by key."""
+    merged = dict(ours)
+    for name, value in theirs.items():
+        both = isinstance(value, Mapping) and isinstance(merged.get(name), Mapping)
+        merged[name] = _merged(merged[name], value) if both else value
+    return merged

@@ -1,0 +1,119 @@
+"""What each job of a sweep leaves in its folder, and reading all of them. Imports no torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import ConfigError, Problem
+from penstock.files import plain_json
+from penstock.files.disk import write_atomically
+from penstock.files.plain_json import JsonError, mapping
+from penstock.runs.manifest import check_overrides
+from penstock.terminal import say
+
+RESULT = "result.json"
+PRUNING = "pruning"  # the reason in the manifest of a run that was ended as a hopeless trial
+FINISHED = ("done", "pruned")  # statuses of jobs that a sweep passes over
+
+_LARGEST = 4 << 20  # bytes of a result
+
+
+@dataclass(frozen=True)
+class JobResult:
+    """The result of one job of a sweep."""
+
+    overrides: list[str]  # as on a command line
+    status: str  # "done", "pruned", "failed", "preempted", "interrupted"; in a table "not started"
+    metric: str | None  # the name of `value`
+    mode: str | None  # "min" or "max" of the metric
+    value: float | None  # of the task; None if it failed or measures nothing
+    seconds: float  # of wall time
+    error: str | None  # its first line
+    exit_code: int  # that the job would have as a run of its own
+    started: float  # seconds since 1970
+    others: dict[str, float] = field(default_factory=dict)  # metrics of the same validation
+    cpu_seconds: float | None = None  # of this process and those it started, also of its ranks
+
+    def write(self, folder: Path) -> None:
+        """Write the result into the job's folder."""
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / RESULT, (json.dumps(asdict(self), indent=2) + "\n").encode())
+
+    def remove(self, folder: Path) -> None:
+        """Remove the result from the job's folder: it is to go on."""
+        (folder / RESULT).unlink(missing_ok=True)
+
+    @classmethod
+    def read(cls, path: Path) -> JobResult:
+        """The result in a file that `write` made; raises ConfigError if it is damaged."""
+        try:
+            return cls(**_checked(mapping(plain_json.read(path, _LARGEST))))
+        except (OSError, JsonError) as error:
+            reason = f"{path} is damaged: {error}. Delete it to run its job again"
+            raise ConfigError(Problem("hydra.sweep.dir", reason)) from error
+
+
+def _checked(values: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a result, with the right types; raises JsonError."""
+    known = {one.name for one in fields(JobResult)}
+    odd = sorted(map(str, known ^ (values.keys() | {"others", "cpu_seconds"})))
+    if odd:
+        raise JsonError(f"it has missing or unexpected keys: {', '.join(odd[:5])[:200]}")
+    check_overrides(values["overrides"])
+    texts = [values[key] for key in ("metric", "mode", "error")]
+    if not isinstance(values["status"], str) or not all(isinstance(v, str | None) for v in texts):
+        raise JsonError("its status, metric, mode or error is not a text")
+    measured = [
+        values["value"],
+        values.get("cpu_seconds"),
+        *mapping(values.get("others", {})).values(),
+    ]
+    numbers = [
+        values["seconds"],
+        values["started"],
+        values["exit_code"],
+        *(one for one in measured if one is not None),
+    ]
+    if not all(isinstance(v, int | float) and not isinstance(v, bool) for v in numbers):
+        raise JsonError("its value, seconds, started or exit_code is not a number")
+    return values
+
+
+def read_results(folder: Path, since: float = 0.0) -> list[tuple[str, JobResult]]:
+    """Name and result of each job under `folder` that started after `since`, in their order.
+
+    A damaged file is reported on stderr and skipped.
+    """
+    jobs = []
+    for path in folder.rglob(RESULT):
+        try:
+            result = JobResult.read(path)
+        except ConfigError as error:
+            say(error)
+            continue
+        if result.started >= since:
+            jobs.append((str(path.parent.relative_to(folder)), result))
+    return sorted(jobs, key=in_order)
+
+
+def in_order(job: tuple[str, object]) -> tuple[int, str]:
+    """A key that sorts jobs by their numbers."""
+    name = job[0]
+    return (int(name), "") if name.isdecimal() else (-1, name)
+
+
+def best_of(jobs: Sequence[tuple[str, JobResult]]) -> str | None:
+    """Name of the job with the best value, if any has one."""
+    valued = [
+        (result.value, name)
+        for name, result in jobs
+        if result.value is not None and result.status != "pruned"
+    ]
+    if not valued:
+        return None
+    largest = any(result.mode == "max" for _, result in jobs)
+    return (max if largest else min)(valued)[1]

@@ -1,0 +1,332 @@
+"""`sweep=optuna`: jobs whose values optuna chooses, one after the other, from the jobs before.
+
+hydra's own plugin for optuna stops at optuna 2, which has neither a journal nor a way to end jobs
+early. This one keeps to hydra's syntax: choice(...), range(...), interval(...), tag(log, ...) are
+what a job's value is chosen from, everything else is the same in all jobs.
+
+A sweep whose folder holds a study goes on with it: finished trials are kept, those that were
+running when it was killed resume from their checkpoints, under their numbers.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import BrokenExecutor
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep, Sweep
+from hydra.core.plugins import Plugins
+from hydra.plugins.launcher import Launcher
+from hydra.plugins.sweeper import Sweeper
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig, OmegaConf
+
+from penstock.addons.sweeps import grid, stored_sweep, study, sweep, sweep_grid
+from penstock.addons.sweeps.job_result import FINISHED
+from penstock.addons.sweeps.stored_sweep import (
+    StoredJob,
+    StoredSweep,
+    key_of,
+    of_job,
+    read_sweep,
+    result_of,
+)
+from penstock.addons.sweeps.study import Study
+from penstock.addons.sweeps.sweep_job import metric_of
+from penstock.config import disclosure, hydra_output, preflight
+from penstock.config.composition import plain
+from penstock.config.hydra_internals import hydra_config, raw_value
+from penstock.config.own_options import environment_with
+from penstock.config.schema import Config, StudySection
+from penstock.distributed import world
+from penstock.errors import ConfigError, PenstockError, Problem
+from penstock.files.disk import prepare
+from penstock.terminal import say
+
+if TYPE_CHECKING:
+    from optuna.trial import FrozenTrial
+
+_SUBDIR = "${hydra.job.num}"
+_OF_A_START = ("resume=", "hydra.sweep.dir=")  # overrides that another start has otherwise
+
+
+class OptunaSweeper(Sweeper):
+    """Runs the trials of a study as jobs.
+
+    Its class knows the command line that `penstock.command` has taken.
+
+    Args:
+        params: values and ranges by key, as on a command line, which comes after them.
+    """
+
+    config: DictConfig
+    hydra_context: HydraContext
+    given: ClassVar[Sequence[str]] = ()  # overrides, with those of a sweep that is resumed
+    typed: ClassVar[Sequence[str]] = ()  # the command line after the program's own words
+
+    def __init__(self, params: Mapping[str, Any] | None = None) -> None:
+        self._params = [f"{key}={value}" for key, value in (params or {}).items()]
+
+    def setup(
+        self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
+    ) -> None:
+        """Called by hydra with the configuration of the sweep."""
+        self.hydra_context, self.config = hydra_context, config
+        self.launcher: Launcher = Plugins.instance().instantiate_launcher(
+            hydra_context=hydra_context, task_function=task_function, config=config
+        )
+
+    def sweep(self, arguments: list[str]) -> None:
+        """Run the trials; called by hydra with the overrides of the command line."""
+        try:
+            self._sweep(arguments)
+        except PenstockError as error:  # hydra would make a traceback of it
+            raise SystemExit(error.exit_code) from error
+
+    def _sweep(self, arguments: list[str]) -> None:
+        study.check_installed()
+        parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
+        words = {
+            one.get_key_element(): one
+            for one in parser.parse_overrides([*self._params, *arguments])
+        }
+        self._lines = {key: grid.bounds(one)[0] for key, one in words.items()}
+        self._space = {
+            key: distribution(one) for key, one in words.items() if one.is_sweep_override()
+        }
+        config = self._config()
+        options, metric, mode = self._options(config)
+        ends = {"failed": config.sweep.on_failure, "preempted": config.sweep.on_preempted}
+        self._command = StoredSweep(
+            words=disclosure.words(word for word in self.given if not word.startswith(_OF_A_START)),
+            fixed=disclosure.words(
+                line for key, line in self._lines.items() if key not in self._space
+            ),
+            keys=[key_of(key) for key in self._space],
+            began=time.time(),
+            ends=[status for status, wanted in ends.items() if wanted == "stop"],
+        )
+        folder = Path(str(self.config.hydra.sweep.dir))
+        prepare(folder)
+        sweep.check_folder(folder)
+        hydra_output.save_sweep(self.config, folder)
+        about = {
+            "metric": metric,
+            "mode": mode,
+            "fixed": self._command.fixed,
+            "space": {key: str(words[key].input_line) for key in self._space},
+        }
+        at_once = sweep_grid.at_once_of(config.sweep.jobs, options.trials, config.trainer.device)
+        with study.held(folder):
+            trials = Study.open(folder, options, mode, about)
+            self._check_same(folder, trials, about)
+            before = read_sweep(folder)
+            threads = (before and before.threads) or sweep_grid.threads_of(at_once)
+            self._command = replace(self._command, threads=threads)
+            variables = {world.JOBS: str(at_once), world.THREADS: str(threads)}
+            with environment_with(variables), sweep_grid.ray_of(self.launcher):
+                self._run(folder, trials, options, at_once)
+
+    def _config(self) -> Config:
+        """The configuration of a job with the first value of every key."""
+        lines = list(self._lines.values())
+        composed = self.hydra_context.config_loader.load_sweep_config(self.config, lines)
+        with hydra_config(composed):
+            own = [str(name) for name in composed if name != "hydra"]
+            return preflight.accept(plain(OmegaConf.masked_copy(composed, own)), lines)
+
+    def _options(self, config: Config) -> tuple[StudySection, str, str]:
+        """The section of the study, and the name and the mode of what its trials are judged by."""
+        problems = []
+        options = config.sweep.optuna
+        metric, mode = metric_of(config)
+        if options is None:
+            problems.append(Problem("sweep", "is not optuna, whose section this sweeper needs"))
+        if metric is None or mode is None:
+            problems.append(
+                Problem(
+                    "task",
+                    f"{config.task} measures nothing that optuna could "
+                    "make better; fit and validate do",
+                )
+            )
+        if not self._space:
+            problems.append(
+                Problem(
+                    "sweep",
+                    "optuna has nothing to choose; write a key as "
+                    "choice(a,b), range(1,9) or interval(0.1,1.0)",
+                )
+            )
+        if raw_value(self.config.hydra.sweep, "subdir") != _SUBDIR:
+            problems.append(
+                Problem(
+                    "hydra.sweep.subdir",
+                    f"must be {_SUBDIR} with sweep=optuna: a trial is found again by its number",
+                )
+            )
+        preflight.raise_if(problems)
+        if options is not None and options.sampler == "grid":
+            study.check_grid(self._space)
+        return options, metric, mode  # type: ignore[return-value]
+
+    def _check_same(self, folder: Path, trials: Study, about: Mapping[str, Any]) -> None:
+        """Raise ConfigError if the study, or what else is in its folder, is of another sweep."""
+        then = {**dict.fromkeys(about), **trials.about}
+        fixed = then["fixed"] if isinstance(then["fixed"], list) else []
+        before = StoredSweep(fixed=list(map(str, fixed)), keys=self._command.keys)
+        problems = stored_sweep.incompatible(
+            before, self._command.fixed or [], self._command.keys, folder
+        )
+        problems += [
+            Problem(
+                "hydra.sweep.dir",
+                f"the study in {trials.path} has the {name} "
+                f"{str(then[name])[:300]}, and this one {about[name]}; give another folder",
+            )
+            for name in ("metric", "mode", "space")
+            if then[name] != about[name]
+        ]
+        stored = read_sweep(folder)
+        known = {str(one.number) for one in trials.trials}
+        if stored is not None and any(job.folder not in known for job in stored.jobs):
+            problems.append(
+                Problem(
+                    "hydra.sweep.dir",
+                    f"{folder} holds jobs of a sweep without optuna; give another folder",
+                )
+            )
+        if not problems and any(one.distributions != self._space for one in trials.trials):
+            problems.append(
+                Problem(
+                    "hydra.sweep.dir",
+                    f"trials in {trials.path} have other keys than this sweep; give another folder",
+                )
+            )
+        preflight.raise_if(problems)
+
+    def _run(self, folder: Path, trials: Study, options: StudySection, at_once: int) -> None:
+        """Run the trials that are not finished, and new ones up to their number."""
+        begun, unfinished = time.monotonic(), trials.unfinished
+        if number := len(trials.trials):
+            done = number - len(unfinished)
+            say(
+                f"going on with the study in {folder}: of {options.trials} trials, {done} are "
+                f"finished and {len(unfinished)} were begun"
+            )
+        for trial in unfinished:
+            if self._launch(folder, trials, [trial]):
+                return
+        if at_once > 1:
+            self.launcher = sweep_grid.side_by_side(
+                self.launcher, self.config, self.hydra_context, at_once
+            )
+        while (room := options.trials - len(trials.trials)) > 0:
+            if options.timeout is not None and time.monotonic() - begun > options.timeout:
+                say(
+                    f"{options.timeout:g} s are over (sweep.optuna.timeout); {room} of "
+                    f"{options.trials} trials are left"
+                )
+                return
+            some = [
+                trials.begin(self._space, at_once > 1, self._accept)
+                for _ in range(min(room, at_once))
+            ]
+            jobs = [one for one in some if one is not None]
+            if not jobs or self._launch(folder, trials, jobs):  # a grid has come to its end
+                return
+
+    def _accept(self, values: Mapping[str, Any]) -> None:
+        """Raise if hydra cannot compose a job of these values."""
+        self.validate_batch_is_legal([self._overrides(values)])
+
+    def _overrides(self, values: Mapping[str, Any]) -> list[str]:
+        chosen = {key: f"{key}={value}" for key, value in values.items()}
+        return [chosen.get(key, line) for key, line in self._lines.items()]
+
+    def _launch(self, folder: Path, trials: Study, jobs: Sequence[FrozenTrial]) -> bool:
+        """Run trials with successive numbers; whether the sweep ends after them."""
+        known = [
+            StoredJob(str(one.number), of_job(disclosure.words(self._overrides(one.params))))
+            for one in trials.trials
+        ]
+        stored_sweep.store(folder, replace(self._command, jobs=known))
+        if sweep.running:
+            sweep.running[0].mine = [job.folder for job in known]
+            sweep.running[0].typed = self.typed
+        words = [self._overrides(one.params) for one in jobs]
+        try:
+            for done in self.launcher.launch(words, initial_job_idx=jobs[0].number):
+                _ = done.return_value  # raises what a job raised: a bug, as jobs report errors
+        except BrokenExecutor as error:
+            reason = "the process of a job died; maybe the machine was out of memory"
+            raise PenstockError(reason) from error
+        ends = False
+        for one in jobs:
+            result = result_of(folder / str(one.number))
+            stale = (
+                result and result.status not in FINISHED and result.started < self._command.began
+            )
+            if result is None or stale:
+                continue  # not begun, or another process runs it
+            ends = ends or result.status in self._command.ends
+            if result.status in (*FINISHED, "failed"):
+                measured = result.status == "done" and result.metric == trials.about["metric"]
+                value = result.value if measured else None
+                trials.end(one.number, value, result.status == "pruned")
+        return ends
+
+
+def distribution(one: Override) -> Any:
+    """What optuna draws the value of an override from.
+
+    Raises:
+        ConfigError: it has no value, a log scale that optuna hasn't, or a secret.
+    """
+    from optuna.distributions import CategoricalDistribution as Choice
+    from optuna.distributions import FloatDistribution as Floats
+    from optuna.distributions import IntDistribution as Integers
+
+    key, given, line = one.get_key_element(), one.value(), str(one.input_line)
+    assert isinstance(given, Sweep)
+    if disclosure.word(line) != line:
+        raise ConfigError(
+            Problem(
+                key, "is a secret, which a study would write into its journal; give it one value"
+            )
+        )
+    log = "log" in given.tags
+    try:
+        if isinstance(given, IntervalSweep):
+            low, high = given.start, given.end
+            assert low is not None
+            assert high is not None
+            if not (math.isfinite(low) and math.isfinite(high) and low < high):
+                raise ValueError("it needs two numbers, the smaller one first")
+            if isinstance(low, int) and isinstance(high, int):  # int(interval(...))
+                return Integers(low, high, log=log)
+            return Floats(low, high, log=log)
+        if not isinstance(given, RangeSweep):
+            if log:
+                raise ValueError("a choice has no log scale")
+            return Choice([line.partition("=")[2] for line in grid.values(one)])
+        numbers = given.range()
+        some = (
+            numbers if isinstance(numbers, range) else list(islice(numbers, grid.MOST_NUMBERS + 1))
+        )
+        if not some or (isinstance(some, list) and len(some) > grid.MOST_NUMBERS):
+            raise ValueError(f"it has no number, or more than {grid.MOST_NUMBERS}")
+        low, high = sorted((some[0], some[-1]))
+        if isinstance(some, range):
+            return Integers(low, high, log=log, step=abs(some.step))
+        return Floats(low, high, step=None if log else abs(float(given.step)), log=log)
+    except ValueError as error:
+        raise ConfigError(
+            Problem(key, f"optuna cannot choose from {one.input_line}: {error}")
+        ) from None

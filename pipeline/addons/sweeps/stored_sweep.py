@@ -1,0 +1,405 @@
+"""sweep.json in a sweep's folder: its command, and which folder belongs to which job.
+
+    words, fixed, keys   the command's overrides; those that all jobs share; what jobs differ in
+    threads              of torch in each job, as sums over another number round differently
+    began, ends          of the last command: when, in seconds since 1970, and the statuses of jobs
+                         after which no other starts
+    jobs                 folder and overrides of each job, of this command and of those before
+
+A job is known by its overrides, so that it keeps its folder when the grid changes. Of several
+processes that work on a sweep at once, each locks the job that it runs (`job_lock`), with
+`job.lock` in the job's folder; the lock ends with the process. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
+from itertools import count
+from pathlib import Path, PurePath
+from typing import Any
+
+import yaml
+
+from penstock import program
+from penstock.addons.sweeps.job_result import FINISHED, RESULT, JobResult, in_order, read_results
+from penstock.config import command_line_keys, disclosure
+from penstock.config.changes import effect_of, is_default, leaves
+from penstock.config.composition import CONF
+from penstock.config.schema import Changes
+from penstock.errors import ConfigError, Problem
+from penstock.files import plain_json
+from penstock.files.disk import Hold, is_locked, refuse, write_atomically
+from penstock.files.one_writer import one_writer
+from penstock.files.plain_json import JsonError, mapping, shown
+from penstock.runs.manifest import check_overrides, has_manifest
+from penstock.runs.resumption import why_not
+from penstock.terminal import one_line
+
+NAME = "sweep.json"
+LOCK = "job.lock"
+MOST_JOBS = 100_000
+
+_LARGEST = 64 << 20  # bytes of the file
+_KEY = "hydra.sweep.dir"
+_NO_PART_OF_A_JOB = ("resume", "resume_despite", "run_dir", "sweep")
+
+
+@dataclass(frozen=True)
+class StoredJob:
+    """A job of a sweep: its folder below the sweep's, and its overrides without secrets."""
+
+    folder: str
+    overrides: list[str]
+
+
+@dataclass(frozen=True)
+class StoredSweep:
+    """What sweep.json holds; see the module."""
+
+    words: list[str] = field(default_factory=list)
+    fixed: list[str] | None = None  # unknown for a folder from before there was this file
+    keys: list[str] = field(default_factory=list)
+    threads: int | None = None
+    began: float = 0.0
+    ends: list[str] = field(default_factory=list)
+    jobs: list[StoredJob] = field(default_factory=list)
+    version: int = 1
+
+    def find(self, jobs: Sequence[Sequence[str]], keys: Sequence[str]) -> list[str | None]:
+        """The folder of each of these jobs; None for a new one.
+
+        Args:
+            jobs: override lines, without secrets.
+            keys: that the jobs differ in.
+        """
+        known = {*self.keys, *keys}
+        old = zip(_identities([job.overrides for job in self.jobs], known), self.jobs, strict=True)
+        folders = {identity: job.folder for identity, job in old}
+        return [folders.get(identity) for identity in _identities(jobs, known)]
+
+
+def read_sweep(folder: Path) -> StoredSweep | None:
+    """The stored sweep of a folder; None if it has no sweep.json.
+
+    Raises:
+        ConfigError: the file cannot be read, or is damaged.
+    """
+    path = folder / NAME
+    try:
+        return _checked(mapping(plain_json.read(path, _LARGEST)))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        reason = f"{path} cannot be read: {error.strerror or error}"
+    except JsonError as error:
+        reason = (
+            f"{path} is damaged: {error}. Put a copy of it in its place, or begin another sweep"
+        )
+    raise ConfigError(Problem(_KEY, reason))
+
+
+def _checked(values: dict[str, Any]) -> StoredSweep:
+    if values.get("version") != 1:
+        raise JsonError(f"its version is {shown(values.get('version'))}, not 1")
+    if odd := sorted(map(str, set(asdict(StoredSweep())) ^ values.keys())):
+        raise JsonError(f"it has missing or unexpected keys: {', '.join(odd[:5])[:200]}")
+    for name in ("words", "keys", "fixed", "ends"):
+        if name != "fixed" or values[name] is not None:
+            check_overrides(values[name])
+    for name, kinds in (("threads", int | None), ("began", int | float)):
+        if not isinstance(values[name], kinds) or isinstance(values[name], bool):
+            raise JsonError(f"{name} is {shown(values[name])}")
+    if values["threads"] is not None and not 1 <= values["threads"] <= 4096:
+        raise JsonError(f"threads is {shown(values['threads'])}")
+    if not isinstance(values["jobs"], list) or len(values["jobs"]) > MOST_JOBS:
+        raise JsonError(f"its jobs are not a list of at most {MOST_JOBS}")
+    jobs = [_checked_job(mapping(one)) for one in values["jobs"]]
+    twice = [name for name, number in Counter(job.folder for job in jobs).items() if number > 1]
+    if twice:
+        raise JsonError(f"two jobs have the folder {shown(twice[0])}")
+    return StoredSweep(**{**values, "jobs": jobs})
+
+
+def _checked_job(values: dict[str, Any]) -> StoredJob:
+    name = values.get("folder")
+    if values.keys() != {"folder", "overrides"} or not isinstance(name, str):
+        raise JsonError("a job has other keys than folder and overrides")
+    if not is_below(name):
+        raise JsonError(f"the folder of a job is {shown(name)}, which is not one below the sweep's")
+    check_overrides(values["overrides"])
+    return StoredJob(name, values["overrides"])
+
+
+def is_below(name: str) -> bool:
+    """Whether a job's folder of that name lies below the sweep's, also as a value of hydra's."""
+    path = PurePath(name)
+    leads_out = path.is_absolute() or not path.parts or ".." in path.parts
+    return not leads_out and name.isprintable() and "${" not in name and not name.endswith("\\")
+
+
+def key_of(line: str) -> str:
+    """The key of an override line."""
+    return line.partition("=")[0].lstrip("+~")
+
+
+def _identities(jobs: Sequence[Sequence[str]], keys: set[str]) -> Iterator[tuple[Any, ...]]:
+    """What each job is known by: its overrides, but for those that change no result."""
+    seen: Counter[tuple[str, ...]] = Counter()
+    for lines in jobs:
+        counted = tuple(
+            sorted(line for line in of_job(lines) if key_of(line) in keys or not is_harmless(line))
+        )
+        seen[counted] += 1
+        yield counted, seen[counted]  # the same overrides twice are two jobs
+
+
+def of_job(lines: Sequence[str]) -> list[str]:
+    """The override lines that say what a job is, without those on resuming and on the sweep."""
+    return [line for line in lines if re.split(r"[./]", key_of(line))[0] not in _NO_PART_OF_A_JOB]
+
+
+@cache
+def is_harmless(line: str) -> bool:
+    """Whether no result depends on this override, so that it may differ between two commands of
+    one sweep.
+    """
+    key, value = key_of(line).replace("/", "."), line.partition("=")[2]
+    if effect_of(key).changes == Changes.NOTHING:
+        return True
+    # An option of a section such as `loader`, of which not every key is harmless.
+    option = CONF / key / f"{value}.yaml"
+    if not re.fullmatch(r"\w+=\w+", line) or not option.is_file():
+        return False
+    given = yaml.safe_load(option.read_text(encoding="utf-8"))
+    keys = leaves({name: one for name, one in given.items() if name != "defaults"}, key)
+    return all(
+        effect_of(name).changes == Changes.NOTHING or is_default(name, one) for name, one in keys
+    )
+
+
+def incompatible(
+    stored: StoredSweep, fixed: Sequence[str], keys: Sequence[str], folder: Path
+) -> list[Problem]:
+    """Overrides that all jobs of a command share, and that all jobs before had otherwise.
+
+    Args:
+        fixed, keys: of the command, without secrets.
+    """
+    if stored.fixed is None:
+        return []
+    varied = {*stored.keys, *keys}
+    then, now = (
+        {
+            key_of(line): line.partition("=")[2]
+            for line in of_job(lines)
+            if key_of(line) not in varied and not is_harmless(line)
+        }
+        for lines in (stored.fixed, fixed)
+    )
+    return [
+        Problem(
+            one_line(key),
+            f"is {now.get(key, 'not given')} here and {one_line(then.get(key, 'not given'))} in "
+            f"the sweep in {folder}, whose results depend on it; give it as there, or begin "
+            "another sweep with another hydra.sweep.dir",
+        )
+        for key in sorted(then.keys() | now.keys())
+        if then.get(key) != now.get(key)
+    ]
+
+
+def extend(
+    folder: Path, command: StoredSweep, name: Callable[[int, int], str] | None = None
+) -> tuple[StoredSweep, list[str]]:
+    """Store a command's jobs in `folder`, which exists: old ones keep their folders.
+
+    Args:
+        command: its `jobs` have empty folders.
+        name: (place in the command, number) -> folder of a new job; the number when None.
+
+    Returns:
+        What is stored now, and the folders of the command's jobs, in their order.
+
+    Raises:
+        ConfigError: what is stored is damaged, or of another sweep (`incompatible`).
+    """
+    with one_writer(folder / NAME, "plans the same sweep"):
+        stored = read_sweep(folder)
+        if stored is None:
+            old = [StoredJob(place, of_job(one.overrides)) for place, one in read_results(folder)]
+            stored = StoredSweep(jobs=old)
+        if problems := incompatible(stored, command.fixed or [], command.keys, folder):
+            raise ConfigError(problems)
+        wanted = [job.overrides for job in command.jobs]
+        found = stored.find(wanted, command.keys)
+        taken = {job.folder for job in stored.jobs}
+        free = (
+            str(n)
+            for n in count(len(taken))
+            if str(n) not in taken and not (folder / str(n)).exists()
+        )
+        folders = []
+        for place, old_folder in enumerate(found):
+            new = old_folder or next(free)
+            if old_folder is None and name is not None:
+                new = name(place, int(new))
+            folders.append(new)
+        if len(set(folders)) < len(folders):
+            reason = "gives several jobs one folder; it needs ${hydra.job.num}"
+            raise ConfigError(Problem("hydra.sweep.subdir", reason))
+        if odd := next((one for one in folders if not is_below(one)), None):
+            reason = f"gives a job the folder {shown(odd)}, which is not one below the sweep's"
+            raise ConfigError(Problem("hydra.sweep.subdir", reason))
+        now = {
+            place: StoredJob(place, of_job(job)) for place, job in zip(folders, wanted, strict=True)
+        }
+        stored = replace(
+            command,
+            keys=sorted({*stored.keys, *command.keys}),
+            threads=stored.threads or command.threads,
+            began=time.time(),
+            jobs=list({**{job.folder: job for job in stored.jobs}, **now}.values()),
+        )
+        store(folder, stored)
+    return stored, folders
+
+
+def store(folder: Path, sweep: StoredSweep) -> None:
+    """Write a sweep's file; for sweeps that plan their jobs themselves (else `extend`)."""
+    write_atomically(folder / NAME, (json.dumps(asdict(sweep), indent=1) + "\n").encode())
+
+
+def resumed(overrides: Sequence[str]) -> tuple[list[str], Path | None]:
+    """A command line's overrides, preceded by those of the sweep that it resumes; its folder.
+
+    Overrides given now win. None, and the overrides as they are, if `resume` names no sweep.
+
+    Raises:
+        ConfigError: the sweep's file is damaged, or holds what is taken from a command line only.
+    """
+    given = [word for word in overrides if word.startswith("resume=")]
+    value = program.text_of(given[-1].partition("=")[2]) if given else ""
+    folder = Path(value)
+    if not value or not (folder / NAME).exists():
+        return list(overrides), None
+    stored = read_sweep(folder)
+    assert stored is not None
+    rest = [word for word in overrides if not word.startswith("resume=")]
+    now = {_place(word) for word in rest}
+    if _KEY in now:
+        reason = f"resume={value} goes on with the sweep in its own folder; leave this out"
+        raise ConfigError(Problem(_KEY, reason))
+    kept = [word for word in stored.words if not {*_above(_place(word))} & now]
+    kept = command_line_keys.of_folder(kept, rest, folder)
+    if of_hydra := [word for word in kept if _is_of_hydra(word)]:
+        shown_words = ", ".join(f"{word[:80]!r}" for word in of_hydra[:10])
+        raise ConfigError(
+            Problem(
+                "resume",
+                f"{folder / NAME} holds {shown_words}. What starts jobs is taken "
+                "from a command line only: if you want it, type it again; hydra/launcher=basic "
+                "runs the jobs here",
+            )
+        )
+    for word in kept:
+        if refusal := why_not(word):
+            where = f"{folder / NAME} holds {word[:80]!r}"
+            raise ConfigError(Problem("resume", f"{where}, which {refusal}"))
+        if disclosure.is_redacted(word):
+            reason = f"is a secret of the sweep in {folder}, which was not written down"
+            raise ConfigError(Problem(key_of(word), f"{reason}; give it again"))
+    return [*kept, *rest, program.override(_KEY, value)], folder
+
+
+def _place(word: str) -> str:
+    return key_of(word).partition("@")[0]
+
+
+def _above(place: str) -> Iterator[str]:
+    """The keys by which a person replaces what stands at `place`: itself, and its group."""
+    parts = place.split(".")
+    yield from (place, parts[0])
+    if parts[0] == "hydra":
+        yield "/".join(parts[:2])
+
+
+def _is_of_hydra(word: str) -> bool:
+    return key_of(word).startswith("hydra")
+
+
+def must_be_typed(word: str) -> bool:
+    """Whether sweep.json does not give this word: an option, a secret, something of hydra's, or
+    what a command line alone sets.
+    """
+    if word.startswith("-") or ("=" not in word and not word.startswith("~")):
+        return True
+    if command_line_keys.named(word) or command_line_keys.given(word):
+        return True
+    if _is_of_hydra(word) and key_of(word) != _KEY:
+        return True
+    return disclosure.is_redacted(disclosure.word(word))
+
+
+@contextmanager
+def job_lock(folder: Path) -> Iterator[bool]:
+    """Lock a job's folder, which exists; False if another process runs the job.
+
+    Raises:
+        DiskError: the folder cannot be written to.
+        NotOwnError: the lock is another user's, or leads elsewhere.
+    """
+    hold = None
+    try:
+        for _ in range(3):  # somebody may just have asked whether it is locked
+            hold = Hold.take(folder / LOCK, os.O_RDWR | os.O_CREAT)
+            if hold is not None:
+                break
+            time.sleep(0.01)
+    except OSError as error:
+        refuse(folder / LOCK, error)
+    try:
+        # A run whose sweep was killed may live on in ranks of its own.
+        yield hold is not None and not is_locked(folder / "holder.json")
+    finally:
+        if hold is not None:
+            hold.release()
+
+
+def result_of(folder: Path) -> JobResult | None:
+    """The result in a job's folder; None if there is none."""
+    return JobResult.read(folder / RESULT) if (folder / RESULT).exists() else None
+
+
+def jobs_of(folder: Path, stored: StoredSweep) -> list[tuple[str, JobResult]]:
+    """Folder and result of each job of a sweep, in their order; without a result, its state.
+
+    The status of a job that has not ended is "running", "interrupted" or "not started".
+    """
+    found = []
+    for job in stored.jobs:
+        place = folder / job.folder
+        try:
+            result = result_of(place)
+        except ConfigError as error:
+            result = _state(job, "failed", str(error.problems[0].message))
+        if result is None or result.status not in FINISHED:
+            if is_locked(place / LOCK):
+                result = _state(job, "running")
+            elif result is None:
+                begun = has_manifest(place)
+                result = _state(job, "interrupted" if begun else "not started")
+        found.append((job.folder, result))
+    return sorted(found, key=in_order)
+
+
+def _state(job: StoredJob, status: str, error: str | None = None) -> JobResult:
+    code = 2 if error else 0
+    return JobResult(job.overrides, status, None, None, None, 0.0, error, code, 0.0)

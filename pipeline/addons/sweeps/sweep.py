@@ -1,0 +1,213 @@
+"""Sweeps: every job writes a result.json into its folder; a table of all of them ends the sweep.
+
+Results are files, so they also arrive from joblib's processes and other machines. If a job fails or
+is asked to stop, `sweep.on_failure` and `sweep.on_preempted` say whether others start; the sweep's
+exit code is that of the first job that failed. The same command with the same hydra.sweep.dir, or
+resume=<folder>, resumes it: jobs that are done are passed over (`sweep_grid`).
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hydra.core.utils import JobReturn
+from hydra.experimental.callback import Callback
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+
+from penstock import program
+from penstock.addons.decode_pool.folder import JobsToCome
+from penstock.addons.reports import report
+from penstock.addons.sweeps.job_result import FINISHED, JobResult, best_of, read_results
+from penstock.addons.sweeps.stored_sweep import jobs_of, must_be_typed, read_sweep
+from penstock.config import disclosure
+from penstock.distributed import preemption
+from penstock.errors import PenstockError
+from penstock.files.disk import check_replaceable, replace_own
+from penstock.files.table_cells import cell
+from penstock.tasks.tables import new_table, put_table
+from penstock.terminal import one_line, put, say
+
+TABLE = "sweep.csv"
+
+_STYLES = {"done": None, "pruned": "dim"}
+_MADE = re.compile(rb"job,(?:.*,)?status,")  # how the table begins
+
+
+class SweepTable(Callback):
+    """Prints a table of all jobs at the end of a sweep, and writes it as sweep.csv."""
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        if "joblib" in str(config.hydra.launcher._target_):
+            preemption.keep_from_children()
+        folder = Path(str(config.hydra.sweep.dir))
+        name = OmegaConf.select(config, "loader.share")
+        shared = None if name is None else JobsToCome(str(name))
+        running[:] = [Running(folder, time.time(), reports=_reports(config), shared=shared)]
+
+    def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
+        if config.hydra.mode == RunMode.MULTIRUN and _reports(config):
+            report.leave_of_sweep(Path(str(config.hydra.sweep.dir)), in_between=True)
+
+    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+        sweep = running.pop()
+        sweep.leave()
+        jobs = sweep.jobs()
+        if not jobs:
+            return
+        try:
+            _write_csv(sweep.folder / TABLE, table(jobs))
+        except PenstockError as error:
+            say(error)
+        sweep.show(jobs)
+        mine = sweep.mine or list(dict(jobs))
+        code = next(
+            (result.exit_code for name, result in jobs if result.exit_code and name in mine), 0
+        )
+        if any(result.status not in FINISHED for name, result in jobs if name in mine):
+            sweep.say_how_to_resume()
+        if code:
+            raise SystemExit(code)  # hydra would only warn of another exception here
+
+
+@dataclass
+class Running:
+    """A sweep in progress.
+
+    Attributes:
+        folder: the sweep's.
+        began: seconds since 1970.
+        mine: the folders of this command's jobs; empty if only the sweeper knows them.
+        typed: the words of the command line, after the program's own.
+        reports: whether it has a report.
+        shared: keeps batches from one job to the next, where jobs share them.
+    """
+
+    folder: Path
+    began: float
+    mine: list[str] = field(default_factory=list)
+    typed: Sequence[str] = ()
+    reports: bool = True
+    shared: JobsToCome | None = None
+
+    def leave(self) -> None:
+        """No job comes any more."""
+        if self.shared is not None:
+            self.shared.end()
+
+    def jobs(self) -> list[tuple[str, JobResult]]:
+        """Name and result of each job, or its state if it has none yet."""
+        stored = read_sweep(self.folder) if self.mine else None
+        return jobs_of(self.folder, stored) if stored else read_results(self.folder, self.began)
+
+    def show(self, jobs: Sequence[tuple[str, JobResult]]) -> None:
+        """Print the table of all jobs, and the best."""
+        done = sum(result.status in FINISHED for _, result in jobs)
+        ended = all(result.status in (*FINISHED, "failed") for _, result in jobs)
+        many = f"{len(jobs)} jobs in {self.folder}"
+        best = best_of(jobs)
+        _print(table(jobs), many if ended else f"{done} of {many} are done", best)
+        if best is not None:
+            result = dict(jobs)[best]
+            put(f"best: {result.metric or 'value'} {result.value:.6g} by job {best}")
+        if self.reports:
+            report.leave_of_sweep(self.folder)
+
+    def say_how_to_resume(self) -> None:
+        """Print the command that does what is not done."""
+        if self.mine:
+            again = [word for word in self.typed if must_be_typed(word)]
+            again.append(program.override("resume", self.folder))
+        else:
+            own = ("resume=", "hydra.sweep.dir=")
+            again = [word for word in self.typed if not word.startswith(own)]
+            again.append(program.override("hydra.sweep.dir", self.folder))
+        say(f"to resume the sweep:\n  {disclosure.command([*program.words(), *again])}")
+
+
+def check_folder(folder: Path) -> None:
+    """Raise NotOwnError, before any job runs, where the table would replace a foreign file."""
+    check_replaceable(folder / TABLE, _MADE)
+
+
+def _reports(config: DictConfig) -> bool:
+    return OmegaConf.select(config, "trainer.report") is not False
+
+
+running: list[Running] = []  # the sweep whose own process this is; one at most
+
+
+def say_how_far(words: Sequence[str]) -> None:
+    """Print the progress of an interrupted sweep, and the command that resumes it.
+
+    Args:
+        words: of this command line, after the program's own.
+    """
+    if not running:
+        return
+    sweep = running.pop()
+    sweep.leave()
+    sweep.typed = words
+    if jobs := sweep.jobs():
+        sweep.show(jobs)
+        sweep.say_how_to_resume()
+
+
+def table(jobs: Sequence[tuple[str, JobResult]]) -> list[dict[str, str]]:
+    """A row per job: overrides, status, metrics, time and error."""
+    given = {
+        name: {key: value for key, _, value in (line.partition("=") for line in one.overrides)}
+        for name, one in jobs
+    }
+    keys = dict.fromkeys(key for overrides in given.values() for key in overrides)
+    metric = next((result.metric for _, result in jobs if result.metric), "value")
+    others = dict.fromkeys(name for _, result in jobs for name in result.others)
+    rows = []
+    for name, result in jobs:
+        row = {"job": name} | {key: given[name].get(key, "") for key in keys}
+        row["status"] = result.status
+        row[metric] = _number(result.value)
+        row |= {key: _number(result.others.get(key), digits=4) for key in others}
+        row["seconds"] = f"{result.seconds:.1f}"
+        row["error"] = result.error or ""
+        rows.append(row)
+    return rows
+
+
+def _number(value: float | None, digits: int = 6) -> str:
+    return "" if value is None else f"{value:.{digits}g}"
+
+
+def _write_csv(path: Path, rows: Sequence[dict[str, str]]) -> None:
+    text = io.StringIO(newline="")
+    lines = [list(rows[0]), *(list(row.values()) for row in rows)]
+    csv.writer(text).writerows([cell(one) for one in line] for line in lines)
+    replace_own(path, text.getvalue().encode(errors="backslashreplace"), _MADE)
+
+
+def _print(rows: Sequence[dict[str, str]], title: str, best: str | None) -> None:
+    rows = [{one_line(name): one_line(text) for name, text in row.items()} for row in rows]
+    names = list(rows[0])
+    alike = {
+        name
+        for name in names[1 : names.index("status") + 1]
+        if len(rows) > 1 and len({row[name] for row in rows}) == 1
+    }
+    columns = [name for name in names if name not in alike and any(row[name] for row in rows)]
+    drawn = new_table(title)
+    for name in columns:
+        width = max(len(row[name]) for row in rows)
+        drawn.add_column(name.replace("/", "/\n"), overflow="fold", min_width=min(width, 12))
+    for row in rows:
+        style = "bold" if row["job"] == best else _STYLES.get(row["status"], "red")
+        drawn.add_row(*(row[name] for name in columns), style=style)
+    put_table(drawn)
+    if alike:
+        put("all:", *(f"{name}={rows[0][name]}" for name in names if name in alike))

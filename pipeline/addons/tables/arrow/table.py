@@ -1,0 +1,361 @@
+"""Rows of Parquet and Arrow files as samples: shared by the map-style dataset and the stream.
+
+A row is (row group, row in it). Its row group is read with the chosen columns only and prepared
+once; the last used ones are kept.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
+
+import numpy as np
+from torch.utils.data import get_worker_info
+
+from penstock.addons.stores.store import is_remote
+from penstock.addons.tables.arrow.cells import Cells, prepared_bytes, read_cells
+from penstock.addons.tables.arrow.columns import (
+    Fields,
+    TableField,
+    choose_fields,
+    no_column,
+    num_features,
+    require_pyarrow,
+)
+from penstock.addons.tables.arrow.files import (
+    SUFFIXES,
+    ArrowFiles,
+    damage_errors,
+    first_line,
+    in_one_piece,
+)
+from penstock.addons.tables.arrow.labels import find_classes
+from penstock.datasets.files import Files
+from penstock.datasets.reading.data_file import DataFile, data_file
+from penstock.datasets.reading.fingerprint import FileDataset, Part
+from penstock.datasets.reading.image import Reader, check_reader
+from penstock.datasets.reading.positioned_file import PositionedFile
+from penstock.datasets.reading.shard_files import ShardFiles, split_of
+from penstock.datasets.reading.split import (
+    AllRows,
+    ListedRows,
+    RowSplit,
+    Split,
+    TableRows,
+    check_split,
+    rows_before,
+)
+from penstock.errors import ConfigError, DataError, Problem
+from penstock.files.batch_bytes import discarded, reserve
+from penstock.files.limits import Limits
+from penstock.order.randomness import IntArray
+from penstock.ranges import Count, Fraction, Seed
+from penstock.terminal import watched
+
+_log = logging.getLogger(__name__)
+
+_PREPARED = 4096  # bytes of a prepared column beside its data, about,
+_PER_ROW = 8  # and for each of its rows (offsets, codes)
+_BLOCKS = 64  # of 4 KiB of a file that go into the fingerprint
+_SPREAD = 1 << 16  # rows of the split, likewise
+# The advice is given if of the last _LOADS loads, more than this share were of row groups that had
+# been loaded before, and fewer rows than this were used of each.
+_LOADS, _AGAIN, _ROWS = 200, 0.5, 4
+
+T = TypeVar("T")
+
+
+class ArrowTable(FileDataset):
+    """The rows of one split: base of the map-style dataset and the stream.
+
+    Arguments and errors as `penstock.addons.tables.parquet.Parquet`.
+
+    Attributes:
+        files: the row groups.
+        fields: of a sample.
+        label_classes: label field -> names of its classes.
+        classes: of the first label field.
+        rows: which rows of the files belong to the split.
+        advice: logged once when most of what is read goes unused.
+    """
+
+    advice: ClassVar[str] = ""
+
+    def __init__(
+        self,
+        root: str,
+        split: Split = "train",
+        fields: Fields | None = None,
+        split_column: str | None = None,
+        classes: Sequence[str] | None = None,
+        val_fraction: Fraction = 0.2,
+        split_seed: Seed = 0,
+        reader: Reader = "torchvision",
+        cache_mb: Count = 512,
+        files: Files | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        check_split(split, val_fraction)
+        check_reader(reader)
+        require_pyarrow()
+        self._reader, self._limits = reader, limits or Limits()
+        self._files = files or Files()
+        shards = ShardFiles.of(root, split, SUFFIXES, self._files)
+        self._names = np.array([os.fsencode(name) for name in shards.names])
+        self.files = ArrowFiles(shards.addresses, self._files, self._limits)
+        self.fields = self._chosen_fields(fields, split_column, warn=split == "train")
+        self._columns = list(dict.fromkeys(field.column for field in self.fields))
+        self.files.check([*self._columns, *([split_column] if split_column else [])])
+        labels = [field for field in self.fields if field.kind == "label"]
+        labels.sort(key=lambda field: field.name != "label")
+        trained = self.files
+        if shards.divided and split == "val" and classes is None and labels:
+            train = ShardFiles.of(root, "train", SUFFIXES, self._files)
+            trained = ArrowFiles(train.addresses, self._files, self._limits)
+        self.label_classes = find_classes(trained, labels, classes, self._limits)
+        self.classes = next(iter(self.label_classes.values()), [])
+        total = int(self.files.bounds[-1])
+        self.rows: TableRows
+        if split_column is not None:
+            self.rows = self._rows_by_column(split, split_column)
+        elif shards.divided:
+            self.rows = AllRows(total)
+        else:
+            self.rows = RowSplit(total, split, val_fraction, split_seed)
+        if len(self) == 0:
+            raise DataError(f"dataset.root: {root!r} has no rows for the split {split!r}.")
+        self._groups = RowGroups(self._prepare, cache_mb << 20, self.advice)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def _chosen_fields(
+        self, fields: Fields | None, split_column: str | None, warn: bool
+    ) -> list[TableField]:
+        schema = self.files.schema
+        if split_column is not None and split_column not in schema.names:
+            reason = no_column(split_column, schema.names)
+            raise ConfigError(Problem("dataset.split_column", reason))
+        without = [] if split_column is None else [split_column]
+        chosen, left_out = choose_fields(schema, fields, without)
+        if not chosen:
+            raise DataError(f"{self.files.name(0)!r} has no column that a field can be made of.")
+        if left_out and warn:
+            types = ", ".join(f"{name} ({schema.field(name).type})" for name in left_out[:20])
+            types += f" and {len(left_out) - 20} more" if len(left_out) > 20 else ""
+            _log.warning("%s: no fields are made of %s", self.files.name(0), types)
+        return chosen
+
+    def _rows_by_column(self, split: str, column: str) -> ListedRows:
+        chosen = [np.empty(0, np.int64)]
+        count = len(self.files)
+        for group in watched(range(count), count, f"dividing rows by {column}"):
+            table, _ = self.files.read(group, [column])
+            with self.files.reading(group):
+                values = in_one_piece(table, column).to_pylist()
+            wanted = [split_of(str(value)) == split for value in values]
+            chosen.append(self.files.bounds[group] + np.flatnonzero(wanted))
+        return ListedRows(np.concatenate(chosen))
+
+    def locate(self, indices: Sequence[int] | IntArray) -> tuple[IntArray, IntArray]:
+        """Row groups of samples, and their rows in them: int64[n] each."""
+        rows = self.rows.rows(indices)
+        groups = np.searchsorted(self.files.bounds, rows, side="right") - 1
+        return groups, rows - self.files.bounds[groups]
+
+    @property
+    def remote_files(self) -> Files | None:
+        """What fetches the files, if they are at an address."""
+        return self._files if is_remote(self.files.name(0)) else None
+
+    def files_of(self, indices: Sequence[int] | IntArray) -> list[list[str]]:
+        """The addresses of the files of rows."""
+        groups, _ = self.locate(indices)
+        return [[self.files.name(file)] for file in self.files.of_groups(groups).tolist()]
+
+    def rows_in(self, group: int, start: int = 0) -> IntArray:
+        """The rows of a row group that belong to the split, ascending, from the `start`th on."""
+        first, last = rows_before(self.rows, self.files.bounds[group : group + 2]).tolist()
+        return self.rows.rows(np.arange(first + start, last)) - self.files.bounds[group]
+
+    @cached_property
+    def group_lengths(self) -> list[int]:
+        """Rows of the split in each row group."""
+        return np.diff(rows_before(self.rows, self.files.bounds)).tolist()
+
+    def samples(self, group: int, rows: Sequence[int]) -> list[dict[str, Any]]:
+        """Samples of some rows of one row group.
+
+        Raises:
+            DataError: names the file, the row in it and the column.
+        """
+        prepared, check_length = self._groups.get(group, len(rows))
+        if check_length is not None:
+            check_length()
+        return [
+            {field: self._cell(group, row, field, cells) for field, cells in prepared.items()}
+            for row in rows
+        ]
+
+    def _cell(self, group: int, row: int, field: str, cells: Cells) -> Any:
+        try:
+            return cells(row)
+        except DataError as error:  # of an image, with advice of its own
+            raise DataError(f"{self._where(group, row, field)}: {error}") from error
+        except damage_errors() as error:
+            raise DataError(
+                f"{self._where(group, row, field)}: {first_line(error)}. Repair the value or take "
+                "the row out."
+            ) from error
+
+    def _where(self, group: int, row: int, field: str) -> str:
+        column = next(one.column for one in self.fields if one.name == field)
+        return self.files.where(group, row, column)
+
+    def _prepare(
+        self, group: int
+    ) -> tuple[tuple[dict[str, Cells], Callable[[], None] | None], int]:
+        # Only what exceeds the cache counts for the batch; its samples are copies.
+        with discarded():
+            room = _Room(self._groups, self.files.group_name(group))
+            table, size = self.files.read(group, self._columns, room.announce)
+            with self.files.reading(group):
+                arrays = [(field, in_one_piece(table, field.column)) for field in self.fields]
+                room.announce(size + sum(prepared_bytes(*pair) for pair in arrays))
+                prepared = {
+                    field.name: read_cells(
+                        field,
+                        array,
+                        self.label_classes.get(field.name, []),
+                        self._reader,
+                        self._limits,
+                    )
+                    for field, array in arrays
+                }
+        size += (_PREPARED + _PER_ROW * table.num_rows) * len(prepared)
+        return (prepared, self.files.length_check(group)), size
+
+    @property
+    def facts(self) -> dict[str, int]:
+        """num_classes and num_outputs of the first label, num_features of the first tensor."""
+        count = len(self.classes)
+        facts = {"num_classes": count, "num_outputs": count} if self.label_classes else {}
+        features = num_features(self.files.schema, self.fields)
+        return facts if features is None else facts | {"num_features": features}
+
+    def fingerprint_parts(self, sized: bool) -> list[Part]:
+        """The fields and rows, the files' names, and a spread of blocks of each."""
+        parts: list[Part] = ["arrow_table", self._reader]
+        parts += [f"{one.name} {one.column} {one.kind}" for one in self.fields]
+        parts += [
+            f"{field} {name}" for field, names in self.label_classes.items() for name in names
+        ]
+        for file, name in enumerate(self._names.tolist()):
+            parts.append(name)
+            if sized:
+                address = self.files.name(file)
+                content = self._files.read(address, lambda path: PositionedFile(Path(path)))
+                parts += [content.size, *content.sample(_BLOCKS)]
+        total = len(self)
+        spread = np.unique(np.linspace(0, total - 1, min(total, _SPREAD)).astype(np.int64))
+        return [*parts, total, self.rows.rows(spread)]
+
+    def data_files(self) -> list[DataFile]:
+        named = enumerate(map(os.fsdecode, self._names.tolist()))
+        return [data_file(name, self.files.name(file), self._files) for file, name in named]
+
+
+class _Room:
+    """Memory for a row group that is about to be read: in the cache, and else in the batch."""
+
+    def __init__(self, groups: RowGroups[Any], name: str) -> None:
+        self._groups, self._name = groups, name
+        self._reserved = 0
+
+    def announce(self, size: int) -> None:
+        """It is going to take `size` bytes in all.
+
+        Raises:
+            BatchTooLargeError: that is more than the cache and the batch have room for.
+        """
+        self._groups.make_room(size)
+        beyond = size - self._groups.limit - self._reserved
+        if beyond > 0:
+            reserve(beyond, f"{self._name}, beyond dataset.cache_mb,")
+            self._reserved += beyond
+
+
+class RowGroups(Generic[T]):
+    """Cache of decoded row groups in one process: the last used ones, up to a number of bytes.
+
+    A row group that is larger than the limit is kept alone, until the next one is read. Threads
+    share the cache; when two of them miss the same row group at once, both read it.
+
+    Args:
+        load: number -> (value, bytes of memory that it takes).
+        limit: bytes that are kept at most.
+        advice: logged once, when row groups are loaded again and again for a few rows each.
+    """
+
+    def __init__(self, load: Callable[[int], tuple[T, int]], limit: int, advice: str = "") -> None:
+        self._load = load
+        self.limit = limit
+        self._advice = advice
+        self._begin()
+
+    def _begin(self) -> None:
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        self._held: OrderedDict[int, tuple[T, int]] = OrderedDict()
+        self._size = 0
+        self._seen: set[int] = set()
+        self._used = self._loads = self._again = 0
+
+    def get(self, group: int, rows: int = 1) -> T:
+        """A row group, of which `rows` rows are going to be used."""
+        if self._process != os.getpid():  # a fork copies also a lock that another thread held
+            self._begin()
+        with self._lock:
+            self._used += rows
+            if group in self._held:
+                self._held.move_to_end(group)
+                return self._held[group][0]
+        value, size = self._load(group)
+        with self._lock:
+            self._size += size - self._held.get(group, (value, 0))[1]
+            self._held[group] = (value, size)
+            self._shrink(self.limit, 1)
+            self._count(group)
+        return value
+
+    def make_room(self, size: int) -> None:
+        """Give up row groups for one of `size` bytes, as far as that is enough."""
+        with self._lock:
+            self._shrink(max(0, self.limit - size), 0)
+
+    def _shrink(self, most: int, kept: int) -> None:
+        while self._size > most and len(self._held) > kept:
+            _, (_, freed) = self._held.popitem(last=False)
+            self._size -= freed
+
+    def _count(self, group: int) -> None:
+        self._loads += 1
+        self._again += group in self._seen
+        self._seen.add(group)
+        if self._loads < _LOADS:
+            return
+        if self._used < _ROWS * _LOADS and self._again > _AGAIN * _LOADS and self._advice:
+            worker = get_worker_info()
+            if worker is None or worker.id == 0:  # the others see the same
+                _log.warning("%s", self._advice)
+            self._advice = ""
+        self._used = self._loads = self._again = 0
+
+    def __reduce__(self) -> tuple[type[RowGroups[T]], tuple[Any, ...]]:
+        return type(self), (self._load, self.limit, self._advice)

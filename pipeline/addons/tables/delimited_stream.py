@@ -1,0 +1,266 @@
+"""CSV and TSV files read forwards, plain or compressed (gz, zst): a text and its class a record.
+
+For files that cannot be indexed; a plain file is better read by `delimited_text`, which works with
+every sampler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain, compress, islice, repeat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch.utils.data import IterableDataset
+
+from penstock.addons.stores.store import is_remote
+from penstock.addons.tables.text.delimited_format import (
+    BadRecord,
+    Columns,
+    DelimitedFormat,
+    class_codes,
+)
+from penstock.addons.tables.text.record_index import Quoting, RecordIndex, text_bounds
+from penstock.addons.tables.text.record_reader import compression_of, line_at, read_records
+from penstock.datasets.files import Files
+from penstock.datasets.reading.data_file import DataFile, data_file
+from penstock.datasets.reading.fingerprint import FileDataset, Part
+from penstock.datasets.reading.positioned_file import PositionedFile
+from penstock.datasets.reading.shard_files import ShardFiles
+from penstock.datasets.reading.split import Split, check_split
+from penstock.errors import ConfigError, DataError, Problem
+from penstock.files.limits import DEFAULT, Limits
+from penstock.order.randomness import hash64, uniform
+from penstock.ranges import Count, Fraction, Seed
+from penstock.terminal import watched
+
+Record = tuple[int, int, bytes]  # number of the file, place of the record in its text, its bytes
+
+# Bytes that a process reads to count the lines of bad records; the least of a compressed file.
+_COUNTED, _UNPACKED = 512 << 20, 64 << 20
+
+SUFFIXES = tuple(
+    f"{kind}{packed}" for kind in (".tsv", ".csv", ".txt") for packed in ("", ".gz", ".zst")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TextShard:
+    """A file or a range of one.
+
+    Attributes:
+        file: its number.
+        start, stop: of a range, bytes; stop None goes to the end of the file.
+        first: whether it contains the file's first record.
+    """
+
+    file: int
+    start: int = 0
+    stop: int | None = None
+    first: bool = True
+
+
+class DelimitedStream(FileDataset, IterableDataset[Record]):
+    """Samples are `text` (str) and, with a label column, `label` (int).
+
+    Raw records are the bytes of a line and their place; the executor that owns a record decodes it.
+    Shards are whole files, or with `shard_bytes` ranges of plain files, cut where a record begins:
+    with quoting "none" at a line end; with "standard" line ends may be in quotes, so each process
+    scans the files once (1 to 4 GB/s).
+
+    The split of a record is a hash of its file's name and its place there: no count of records is
+    needed, the share is met within chance, and a record keeps its split when others are appended.
+
+    Args:
+        root: a file, a folder of them, or a pattern of braces; a path or an address. File names
+            that begin with train and val divide the data (`reading.shard_files`).
+        split: "train" or "val".
+        suffixes: of the files of a folder, in small letters.
+        delimiter, header, columns, text, label, quoting, encoding: as in `DelimitedText`; the same
+            for all files.
+        classes: names of the classes, numbered in this order; needed with a label column.
+        val_fraction: share of the records that validate, unless file names divide them.
+        split_seed: another seed, another split.
+        shard_bytes: approximate bytes of a shard of a plain file; None takes whole files.
+        files: access to addresses.
+        limits: `record_bytes`, `columns` and `expansion`.
+
+    Raises:
+        DataError: there is no such file, or the first one is empty or has other columns. Bad
+            records are refused, with file and line, when they are read.
+        ConfigError: an argument is out of range, or there are labels and no classes.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        split: Split = "train",
+        suffixes: Sequence[str] = SUFFIXES,
+        delimiter: str | None = None,
+        header: bool | None = None,
+        columns: Sequence[str] | None = None,
+        text: str = "text",
+        label: str | None = "label",
+        classes: Sequence[str] | None = None,
+        quoting: Quoting = "standard",
+        encoding: str = "utf-8",
+        val_fraction: Fraction = 0.2,
+        split_seed: Seed = 0,
+        shard_bytes: Count | None = None,
+        files: Files | None = None,
+        limits: Limits = DEFAULT,
+    ) -> None:
+        check_split(split, val_fraction)
+        problems = []
+        if label is not None and not classes:
+            reason = (
+                f"is not set, and the classes of column {label!r} are only known at the end of the "
+                "stream; list them: dataset.classes=[ham,spam] (or dataset.label=null)"
+            )
+            problems.append(Problem("dataset.classes", reason))
+        if shard_bytes is not None and shard_bytes < 4096:
+            reason = f"{shard_bytes}; allowed: 4096 or more, or null for whole files"
+            problems.append(Problem("dataset.shard_bytes", reason))
+        if problems:
+            raise ConfigError(problems)
+        self._limits = limits
+        self._counted = 0  # bytes read to count the lines of bad records
+        self._files = files or Files()
+        if not is_remote(root) and self._files.local(root).is_file():
+            self._addresses, self._names, divided = [root], [self._files.local(root).name], False
+        else:
+            found = ShardFiles.of(root, split, tuple(suffixes), self._files)
+            self._addresses, self._names, divided = found.addresses, found.names, found.divided
+        self._share = None if divided else (split, val_fraction, split_seed)
+        self._shard_bytes = shard_bytes
+        self.format = DelimitedFormat.of(self._names[0], delimiter, quoting, encoding, self._limits)
+        self._given = (header, columns, text, label)
+        batches = read_records(self._path(0), quoting, limits)
+        first = next((records[0] for _, records in batches if records), None)
+        if first is None:
+            raise DataError(f"{self._addresses[0]!r} is empty: it needs records.")
+        self._columns = self._columns_of(0, first)
+        self._codes = class_codes(classes) if label is not None and classes else {}
+
+    def __iter__(self) -> Iterator[Record]:
+        return chain.from_iterable(self.read_shard(shard) for shard in self.shards())
+
+    def shards(self) -> list[TextShard]:
+        """The files, or their ranges, in order."""
+        return self._shards
+
+    def read_shard(self, shard: TextShard, start: int = 0) -> Iterator[Record]:
+        """Raw records of a shard, from its record `start` on."""
+        return islice(self._records(shard), start, None)
+
+    def decode(self, record: Record) -> dict[str, Any]:
+        """The sample of a raw record.
+
+        Raises:
+            DataError: it has too few or too many fields, is not text in this encoding, or its label
+                is not a class.
+        """
+        file, place, text = record
+        try:
+            return self.format.sample(text, self._columns, self._codes)
+        except BadRecord as bad:
+            path = self._path(file)
+            self._counted += place + (_UNPACKED if compression_of(path) else 0)
+            where = f"byte {place} of its text"
+            if self._counted <= _COUNTED:  # reads the file up to there
+                where = f"line {line_at(path, place, self._limits)}"
+            raise DataError(f"{self._addresses[file]!r}, {where}: {bad}") from None
+
+    @property
+    def classes(self) -> list[str]:
+        """Names of the classes; empty without a label column."""
+        return list(self._codes)
+
+    def fingerprint_parts(self, sized: bool) -> list[Part]:
+        """How the files are read and divided, their names and samples of local ones."""
+        parts: list[Part] = ["delimited_stream", repr(self.format), repr(self._columns)]
+        parts += [repr(self._share), repr(self._codes), *self._names]
+        for address in self._addresses:
+            if sized and not is_remote(address):
+                file = PositionedFile(self._files.local(address))
+                parts += [file.size, *file.sample(3)]
+        return parts
+
+    def data_files(self) -> list[DataFile]:
+        pairs = zip(self._names, self._addresses, strict=True)
+        return [data_file(name, address, self._files) for name, address in pairs]
+
+    @cached_property
+    def _shards(self) -> list[TextShard]:
+        shards: list[TextShard] = []
+        count = len(self._addresses)
+        for number in watched(range(count), count, "looking for shards"):
+            starts = self._starts(number)
+            stops = [*starts[1:], None]
+            bounds = enumerate(zip(starts, stops, strict=True))
+            shards += [TextShard(number, *bound, place == 0) for place, bound in bounds]
+        return shards
+
+    def _starts(self, number: int) -> list[int]:
+        """The first byte of each shard of a file."""
+        path = self._path(number)
+        if self._shard_bytes is None or compression_of(path) is not None:
+            return [0]
+        if self.format.quoting == "standard":
+            index = RecordIndex(path, "standard", self.format.delimiter, cache_dir=None)
+            return [start for _, start, _ in index.blocks(self._shard_bytes)] or [0]
+        return _line_starts(PositionedFile(path), self._shard_bytes)
+
+    def _records(self, shard: TextShard) -> Iterator[Record]:
+        path = self._path(shard.file)
+        header = shard.first
+        for places, records in read_records(
+            path, self.format.quoting, self._limits, shard.start, shard.stop
+        ):
+            if header and records:
+                if self._columns_of(shard.file, records[0]).in_file:
+                    places, records = places[1:], records[1:]
+                header = False
+            found = zip(repeat(shard.file), places, records)
+            if self._share is None or not places:
+                yield from found
+            else:
+                split, fraction, seed = self._share
+                key = hash64(seed, "split", self._names[shard.file])
+                draws = uniform(key, np.array(places, np.int64))
+                chosen = draws < fraction if split == "val" else draws >= fraction
+                yield from compress(found, chosen.tolist())
+        if header:
+            raise DataError(f"{self._addresses[shard.file]!r} is empty. Remove it from the data.")
+
+    def _columns_of(self, number: int, first: bytes) -> Columns:
+        """The columns of a file, the same for all files; `first` is its first record."""
+        found = self.format.columns(first, self._addresses[number], *self._given)
+        if number and found.names != self._columns.names:
+            raise DataError(
+                f"{self._addresses[number]!r}, line 1: the columns are {list(found.names)}, but "
+                f"in {self._addresses[0]!r} they are {list(self._columns.names)}. All files of a "
+                "dataset must have the same ones."
+            )
+        return found
+
+    def _path(self, number: int) -> Path:
+        return self._files.local(self._addresses[number])
+
+
+def _line_starts(file: PositionedFile, size: int) -> list[int]:
+    """The first line start after each multiple of `size`; reads about 4 KiB at each."""
+    first, stop = text_bounds(file)
+    starts = [first]
+    for wanted in range(size, stop, size):
+        place = wanted - 1
+        while starts[-1] < wanted and place < stop:
+            text = file.read(place, min(place + 4096, stop))
+            end = text.find(b"\n")
+            if end >= 0:
+                starts.append(place + end + 1)
+            place += len(text)
+    return starts

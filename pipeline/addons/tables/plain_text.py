@@ -1,0 +1,275 @@
+"""Files of text as documents, for language models: a folder, a file, or what Python says of itself.
+
+Every file of a folder, or a single one; by lines for tables, else by pages: a form feed ends a
+document, and a longer one than `longest` is cut at the end of a paragraph, a line or a word. All
+text of a split is held in memory; for more of it than that, make tokens once and read them with
+`dataset=token_files`.
+"""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+from torch.utils.data import Dataset
+
+from penstock.addons.stores.store import is_remote, local_path
+from penstock.addons.tables.text import standard_library
+from penstock.datasets.files import Files
+from penstock.datasets.reading.data_file import DataFile
+from penstock.datasets.reading.fingerprint import FileDataset, Part, fingerprint
+from penstock.datasets.reading.folder import Folder, LocalFolder, open_root
+from penstock.datasets.reading.generated_folder import CacheFolder, generated_data
+from penstock.datasets.reading.split import Split, check_split, split_rows
+from penstock.errors import ConfigError, DataError, Problem
+from penstock.files.limits import DEFAULT, Limits
+from penstock.files.regular_file import read_regular
+from penstock.ranges import Count, Fraction, Seed
+from penstock.terminal import watched
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SUFFIXES = (".txt", ".md", ".rst", ".py", ".tsv")
+_BY_LINES = (".tsv", ".csv", ".jsonl")
+_PIECE = 1 << 24  # bytes
+_MARKS = ("\n\n", "\n", " ")  # where a long document is cut, the best first
+
+
+class PlainText(FileDataset, Dataset[dict[str, Any]]):
+    """One sample: `text` (str), a document.
+
+    Files are divided between the splits by a keyed hash of their names; the documents of a single
+    file by their numbers. Documents of white space alone are left out.
+
+    Args:
+        root: a folder or a file; a path or an address. None: the topics and docstrings of the
+            Python that runs this, written once to the user's cache, 2 MB.
+        split: "train" or "val".
+        suffixes: of the files in a folder that are read.
+        lines: whether each line is a document; None: in .tsv, .csv and .jsonl.
+        longest: characters of a document.
+        encoding: of all files.
+        val_fraction, split_seed: share of the files that validate, and the seed of the split.
+        cache_dir: where numbers of tokens are kept.
+        files: access to addresses.
+        limits: bytes of a file.
+
+    Raises:
+        DataError: there is no such file or text, or it is in another encoding.
+        ConfigError: an argument is out of range.
+    """
+
+    draws = False  # reading a sample takes no random numbers
+    columns: ClassVar[tuple[str, ...]] = ("length", "file")
+
+    def __init__(
+        self,
+        root: str | None = None,
+        split: Split = "train",
+        suffixes: Sequence[str] = SUFFIXES,
+        lines: bool | None = None,
+        longest: Count = 8192,
+        encoding: str = "utf-8",
+        val_fraction: Fraction = 0.1,
+        split_seed: Seed = 0,
+        cache_dir: str = "data/cache/text",
+        files: Files | None = None,
+        limits: Limits = DEFAULT,
+    ) -> None:
+        check_split(split, val_fraction)
+        if longest < 2:
+            raise ConfigError(Problem("dataset.longest", f"{longest}; allowed: 2 or more"))
+        try:
+            b"text".decode(encoding, "replace")
+        except LookupError as error:
+            raise ConfigError(Problem("dataset.encoding", str(error))) from None
+        self._how: list[Part] = [
+            " ".join(suffixes),
+            repr(lines),
+            longest,
+            encoding,
+            split,
+            val_fraction,
+            split_seed,
+        ]
+        self._encoding, self._limits, self._cache_dir = encoding, limits, cache_dir
+        if root is None:
+            with generated_data(
+                None, "text", standard_library.name(), standard_library.write
+            ) as at:
+                self.folder: Folder = LocalFolder(at, limits)
+                names = [name for name in self.folder.files() if name.endswith(".txt")]
+        else:
+            self.folder, names = _files_of(root, tuple(suffixes), files, limits)
+        several = len(names) > 1
+        if several:
+            hashed = np.array([name.encode("utf-8", "surrogateescape") for name in names])
+            kept = split_rows(hashed, split, val_fraction, split_seed)
+            names = [names[row] for row in kept.tolist()]
+        self.texts: list[str] = []
+        self._file_of: list[int] = []
+        for number, name in enumerate(watched(names, len(names), "reading text")):
+            by_line = Path(name).suffix.lower() in _BY_LINES if lines is None else lines
+            found = self._read(name, by_line, longest)
+            self.texts += found
+            self._file_of += [number] * len(found)
+        self.names = names
+        if not several:
+            rows = split_rows(len(self.texts), split, val_fraction, split_seed).tolist()
+            self.texts = [self.texts[row] for row in rows]
+            self._file_of = [0] * len(rows)
+        if not self.texts:
+            raise DataError(
+                f"{str(self.folder)!r}: its {len(names)} file(s) for {split} hold no text"
+                + ("." if several else ", or one document only, which cannot be divided.")
+            )
+
+    def _read(self, name: str, by_line: bool, longest: int) -> list[str]:
+        def decoded(path: str, shown: str) -> list[str]:
+            try:
+                pieces = _decoded(read_regular(path, self._limits), self._encoding)
+                return list(documents(pieces, by_line, longest))
+            except UnicodeDecodeError as error:
+                raise DataError(
+                    f"{shown!r}, byte {error.start}: it is not {self._encoding} ({error.reason}). "
+                    "Convert or remove the file, or set dataset.encoding, e.g. to latin-1"
+                ) from None
+            except OSError as error:
+                raise DataError(f"{shown!r} cannot be read: {error.strerror or error}") from error
+            except DataError as error:
+                raise DataError(f"{shown!r}: {error}") from None
+
+        return self.folder.read(name, decoded)
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"text": self.texts[index]}
+
+    def path(self, index: int) -> str:
+        """The path or address of the file of a document."""
+        return self.folder.path(self.names[self._file_of[index]])
+
+    @property
+    def metadata(self) -> pd.DataFrame:
+        """A row per document: length (bytes in UTF-8), file (its name)."""
+        import pandas as pd
+
+        files = pd.Categorical.from_codes(self._file_of, categories=pd.Index(self.names))
+        return pd.DataFrame({"length": [len(text.encode()) for text in self.texts], "file": files})
+
+    def text_lengths(self, length: Callable[[str], int], name: str) -> npt.NDArray[np.int32]:
+        """The length of each text as `length` counts it, int32[N], kept under `name`."""
+
+        def counted() -> dict[str, npt.NDArray[Any]]:
+            shown = watched(self.texts, len(self.texts), "counting tokens")
+            return {"lengths": np.array([length(text) for text in shown], np.int32)}
+
+        def is_sound(kept: Any) -> bool:
+            one = kept["lengths"]
+            return one.dtype == np.int32 and one.shape == (len(self),) and int(one.min()) >= 0
+
+        cache = CacheFolder(self._cache_dir, f"plain-{self.fingerprint}")
+        key = hashlib.blake2b(name.encode(), digest_size=8).hexdigest()
+        return cache.arrays(f"lengths-{key}", counted, is_sound)["lengths"]
+
+    def fingerprint_parts(self, sized: bool) -> list[Part]:
+        """How files are read and divided, their names, and the text itself."""
+        parts: list[Part] = ["plain_text", *self._how, *self.names]
+        return [*parts, self._contents] if sized else parts
+
+    @cached_property
+    def _contents(self) -> str:
+        return fingerprint(self.texts)
+
+    def data_files(self) -> Iterator[DataFile]:
+        return map(self.folder.data_file, self.names)
+
+
+def _decoded(content: bytes, encoding: str) -> Iterator[str]:
+    """The text piece by piece: one wide character would make all of it two or four times as wide.
+
+    Raises:
+        UnicodeDecodeError: its `start` counts from the start of `content`.
+    """
+    decoder = codecs.getincrementaldecoder(encoding)()
+    for start in range(0, len(content), _PIECE):
+        held = len(decoder.getstate()[0])  # bytes of a character that was cut
+        try:
+            yield decoder.decode(content[start : start + _PIECE], start + _PIECE >= len(content))
+        except UnicodeDecodeError as error:
+            error.start += start - held
+            raise
+
+
+def documents(pieces: Iterable[str], by_line: bool, longest: int) -> Iterator[str]:
+    """The documents of a text in their order, none of white space alone."""
+    held = ""  # what is not yet told of a page or line
+    for text, ends in (_lines if by_line else _pages)(pieces):
+        held += text
+        start = 0
+        while len(held) - start > longest:
+            end = start + longest
+            for mark in _MARKS:
+                at = held.rfind(mark, start + longest // 2, end)
+                if at >= 0:
+                    end = at + len(mark)
+                    break
+            if (found := held[start:end]).strip():
+                yield found
+            start = end
+        held = held[start:]
+        if ends:
+            if held.strip():
+                yield held
+            held = ""
+
+
+def _pages(pieces: Iterable[str]) -> Iterator[tuple[str, bool]]:
+    """Parts of pages, and whether the page ends there."""
+    for piece in pieces:
+        *whole, rest = piece.split(standard_library.PAGE)
+        yield from ((page, True) for page in whole)
+        yield rest, False
+    yield "", True
+
+
+def _lines(pieces: Iterable[str]) -> Iterator[tuple[str, bool]]:
+    """Parts of lines, and whether the line ends there."""
+    before = ""  # a carriage return, which a line feed may belong to
+    for piece in pieces:
+        lines = (before + piece).splitlines()
+        ends = (before + piece).splitlines(keepends=True)
+        if not lines:
+            continue
+        yield from ((line, True) for line in lines[:-1])
+        before = "\r" if ends[-1].endswith("\r") else ""
+        yield lines[-1], ends[-1] != lines[-1] and not before
+    yield "", True
+
+
+def _files_of(
+    root: str, suffixes: tuple[str, ...], files: Files | None, limits: Limits
+) -> tuple[Folder, list[str]]:
+    """The folder of a file or of several, and their names."""
+    named = is_remote(root) and root.lower().endswith((*suffixes, *_BY_LINES))
+    if named or (not is_remote(root) and Path(local_path(root)).expanduser().is_file()):
+        path = (files or Files()).local(root)
+        return LocalFolder(path.parent, limits), [path.name]
+    folder = open_root(root, "the files of text", files, limits)
+    names = folder.files()
+    kept = [name for name in names if name.lower().endswith(suffixes)]
+    if not kept:
+        raise DataError(
+            f"dataset.root: none of the {len(names)} file(s) below {str(folder)!r} ends in "
+            f"{', '.join(suffixes)}. Set dataset.suffixes to those of the text"
+        )
+    return folder, kept

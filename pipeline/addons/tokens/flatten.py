@@ -1,0 +1,261 @@
+"""Sequences of unequal length, one after the other, with the places where each begins.
+
+What a model needs so that documents in one block do not attend to each other, under the names that
+kernels use: `cu_seqlens` and `max_seqlen` for FlashAttention's functions of variable length,
+`position_ids`, and `document_ids` for masks (pipeline/addons/tokens/document_masks.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.errors import ConfigError, Problem
+from penstock.files import batch_bytes
+from penstock.loading.collate import Mismatch, Sample, columns, plain, stack
+from penstock.order.randomness import IntArray
+from penstock.protocols import TokenRows
+
+native: Any
+try:
+    from penstock.native import tokens as native
+except ImportError:  # not built
+    native = None
+
+IGNORED = -100  # label of a token that no loss counts, as of torch's cross entropy
+
+
+class Flatten:
+    """Per-token fields concatenated; the others stacked, with a row for each document.
+
+    A document is a sample, or with sampler=packed the part of one that stands in a block. The
+    fields of the batch, where N is the number of all tokens and n that of documents:
+
+        tokens and `fields`    [N], or [blocks, pad_to]
+        labels                 the same for `labels`: the tokens, and -100 where a document begins
+        position_ids           int64, of each token in its document, from 0
+        document_ids           int64, of each token; -1 in padding
+        cu_seqlens             int32[n + 1], where each document begins in N, and N itself
+        max_seqlen             int, tokens of the longest document
+        cu_blocks              int32[blocks + 1], where each block begins in N
+
+    With `pad_to`, blocks are rows of the same length, N counts padding, and what pads a block is a
+    document of its own for `cu_seqlens`, so that they also fit the rows laid end to end.
+
+    Args:
+        tokens: the field that has the lengths; of shape [T].
+        fields: further fields of shape [T], such as a mask.
+        labels: add `labels` for models that predict the next token and shift labels themselves, as
+            Hugging Face's do.
+        pad_to: tokens of a block, for models that take [B, T]; None leaves blocks without padding.
+        value: what stands in the padding of `tokens`; 0 in that of other fields.
+    """
+
+    packs = True
+
+    def __init__(
+        self,
+        tokens: str = "tokens",
+        fields: Sequence[str] = (),
+        labels: bool = False,
+        pad_to: int | None = None,
+        value: int = 0,
+    ) -> None:
+        if pad_to is not None and pad_to < 1:
+            raise ConfigError(Problem("collate.pad_to", f"{pad_to}; allowed: 1 or more, or null"))
+        self.tokens, self.fields, self.labels = tokens, tuple(fields), labels
+        self.pad_to, self.value = pad_to, value
+
+    def __call__(self, samples: Sequence[Sample], parts: IntArray | None = None) -> dict[str, Any]:
+        """The batch.
+
+        Args:
+            parts: of each sample, as `Request.parts`; None: all of it, in a block with the others,
+                or with `pad_to` in one of its own.
+        """
+        given = columns(samples)
+        flat = [self.tokens, *self.fields]
+        for name in flat:
+            if name not in given:
+                raise Mismatch(name, (0, 0), f"to be concatenated, but samples have {list(given)}")
+        values = {name: _tensors(name, given[name]) for name in flat}
+        self._check(values)
+        counts = np.array([len(one) for one in values[self.tokens]], np.int64)
+        starts, stops = np.zeros_like(counts), counts
+        if parts is not None:
+            starts, stops = _within(self.tokens, counts, parts[:, 0], parts[:, 1], parts[:, 2])
+        layout = self._layout(stops - starts, parts)
+        self._reserve(layout, sum(values[name][0].element_size() for name in flat))
+        batch: dict[str, Any] = {
+            name: self._shaped(self._joined(name, values[name], starts, stops, layout), layout)
+            for name in flat
+        }
+        batch |= {name: stack(name, one) for name, one in given.items() if name not in batch}
+        return batch | self._places(batch[self.tokens], layout)
+
+    def reads(self, dataset: Any) -> bool:
+        """Whether `read` can take the rows of `dataset`."""
+        # Of the class: what wraps a dataset hands on its attributes, and numbers rows otherwise.
+        known = hasattr(type(dataset), "read_tokens")
+        return known and self.tokens == "tokens" and not self.fields
+
+    def read(self, dataset: TokenRows, indices: IntArray, parts: IntArray | None) -> dict[str, Any]:
+        """The batch of rows that are read straight into it; as by `__call__`.
+
+        Raises:
+            DataError: a row cannot be read, or has not the tokens that the sampler was told.
+            Mismatch: as `__call__`.
+        """
+        if parts is None:
+            stops = np.asarray(dataset.lengths[indices], dtype=np.int64)
+            starts, told = np.zeros_like(stops), stops
+        else:
+            starts, stops, told = parts[:, 0], parts[:, 1], parts[:, 2]
+        layout = self._layout(stops - starts, parts)
+        total, padded = int(layout.edges[-1]), len(layout.spans) > len(stops)
+        self._reserve(layout, 8)
+        tokens = np.full(total, self.value) if padded else np.empty(total, np.int64)
+        places = layout.edges[:-1][layout.ids >= 0] if padded else layout.edges[:-1]
+        counts = dataset.read_tokens(tokens, places, indices, starts, stops)
+        if not np.array_equal(counts, told):
+            _within(self.tokens, counts, starts, stops, told)
+        shaped = self._shaped(torch.from_numpy(tokens), layout)
+        return {self.tokens: shaped} | self._places(shaped, layout)
+
+    def _layout(self, lengths: IntArray, parts: IntArray | None) -> Layout:
+        """Where documents stand, each block's padding behind its last one."""
+        blocks = np.zeros_like(lengths) if self.pad_to is None else np.arange(len(lengths))
+        if parts is not None:
+            # A rank has some of a batch's blocks, so they are counted anew.
+            blocks = np.cumsum(np.diff(parts[:, 3], prepend=parts[:1, 3]) != 0)
+        number = int(blocks[-1]) + 1
+        used = np.bincount(blocks, lengths, number).astype(np.int64)
+        ids = np.arange(len(lengths))
+        if self.pad_to is None:
+            return Layout(lengths, ids, _summed(lengths), _summed(used))
+        gaps = self.pad_to - used
+        if gaps.min() < 0:
+            raise Mismatch(
+                self.tokens,
+                (0, int(np.searchsorted(blocks, gaps.argmin()))),
+                f"a block of {used.max()} tokens is longer than collate.pad_to={self.pad_to}",
+            )
+        open_ = np.flatnonzero(gaps)
+        order = np.argsort(np.concatenate([blocks, open_]), kind="stable")
+        spans = np.concatenate([lengths, gaps[open_]])[order]
+        ids = np.concatenate([ids, np.full(len(open_), -1)])[order]
+        return Layout(spans, ids, _summed(spans), _summed(used + gaps))
+
+    def _reserve(self, layout: Layout, width: int) -> None:
+        """Ask for the memory of all fields, of which those of the samples have `width` bytes for
+        each token.
+        """
+        total = int(layout.spans.sum(dtype=np.float64))  # which does not wrap around
+        width += 2 * 8 + (8 + 2 if self.labels else 0)  # positions, documents; labels and masks
+        longest = int(layout.ids[layout.spans.argmax()])
+        place = longest if longest >= 0 else None
+        batch_bytes.reserve(total * width, f"a batch of {total} tokens", place)
+
+    def _places(self, tokens: Tensor, layout: Layout) -> dict[str, Any]:
+        """The fields that say where documents are."""
+        positions, documents = layout.numbers()
+        batch = {
+            "position_ids": self._shaped(torch.from_numpy(positions), layout),
+            "document_ids": self._shaped(torch.from_numpy(documents), layout),
+        }
+        if self.labels:
+            begins = (positions == 0) | (documents < 0)
+            batch["labels"] = tokens.masked_fill(
+                self._shaped(torch.from_numpy(begins), layout), IGNORED
+            )
+        return batch | {
+            "cu_seqlens": torch.from_numpy(layout.edges.astype(np.int32)),
+            "max_seqlen": int(layout.spans.max(initial=0)),
+            "cu_blocks": torch.from_numpy(layout.blocks.astype(np.int32)),
+        }
+
+    def _check(self, values: dict[str, list[Tensor]]) -> None:
+        for name, tensors in values.items():
+            for row, (one, tokens) in enumerate(zip(tensors, values[self.tokens], strict=True)):
+                if one.ndim != 1 or len(one) != len(tokens):
+                    wanted = "[T]" if name == self.tokens else f"[{len(tokens)}], as {self.tokens}"
+                    raise Mismatch(name, (0, row), f"shape {list(one.shape)} is not {wanted}")
+
+    def _joined(
+        self, name: str, tensors: list[Tensor], starts: IntArray, stops: IntArray, layout: Layout
+    ) -> Tensor:
+        value = self.value if name == self.tokens else 0
+        begins, ends = starts.tolist(), stops.tolist()
+        return torch.cat(
+            [
+                tensors[one][begins[one] : ends[one]]
+                if one >= 0
+                else tensors[0].new_full((span,), value)
+                for one, span in zip(layout.ids.tolist(), layout.spans.tolist(), strict=True)
+            ]
+        )
+
+    def _shaped(self, values: Tensor, layout: Layout) -> Tensor:
+        if self.pad_to is None:
+            return values
+        return values.reshape(len(layout.blocks) - 1, self.pad_to)
+
+
+class Layout(NamedTuple):
+    """Documents of a batch and what pads their blocks, in their order.
+
+    Attributes:
+        spans: tokens of each, int64[n].
+        ids: number of the document; -1: padding.
+        edges: where each begins, and the end: int64[n + 1].
+        blocks: the same of blocks.
+    """
+
+    spans: IntArray
+    ids: IntArray
+    edges: IntArray
+    blocks: IntArray
+
+    def numbers(self) -> tuple[IntArray, IntArray]:
+        """Of each token its place in its document, and the number of that."""
+        if native is not None:
+            places, documents = np.empty((2, int(self.edges[-1])), np.int64)
+            native.lay_out(places, documents, self.edges, self.ids)
+            return places, documents
+        places = np.arange(self.edges[-1])
+        places -= np.repeat(self.edges[:-1], self.spans)
+        return places, np.repeat(self.ids, self.spans)
+
+
+def _summed(counts: IntArray) -> IntArray:
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+
+
+def _tensors(name: str, values: list[Any]) -> list[Tensor]:
+    try:
+        return [plain(torch.as_tensor(one)) for one in values]
+    except (TypeError, ValueError) as error:
+        reason = f"to be concatenated, but it is a {type(values[0]).__name__}, and no tensor"
+        raise Mismatch(name, (0, 0), reason) from error
+
+
+def _within(
+    field: str, counts: IntArray, starts: IntArray, stops: IntArray, told: IntArray
+) -> tuple[IntArray, IntArray]:
+    """Where parts begin and end in samples of `counts` tokens, of which the sampler was `told`."""
+    stand_in = told < 0  # another row in the place of a bad one: as much of it as there is room
+    wrong = np.flatnonzero(~stand_in & (told != counts))
+    if wrong.size:
+        row = int(wrong[0])
+        raise Mismatch(
+            field,
+            (row, row),
+            f"it has {counts[row]} tokens, and the column of lengths says "
+            f"{told[row]}; the sampler packs by that column (sampler.column)",
+        )
+    room = np.minimum(stops - starts, counts)
+    return np.where(stand_in, 0, starts), np.where(stand_in, room, stops)

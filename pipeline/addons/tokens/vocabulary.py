@@ -1,0 +1,84 @@
+"""The vocabulary that a tokenizer learns from the training texts, kept in the cache."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock.addons.tokens.byte_pairs import BEGIN, BytePairs, learn
+from penstock.config import allow_list
+from penstock.errors import ConfigError, DataError, Problem
+from penstock.files.disk import write_atomically
+from penstock.files.one_writer import one_writer
+from penstock.files.own_files import check_own, own_folder
+from penstock.order.randomness import hash64
+from penstock.order.streams import is_stream
+from penstock.terminal import watched
+
+_MOST = 100_000  # texts that are learned from, spread evenly over the split
+_log = logging.getLogger(__name__)
+
+
+def is_learned(node: Any) -> bool:
+    """Whether a step asks for a vocabulary of the training texts."""
+    if not isinstance(node, Mapping) or node.get("vocabulary") != "dataset":
+        return False
+    found = allow_list.resolve(node["_target_"], "transform")
+    return isinstance(found, type) and issubclass(found, BytePairs)
+
+
+def with_vocabulary(
+    node: Mapping[str, Any], dataset: Any, fingerprint: str, cache_dir: str | Path
+) -> dict[str, Any]:
+    """A step with the file of its vocabulary, which is made unless it was before.
+
+    Args:
+        dataset: the training split.
+        fingerprint: of its data, by which the file is found again; "": the texts are read each
+            time, and the file is named by what was learned.
+
+    Raises:
+        ConfigError: the training split is a stream.
+        DataError: its samples have no text.
+    """
+    if is_stream(dataset):
+        raise ConfigError(
+            Problem(
+                "transform.train",
+                "a vocabulary cannot be learned from a stream; set vocabulary to a tokenizer.json",
+            )
+        )
+    size, field = int(node.get("size", 2048)), str(node.get("field", "text"))
+    begin = str(node.get("begin", BEGIN))
+    folder = own_folder(own_folder(Path(cache_dir).expanduser(), link=True) / "vocabularies")
+    learned = "" if fingerprint else learn(_texts(dataset, field), size, begin)
+    key = hash64("vocabulary", fingerprint or learned, size, field, begin)
+    path = folder / f"{key:016x}.json"
+    if not os.path.lexists(path):
+        with one_writer(path, "learns the vocabulary") as lock:
+            if not os.path.lexists(path):
+                _log.info("learning a vocabulary of %d byte pairs from the training texts", size)
+                learned = learned or learn(_texts(dataset, field), size, begin)
+                write_atomically(path, learned.encode())
+            lock.unlink(missing_ok=True)
+    check_own(path)
+    return {**node, "vocabulary": str(path)}
+
+
+def _texts(dataset: Any, field: str) -> Iterator[str]:
+    count = min(len(dataset), _MOST)
+    rows = np.linspace(0, len(dataset) - 1, count).round().astype(np.int64).tolist()
+    for row in watched(rows, count, "reading text for the vocabulary"):
+        sample = dataset[row]
+        text = sample.get(field) if isinstance(sample, Mapping) else None
+        if not isinstance(text, str):
+            raise DataError(
+                f"a vocabulary is learned from texts, and row {row} of the training "
+                f"split has none in the field {field!r}"
+            )
+        yield text

@@ -1,0 +1,51 @@
+"""The run of a server that a run of ours is sent to, remembered beside it in the run folder."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import PenstockError
+from penstock.files import plain_json
+from penstock.files.disk import write_atomically
+from penstock.files.plain_json import JsonError, integer, mapping, shown
+
+NAME = "run.json"
+_LARGEST = 1 << 12  # bytes
+_ID = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
+
+
+def read(folder: Path) -> dict[str, Any] | None:
+    """What `write` kept in a tracker's folder; None if nothing is there.
+
+    Raises:
+        PenstockError: the file is damaged.
+    """
+    path = folder / NAME
+    try:
+        found = mapping(plain_json.read(path, _LARGEST))
+        integer(found, "version", 1, 1)
+        for name, value in found.items():
+            if isinstance(value, str) and not _ID.fullmatch(value):
+                raise JsonError(f"{name} is {shown(value)}, which is no id")
+        if not isinstance(found.get("id"), str):
+            raise JsonError(f"id is {shown(found.get('id'))}")
+    except FileNotFoundError:
+        return None
+    except (OSError, JsonError) as error:
+        raise PenstockError(f"{path} is damaged: {error}. Delete it to begin a new run") from error
+    return found
+
+
+def write(folder: Path, id: str, token: str) -> dict[str, Any]:
+    """Keep the id of a server's run; returns what `read` will give.
+
+    Args:
+        token: a mark of the run, so that no other one is gone on with.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    kept = {"version": 1, "id": id, "token": token}
+    write_atomically(folder / NAME, (json.dumps(kept) + "\n").encode())
+    return kept

@@ -1,0 +1,129 @@
+"""What a tracker offers, and what it is told of the run.
+
+A tracker of your own needs `log`, `picture` and `close`, and no base class. It is made with the
+arguments of its node, and with `folder` and `run` if it takes these.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, overload
+
+import numpy as np
+
+from penstock.runs.record import RunRecord
+
+Points = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class TrackedRun:
+    """What a tracker is told of a run.
+
+    Attributes:
+        folder: of the run.
+        config: plain values without secrets, as in config.yaml.
+        manifest: as in manifest.json, at the start of this session.
+        sweep: the folder of the sweep that the run is a job of.
+        resumed: optimizer steps at which this session goes on with the run; None for a new run.
+        before: the points of the run so far, and their steps.
+        altered: whether it goes on with other settings (resume_despite), so that steps that are
+            taken again may give other numbers.
+    """
+
+    folder: Path
+    config: Mapping[str, Any]
+    manifest: Mapping[str, Any]
+    sweep: Path | None = None
+    resumed: int | None = None
+    before: Sequence[tuple[Points, int]] = ()
+    altered: bool = False
+
+    @property
+    def name(self) -> str:
+        """The last two parts of the folder, e.g. 2026-11-22/07-31-11."""
+        return "/".join(self.folder.absolute().parts[-2:])
+
+
+class Measured(Sequence[tuple[Points, int]]):
+    """The points in a run's metrics.jsonl, and their steps, by step; made when they are asked for.
+
+    Raises:
+        PenstockError: the file is damaged.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        record = RunRecord.read(folder, "resume")
+        self._series = record.logs, record.epochs
+        steps = np.concatenate([one.column("step") for one in self._series])
+        self._order = np.argsort(steps, kind="stable")
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    @overload
+    def __getitem__(self, index: int) -> tuple[Points, int]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[tuple[Points, int]]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return [self[place] for place in range(*index.indices(len(self)))]
+        place, (logs, epochs) = int(self._order[index]), self._series
+        one = logs[place] if place < len(logs) else epochs[place - len(logs)]
+        line = {name: math.nan if value is None else value for name, value in one.items()}
+        return points(str(line["event"]), line), int(line["step"])
+
+
+def points(event: str, record: Mapping[str, Any]) -> Points:
+    """A record of the fit under names that have one value a step, none of them a folder of another.
+
+    The mean of an epoch is another curve than those of the logs inside of it: epoch/train/loss.
+    """
+    named = {}
+    for name, value in record.items():
+        if name in ("event", "step") or (name == "epoch" and event == "epoch"):
+            continue
+        if name == "epoch":
+            name = "train/epoch"
+        elif event == "epoch" and not name.startswith("val/"):
+            name = f"epoch/{name}"
+        named[name] = value
+    return named
+
+
+class Tracker:
+    """Base class of our trackers, whose methods do nothing.
+
+    They are called in a thread of the tracker's own. All may raise: that costs one warning.
+
+    Attributes:
+        needs: the package that a tracker imports when it is made, where it is an extra of ours.
+    """
+
+    needs: ClassVar[str | None] = None
+
+    def start(self) -> None:
+        """Called once, before the others: open files and connections."""
+
+    def log(self, metrics: Points, step: int) -> None:
+        """Take numbers by name; `step` counts optimizer steps."""
+
+    def picture(self, name: str, path: Path, step: int) -> None:
+        """Take a .png file of the run folder."""
+
+    def file(self, path: Path) -> None:
+        """Take another file of the run folder: the configuration, the manifest, the report."""
+
+    def close(self, ending: str = "done") -> None:
+        """Called once, at the end.
+
+        Args:
+            ending: done | failed | interrupted | preempted.
+        """
+
+
+class Nothing(Tracker):
+    """Tracks nothing."""

@@ -1,0 +1,19 @@
+"""The bottleneck of a run (`verdict`), the fastest loader (`search`), and pictures of a run's time
+(`timeline`).
+"""
+
+from penstock.protocols import AddOn, Task
+
+ADDON = AddOn(
+    tasks={
+        "profile": Task(
+            "penstock.addons.tuning.profile:run", "timing the training of {both}", writes=True
+        ),
+        "tune": Task(
+            "penstock.addons.tuning.tune:run", "looking for the fastest loader for {both}"
+        ),
+        "lr_find": Task(
+            "penstock.addons.tuning.lr_find:run", "looking for a learning rate for {both}"
+        ),
+    }
+)

@@ -1,0 +1,132 @@
+"""`task=lr_find`: a learning rate range test (Smith, "Cyclical learning rates", arXiv:1506.01186).
+
+The learning rate of a new model rises exponentially from `lr_find.lowest` to `lr_find.highest` over
+`steps` optimizer steps, with the batches of a run. The rate at which the loss falls fastest is
+suggested for `optimizer.lr`. Only lr.png and lr.csv are kept.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+from torch.optim.lr_scheduler import ExponentialLR
+
+from penstock.addons.reports.pictures import rate_curve
+from penstock.addons.tuning.measuring import all_batches
+from penstock.build.training import TrainingParts
+from penstock.config.schema import Config
+from penstock.distributed.group import Group
+from penstock.distributed.world import World, from_environment
+from penstock.errors import ConfigError, DataError, Problem
+from penstock.files.disk import write_atomically
+from penstock.loading.loader import Loader
+from penstock.runs.only_shown import only_shown
+from penstock.runs.run_folder import RunFolder
+from penstock.tasks.fit import make_options, spare_cores
+from penstock.terminal import put, watched
+from penstock.training.train_step import TrainStep
+
+_STEPS = 100
+_MEMORY = 0.9  # decay of the smoothed loss
+_EXPLODED = 4.0  # times the lowest smoothed loss: larger rates are useless
+_FEWEST = 5  # losses for a slope
+
+
+def run(config: Config) -> None:
+    """Try the learning rates.
+
+    Raises:
+        DataError: the loss exploded within the first steps.
+    """
+    given, steps = config.lr_find, config.steps or _STEPS
+    if given.highest <= given.lowest:
+        raise ConfigError(
+            Problem(
+                "lr_find.highest",
+                f"{given.highest:g} is not above lr_find.lowest, {given.lowest:g}",
+            )
+        )
+    parts = TrainingParts(config, World(device=from_environment(config.trainer.device).device))
+    spare_cores(parts.world)
+    with parts.data.train.loader() as train:
+        objective, model = parts.objective(), parts.model()
+        options = replace(make_options(config, objective), max_steps=None, ema=None)
+        train_step = TrainStep(
+            model, objective, parts.optimizer(model), None, options, Group(parts.world), config.seed
+        )
+        found = list(rates_and_losses(train_step, train, given.lowest, given.highest, steps))
+    if len(found) < _FEWEST:
+        raise DataError(
+            f"the loss exploded after {len(found)} steps; lower lr_find.lowest, take "
+            "more steps, or look at the data (task=check)"
+        )
+    rates, losses = [rate for rate, _ in found], [loss for _, loss in found]
+    smooth = smoothed(losses)
+    best = suggestion(rates, smooth)
+    folder = RunFolder.claim(Path(config.run_dir), config.written())
+    text = io.StringIO(newline="")
+    rows = zip(rates, losses, smooth, strict=True)
+    csv.writer(text).writerows([("lr", "loss", "smoothed"), *rows])
+    write_atomically(folder.path / "lr.csv", text.getvalue().encode())
+    picture = None
+    with only_shown("the picture"):
+        picture = rate_curve(rates, losses, smooth, best, folder.path / "lr.png")
+    folder.finish("done", suggestion=best)
+    end = "where the loss exploded" if len(found) < steps else "to the end"
+    put(f"{len(found)} learning rates, {rates[0]:.3g} to {rates[-1]:.3g}, {end}")
+    if picture is not None:
+        put(f"picture      {picture}")
+    put(f"the loss falls fastest at optimizer.lr={best:.2g}")
+
+
+def rates_and_losses(
+    train_step: TrainStep, train: Loader, lowest: float, highest: float, steps: int
+) -> Iterator[tuple[float, float]]:
+    """The learning rate and the mean loss before each optimizer step, until the loss explodes."""
+    for group in train_step.optimizer.param_groups:
+        group["lr"] = lowest
+        group.pop("initial_lr", None)
+    factor = (highest / lowest) ** (1 / max(steps - 1, 1))
+    scheduler = ExponentialLR(train_step.optimizer, factor)
+    train_step.model.train()
+    found: list[float] = []
+    with closing(all_batches(train)) as batches:
+        for _ in watched(range(steps), steps, "trying learning rates"):
+            some = list(islice(batches, train_step.options.accumulate))
+            losses = [loss for batch in some for loss in train_step.learn(batch).tolist()]
+            if not losses:
+                return
+            value, rate = math.fsum(losses) / len(losses), train_step.lr
+            found.append(value)
+            smooth = smoothed(found)
+            if not math.isfinite(value) or smooth[-1] > _EXPLODED * min(smooth):
+                return
+            yield rate, value
+            train_step.update()
+            scheduler.step()
+
+
+def smoothed(losses: Sequence[float]) -> list[float]:
+    """The running mean of losses, with its beginning corrected (as Adam's moments are)."""
+    found, mean = [], 0.0
+    for step, loss in enumerate(losses, start=1):
+        mean = _MEMORY * mean + (1 - _MEMORY) * loss
+        found.append(mean / (1 - _MEMORY**step))
+    return found
+
+
+def suggestion(rates: Sequence[float], smooth: Sequence[float]) -> float:
+    """The rate at which the smoothed loss falls fastest, over the logarithm of the rate."""
+    logs = [math.log(rate) for rate in rates]
+    places = range(1, len(rates) - 1)
+    slopes = {
+        at: (smooth[at + 1] - smooth[at - 1]) / (logs[at + 1] - logs[at - 1]) for at in places
+    }
+    return rates[min(slopes, key=lambda at: slopes[at])]

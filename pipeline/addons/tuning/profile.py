@@ -1,0 +1,209 @@
+"""`task=profile`: the bottleneck of this run, measured on real training steps.
+
+`steps` steps on a cached batch (the ceiling), then with num_workers=0, then with the configured
+loader. Prints a table and a verdict; draws timeline.png and trace.json. Then saves the state of the
+training a few times, and prints how often a run should. Tracing costs about 2 us a sample and 50 us
+a batch.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from penstock.addons.tuning import checkpoint_interval, timeline, verdict
+from penstock.addons.tuning.measuring import Course, fixed, steps_of
+from penstock.addons.tuning.timeline import Timeline
+from penstock.addons.tuning.verdict import Measured, Verdict
+from penstock.config.own_command import command_line
+from penstock.config.schema import Config
+from penstock.distributed.world import usable_cpus
+from penstock.loading.workers.backends import LoaderOptions
+from penstock.order.streams import StreamPlan
+from penstock.runs.checkpoint import CheckpointError, Checkpoints
+from penstock.runs.only_shown import only_shown
+from penstock.runs.run_folder import RunFolder
+from penstock.tasks.tables import new_table, put_table
+from penstock.terminal import put, say
+
+DEFAULT_STEPS = 40
+SAVES = 3
+STAGES = ("read", "transform", "collate", "batch", "transfer")
+
+
+def run(config: Config) -> None:
+    """Profile training with the configured loader."""
+    course = Course(config)
+    steps = config.steps or DEFAULT_STEPS
+    ceiling = course.step_seconds(steps)
+    options = course.loader().options
+    alone = record(course, fixed(options, **ALONE), steps)
+    timelines = [alone]
+    if options.backend != "main" and options.num_workers:
+        timelines.append(record(course, None, steps))
+    measured = measure(course, ceiling, alone, timelines[-1], options)
+    found = verdict.judge(measured)
+    print_table(timelines, ceiling, measured.samples)
+    print_verdict(found, measured)
+    folder = RunFolder.claim(Path(config.run_dir), config.written())
+    heading = f"bound by {found.bound}; {measured.samples / ceiling:,.0f} samples/s without loading"
+    with only_shown("the timeline"):
+        put(f"timeline     {timeline.draw(timelines, folder.path / 'timeline.png', heading)}")
+    with only_shown("the trace"):
+        trace = timeline.write_trace(timelines, folder.path / "trace.json")
+        put(f"trace        {trace}   (opens in https://ui.perfetto.dev)")
+    minutes = recommend_interval(course, folder.path, timelines[-1].pace)
+    folder.finish(
+        "done", bound=found.bound, overrides=list(found.overrides), checkpoint_minutes=minutes
+    )
+
+
+# Those of the configured options that need workers.
+ALONE = {
+    "backend": "main",
+    "num_workers": 0,
+    "persistent_workers": False,
+    "prefetch_factor": None,
+    "timeout": 0,
+    "worker_init_fn": None,
+    "multiprocessing_context": None,
+}
+
+
+def record(course: Course, options: LoaderOptions | None, steps: int) -> Timeline:
+    """Train with a loader, as configured if `options` is None."""
+    loader = course.loader(options, traced=True)
+    given = loader.options
+    kind = {"thread": "threads", "process": "processes", "ray": "Ray actors", "main": ""}[
+        given.backend
+    ]
+    several = given.backend != "main" and given.num_workers > 0
+    title = f"{given.num_workers} {kind}" if several else "num_workers=0"
+    title = f"auto, from {title} on" if given.auto else title
+    say(f"profiling {steps} steps: {title}")
+    found = steps_of(course, course.batches(loader), steps)
+    return Timeline(title, given.num_workers if several else 0, found)
+
+
+def measure(
+    course: Course, ceiling: float, alone: Timeline, configured: Timeline, options: LoaderOptions
+) -> Measured:
+    """The measurements for a verdict."""
+    plan, config = course.parts.data.train.plan, course.config
+    epoch = plan.steps(0) if not isinstance(plan, StreamPlan) else plan.limit(0)
+    kept = options.persistent_workers or options.backend != "process"
+    epochs = config.trainer.max_epochs if kept else 1
+    samples = sum(step.samples for step in alone.steps) / len(alone.steps)
+    return Measured(
+        samples=samples,
+        ceiling=ceiling,
+        pace=configured.pace,
+        waited=configured.waited,
+        waited_at_starts=configured.waited_at_starts,
+        first=configured.first,
+        run_steps=max((epoch or 1000) * epochs, len(configured.steps)),
+        computing=alone.computing(),
+        blocked=alone.blocked(),
+        transfer=configured.per_step().get("transfer", 0.0),
+        busy=configured.busy(),
+        unevenness=configured.unevenness(),
+        backend=options.backend,
+        workers=configured.workers,
+        prefetch=options.prefetch_factor or 2,
+        cores=usable_cpus(),
+        threads=course.threads_refused() is None,
+        starved=configured.starved,
+    )
+
+
+def print_table(timelines: Sequence[Timeline], ceiling: float, samples: float) -> None:
+    """Print milliseconds per sample and stage, and the speed."""
+
+    def each(seconds: float) -> str:
+        return f"{1000 * seconds / samples:.3f}"
+
+    table = new_table()
+    table.add_column("ms per sample")
+    for one in timelines:
+        table.add_column(one.title, justify="right")
+    table.add_column("cached batch", justify="right")
+    stages = [one.per_step() for one in timelines]
+    for stage in [*STAGES, *(set().union(*stages) - set(STAGES))]:
+        if any(stage in one for one in stages):
+            table.add_row(stage, *(each(one.get(stage, 0.0)) for one in stages), "")
+    cells = [each(one.training) for one in timelines]
+    table.add_row("training", *cells, each(ceiling), end_section=True)
+    table.add_row("time waited", *(f"{one.waited:.0%}" for one in timelines), "0%")
+    table.add_row(
+        "samples/s",
+        *(f"{one.samples_per_second:,.0f}" for one in timelines),
+        f"{samples / ceiling:,.0f}",
+    )
+    table.add_row("first batch after", *(f"{one.first:.2f} s" for one in timelines), "")
+    put_table(table)
+
+
+def print_verdict(found: Verdict, measured: Measured) -> None:
+    """Print the bottleneck, the ceiling, and what to change."""
+    now = measured.samples / measured.pace
+    ceiling = measured.samples / measured.ceiling
+    put(f"bound by     {found.bound}: {found.reason}")
+    put(
+        f"ceiling      {ceiling:,.0f} samples/s without loading, {ceiling / now:.2f} times as "
+        "many as now"
+    )
+    put(f"to change    {found.advice}")
+    if found.overrides:
+        put(f"to paste     {' '.join(found.overrides)}")
+        put(f"             {command_line(*found.overrides)}")
+
+
+def recommend_interval(course: Course, folder: Path, pace: float) -> float | None:
+    """Save in `folder`, and print how often a run should; in minutes, None if it saves nothing.
+
+    What a save costs is the time for which it stops the training: all of it, or with
+    `trainer.checkpoint.background` the copy of the state. Then the next save waits for the writing
+    of the last, so that an interval is never shorter than that.
+
+    Args:
+        pace: seconds of a batch.
+    """
+    config, wanted = course.config.profile, course.config.trainer.checkpoint
+    if wanted is None:
+        return None
+    blocked, written, size = [], [], 0
+    try:
+        with TemporaryDirectory(prefix=".profile-", dir=folder) as there:
+            checkpoints = Checkpoints(Path(there), background=wanted.background)
+            for step in range(SAVES):
+                began = time.perf_counter()
+                path = checkpoints.save(course.train_step.state_dict(), step)
+                blocked.append(time.perf_counter() - began)
+                checkpoints.flush()
+                written.append(time.perf_counter() - began)
+            size = path.stat().st_size
+    except CheckpointError as error:
+        say(f"no interval of checkpoints is recommended: {error}")
+        return None
+    cost, least = statistics.median(blocked), statistics.median(written)
+    between = 3600 * config.node_hours_between_failures / config.nodes
+    seconds = max(checkpoint_interval.daly(cost, between), least, pace)
+    young = checkpoint_interval.young(cost, between)
+    share = checkpoint_interval.useful_share(seconds, cost, 0.0, between)
+    minutes = float(f"{seconds / 60:.3g}")
+    put(
+        f"checkpoint   {size / 2**20:,.1f} MiB; a save stops training for {1000 * cost:,.0f} ms "
+        f"and is on the disk after {1000 * least:,.0f} ms"
+    )
+    put(
+        f"save every   trainer.checkpoint.every_minutes={minutes:g}, {seconds / pace:,.0f} batches "
+        f"(Daly; Young: {young / 60:.3g} minutes)"
+    )
+    put(
+        f"             at a failure in {between / 3600:,.4g} hours (profile.nodes={config.nodes}); "
+        f"saves and what failures undo then take {100 * (1 - share):.2g}% of the time"
+    )
+    return minutes

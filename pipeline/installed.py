@@ -1,0 +1,48 @@
+"""Which add-ons are installed, and what they bring.
+
+The core's tasks stand in the same kind of record, `penstock.tasks.CORE`.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib import import_module
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from penstock.protocols import AddOn, Task
+
+_FOLDER = Path(__file__).parent / "addons"
+
+
+@cache
+def addons() -> Mapping[str, AddOn]:
+    """The add-ons by name, ours first. Cost: a millisecond for each, once."""
+    ours = {one.name: f"penstock.addons.{one.name}" for one in pkgutil.iter_modules([str(_FOLDER)])}
+    others = {one.name: one.module for one in entry_points(group="penstock.addons")}
+    return {name: import_module(module).ADDON for name, module in {**others, **ours}.items()}
+
+
+@cache
+def tasks() -> Mapping[str, Task]:
+    """All tasks by name, the core's first."""
+    found: dict[str, Task] = dict(import_module("penstock.tasks").CORE)
+    for addon in addons().values():
+        found |= addon.tasks
+    return found
+
+
+def only_reads(task: object) -> bool:
+    """Whether a task of that name only reads folders of runs."""
+    known = tasks().get(task) if isinstance(task, str) else None
+    return known is not None and known.reads
+
+
+def load(name: str) -> Callable[..., Any]:
+    """What "module:function" names."""
+    module, _, function = name.partition(":")
+    made: Callable[..., Any] = getattr(import_module(module), function)
+    return made

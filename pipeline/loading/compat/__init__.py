@@ -1,1 +1,0 @@
-"""The parts of `pipeline.loading.dataloader`, a DataLoader with torch's arguments."""

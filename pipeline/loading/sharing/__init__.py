@@ -1,1 +1,0 @@
-"""Batches that runs of one machine hand each other: `share.py`, with files in `batch_file.py`."""

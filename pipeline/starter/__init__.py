@@ -1,1 +1,0 @@
-"""`penstock init FOLDER`: a small project of a person's own, to begin with."""

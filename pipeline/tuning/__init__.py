@@ -1,3 +1,0 @@
-"""The bottleneck of a run (`verdict`), the fastest loader (`search`), and pictures of a run's time
-(`timeline`).
-"""

@@ -1,0 +1,257 @@
+"""`task=where`: samples and addresses, asked of a configuration and of a run."""
+
+import json
+import shutil
+
+import pytest
+
+from penstock.addons.backwards import where
+from penstock.addons.backwards.history import RunHistory
+from penstock.config.plain_words import quoted
+from penstock.order.address import Address
+from penstock.runs.record import RunRecord
+from tests.program import run
+
+DATA = ("experiment=sequences", "dataset.count=60", "batch.size=8", "loader=debug")
+SEQUENCES = "_target_: penstock.datasets.synthetic_sequences.SyntheticSequences, count: 60"
+STREAM = (
+    "{_target_: penstock.addons.mixtures.mixture_stream.StreamMixture, weights: {a: 1}, "
+    f"sources: {{a: {{{SEQUENCES}, root: a}}}}}}"
+)
+FIT = (
+    *DATA,
+    "trainer=quick",
+    "scheduler=none",
+    "trainer.max_epochs=3",
+    "trainer.max_steps=9",
+    "trainer.ledger=true",
+    "trainer.progress=none",
+    "trainer.pictures=false",
+    "trainer.baseline=false",
+    "tracker=none",
+    "trainer.checkpoint.every_steps=4",
+)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run of 9 steps, of which the last was taken again from a checkpoint of the eighth."""
+    from penstock import command
+
+    folder = tmp_path_factory.mktemp("runs") / "a"
+    assert command.main([*FIT, f"run_dir={folder}"]) == 0
+    for path in (folder / "checkpoints").glob("*0009*"):
+        path.unlink()
+    assert command.main([f"resume={folder}", "trainer.progress=none"]) == 0
+    return folder
+
+
+def table(out):
+    """Rows of the table in an output, as dicts."""
+    lines = out.splitlines()
+    start = next(n for n, line in enumerate(lines) if line.startswith(("row  ", "position  ")))
+    names = lines[start].split()
+    return [
+        dict(zip(names, line.split(maxsplit=len(names)), strict=False))
+        for line in lines[start + 1 :]
+    ]
+
+
+def losses_of(folder):
+    """The ledger's losses by address."""
+    ledger = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
+    return {(one["epoch"], one["step"]): float.fromhex(one["loss"]) for one in ledger}
+
+
+@pytest.mark.parametrize("sampler", ["random", "bucket"])
+def test_an_address_has_what_replay_makes_there(sampler, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    given = (*DATA, f"sampler={sampler}")
+    asked = run(capsys, "task=where", *given, "address=1,2")
+    made = run(capsys, "task=replay", *given, "epoch=1", "step=2")
+    assert asked.code == made.code == 0, asked.err + made.err
+    rows = table(asked.out)
+    assert [(one["position"], one["row"]) for one in rows] == [
+        (one["position"], one["index"]) for one in table(made.out)[: len(rows)]
+    ]
+    row = rows[3]
+    again = run(capsys, "task=where", *given, f"sample={row['row']}", "epochs=1:2")
+    assert table(again.out) == [
+        {
+            "row": row["row"],
+            "epoch": "1",
+            "step": "2",
+            "position": row["position"],
+            "rank": "0",
+            "key": row["key"],
+        }
+    ]
+
+
+def test_a_run_tells_what_became_of_a_sample(trained, capsys):
+    losses = losses_of(trained)
+    done = run(capsys, "task=where", "sample=5", f"run={trained}", "epochs=0:3")
+    assert done.code == 0, done.err
+    rows = table(done.out)
+    assert [int(one["epoch"]) for one in rows] == [0, 1, 2]
+    for one in rows:
+        at = int(one["epoch"]), int(one["step"])
+        assert (at in losses) == (f"{losses.get(at, 0):.6g}" == one["loss"])
+        assert at in losses or at > max(losses)
+    assert rows[0]["loss"] == f"{losses[0, int(rows[0]['step'])]:.6g}"
+    assert done.out.endswith("behind the end (trainer.max_steps=9)\n")
+    short = run(capsys, "task=where", "sample=5", f"run={trained}")
+    assert table(short.out) == rows[:2]
+    history = RunHistory(RunRecord.read(trained))
+    last = Address(*max(losses))
+    assert history.fate(last) == "trained 2 times, last with this loss"
+    asked = run(capsys, "task=where", "address={},{}".format(*last), f"run={trained}")
+    assert f"loss {losses[last]:.6g}  trained 2 times, last with this loss" in asked.out
+
+
+def test_ranks_are_those_of_the_start_that_trained_there(trained, tmp_path, capsys):
+    folder = tmp_path / "b"
+    shutil.copytree(trained, folder)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["sessions"][-1]["world"] = 4  # it resumed on four ranks
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    at = tuple(manifest["sessions"][-1]["at"])
+    earlier = max(address for address in losses_of(folder) if address < at)
+    before = run(capsys, "task=where", "address={},{}".format(*earlier), f"run={folder}")
+    after = run(capsys, "task=where", "address={},{}".format(*at), f"run={folder}")
+    assert {one["rank"] for one in table(before.out)} == {"0"}
+    assert [one["rank"] for one in table(after.out)] == [*"00112233"][: len(table(after.out))]
+
+
+def test_what_a_run_left_out_is_said(trained, tmp_path, capsys):
+    folder = tmp_path / "b"
+    shutil.copytree(trained, folder)
+    data = json.loads((folder / "manifest.json").read_text())["data"]["train"]
+    header = "split,index,path,epoch,step,position,cause,dataset"
+    (folder / "quarantine.csv").write_text(f"{header}\ntrain,5,,0,0,0,it hums,{data}\n")
+    done = run(capsys, "task=where", "sample=5", f"run={folder}")
+    assert done.out.startswith("row 5  left out wherever it stands: it hums"), done
+
+
+def test_a_batch_of_a_mixture_has_sources_and_weights(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    sources = ", ".join(f"{name}: {{{SEQUENCES}, root: {name}}}" for name in "ab")
+    rest = f"sources: {{{sources}}}, weights: {{a: 3, b: [[0, 1], [4, 3]]}}"
+    given = (
+        "task=where",
+        *DATA[:1],
+        *DATA[2:],
+        "sampler=mixture",
+        f"dataset={{_target_: penstock.addons.mixtures.mixture.Mixture, {rest}}}",
+    )
+    before, after = (run(capsys, *given, f"address=0,{step}") for step in (3, 4))
+    assert "weights  a 0.75, b 0.25" in before.out, before.err
+    assert "weights  a 0.5, b 0.5" in after.out
+    batch = table(before.out)
+    assert sorted(one["source"][0] for one in batch) == [*"aaaaaabb"]
+    row = next(one for one in batch if one["source"].startswith("b:"))
+    again = run(capsys, *given, f"sample={row['source']}", "epochs=0")
+    assert row["key"] in {one["key"] for one in table(again.out)}
+    assert again.out.startswith(f"row {row['row']}  {row['source']}")
+    over = run(capsys, *given, "sample=b:48")
+    assert "b:48 does not exist; b has rows 0 to 47" in over.err
+
+
+def test_an_address_that_is_skipped_is_said_to_be(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    given = ("task=where", *DATA, "trainer.skip=[[1,2],[1,3]]")
+    assert "left out (trainer.skip)" in run(capsys, *given, "address=1,2").out
+    assert "left out" not in run(capsys, *given, "address=1,3").out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["sample=60"], "sample: row 60 does not exist; the train split has rows 0 to"),
+        (["sample=-1"], "sample: row -1 does not exist"),
+        (["sample=nowhere.txt"], "no sample's path ends in 'nowhere.txt'"),
+        (["sample=length > 9999"], "'length > 9999': holds for none of"),
+        (["sample=hue == 3"], "there is no column 'hue'"),
+        (["sample=3", "address=0,1"], "give this or address, one of the two"),
+        ([], "give this or address, one of the two"),
+        (["address=0,99"], "address: epoch 0 of the train split has"),
+        (["address=0"], "address: "),
+        (["sample=3", "epochs=3-4"], "epochs: "),
+        (["sample=3", "sampler=stream", f"dataset={STREAM}"], "StreamMixture is a stream: which"),
+        (
+            ["address=0,1", "sampler=stream", f"dataset={STREAM}"],
+            "StreamMixture is a stream: which",
+        ),
+        (["sample=3", "run=nowhere"], "run: nowhere is not a run's folder"),
+    ],
+)
+def test_questions_without_an_answer(words, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    data = DATA if f"dataset={STREAM}" not in words else DATA[:1] + DATA[2:]
+    done = run(capsys, "task=where", *data, *words)
+    assert done.code == 2
+    assert message in done.err
+
+
+def test_a_run_brings_its_configuration(trained, capsys):
+    done = run(capsys, "task=where", "sample=3", f"run={trained}", "seed=3")
+    assert done.code == 2
+    assert "and seed=3 would make another one of it; leave out one of the two" in done.err
+
+
+def test_long_answers_are_cut(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(where, "MOST_ROWS", 3)
+    monkeypatch.setattr(where, "MOST_LINES", 5)
+    done = run(capsys, "task=where", *DATA, "sample=length > 0", "epochs=0:2")
+    assert len(table(done.out)) == 5
+    assert "samples, of which these are the first 3" in done.err
+    assert "more than 5 lines; ask for fewer epochs" in done.err
+
+
+@pytest.mark.parametrize("sampler", ["random", "bucket"])
+def test_a_tail_that_is_dropped_is_never_seen(sampler, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    given = (
+        "task=where",
+        *DATA,
+        "batch.size=7",
+        "batch.tail=drop",
+        f"sampler={sampler}",
+        "epochs=0",
+    )
+    out = run(capsys, *given, "sample=length > 0").out
+    assert ("less than a batch" in out) == (sampler == "random")
+    assert ("not in this epoch" in out) == (sampler == "bucket")
+
+
+def test_rows_behind_a_filter_have_the_datasets_numbers(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    given = ("task=where", *DATA, "+dataset.filter=label != 1")
+    kept = run(capsys, *given, "sample=label != 1", "epochs=0")
+    batch = table(run(capsys, *given, "address=0,1").out)
+    assert "1" not in [one["label"] for one in batch]
+    places = {one["row"]: (one["position"], one["key"]) for one in table(kept.out)}
+    assert {one["row"]: (one["position"], one["key"]) for one in batch}.items() <= places.items()
+    left_out = next(row for row in map(str, range(48)) if row not in places)
+    done = run(capsys, *given, f"sample={left_out}")
+    assert done.code == 2
+    assert f"row {left_out} is left out by the dataset's filter" in done.err
+
+
+@pytest.mark.parametrize(
+    ("word", "read"),
+    [
+        ("sample=17", "sample=17"),
+        ("sample=faces/0017.jpg", "sample=faces/0017.jpg"),
+        ("sample=[3,17]", "sample=[3,17]"),
+        ("sample=length > 5", "sample='length > 5'"),
+        ("sample=name == 'a'", r"sample='name == \'a\''"),
+        ("sample='length > 5'", "sample='length > 5'"),
+        ("address=3,1200", "address=[3,1200]"),
+        ("address=(3, 1200)", "address=[3,1200]"),
+        ("seed=3,1200", "seed=3,1200"),
+    ],
+)
+def test_expressions_and_addresses_need_no_quotes(word, read):
+    assert quoted(word) == read

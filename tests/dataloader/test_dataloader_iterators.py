@@ -1,0 +1,253 @@
+"""DataLoader: what a pass is, whoever else holds the loader, the dataset or the iterator."""
+
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from torch.utils import data as torch_data
+from torch.utils.data import IterableDataset, Sampler, get_worker_info
+
+from penstock.addons.dataloader.dataloader import DataLoader
+from tests.dataloader.test_dataloader import (
+    Counting,
+    Divided,
+    Squares,
+    children,
+    everything,
+    plain,
+    rest_after,
+)
+from tests.dataloader.test_dataloader import Drawing as Drawn
+
+
+class Rewinding(IterableDataset):
+    """Its own iterator, which begins again whenever `iter()` is called on it."""
+
+    def __init__(self, length=10):
+        self.length, self.at, self.begun = length, 0, 0
+
+    def __iter__(self):
+        self.at = 0
+        self.begun += 1
+        return self
+
+    def __next__(self):
+        if self.at == self.length:
+            raise StopIteration
+        self.at += 1
+        return self.at - 1
+
+
+class RewindingSampler(Sampler):
+    def __init__(self, length):
+        self.rows = Rewinding(length)
+
+    def __iter__(self):
+        return iter(self.rows)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("size", [None, 4])
+def test_a_dataset_that_is_its_own_iterator_is_begun_once_a_pass(workers, size):
+    dataset = Rewinding()
+    loader = DataLoader(dataset, size, num_workers=workers)
+    expected = list(range(10)) if size is None else [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    for epoch in (1, 2):
+        found = [
+            batch if size is None else batch.tolist()
+            for _, batch in zip(range(20), loader, strict=False)
+        ]
+        assert found == expected
+        assert workers or dataset.begun == epoch
+
+
+def test_a_sampler_that_is_its_own_iterator_is_begun_once_a_pass():
+    loader = DataLoader(Squares(10), 4, sampler=RewindingSampler(10))
+    assert [len(batch) for _, batch in zip(range(20), loader, strict=False)] == [4, 4, 2]
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_pass_goes_on_when_nobody_holds_its_loader(persistent):
+    arguments = {"num_workers": 1, "persistent_workers": persistent}
+    found = [batch.tolist() for batch in DataLoader(Squares(6), 2, **arguments)]
+    assert found == everything(Squares(6), 2)
+    batches = iter(DataLoader(Squares(6), 2, **arguments))
+    gc.collect()
+    assert [batch.tolist() for batch in batches] == found
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_workers_end_with_whoever_holds_them_last(persistent):
+    before = set(children())
+    loader = DataLoader(Squares(100), 2, num_workers=1, persistent_workers=persistent)
+    for _ in loader:
+        break
+    assert (set(children()) > before) == persistent
+    state = loader.state_dict()
+    assert state["progress"]["step"] == 1
+    batches = iter(loader)
+    next(batches)
+    del loader
+    next(batches)
+    assert set(children()) > before
+    del batches
+    assert set(children()) == before
+
+
+def test_an_older_iterator_of_persistent_workers_says_why_it_ends():
+    loader = DataLoader(Squares(), 5, num_workers=1, persistent_workers=True)
+    finished, older = iter(loader), None
+    assert len(list(finished)) == 4
+    older = iter(loader)
+    next(older)
+    newer = iter(loader)
+    with pytest.raises(RuntimeError, match="another iterator of this DataLoader"):
+        next(older)
+    with pytest.raises(StopIteration):
+        next(finished)
+    assert len(list(newer)) == 4
+
+
+def test_the_length_of_an_iterator_is_that_of_its_sampler():
+    for arguments in (
+        {"batch_size": 3},
+        {"batch_size": 3, "drop_last": True},
+        {"batch_size": None},
+        {"batch_sampler": [[1], [2, 3]]},
+    ):
+        batches = iter(DataLoader(Squares(), **arguments))
+        assert len(batches) == len(iter(torch_data.DataLoader(Squares(), **arguments)))
+    with pytest.raises(TypeError):
+        len(iter(DataLoader(Divided())))
+
+
+def test_later_orders_of_persistent_workers_are_torchs():
+    orders = []
+    for kind in (DataLoader, torch_data.DataLoader):
+        torch.manual_seed(4)
+        loader = kind(Squares(), 5, shuffle=True, num_workers=1, persistent_workers=True)
+        orders.append([plain(list(loader)) for _ in range(3)])
+    assert orders[0] == orders[1]
+
+
+@pytest.mark.parametrize("epochs", [0, 1, 2])
+def test_persistent_workers_go_on_from_their_state(epochs):
+    def make():
+        return DataLoader(
+            Squares(draws=True), 5, shuffle=True, num_workers=1, persistent_workers=True
+        )
+
+    loader = make()
+    for _ in range(epochs):
+        list(loader)
+    state, rest = rest_after(loader, 2)
+    following = plain(list(loader))
+    torch.manual_seed(5)
+    other = make()
+    other.load_state_dict(state)
+    assert [plain(list(other)), plain(list(other))] == [rest, following]
+
+
+@pytest.mark.one_in(5)
+@pytest.mark.parametrize("every", [0, 1, 3])
+@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
+def test_a_state_has_the_dataset_s_from_the_beginning(every, workers, persistent):
+    def make():
+        return DataLoader(
+            Counting(),
+            5,
+            num_workers=workers,
+            persistent_workers=persistent,
+            snapshot_every_n_steps=every,
+        )
+
+    for steps in (0, 1, 2):
+        loader = make()
+        list(loader)
+        state, rest = rest_after(loader, steps)
+        other = make()
+        other.load_state_dict(state)
+        assert plain(list(other)) == rest, steps
+
+
+def test_what_a_dataset_is_told_before_an_epoch_is_in_the_epoch_s_state():
+    for workers in (0, 1):
+        dataset = Counting()
+        dataset.rounds = 7
+        loader = DataLoader(dataset, 5, num_workers=workers, snapshot_every_n_steps=0)
+        state, rest = rest_after(loader, 0)
+        other = DataLoader(Counting(), 5, num_workers=workers)
+        other.load_state_dict(state)
+        assert plain(list(other)) == rest
+
+
+@pytest.mark.stress
+def test_a_loader_that_is_left_at_exit_says_nothing():
+    # Held by a module that outlives the others, as those are which C code holds.
+    program = (
+        "import builtins, sys; builtins.me = sys.modules['__main__']\n"
+        "from penstock.addons.dataloader.dataloader import DataLoader\n"
+        "batches = iter(DataLoader(list(range(10)), 2, num_workers=1)); next(batches)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=True
+    )
+    assert done.stderr == ""
+
+
+# Whoever is ready first.
+
+
+class OneSlow(IterableDataset):
+    """Worker 0 waits for a file that comes when everything of worker 1 has been delivered."""
+
+    def __init__(self, gate):
+        self.gate = gate
+
+    def __iter__(self):
+        worker = get_worker_info().id
+        while worker == 0 and not self.gate.exists():
+            time.sleep(0.01)
+        yield from range(100 * worker, 100 * worker + 9)
+
+
+@pytest.mark.parametrize("prefetch", [1, 3])
+def test_out_of_order_parts_come_from_whoever_is_ready(tmp_path, prefetch):
+    loader = DataLoader(
+        OneSlow(tmp_path / "gate"), 2, num_workers=2, in_order=False, prefetch_factor=prefetch
+    )
+    batches = iter(loader)
+    early = [next(batches).tolist() for _ in range(5)]
+    assert early == [[100, 101], [102, 103], [104, 105], [106, 107], [108]]
+    state = json.loads(json.dumps(loader.state_dict()))
+    (tmp_path / "gate").touch()
+    late = [batch.tolist() for batch in batches]
+    assert late == [[0, 1], [2, 3], [4, 5], [6, 7], [8]]
+    for workers in (0, 1, 2):
+        other = DataLoader(
+            OneSlow(tmp_path / "gate"),
+            2,
+            num_workers=workers,
+            in_order=False,
+            prefetch_factor=prefetch if workers else None,
+        )
+        other.load_state_dict(state)
+        assert [batch.tolist() for batch in other] == late
+
+
+def test_a_worker_that_is_killed_out_of_order_reads_its_part_again():
+    loader = DataLoader(Drawn(60), 2, num_workers=2, in_order=False, seed=1)
+    expected = sorted(plain(list(loader)))
+    loader = DataLoader(Drawn(60), 2, num_workers=2, in_order=False, seed=1)
+    batches = iter(loader)
+    found = [plain(next(batches)) for _ in range(8)]
+    for worker in batches._workers:
+        os.kill(worker.pid, signal.SIGKILL)
+    assert sorted(found + plain(list(batches))) == expected

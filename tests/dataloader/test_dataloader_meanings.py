@@ -1,0 +1,322 @@
+"""DataLoader: torch's words and meanings, where programs depend on them; seeds and what draws."""
+
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch.utils import data as torch_data
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+from penstock.addons.dataloader.dataloader import DataLoader
+from penstock.addons.dataloader.item_fetch import ItemFetch, Keys
+from penstock.order.generator_states import moved, put_back, take
+from penstock.order.randomness import seed_global
+from tests.dataloader.test_dataloader import Counting, Sleeping, Squares, everything, plain, theirs
+
+
+class Counted(Dataset):
+    """Counts its reads in memory that processes share."""
+
+    def __init__(self, context):
+        self.reads, self.lock = context.Value("i", 0), context.Lock()
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, row):
+        with self.lock:
+            self.reads.value += 1
+        return row
+
+
+class Pickled(Dataset):
+    """Counts how often it is pickled."""
+
+    times = 0
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, row):
+        return row
+
+    def __getstate__(self):
+        Pickled.times += 1
+        return {}
+
+
+@pytest.mark.stress  # a new interpreter that imports everything
+@pytest.mark.parametrize("method", ["forkserver"])
+def test_values_and_locks_of_multiprocessing_go_along(method):
+    dataset = Counted(multiprocessing.get_context(method))
+    assert everything(dataset, 3, num_workers=1, multiprocessing_context=method) == [
+        [0, 1, 2],
+        [3, 4, 5],
+    ]
+    assert dataset.reads.value == 6
+
+
+@pytest.mark.stress
+def test_a_dataset_is_pickled_once_a_worker():
+    Pickled.times = 0
+    everything(Pickled(), 2, num_workers=1, multiprocessing_context="forkserver")
+    assert Pickled.times == 1
+
+
+def test_what_cannot_be_pickled_is_named_when_it_is_to_be_sent():
+    loader = DataLoader(
+        Squares(),
+        num_workers=1,
+        multiprocessing_context="spawn",
+        collate_fn=lambda samples: samples,
+    )
+    with pytest.raises(Exception, match=r"collate: cannot be sent .*'spawn'.*lambda"):
+        iter(loader)
+
+
+# Time, deaths and lengths.
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("backend", ["process", "thread"])
+def test_timeout_is_torchs(backend):
+    with pytest.raises(RuntimeError, match=r"DataLoader timed out after 0\.5 seconds") as raised:
+        everything(Sleeping(), num_workers=1, timeout=0.5, backend=backend)
+    if backend == "thread":
+        said = str(raised.value)
+        assert "loader thread penstock-loader-0 has made no batch in 0.5 s (timeout)" in said
+        assert "in __getitem__" in said
+    with pytest.raises(ValueError, match="worker_timeout=-1"):
+        DataLoader(Squares(), worker_timeout=-1)
+
+
+class Crashing(Dataset):
+    def __init__(self, how, log):
+        self.how, self.log = how, log
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, row):
+        if row == 0 and get_worker_info() is not None:
+            with self.log.open("a") as file:
+                file.write(f"{os.getpid()}\n")
+            os.kill(os.getpid(), self.how) if self.how else os._exit(7)
+        return row
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        (signal.SIGSEGV, r"DataLoader worker \(pid \d+\) is killed by signal: Segmentation fault"),
+        (signal.SIGKILL, r"DataLoader worker \(pid\(s\) \d+\) exited unexpectedly"),
+        (None, r"DataLoader worker \(pid \d+\) exited unexpectedly with exit code 7"),
+    ],
+)
+def test_the_error_of_lost_workers_has_torchs_words(how, words, tmp_path):
+    with pytest.raises(RuntimeError, match=words):
+        everything(Crashing(how, tmp_path / "pids"), num_workers=1)
+    assert len((tmp_path / "pids").read_text().split()) == 3
+
+
+@pytest.mark.stress
+def test_a_crash_that_repeats_is_tried_twice_where_processes_are_slow_to_start(tmp_path):
+    dataset = Crashing(signal.SIGSEGV, tmp_path / "pids")
+    with pytest.raises(RuntimeError, match="at the same place as the one before"):
+        everything(dataset, num_workers=1, multiprocessing_context="forkserver")
+    assert len((tmp_path / "pids").read_text().split()) == 2
+
+
+class Longer(IterableDataset):
+    def __iter__(self):
+        return iter(range(9))
+
+    def __len__(self):
+        return 4
+
+
+def test_an_iterable_that_is_longer_than_it_says_is_told_of_in_torchs_words():
+    loader = DataLoader(Longer(), 2)
+    assert len(loader) == 2
+    said = (
+        r"Length of IterableDataset .* was reported to be 4.*but [579] samples have been fetched\."
+    )
+    with pytest.warns(UserWarning, match=said):
+        assert len(list(loader)) == 5
+
+
+# Seeds.
+
+
+class Seeded(Squares):
+    """A number of each generator."""
+
+    def __getitem__(self, row):
+        return row, random.random(), np.random.rand(), torch.rand(()).item()
+
+
+def seed_worker(worker):
+    random.seed(worker)
+    np.random.seed(worker)
+    torch.manual_seed(worker)
+
+
+@pytest.mark.parametrize("init", [None, seed_worker])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_without_keys_samples_draw_what_they_draw_under_torch(workers, init):
+    found = []
+    for kind, own in ((DataLoader, {"keyed": False}), (torch_data.DataLoader, {})):
+        torch.manual_seed(6)
+        random.seed(6)
+        np.random.seed(6)
+        loader = kind(Seeded(12), 3, shuffle=True, num_workers=workers, worker_init_fn=init, **own)
+        batches = []
+        for batch in loader:
+            batches.append(plain(batch))
+            if not workers:
+                torch.manual_seed(9)
+        found.append(batches)
+    assert found[0] == found[1]
+
+
+def test_data_pipes_are_divided_as_torch_does():
+    pipes = pytest.importorskip("torch.utils.data.datapipes.iter")
+
+    def make():
+        return pipes.IterableWrapper(range(20)).shuffle().sharding_filter()
+
+    for workers in (0, 1, 2):
+        loader = DataLoader(make(), None, num_workers=workers, shuffle=True)
+        orders = []
+        for seed in (1, 1, 2):
+            torch.manual_seed(seed)
+            orders.append(list(loader))
+        assert sorted(orders[0]) == list(range(20))
+        assert orders[0] == orders[1] != orders[2]
+
+
+# Draws that nobody has told of.
+
+
+class Sometimes(Squares):
+    """Draws in some rows; counts how often it is asked."""
+
+    def __init__(self, rows, how):
+        super().__init__(24)
+        self.rows, self.how, self.asked = rows, how, 0
+
+    def __getitem__(self, row):
+        self.asked += 1
+        return row, self.how() if row in self.rows else 0.0
+
+
+class Always(Sometimes):
+    """Is known to draw from its first row on, by draws that change nothing else."""
+
+    def __getitem__(self, row):
+        found = super().__getitem__(row)
+        random.random(), np.random.rand(), torch.rand(())
+        return found
+
+
+def after_each_other():
+    """Whether it draws from the second and the third generator depends on the first."""
+    first = torch.rand(()).item()
+    second = np.random.rand() if first < 0.5 else 0.0
+    return first + 10 * second + (100 * random.random() if second > 0.5 else 0.0)
+
+
+HOW = {
+    "one after the other": after_each_other,
+    "numpy's state": lambda: float(np.random.get_state()[1].sum()),
+    "random's state": lambda: sum(random.getstate()[1]),
+    "torch's state": lambda: torch.get_rng_state().sum().item(),
+    "random": random.random,
+    "gauss": lambda: random.gauss(0, 1),
+    "numpy": np.random.rand,
+    "normal": np.random.randn,
+    "all words": lambda: float(np.random.rand(312).sum()),  # as many as numpy keeps: 624
+    "torch": lambda: torch.rand(()).item(),
+    "seed": lambda: float(torch.initial_seed() % 1000),
+}
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("rows", [(), (0, 5, 9), (13,), (23,)])
+def test_draws_are_found_wherever_they_begin(how, rows):
+    after = []
+    batches = []
+    for kind in (Sometimes, Always):
+        seed_global(3)
+        np.random.randn()  # and numpy keeps another one
+        loader = DataLoader(kind(rows, HOW[how]), 4, seed=2)
+        batches.append(plain(list(loader)) + plain(list(loader)))
+        after.append((random.random(), np.random.randn(), torch.rand(()).item()))
+    assert batches[0] == batches[1]
+    assert after[0] == after[1]
+
+
+def test_only_the_first_batch_that_draws_is_asked_for_twice():
+    for rows, asked in (((), 24), ((0, 9), 24), ((13, 17), 28)):
+        dataset = Sometimes(rows, random.random)
+        list(DataLoader(dataset, 4))
+        assert dataset.asked == asked
+
+
+def test_a_batch_that_draws_nothing_seeds_nothing():
+    fetch = ItemFetch(Squares(), list, True, True)
+    states = []
+    for step in range(3):
+        fetch(Keys(0, step, 0, [1, 2], 5))
+        states.append(take())
+    assert moved(states[1]) == []
+    random.random()
+    assert moved(states[1]) == ["random"]
+    put_back(states[1])
+    assert moved(states[1]) == []
+
+
+@pytest.mark.parametrize(
+    ("how", "name"), [("random", "random"), ("normal", "numpy.random"), ("torch", "torch")]
+)
+def test_what_draws_from_one_generator_seeds_that_one(how, name):
+    fetch = ItemFetch(Sometimes(range(24), HOW[how]), list, True, True)
+    fetch(Keys(0, 0, 0, [1, 2], 5))
+    before = take()
+    fetch(Keys(0, 1, 2, [3, 4], 5))
+    assert moved(before) == [name]
+
+
+def test_states_of_generators_are_taken_and_put_back_exactly():
+    for draw in HOW.values():
+        seed_global(8)
+        for _ in range(5):
+            np.random.randn()
+            random.gauss(0, 1)
+        before, own = take(), (random.getstate(), repr(np.random.get_state()))
+        expected = [draw() for _ in range(700)]
+        put_back(before)
+        assert (random.getstate(), repr(np.random.get_state())) == own
+        assert [draw() for _ in range(700)] == expected
+
+
+def test_importing_the_class_imports_nothing_slow():
+    slow = "{'torchvision', 'pydantic', 'hydra', 'pandas'}"
+    module = "penstock.addons.dataloader.dataloader"
+    code = f"import sys, {module}; sys.exit({slow} & set(sys.modules) or 0)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
+
+
+def test_a_state_waits_for_what_its_readers_began_with():
+    loader = DataLoader(Counting(), 5, num_workers=2)
+    batches = iter(loader)
+    parts = loader.state_dict()["progress"]["parts"]
+    assert [part["state"]["dataset"]["at"] for part in parts] == [0, 0]
+    assert len(list(batches)) == 6
+    assert theirs(Squares(4), 2) == everything(Squares(4), 2)

@@ -1,0 +1,142 @@
+"""Rows dealt by cost: complete, never far from the best, and the same everywhere."""
+
+from itertools import product
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.addons.filters.balance import contiguous, least_loaded, waiting
+from penstock.addons.filters.costs import Arithmetic, PartCosts, RowCosts
+from penstock.addons.tokens.sequence_packing import SequencePacking
+from penstock.order.plan import Plan, share_of
+from penstock.order.samplers import Bucket, Random
+
+
+@given(st.lists(st.integers(0, 100), min_size=1, max_size=7), st.integers(1, 3))
+@settings(deadline=None)
+def test_the_largest_rank_is_within_four_thirds_of_the_best(costs, ranks):
+    dealt = least_loaded(costs, ranks)
+    largest = np.bincount(dealt, costs, ranks).max()
+    best = min(
+        np.bincount(one, costs, ranks).max() for one in product(range(ranks), repeat=len(costs))
+    )
+    assert largest <= best * (4 / 3 - 1 / (3 * ranks)) + 1e-9
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=200), st.integers(1, 16))
+def test_no_rank_is_empty_that_need_not_be(costs, ranks):
+    dealt = least_loaded(costs, ranks)
+    assert len(np.unique(dealt)) == min(ranks, len(costs))
+    assert np.array_equal(dealt, least_loaded(np.array(costs), ranks))
+
+
+def test_lengths_of_text_are_dealt_out_evenly():
+    rng = np.random.default_rng(0)
+    ratios = []
+    for _ in range(50):
+        costs = rng.lognormal(3, 0.7, 256)
+        loads = np.bincount(least_loaded(costs, 8), costs)
+        ratios.append(loads.max() / loads.mean())
+    assert max(ratios) <= 1.03
+
+
+def plan_of(lengths, size, tail="keep", together=1, cost="length", sampler=None):
+    costs = RowCosts(Arithmetic(cost, "batch.balance"), {"length": np.asarray(lengths)})
+    sampler = sampler or Random(len(lengths), 0)
+    return Plan(sampler, size, tail, together, costs=costs)
+
+
+@given(
+    lengths=st.lists(st.integers(0, 50), min_size=1, max_size=80),
+    size=st.integers(1, 30),
+    world=st.integers(1, 9),
+    tail=st.sampled_from(["keep", "drop", "pad"]),
+    together=st.integers(1, 3),
+    bucket=st.booleans(),
+)
+@settings(max_examples=50, deadline=None)
+def test_balanced_shares_make_the_global_batch(lengths, size, world, tail, together, bucket):
+    sampler = None
+    if bucket:
+        table, tail = pd.DataFrame({"length": lengths}), "keep"
+        sampler = Bucket(len(lengths), 0, table, size)
+    plan = plan_of(lengths, size, tail, together, sampler=sampler)
+    for step in range(plan.steps(0)):
+        whole = plan.request(0, step)
+        cut = Plan(plan.sampler, size, tail, together).request(0, step)
+        assert np.array_equal(whole.positions, cut.positions)
+        positions = []
+        for rank in range(world):
+            mine = plan.request(0, step, rank, world)
+            assert len(mine)
+            assert mine.total == whole.total
+            own = mine.positions[: mine.valid]
+            assert (np.diff(own) > 0).all()  # as they stand in the batch, padding behind them
+            first = whole.positions[0]
+            assert np.array_equal(mine.indices, whole.indices[mine.positions - first])
+            groups = (own - first) // together
+            counted = min(whole.valid, len(whole))
+            for group in np.unique(groups):  # whole ones
+                assert (groups == group).sum() == min(together, counted - group * together)
+            positions += own.tolist()
+        assert sorted(positions) == whole.positions[: whole.valid].tolist()
+
+
+@given(
+    lengths=st.lists(st.integers(0, 40), min_size=1, max_size=60),
+    size=st.integers(1, 6),
+    world=st.integers(1, 8),
+    split=st.sampled_from(["never", "tail"]),
+    cost=st.sampled_from(["tokens", "tokens ** 2", None]),
+)
+@settings(max_examples=40, deadline=None)
+def test_blocks_stay_whole(lengths, size, world, split, cost):
+    table = pd.DataFrame({"length": lengths})
+    sampler = SequencePacking(len(lengths), 0, table, size, tokens=16, window=8, split=split)
+    costs = None if cost is None else PartCosts(Arithmetic(cost, "batch.balance"))
+    plan = Plan(sampler, size, costs=costs)
+    for step in range(plan.steps(0)):
+        whole, found = plan.request(0, step), []
+        for rank in range(world):
+            mine = plan.request(0, step, rank, world)
+            assert len(mine)
+            assert mine.total == whole.total
+            assert (np.diff(mine.parts[:, 3]) >= 0).all()
+            rows = np.column_stack([mine.positions, mine.indices, mine.parts])[: mine.valid]
+            found.append(rows)
+            if mine.valid:
+                blocks = np.unique(rows[:, -1])
+                assert len(rows) == np.isin(whole.parts[:, 3], blocks).sum()
+        together = np.concatenate(found)
+        expected = np.column_stack([whole.positions, whole.indices, whole.parts])
+        assert np.array_equal(together[np.argsort(together[:, -1], kind="stable")], expected)
+
+
+@given(st.integers(1, 60), st.integers(1, 12))
+def test_the_rank_of_each_row_in_contiguous_shares(count, ranks):
+    dealt = contiguous(count, ranks)
+    for rank in range(ranks):
+        mine, valid = share_of(count, count, rank, ranks)
+        assert np.flatnonzero(dealt == rank).tolist() == mine[:valid].tolist()
+
+
+def test_waiting_that_costs_predict():
+    lengths = np.array([9, 1, 1, 1])
+    assert waiting(lengths, np.array([0, 0, 1, 1]), 2) == (10, 4)
+    plan = plan_of(lengths, 4, cost="length ** 2")
+    found = plan.predicted_waiting(0, 2)
+    loads = [np.square(lengths[plan.request(0, 0, rank, 2).indices]).sum() for rank in range(2)]
+    assert sorted(loads) == [3, 81]
+    assert found[1] == (81 - 42) / 81
+    assert found[0] == pytest.approx((82 - 42) / 82)
+    assert Plan(Random(4, 0), 4).predicted_waiting(0, 2) is None
+    assert plan_of(np.zeros(4), 4).predicted_waiting(0, 2) is None
+    # Of every batch, where there are no more than are looked at.
+    rng = np.random.default_rng(0)
+    plan = plan_of(rng.lognormal(3, 1, 256 * 5), 256)
+    cut, dealt = plan.predicted_waiting(0, 8)
+    assert 0.1 < cut < 0.5
+    assert dealt < 0.03

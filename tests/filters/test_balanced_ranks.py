@@ -1,0 +1,142 @@
+"""Batches dealt to ranks by cost are the same batches: for any ranks, resumed, with bad samples."""
+
+import numpy as np
+import pytest
+import torch
+
+import penstock
+from penstock.addons.filters.costs import Arithmetic, PartCosts, RowCosts
+from penstock.addons.tokens.flatten import Flatten
+from penstock.addons.tokens.sequence_packing import SequencePacking
+from penstock.build.data import DataParts
+from penstock.config import notices
+from penstock.distributed.world import World
+from penstock.loading.bad_samples import BadSamples, FromDataset, FromOrder
+from penstock.loading.fetch import Fetch, batch_hash
+from penstock.loading.loader import Loader
+from penstock.order.plan import Plan
+from penstock.order.samplers import Random
+from tests.config.test_contradictions import OWN, only
+from tests.tokens.test_flatten import Documents, lengths_of
+
+SIZE = 6
+BAD = (3, 17, 18, 40)
+
+
+def loading(kind, world=None, bad=None):
+    """A loader of documents, hashed."""
+    documents = Documents(lengths_of(50), BAD if bad else ())
+    if kind == "blocks":
+        sampler = SequencePacking(50, 0, documents.metadata, SIZE, 64, split="tail")
+        costs = PartCosts(Arithmetic("tokens ** 2", "batch.balance"))
+    else:
+        sampler = Random(50, 0)
+        columns = {"length": documents.lengths}
+        costs = RowCosts(Arithmetic("length", "batch.balance"), columns)
+    substitutes = {"skip": FromDataset(50, 0), "substitute": FromOrder(sampler, 0)}
+    given = {"bad": BadSamples(bad, substitutes[bad])} if bad else {}
+    fetch = Fetch(documents, None, Flatten(), 0, hashed=True, **given)
+    return Loader(Plan(sampler, SIZE, costs=costs), fetch, world=world)
+
+
+@pytest.mark.parametrize("kind", ["rows", "blocks"])
+@pytest.mark.parametrize("bad", [None, "skip", "substitute"])
+def test_any_number_of_ranks_makes_the_same_batches(kind, bad):
+    with loading(kind, bad=bad) as alone:
+        whole = list(alone.epoch(1))
+        wanted, state = [batch_hash([batch]) for batch in whole], alone.state_dict()
+    assert len(wanted) > 3
+    for world in (2, 3, 4):
+        start = world - 1  # each goes on where that one left off
+        state |= {"epoch": 1, "step": start}
+        shares = []
+        for rank in range(world):
+            with loading(kind, World(rank, world), bad) as one:
+                one.load_state_dict(state)
+                shares.append(list(one))
+        found = list(zip(*shares, strict=True))
+        assert [batch_hash(batch) for batch in found] == wanted[start:]
+        for batch, ranks in zip(whole[start:], found, strict=True):
+            tokens = sum(share["tokens"].sum() for share in ranks if share.request.valid)
+            assert tokens == batch["tokens"].sum()
+            for share in ranks if kind == "blocks" else ():  # none that is another rank's
+                assert len(share["cu_blocks"]) - 1 == len(np.unique(share.request.parts[:, 3]))
+        # And they are not dealt contiguously.
+        assert any((np.diff(batch.positions) > 1).any() for share in shares for batch in share)
+
+
+@pytest.fixture
+def trusting(monkeypatch):
+    monkeypatch.setenv("PENSTOCK_TRUST", "tests")
+
+
+def test_a_configuration_balances_training_only(trusting):
+    own = [*OWN, "transform=none", "batch.size=8"]
+    config = penstock.compose(*own, "batch.balance=length ** 2 + 1")
+    ranks = [DataParts(config, World(rank, 3)) for rank in range(3)]
+    table = ranks[0].train.dataset.metadata
+    costs = (table.length**2 + 1).to_numpy()
+
+    def loads(split):
+        requests = [getattr(one, split).plan.request(0, 0, one.world.rank, 3) for one in ranks]
+        return [costs[one.indices].sum() for one in requests], [len(one) for one in requests]
+
+    (train, _), (_, rows) = loads("train"), loads("val")
+    assert max(train) <= 4 / 3 * np.mean(train)
+    assert max(rows) - min(rows) <= 1  # validation
+    plain = DataParts(penstock.compose(*own)).train
+    assert plain.fingerprint == ranks[0].train.fingerprint  # so either resumes the other
+    assert plain.plan.costs is None
+    said = [one for one in notices.find(config) if one.startswith("batch.balance")]
+    assert said == [
+        "batch.balance: there is one rank, which has all rows of a batch; set "
+        "distributed=ddp for more"
+    ]
+    assert not [one for one in notices.find(plain.config) if one.startswith("batch.balance")]
+    for split in ("train", "val"):
+        both = [getattr(one, split).plan.request(0, 0) for one in (plain.data, ranks[0])]
+        assert torch.equal(*(torch.from_numpy(one.indices) for one in both))
+
+
+def test_blocks_are_balanced_by_their_tokens(trusting):
+    words = ["sampler=packed", "sampler.tokens=9", "collate=packed", "batch.size=8"]
+    config = penstock.compose(*OWN, "transform=none", *words, "batch.balance=tokens ** 2")
+    plans = [DataParts(config, World(rank, 2)).train.plan for rank in range(2)]
+    shares = [plan.request(0, 0, rank, 2).parts for rank, plan in enumerate(plans)]
+    loads = [np.square(parts[:, 1] - parts[:, 0]).sum() for parts in shares]
+    assert max(loads) <= 4 / 3 * np.mean(loads)
+    whole = plans[0].request(0, 0)
+    assert sum(loads) == np.square(whole.parts[:, 1] - whole.parts[:, 0]).sum()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["batch.balance=lenght"],
+            "Numbers has no metadata column 'lenght' (did you mean "
+            "'length'?); it has label, length",
+        ),
+        (
+            ["batch.balance=length % 2"],
+            "'length % 2': allowed are columns, numbers, + - * / ** and brackets",
+        ),
+        (
+            ["batch.balance=length", "batch.size=null"],
+            "deals the rows of a batch to ranks, but batch.size=null passes samples through one by "
+            "one; set batch.size, or batch.balance=null",
+        ),
+        (
+            ["batch.balance=length", "sampler=packed", "sampler.tokens=64", "collate=packed"],
+            "'length', but the sampler packs rows into blocks, of which only the number of each "
+            "row's tokens is known; write e.g. tokens ** 2",
+        ),
+        (
+            ["batch.balance=length", "dataset._target_=tests.own_parts.Stream", "sampler=stream"],
+            "Stream is a stream, whose rows have no costs before they are read; set "
+            "batch.balance=null",
+        ),
+    ],
+)
+def test_what_cannot_be_balanced_is_refused(trusting, overrides, message):
+    assert only("batch.balance", *overrides) == message

@@ -1,0 +1,530 @@
+"""Filters and orders of orders: whatever samples, a filtered dataset is one with fewer rows."""
+
+import csv
+import json
+import shutil
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import yaml
+from torch.utils.data import Sampler
+
+import penstock
+from penstock.addons.sweeps.stored_sweep import StoredSweep
+from penstock.build.data import DataParts
+from penstock.command import main
+from penstock.config.plain_words import quoted
+from penstock.distributed.world import World
+from penstock.errors import ConfigError, DataError
+from penstock.loading.fetch import batch_hash
+from penstock.order.samplers import Order
+from penstock.runs.manifest import read_manifest
+from tests.program import run
+
+ROWS = 120
+TABLE = pd.DataFrame(
+    {
+        "length": 1 + np.arange(ROWS) * 7 % 31,
+        "label": np.arange(ROWS) % 6,
+        "hash": [f"{row % 100}" for row in range(ROWS)],
+        "weight": 1.0 + np.arange(ROWS) % 3,
+        "path": [f"/data/{row}.txt" for row in range(ROWS)],
+    }
+)
+
+
+class Documents:
+    """Documents of unequal length, of which all or `rows` are there."""
+
+    columns = tuple(TABLE.columns)
+    facts = {"num_classes": 6, "num_outputs": 6, "num_features": 1}
+
+    def __init__(self, split="train", rows=None, damaged=()):
+        self.rows = np.arange(ROWS) if rows is None else np.asarray(rows)
+        self.metadata = TABLE.iloc[self.rows].reset_index(drop=True)
+        self.damaged = damaged
+        self.fingerprint = f"documents {self.rows.tolist()}"
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        row = int(self.rows[index])
+        if row in self.damaged:
+            raise DataError("it is damaged")
+        tokens = torch.full((int(TABLE["length"][row]),), row)
+        return {"tokens": tokens, "x": torch.rand(2), "row": row}
+
+
+class Backwards(Sampler):
+    """A person's own sampler, of torch's kind."""
+
+    def __init__(self, data_source):
+        self.data_source = data_source
+
+    def __len__(self):
+        return len(self.data_source)
+
+    def __iter__(self):
+        return iter(range(len(self))[::-1])
+
+
+class EveryThird(Order):
+    def __init__(self, length):
+        self.length = length
+
+    def size(self, epoch):
+        return len(range(0, self.length, 3))
+
+    def indices(self, epoch, start, stop):
+        return np.arange(start, stop) * 3
+
+
+def short(table, most=20):
+    return table["length"] <= most
+
+
+@pytest.fixture(autouse=True)
+def trusting(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PENSTOCK_TRUST", "tests")
+
+
+HERE = "tests.filters.test_filters"
+BASE = [
+    f"dataset={{_target_: {HERE}.Documents}}",
+    "transform=none",
+    "batch.size=6",
+    "collate=list",
+    "task=digest",
+    "loader.num_workers=0",
+    "objective.inputs=[x]",
+    "objective.target=row",
+]
+SHORT = np.flatnonzero(TABLE["length"] < 25)
+
+
+def data_of(*overrides):
+    return DataParts(penstock.compose(*BASE, *overrides), World())
+
+
+def batches(data, epoch=0):
+    fetch, plan = data.train.fetch(hashed=True), data.train.plan
+    return [fetch(plan.request(epoch, step)) for step in range(plan.steps(epoch))]
+
+
+ALL = ["sequential", "random", "bucket", "curriculum", "packed"]
+SAMPLERS = {
+    **{name: (f"sampler={name}",) for name in (*ALL, "subset", "identity", "weighted")},
+    "packed": ("sampler=packed", "sampler.tokens=64", "collate=packed"),
+    "tail": ("sampler=packed", "sampler.tokens=64", "sampler.split=tail", "collate=packed"),
+    "repeated": ("sampler=repeated", "sampler.shorten=false"),
+    "torch": ("sampler={_target_: torch.utils.data.RandomSampler}",),
+    "torch's batches": (
+        "sampler={_target_: torch.utils.data.BatchSampler, sampler: {_target_: "
+        "torch.utils.data.RandomSampler}, batch_size: 5, drop_last: false}",
+    ),
+    "own": (f"sampler={{_target_: {HERE}.Backwards}}",),
+    "own order": (f"sampler={{_target_: {HERE}.EveryThird}}",),
+}
+WHOLE = {*ALL, "tail", "repeated", "torch", "torch's batches", "own"}
+
+
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_each_sampler_sees_a_dataset_of_the_kept_rows(name):
+    overrides = [one.replace("identities=8", "") for one in SAMPLERS[name]]
+    overrides += ["sampler.identities=3", "sampler.samples=2"] if name == "identity" else []
+    filtered = data_of(*overrides, '+dataset.filter="length < 25"')
+    # Only these rows are there at all: the same order of them, and the same draws.
+    alone = data_of(*overrides, f"+dataset.rows={SHORT.tolist()}")
+    found, expected = batches(filtered), batches(alone)
+    assert len(found) == len(expected) > 1
+    assert [batch_hash([one]) for one in found] == [batch_hash([one]) for one in expected]
+    rows = {filtered.train.dataset.row(row) for batch in found for row in batch.indices.tolist()}
+    assert rows <= set(SHORT.tolist())
+    assert name not in WHOLE or rows == set(SHORT.tolist())
+
+
+@pytest.mark.one_in(5)
+@pytest.mark.parametrize("outer", ["packed", "repeated"])
+@pytest.mark.parametrize(
+    "inner",
+    [
+        "{_target_: penstock.order.samplers.Weighted, column: label, num_samples: 60}",
+        "{_target_: penstock.order.samplers.Subset, fraction: 0.5}",
+        "{_target_: penstock.order.composed.Curriculum, column: length, stages: 3}",
+        "{_target_: penstock.order.composed.Repeated, times: 2}",
+        "{_target_: torch.utils.data.RandomSampler}",
+        f"{{_target_: {HERE}.EveryThird}}",
+    ],
+)
+def test_orders_go_inside_of_others(outer, inner):
+    packs = ["sampler.tokens=64", "sampler.window=30", "collate=packed"]
+    rest = packs if outer == "packed" else []
+    inside = f"++sampler.order={inner}"
+    data = data_of(f"sampler={outer}", *rest, '+dataset.filter="length < 25"', inside)
+    found = [row for batch in batches(data, epoch=1) for row in batch.indices.tolist()]
+    order = data.train.plan.sampler.order
+    whole = order.indices(1, 0, order.size(1)).tolist()
+    if outer == "repeated":
+        whole = whole[: len(whole) // 2] * 2
+    assert sorted(found) == sorted(whole)
+    assert max(found) < len(SHORT)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "order", "reason"),
+    [
+        ("packed", "{_target_: penstock.order.samplers.Bucket}", "Bucket forms batches of its own"),
+        ("repeated", "{_target_: penstock.order.streams.StreamOrder}", "order of a stream"),
+        ("repeated", "random", "expected an order, {_target_: ...}, or null"),
+        ("bucket", "{_target_: penstock.order.samplers.Random}", "unknown argument of Bucket"),
+        (
+            "repeated",
+            "{_target_: torch.utils.data.BatchSampler, sampler: {_target_: "
+            "torch.utils.data.RandomSampler}, batch_size: 5, drop_last: false}",
+            "BatchSampler forms batches of its own",
+        ),
+    ],
+)
+def test_what_cannot_go_inside_is_refused_before_anything_is_built(sampler, order, reason):
+    packs = ["collate=packed"] if sampler == "packed" else []
+    with pytest.raises(ConfigError) as error:
+        penstock.compose(*BASE, f"sampler={sampler}", *packs, f"++sampler.order={order}")
+    assert [one.key for one in error.value.problems] == ["sampler.order"]
+    assert reason in str(error.value)
+
+
+def test_an_own_sampler_that_forms_batches_is_refused_when_it_is_built(monkeypatch):
+    order = f"{{_target_: {HERE}.batches_of_two}}"
+    data = data_of("sampler=repeated", f"sampler.order={order}")
+    with pytest.raises(ConfigError, match=r"sampler\.order: TorchBatches forms batches"):
+        data.train.plan  # noqa: B018
+
+
+def batches_of_two(length):
+    return [[row, row + 1] for row in range(0, length - 1, 2)]
+
+
+def test_repetitions_have_augmentations_of_their_own():
+    data = data_of("sampler=repeated", "sampler.times=2")
+    batch = batches(data)[0]
+    rows, drawn = batch.indices, torch.stack(list(batch["x"]))
+    assert rows[:3].tolist() == rows[3:].tolist()
+    assert len({tuple(one) for one in drawn.tolist()}) == 6
+    with pytest.raises(ConfigError, match=r"sampler.times: 4 does not divide batch.size=6.*8"):
+        data_of("sampler=repeated", "sampler.times=4")
+
+
+FUNCTION = f"{{_target_: {HERE}.short, most: 20}}"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "kept"),
+    [
+        (
+            ['+dataset.filter=["length < 25", "label != 3"]'],
+            lambda t: t[(t["length"] < 25) & (t["label"] != 3)],
+        ),
+        ([f"+dataset.filter={FUNCTION}"], lambda t: t[t["length"] <= 20]),
+        (
+            [f'+dataset.filter=["label < 2", {FUNCTION}]', "+dataset.without=[0, 12, 118]"],
+            lambda t: t[(t["label"] < 2) & (t["length"] <= 20)].drop([0, 12, 118], errors="ignore"),
+        ),
+        (["+dataset.unique=hash"], lambda t: t.drop_duplicates("hash")),
+        # The first of those that the filter leaves; left out by name, it has no successor.
+        (
+            ["+dataset.filter=label > 1", "+dataset.unique=hash", "+dataset.without=[2]"],
+            lambda t: t[t["label"] > 1].drop_duplicates("hash").drop([2]),
+        ),
+        (['+dataset.filter="~hash.duplicated()"'], lambda t: t[~t["hash"].duplicated()]),
+        (["+dataset.without={train: [5], val: [6]}"], lambda t: t.drop([5])),
+        (['+dataset.filter="length > 0"'], lambda t: t),
+    ],
+)
+def test_rows_that_are_chosen(overrides, kept, monkeypatch):
+    monkeypatch.setattr("penstock.addons.filters.kept._AT_ONCE", 16)
+    data = data_of(*overrides)
+    rows = list(kept(TABLE).index)
+    found = [data.train.dataset[index]["row"] for index in range(len(data.train.dataset))]
+    assert found == rows
+    assert sum(data.train.left_out.values()) == ROWS - len(rows)
+    assert sum(data.val.left_out.values()) == ROWS - len(data.val.dataset)
+
+
+def test_a_split_has_a_filter_of_its_own_beside_that_of_both():
+    node = f"_target_: {HERE}.Documents"
+    both = f'dataset={{train: {{{node}, filter: "label < 2"}}, val: {{{node}}}}}'
+    rest = [one for one in BASE if not one.startswith("dataset=")]
+    data = DataParts(penstock.compose(both, *rest, '+dataset.filter="length < 25"'), World())
+    assert len(data.train.dataset) == ((TABLE["length"] < 25) & (TABLE["label"] < 2)).sum()
+    assert len(data.val.dataset) == (TABLE["length"] < 25).sum()
+    assert list(data.train.left_out) == [
+        "dataset.filter (length < 25)",
+        "dataset.train.filter (label < 2)",
+    ]
+
+
+def test_a_split_has_one_beside_the_target_too():
+    both = ['+dataset.filter="label < 4"', '+dataset.train.filter="length > 5"']
+    data = data_of(*both, "+dataset.val.without=[0, 1]")
+    kept = TABLE[(TABLE.label < 4)]
+    assert data.train.dataset.metadata.equals(kept[kept.length > 5].reset_index(drop=True))
+    rest = kept[~kept.index.isin([0, 1])]
+    assert data.val.dataset.metadata.equals(rest.reset_index(drop=True))
+    assert "dataset.train.filter (length > 5)" in data.train.left_out
+    for key, message in (
+        ("train.filters=a", "dataset.train.filters: unknown .did you mean"),
+        ('val.filter="size > 4"', "dataset.val.filter: "),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            data_of(f"+dataset.{key}")
+
+
+def test_a_dataset_inside_of_another_has_a_filter_of_its_own():
+    node = f"_target_: {HERE}.Documents"
+    joined = (
+        "dataset={_target_: torch.utils.data.ConcatDataset, datasets: ["
+        f'{{{node}, filter: "length < 25", without: [0]}}, {{{node}}}]}}'
+    )
+    rest = [one for one in BASE if not one.startswith("dataset=")]
+    data = DataParts(penstock.compose(joined, *rest), World())
+    assert len(data.train.dataset) == len(SHORT) - 1 + ROWS
+    assert len(data.val.dataset) == len(SHORT) + ROWS
+    assert data.train.dataset[len(SHORT) - 1]["row"] == 0
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("sampler", ["mixture", "repeated", "packed"])
+def test_mixtures_of_filtered_sources_and_filters_of_mixtures(sampler):
+    """Both ways leave the same rows of the same sources, so batches are the same."""
+    packs = ["collate=packed", "sampler.tokens=64"] if sampler == "packed" else ["collate=list"]
+    plain = [one for one in BASE if not one.startswith(("dataset=", "collate="))]
+    rest = [*plain, f"sampler={sampler}", *packs]
+    node, both = f"_target_: {HERE}.Documents", '"length < 25"'
+
+    def mixed(first, second, *more):
+        sources = f"sources: {{a: {{{node}, filter: {first}}}, b: {{{node}, filter: {second}}}}}"
+        target = "_target_: penstock.addons.mixtures.mixture.Mixture"
+        weights = "weights: {a: 3, b: 1}"
+        dataset = f"dataset={{{target}, {sources}, {weights}}}"
+        return DataParts(penstock.compose(dataset, *rest, *more), World())
+
+    inside, around = mixed(both, both), mixed("null", "null", f"+dataset.filter={both}")
+    assert around.train.dataset.source_lengths == {"a": len(SHORT), "b": len(SHORT)}
+    assert dict(inside.train.dataset.source_lengths) == around.train.dataset.source_lengths
+    hashes = [[batch_hash([batch]) for batch in batches(data)] for data in (inside, around)]
+    assert hashes[0] == hashes[1]
+    one = mixed(both, "null")
+    assert len(one.train.dataset) == len(SHORT) + ROWS
+    rows = {row for batch in batches(one) for row in batch.indices.tolist()}
+    assert max(rows) >= len(SHORT)
+
+
+def refusals(*overrides):
+    with pytest.raises(ConfigError) as error:
+        data_of(*overrides).train.dataset  # noqa: B018
+    return {one.key: one.message for one in error.value.problems}
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "message"),
+    [
+        ('filter="lenght < 3"', "filter", "no column 'lenght' (did you mean 'length'?)"),
+        ("filter=3", "filter", "got 3, expected an expression, a node with _target_, or a list"),
+        ('filter=["length < 3", "__import__(\'os\')"]', "filter[1]", "may not be called"),
+        ("filter={_target_: os.system}", "filter._target_", "may not be called from"),
+        (f"filter={{_target_: {HERE}.short, least: 2}}", "filter.least", "unknown argument"),
+        (f"filter={{_target_: {HERE}.wrong}}", "filter", "gave list of int64 (3,)"),
+        (f"filter={{_target_: {HERE}.too_few}}", "filter", "for 3 rows, and there are 120"),
+        ("unique=hsah", "unique", "no column 'hsah' (did you mean 'hash'?)"),
+        ("unique=3", "unique", "got 3, expected the name of a column"),
+        ("without=[1,500]", "without", "row 500 does not exist; the train split has 120 rows"),
+        ("without=[a]", "without", "expected rows of the training split, {train: rows"),
+        ("without=nowhere.csv", "without", "there is no file 'nowhere.csv'"),
+    ],
+)
+def test_mistakes(override, key, message):
+    found = refusals(f"+dataset.{override}")
+    assert list(found) == [f"dataset.{key}"]
+    assert message in found[f"dataset.{key}"]
+
+
+def wrong(table):
+    return [1, 2, 3]
+
+
+def too_few(table):
+    return np.ones(3, bool)
+
+
+def test_a_stream_has_no_rows_to_choose():
+    with pytest.raises(ConfigError, match=r"dataset\.filter: chooses rows by index, and .*stream"):
+        penstock.compose("dataset=delimited_stream", '+dataset.filter="length < 3"', "task=digest")
+
+
+def test_nothing_left_is_an_error_of_the_data():
+    with pytest.raises(DataError, match=r"none of 120 .*: 120 by dataset.filter \(length < 0\)"):
+        data_of('+dataset.filter="length < 0"').train.dataset  # noqa: B018
+
+
+def test_the_dataset_s_own_rows_are_named_and_written(capsys):
+    """A quarantine that a filtered run wrote holds for a run with another filter."""
+    damaged = ["+dataset.damaged=[40]", "bad_samples.on_error=skip"]
+    data = data_of('+dataset.filter="length < 25"', *damaged)
+    left_out = [one for batch in batches(data) for one in batch.left_out]
+    ((place, row),) = data.train.dataset.places([40]).items()
+    assert [(one.index, one.row) for one in left_out] == [(place, row)]
+    assert f"sample {place} (row 40 of the dataset) (epoch 0" in str(left_out[0])
+    check = ["task=check", "split=train", "run_dir=checked", '+dataset.filter="length < 25"']
+    assert main([*BASE, *damaged, *check]) == 3
+    with Path("checked/quarantine.csv").open() as file:
+        found = [(one["index"], one["dataset"]) for one in csv.DictReader(file)]
+    assert found == [("40", Documents().fingerprint)]
+    other = ['+dataset.filter="label == 4"', "bad_samples.quarantine=checked/quarantine.csv"]
+    data = data_of(*other, "+dataset.damaged=[40]")
+    assert sum(len(batch.left_out) for batch in batches(data)) == 1
+    data = data_of("+dataset.without=checked/quarantine.csv", "+dataset.damaged=[40]")
+    assert len(data.train.dataset) == ROWS - 1
+    assert not any(batch.left_out for batch in batches(data))
+    capsys.readouterr()
+
+
+def test_a_run_says_what_was_left_out_and_resumes_with_the_same_rows_alone(faces, capsys):
+    run = [
+        "trainer=quick",
+        "loader.num_workers=0",
+        "dataset.count=40",
+        "trainer.pictures=false",
+        "trainer.report=false",
+        "trainer.baseline=false",
+        "run_dir=run",
+        *faces,
+    ]
+    chosen = "+dataset.filter='pose == \"left\"'"
+    assert main([*run, chosen, "+dataset.without=[0]", "trainer.max_epochs=1"]) == 0
+    told = capsys.readouterr().err
+    manifest = read_manifest(Path("run"))
+    reasons = manifest["data"]["left_out"]["train"]
+    assert list(reasons) == ['dataset.filter (pose == "left")', "dataset.without"]
+    assert f"left out  train: {next(iter(reasons.values()))} by dataset.filter (pose" in told
+    assert " kept=" in manifest["data"]["train"]
+    other = "+dataset.filter='pose == \"right\"'"
+    assert main(["resume=run", other, "trainer.max_epochs=2"]) == 2
+    assert "dataset: is " in capsys.readouterr().err
+    assert main(["resume=run", "trainer.max_epochs=2"]) == 0
+    assert read_manifest(Path("run"))["data"]["left_out"]["train"] == reasons
+
+
+# Python's parser sees texts here, of which no row has one; pandas.eval saw a call in them.
+EVIL = (
+    r"""length >= 0 or label == "\\" or label == "``A`" == label or label == '`C``" or """
+    'label._constructor.__init__.__globals__.get("sys").modules.get("os").system("touch CANARY")'
+    " == 0 #'"
+)
+SEQUENCES = ("experiment=sequences", "dataset.count=60", "batch.size=8", "loader=debug")
+FIT = (
+    *SEQUENCES,
+    "trainer=quick",
+    "scheduler=none",
+    "trainer.max_steps=2",
+    "trainer.progress=none",
+    "trainer.pictures=false",
+    "trainer.baseline=false",
+    "tracker=none",
+)
+
+
+def by_experiment(folder, text, trained, task):
+    """An experiment file of the stranger's folder."""
+    node = {"defaults": ["sequences"], "dataset": {"filter": text, "count": 60}}
+    path = folder / "experiment" / "evil.yaml"
+    path.parent.mkdir()
+    path.write_text("# @package _global_\n" + yaml.safe_dump(node, sort_keys=False))
+    return ["--config-dir", folder, "experiment=evil", "loader=debug", f"task={task}"]
+
+
+def by_primary(folder, text, trained):
+    """A configuration of the stranger's folder in place of ours."""
+    node = {"defaults": ["config", {"override dataset": "sequences"}, "_self_"]}
+    node["dataset"] = {"filter": text, "count": 60}
+    (folder / "evil.yaml").write_text(yaml.safe_dump(node, sort_keys=False))
+    return ["--config-dir", folder, "--config-name", "evil", "loader=debug", "task=digest"]
+
+
+def by_group(folder, text, trained):
+    """A dataset of the stranger's folder: a mixture, of which a source has a list of filters."""
+    kind = "penstock.datasets.synthetic_sequences.SyntheticSequences"
+    source = {"_target_": kind, "count": 60, "filter": ["length > 0", text]}
+    node = {"_target_": "penstock.addons.mixtures.mixture.Mixture", "sources": {"a": source}}
+    path = folder / "dataset" / "evil.yaml"
+    path.parent.mkdir()
+    path.write_text(yaml.safe_dump(node))
+    words = ["dataset=evil", "sampler=mixture", "transform=none", "collate=list", "loader=debug"]
+    return ["--config-dir", folder, *words, "task=digest"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    assert main([*FIT, f"run_dir={folder}"]) == 0
+    return folder
+
+
+def by_manifest(folder, text, trained):
+    """The overrides of a run that is resumed."""
+    run = shutil.copytree(trained, folder / "run")
+    manifest = json.loads((run / "manifest.json").read_text())
+    manifest["overrides"] = [*FIT, quoted(f"+dataset.filter={text}")]
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    return [f"resume={run}", "trainer.max_steps=4"]
+
+
+def by_stored_configuration(folder, text, trained):
+    """The configuration of a run that is asked about."""
+    run = shutil.copytree(trained, folder / "run")
+    stored = yaml.safe_load((run / "config.yaml").read_text())
+    stored["dataset"]["filter"] = text
+    (run / "config.yaml").write_text(yaml.safe_dump(stored))
+    return ["task=where", f"run={run}", "sample=0", "epochs=0"]
+
+
+def by_sweep(folder, text, trained):
+    """The words of a sweep that is resumed."""
+    words = [*FIT, quoted(f"+dataset.filter={text}"), "seed=1,2"]
+    stored = asdict(StoredSweep(words=words, fixed=words[:-1], keys=["seed"]))
+    (folder / "sweep.json").write_text(json.dumps(stored))
+    return [f"resume={folder}"]
+
+
+def by_sample(folder, text, trained):
+    return ["task=where", *SEQUENCES, quoted(f"sample={text}"), "epochs=0"]
+
+
+DOORS = {
+    "an experiment, digest": partial(by_experiment, task="digest"),
+    "an experiment, replay": partial(by_experiment, task="replay"),
+    "a primary configuration, digest": by_primary,
+    "a group of a folder, digest": by_group,
+    "a manifest": by_manifest,
+    "the configuration of a run": by_stored_configuration,
+    "a sweep": by_sweep,
+    "a sample": by_sample,
+}
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("door", DOORS)
+def test_no_expression_of_a_stranger_runs(door, trained, tmp_path, capsys):
+    canary, folder = tmp_path / "canary", tmp_path / "stranger"
+    folder.mkdir()
+    done = run(capsys, *DOORS[door](folder, EVIL.replace("CANARY", str(canary)), trained))
+    assert not canary.exists(), "the stranger's code ran"
+    assert done.code == 0, done.err  # it is true of every row
+    assert "Traceback" not in done.err

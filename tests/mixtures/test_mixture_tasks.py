@@ -1,0 +1,235 @@
+"""Mixtures in runs: addresses, what is written down, and changes in a resumed run."""
+
+import json
+
+import pytest
+
+from penstock import build_train_loader, build_val_loader, compose
+from penstock.addons.mixtures.mixture_changes import explained
+from penstock.build.data import DataParts
+from penstock.errors import ConfigError, Problem
+from penstock.order.address import Address
+from penstock.runs.resumption import differences
+from tests.program import run
+
+FIT = [
+    "loader=debug",
+    "run_dir=run",
+    "tracker=none",
+    "trainer.baseline=false",
+    "scheduler=none",
+    "trainer.pictures=false",
+    "trainer.digest=true",
+    "trainer.progress=none",
+]
+FACES = "_target_: penstock.datasets.synthetic_faces.SyntheticFaces, size: 40"
+CHANGING = "{a: [[0, 0.8], [4, 0.2]], b: 0.5}"
+
+
+def mixture(root, weights=CHANGING, sources="ab", **options):
+    nodes = {
+        name: f"{{{FACES}, root: {root}/{name}, count: {30 + 10 * place}}}"
+        for place, name in enumerate(sources)
+    }
+    given = {
+        "sources": "{" + ", ".join(f"{k}: {v}" for k, v in nodes.items()) + "}",
+        "weights": weights,
+        "num_samples": "64",
+        **options,
+    }
+    node = ", ".join(f"{key}: {value}" for key, value in given.items())
+    return [
+        "~dataset",
+        f"+dataset={{_target_: penstock.addons.mixtures.mixture.Mixture, {node}}}",
+        "sampler=mixture",
+        "batch.size=8",
+    ]
+
+
+@pytest.fixture
+def root(faces_root, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return faces_root / "mixed"
+
+
+def hashes(folder="run"):
+    with open(f"{folder}/digests.jsonl") as file:
+        return [json.loads(line)["hash"] for line in file]
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["loader.num_workers=2"],
+        pytest.param(["loader=threads"], marks=pytest.mark.stress),
+        pytest.param(["loader.num_workers=4"], marks=pytest.mark.stress),
+    ],
+)
+def test_batches_do_not_depend_on_who_loads_them(options, root, capsys):
+    words = ["task=digest", "steps=8", *mixture(root, linear="true")]
+    expected = run(capsys, *words, "loader=debug")
+    assert (expected.code, len(expected.hashes)) == (0, 8), expected.err
+    assert run(capsys, *words, *options).out == expected.out
+
+
+def test_ranks_share_a_batch_out(root):
+    plan = DataParts(compose(*mixture(root), "loader=debug", "task=digest")).train.plan
+    for step in range(8):
+        whole = plan.request(0, step).indices.tolist()
+        for world in (2, 3, 4):
+            shares = [plan.request(0, step, rank, world).indices.tolist() for rank in range(world)]
+            assert [row for share in shares for row in share] == whole
+
+
+def test_a_run_writes_down_what_it_took_and_resumes_anywhere(root, capsys):
+    words = [*mixture(root, linear="true"), *FIT]
+    done = run(capsys, *words, "trainer.max_epochs=2")
+    assert done.code == 0, done.err
+    whole = hashes()
+    with open("run/manifest.json") as file:
+        told = json.load(file)["mixture"]
+    with open("run/metrics.jsonl") as file:
+        records = [json.loads(line) for line in file]
+    last = [one for one in records if one["event"] == "epoch"][-1]
+    assert sum(told["rows"].values()) == 128
+    assert told["rows"]["a"] == last["mixture/a/rows"]
+    share = sum(8 * weight / (weight + 0.5) for weight in (0.8, 0.65, 0.5, 0.35, *[0.2] * 12))
+    assert abs(told["rows"]["a"] - share) <= 2
+    assert told["passes"]["a"] == told["rows"]["a"] / 24  # faces of its training split
+
+    first = run(capsys, *words, "run_dir=cut", "trainer.max_epochs=2", "trainer.max_steps=2")
+    assert first.code == 0, first.err  # in the middle of the change
+    assert run(capsys, "resume=cut", "trainer.max_steps=null").code == 0
+    assert hashes("cut") == whole
+
+
+def test_a_source_may_be_added_to_a_run(root, capsys):
+    assert run(capsys, *mixture(root), *FIT, "trainer.max_steps=6").code == 0
+    added = mixture(root, "{a: [[0, 0.8], [4, 0.2]], b: 0.5, c: [[0, 0], [7, 3]]}", "abc")
+    longer = [*added, *FIT, "resume=auto", "trainer.max_epochs=2"]
+    refused = run(capsys, *longer)
+    assert refused.code == 2
+    assert (
+        "dataset: dataset.weights differ from step 7 of the run on, and it resumes at step 6: "
+        "all batches before step 7 are the same"
+    ) in refused.err
+    assert "dataset.sources" not in refused.err
+    done = run(capsys, *longer, "resume_despite=[dataset]")
+    assert done.code == 0, done.err
+    resumed = hashes()
+    digest = run(capsys, "task=digest", "steps=8", "loader=debug", *mixture(root))
+    before = [line.split()[-1] for line in digest.hashes]
+    assert (len(resumed), len(before)) == (16, 8)
+    assert resumed[:7] == before[:7]
+    assert resumed[7] != before[7]
+    with open("run/manifest.json") as file:
+        assert json.load(file)["mixture"]["rows"]["c"] > 40
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize(
+    ("weights", "sources", "message"),
+    [
+        (
+            "{a: [[0, 0.8], [3, 0.2]], b: 0.5}",
+            "ab",
+            "from step 3 of the run on, and it has come to "
+            "step 6: it was trained on other batches from 3 to 5",
+        ),
+        ("{a: [[0, 1.6], [4, 0.4]], b: 1.0}", "ab", "in another way, and no batch is another one"),
+        ("{b: 0.5, a: [[0, 0.8], [4, 0.2]]}", "ba", "resume_despite=[dataset.sources.b]"),
+    ],
+)
+def test_other_changes_are_told_apart(weights, sources, message, root):
+    saved, own = (
+        DataParts(compose(*words, "loader=debug", "task=digest")).train.fingerprint
+        for words in (mixture(root), mixture(root, weights, sources))
+    )
+    problems = explained(differences(saved, own, []), saved, own, Address(0, 6))
+    assert message in problems[-1].message
+    assert {one.key for one in problems} <= {"dataset", *own}
+
+
+@pytest.mark.stress
+def test_a_run_ends_where_sources_have_given_their_passes(root, capsys):
+    ended = [*mixture(root, "null", passes="{a: 2}", stop="first"), *FIT]
+    done = run(capsys, *ended, "trainer.max_epochs=9")
+    assert done.code == 0, done.err
+    with open("run/manifest.json") as file:
+        told = json.load(file)
+    assert told["mixture"]["passes"]["a"] == 2
+    assert "all passes" in told["reason"]
+
+
+@pytest.mark.stress
+def test_other_samplers_over_a_mixture(root):
+    def composed(*options):
+        return compose(*mixture(root, "{a: 3, b: 1}"), "loader=debug", "task=digest", *options)
+
+    for name in ("random", "bucket"):
+        with pytest.raises(ConfigError, match=r"sampler: \w+ chooses rows of all sources"):
+            composed(f"sampler={name}")
+    with pytest.raises(ConfigError, match=r"sampler: MixtureOrder mixes .* SyntheticFaces has"):
+        compose("sampler=mixture", "task=digest")
+    packed = ["sampler=packed", "collate=packed", "sampler.column=line", "sampler.tokens=200"]
+    with pytest.raises(ConfigError, match=r"dataset\.knots: a step of SequencePacking has not"):
+        compose(*mixture(root), *packed, "task=digest")
+    nested = "+sampler.order={_target_: penstock.order.samplers.Random}"
+    with pytest.raises(ConfigError, match="sampler: Random chooses rows of all sources"):
+        composed(*packed, nested)
+    with build_val_loader(composed()) as val:
+        assert sorted(row for batch in val for row in batch.indices.tolist()) == list(range(14))
+    own = "+sampler.sources.a={_target_: penstock.order.samplers.Weighted, column: line}"
+    with build_train_loader(composed(own)) as train:
+        rows = [row for batch in train for row in batch.indices.tolist()]
+    assert (sum(row < 24 for row in rows), len(rows)) == (48, 64)
+    assert len({row for row in rows if row < 24}) < 24  # drawn, with repetitions
+
+
+def test_rows_of_a_mixture_are_repeated_in_its_shares(root):
+    words = mixture(root, "{a: 3, b: 1}"), "loader=debug", "task=digest", "sampler=repeated"
+    config = compose(*words[0], *words[1:], "sampler.times=4", "sampler.shorten=false")
+    plan = DataParts(config).train.plan
+    rows = [row for step in range(plan.steps(0)) for row in plan.request(0, step).indices.tolist()]
+    assert (len(rows), sum(row < 24 for row in rows)) == (256, 192)
+
+
+def test_rows_of_a_mixture_are_packed_in_its_shares(tmp_path):
+    node = "_target_: penstock.datasets.synthetic_sequences.SyntheticSequences, count: 300"
+    sources = ", ".join(f"{name}: {{{node}, root: {tmp_path}/{name}}}" for name in "ab")
+    config = compose(
+        "dataset=sequences",
+        "~dataset",
+        f"+dataset={{_target_: penstock.addons.mixtures.mixture.Mixture, "
+        f"sources: {{{sources}}}, weights: {{a: 3, b: 1}}, num_samples: 400}}",
+        "sampler=packed",
+        "collate=packed",
+        "sampler.tokens=128",
+        "batch.size=4",
+        "transform=none",
+        "task=digest",
+    )
+    split = DataParts(config).train
+    plan, first = split.plan, split.dataset.source_lengths["a"]
+    rows = {}
+    for step in range(plan.steps(0)):
+        request = plan.request(0, step)
+        rows |= dict(zip(request.positions.tolist(), request.indices.tolist(), strict=True))
+    assert sorted(rows) == list(range(400))
+    assert abs(sum(row < first for row in rows.values()) - 300) <= 1
+
+
+@pytest.mark.parametrize("text", ["[" * 60_000, "9" * 5000, "nan", ""])
+def test_weights_of_a_foreign_checkpoint_are_no_change_of_weights(text):
+    facts = {
+        "dataset": "x",
+        "dataset.sources.a": "9 samples, x",
+        "dataset.linear": "True",
+        "dataset.knots": "samples",
+        "dataset.num_samples": "9",
+        "batch.size": "3",
+    }
+    saved, own = ({**facts, "dataset.weights.a": one} for one in (text, "[1]"))
+    problems = [Problem("dataset.weights.a", "differs")]
+    assert explained(problems, saved, own, Address(0, 0)) == problems

@@ -1,0 +1,345 @@
+"""A pack answers as its dataset: every optional member, and every order of its rows."""
+
+import inspect
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import penstock
+from penstock import protocols
+from penstock.addons.packs.packed import Packed
+from penstock.addons.packs.packing import pack
+from penstock.addons.packs.recipe import Recipe
+from penstock.build.data import DataParts
+from penstock.errors import ConfigError, PenstockError
+from penstock.loading.dataset_facts import (
+    classes_of,
+    facts_of,
+    lengths_of,
+    table_of,
+)
+from penstock.loading.fetch import batch_hash
+from penstock.loading.workers.backends import LoaderOptions
+from tests.face_folder import write_faces
+from tests.packs import write_images
+from tests.program import run
+from tests.tokens.test_token_files import write_pair
+
+# Members that are about the files a dataset reads, and the pack reads others; or how it reads them.
+OWN = {"remote_files", "files_of", "locality", "data_files", "read_tokens"}
+ASKED = {
+    "lengths",
+    "text_lengths",
+    "classes",
+    "columns",
+    "metadata",
+    "facts",
+    "path",
+    "fingerprint",
+    "names_fingerprint",
+    "check",
+}
+TEXTS = ["transform.train.tokenize.kind=bytes", "transform.train.tokenize.size=258"]
+
+
+class Told:
+    """Rows of a person's own, with members that no dataset of ours has together."""
+
+    columns = ("label", "price")
+    draws = False
+
+    def __init__(self, split="train"):
+        self.fingerprint = f"told {split}"
+        self.targets = [row % 3 for row in range(30)]
+        self.num_classes = 5
+        self.lengths = np.arange(30, dtype=np.uint16)[::-1]
+
+    def __len__(self):
+        return 30
+
+    def __getitem__(self, row):
+        return {"text": "b" * (row % 7), "other": "c" * row, "label": row % 3}
+
+    def path(self, row):
+        return f"shelf/{row // 2}.txt"
+
+    def text_lengths(self, length, name):
+        return np.array([length(self[row]["text"]) for row in range(30)], np.int32)
+
+    def check(self, row):
+        return None
+
+
+class Unclear(Told):
+    """Counts a text that no sample has."""
+
+    metadata = pd.DataFrame({"label": np.arange(30) % 3, "length": np.arange(30)})
+
+    def text_lengths(self, length, name):
+        return np.array([length("d" * row) + 1 for row in range(30)], np.int32)
+
+
+def write_messages(root):
+    root.mkdir()
+    rows = [f"{('ham', 'spam')[row % 3 == 0]}\t{'a b' * (row * 7 % 11)}é" for row in range(40)]
+    (root / "messages.tsv").write_text("label\ttext\n" + "\n".join(rows) + "\n")
+    return [f"dataset.root={root}/messages.tsv", *TEXTS]
+
+
+def write_texts(root):
+    root.mkdir()
+    for number in range(12):
+        (root / f"{number}.txt").write_text("é\n\f".join("word " * n for n in range(1, 6)))
+    return [f"dataset.root={root}", "dataset.val_fraction=0.3", "transform=text", *TEXTS]
+
+
+def write_arrays(root):
+    root.mkdir()
+    np.save(root / "inputs.npy", np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32))
+    np.save(root / "targets.npy", np.arange(40) % 4)
+    return [f"dataset.root={root}"]
+
+
+def write_tokens(root):
+    draw = np.random.default_rng(0)
+    sequences = [draw.integers(0, 50, size).tolist() for size in draw.integers(1, 30, 40)]
+    write_pair(root, sequences=sequences, documents=[0, 40])
+    return [f"dataset.root={root}", "dataset.val_fraction=0.2", "dataset.vocab_size=50"]
+
+
+def write_sequences(root):
+    root.mkdir()
+    sizes = 1 + np.arange(40) * 5 % 9
+    np.save(root / "values.npy", np.zeros((sizes.sum(), 2), np.float32))
+    np.save(root / "offsets.npy", np.concatenate([[0], np.cumsum(sizes)]))
+    np.save(root / "labels.npy", np.arange(40) % 3)
+    return [f"dataset.root={root}"]
+
+
+def write_recordings(root):
+    soundfile = pytest.importorskip("soundfile")
+    (root / "recordings").mkdir(parents=True)
+    for number in range(24):
+        path = root / "recordings" / f"{number % 3}_bob_{number // 3}.wav"
+        soundfile.write(path, np.sin(np.arange(400 + 40 * number)) / 2, 8000)
+    return [f"dataset.root={root}", "dataset.val_takes=2"]
+
+
+def write_pairs(root):
+    soundfile = pytest.importorskip("soundfile")
+    root.mkdir()
+    for number in range(12):
+        soundfile.write(root / f"{number}.wav", np.sin(np.arange(100 + number)) / 2, 8000)
+        np.save(root / f"{number}.npy", np.zeros((1, 100 + number), np.float32))
+    return [f"dataset.root={root}"]
+
+
+def write_table(root):
+    pytest.importorskip("pyarrow")
+    from tests.tables import make, write
+
+    write(root / "rows.parquet", make(40))
+    return [
+        f"dataset.root={root}",
+        "dataset.fields={image: null, label: null, text: null}",
+        "transform.train={}",
+        "transform.val={}",
+        "collate=list",
+    ]
+
+
+def write_shards(root):
+    streaming = pytest.importorskip("streaming")
+    with streaming.MDSWriter(out=str(root), columns={"x": "int", "label": "int"}) as out:
+        for row in range(40):
+            out.write({"x": row, "label": row % 2})
+    return [f"dataset.root={root}", "dataset.classes=[a,b]", "transform.train={}"]
+
+
+DATASETS = {
+    "sequences": lambda root: [],
+    "synthetic_faces": lambda root: ["dataset.count=30"],
+    "arrays": write_arrays,
+    "image_folder": lambda root: [f"dataset.root={write_images(root)}"],
+    "face_landmarks": lambda root: [f"dataset.root={write_faces(root)}"],
+    "delimited_text": write_messages,
+    "plain_text": write_texts,
+    "token_files": write_tokens,
+    "sequence_files": write_sequences,
+    "spoken_digits": write_recordings,
+    "audio_pairs": write_pairs,
+    "parquet": write_table,
+    "mds": write_shards,
+}
+SAMPLERS = {
+    "random": [],
+    "sequential": [],
+    "subset": [],
+    "weighted": [],
+    "repeated": [],
+    "bucket": [],
+    "curriculum": [],
+    "identity": ["sampler.identities=2", "sampler.samples=2"],
+    "packed": ["collate=packed", "sampler.tokens=40"],
+}
+
+
+@pytest.fixture(scope="module", params=DATASETS)
+def words(request, tmp_path_factory):
+    """What names one of our datasets on a command line."""
+    folder = tmp_path_factory.mktemp("answers")
+    return [
+        f"dataset={request.param}",
+        "loader=debug",
+        f"cache_dir={folder}/cache",
+        *DATASETS[request.param](folder / "data"),
+    ]
+
+
+def of(words, *more):
+    return DataParts(penstock.compose(*words, *more))
+
+
+def members():
+    """The optional members of map-style datasets that the protocols list."""
+    others = {
+        "StreamDataset",
+        "ShardedStream",
+        "Column",
+        "MapDataset",
+        "Transform",
+        "Collate",
+        "KeyedTransform",
+    }
+    classes = [
+        one
+        for name, one in vars(protocols).items()
+        if inspect.isclass(one) and one.__module__ == protocols.__name__ and name not in others
+    ]
+    return {
+        name
+        for one in classes
+        for name in (*vars(one), *one.__annotations__)
+        if not name.startswith("_")
+    }
+
+
+def test_every_optional_member_is_asked_or_the_packs_own():
+    assert members() == OWN | ASKED
+
+
+def same_answers(dataset, packed):
+    for name in ("path", "check", "text_lengths"):
+        assert callable(getattr(packed, name, None)) == callable(getattr(dataset, name, None)), name
+    assert (facts_of(packed), classes_of(packed)) == (facts_of(dataset), classes_of(dataset))
+    assert packed.fingerprint == dataset.fingerprint
+    tables = table_of(dataset), table_of(packed)
+    assert [one is None for one in tables] in ([True, True], [False, False])
+    if tables[0] is not None:
+        pd.testing.assert_frame_equal(tables[1], tables[0])
+    lengths = lengths_of(dataset), lengths_of(packed)
+    assert [one is None for one in lengths] in ([True, True], [False, False])
+    if lengths[0] is not None:
+        assert np.array_equal(*map(np.asarray, lengths))
+    if isinstance(getattr(dataset, "columns", None), Sequence):
+        assert packed.columns == tuple(dataset.columns)
+    for row in range(len(dataset)) if callable(getattr(dataset, "path", None)) else ():
+        assert packed.path(row) == dataset.path(row)
+    if hasattr(dataset, "text_lengths"):
+        for length in (len, lambda text: len(text.encode())):
+            kept = f"{length(chr(233))} bytes"
+            for again in range(2):
+                found = packed.text_lengths(length, kept)
+                assert found.tolist() == dataset.text_lengths(length, kept).tolist(), again
+    if hasattr(dataset, "check"):
+        with pytest.raises(ConfigError, match=r"check the dataset itself"):
+            packed.check(0)
+
+
+@pytest.mark.one_in(5)
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_a_pack_answers_as_its_dataset(words, split):
+    dataset, packed = (of(words, *more).split(split).dataset for more in ([], [AUTO]))
+    assert type(packed).__name__ == "Packed"
+    same_answers(dataset, packed)
+
+
+AUTO = "dataset.packed=auto"
+
+
+def order(words, *more):
+    """Positions and rows of two epochs, and hashes of the first batches; or the refusal."""
+    try:
+        split = of(words, *more).train
+        plan, fetch = split.plan, split.fetch(hashed=True)
+        requests = [plan.request(e, s) for e in range(2) for s in range(plan.steps(e))]
+        rows = [(one.positions.tolist(), one.indices.tolist()) for one in requests]
+        return rows, [batch_hash([fetch(one)]) for one in requests[:2]]
+    except PenstockError as error:
+        return str(error)
+
+
+@pytest.mark.one_in(17)
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_every_sampler_reads_the_same_rows_of_it(words, sampler):
+    more = [f"sampler={sampler}", "batch.size=4", *SAMPLERS[sampler]]
+    assert order(words, *more, AUTO) == order(words, *more)
+
+
+def test_samplers_by_length_count_the_tokens_of_a_pack(tmp_path):
+    words = [
+        "dataset=delimited_text",
+        f"cache_dir={tmp_path}/cache",
+        "loader=debug",
+        "batch.size=4",
+        *write_messages(tmp_path / "data"),
+    ]
+    for sampler in ("bucket", "curriculum", "packed"):
+        more = [f"sampler={sampler}", *SAMPLERS[sampler]]
+        rows, hashes = order(words, *more, AUTO)
+        assert (rows, hashes) == order(words, *more)
+
+
+def packed(dataset, tmp_path):
+    folder = pack(dataset, "train", Recipe(), tmp_path, options=LoaderOptions())
+    return Packed(str(folder), cache_dir=str(tmp_path / "text"))
+
+
+def test_so_does_that_of_a_persons_own_dataset(tmp_path):
+    same_answers(Told(), packed(Told(), tmp_path))
+
+
+def test_texts_that_the_pack_has_not_are_not_counted(tmp_path):
+    found = packed(Unclear(), tmp_path)
+    with pytest.raises(ConfigError, match="no field with the texts"):
+        found.text_lengths(len, "characters")
+
+
+def test_a_filter_of_a_pack_answers_as_that_of_the_dataset(tmp_path):
+    words = [
+        "dataset=delimited_text",
+        f"cache_dir={tmp_path}/cache",
+        "loader=debug",
+        "+dataset.filter=length > 20",
+        *write_messages(tmp_path / "data"),
+    ]
+    dataset, packed = (of(words, *more).train.dataset for more in ([], [AUTO]))
+    assert len(packed) < 32
+    same_answers(dataset, packed)
+
+
+def test_checking_a_pack_for_damage_is_refused(tmp_path, capsys):
+    done = run(
+        capsys,
+        "task=check",
+        "dataset=image_folder",
+        AUTO,
+        f"cache_dir={tmp_path}/cache",
+        f"dataset.root={write_images(tmp_path / 'data')}",
+        f"run_dir={tmp_path}/run",
+        "loader.num_workers=1",
+    )
+    assert (done.code, (tmp_path / "run").exists()) == (2, False), done.err
+    assert "dataset.packed: damage that reading does not show" in done.err

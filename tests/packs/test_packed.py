@@ -1,0 +1,289 @@
+"""Reading packed data: the samples of the dataset that was packed, to the bit."""
+
+import os
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from torchvision import tv_tensors
+
+from penstock.addons.packs.packed import Packed
+from penstock.addons.packs.packing import pack
+from penstock.addons.packs.recipe import Recipe
+from penstock.errors import DataError
+from penstock.loading.collate import Stack
+from penstock.loading.fetch import Fetch, hash_sample, kinds_of
+from penstock.loading.loader import Loader
+from penstock.loading.workers.backends import LoaderOptions
+from penstock.order.plan import Plan, Request
+from penstock.order.samplers import Bucket, Random, Weighted
+from penstock.transforms.image import Compose
+from tests.packs import Everything, write_images
+from tests.program import run
+
+MAIN = LoaderOptions("process", 0)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Packs of pictures of unequal and of equal sizes."""
+    cache = tmp_path_factory.mktemp("packs")
+    return {
+        even: str(pack(Everything(even=even), "train", Recipe(), cache)) for even in (False, True)
+    }
+
+
+def same(left, right):
+    assert list(left) == list(right)
+    for name, value in left.items():
+        assert type(right[name]) is type(value), name
+        if isinstance(value, tv_tensors.TVTensor):
+            assert vars(right[name]) == vars(value), name
+    assert hash_sample(left) == hash_sample(right)
+
+
+@pytest.mark.parametrize("even", [False, True])
+def test_samples_are_those_of_the_dataset(folders, even):
+    dataset, packed = Everything(even=even), Packed(folders[even])
+    assert len(packed) == len(dataset)
+    for index in range(len(dataset)):
+        same(dataset[index], packed[index])
+    rows = [7, 3, 19, 3, 0]
+    for index, sample in zip(rows, packed.__getitems__(rows), strict=True):
+        same(dataset[index], sample)
+
+
+def test_types_of_torchvision_survive(folders):
+    sample = Packed(folders[False])[4]
+    assert isinstance(sample["image"], tv_tensors.Image)
+    assert sample["points"].canvas_size == tuple(sample["image"].shape[-2:])
+    assert sample["boxes"].format is tv_tensors.BoundingBoxFormat.XYWH
+
+
+def test_pictures_lie_in_memory_as_decoders_leave_them(folders):
+    assert Packed(folders[False])[0]["image"].permute(1, 2, 0).is_contiguous()
+
+
+def test_a_sample_may_be_changed_and_the_pack_stays(folders):
+    packed = Packed(folders[True])
+    before = hash_sample(packed[2])
+    packed[2]["image"].fill_(0)
+    packed.__getitems__([2])[0]["image"].fill_(0)
+    packed.fetch_batch([2])["image"].fill_(0)
+    assert hash_sample(packed[2]) == before
+
+
+def test_an_index_beyond_the_end_is_refused(folders):
+    packed = Packed(folders[False])
+    for index in (-1, len(packed)):
+        with pytest.raises(IndexError, match="20 samples"):
+            packed[index]
+
+
+def test_a_copy_for_a_worker_takes_no_pixels_along(folders):
+    packed = Packed(folders[True])
+    packed[0]
+    content = pickle.dumps(packed)
+    assert len(content) < 10_000
+    same(packed[3], pickle.loads(content)[3])
+
+
+@pytest.mark.parametrize("even", [False, True])
+def test_the_table_facts_and_classes_survive(folders, even):
+    import pandas as pd
+
+    dataset, packed = Everything(even=even), Packed(folders[even])
+    pd.testing.assert_frame_equal(packed.metadata, dataset.metadata)
+    assert (packed.facts, packed.classes) == (dataset.facts, dataset.classes)
+    assert packed.fingerprint == dataset.fingerprint
+    assert not hasattr(packed, "path")  # the dataset has a column of paths, and no method
+
+
+def test_samplers_choose_by_the_table(folders):
+    dataset, packed = Everything(), Packed(folders[False])
+    weighted = [Weighted(20, 0, data.metadata, column="class") for data in (packed, dataset)]
+    assert np.array_equal(*(one.indices(0, 0, 10) for one in weighted))
+    buckets = [Bucket(20, 0, data.metadata, 4) for data in (packed, dataset)]
+    assert np.array_equal(*(one.batch(0, 1)[1] for one in buckets))
+
+
+def fetched(dataset, batch_transform=None, transform=None):
+    fetch = Fetch(dataset, transform, Stack(), 0, batch_transform=batch_transform)
+    rows = np.array([5, 2, 9, 2])
+    return fetch(Request(0, 0, np.arange(4), rows, 3))
+
+
+def test_a_whole_batch_is_what_stacking_its_samples_gives(folders):
+    packed, dataset = Packed(folders[True]), Everything(even=True)
+    assert packed.fetches_batches
+    whole, stacked = fetched(packed), fetched(dataset)
+    assert list(whole) == list(stacked)
+    for name, value in stacked.items():
+        assert value.dtype == whole[name].dtype, name
+        assert torch.equal(value, whole[name]), name
+    assert whole.kinds == stacked.kinds == kinds_of(dataset[0])
+    assert whole.valid.tolist() == stacked.valid.tolist()
+    assert "transform" not in whole.timing  # no step for each sample
+    assert "transform" in stacked.timing
+
+
+def test_steps_for_single_samples_still_see_them(folders):
+    packed = Packed(folders[True])
+    mark = Compose({"mark": lambda sample: {**sample, "label": sample["label"] + 10}})
+    assert fetched(packed, transform=mark)["label"].tolist() == [11, 10, 11, 10]
+    assert fetched(packed, transform=Compose({}))["label"].tolist() == [1, 0, 1, 0]
+
+
+def test_pictures_of_unequal_sizes_are_no_whole_batches(folders):
+    assert not Packed(folders[False]).fetches_batches
+
+
+def test_large_rows_are_gathered_in_any_order(tmp_path):
+    class Big(Everything):
+        def __getitem__(self, index):
+            return {"x": torch.full((20_000,), float(index))}
+
+    packed = Packed(str(pack(Big(), "train", Recipe(), tmp_path, options=MAIN)))
+    rows = [19, 0, 7, 7, 3]
+    assert packed.fetch_batch(rows)["x"][:, 0].tolist() == rows
+
+
+@pytest.mark.parametrize("backend", ["process", "thread"])
+def test_batches_agree_on_every_backend(folders, backend):
+    def labels(options):
+        packed = Packed(folders[True])
+        with Loader(Plan(Random(20, 0), 6), Fetch(packed, None, Stack(), 0), options) as loader:
+            return [(batch["label"].tolist(), batch["image"].sum().item()) for batch in loader]
+
+    assert labels(LoaderOptions(backend, 2)) == labels(LoaderOptions())
+
+
+def digest(capsys, tmp_path, *more):
+    done = run(capsys, "task=digest", f"cache_dir={tmp_path / 'cache'}", "batch.size=4", *more)
+    assert done.code == 0, done.err
+    return done.out
+
+
+@pytest.fixture
+def images(tmp_path):
+    root = write_images(tmp_path / "images")
+    return [
+        "dataset=image_folder",
+        f"dataset.root={root}",
+        "transform.train.crop.size=[24,24]",
+        "loader=debug",
+    ]
+
+
+@pytest.mark.parametrize("format", ["pixels", "encoded"])
+def test_the_digest_is_unchanged_by_packing_that_keeps_full_size(capsys, tmp_path, images, format):
+    plain = digest(capsys, tmp_path, *images)
+    packed = ["dataset.packed=auto", f"pack.format={format}"]
+    assert digest(capsys, tmp_path, *images, *packed) == plain
+    threads = ["loader=threads", "loader.num_workers=2"]
+    assert digest(capsys, tmp_path, *images, *packed, *threads) == plain
+
+
+def test_the_digest_of_landmarks_is_unchanged_too(capsys, tmp_path):
+    from tests.face_folder import write_faces
+
+    write_faces(tmp_path / "faces")
+    faces = ["dataset=face_landmarks", f"dataset.root={tmp_path / 'faces'}", "loader=debug"]
+    assert digest(capsys, tmp_path, *faces, "dataset.packed=auto") == digest(
+        capsys, tmp_path, *faces
+    )
+
+
+def test_a_smaller_size_names_itself_in_the_fingerprint(capsys, tmp_path, images):
+    import penstock
+    from penstock.build.data import DataParts
+
+    own = [*images, f"cache_dir={tmp_path / 'cache'}"]
+
+    def of(*more):
+        return DataParts(penstock.compose(*own, *more)).train.fingerprint["dataset"]
+
+    sizes = [
+        of(),
+        of("dataset.packed=auto"),
+        of("dataset.packed=auto", "pack.size=32"),
+        of("dataset.packed=auto", "pack.size=16"),
+    ]
+    assert sizes[0] == sizes[1]
+    assert len(set(sizes)) == 3
+    small = digest(capsys, tmp_path, *images, "dataset.packed=auto", "pack.size=32")
+    assert small != digest(capsys, tmp_path, *images)
+
+
+def test_encoded_pictures_are_decoded_by_transforms_that_can(capsys, tmp_path, images):
+    fast = [*images[:2], "transform=images_fast", "transform.train.decode.size=24", "loader=debug"]
+    plain = digest(capsys, tmp_path, *fast)
+    packed = ["dataset.packed=auto", "pack.format=encoded"]
+    assert digest(capsys, tmp_path, *fast, *packed) == plain
+
+
+def test_a_pack_is_a_dataset_by_itself(capsys, tmp_path, images):
+    out = tmp_path / "out"
+    done = run(capsys, "task=pack", f"pack.out={out}", "pack.size=32", *images)
+    assert done.code == 0, done.err
+    alone = ["dataset=packed", f"dataset.folder={out}", "transform.train.crop.size=[24,24]"]
+    packed = digest(capsys, tmp_path, *alone, "loader=debug")
+    named = digest(capsys, tmp_path, *images, f"dataset.packed={out}")
+    auto = digest(capsys, tmp_path, *images, "dataset.packed=auto", "pack.size=32")
+    assert packed == named == auto
+
+
+@pytest.mark.stress
+def test_training_on_packed_data_ends_as_on_the_files(capsys, tmp_path, images):
+    def losses(*more):
+        done = run(
+            capsys,
+            *images,
+            f"cache_dir={tmp_path / 'cache'}",
+            "batch.size=4",
+            *more,
+            f"run_dir={tmp_path / str(len(more))}",
+            "trainer=quick",
+            "sampler=weighted",
+            "trainer.max_epochs=1",
+        )
+        assert done.code == 0, done.err
+        return next(line for line in done.out.splitlines() if line.startswith("training loss"))
+
+    assert losses() == losses("dataset.packed=auto")
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda folder: os.truncate(folder / "image.npy", 2000), "image.npy.*cut off.*Delete"),
+        (lambda folder: (folder / "label.npy").unlink(), r"label\.npy.*No such file"),
+        (lambda folder: (folder / "pack.json").write_text("{"), r"json.*damaged|damaged.*json"),
+        (lambda folder: (folder / "pack.json").unlink(), "has no packed data.*task=pack"),
+        (lambda folder: (folder / "pack.json").write_text("{}"), "does not describe"),
+    ],
+)
+def test_a_damaged_pack_is_refused(tmp_path, change, message):
+    folder = pack(Everything(even=True), "train", Recipe(), tmp_path)
+    change(folder)
+    with pytest.raises(DataError, match=message):
+        Packed(str(folder))
+
+
+def test_cells_that_lie_over_each_other_are_refused(tmp_path):
+    folder = pack(Everything(), "train", Recipe(), tmp_path)
+    path = next(path for path in folder.glob("table.*.offsets.npy"))
+    offsets = np.load(path)
+    offsets[1::2] = offsets[-1]
+    offsets[2:-1:2] = 0
+    head = path.read_bytes()[: -offsets.nbytes]
+    path.write_bytes(head + offsets.tobytes())
+    with pytest.raises(DataError, match=r"offsets\.npy.*its cells do not lie in a row.*Delete"):
+        _ = Packed(str(folder)).metadata
+
+
+def test_the_other_split_is_refused(folders):
+    with pytest.raises(DataError, match="holds the split 'train', not 'val'"):
+        Packed(folders[False], "val")

@@ -1,0 +1,192 @@
+"""Runs on packed messages: the same, whoever makes their blocks and wherever they are left."""
+
+import json
+import random
+
+import pytest
+import torch
+from torch import nn
+
+from penstock import Run
+from tests.program import run
+
+IN_MAIN = ("loader.backend=main", "loader.num_workers=0")
+PACKED = (
+    "dataset=delimited_text",
+    "sampler=packed",
+    "sampler.tokens=256",
+    "sampler.window=64",
+    "collate=packed",
+    "transform.train.tokenize.kind=bytes",
+    "transform.train.tokenize.size=258",
+    "transform.train.tokenize.max_length=4096",
+    "batch.size=3",
+)
+FIT = (
+    "~model",
+    f"+model={{_target_: {__name__}.Bag}}",
+    "objective.inputs=[tokens,cu_seqlens]",
+    "trainer=quick",
+    "scheduler=none",
+    "trainer.progress=none",
+    "trainer.digest=true",
+    "trainer.ledger=true",
+    "trainer.pictures=false",
+    "trainer.baseline=false",
+    "trainer.max_epochs=2",
+    "tracker=none",
+    *IN_MAIN,
+    "loader.prefetch_factor=null",
+    "loader.persistent_workers=null",
+)
+
+
+class Bag(nn.Module):
+    """Classes of documents, from the mean of their tokens."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.head = nn.EmbeddingBag(258, 8), nn.Linear(8, 2)
+
+    def forward(self, tokens, edges):
+        return self.head(self.tokens(tokens, edges[:-1].long()))
+
+
+class Rows(Bag):
+    """The same of blocks of one length, whose padding is a document for the kernels only."""
+
+    def forward(self, tokens, ids):
+        own = ids >= 0
+        edges = torch.nn.functional.pad(torch.bincount(ids[own]).cumsum(0), (1, 0))
+        return super().forward(tokens[own], edges)
+
+
+@pytest.fixture(scope="module")
+def messages(tmp_path_factory):
+    """A file of messages of 0 to 600 characters, and the words that name it."""
+    folder = tmp_path_factory.mktemp("messages")
+    draw = random.Random(0)
+    lines = ["label\ttext"]
+    for row in range(160):
+        size = draw.choice((0, 1, 20, 40, 90, 256, 600))
+        text = "".join(draw.choice("abc def") for _ in range(size)).strip()
+        lines.append(f"{'odd' if row % 2 else 'even'}\t{text}")
+    (folder / "messages.tsv").write_text("\n".join(lines) + "\n")
+    return (*PACKED, f"dataset.root={folder}/messages.tsv", f"cache_dir={folder}/cache")
+
+
+def digest(capsys, *words):
+    done = run(capsys, "task=digest", *words)
+    assert done.code == 0, done.err
+    return done.hashes
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("split", ["never", "tail"])
+def test_whoever_makes_a_batch_it_is_the_same(messages, split, capsys):
+    words = (*messages, f"sampler.split={split}")
+    expected = digest(capsys, *words, *IN_MAIN)
+    assert len(expected) > 10
+    for loader in (["loader=threads"], ["loader.num_workers=2"]):
+        assert digest(capsys, *words, *loader) == expected
+    padded = digest(capsys, *words, *IN_MAIN, "collate.pad_to=256", "collate.labels=true")
+    assert padded == expected  # of samples, and not of what is made of them
+    assert digest(capsys, *words, *IN_MAIN, "trainer.limit_batches.train=4") == expected[:4]
+    assert digest(capsys, *words, *IN_MAIN, "sampler.tokens=300") != expected
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("split", ["never", "tail"])
+def test_nor_do_more_workers_and_other_windows_of_them(messages, split, capsys):
+    words = (*messages, f"sampler.split={split}", "epoch=1")
+    expected = digest(capsys, *words, *IN_MAIN)
+    for workers in (1, 2, 3, 4):
+        for backend in ("process", "thread"):
+            for ahead in (1, 5):
+                options = (
+                    f"loader.backend={backend}",
+                    f"loader.num_workers={workers}",
+                    f"loader.prefetch_factor={ahead}",
+                )
+                assert digest(capsys, *words, *options) == expected, options
+    assert digest(capsys, *words, "loader.share=packed", "loader.num_workers=2") == expected
+    assert digest(capsys, *words, "loader.share=packed", "loader.num_workers=2") == expected
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["sampler.order={_target_: penstock.order.samplers.Weighted, column: label}"],
+        [
+            "sampler.order={_target_: penstock.order.samplers.Subset, fraction: 0.5}",
+            "sampler.split=tail",
+        ],
+    ],
+)
+def test_other_orders_are_packed(messages, words, capsys):
+    expected = digest(capsys, *messages, *words, *IN_MAIN)
+    assert expected != digest(capsys, *messages, *IN_MAIN)
+    assert digest(capsys, *messages, *words, "loader=threads") == expected
+    assert digest(capsys, *messages, "split=val", *words, *IN_MAIN) == digest(
+        capsys, *messages, "split=val", *[one for one in words if "split" in one], *IN_MAIN
+    )
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["sampler.split=tail", "trainer.accumulate=2", "trainer.max_epochs=1"],
+        ["trainer.overfit_batches=3"],
+        [
+            "collate.pad_to=256",
+            f"model._target_={__name__}.Rows",
+            "objective.inputs=[tokens,document_ids]",
+            "trainer.limit_batches.train=7",
+        ],
+    ],
+)
+def test_a_run_that_is_left_ends_as_one_that_was_not(messages, more, capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_TRUST", "tests")
+    words = (*messages, *FIT, *more)
+    whole, left = tmp_path / "whole", tmp_path / "left"
+    done = run(capsys, *words, f"run_dir={whole}")
+    assert done.code == 0, done.err
+    assert run(capsys, *words, f"run_dir={left}", "trainer.max_steps=2").code == 0
+    resumed = run(capsys, f"resume={left}", "trainer.max_steps=20", "loader=threads")
+    assert resumed.code == 0, resumed.err
+    verified = run(capsys, "task=verify", f"runs=[{whole},{left}]")
+    assert verified.code == 0, verified.out
+    assert "weights      the same bits" in verified.out
+    ledger = [json.loads(line) for line in (left / "ledger.jsonl").read_text().splitlines()]
+    step = ledger[-1]
+    address = (f"epoch={step['epoch']}", f"step={step['step']}")
+    replay = run(capsys, "task=replay", *words, *address)
+    assert replay.code == 0, replay.err
+    written = [json.loads(line) for line in (left / "digests.jsonl").read_text().splitlines()]
+    assert written[-1]["hash"] in replay.out
+
+
+def test_a_batch_is_made_again_from_the_folder(messages, capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_TRUST", "tests")
+    done = run(capsys, *messages, *FIT, f"run_dir={tmp_path}/run", "trainer.max_steps=1")
+    assert done.code == 0, done.err
+    assert len(Run(tmp_path / "run").batch(0, 0)["tokens"]) > 100
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("sampler", ["bucket", "curriculum", "packed"])
+def test_a_run_goes_on_with_a_pack_of_its_data(messages, sampler, capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_TRUST", "tests")
+    words = [*messages, *FIT]
+    if sampler != "packed":
+        words = [word for word in words if not word.startswith(("sampler", "collate", "~", "+"))]
+        words += ["sampler=" + sampler, "objective.inputs=[tokens,tokens_lengths]"]
+    whole, left = tmp_path / "whole", tmp_path / "left"
+    assert run(capsys, *words, f"run_dir={whole}").code == 0
+    assert run(capsys, *words, f"run_dir={left}", "trainer.max_steps=2").code == 0
+    more = ("trainer.max_steps=20", "dataset.packed=auto")  # as `trainer=quick` has it
+    resumed = run(capsys, f"resume={left}", *more)
+    assert resumed.code == 0, resumed.err
+    assert (left / "digests.jsonl").read_text() == (whole / "digests.jsonl").read_text()

@@ -1,0 +1,247 @@
+"""`task=runs` and `task=show`: what lies in folders of runs, whoever wrote them."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from datetime import datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from penstock.addons.reports import show
+from penstock.addons.reports.summary import RunSummary
+from tests.program import ROOT, run
+
+SMALL = (
+    "trainer=quick",
+    "loader=debug",
+    "trainer.pictures=false",
+    "tracker=none",
+    "trainer.device=cpu",
+)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, faces_root):
+    """The files of a small real run."""
+    from penstock import command
+
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    words = [f"dataset.root={faces_root}", "dataset.count=60", "dataset.size=48", "batch.size=8"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder.parent)
+        assert command.main([*words, *SMALL, "trainer.max_steps=6", f"run_dir={folder}"]) == 0
+    names = ("manifest.json", "config.yaml", "metrics.jsonl", "holder.json")
+    return {name: (folder / name).read_bytes() for name in names}
+
+
+@pytest.fixture
+def write(trained, tmp_path, monkeypatch):
+    """Writes that run into a folder, with changes of its manifest."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(folder, **changes):
+        place = Path(folder)
+        place.mkdir(parents=True)
+        for name, content in trained.items():
+            (place / name).write_bytes(content)
+        manifest = {**json.loads(trained["manifest.json"]), **changes}
+        manifest = {name: value for name, value in manifest.items() if value is not None}
+        (place / "manifest.json").write_text(json.dumps(manifest))
+        return place
+
+    return write
+
+
+def folders(capsys, *words):
+    outcome = run(capsys, "task=runs", *words)
+    assert outcome.code == 0, outcome.err
+    lines = outcome.out.splitlines()
+    column = lines[0].index("folder") if lines else 0
+    return [line[column:].split()[0] for line in lines[1:]]
+
+
+def ago(**span):
+    return (datetime.now().astimezone() - timedelta(**span)).isoformat(timespec="seconds")
+
+
+def test_a_line_a_run(write, capsys):
+    write("outputs/a", started=ago(minutes=5))
+    outcome = run(capsys, "task=runs")
+    head, line = outcome.out.splitlines()
+    assert head.split() == ["state", "started", "epochs", "steps", "best", "folder", "command"]
+    manifest = json.loads(Path("outputs/a/manifest.json").read_text())
+    best = f"nme {manifest['best']['val/nme']:.4g}"
+    day, minute = manifest["started"][:10], manifest["started"][11:16]
+    assert line.split()[:7] == ["done", day, minute, "1", "6", *best.split()]
+    assert "outputs/a" in line
+    assert line.endswith("trainer.device=cpu trainer.max_steps=6")
+    assert "run_dir" not in line
+    assert outcome.err.endswith("1 of 1 runs below outputs and multirun\n")
+    # A run of the defaults, and a task that keeps no overrides.
+    write("outputs/b", overrides=[], command="python run.py task=replay epoch=1")
+    assert "outputs/b  python run.py task=replay epoch=1\n" in run(capsys, "task=runs").out
+
+
+def test_filters(write, capsys):
+    write("outputs/new", started=ago(hours=1), command="python run.py sampler=weighted")
+    write("outputs/old", started=ago(days=3), status="failed")
+    write("multirun/1/0", started=ago(minutes=1), status="preempted")
+    write("multirun/1/1", started=ago(minutes=2), status="running")
+    assert folders(capsys) == ["multirun/1/0", "multirun/1/1", "outputs/new", "outputs/old"]
+    assert folders(capsys, "find.state=killed") == ["multirun/1/1"]
+    assert folders(capsys, "find.state=[failed,preempted]") == ["multirun/1/0", "outputs/old"]
+    assert folders(capsys, "find.since=2d") == ["multirun/1/0", "multirun/1/1", "outputs/new"]
+    assert folders(capsys, "find.since=30m", "find.limit=1") == ["multirun/1/0"]
+    assert folders(capsys, f"find.since='{ago(days=4)[:10]}'", "runs=[outputs]") == [
+        "outputs/new",
+        "outputs/old",
+    ]
+    assert folders(capsys, "find.command=weighted") == ["outputs/new"]
+    assert folders(capsys, "find.command=nothing") == []
+
+
+def test_the_best_come_first_whichever_way_is_better(write, capsys):
+    for name, value in (("a", 0.3), ("b", 0.1), ("c", 0.2)):
+        write(f"outputs/{name}", best={"val/nme": value}, started=ago(minutes=1))
+    write("outputs/d", best=None, started=ago(minutes=1))
+    order = ["outputs/b", "outputs/c", "outputs/a", "outputs/d"]
+    assert folders(capsys, "find.sort=best") == order
+    for name in "abcd":
+        path = Path("outputs", name, "manifest.json")
+        path.write_text(json.dumps({**json.loads(path.read_text()), "mode": "max"}))
+    assert folders(capsys, "find.sort=best") == ["outputs/a", "outputs/c", "outputs/b", "outputs/d"]
+
+
+def test_a_run_that_has_not_ended_tells_what_its_epochs_say(write):
+    path = write("outputs/a", status="running", best=None, last=None)
+    line = {"event": "epoch", "val/nme": 0.5}
+    lines = [
+        json.dumps({**line, "epoch": at, "step": 10 * at + 10, "val/nme": value})
+        for at, value in enumerate([0.5, 0.3, None, 0.4])
+    ]
+    (path / "metrics.jsonl").write_text("\n".join([*lines, '{"event": "epoch", "epo']))
+    found = RunSummary.read(path)
+    assert (found.state, found.epochs, found.steps, found.best) == ("killed", 4, 40, 0.3)
+
+
+def test_damaged_ones_are_listed_as_such(write, capsys):
+    damage = [
+        ("manifest.json", b"{", "manifest.json is damaged: it is cut off"),
+        ("manifest.json", b"", "it is empty"),
+        ("manifest.json", b'{"sessions": 3}', "its sessions are not a list"),
+        ("manifest.json", b"[" * 100_000, "is damaged"),
+        ("metrics.jsonl", b'{"event": "epoch", x}\n', "metrics.jsonl: it is not JSON"),
+        ("metrics.jsonl", b'"event": "epoch"\n', "metrics.jsonl: "),
+    ]
+    write("outputs/good")
+    for number, (name, content, _) in enumerate(damage):
+        path = write(f"outputs/bad-{number}", status="running", last=None)
+        (path / name).write_bytes(content)
+    outcome = run(capsys, "task=runs", "find.state=damaged")
+    assert outcome.code == 0
+    lines = sorted(outcome.out.splitlines()[1:], key=lambda line: line[line.index("outputs") :])
+    assert len(lines) == len(damage)
+    for number, line in enumerate(lines):
+        assert f"outputs/bad-{number} " in line
+        assert damage[number][2] in line
+    assert "6 of 7 runs" in outcome.err
+
+
+def test_odd_values_are_shown_harmlessly(write, capsys):
+    odd = (
+        {"started": 5},
+        {"started": "0001-01-01"},
+        {"best": {"val/nme": "1"}},
+        {"monitor": ["x"]},
+        {"last": [1]},
+        {"last": {"epoch": 1e300, "step": True}},
+        {"fingerprint": "x"},
+        {"command": {"a": 1}},
+        {"status": "\x1b[31m\n"},
+        {"overrides": ["a\x1b]0;b\x07=\n1"]},
+        {"git": 3, "baseline": [1], "device": None, "last": {"step": -1, "epoch": -5}},
+    )
+    paths = [write(f"outputs/{number}", **changes) for number, changes in enumerate(odd)]
+    outcome = run(capsys, "task=runs")
+    assert outcome.code == 0, outcome.err
+    assert len(outcome.out.splitlines()) == len(odd) + 1
+    assert max(map(len, outcome.out.splitlines())) < 400
+    for path in paths:
+        show.run(SimpleNamespace(run=str(path)))
+        outcome.out += capsys.readouterr().out
+    assert "\x1b" not in outcome.out
+
+
+def test_mistakes_are_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for words, said in (
+        (["find.since=2x"], "find.since: '2x' is no time"),
+        (["find.since=999999w"], "find.since"),
+        (["find.state=good"], "find.state: got 'good', expected done"),
+        (["runs=[nowhere]"], "runs: nowhere is not a folder"),
+        (["find.limit=0"], "find.limit"),
+    ):
+        outcome = run(capsys, "task=runs", *words)
+        assert outcome.code == 2
+        assert said in outcome.err
+        assert "Traceback" not in outcome.err
+    assert "0 of 0 runs" in run(capsys, "task=runs").err
+
+
+def test_a_thousand_runs_are_listed_at_once(write, capsys):
+    first = write("one")
+    for number in range(1000):
+        place = Path(f"outputs/{number}")
+        place.mkdir(parents=True)
+        for name in ("manifest.json", "config.yaml", "metrics.jsonl"):
+            (place / name).hardlink_to(first / name)
+    began = time.process_time()
+    assert len(folders(capsys, "find.limit=null")) == 1000
+    assert time.process_time() - began < 3  # 0.4 s where nothing else runs
+
+
+def test_neither_imports_torch(write):
+    path = write("outputs/a")
+    code = (
+        "import sys; from penstock import command; code = command.main(sys.argv[1:]); "
+        "sys.exit(code or 'torch' in sys.modules)"
+    )
+    for words in (["task=runs"], ["task=show", f"run={path}"]):
+        done = subprocess.run(
+            [sys.executable, "-c", code, *words],
+            cwd=path.parent.parent,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            check=False,
+        )
+        assert done.returncode == 0
+
+
+def test_the_head_of_a_report(write, capsys):
+    path = write("outputs/a", baseline={"nme": 0.5}, best={"val/nme": 0.1})
+    outcome = run(capsys, "task=show", f"run={path}")
+    assert outcome.code == 0, outcome.err
+    told = dict(line.split(maxsplit=1) for line in outcome.out.splitlines() if line.strip())
+    assert told["run"] == "outputs/a: LandmarkNet on SyntheticFaces"
+    assert told["state"] == "done"
+    assert told["verdict"].startswith("nme reached 0.1 in epoch ")
+    assert "the best constant prediction has 0.5" in told["verdict"]
+    assert "task=report" in told["report"]
+    (path / "report.html").write_text("")
+    assert "outputs/a/report.html" in run(capsys, "task=show", f"run={path}").out
+    write("outputs/b", status="preempted")
+    outcome = run(capsys, "task=show", "run=outputs/b")
+    assert "resume=outputs/b" in outcome.out
+
+
+def test_show_names_what_is_wrong_with_a_folder(write, capsys):
+    path = write("outputs/a")
+    (path / "metrics.jsonl").write_bytes(b"x\n")
+    outcome = run(capsys, "task=show", f"run={path}")
+    assert (outcome.code, "metrics.jsonl, line 1 is broken" in outcome.err) == (1, True)
+    assert run(capsys, "task=show", "run=nowhere").code == 2
+    outcome = run(capsys, "task=show")
+    assert (outcome.code, "run: has no value yet" in outcome.err) == (2, True)

@@ -1,0 +1,194 @@
+"""MosaicML's shards through MosaicML's library; most of it runs only where that is installed."""
+
+import json
+import pickle
+import sys
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torchvision import tv_tensors
+
+from penstock.addons.shards.mds import MDS
+from penstock.errors import ConfigError, DataError
+
+COLUMNS = {
+    "image": "png",
+    "plain": "pil",
+    "label": "int",
+    "vector": "ndarray:float32:3",
+    "any": "ndarray",
+    "real": "float32",
+    "text": "str",
+    "raw": "bytes",
+    "note": "json",
+}
+
+
+def test_without_the_library(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "streaming", None)
+    monkeypatch.setitem(sys.modules, "streaming.base", None)
+    with pytest.raises(ConfigError, match=r"pip install mosaicml-streaming"):
+        MDS(str(tmp_path))
+
+
+@pytest.fixture(scope="module")
+def writer():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the library's imports are its own affair
+        return pytest.importorskip("streaming", reason="mosaicml-streaming is not here").MDSWriter
+
+
+def write(writer, folder, rows, columns=COLUMNS, **options):
+    """Rows in shards of about 8."""
+    from PIL import Image
+
+    with writer(
+        out=str(folder), columns=columns, size_limit=options.pop("size_limit", 6000), **options
+    ) as out:
+        for row in rows:
+            picture = Image.new("RGB", (8, 8), (row % 256,) * 3)
+            values = {
+                "image": picture,
+                "plain": picture,
+                "label": row % 3,
+                "vector": np.full(3, row, np.float32),
+                "any": np.arange(row + 1, dtype=np.uint16),
+                "real": np.float32(row / 4),
+                "text": f"row {row}",
+                "raw": b"%d" % row,
+                "note": {"row": row},
+                "object": {row},
+            }
+            out.write({name: values[name] for name in columns})
+    return folder
+
+
+def everything(root, **arguments):
+    return MDS(str(root), val_fraction=0.0, **arguments)
+
+
+@pytest.fixture
+def root(writer, tmp_path):
+    return write(writer, tmp_path / "mds", range(30))
+
+
+def test_a_sample(root):
+    assert len(list(root.glob("*.mds"))) > 2
+    data = everything(root, classes=["a", "b", "c"])
+    assert len(data) == 30
+    for row in (29, 3, 17):
+        sample = data[row]
+        assert set(sample) == set(COLUMNS)
+        for name in ("image", "plain"):
+            assert isinstance(sample[name], tv_tensors.Image)
+            assert torch.equal(sample[name], torch.full((3, 8, 8), row, dtype=torch.uint8))
+        assert torch.equal(sample["vector"], torch.full((3,), float(row)))
+        assert torch.equal(sample["any"], torch.arange(row + 1).int())
+        assert torch.equal(sample["real"], torch.tensor(row / 4))
+        assert (sample["label"], sample["text"], sample["raw"]) == (
+            row % 3,
+            f"row {row}",
+            b"%d" % row,
+        )
+        assert sample["note"] == {"row": row}
+    assert data.facts == {"num_classes": 3, "num_outputs": 3}
+    assert pickle.loads(pickle.dumps(data))[5]["text"] == "row 5"
+
+
+def test_fields_and_metadata(root):
+    data = everything(root, fields={"picture": "image", "label": None, "text": None})
+    assert list(data[0]) == ["picture", "label", "text"]
+    table = data.metadata
+    assert list(table) == ["label", "text"]
+    assert table["text"].tolist() == [f"row {row}" for row in range(30)]
+    with pytest.raises(
+        ConfigError, match=r"fields\.x: there is no column 'imge'; did you mean 'im"
+    ):
+        everything(root, fields={"x": "imge"})
+
+
+def test_rows_are_divided_once(root):
+    train, val = MDS(str(root)), MDS(str(root), "val")
+    assert (len(train), len(val)) == (24, 6)
+    found = [data[index]["text"] for data in (train, val) for index in range(len(data))]
+    assert sorted(found) == sorted(f"row {row}" for row in range(30))
+    assert len({data.fingerprint for data in (train, val, everything(root))}) == 3
+    shards = train.locality(np.arange(len(train)))
+    assert shards.tolist() == [shard for shard, _ in train._places(range(len(train)))]
+    assert len(set(shards.tolist())) > 1
+
+
+def test_folders_that_are_divided_already(writer, tmp_path):
+    write(writer, tmp_path / "train", range(9))
+    write(writer, tmp_path / "val", range(9, 12))
+    train, val = MDS(str(tmp_path)), MDS(str(tmp_path), "val")
+    assert (len(train), len(val)) == (9, 3)
+    assert val[2]["text"] == "row 11"
+
+
+def test_a_shard_that_was_cut_or_is_missing(root):
+    data = everything(root)
+    first = int(data._bounds[1])
+    shard = sorted(root.glob("*.mds"))[1]
+    content = shard.read_bytes()
+    shard.write_bytes(content[: len(content) // 2])
+    with pytest.raises(DataError, match=r"shard\.00001\.mds' has \d+ bytes, but its index says"):
+        data[first]
+    shard.unlink()
+    with pytest.raises(DataError, match=r"shard\.00001\.mds' is missing: the index names it"):
+        data[first]
+    assert data[0]["text"] == "row 0"
+
+
+def test_damage_inside_of_a_shard(root):
+    shard = min(root.glob("*.mds"))
+    shard.write_bytes(b"\xff" * shard.stat().st_size)
+    with pytest.raises(DataError, match=r"shard\.00000\.mds', sample 2 cannot be read"):
+        everything(root)[2]
+
+
+def test_compressed_shards(writer, tmp_path):
+    write(writer, tmp_path, range(3), compression="gz")
+    with pytest.raises(DataError, match=r"only 'shard\.00000\.mds\.gz' would be there, compressed"):
+        everything(tmp_path)[0]
+
+
+def test_pickles_are_never_opened(writer, tmp_path):
+    write(writer, tmp_path, range(3), columns={"object": "pkl"})
+    with pytest.raises(DataError, match=r"column 'object' holds pickles, which may run any code"):
+        everything(tmp_path)
+
+
+def test_indexes_that_are_none(root):
+    index = root / "index.json"
+    good = json.loads(index.read_text())
+    bad = {
+        "": r"is not an index of MDS shards \(it is empty\)",
+        "<html>": "it is a web page",
+        "{}": r"KeyError\('version'\)",
+        json.dumps({**good, "version": 1}): "has version 1; version 2 is read",
+        json.dumps({"version": 2, "shards": []}): "names no shards with samples",
+    }
+    for content, match in bad.items():
+        index.write_text(content)
+        with pytest.raises(DataError, match=match):
+            everything(root)
+    good["shards"][1]["column_encodings"][0] = "bytes"
+    index.write_text(json.dumps(good))
+    with pytest.raises(DataError, match=r"shard\.00001.*: column '\w+' is \w+, but in .*00000"):
+        everything(root)
+    index.unlink()
+    with pytest.raises(DataError, match=r"has no file that ends in index\.json"):
+        everything(root)
+
+
+def test_damaged_pictures_and_wrong_labels(root, monkeypatch):
+    data = everything(root, classes=["a", "b"])
+    with pytest.raises(DataError, match=r"sample 2: label 2 is none of the 2 classes"):
+        data[2]
+    with pytest.raises(DataError, match=r"sample 1, 'image'.* is not an image: it is text"):
+        data._value(b"not a picture at all", "png", "'x', sample 1, 'image'")
+    with pytest.raises(DataError, match="value 1 is nan, which is not finite"):
+        data._value(np.array([0.0, np.nan]), "ndarray", "x")

@@ -1,0 +1,468 @@
+"""Tar shards: their samples, however they were made, and what is wrong with others."""
+
+import gzip
+import io
+import json
+import pickle
+import tarfile
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torchvision import tv_tensors
+
+from penstock.addons.shards.tar.members import _number, read_members
+from penstock.addons.shards.tar.samples import read_samples
+from penstock.addons.shards.tar.source import GzipTar, TarBytes
+from penstock.addons.shards.tar_shards import TarShards
+from penstock.errors import ConfigError, DataError
+from penstock.files.limits import Limits
+from penstock.loading.collate import List
+from penstock.loading.loader import Loader
+from penstock.loading.stream_fetch import StreamFetch
+from penstock.loading.workers.backends import LoaderOptions
+from penstock.order.streams import StreamOrder, StreamPlan
+from tests import toy
+
+
+def picture(number):
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    Image.new("RGB", (8, 8), (number % 256,) * 3).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def array(values):
+    buffer = io.BytesIO()
+    np.save(buffer, np.asarray(values))
+    return buffer.getvalue()
+
+
+def parts(number):
+    """The files of one sample."""
+    return {
+        "png": picture(number),
+        "cls": b"%d" % (number % 3),
+        "txt": f"text {number} é".encode(),
+        "json": json.dumps({"number": number}).encode(),
+        "left.npy": array(np.full(number % 4 + 1, number, np.float64)),
+    }
+
+
+def archive(files, mode="w", kind=tarfile.PAX_FORMAT, **changes):
+    """Bytes of an archive of (name, content), in order."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode=mode, format=kind) as tar:
+        for name, content in files:
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            for attribute, value in changes.items():
+                setattr(info, attribute, value)
+            tar.addfile(info, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def samples(*numbers, folder="d/"):
+    return [
+        (f"{folder}{n:04d}.{ending}", content)
+        for n in numbers
+        for ending, content in parts(n).items()
+    ]
+
+
+@pytest.fixture
+def root(tmp_path):
+    """23 samples in three archives."""
+    for number, rows in enumerate((range(10), range(10, 15), range(15, 23))):
+        (tmp_path / f"s-{number}.tar").write_bytes(archive(samples(*rows)))
+    return tmp_path
+
+
+def everything(root, **arguments):
+    return TarShards(str(root), val_fraction=0.0, **arguments)
+
+
+def decoded(data):
+    return [data.decode(record)["json"]["number"] for record in data]
+
+
+def test_a_sample(root):
+    data = everything(root, classes=["a", "b", "c"])
+    sample = data.decode(list(data)[17])
+    assert list(sample) == ["image", "label", "text", "json", "left"]
+    assert isinstance(sample["image"], tv_tensors.Image)
+    assert torch.equal(sample["image"], torch.full((3, 8, 8), 17, dtype=torch.uint8))
+    assert (sample["label"], sample["text"]) == (2, "text 17 é")
+    assert sample["json"] == {"number": 17}
+    assert torch.equal(sample["left"], torch.tensor([17.0, 17.0]))
+    assert data.facts == {"num_classes": 3, "num_outputs": 3}
+    assert everything(root).facts == {}
+
+
+def test_fields_that_are_chosen(root):
+    data = everything(root, fields={"picture": "jpg;png", "number": "cls", "json": None})
+    sample = data.decode(next(iter(data)))
+    assert list(sample) == ["picture", "number", "json"]
+
+
+def test_an_index_changes_nothing_but_what_is_known(root):
+    known, unknown = everything(root), everything(root, index=False)
+    assert list(known) == list(unknown)
+    assert decoded(known) == list(range(23))
+    assert known.shard_lengths() == [10, 5, 8]
+    assert len(known) == 23
+    assert unknown.shard_lengths() is None
+    with pytest.raises(TypeError, match="only indexed archives know their length"):
+        len(unknown)
+    assert known.fingerprint == unknown.fingerprint
+
+
+@pytest.mark.parametrize("index", [True, False])
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_shard_is_read_from_any_record_on(root, index, packed):
+    if packed:
+        pack(root)
+    data = everything(root, index=index)
+    for shard in data.shards():
+        whole = list(data.read_shard(shard))
+        for start in range(len(whole) + 1):
+            assert list(data.read_shard(shard, start)) == whole[start:]
+
+
+def pack(root):
+    for path in root.glob("*.tar"):
+        path.with_suffix(".tar.gz").write_bytes(gzip.compress(path.read_bytes()))
+        path.unlink()
+
+
+def test_compressed_archives_hold_the_same(root):
+    plain = [everything(root).decode(record) for record in everything(root)]
+    splits = [decoded(TarShards(str(root), split)) for split in ("train", "val")]
+    pack(root)
+    data = everything(root)
+    assert [str(data.decode(record)) for record in data] == [str(sample) for sample in plain]
+    assert [decoded(TarShards(str(root), split)) for split in ("train", "val")] == splits
+
+
+def test_samples_are_divided_once(root, tmp_path):
+    train, val = (decoded(TarShards(str(root), split)) for split in ("train", "val"))
+    assert sorted(train + val) == list(range(23))
+    assert 1 <= len(val) <= 12
+    assert decoded(TarShards(str(root), "val", val_fraction=1.0)) == list(range(23))
+    more = decoded(TarShards(str(root), "val", val_fraction=0.5))
+    assert set(val) < set(more)
+    assert decoded(TarShards(str(root), "val", val_fraction=0.5, split_seed=1)) != more
+
+
+def test_archives_that_are_divided_by_name(tmp_path):
+    (tmp_path / "train-0.tar").write_bytes(archive(samples(1, 2, 3)))
+    (tmp_path / "val").mkdir()
+    (tmp_path / "val" / "0.tar").write_bytes(archive(samples(4)))
+    (tmp_path / "test-0.tar").write_bytes(archive(samples(5)))
+    assert decoded(TarShards(str(tmp_path))) == [1, 2, 3]
+    assert decoded(TarShards(str(tmp_path), "val")) == [4]
+
+
+def test_patterns_of_braces(root):
+    assert decoded(everything(root / "s-{0..1}.tar")) == list(range(15))
+    assert decoded(everything(root / "{s}-{2,0}.tar")) == [*range(15, 23), *range(10)]
+    with pytest.raises(DataError, match=r"s-3\.tar.* cannot be read: No such file"):
+        everything(root / "s-{2..3}.tar")
+    with pytest.raises(ConfigError, match=r"the range \{9\.\.1\} goes from 9 down to 1"):
+        everything(root / "s-{9..1}.tar")
+    with pytest.raises(ConfigError, match="its braces do not match"):
+        everything(root / "s-{0..1.tar")
+
+
+def test_the_fingerprint(root, tmp_path):
+    prints = {
+        everything(root).fingerprint,
+        TarShards(str(root)).fingerprint,
+        TarShards(str(root), "val").fingerprint,
+        everything(root, fields={"label": "cls"}).fingerprint,
+    }
+    assert len(prints) == 4
+    moved = root.rename(tmp_path.parent / f"{tmp_path.name}-moved")
+    assert everything(moved).fingerprint in prints
+    (moved / "s-1.tar").write_bytes(archive(samples(*range(11, 16))))
+    assert everything(moved).fingerprint not in prints
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_workers_read_the_same(root, packed):
+    if packed:
+        pack(root)
+
+    def loader(options=None):
+        order = StreamOrder(0, buffer=6, shuffle_shards=True)
+        data = TarShards(str(root))
+        fetch = StreamFetch(data, None, List(), 0, True, order=order, batch_size=4)
+        return Loader(StreamPlan(order, 4), fetch, options)
+
+    expected = toy.hashes(loader(), 1)
+    with loader(LoaderOptions("process", 2)) as shared:
+        assert toy.hashes(shared, 1) == expected
+        assert toy.hashes(shared, 1, start=2) == expected[2:]
+    assert toy.hashes(loader(LoaderOptions("thread", 3)), 1) == expected
+    pickle.loads(pickle.dumps(TarShards(str(root))))
+
+
+# The format
+
+
+NAMES = st.from_regex(
+    r"[a-zé][a-z0-9é_-]{0,120}(/[a-z0-9é_-]{1,120}){0,2}\.[a-z]{1,4}", fullmatch=True
+)
+
+
+@pytest.mark.stress
+@given(
+    st.lists(st.tuples(NAMES, st.binary(max_size=1100)), max_size=6),
+    st.sampled_from([tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]),
+    st.sampled_from([{}, {"mtime": 1.5}, {"uname": "é" * 20}]),
+)
+@settings(max_examples=80, deadline=None)
+def test_members_are_those_that_tarfile_finds(files, kind, changes):
+    try:
+        content = archive(files, kind=kind, **changes)
+    except ValueError:  # too long a name for ustar
+        return
+    source = TarBytes("x.tar", content)
+    found = [
+        (one.name.decode(), content[one.data : one.data + one.size]) for one in read_members(source)
+    ]
+    assert found == files
+    for one in read_members(source):
+        alone = TarBytes("x.tar", content[one.start : one.end])
+        assert [part.name for part in read_members(alone, 0, one.end - one.start)] == [one.name]
+
+
+def test_sizes_beyond_eight_gigabytes_are_binary():
+    info = tarfile.TarInfo("x")
+    info.size = 2**40 + 5
+    assert _number(info.tobuf(tarfile.GNU_FORMAT)[124:136]) == 2**40 + 5
+
+
+def test_folders_and_files_of_no_sample_are_passed_over():
+    files = [
+        ("d/.DS_Store", b"x"),
+        *samples(1),
+        ("d/._0001.png", b"x"),
+        ("README", b"x"),
+        ("d/0001.late", b"x"),
+        *samples(2, folder="./e.f/"),
+    ]
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        folder = tarfile.TarInfo("d")
+        folder.type = tarfile.DIRTYPE
+        tar.addfile(folder)
+    content = buffer.getvalue()[:512] + archive(files)
+    found = list(read_samples(TarBytes("x.tar", content)))
+    assert [(one.number, one.key) for one in found] == [(0, b"d/0001"), (1, b"e.f/0002")]
+
+
+def test_compressed_archives_are_held_a_sample_at_a_time(tmp_path):
+    path = tmp_path / "x.tar.gz"
+    path.write_bytes(gzip.compress(archive([(f"{n:03d}.bin", b"x" * 100_000) for n in range(50)])))
+    held = []
+    with GzipTar("x.tar.gz", str(path), Limits()) as source:
+        for sample in read_samples(source):
+            source.forget(sample.start)
+            assert len(source.read(sample.start, sample.stop)) == sample.stop - sample.start
+            held.append(len(source._kept))
+    assert len(held) == 50
+    assert max(held) < 210_000
+
+
+# Bad data
+
+
+def refused(tmp_path, content, match, name="x.tar", **arguments):
+    """Building the dataset and reading it through tells what is wrong."""
+    (tmp_path / name).write_bytes(content)
+    for index in (True, False):
+        with pytest.raises(DataError, match=match) as caught:
+            read_through(tmp_path, index=index, **arguments)
+        assert name in str(caught.value)
+
+
+def read_through(root, **arguments):
+    data = everything(root, **arguments)
+    return [data.decode(record) for record in data]
+
+
+@given(st.integers(0, 10_000), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_wherever_an_archive_is_cut(tmp_path_factory, place, packed):
+    content = archive(samples(1, 2))
+    end = len(content.rstrip(b"\0")) // 512 * 512 + 512
+    content = gzip.compress(content) if packed else content
+    cut = content[: place % (len(content) - 1 if packed else end)]
+    path = tmp_path_factory.mktemp("cut")
+    match = r"it was cut off\. Copy or make it again|end mark should be there"
+    if packed and len(cut) == 1:  # not even the two bytes that gzip begins with
+        match = "Not a gzipped file"
+    refused(path, cut, match, "x.tar.gz" if packed else "x.tar")
+
+
+def test_an_archive_cut_in_half_names_the_member(tmp_path):
+    content = archive(samples(*range(4)))
+    whole = list(read_members(TarBytes("", content)))
+    member = whole[7]
+    name = member.name.decode()
+    match = rf"x\.tar', member 7: '{name}' has {member.size} bytes from byte {member.data} on, but"
+    refused(tmp_path, content[: member.data + 3], match)
+
+
+def test_damage(tmp_path):
+    content = bytearray(archive(samples(1, 2)))
+    place = list(read_members(TarBytes("", bytes(content))))[3].start
+    content[place + 130] ^= 1
+    refused(tmp_path, content, rf"member 3, byte {place}: is damaged \(the checksum")
+    refused(tmp_path, b"hello" * 500, r"member 0, byte 0: is not a tar archive")
+    (tmp_path / "x.tar").unlink()
+    refused(tmp_path, b"no gzip" * 100, r"cannot be decompressed: Not a gzipped", "x.tar.gz")
+
+
+def test_archives_joined_by_cat(tmp_path):
+    refused(
+        tmp_path, archive(samples(1)) + archive(samples(2)), r"there is more after its end mark"
+    )
+
+
+@pytest.mark.parametrize("name", ["/etc/passwd.txt", "../up.txt", "a/../../b.txt"])
+def test_names_that_lead_out(tmp_path, name):
+    refused(tmp_path, archive([*samples(1), (name, b"")]), r"member 5: its name '.*' leads out of")
+
+
+@pytest.mark.parametrize(
+    ("kind", "what"),
+    [
+        (tarfile.SYMTYPE, "a symbolic link"),
+        (tarfile.LNKTYPE, "a hard link"),
+        (tarfile.CHRTYPE, "of type '3'"),
+        (tarfile.FIFOTYPE, "of type '6'"),
+    ],
+)
+def test_members_that_are_no_plain_files(tmp_path, kind, what):
+    content = archive([("d/x.txt", b"")], type=kind, linkname="y")
+    refused(tmp_path, content, rf"member 0 \('d/x\.txt'\): is {what}, not a plain file")
+
+
+def without(number, ending):
+    return [(name, content) for name, content in samples(number) if not name.endswith(ending)]
+
+
+SAMPLES = {
+    "a part is missing": (without(2, ".cls"), r"sample 1 \('d/0002'\) has no part 'cls', as"),
+    "a part too many": ([*samples(2), ("d/0002.seg", b"")], r"has a part 'seg', which the first"),
+    "a part twice": ([*samples(2), ("d/0002.cls", b"1")], r"'d/0002\.cls' is there twice"),
+    "not together": (
+        [*without(2, ".cls"), *samples(3), ("d/0002.cls", b"1")],
+        r"member 14 .*sample 'd/0002' stood there before|stand together",
+    ),
+    "a name twice": ([*samples(3), *samples(2), *samples(3)], r"'d/0003' stood there before"),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_samples_that_differ(tmp_path, name):
+    files, match = SAMPLES[name]
+    refused(tmp_path, archive([*samples(1), *files]), match)
+
+
+CONTENTS = {
+    "cls": (b"one", r"part 'cls' \(3 bytes\) is not a whole number: invalid literal"),
+    "txt": (b"\xff\xfe", r"part 'txt' \(2 bytes\) is not UTF-8 text: .*position 0"),
+    "json": (b"{", r"part 'json' \(1 bytes\) is not JSON: Expecting"),
+    "left.npy": (array(np.array([{}])), r"part 'left\.npy' .*Object arrays cannot be loaded"),
+    "png": (b"<html>", r"part 'png'.* is not an image: it is a web page"),
+}
+
+
+@pytest.mark.parametrize("ending", CONTENTS)
+def test_a_bad_part_costs_its_own_sample_only(tmp_path, ending):
+    content, match = CONTENTS[ending]
+    files = [
+        (name, content if name == f"d/0002.{ending}" else good) for name, good in samples(1, 2, 3)
+    ]
+    refused(tmp_path, archive(files), r"x\.tar', sample 1 \('d/0002'\), " + match)
+    data = everything(tmp_path)
+    records = list(data)
+    assert [data.decode(records[place])["json"]["number"] for place in (0, 2)] == [1, 3]
+
+
+def test_an_array_that_is_not_finite(tmp_path):
+    refused(tmp_path, archive([("a.npy", array([1.0, np.nan]))]), r"value 1 is nan, which is not")
+
+
+def test_labels_beyond_the_classes(root):
+    data = everything(root, classes=["a", "b"])
+    with pytest.raises(DataError, match=r"sample 2 \('d/0002'\): label 2 is none of the 2 classes"):
+        data.decode(list(data)[2])
+
+
+@pytest.mark.parametrize("ending", ["pyd", "pickle", "seg.pkl", "pth"])
+def test_pickles_are_never_opened(tmp_path, ending):
+    (tmp_path / "x.tar").write_bytes(archive([("a.cls", b"1"), (f"a.{ending}", b"cos\nsystem\n")]))
+    with pytest.raises(ConfigError, match=rf"part '{ending}', which is a pickle and may run any"):
+        everything(tmp_path)
+    data = everything(tmp_path, fields={"label": "cls"})
+    assert data.decode(next(iter(data))) == {"label": 1}
+
+
+def test_two_parts_for_one_field(tmp_path):
+    files = [("a.png", picture(1)), ("a.jpg", picture(1))]
+    (tmp_path / "x.tar").write_bytes(archive(files))
+    with pytest.raises(ConfigError, match=r"'png' and 'jpg', which would both be 'image'; name"):
+        everything(tmp_path)
+
+
+def test_roots_without_archives(tmp_path):
+    with pytest.raises(DataError, match=r"has no file that ends in \.tar, \.tar\.gz, \.tgz"):
+        everything(tmp_path)
+    refused(tmp_path, archive([]), "there are no samples of this split")
+
+
+def test_the_program(root, tmp_path, capsys, monkeypatch):
+    """By name, with workers; an archive that was cut is exit code 3."""
+    from tests.program import run
+
+    monkeypatch.chdir(tmp_path)
+    small = [
+        "dataset=tar_shards",
+        f"dataset.root={root}",
+        "task=digest",
+        "batch.size=4",
+        "dataset.classes=[a,b,c]",
+        "dataset.fields={image: png, label: cls}",
+    ]
+    alone = run(capsys, *small, "loader=debug")
+    shared = run(capsys, *small, "loader.num_workers=2")
+    assert alone.code == 0, alone.err
+    assert alone.out == shared.out
+    content = (root / "s-1.tar").read_bytes()
+    (root / "s-1.tar").write_bytes(content[: len(content) // 2])
+    outcome = run(capsys, *small, "loader=debug")
+    assert outcome.code == 3
+    assert "s-1.tar', member" in outcome.err
+
+
+def test_archives_at_an_address(root, tmp_path):
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    from penstock.datasets.files import Files
+
+    for path in root.glob("*.tar"):
+        MemoryFileSystem().pipe(f"/tar-shards/{path.name}", path.read_bytes())
+    files = Files(str(tmp_path / "cache"))
+    data = everything("memory://tar-shards", files=files)
+    assert decoded(data) == list(range(23))
+    assert data.shard_lengths() is None  # nothing was fetched to know them
+    assert data.fingerprint != everything(root).fingerprint
+    some = everything("memory://tar-shards/s-{1..1}.tar", files=files)
+    assert decoded(some) == list(range(10, 15))

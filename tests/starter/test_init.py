@@ -1,0 +1,454 @@
+"""`penstock init FOLDER`, and what a folder's pyproject.toml may say."""
+
+import os
+import re
+import shlex
+import shutil
+import stat
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from penstock.addons.starter import init
+from penstock.config import project
+from penstock.errors import ConfigError
+from tests import warm
+from tests.program import ROOT, run
+
+SAID = "trusting my_birds and reading conf/, as pyproject.toml says\n"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A new project, in a folder whose name has a space."""
+    folder = tmp_path_factory.mktemp("work") / "my birds"
+    assert init.run([str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture
+def birds(made, tmp_path, monkeypatch):
+    """The working folder is a copy of it."""
+    folder = tmp_path / "my birds"
+    shutil.copytree(made, folder)
+    monkeypatch.chdir(folder)
+    yield folder
+    forget("my_birds")
+
+
+def forget(package):
+    for name in [name for name in sys.modules if name.split(".")[0] == package]:
+        del sys.modules[name]
+
+
+def settings(folder, text):
+    (folder / "pyproject.toml").write_text(text)
+
+
+DIGEST = ["dataset=my_birds", "task=digest", "steps=1"]
+
+
+def test_a_new_project_runs_without_an_option(birds, capsys):
+    path = list(sys.path)
+    done = run(capsys, *DIGEST, "loader.num_workers=1")
+    assert done.code == 0, done.err
+    assert done.err.count(SAID) == 1
+    assert done.out.splitlines()[-1].startswith("total ")
+    assert sys.path == path
+    assert not os.environ.get("PENSTOCK_TRUST")
+    assert not os.environ.get(project.VARIABLE)
+
+
+def test_its_tests_pass(birds):
+    code = "import pytest, sys; sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider']))"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = warm.run(
+        [sys.executable, "-c", code], cwd=birds, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout
+    assert "2 passed" in done.stdout
+
+
+QUICK = ["trainer=quick", "run_dir=outputs/first", "loader.num_workers=0"]
+DIVERGES = ["dataset=my_birds", *QUICK, "optimizer.lr=1e30"]
+
+
+def check_suggestion(err, capsys):
+    """The command that the message of a run without an option suggests runs as it is."""
+    command = next(line for line in err.splitlines() if line.startswith("  python run.py "))
+    assert "--trust" not in command
+    assert "--config-dir" not in command
+    again = run(capsys, *command.split()[2:])
+    assert again.code == 0, again.err
+
+
+def test_the_commands_that_it_suggests_work_in_its_folder(birds, capsys):
+    done = run(capsys, *DIVERGES)
+    assert done.code == 1
+    check_suggestion(done.err, capsys)
+
+
+def test_a_run_of_other_labels_is_another_run(tmp_path, capsys, monkeypatch):
+    folder = tmp_path / "flipped"
+    assert init.run([str(folder)]) == 0
+    monkeypatch.chdir(folder)
+    assert run(capsys, "dataset=flipped", *QUICK).code == 0
+    points = Path("data/points.csv")
+    swapped = str.maketrans({"0": "1", "1": "0"})
+    head, *rows = [line.split(",") for line in points.read_text().splitlines()]
+    label = head.index("label")
+    for row in rows:
+        row[label] = row[label].translate(swapped)
+    points.write_text("".join(",".join(row) + "\n" for row in [head, *rows]))
+    refused = run(capsys, "resume=outputs/first", "trainer.max_epochs=3")
+    assert refused.code == 2
+    assert "dataset: is" in refused.err
+    forget("flipped")
+
+
+STOPS = """
+import os
+import signal
+from pathlib import Path
+
+
+def stop_once(index):
+    if not Path("stopped").exists():
+        Path("stopped").touch()
+        os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("name", ["untold", "told"])
+def test_a_run_that_was_stopped_goes_on_as_it_suggests(name, tmp_path, capsys, monkeypatch):
+    """With what was typed, where that is what the run needs."""
+    folder = tmp_path / name  # each has a package of its own: what was imported stays
+    assert init.run([str(folder)]) == 0
+    monkeypatch.chdir(folder)
+    code = (folder / name / "dataset.py").read_text()
+    code = code.replace("        return {", "        stop_once(index)\n        return {", 1) + STOPS
+    (folder / name / "dataset.py").write_text(code)
+    options = []
+    if name == "told":
+        (folder / "pyproject.toml").unlink()
+        monkeypatch.syspath_prepend(folder)
+        options = ["--trust", name, "--config-dir", str(folder / "conf")]
+    stopped = run(capsys, *options, f"dataset={name}", *QUICK)
+    assert stopped.code == 75, stopped.err
+    command = shlex.split(stopped.err.splitlines()[-1])
+    assert command == ["python", "run.py", *options, "resume=outputs/first"]
+    done = run(capsys, *command[2:])
+    assert done.code == 0, done.err
+    assert "ended by max_epochs" in done.out
+    forget(name)
+
+
+@pytest.mark.stress
+def test_what_it_says_holds_in_all_processes_of_a_run(birds, capfd):
+    """Whoever starts them has said all there is to say."""
+    done = run(capfd, *DIVERGES, "distributed=ddp", "distributed.nproc=2")
+    assert done.code == 1
+    assert done.err.count(SAID) == 1
+    check_suggestion(done.err, capfd)
+    one = run(capfd, *DIGEST)
+    for way in (
+        ["loader.multiprocessing_context=spawn"],
+        ["loader.multiprocessing_context=forkserver"],
+        ["distributed=ddp", "distributed.nproc=2"],
+    ):
+        done = run(capfd, *DIGEST, "loader.num_workers=1", *way)
+        assert done.out == one.out, done.err
+    done = run(
+        capfd,
+        "-m",
+        "hydra/launcher=joblib",
+        "hydra.launcher.n_jobs=2",
+        "seed=1,2",
+        *DIGEST,
+        "loader.num_workers=1",
+    )
+    assert done.code == 0, done.err
+    assert done.err.count(SAID) == 1
+
+
+def test_the_commands_of_the_installation_page(tmp_path, monkeypatch, capsys):
+    text = (ROOT / "docs" / "installation.md").read_text()
+    (block,) = re.findall(r"```sh\n(penstock init.*?)```", text, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    for program, *words in map(shlex.split, block.splitlines()):
+        if program == "cd":
+            monkeypatch.chdir(*words)
+            continue
+        assert program == "penstock"
+        done = run(capsys, *words)
+        assert done.code == 0, done.err
+    assert done.out.splitlines()[-1].startswith("total ")
+    forget("my_birds")
+
+
+def test_what_is_typed_wins(birds, capsys):
+    digest = [*DIGEST, "loader.num_workers=0"]
+    done = run(capsys, "--trust", "other", *digest)
+    assert done.code == 2
+    assert "'my_birds' is not trusted" in done.err
+    assert "reading conf/, as pyproject.toml says" in done.err
+    done = run(capsys, "--config-dir", str(birds / "data"), *digest)
+    assert done.code == 2
+    assert "my_birds" in done.err
+    done = run(capsys, "--trust", "my_birds", "--config-dir", "conf", *digest)
+    assert done.code == 0, done.err
+    assert "pyproject.toml" not in done.err
+
+
+TYPED = """
+import sibling
+import torch
+import torchmetrics
+
+
+class Rows(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return {"input": torch.full((4,), float(index)), "label": index % 2}
+"""
+
+
+@pytest.fixture
+def typed(tmp_path, monkeypatch):
+    """The working folder has a module, what it imports, and one with an installed name."""
+    (tmp_path / "typed_rows.py").write_text(TYPED)
+    (tmp_path / "sibling.py").write_text("")
+    (tmp_path / "torchmetrics.py").write_text("raise SystemExit('this is not what is installed')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [one for one in sys.path if one not in ("", ".")])
+    yield tmp_path
+    forget("typed_rows")
+    forget("sibling")
+
+
+ROWS = [
+    "~dataset",
+    "+dataset={_target_: typed_rows.Rows}",
+    "transform=none",
+    "batch.size=4",
+    "task=digest",
+    "steps=1",
+]
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_a_module_that_was_typed_lies_in_the_working_folder(context, typed):
+    """As the installed command is started: nothing of the working folder is on the path."""
+    words = [
+        "--trust",
+        "typed_rows",
+        *ROWS,
+        "loader.num_workers=1",
+        f"loader.multiprocessing_context={context}",
+    ]
+    code = f"from penstock import console; import sys; sys.argv[1:] = {words!r}; console.main()"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        cwd=typed,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith("total ")
+
+
+def test_the_working_folder_counts_for_what_was_typed_only(typed, capsys):
+    path = list(sys.path)
+    done = run(capsys, *ROWS)
+    assert done.code == 2
+    assert "'typed_rows' is not trusted" in done.err
+    done = run(capsys, "--trust", "sibling_of_none", *ROWS)
+    assert done.code == 2
+    assert "typed_rows" not in sys.modules
+    done = run(capsys, "--trust", "typed_rows", *ROWS, "loader.num_workers=0")
+    assert done.code == 0, done.err
+    assert sys.path == path
+    assert not os.environ.get(project.VARIABLE)
+
+
+def test_what_others_can_write_is_not_imported_though_it_was_typed(typed, capsys):
+    (typed / "typed_rows.py").chmod(0o666)
+    done = run(capsys, "--trust", "typed_rows", *ROWS)
+    assert done.code == 2
+    assert "--trust: typed_rows is not imported from" in done.err
+    assert "everybody can write to it (chmod o-w). If you have read it: PYTHONPATH=." in done.err
+    assert "typed_rows" not in sys.modules
+
+
+def test_a_folder_above_counts_for_nothing(birds, capsys, monkeypatch):
+    monkeypatch.chdir(birds / "data")
+    done = run(capsys, "dataset=my_birds", "task=digest")
+    assert done.code == 2
+    assert "pyproject.toml" not in done.err
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "trsut = ['a']",
+            "tool.penstock.trsut: is not one of trust, config_dir (did you mean 'trust'?)",
+        ),
+        ("allow_env = ['HOME']", "tool.penstock.allow_env: is not one of trust, config_dir"),
+        ("trust = ['os']", "tool.penstock.trust: 'os' cannot be trusted as a whole"),
+        ("trust = ['a-b']", "tool.penstock.trust: 'a-b' is not the name of a package"),
+        ("trust = ['a,b']", "tool.penstock.trust: 'a,b' is not the name of a package"),
+        ("trust = 'a'", "tool.penstock.trust: got 'a', expected a list of names"),
+        ("trust = [1]", "tool.penstock.trust: got [1], expected a list of names"),
+        ("config_dir = '..'", "tool.penstock.config_dir: got '..', expected a folder inside of"),
+        (
+            "config_dir = '/etc'",
+            "tool.penstock.config_dir: got '/etc', expected a folder inside of",
+        ),
+        ("config_dir = 'gone'", "tool.penstock.config_dir: got 'gone', expected a folder inside"),
+        ("config_dir = 'away'", "tool.penstock.config_dir: got 'away', expected a folder inside"),
+        ("config_dir = 3", "tool.penstock.config_dir: got 3, expected a folder inside of"),
+        ("trust = ", "is not TOML: "),
+        ("trust = " + "[" * 5000, "is not TOML: "),
+    ],
+)
+def test_what_a_pyproject_may_not_say(text, message, tmp_path):
+    (tmp_path / "away").symlink_to("/")
+    settings(tmp_path, f"[tool.penstock]\n{text}\n")
+    with pytest.raises(ConfigError) as caught:
+        project.find(tmp_path)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[tool.other]\n", "no toml at all", "[project]\nname='penstock'\n"]
+)
+def test_a_pyproject_that_is_not_about_us(text, tmp_path):
+    settings(tmp_path, text)
+    assert project.find(tmp_path) is None
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pyproject.toml")
+    assert project.find(tmp_path) is None
+
+
+def by_others(folder):
+    (folder / "pyproject.toml").chmod(0o646)
+
+
+def in_a_folder_for_all(folder):
+    folder.chmod(0o1777)
+
+
+def through_a_link(folder):
+    (folder / "pyproject.toml").rename(folder / "real.toml")
+    (folder / "pyproject.toml").symlink_to("real.toml")
+
+
+def of_another_user(folder):
+    os.chown(folder / "pyproject.toml", 12345, -1)
+
+
+def in_another_users_folder(folder):
+    os.chown(folder, 12345, -1)
+
+
+def with_another_users_both(folder):
+    of_another_user(folder)
+    in_another_users_folder(folder)
+
+
+def by_a_group(folder):
+    os.chown(folder / "pyproject.toml", -1, 12345)
+    (folder / "pyproject.toml").chmod(0o664)
+
+
+@pytest.mark.parametrize(
+    ("harm", "reason"),
+    [
+        (by_others, "everybody can write to it"),
+        (in_a_folder_for_all, "everybody can write to its folder"),
+        (through_a_link, "it is a symbolic link"),
+        (of_another_user, "it belongs to another user (number 12345)"),
+        (in_another_users_folder, "its folder"),
+        (with_another_users_both, "it belongs to another user (number 12345)"),
+        (by_a_group, "the group number 12345 can write to it"),
+    ],
+)
+def test_nobody_else_says_what_is_trusted(harm, reason, birds, capsys):
+    try:
+        harm(birds)
+    except PermissionError:
+        pytest.skip("only root may give files away")
+    done = run(capsys, "dataset=my_birds", "task=digest", "steps=1")
+    assert done.code == 2
+    assert f"pyproject.toml: tool.penstock: is not followed, as {reason}" in done.err
+    assert "my_birds" not in sys.modules
+    assert project.find(Path.cwd(), needed=False) is None
+
+
+def test_a_folder_that_holds_something_is_left_alone(tmp_path, capsys):
+    (tmp_path / "mine").write_text("kept")
+    for folder, reason in ((tmp_path, "is not empty"), (tmp_path / "mine", "is not a folder")):
+        done = run(capsys, "init", folder)
+        assert done.code == 2
+        assert reason in done.err
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+    assert (tmp_path / "mine").read_text() == "kept"
+
+
+@pytest.mark.parametrize("words", [[], ["a", "b"], ["--fast"], ["-x", "b"]])
+def test_init_takes_one_folder(words, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = run(capsys, "init", *words)
+    assert done.code == 2
+    assert done.err.endswith("takes one folder, which is new or empty: python run.py init FOLDER\n")
+    assert not list(tmp_path.iterdir())
+    assert run(capsys, "init", "--help").code == 0
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [
+        ("faces", "faces"),
+        ("My Faces-2", "my_faces_2"),
+        ("3d", "my_3d"),
+        ("class", "my_class"),
+        ("torch", "my_torch"),
+        ("datasets", "my_datasets"),
+        ("json", "my_json"),
+        ("tests", "my_tests"),
+        ("conf", "my_conf"),
+        ("synthetic_faces", "my_synthetic_faces"),
+        ("...", "my_project"),
+        ("Gesichter für Ü", "gesichter_f_r"),
+        ("my_torch", "my_torch"),
+    ],
+)
+def test_a_packages_name_means_nothing_else(folder, name):
+    assert init.package_name(folder) == name
+
+
+def test_the_files_are_whole(made):
+    """No word of the template is left, and only its owner can write."""
+    for path in made.rglob("*"):
+        if path.is_file():
+            text = path.read_text()
+            assert "my_project" not in text + path.name, path
+            assert "PROGRAM" not in text, path
+            assert path.suffix != ".txt"
+            assert not path.stat().st_mode & stat.S_IWOTH
+    said = tomllib.loads((made / "pyproject.toml").read_text())["tool"]["penstock"]
+    assert said == {"trust": ["my_birds"], "config_dir": "conf"}

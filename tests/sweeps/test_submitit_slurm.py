@@ -1,0 +1,284 @@
+"""Sweeps through `hydra/launcher=submitit_slurm`: real jobs of tests/fake_slurm.py."""
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import fields
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.addons.sweeps import batch_jobs, batch_scripts
+from penstock.addons.sweeps.job_result import read_results
+from penstock.errors import ConfigError
+from penstock.files.own_files import NotOwnError
+from tests import fake_slurm
+from tests.own_parts import NUMBERS
+from tests.program import ROOT, run
+
+WORDS = [
+    "-m",
+    "--config-dir",
+    "conf",
+    "--trust",
+    "tests",
+    "dataset=numbers",
+    "dataset.size=64",
+    "batch.size=4",
+    "tracker=none",
+    "trainer.digest=true",
+    "trainer.max_epochs=60",
+    "trainer.pictures=false",
+    "trainer.report=false",
+    "trainer.progress=none",
+    "cache_dir=cache",
+    "trainer.checkpoint.every_epochs=50",
+    "loader=debug",
+    "seed=1,2",
+]
+SLURM = ["hydra/launcher=submitit_slurm", "hydra.launcher.timeout_min=60"]
+
+
+def digests(folder):
+    return [
+        (folder / name / file).read_text()
+        for name in ("0", "1")
+        for file in ("digests.jsonl", "ledger.jsonl")
+    ]
+
+
+def sweep(folder, name, *more, environment):
+    words = [sys.executable, str(ROOT / "run.py"), *WORDS, *more, f"hydra.sweep.dir={name}"]
+    return subprocess.Popen(
+        words,
+        cwd=folder,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+
+
+@pytest.mark.stress
+def test_a_preempted_job_is_requeued_and_resumes(tmp_path):
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
+    (tmp_path / "conf" / "dataset").mkdir(parents=True)
+    (tmp_path / "conf" / "dataset" / "numbers.yaml").write_text(NUMBERS)
+    environment = {**fake_slurm.installed(tmp_path / "slurm"), "OMP_NUM_THREADS": "1"}
+    environment.pop("PYTHONPATH", None)
+    running = sweep(tmp_path, "slurm_jobs", *SLURM, environment=environment)
+    try:
+        ledger = tmp_path / "slurm_jobs" / "0" / "ledger.jsonl"
+        until = time.monotonic() + 240
+        while not ledger.exists() or len(ledger.read_text().splitlines()) < 40:
+            assert running.poll() is None, running.communicate()
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        # What Slurm sends some time before a job's limit, or before it is preempted.
+        subprocess.run(["scancel", "--signal=USR1", "1_0"], env=environment, check=True)
+        said, _ = running.communicate(timeout=300)
+    finally:
+        running.kill()
+        running.communicate()
+    print(said)
+    logs = "".join(path.read_text() for path in (tmp_path / "slurm_jobs").rglob("*_log.*"))
+    print(logs)
+    assert running.returncode == 0, said
+    assert "SIGUSR1: stopping after this step, with a checkpoint" in logs
+    assert "Requeued job 1_0" in logs
+    assert "resuming" in logs
+    assert [one.status for _, one in read_results(tmp_path / "slurm_jobs")] == ["done", "done"]
+    plain = sweep(tmp_path, "plain", environment=environment)
+    assert plain.wait(300) == 0
+    plain.stdout.close()
+    assert digests(tmp_path / "slurm_jobs") == digests(tmp_path / "plain")
+
+
+class Evil:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.stress
+def test_pickles_in_a_strangers_sweep_are_not_read(tmp_path):
+    """A stored sweep with the results of its jobs, under the numbers that these will have."""
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
+    (tmp_path / "conf" / "dataset").mkdir(parents=True)
+    (tmp_path / "conf" / "dataset" / "numbers.yaml").write_text(NUMBERS)
+    folder, canary = tmp_path / "theirs", tmp_path / "canary"
+    for job in ("1", "1_0", "1_1", "2", "2_0", "2_1"):
+        place = folder / ".submitit" / job
+        place.mkdir(parents=True)
+        for name in (f"{job}_0_result.pkl", f"{job}_submitted.pkl"):
+            (place / name).write_bytes(pickle.dumps(("success", Evil(canary))))
+    words = [*WORDS[5:], "trainer.max_epochs=1"]
+    stored = {
+        "words": words,
+        "fixed": None,
+        "keys": ["seed"],
+        "threads": 1,
+        "began": 0.0,
+        "ends": [],
+        "jobs": [],
+        "version": 1,
+    }
+    (folder / "sweep.json").write_text(json.dumps(stored))
+    environment = {**fake_slurm.installed(tmp_path / "slurm"), "OMP_NUM_THREADS": "1"}
+    environment.pop("PYTHONPATH", None)
+    typed = [sys.executable, str(ROOT / "run.py"), *WORDS[:5], f"resume={folder}", *SLURM]
+    done = subprocess.run(
+        typed,
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert not canary.exists(), "a pickle of the stranger's was read"
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [one.status for _, one in read_results(folder)] == ["done", "done"]
+    (own,) = (path for path in (folder / ".submitit").iterdir() if len(path.name) == 16)
+    assert own.stat().st_mode & 0o777 == 0o700
+
+
+def test_every_launch_has_a_folder_of_its_own(tmp_path):
+    sweep = tmp_path / "multirun" / "a"
+    made = {batch_jobs._folder(f"{sweep}/.submitit/%j") for _ in range(3)}
+    assert len(made) == 3
+    assert {path.stat().st_mode & 0o777 for path in made} == {0o700}
+    assert {path.parent for path in made} == {sweep / ".submitit"}
+    assert sweep.stat().st_mode & 0o777 != 0o700, "reports in it are for others, too"
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / ".submitit").symlink_to(tmp_path)
+    with pytest.raises(NotOwnError, match=r"\.submitit is a symbolic link"):
+        batch_jobs._folder(f"{tmp_path}/b/.submitit/%j")
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c").chmod(0o777)
+    with pytest.raises(
+        NotOwnError, match=r"everybody can write to .*c, .* or set hydra\.sweep\.dir"
+    ):
+        batch_jobs._folder(f"{tmp_path}/c/.submitit/%j")
+    for name in ("line\nbreak", "back\\slash", "pattern-%u"):
+        with pytest.raises(ConfigError, match=r"hydra\.sweep\.dir: got"):
+            batch_jobs._folder(f"{tmp_path}/{name}/.submitit/%j")
+        assert not (tmp_path / name).exists()
+
+
+def script(folder, parameters):
+    """The script that submitit makes of a launcher's parameters; None if we refuse them."""
+    import submitit
+
+    if [*batch_scripts.problems(parameters)]:
+        return None
+    general = ("name", "timeout_min", "mem_gb", "nodes", "stderr_to_stdout")
+    executor = submitit.AutoExecutor(folder, cluster="slurm")
+    executor.update_parameters(
+        **{
+            name if name in general else f"slurm_{name}": value
+            for name, value in parameters.items()
+        }
+    )
+    return executor._executor._make_submission_file_text("true", "uid")
+
+
+def options(text):
+    """The lines of a script that Slurm reads, and what it reads in them."""
+    lines = text.partition("# Parameters\n")[2].partition("\n\n")[0].split("\n")
+    assert all(line.startswith("#SBATCH ") for line in lines), text
+    words = [fake_slurm.arguments(line.removeprefix("#SBATCH")) for line in lines]
+    assert all(len(found) == 1 for found in words), words
+    return dict(found[0].removeprefix("--").partition("=")[::2] for found in words)
+
+
+HARD = st.text(st.one_of(st.characters(), st.sampled_from("'\"\\\n\r #$`;&|-=%\x85\u2028")))
+
+
+@pytest.fixture
+def slurm(tmp_path, monkeypatch):
+    """Puts Slurm's commands on PATH, of which srun does nothing."""
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
+    monkeypatch.setenv("PATH", fake_slurm.installed(tmp_path / "slurm")["PATH"])
+    (tmp_path / "slurm" / "srun").write_text("#!/bin/sh\n")
+    return tmp_path / "slurm"
+
+
+def test_slurm_and_bash_read_a_value_as_it_was_meant(slurm):
+    met, texts = [], st.one_of(HARD, st.text("'\"#$`;&|<>-=%*[]{}() ä€a:,"))
+
+    @settings(max_examples=300, database=None)
+    @given(texts, texts, st.one_of(st.just("mail-type"), HARD), texts)
+    def check(name, comment, option, value):
+        parameters = {"name": name, "comment": comment, "additional_parameters": {option: value}}
+        text = script(slurm, parameters)
+        met.append(text is not None)
+        if text is not None:
+            found = options(text)
+            assert (found["job-name"], found["comment"]) == (name, comment)
+            assert found[option.replace("_", "-")] == value
+
+    check()
+    for value in ("it's", 'say "a"', "[a|b]*2", "gpu:a100:2,x", "käse & brot", "$(id) `id`; id #"):
+        found = options(script(slurm, {"name": value, "partition": value, "gres": value}))
+        assert {found[name] for name in ("job-name", "partition", "gres")} == {value}
+    assert 10 < sum(met) < len(met)
+
+
+def test_a_script_runs_nothing_but_its_job(slurm, tmp_path):
+    evil = f"' ; touch {tmp_path}/canary # $(touch {tmp_path}/canary) `touch {tmp_path}/canary`"
+    text = script(
+        slurm,
+        {
+            "name": evil,
+            "comment": evil,
+            "partition": "gpu",
+            "setup": [f"touch {tmp_path}/ready"],
+            "additional_parameters": {"mail-type": "END", "requeue": True},
+        },
+    )
+    (tmp_path / "script").write_text(text)
+    subprocess.run(["bash", str(tmp_path / "script")], check=True, cwd=tmp_path)
+    assert (tmp_path / "ready").exists()
+    assert not (tmp_path / "canary").exists()
+    assert options(text)["comment"] == evil
+
+
+def test_all_parameters_of_the_plugin_are_known():
+    config = pytest.importorskip("hydra_plugins.hydra_submitit_launcher.config")
+    names = {
+        one.name for kind in (config.SlurmQueueConf, config.LocalQueueConf) for one in fields(kind)
+    }
+    assert names - {"_target_"} <= batch_scripts._PARAMETERS
+
+
+def test_several_tasks_of_a_job_are_refused(capsys, tmp_path, monkeypatch):
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
+    monkeypatch.chdir(tmp_path)
+    for name in ("tasks_per_node", "nodes"):
+        done = run(capsys, "-m", "seed=1,2", *SLURM, f"hydra.launcher.{name}=2")
+        assert done.code == 2
+        assert f"hydra.launcher.{name}: got 2: a job of a sweep is one process" in done.err
+
+
+def test_submitit_is_recognized(monkeypatch):
+    from penstock.distributed import slurm
+
+    assert not slurm.is_of_submitit(os.environ)
+    job = {"SUBMITIT_EXECUTOR": "slurm"}
+    kept = signal.signal(signal.SIGUSR1, lambda *_: None)
+    try:
+        assert slurm.is_of_submitit(job)
+        signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+        assert not slurm.is_of_submitit(job), "the signal would end the process"
+    finally:
+        signal.signal(signal.SIGUSR1, kept)

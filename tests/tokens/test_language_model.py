@@ -1,0 +1,162 @@
+"""A language model of packed documents: what it may see, how it is measured, and with what."""
+
+import bz2
+import gzip
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from penstock.addons.tokens.flatten import Flatten
+from penstock.addons.tokens.language_model import LanguageModel, LanguageModeling, continued
+from penstock.addons.tokens.text_baselines import n_gram_bits, text_baselines
+from penstock.errors import ConfigError
+from penstock.loading.batch import Batch
+from penstock.order.plan import Request
+from penstock.training.metrics import BitsPerByte
+from penstock.training.objective import Constant
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    model = LanguageModel(20, width=16, layers=2, heads=2)
+    for weight in model.parameters():  # else it predicts next to the same of anything
+        if weight.ndim > 1:
+            weight.data *= 10
+    return model
+
+
+DOCUMENTS = [torch.randint(0, 20, (length,)) for length in (5, 9, 1, 7)]
+
+
+@pytest.mark.parametrize("pad_to", [None, 12])
+def test_documents_in_blocks_are_seen_as_alone(model, pad_to):
+    parts = None
+    if pad_to is not None:
+        rows = [(0, 5, 5, 0), (0, 1, 1, 0), (0, 9, 9, 1), (0, 7, 7, 2)]
+        parts = torch.tensor(rows).numpy()
+    order = [0, 1, 2, 3] if parts is None else [0, 2, 1, 3]
+    samples = [{"tokens": DOCUMENTS[one]} for one in order]
+    batch = Flatten(pad_to=pad_to)(samples, parts)
+    logits = model(*(batch[name] for name in ("tokens", "position_ids", "document_ids")))
+    flat, ids = logits.flatten(0, -2), batch["document_ids"].flatten()
+    for place, one in enumerate(order):
+        alone = DOCUMENTS[one]
+        wanted = model(alone, torch.arange(len(alone)), torch.zeros(len(alone), dtype=torch.long))
+        torch.testing.assert_close(flat[ids == place], wanted)
+    assert torch.isfinite(logits).all()
+
+
+def test_what_comes_later_is_not_seen(model):
+    tokens = DOCUMENTS[1].clone()
+    places, ids = torch.arange(9), torch.zeros(9, dtype=torch.long)
+    before = model(tokens, places, ids)
+    tokens[6] = (tokens[6] + 1) % 20
+    after = model(tokens, places, ids)
+    torch.testing.assert_close(before[:6], after[:6])
+    assert not torch.allclose(before[6:], after[6:])
+
+
+@torch.no_grad()
+def test_a_likely_token_goes_on(model):
+    begin = [DOCUMENTS[1][:4].tolist(), DOCUMENTS[3][:4].tolist()]
+    written = continued(model.eval(), begin, 3)
+    assert written == continued(model, begin, 3)
+    assert written[0][:2] == continued(model, begin, 2)[0]
+    assert continued(model, begin, 0) == [[], []]
+    for tokens in (one + more for one, more in zip(begin, written, strict=True)):
+        for place in range(4, 7):
+            seen = torch.tensor(tokens[:place])
+            logits = model(seen, torch.arange(place), torch.zeros(place, dtype=torch.long))[-1]
+            likelier = (logits / 0.8).softmax(-1)
+            assert float(likelier[logits > logits[tokens[place]]].sum()) < 0.9
+
+
+def test_a_width_that_heads_cannot_share():
+    with pytest.raises(ConfigError, match=r"model\.width: 20 is no multiple of 8"):
+        LanguageModel(10, width=20, heads=4)
+
+
+def test_bits_per_byte_by_hand():
+    metric = BitsPerByte()
+    metric.update(torch.tensor([math.log(2), 3 * math.log(2)]), torch.tensor([1, 3]))
+    metric.update(torch.tensor([2 * math.log(2)]), torch.tensor([0]))  # a part of a character
+    assert float(metric.compute()) == pytest.approx(6 / 4)
+    nothing = BitsPerByte()
+    nothing.update(torch.zeros(0), torch.zeros(0, dtype=torch.long))
+    assert math.isnan(float(nothing.compute()))
+    with pytest.raises(ValueError, match="losses"):
+        metric.update(torch.zeros(2), torch.zeros(3))
+
+
+def packed(*documents, pad_to=None):
+    """A batch of documents of ids, each token of as many bytes as its id."""
+    samples = [{"tokens": torch.tensor(one), "token_bytes": torch.tensor(one)} for one in documents]
+    fields = Flatten(fields=["token_bytes"], labels=True, pad_to=pad_to)(samples)
+    rows = np.arange(len(documents))
+    return Batch(fields, Request(0, 0, rows, rows, len(rows)), rows)
+
+
+def language_modeling(size):
+    inputs = ["tokens", "position_ids", "document_ids"]
+    return LanguageModeling({"bits_per_byte": BitsPerByte()}, inputs, size)
+
+
+@pytest.mark.parametrize("pad_to", [None, 4])
+def test_all_tokens_but_the_first_are_measured(pad_to):
+    objective, batch = language_modeling(8), packed([0, 3, 2], [0, 1], [0], pad_to=pad_to)
+    constant = objective.constant([batch, batch])
+    shares = [(count + 1) / 14 for count in (0, 2, 2, 2, 0, 0, 0, 0)]
+    assert constant.exp().tolist() == pytest.approx(shares)
+    losses, outputs = objective(Constant(constant), batch)
+    assert losses.tolist() == pytest.approx([-math.log(shares[one]) for one in (3, 2, 1)])
+    objective.update(outputs, batch)
+    bits = -math.log2(shares[1])
+    assert objective.compute()["bits_per_byte"] == pytest.approx(3 * bits / 6)
+    of_rows = objective.bits_per_byte(outputs, batch).tolist()
+    assert of_rows[:2] == pytest.approx([2 * bits / 5, bits])
+    assert math.isnan(of_rows[2])
+
+
+def test_logits_of_another_vocabulary_are_refused():
+    batch = packed([0, 1, 2])
+    with pytest.raises(ConfigError, match=r"it has to give 8 logits of each"):
+        language_modeling(8)(LanguageModel(9, width=8, layers=1, heads=2), batch)
+
+
+def test_a_gram_by_hand():
+    """Witten and Bell: 2 different bytes in 2, each as often; the rest is shared among 256."""
+    one = (1 + 2 / 256) / 4
+    assert n_gram_bits([b"ab"], [b"ab"], 1) == pytest.approx(-math.log2(one))
+    after = (1 + one) / 2  # one follower, seen once: a half of the weight for lower orders
+    assert n_gram_bits([b"ab"], [b"ab"], 2) == pytest.approx(-math.log2(after))
+    first, never_seen_before = one / 2, one
+    wanted = -(math.log2(first) + math.log2(never_seen_before)) / 2
+    assert n_gram_bits([b"ab"], [b"ba"], 2) == pytest.approx(wanted)
+    assert n_gram_bits([], [b"ab"], 3) == pytest.approx(8)
+    assert math.isnan(n_gram_bits([b"ab"], [], 3))
+
+
+@pytest.mark.parametrize("order", [1, 2, 5])
+def test_shares_of_all_bytes_add_up_to_one(order):
+    learned = [b"the cat sat", b"on the mat"]
+    bits = [n_gram_bits(learned, [b"the m" + bytes([byte])], order) * 6 for byte in range(256)]
+    before = n_gram_bits(learned, [b"the m"], order) * 5
+    assert sum(2 ** (before - one) for one in bits) == pytest.approx(1)
+
+
+def test_what_a_language_model_compares_with():
+    train, val = ["abab" * 50, "caf\u00e9"], ["abab", "ba\u00e9"]
+    text = "".join(val).encode()
+    assert text_baselines(train, iter(val)) == {
+        "gzip -9": 8 * len(gzip.compress(text, 9)) / 8,
+        "bz2 -9": 8 * len(bz2.compress(text, 9)) / 8,
+        "byte frequencies": n_gram_bits(
+            [one.encode() for one in train], [one.encode() for one in val], 1
+        ),
+        "5-gram": n_gram_bits([one.encode() for one in train], [one.encode() for one in val], 5),
+    }
+    assert text_baselines(train, []) == {}
+    assert language_modeling(8).comparisons([{"text": "a"}], [{"x": 1}]) == {}

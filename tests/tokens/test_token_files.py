@@ -1,0 +1,354 @@
+"""Token files, written here byte by byte, and read as they were written."""
+
+import pickle
+import struct
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import penstock
+from penstock.addons.tokens.flatten import Flatten
+from penstock.addons.tokens.token_files import TokenFiles
+from penstock.build.data import DataParts
+from penstock.errors import ConfigError, DataError, PenstockError
+from penstock.files.limits import Limits
+from tests.hostile_files import claiming, npy
+
+CODES = {"u1": 1, "i1": 2, "i2": 3, "i4": 4, "i8": 5, "u2": 8}
+DOCUMENTS = [[5, 1, 2], [3], [9, 9, 9, 9], [], [7, 8], [1]]  # sequences
+STARTS = [0, 2, 2, 5, 6]  # of documents: two sequences, none, three (one is empty), and one
+
+
+def write_pair(folder, name="web", sequences=DOCUMENTS, documents=STARTS, kind="u2", modes=False):
+    """A `.bin/.idx` pair from the documented layout, number by number."""
+    content, index, at = b"", b"MMIDIDX\0\0" + struct.pack("<QB", 1, CODES[kind]), 0
+    index += struct.pack("<Q", len(sequences)) + struct.pack("<Q", len(documents))
+    pointers = b""
+    for one in sequences:
+        index += struct.pack("<i", len(one))
+        pointers += struct.pack("<q", at)
+        for token in one:
+            content += int(token).to_bytes(int(kind[1]), "little", signed=kind[0] == "i")
+        at = len(content)
+    index += pointers + b"".join(struct.pack("<q", one) for one in documents)
+    if modes:
+        index += bytes(len(sequences))
+    folder.mkdir(exist_ok=True)
+    (folder / f"{name}.bin").write_bytes(content)
+    (folder / f"{name}.idx").write_bytes(index)
+    return folder
+
+
+def rows_of(data):
+    return [data[index]["tokens"].tolist() for index in range(len(data))]
+
+
+def read(folder, **options):
+    options = {"val_fraction": 0.0, "cache_dir": str(folder.parent / "cache")} | options
+    return TokenFiles(str(folder), **options)
+
+
+@pytest.mark.parametrize("kind", CODES)
+@pytest.mark.parametrize("modes", [False, True])
+def test_megatron_files_are_read_as_they_were_written(tmp_path, kind, modes):
+    draw = np.random.default_rng(ord(kind[1]))
+    limits = np.iinfo(kind)
+    top = min(limits.max, 2**62)
+    sequences = [draw.integers(limits.min, top, int(n)).tolist() for n in draw.integers(0, 40, 30)]
+    data = read(write_pair(tmp_path / "a", "web", sequences, [0, 30], kind, modes))
+    assert rows_of(data) == sequences
+    assert data[0]["tokens"].dtype == torch.int64
+    assert np.asarray(data.lengths).tolist() == [len(one) for one in sequences]
+    assert data.metadata["length"].tolist() == [len(one) for one in sequences]
+    chosen = [29, 3, 3, 0]
+    many = [one["tokens"].tolist() for one in data.__getitems__(chosen)]
+    assert many == [sequences[row] for row in chosen]
+
+
+def test_documents_join_sequences(tmp_path):
+    data = read(write_pair(tmp_path / "a"), rows="documents")
+    assert rows_of(data) == [[5, 1, 2, 3], [], [9, 9, 9, 9, 7, 8], [1]]
+    assert np.asarray(data.lengths).tolist() == [4, 0, 6, 1]
+
+
+def test_several_files_are_one_dataset_and_travel_to_workers(tmp_path):
+    folder = write_pair(tmp_path / "a")
+    write_pair(folder, "books", [[4, 4], [6]], [0, 1, 2], "i4")
+    np.save(folder / "code.npy", np.array([1, 2, 3, 0, 4, 0, 5], np.uint32))
+    (folder / "more.bin").write_bytes(np.array([8, 8, 70000], "<u4").tobytes())
+    np.save(folder / "more.lengths.npy", np.array([1, 2]))
+    data = read(folder, eod=0, dtype="uint32")
+    rows = [[4, 4], [6], [1, 2, 3, 0], [4, 0], [5], [8], [8, 70000], *DOCUMENTS]
+    assert rows_of(data) == rows
+    assert [data.path(row).rpartition("/")[2] for row in (0, 2, 6, 12)] == [
+        "books.bin",
+        "code.npy",
+        "more.bin",
+        "web.bin",
+    ]
+    assert data.locality(np.array([0, 3, 12])).tolist() == [0, 1, 3]
+    copy = pickle.loads(pickle.dumps(data))
+    assert rows_of(copy) == rows
+    assert len(pickle.dumps(data)) < 5000
+    assert copy.fingerprint == data.fingerprint
+    only = read(folder, tokens="*o*.bin", dtype="uint32")
+    assert rows_of(only) == [*rows[:2], [8], [8, 70000]]
+    assert only.fingerprint != data.fingerprint
+    assert only.names_fingerprint() != data.names_fingerprint()
+    assert len(list(data.data_files())) == 6
+    assert rows_of(read(folder, tokens=["web.bin", "books.bin"])) == [*DOCUMENTS, *rows[:2]]
+
+
+def test_offsets_say_where_documents_lie(tmp_path):
+    tokens = np.arange(10, dtype=np.uint16)
+    np.save(tmp_path / "a.npy", tokens)
+    np.save(tmp_path / "a.offsets.npy", np.array([0, 3, 3, 10], np.uint64))
+    data = read(tmp_path)
+    assert rows_of(data) == [[0, 1, 2], [], [3, 4, 5, 6, 7, 8, 9]]
+    ended = read(tmp_path, eod=99, append_eod=True, vocab_size=100)
+    assert rows_of(ended) == [[0, 1, 2, 99], [99], [3, 4, 5, 6, 7, 8, 9, 99]]
+    assert np.asarray(ended.lengths).tolist() == [4, 1, 8]
+    into = np.full(9, -1)
+    three = [np.array(one) for one in ([0, 4, 7], [2, 0, 2], [5, 1, 0], [8, 3, 2])]
+    ended.read_tokens(into, *three)
+    assert into.tolist() == [8, 9, 99, -1, 1, 2, -1, 3, 4]
+    assert ended.facts == {"vocab_size": 100}
+
+
+def test_documents_are_looked_for_once(tmp_path):
+    folder = tmp_path / "a"
+    folder.mkdir()
+    np.save(folder / "a.npy", np.array([7, 7, 0, 0, 7, 0], np.uint16))
+    assert rows_of(read(folder, eod=0)) == [[7, 7, 0], [0], [7, 0]]
+    (kept,) = (tmp_path / "cache").glob("*/documents/offsets.npy")
+    before = kept.stat().st_mtime_ns
+    assert rows_of(read(folder, eod=0)) == [[7, 7, 0], [0], [7, 0]]
+    assert kept.stat().st_mtime_ns == before
+    np.save(kept, np.array([0, 1, 6]))  # torn by a crash
+    assert rows_of(read(folder, eod=0)) == [[7, 7, 0], [0], [7, 0]]
+    with pytest.raises(DataError, match=r"dataset\.eod: .* has no token 9"):
+        read(folder, eod=9)
+
+
+def test_splits_are_chosen_or_lie_in_files_of_their_own(tmp_path):
+    folder = write_pair(tmp_path / "a", "web", [[n] for n in range(50)], [0, 50])
+    train, val = (read(folder, split=split, val_fraction=0.1) for split in ("train", "val"))
+    assert (len(train), len(val)) == (45, 5)
+    assert sorted(rows_of(train) + rows_of(val)) == [[n] for n in range(50)]
+    assert np.asarray(val.lengths).tolist() == [1] * 5
+    write_pair(folder, "books", [[1, 2]], [0, 1])
+    own = {"tokens": "web.bin", "val_tokens": "books.bin", "val_fraction": 0.1}
+    assert rows_of(read(folder, split="val", **own)) == [[1, 2]]
+    assert len(read(folder, split="train", **own)) == 50
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "message"),
+    [
+        ((0, 1), b"X", "begins with b'XMIDIDX"),
+        ((9, 17), struct.pack("<Q", 2), "version is 2"),
+        ((17, 18), b"\x07", "type of its tokens is 7"),
+        ((18, 26), struct.pack("<Q", 2**63), "9223372036854775808 sequences"),
+        ((26, 34), struct.pack("<Q", 9), "9 entries of documents"),
+        ((34, 38), struct.pack("<i", -3), r"web\.bin', row 0 of the file: .* tokens 0 to -3"),
+        ((38, 42), struct.pack("<i", 2**31 - 1), r"row 1 of the file: .* the file has 11"),
+        ((58, 66), struct.pack("<q", 2**62), "row 0 of the file"),
+        ((58, 66), struct.pack("<q", 1), "row 0 of the file"),  # inside of a token
+        ((58, 66), struct.pack("<q", -8), "row 0 of the file"),
+    ],
+)
+def test_damaged_indexes_are_refused(tmp_path, where, value, message):
+    index = write_pair(tmp_path / "a") / "web.idx"
+    content = bytearray(index.read_bytes())
+    content[slice(*where)] = value
+    index.write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        rows_of(read(tmp_path / "a"))
+
+
+def test_documents_that_cannot_be_joined_are_refused(tmp_path):
+    index = write_pair(tmp_path / "a") / "web.idx"
+    content = bytearray(index.read_bytes())
+    index.write_bytes(content[:58] + content[66:74] + content[66:])  # two begin at one place
+    with pytest.raises(DataError, match="sequence 1 does not begin where sequence 0 ends"):
+        read(tmp_path / "a", rows="documents")
+    write_pair(tmp_path / "a", documents=[0, 4, 2, 6])
+    with pytest.raises(DataError, match="document 1 is sequences 4 to 2 of 6"):
+        rows_of(read(tmp_path / "a", rows="documents"))
+    write_pair(tmp_path / "a", documents=[])
+    with pytest.raises(DataError, match="no table of documents"):
+        read(tmp_path / "a", rows="documents")
+
+
+def test_what_is_missing_or_wrong_is_named(tmp_path):
+    folder = tmp_path / "a"
+    folder.mkdir()
+    with pytest.raises(DataError, match=r"dataset\.tokens: there is no \.bin or \.npy file"):
+        read(folder)
+    (folder / "x.bin").write_bytes(b"12345")
+    with pytest.raises(ConfigError, match=r"dataset\.dtype: .*has no header"):
+        read(folder)
+    with pytest.raises(ConfigError, match=r"dataset\.dtype: 'float32' is no type of tokens"):
+        read(folder, dtype="float32")
+    with pytest.raises(DataError, match="has 5 bytes, no multiple of the 2 bytes"):
+        read(folder, dtype="uint16")
+    with pytest.raises(ConfigError, match=r"dataset\.eod: nothing says where documents end"):
+        read(folder, dtype="uint8")
+    np.save(folder / "x.offsets.npy", np.array([0, 6]))
+    with pytest.raises(DataError, match=r"bounds tokens 0 to 6, and '.*x\.bin' has 5"):
+        read(folder, dtype="uint8")
+    np.save(folder / "x.offsets.npy", np.array([0, 4, 2, 5]))
+    with pytest.raises(DataError, match="row 1 of the file: it is said to be at tokens 4 to 2"):
+        rows_of(read(folder, dtype="uint8"))
+    np.save(folder / "x.offsets.npy", np.array([0, 5]))
+    with pytest.raises(DataError, match=r"has the token 53, and dataset\.vocab_size=53"):
+        rows_of(read(folder, dtype="uint8", vocab_size=53))
+    with pytest.raises(DataError, match=r"40 bytes, as int64, more than limits\.record_bytes=32"):
+        rows_of(read(folder, dtype="uint8", limits=Limits(record_bytes=32)))
+    with pytest.raises(ConfigError, match=r"dataset\.eod: say which token"):
+        read(folder, append_eod=True)
+    np.save(folder / "x.offsets.npy", np.array([0.0, 5.0]))
+    with pytest.raises(DataError, match=r"x\.offsets\.npy' is float64"):
+        read(folder, dtype="uint8")
+
+
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_no_damage_does_more_than_a_message(tmp_path_factory, data):
+    folder = write_pair(tmp_path_factory.mktemp("hurt"), modes=data.draw(st.booleans()))
+    victim = folder / data.draw(st.sampled_from(["web.idx", "web.idx", "web.bin"]))
+    content = bytearray(victim.read_bytes())
+    if data.draw(st.booleans()):
+        content = content[: data.draw(st.integers(0, len(content)))]
+    else:
+        for _ in range(data.draw(st.integers(1, 3))):
+            content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    victim.write_bytes(content)
+    rows = data.draw(st.sampled_from(["sequences", "documents"]))
+    try:
+        found = rows_of(read(folder, rows=rows))
+    except PenstockError:
+        return
+    assert sum(map(len, found)) <= 20 * 11  # nothing that the file does not have
+
+
+def batches_of(folder, *overrides):
+    config = penstock.compose(
+        "dataset=token_files",
+        f"dataset.root={folder}",
+        "dataset.val_fraction=0.0",
+        "sampler.tokens=12",
+        "sampler.window=8",
+        "batch.size=2",
+        "loader=debug",
+        f"cache_dir={folder.parent / 'cache'}",
+        *overrides,
+    )
+    with DataParts(config).train.loader() as loader:
+        return [dict(batch.items()) for batch in loader]
+
+
+def same(ours, theirs):
+    assert len(ours) == len(theirs) > 2
+    for mine, other in zip(ours, theirs, strict=True):
+        assert mine.keys() == other.keys()
+        for name, value in mine.items():
+            assert torch.equal(torch.as_tensor(value), torch.as_tensor(other[name])), name
+
+
+@pytest.mark.parametrize("split", ["never", "tail"])
+@pytest.mark.parametrize("padding", [["collate.pad_to=12", "collate.value=7"], []])
+def test_batches_read_into_place_are_those_of_their_samples(tmp_path, monkeypatch, split, padding):
+    draw = np.random.default_rng(1)
+    sequences = [draw.integers(0, 99, int(n)).tolist() for n in draw.integers(0, 20, 40)]
+    folder = write_pair(tmp_path / "a", "web", sequences[:25], [0, 25])
+    write_pair(folder, "books", sequences[25:], [0, 15], "i4")
+    options = [f"sampler.split={split}", "collate.labels=true", *padding]
+    if split == "never":
+        options += ["dataset.eod=3", "dataset.append_eod=true", "dataset.vocab_size=99"]
+    placed = batches_of(folder, *options)
+    read = sum(int((batch["document_ids"] >= 0).sum()) for batch in placed)
+    assert read == sum(map(len, sequences)) + (40 if split == "never" else 0)
+    same(placed, batches_of(folder, *options, "loader=threads"))
+    with monkeypatch.context() as patch:  # as where it was not built
+        patch.setattr("penstock.addons.tokens.flatten.native", None)
+        patch.setattr("penstock.addons.tokens.token_files.native", None)
+        same(placed, batches_of(folder, *options))
+    monkeypatch.setattr(Flatten, "reads", lambda *_: False)
+    same(placed, batches_of(folder, *options))
+
+
+def test_a_row_that_cannot_be_read_into_place_is_named_or_left_out(tmp_path):
+    folder = write_pair(tmp_path / "a", "web", [[n] * 5 for n in range(8)], [0, 8])
+    with pytest.raises(DataError, match=r"sample 7.*has the token 7, and dataset\.vocab_size=7"):
+        batches_of(folder, "dataset.vocab_size=7")
+    (whole,) = batches_of(folder, "batch.size=8")
+    (left,) = batches_of(
+        folder, "batch.size=8", "dataset.vocab_size=7", "bad_samples.on_error=skip"
+    )
+    assert sorted(set(whole["tokens"].tolist()) - set(left["tokens"].tolist())) == [7]
+
+
+def test_generators_stand_where_they_stood(tmp_path):
+    folder = write_pair(tmp_path / "a")
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    batches_of(folder)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_what_c_is_handed_is_checked():
+    native = pytest.importorskip("penstock.native.tokens")
+    into, source, one = np.zeros(4, np.int64), np.arange(9, dtype=np.uint16), np.array([1])
+    native.gather(into, source, one, np.array([7]), np.array([2]))
+    assert into.tolist() == [0, 7, 8, 0]
+    for place, first, count in [
+        (3, 0, 2),
+        (-1, 0, 1),
+        (0, 8, 2),
+        (0, -1, 1),
+        (0, 0, -1),
+        (0, 2**63 - 1, 2),
+        (2**63 - 1, 0, 2),
+        (0, 0, 2**62),
+    ]:
+        with pytest.raises(ValueError, match="out of bounds"):
+            native.gather(into, source, *(np.array([n]) for n in (place, first, count)))
+    with pytest.raises(ValueError, match="differ in their length"):
+        native.gather(into, source, one, one, np.array([1, 1]))
+    for wrong in (into.astype(np.int32), into[::2], into.reshape(2, 2)):
+        with pytest.raises(ValueError, match=r"another type or shape|contiguous"):
+            native.gather(wrong, source, one, one, one)
+    with pytest.raises(ValueError, match="another type"):
+        native.gather(into, source.astype(float), one, one, one)
+    for edges in ([0, 5], [-1, 2], [3, 2]):
+        with pytest.raises(ValueError, match="out of bounds"):
+            native.lay_out(into, into.copy(), np.array(edges), one)
+
+
+def test_numbers_that_are_not_aligned_are_read(tmp_path):
+    """A header may have any length."""
+    content = np.arange(10, dtype="<u2").tobytes()
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/x.npy").write_bytes(npy(claiming((10,), "'<u2'"), body=content))
+    np.save(tmp_path / "a/x.offsets.npy", [0, 4, 10])
+    data = read(tmp_path / "a")
+    assert rows_of(data) == [[0, 1, 2, 3], [4, 5, 6, 7, 8, 9]]
+    assert Flatten().read(data, np.arange(2), None)["tokens"].tolist() == list(range(10))
+
+
+@pytest.mark.parametrize("told", ["eod", "lengths"])
+def test_offsets_are_computed_for_no_more_documents_than_may_be(tmp_path, told):
+    folder = tmp_path / "a"
+    folder.mkdir()
+    np.zeros(20, "<u2").tofile(folder / "x.bin")
+    if told == "lengths":
+        np.save(folder / "x.lengths.npy", np.ones(20, np.int64))
+    options = {"dtype": "uint16"} | ({"eod": 0} if told == "eod" else {})
+    assert len(read(folder, **options)) == 20
+    options |= {"limits": Limits(files=19), "cache_dir": str(tmp_path / "other")}
+    with pytest.raises(DataError, match=r"20 documents, more than limits\.files=19"):
+        read(folder, **options)

@@ -1,0 +1,383 @@
+"""Trackers: what they keep of runs, of killed and resumed ones too, and what they cannot harm."""
+
+import contextlib
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from penstock.addons.trackers import guarded
+from penstock.addons.trackers.mlflow import MLflow
+from penstock.addons.trackers.tracker import TrackedRun
+from penstock.addons.trackers.wandb import WandB
+from penstock.addons.trackers.wandb_file import last_step
+from penstock.errors import ConfigError
+from penstock.files.own_files import NotOwnError
+from tests import tracked, warm
+from tests.ports import free_port
+from tests.program import ROOT, run
+from tests.stopping import DATASET
+
+BATCHES = 16  # in an epoch
+SAVED, KILLED = (
+    20,
+    21,
+)  # steps: of the checkpoint, and the last one that is measured before the kill
+ALL = "tracker=[tensorboard,csv,mlflow,wandb]"
+
+
+@pytest.fixture
+def words(tmp_path, monkeypatch):
+    """The command line of a run with four trackers in the folder `run`, without a server."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(guarded.END_SECONDS, "done", 300.0)  # a busy machine is no failure
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    for name in ("WANDB_MODE", "MLFLOW_TRACKING_URI", "WANDB_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "conf" / "dataset").mkdir(parents=True)
+    (tmp_path / "conf" / "dataset" / "stalling.yaml").write_text(DATASET)
+    return [
+        "--config-dir",
+        f"{tmp_path}/conf",
+        "--trust",
+        "tests",
+        "dataset=stalling",
+        "batch.size=4",
+        f"dataset.gate={tmp_path}/gate",
+        "trainer.max_epochs=3",
+        "trainer.log_every=1",
+        "trainer.checkpoint.every_steps=5",
+        "trainer.progress=none",
+        "loader=debug",
+        "scheduler=none",
+        f"cache_dir={tmp_path}/cache",
+        f"run_dir={tmp_path}/run",
+        "resume=auto",
+    ]
+
+
+def of(folder):
+    return [
+        ALL,
+        f"tracker.mlflow.uri=file:{folder}/mlruns",
+        "tracker.wandb.mode=offline",
+        "tracker.tensorboard.flush_seconds=0",
+    ]
+
+
+def kill_when_sent(process, folder):
+    """SIGKILL the run when its trackers have what it measured, two steps after a checkpoint."""
+    until, metric = time.monotonic() + 300, "metrics/train/loss"
+    while time.monotonic() < until:
+        assert process.poll() is None, process.communicate()
+        sent = [path.read_text() for path in (folder / "mlruns").glob(f"*/*/{metric}")]
+        offline = folder / "run/tracker/wandb/wandb"
+        table = folder / "run/tracker/csv/metrics.csv"
+        rows = table.read_text().splitlines() if table.exists() else []
+        if (
+            sent
+            and len(sent[0].splitlines()) == KILLED
+            and len(rows) == KILLED + 2
+            and last_step(offline) == KILLED - 1
+        ):
+            break
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert time.monotonic() < until
+
+
+@pytest.mark.stress
+def test_a_killed_and_resumed_run_has_every_point_once(words, tmp_path, capsys):
+    (tmp_path / "gate").write_text(
+        json.dumps({"place": "train", "row": 0, "after": 4 * KILLED + 4})
+    )
+    process = warm.start(
+        [sys.executable, "run.py", *words, *of(tmp_path)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    kill_when_sent(process, tmp_path)
+    (tmp_path / "gate").unlink()
+    done = run(capsys, *words, *of(tmp_path))
+    assert done.code == 0, done.err
+    assert "WARNING" not in done.err
+    folder, uri, again = tmp_path / "run", f"file:{tmp_path}/mlruns", range(SAVED + 1, KILLED + 1)
+    wanted = tracked.expected(folder)
+    assert {step for _, step in wanted} == set(range(1, 3 * BATCHES + 1))
+    tracked.check(tracked.csv(folder), wanted)
+    tracked.check(tracked.tensorboard(folder), wanted, single=True)
+    tracked.check(tracked.mlflow(folder, uri), wanted, again=again)
+    tracked.check(tracked.wandb(folder), wanted, again=again)
+    check_mlflow(folder, uri)
+    check_wandb(folder)
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+def test_a_run_that_is_stopped_closes_them(sent, words, tmp_path):
+    from mlflow.tracking import MlflowClient
+
+    (tmp_path / "gate").write_text(json.dumps({"place": "train", "row": 0, "after": 28}))
+    two = [*of(tmp_path)[1:2], "tracker=[csv,mlflow]"]
+    process = warm.start(
+        [sys.executable, "run.py", *words, *two],
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    until = time.monotonic() + 300
+    sent_so_far = "mlruns/*/*/metrics/train/loss"
+    while time.monotonic() < until:
+        assert process.poll() is None, process.communicate()
+        lines = [path.read_text().splitlines() for path in tmp_path.glob(sent_so_far)]
+        if (tmp_path / "stalled").exists() and lines and len(lines[0]) == 6:
+            break
+        time.sleep(0.05)
+    os.kill(process.pid, sent)
+    said = process.communicate()[1]
+    assert process.returncode == 75, said
+    folder, uri = tmp_path / "run", f"file:{tmp_path}/mlruns"
+    client, wanted = MlflowClient(uri), tracked.expected(folder)
+    tracked.check(tracked.mlflow(folder, uri), wanted)
+    tracked.check(tracked.csv(folder), wanted)
+    id = json.loads((folder / "tracker/mlflow/run.json").read_text())["id"]
+    assert client.get_run(id).info.status == "KILLED"
+    copy = Path(client.download_artifacts(id, "manifest.json", str(tmp_path)))
+    assert json.loads(copy.read_text())["status"] == "preempted"
+
+
+def check_mlflow(folder, uri, epochs=3):
+    from mlflow.tracking import MlflowClient
+
+    client, id = MlflowClient(uri), json.loads((folder / "tracker/mlflow/run.json").read_text())
+    experiment = client.get_experiment_by_name("penstock")
+    (found,) = client.search_runs([experiment.experiment_id])
+    assert (found.info.run_id, found.info.status) == (id["id"], "FINISHED")
+    assert found.data.params["trainer.max_epochs"] == str(epochs)  # of its first start
+    for name in ("manifest.json", "config.yaml"):
+        copy = Path(client.download_artifacts(id["id"], name, str(folder.parent)))
+        assert copy.read_bytes() == (folder / name).read_bytes()
+    assert json.loads((folder.parent / "manifest.json").read_text())["status"] == "done"
+    pictures = [one.path for one in client.list_artifacts(id["id"], "pictures")]
+    assert "pictures/curves.png" in pictures
+
+
+def check_wandb(folder):
+    starts = [record.run for record in tracked.wandb_records(folder) if record.HasField("run")]
+    assert {one.run_id for one in starts} == {
+        json.loads((folder / "tracker/wandb/run.json").read_text())["id"]
+    }
+    config = {one.key: json.loads(one.value_json) for one in starts[0].config.update}
+    assert config["trainer"]["max_epochs"] == 3
+    (copy,) = folder.glob("tracker/wandb/wandb/*/files/manifest.json")
+    assert copy.read_bytes() == (folder / "manifest.json").read_bytes()
+    assert copy.stat().st_nlink == 1
+    assert list(folder.glob("tracker/wandb/wandb/*/files/media/images/curves_*.png"))
+
+
+@pytest.mark.stress
+def test_the_jobs_of_a_sweep_belong_together(words, tmp_path, capsys):
+    from mlflow.tracking import MlflowClient
+
+    given = [word for word in words if not word.startswith(("run_dir=", "resume="))]
+    quick = ["trainer.max_epochs=1", "trainer.pictures=false", "trainer.baseline=false"]
+    done = run(
+        capsys, "-m", *given, *quick, *of(tmp_path), "seed=1,2", f"hydra.sweep.dir={tmp_path}/sweep"
+    )
+    assert done.code == 0, done.err
+    assert "WARNING" not in done.err
+    client, where = MlflowClient(f"file:{tmp_path}/mlruns"), tmp_path / "sweep"
+    found = client.search_runs([client.get_experiment_by_name("penstock").experiment_id])
+    tags = {one.info.run_id: one.data.tags for one in found}
+    (parent,) = [id for id, own in tags.items() if "mlflow.parentRunId" not in own]
+    assert sorted(own["penstock.folder"] for id, own in tags.items() if id != parent) == [
+        str(where / "0"),
+        str(where / "1"),
+    ]
+    assert {own.get("mlflow.parentRunId") for own in tags.values()} == {None, parent}
+    for job in ("0", "1"):
+        tracked.check(
+            tracked.mlflow(where / job, f"file:{tmp_path}/mlruns"), tracked.expected(where / job)
+        )
+        (start,) = [one.run for one in tracked.wandb_records(where / job) if one.HasField("run")]
+        assert start.run_group == f"{tmp_path.name}/sweep"
+
+
+@pytest.mark.stress
+def test_no_secret_is_sent(words, tmp_path, capsys):
+    hidden = "tops3cret-of-mine"
+    done = run(
+        capsys,
+        *words,
+        *of(tmp_path),
+        "trainer.max_steps=1",
+        "trainer.pictures=false",
+        f"dataset.gate=https://me:{hidden}@x/gate",
+    )
+    assert done.code == 0, done.err
+    seen = [
+        path
+        for path in (*tmp_path.glob("run/tracker/**/*"), *tmp_path.glob("mlruns/**/*"))
+        if path.is_file() and f"me:{hidden}".encode() in path.read_bytes()
+    ]
+    assert not seen
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch):
+    """A real MLflow server on a free port of this machine; its process and address."""
+    port, log = free_port(), tmp_path / "server.log"
+    monkeypatch.setenv("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "false")
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "mlflow",
+                "server",
+                "--host",
+                "127.0.0.1",
+                "--port",
+                str(port),
+                "--workers",
+                "1",
+                "--backend-store-uri",
+                f"sqlite:///{tmp_path}/server.db",
+                "--artifacts-destination",
+                f"{tmp_path}/artifacts",
+            ],
+            cwd=tmp_path,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+        )
+    try:
+        until, uri = time.monotonic() + 120, f"http://127.0.0.1:{port}"
+        while True:
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"{uri}/health", timeout=5):
+                break
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < until, log.read_text()
+            time.sleep(0.2)
+        yield process, uri
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+DOORS = {"a new run": False, "a run that is resumed": True}
+
+
+@pytest.mark.one_in(5)
+@pytest.mark.filterwarnings("ignore")  # of what MLflow imports
+@pytest.mark.parametrize("resumed", DOORS.values(), ids=DOORS)
+@pytest.mark.parametrize("place", ["PRECIOUS", "file://PRECIOUS", "s3://stranger/x", "LINKS"])
+def test_a_database_of_a_stranger_names_no_folder_for_files(place, resumed, tmp_path, monkeypatch):
+    """A trigger in it changes what MLflow has written, or the run folder came with it."""
+    pytest.importorskip("mlflow")
+    from mlflow.tracking import MlflowClient
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    precious, folder = tmp_path / "precious", tmp_path / "run"
+    for one in (precious, folder):
+        one.mkdir()
+        (one / "config.yaml").write_text(one.name)
+    uri = f"sqlite:///{tmp_path}/theirs.db"
+    MlflowClient(uri).create_experiment("penstock")
+
+    def make():
+        return MLflow(folder / "tracker", TrackedRun(folder, {"a": 1}, {}), uri=uri)
+
+    if resumed:
+        make().start()
+    links = tmp_path / "links"
+    with contextlib.closing(sqlite3.connect(tmp_path / "theirs.db")) as database, database:
+        if place == "LINKS":  # in a folder as MLflow makes it
+            target = f"'{links}/' || run_uuid || '/artifacts'"
+        else:
+            target = f"'{place.replace('PRECIOUS', str(precious))}'"
+        database.execute(f"UPDATE runs SET artifact_uri = {target}")
+        database.execute(
+            "CREATE TRIGGER evil AFTER INSERT ON runs BEGIN UPDATE runs SET "
+            f"artifact_uri = {target} WHERE run_uuid = new.run_uuid; END"
+        )
+    if place == "LINKS" and resumed:
+        id = json.loads((folder / "tracker" / "run.json").read_text())["id"]
+        (links / id / "artifacts").mkdir(parents=True)
+        (links / id / "artifacts" / "config.yaml").symlink_to(precious / "config.yaml")
+    refused = ""
+    try:
+        tracker = make()
+        tracker.start()
+        tracker.file(folder / "config.yaml")
+    except (ValueError, NotOwnError) as error:
+        refused = str(error)
+    if place == "LINKS" and not resumed:
+        assert not refused
+        assert len(list(links.rglob("config.yaml"))) == 1
+    else:
+        assert "for files" in refused or "symbolic link" in refused
+    assert (precious / "config.yaml").read_text() == "precious"
+
+
+SETTINGS = [
+    "base_url = https://stranger.example",
+    "BASE_URL: x",
+    "identity_token_file=/etc/passwd",
+    "project = x\n  base_url = y",
+    "project=x\n" * 9000 + "base_url=x",
+]
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("text", SETTINGS, ids=lambda text: text[:9])
+def test_settings_of_wandb_in_the_working_folder_send_nothing_elsewhere(
+    text, tmp_path, monkeypatch
+):
+    pytest.importorskip("wandb")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "wandb").mkdir()
+    (tmp_path / "wandb" / "settings").write_text(f"[default]\n{text}\n")
+    with pytest.raises(ConfigError, match="wandb/settings of the working folder"):
+        WandB(tmp_path / "tracker", TrackedRun(tmp_path, {}, {}))
+    (tmp_path / "wandb" / "settings").write_text("# mine\n[default]\nentity = me\nproject: x\n")
+    WandB(tmp_path / "tracker", TrackedRun(tmp_path, {}, {}))
+
+
+@pytest.mark.stress
+def test_a_real_server_of_mlflow(server, words, tmp_path, capsys, monkeypatch):
+    process, uri = server
+    own = ["tracker=mlflow", f"tracker.mlflow.uri={uri}"]
+    done = run(capsys, *words, *own, "trainer.max_epochs=1")
+    assert done.code == 0, done.err
+    assert f"pictures of this run go to {uri}" in done.err
+    done = run(capsys, *words, *own)
+    assert done.code == 0, done.err
+    assert "WARNING" not in done.err
+    folder = tmp_path / "run"
+    wanted = tracked.expected(folder)
+    assert {step for _, step in wanted} == set(range(1, 3 * BATCHES + 1))
+    tracked.check(tracked.mlflow(folder, uri), wanted)
+    check_mlflow(folder, uri, epochs=1)
+
+    os.killpg(process.pid, signal.SIGKILL)
+    monkeypatch.setitem(guarded.END_SECONDS, "done", 20.0)
+    began = time.monotonic()
+    done = run(capsys, *words, *own, "trainer.max_epochs=5")
+    assert done.code == 0, done.err
+    assert done.err.count("WARNING") == 1
+    assert "WARNING: tracker.mlflow: MlflowException: API request to" in done.err
+    assert time.monotonic() - began < 200

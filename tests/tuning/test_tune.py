@@ -1,0 +1,168 @@
+"""The search on made-up loaders, and `task=tune` with `loader=tuned` as a person would use them."""
+
+import json
+
+import pytest
+
+from benchmarks import built_cases
+from penstock.addons.tuning import tuned
+from penstock.addons.tuning.search import Search, Setting, Slice, Space
+from penstock.errors import ConfigError
+from tests.program import run
+
+
+class World:
+    """Loaders that take as long as a formula says, on a clock of their own."""
+
+    def __init__(self, rate, start=0.1, memory=lambda setting: 0, noise=0.0):
+        self.rate, self.start, self.memory, self.noise = rate, start, memory, noise
+        self.now, self.measured = 0.0, []
+
+    def clock(self):
+        return self.now
+
+    def measure(self, setting, seconds):
+        self.now += seconds + self.start
+        self.measured.append(setting)
+        wiggle = 1 + self.noise * ((hash((setting, len(self.measured))) % 201) / 100 - 1)
+        rate = self.rate(setting) * wiggle
+        memory = self.memory(setting)
+        return Slice(round(rate * seconds * 1000), seconds * 1000, 0.5, memory)
+
+    def search(self, seconds=60.0, **space):
+        given = {"backends": ("thread", "process"), "workers": 16, **space}
+        found = Search(Space(**given), self.measure, seconds, seconds / 60, self.clock)
+        return found, found.run()
+
+
+def latency(setting):
+    """Threads and processes wait alike; no faster than 200 a second."""
+    return min(200.0, 24.0 * max(setting.workers, 1))
+
+
+def cores(setting):
+    """Four cores; threads share a lock; more workers than cores get into each other's way."""
+    useful = min(max(setting.workers, 1), 4) * (1 - 0.02 * max(setting.workers - 4, 0))
+    return 50.0 * useful * (0.5 if setting.backend == "thread" else 1.0)
+
+
+def training(setting):
+    return 100.0
+
+
+@pytest.mark.parametrize("rate", [latency, cores, training])
+@pytest.mark.parametrize("noise", [0.0, 0.03])
+def test_the_choice_is_near_the_best_of_a_grid_and_in_time(rate, noise):
+    world = World(rate, noise=noise)
+    _, best = world.search()
+    grid = [Setting(n, p, b) for n in range(1, 17) for p in (2, 4) for b in ("thread", "process")]
+    assert rate(best.setting) >= 0.95 * max(map(rate, grid))
+    assert world.now <= 60.0
+
+
+def test_of_equals_it_takes_what_needs_least():
+    assert World(training).search()[1].setting == Setting(0, 0, "main")
+    assert World(latency).search()[1].setting.workers in (8, 9, 12)
+
+
+@pytest.mark.parametrize("seconds", [0.5, 2.0, 10.0, 300.0])
+def test_any_budget_is_kept(seconds):
+    world = World(cores, start=0.2)
+    _, best = world.search(seconds)
+    assert world.now <= max(seconds, 0.21 + seconds / 60), "one measurement there has to be"
+    assert best.rate > 0
+
+
+def test_memory_is_a_bound_that_is_not_tried_out():
+    world = World(latency, memory=lambda setting: 100 + 50 * setting.workers)
+    _, best = world.search(memory=420, base=100)
+    assert best.setting.workers == 6
+    assert max(setting.workers for setting in world.measured) <= 6
+
+
+def test_what_is_refused_is_not_chosen():
+    world = World(latency)
+    plain = world.measure
+
+    def measure(setting, seconds):
+        if setting.backend == "process":
+            return Slice(0, 0.0, refused="cannot be sent")
+        return plain(setting, seconds)
+
+    world.measure = measure
+    found, best = world.search()
+    assert best.setting.backend == "thread"
+    assert [one.refused for one in found.trials.values()].count("cannot be sent") == 1
+
+
+def test_slow_settings_are_measured_once_and_fast_ones_again():
+    found, best = World(latency, noise=0.02).search()
+    counts = {one.setting.workers: len(one.slices) for one in found.trials.values()}
+    assert counts[1] == 1
+    assert len(best.slices) >= 3
+
+
+# -- the task --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def latency_case(monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    given = built_cases.overrides("latency", "benchmarks.built_cases")
+
+    def program(*overrides):
+        return run(capsys, "--trust", "benchmarks", *given, "cache_dir=cache", *overrides)
+
+    return program
+
+
+@pytest.mark.stress
+def test_tuned_is_there_after_tuning_and_says_so_before(latency_case, tmp_path):
+    before = latency_case("task=digest", "steps=3", "loader=tuned")
+    assert before.code == 2
+    assert "nothing was tuned yet for this dataset on this machine" in before.err
+    assert "task=tune" in before.err
+    done = latency_case("task=tune", "tune.seconds=4")
+    assert done.code == 0, done.err
+    assert "took" in done.out
+    assert float(done.out.split("took")[1].split()[0]) <= 5, "some may come late on a busy machine"
+    assert "loader=tuned" in done.out
+    for column in ("backend", "workers", "prefetch", "batches/s", "memory MiB"):
+        assert column in done.out
+    (file,) = (tmp_path / "cache" / "tuned").iterdir()
+    kept = json.loads(file.read_text())
+    assert kept["num_workers"] >= 2, done.out
+    after = latency_case("task=digest", "steps=3", "loader=tuned")
+    assert after.code == 0
+    assert f"{kept['num_workers']} workers ({kept['backend']}), tuned on" in after.err
+    plain = latency_case("task=digest", "steps=3", "loader=debug")
+    assert after.out == plain.out
+    other = latency_case("task=digest", "steps=3", "loader=tuned", "batch.size=4")
+    assert "for another batch.size" in other.err
+    again = latency_case("task=tune", "tune.seconds=1", "tune.workers=1", "loader=tuned")
+    assert again.code == 0, again.err
+
+
+def test_threads_are_refused_where_data_draws_from_shared_generators(latency_case):
+    draws = "+transform.train.everywhere={_target_: tests.toy.Everywhere}"
+    done = latency_case(
+        "--trust", "tests", "task=tune", "tune.seconds=1.5", "tune.workers=1", draws
+    )
+    assert done.code == 0, done.err
+    assert (
+        "no threads: the dataset or a transform draws from the global state of random" in done.err
+    )
+    assert "thread " not in done.out
+
+
+def test_a_budget_is_a_number_above_zero(latency_case):
+    done = latency_case("task=tune", "tune.seconds=0")
+    assert done.code == 2
+    assert "tune.seconds" in done.err
+
+
+def test_a_damaged_file_is_said_to_be_one(tmp_path):
+    path = tmp_path / "x.json"
+    path.write_text("{")
+    with pytest.raises(ConfigError, match=r"x\.json cannot be read"):
+        tuned.load(path)
