@@ -35,6 +35,14 @@ def tasks() -> Mapping[str, Task]:
     return found
 
 
+def options() -> dict[str, Any]:
+    """What add-ons bring into the configuration, by key: `Extension` classes and `Option`s."""
+    found: dict[str, Any] = {}
+    for addon in addons().values():
+        found |= {key: load(name) for key, name in addon.options.items()}
+    return found
+
+
 def only_reads(task: object) -> bool:
     """Whether a task of that name only reads folders of runs."""
     known = tasks().get(task) if isinstance(task, str) else None

@@ -63,10 +63,13 @@ class AddOn:
     Attributes:
         tasks: by name.
         callables: what a configuration may call of it.
+        options: "module:NAME" of its sections and options, `penstock.config.sections.Extension` and
+            `Option`, by the key where they stand. A module of options imports nothing slow.
     """
 
     tasks: Mapping[str, Task] = field(default_factory=dict)
     callables: Sequence[Callables] = ()
+    options: Mapping[str, str] = field(default_factory=dict)
 
 
 Sample = Any  # a dict of fields, or what `dataset.fields` gives names to

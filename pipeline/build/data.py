@@ -16,6 +16,7 @@ from penstock.addons.filters.build_costs import costs_of, sample_costs
 from penstock.addons.filters.kept import RowChoice, chosen
 from penstock.addons.filters.kept_rows import unfiltered, unfiltered_fingerprint
 from penstock.addons.mixtures.build import recorded_mixture
+from penstock.addons.packs.options import PackSection
 from penstock.addons.packs.packing import backend_for, pack
 from penstock.addons.packs.recipe import Recipe, fits
 from penstock.addons.tokens.vocabulary import is_learned, with_vocabulary
@@ -225,7 +226,7 @@ class Split:
 
     def pack(self) -> Path:
         """The folder of the split's pack, which is made if it does not exist."""
-        given = self.config.pack
+        given = PackSection.of(self.config)
         recipe = Recipe(given.size, given.square, given.format)
         squares = None if given.decoder == "reader" else recipe.natively()
         dataset = self._unpacked(lazy=given.format == "encoded" or squares is not None)

@@ -16,11 +16,12 @@ from typing import Any
 
 from penstock.addons.ray.access import refuse_client
 from penstock.addons.ray.cluster import require_installed
+from penstock.addons.ray.options import RaySection
 from penstock.config import allow_list, data_rules, order_rules
 from penstock.config.messages import nearest, show
 from penstock.config.nodes import called, datasets, direction, metrics, trackers, validates, walk
 from penstock.config.order_rules import datasets_found
-from penstock.config.schema import Config, RaySection
+from penstock.config.schema import Config
 from penstock.config.signatures import arguments
 from penstock.distributed import world
 from penstock.errors import ConfigError, Problem
@@ -89,7 +90,7 @@ def threads(config: Config, found: Found) -> Messages:
 
 
 def actors(config: Config, found: Found) -> Messages:
-    loader, given = config.loader, config.loader.ray
+    loader, given = config.loader, RaySection.of(config)
     if loader.backend != "ray":
         for name, value in given.model_dump().items():
             if value != getattr(RaySection(), name):
@@ -136,15 +137,15 @@ def worker_function(config: Config, found: Found) -> Messages:
 
 def share(config: Config, found: Found) -> Messages:
     loader = config.loader
-    if loader.share is None:
-        if loader.share_size is not None:
+    if loader.option("share") is None:
+        if loader.option("share_size") is not None:
             yield "loader.share_size: nothing is shared; set loader.share=auto, or this to null"
         return
     if not hasattr(os, "geteuid"):
         yield "loader.share: needs locks that only Linux and macOS have; set it to null"
     if loader.worker_init_fn is not None:
         yield (
-            f"loader.share: {loader.share} hands batches to other runs, but what "
+            f"loader.share: {loader.option('share')} hands batches to other runs, but what "
             f"loader.worker_init_fn={loader.worker_init_fn} does to them is not known; set one of "
             "the two to null"
         )
@@ -268,7 +269,7 @@ def no_validation(config: Config, found: Found) -> Messages:
         yield f"trainer.patience: {trainer.patience}, but {why}; set trainer.patience=null"
     if str(scheduler.get("_target_", "")).endswith(".ReduceLROnPlateau"):
         yield f"scheduler: ReduceLROnPlateau follows a metric, but {why}; set scheduler=none"
-    if config.sweep.optuna is not None:
+    if config.option("sweep") is not None and config.option("sweep").optuna is not None:
         yield f"sweep.optuna: chooses by a metric, but {why}; set sweep=grid"
 
 

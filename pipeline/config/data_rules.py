@@ -96,9 +96,10 @@ def packed(config: Config, found: Mapping[str, Any]) -> Iterator[str]:
                 f"{key}: {kind.__name__} is a stream, which can only be read forwards; packing is "
                 "for datasets with rows"
             )
-    if config.pack.format == "encoded" and config.pack.size is not None:
+    pack = config.option("pack")
+    if pack is not None and pack.format == "encoded" and pack.size is not None:
         yield (
-            f"pack.size: {config.pack.size} would decode the files that pack.format=encoded keeps; "
+            f"pack.size: {pack.size} would decode the files that pack.format=encoded keeps; "
             "set pack.size=null or pack.format=pixels"
         )
 

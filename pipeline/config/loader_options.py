@@ -36,8 +36,8 @@ def resolve(
     """
     cores, auto = world.usable_cpus(), None
     count = given.num_workers if isinstance(given.num_workers, int) else cores
-    if backend == "ray" and count and isinstance(given.ray.num_actors, int):
-        count = given.ray.num_actors
+    if backend == "ray" and count and isinstance(given.option("ray").num_actors, int):
+        count = given.option("ray").num_actors
     grows = may_grow and given.in_order and backend in ("process", "thread")
     if given.num_workers == "auto" and grows:
         auto = Auto(max(2 * cores, 16), budget(given.max_memory, ranks))
@@ -53,7 +53,7 @@ def resolve(
         "slow_memory": int(given.slow_memory * _GIB),
         "pin_memory": world.has_accelerator() if given.pin_memory is None else given.pin_memory,
         "worker_init_fn": allow_list.resolve(name, "loader.worker_init_fn") if name else None,
-        "ray": RayOptions(**given.ray.model_dump(exclude={"num_actors"})),
+        "ray": RayOptions(**given.option("ray").model_dump(exclude={"num_actors"})),
     }
     same = given.model_dump(include={field.name for field in fields(LoaderOptions)})
     return LoaderOptions(**{**same, **resolved})
@@ -67,8 +67,8 @@ def batch_bytes(given: LoaderSection, ranks: int) -> int:
     """
     # `auto` may have more workers than cores later; then `loader.max_memory` bounds them.
     count = given.num_workers if isinstance(given.num_workers, int) else world.usable_cpus()
-    if given.backend == "ray" and isinstance(given.ray.num_actors, int):
-        count = given.ray.num_actors
+    if given.backend == "ray" and isinstance(given.option("ray").num_actors, int):
+        count = given.option("ray").num_actors
     workers = 0 if given.backend == "main" else count
     return of_a_batch(workers, given.prefetch_factor or 2, ranks * world.jobs_at_once())
 

@@ -7,15 +7,34 @@ pydantic's import costs 0.1 s, once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from enum import IntEnum
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
+from pydantic import BaseModel, Field, PrivateAttr, create_model
 
 from penstock import installed
 from penstock.config import disclosure
+from penstock.config.sections import (
+    ALL_SPLITS,
+    BATCHES,
+    CHOOSES_BEST,
+    DATA,
+    LENGTH,
+    LIMIT,
+    NOTHING,
+    OBJECTIVE,
+    RANKS,
+    ROUNDING,
+    STOPS,
+    TASK,
+    TRAINING,
+    VALIDATES,
+    VALIDATION,
+    WEIGHTS,
+    Changes,
+    Effect,
+    Extension,
+    Section,
+)
 from penstock.files.limits import Limits
 from penstock.order.skipped import Skipped
 from penstock.ranges import Count, Index, Seed
@@ -25,77 +44,6 @@ if TYPE_CHECKING:
     Task = str
 else:
     Task = Literal[tuple(installed.tasks())]
-RunState = Literal["done", "running", "failed", "preempted", "interrupted", "killed", "damaged"]
-
-
-class Changes(IntEnum):
-    """What differs if a key does; each includes those before it."""
-
-    NOTHING = 0  # what only measures, places, speeds up or stops a run
-    RESULTS = 1  # what is measured of the weights, and which epoch is best
-    WEIGHTS = 2  # how they are learned, from how many batches, or by rounding
-    BATCHES = 3  # some training batch (epoch, step), in its samples or in what is made of them
-
-
-@dataclass(frozen=True)
-class Effect:
-    """What changes with a key and the keys below it.
-
-    Attributes:
-        changes: the careful answer: for any two values, whatever else is configured.
-        why: where it is not plain.
-        asks: a question of `config/changes.py` that may find less for two runs.
-        resumes: the most that may change with it in a run that is resumed.
-        makes: the splits whose batches are made by it.
-        cuts: whether it decides at which addresses a run trains.
-        below: keys below it with effects of their own.
-    """
-
-    changes: Changes
-    why: str = ""
-    asks: str = ""
-    resumes: Changes = Changes.NOTHING
-    makes: tuple[str, ...] = ()
-    cuts: bool = False
-    below: Mapping[str, Effect] = field(default_factory=dict)
-
-
-_ALL = ("train", "val")
-NOTHING, WEIGHTS = Effect(Changes.NOTHING), Effect(Changes.WEIGHTS)
-BATCHES = Effect(Changes.BATCHES, makes=_ALL)
-TRAINING = Effect(Changes.BATCHES, makes=("train",))
-VALIDATION = Effect(Changes.WEIGHTS, asks="validation", resumes=Changes.RESULTS, makes=("val",))
-VALIDATES = Effect(Changes.WEIGHTS, asks="validation", resumes=Changes.RESULTS)
-CHOOSES_BEST = Effect(Changes.WEIGHTS, asks="validation")
-LENGTH = Effect(Changes.WEIGHTS, "the length of the run", resumes=Changes.WEIGHTS, cuts=True)
-ROUNDING = Effect(Changes.WEIGHTS, "rounding", resumes=Changes.WEIGHTS)
-RANKS = Effect(Changes.WEIGHTS, asks="ranks", resumes=Changes.WEIGHTS)
-STOPS = Effect(Changes.NOTHING, "only stops a run")
-TASK = Effect(Changes.RESULTS, "what a task is asked", resumes=Changes.RESULTS)
-# A resumed run compares the fingerprint of the data in place of what it is read by.
-PACK = Effect(Changes.BATCHES, asks="pack", resumes=Changes.BATCHES, makes=_ALL)
-DATA = Effect(
-    Changes.BATCHES,
-    asks="data",
-    resumes=Changes.BATCHES,
-    makes=_ALL,
-    below={
-        "packed": Effect(Changes.BATCHES, asks="packed", resumes=Changes.BATCHES, makes=_ALL),
-        "fields": BATCHES,
-        "facts": Effect(Changes.BATCHES, asks="facts", makes=_ALL),
-        "fingerprint": NOTHING,
-    },
-)
-OBJECTIVE = Effect(Changes.WEIGHTS, below={"metrics": CHOOSES_BEST})
-LIMIT = Effect(
-    Changes.BATCHES, asks="limits", makes=_ALL, below={"batch_bytes": STOPS, "files": STOPS}
-)
-
-
-class Section(BaseModel):
-    """A mapping with known keys; a wrong type is refused, never converted."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
 
 class BatchSection(Section):
@@ -123,21 +71,6 @@ class TransformSection(Section):
     ] = "auto"
 
 
-class RaySection(Section):
-    """Where the actors of `loader.backend=ray` run; see docs/loading.md."""
-
-    address: str | None = None
-    num_actors: Count | Literal["auto"] = "auto"
-    cpus_per_actor: Annotated[float, Field(ge=0, le=10_000)] = 1.0
-    # Ray writes the names into a list with commas, on a command line of its own.
-    resources: dict[
-        Annotated[str, Field(pattern=r"^[A-Za-z_][\w.:-]{0,99}$")],
-        Annotated[float, Field(gt=0, le=10_000)],
-    ] = {}
-    runtime_env: dict[str, Any] = {}
-    window: Annotated[float, Field(gt=0, le=1_000_000)] = 1.0
-
-
 class LoaderSection(Section):
     """Who makes the batches and how far ahead; all but `backend` as in torch's DataLoader.
 
@@ -153,19 +86,14 @@ class LoaderSection(Section):
     timeout: Annotated[Annotated[float, Field(ge=0)] | None, NOTHING]
     max_deaths: Annotated[Count, STOPS]
     worker_init_fn: Annotated[
-        str | None, Effect(Changes.BATCHES, "may change a worker's dataset", makes=_ALL)
+        str | None, Effect(Changes.BATCHES, "may change a worker's dataset", makes=ALL_SPLITS)
     ] = None
     multiprocessing_context: Annotated[str | None, NOTHING]
     in_order: Annotated[bool, Effect(Changes.WEIGHTS, "the order in which batches arrive")] = True
     generator: Annotated[int | None, NOTHING]
     max_memory: Annotated[Annotated[float, Field(gt=0)] | None, NOTHING] = None
-    share: Annotated[
-        Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] | None, NOTHING
-    ] = None
-    share_size: Annotated[Annotated[float, Field(gt=0)] | None, NOTHING] = None
     slow_memory: Annotated[float, Field(ge=0), NOTHING] = 0.25
     cost: Annotated[str | None, NOTHING] = None
-    ray: Annotated[RaySection, NOTHING] = RaySection()
 
 
 class BadSamplesSection(Section):
@@ -173,61 +101,13 @@ class BadSamplesSection(Section):
 
     on_error: Annotated[
         Literal["raise", "substitute", "skip"],
-        Effect(Changes.BATCHES, asks="left_out", makes=_ALL),
+        Effect(Changes.BATCHES, asks="left_out", makes=ALL_SPLITS),
     ] = "raise"
     budget: Annotated[Index | Annotated[float, Field(gt=0, le=1)], STOPS]
     quarantine: Annotated[
         str | None,
-        Effect(Changes.BATCHES, asks="which_left_out", resumes=Changes.BATCHES, makes=_ALL),
+        Effect(Changes.BATCHES, asks="which_left_out", resumes=Changes.BATCHES, makes=ALL_SPLITS),
     ]
-
-
-class TuneSection(Section):
-    """Limits of `task=tune`."""
-
-    seconds: Annotated[float, Field(gt=0)] = 60.0
-    workers: Count | None = None
-
-
-class ProfileSection(Section):
-    """How often machines fail, for the interval of checkpoints that `task=profile` recommends."""
-
-    node_hours_between_failures: Annotated[float, Field(gt=0)] = 6300.0
-    nodes: Count = 1
-
-
-class PackSection(Section):
-    """Options of `task=pack` and `dataset.packed=auto`; see docs/packing.md."""
-
-    size: Count | None = None
-    square: bool = True
-    format: Literal["pixels", "encoded"] = "pixels"
-    decoder: Literal["auto", "native", "reader"] = "auto"
-    out: str | None = None
-
-
-class LrFindSection(Section):
-    """The first and the last learning rate of `task=lr_find`."""
-
-    lowest: Annotated[float, Field(gt=0)] = 1e-7
-    highest: Annotated[float, Field(gt=0)] = 1.0
-
-
-class FindSection(Section):
-    """Which runs `task=runs` lists, and in which order."""
-
-    state: RunState | list[RunState] | None = None
-    since: str | None = None
-    command: str | None = None
-    sort: Literal["started", "best"] = "started"
-    limit: Count | None = 50
-
-
-class DiffSection(Section):
-    """What `task=diff` does besides its tables."""
-
-    weights: bool = True
-    page: str | None = None
 
 
 class DistributedSection(Section):
@@ -242,29 +122,6 @@ class DistributedSection(Section):
     sync_batchnorm: Annotated[bool, RANKS] = False
 
 
-class StudySection(Section):
-    """How optuna chooses what each job of a sweep tries, and ends hopeless ones; sweep=optuna."""
-
-    trials: Count
-    sampler: Literal["tpe", "random", "grid"]
-    pruner: Literal["none", "median", "asha"]
-    startup: Index
-    warmup: Count
-    timeout: Annotated[float, Field(gt=0)] | None
-    seed: Index
-
-
-class SweepSection(Section):
-    """What a sweep does beside its grid; see docs/sweeps.md."""
-
-    on_preempted: Literal["stop", "continue"]
-    on_failure: Literal["continue", "stop"] = "continue"
-    retries: Index = 0
-    jobs: Count | Literal["auto"] = 1
-    seeds: Count | None = None
-    optuna: StudySection | None = None
-
-
 class CheckpointSection(Section):
     """When to save and what to keep: the best, and the last `keep_last`."""
 
@@ -273,7 +130,6 @@ class CheckpointSection(Section):
     every_minutes: Annotated[float, Field(gt=0)] | None
     keep_last: Count
     background: bool
-    memory_every_steps: Count | Literal["auto"] | None = "auto"
 
 
 class LimitBatches(Section):
@@ -350,16 +206,13 @@ class Config(Section):
     sampler: Annotated[Node, TRAINING]
     collate: Annotated[
         Node,
-        Effect(Changes.BATCHES, "the digest covers samples, not how they are joined", makes=_ALL),
+        Effect(
+            Changes.BATCHES, "the digest covers samples, not how they are joined", makes=ALL_SPLITS
+        ),
     ]
     loader: LoaderSection
     bad_samples: BadSamplesSection
     limits: Annotated[Limits, LIMIT] = Limits()
-    pack: Annotated[PackSection, PACK] = PackSection()
-    tune: Annotated[TuneSection, TASK] = TuneSection()
-    profile: Annotated[ProfileSection, TASK] = ProfileSection()
-    lr_find: Annotated[LrFindSection, TASK] = LrFindSection()
-    diff: Annotated[DiffSection, TASK] = DiffSection()
     distributed: DistributedSection
     model: Annotated[Node, WEIGHTS]
     objective: Annotated[Node, OBJECTIVE]
@@ -372,7 +225,6 @@ class Config(Section):
         list[str],
         Effect(Changes.BATCHES, "a part of the run had other settings", resumes=Changes.BATCHES),
     ]
-    sweep: Annotated[SweepSection, NOTHING]
     task: Annotated[Task, TASK]
     split: Annotated[Literal["train", "val", "both"], TASK] = "train"
     epoch: Annotated[Index, TASK] = 0
@@ -388,7 +240,6 @@ class Config(Section):
     epochs: Annotated[Index | Annotated[str, Field(pattern=r"^\d{1,9}:\d{1,9}$")] | None, TASK] = (
         None
     )
-    find: Annotated[FindSection, TASK] = FindSection()
 
     _origins: dict[str, disclosure.Origin] = PrivateAttr(default_factory=dict)
 
@@ -409,20 +260,42 @@ class Config(Section):
         return shown
 
 
-TASK_KEYS = (
-    "split",
-    "epoch",
-    "step",
-    "steps",
-    "checkpoint",
-    "runs",
-    "run",
-    "find",
-    "tune",
-    "profile",
-    "lr_find",
-    "diff",
-    "sample",
-    "address",
-    "epochs",
+def _extended(section: type[BaseModel], brought: dict[str, Any]) -> type[BaseModel]:
+    """A section with what add-ons bring below it, by key; with the same name."""
+    fields: dict[str, Any] = {}
+    for key, value in brought.items():
+        name, _, rest = key.partition(".")
+        if rest:
+            inner = [one for one in brought if one.startswith(f"{name}.")]
+            if key == inner[0]:
+                below = {one[len(name) + 1 :]: brought[one] for one in inner}
+                fields[name] = _inside(section.model_fields[name], below)
+        elif isinstance(value, type) and issubclass(value, Extension):
+            fields[name] = (Annotated[value, value.EFFECT], value())
+        else:
+            fields[name] = (value.annotation, value.default)
+    return create_model(
+        section.__name__, __base__=section, __module__=__name__, __doc__=section.__doc__, **fields
+    )
+
+
+def _inside(field: Any, brought: dict[str, Any]) -> tuple[Any, Any]:
+    """The annotation and default of a field whose section has more below it."""
+    optional = type(None) in get_args(field.annotation)
+    kinds = [
+        one for one in get_args(field.annotation) or [field.annotation] if one is not type(None)
+    ]
+    made = _extended(kinds[0], brought)
+    default = made() if isinstance(field.default, BaseModel) else ...
+    annotation: Any = made | None if optional else made
+    for effect in field.metadata:
+        annotation = Annotated[annotation, effect]
+    return annotation, default
+
+
+if not TYPE_CHECKING:
+    Config = _extended(Config, installed.options())
+# Keys that say what a task is asked.
+TASK_KEYS = tuple(
+    name for name, field in Config.model_fields.items() if name != "task" and TASK in field.metadata
 )

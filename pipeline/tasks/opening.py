@@ -143,7 +143,7 @@ def open_run(
 def _every(config: Config) -> int | Literal["auto"] | None:
     """Steps between two copies in memory; None if nothing will ask for them."""
     kept = config.trainer.checkpoint
-    every = kept.memory_every_steps if kept is not None else None
+    every = kept.option("memory_every_steps") if kept is not None else None
     wanted = every is not None and (every != "auto" or world.starts_again())
     return every if wanted and memory.launcher() is not None else None
 

@@ -6,5 +6,8 @@ ADDON = AddOn(
     tasks={
         "verify": Task("penstock.addons.comparing.verify:run", "comparing {two}"),
         "diff": Task("penstock.addons.comparing.diff:run", "comparing {two}", reads=True),
-    }
+    },
+    options={
+        "diff": "penstock.addons.comparing.options:DiffSection",
+    },
 )

@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 
 from penstock.config.changes import between, leaves
-from penstock.config.schema import TASK_KEYS, Changes
+from penstock.config.schema import TASK_KEYS
+from penstock.config.sections import Changes
 from penstock.errors import PenstockError
 from penstock.files.regular_file import open_regular
 from penstock.loading.known_by import PREFIX, relation

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from penstock.addons.comparing.comparison import TITLES, Comparison, Difference, Finding, compare
+from penstock.addons.comparing.options import DiffSection
 from penstock.config.schema import Config
 from penstock.errors import PenstockError
 from penstock.runs.record import two_runs
@@ -32,16 +33,16 @@ def run(config: Config) -> None:
     found = compare(*two_runs(config.runs))
     _put_started(found)
     _put_findings(found.findings)
-    weights = _weights(found, config.diff.weights)
+    weights = _weights(found, DiffSection.of(config).weights)
     _put_findings(weights)
     found.findings += weights
     put("")
     for line in found.answer():
         put(line)
-    if config.diff.page is not None:
+    if page := DiffSection.of(config).page:
         from penstock.addons.reports import diff_report  # imports jinja2
 
-        put(f"page  {one_line(diff_report.write(found, Path(config.diff.page)))}")
+        put(f"page  {one_line(diff_report.write(found, Path(page)))}")
 
 
 def _put_started(found: Comparison) -> None:

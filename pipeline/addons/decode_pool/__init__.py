@@ -2,4 +2,9 @@
 
 from penstock.protocols import AddOn
 
-ADDON = AddOn()
+ADDON = AddOn(
+    options={
+        "loader.share": "penstock.addons.decode_pool.options:share",
+        "loader.share_size": "penstock.addons.decode_pool.options:share_size",
+    },
+)

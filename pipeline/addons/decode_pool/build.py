@@ -45,16 +45,21 @@ def share_of(
     """
     config = split.config
     given = config.loader
-    if given.share is None or config.task not in TASKS:
+    if given.option("share") is None or config.task not in TASKS:
         return None
-    size = None if given.share_size is None else int(given.share_size * _GIB)
+    size = given.option("share_size")
     digest = hashlib.blake2b(digest_size=16)
     world = world or split.data.world
     for part in ((use, hashed, world.rank, world.size), *_parts(split)):
         digest.update(json.dumps(part, sort_keys=True, default=str).encode() + b"\n")
     again = split.name == "val"  # every validation asks for the same epoch
     last = config.trainer.max_epochs if config.task == "fit" and not use else None
-    return Share(ShareFolder(given.share, size), digest.hexdigest(), None if again else last, again)
+    return Share(
+        ShareFolder(given.option("share"), size and int(size * _GIB)),
+        digest.hexdigest(),
+        None if again else last,
+        again,
+    )
 
 
 def _parts(split: Split) -> Iterator[Any]:

@@ -2,4 +2,10 @@
 
 from penstock.protocols import AddOn
 
-ADDON = AddOn()
+ADDON = AddOn(
+    options={
+        "trainer.checkpoint.memory_every_steps": (
+            "penstock.addons.memory_copies.options:every_steps"
+        ),
+    },
+)

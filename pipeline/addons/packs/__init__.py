@@ -13,4 +13,7 @@ ADDON = AddOn(
             "penstock.addons.packs.packed", "a torch.utils.data.Dataset", "torch.utils.data.Dataset"
         ),
     ),
+    options={
+        "pack": "penstock.addons.packs.options:PackSection",
+    },
 )

@@ -2,4 +2,8 @@
 
 from penstock.protocols import AddOn
 
-ADDON = AddOn()
+ADDON = AddOn(
+    options={
+        "loader.ray": "penstock.addons.ray.options:RaySection",
+    },
+)

@@ -13,5 +13,8 @@ ADDON = AddOn(
         "show": Task(
             "penstock.addons.reports.show:run", "the head of the report of {run}", reads=True
         ),
-    }
+    },
+    options={
+        "find": "penstock.addons.reports.options:FindSection",
+    },
 )

@@ -13,8 +13,9 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from penstock import program
+from penstock.addons.reports.options import FindSection
 from penstock.addons.reports.summary import DAMAGED, RunSummary
-from penstock.config.schema import Config, FindSection
+from penstock.config.schema import Config
 from penstock.errors import ConfigError, Problem
 from penstock.runs.record import find
 from penstock.tasks.tables import put_rows
@@ -33,7 +34,7 @@ def run(config: Config) -> None:
     Raises:
         ConfigError: a folder is missing, or `find.since` is no time.
     """
-    wanted, since = config.find, _since(config.find.since)
+    wanted, since = FindSection.of(config), _since(FindSection.of(config).since)
     places = [Path(one) for one in config.runs or FOLDERS]
     for place in places:
         if config.runs and not place.is_dir():

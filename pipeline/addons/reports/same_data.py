@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from penstock.config.changes import effect_of, is_default, leaves
-from penstock.config.schema import Changes
+from penstock.config.sections import Changes
 from penstock.errors import PenstockError
 from penstock.loading.known_by import relation
 from penstock.runs.record import LEDGER, Ledger, RunRecord, read_ledger

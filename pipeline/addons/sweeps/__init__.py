@@ -2,4 +2,8 @@
 
 from penstock.protocols import AddOn
 
-ADDON = AddOn()
+ADDON = AddOn(
+    options={
+        "sweep": "penstock.addons.sweeps.options:SweepSection",
+    },
+)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.addons.sweeps.job_result import PRUNING
+from penstock.addons.sweeps.options import SweepSection
 from penstock.addons.sweeps.study import JOURNAL, Study
 from penstock.config.schema import Config
 from penstock.terminal import say
@@ -49,7 +50,7 @@ class Pruning(Observer):
 
 def of_trial(config: Config, folder: Path, manifest: dict[str, Any]) -> Pruning | None:
     """The observer of a run that is an unfinished trial of a study beside it; else None."""
-    options, sweep = config.sweep.optuna, folder.parent
+    options, sweep = SweepSection.of(config).optuna, folder.parent
     if options is None or not folder.name.isdecimal() or not (sweep / JOURNAL).exists():
         return None
     study = Study(sweep, options)

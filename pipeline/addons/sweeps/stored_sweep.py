@@ -33,7 +33,7 @@ from penstock.addons.sweeps.job_result import FINISHED, RESULT, JobResult, in_or
 from penstock.config import command_line_keys, disclosure
 from penstock.config.changes import effect_of, is_default, leaves
 from penstock.config.composition import CONF
-from penstock.config.schema import Changes
+from penstock.config.sections import Changes
 from penstock.errors import ConfigError, Problem
 from penstock.files import plain_json
 from penstock.files.disk import Hold, is_locked, refuse, write_atomically

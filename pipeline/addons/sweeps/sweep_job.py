@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.addons.sweeps.job_result import FINISHED, PRUNING, JobResult
+from penstock.addons.sweeps.options import SweepSection
 from penstock.addons.sweeps.stored_sweep import job_lock, jobs_of, of_job, read_sweep, result_of
 from penstock.config import environment
 from penstock.config.nodes import direction, metrics, validates
@@ -74,7 +75,7 @@ def run_job(job: Job, in_turn: bool) -> float | None:
             return math.nan
         say(f"job {name}{_ahead(job.sweep)}: {' '.join(of_job(job.overrides)) or '(defaults)'}")
         config, result, failure = _attempt(job)
-        retries = config.sweep.retries if config else 0
+        retries = SweepSection.of(config).retries if config else 0
         for more in reversed(range(retries)):
             if result.status != "failed" or result.exit_code in _HOPELESS:
                 break
@@ -181,7 +182,10 @@ def _is_stopped(sweep: Path) -> bool:
 
 def _stops(result: JobResult, config: Config) -> bool:
     """Whether the sweep ends after this job."""
-    wanted = {"preempted": config.sweep.on_preempted, "failed": config.sweep.on_failure}
+    wanted = {
+        "preempted": SweepSection.of(config).on_preempted,
+        "failed": SweepSection.of(config).on_failure,
+    }
     return wanted.get(result.status) == "stop"
 
 

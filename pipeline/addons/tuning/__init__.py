@@ -15,5 +15,10 @@ ADDON = AddOn(
         "lr_find": Task(
             "penstock.addons.tuning.lr_find:run", "looking for a learning rate for {both}"
         ),
-    }
+    },
+    options={
+        "tune": "penstock.addons.tuning.options:TuneSection",
+        "profile": "penstock.addons.tuning.options:ProfileSection",
+        "lr_find": "penstock.addons.tuning.options:LrFindSection",
+    },
 )

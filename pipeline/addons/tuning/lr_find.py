@@ -20,6 +20,7 @@ from torch.optim.lr_scheduler import ExponentialLR
 
 from penstock.addons.reports.pictures import rate_curve
 from penstock.addons.tuning.measuring import all_batches
+from penstock.addons.tuning.options import LrFindSection
 from penstock.build.training import TrainingParts
 from penstock.config.schema import Config
 from penstock.distributed.group import Group
@@ -45,7 +46,7 @@ def run(config: Config) -> None:
     Raises:
         DataError: the loss exploded within the first steps.
     """
-    given, steps = config.lr_find, config.steps or _STEPS
+    given, steps = LrFindSection.of(config), config.steps or _STEPS
     if given.highest <= given.lowest:
         raise ConfigError(
             Problem(

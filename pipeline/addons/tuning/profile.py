@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 
 from penstock.addons.tuning import checkpoint_interval, timeline, verdict
 from penstock.addons.tuning.measuring import Course, fixed, steps_of
+from penstock.addons.tuning.options import ProfileSection
 from penstock.addons.tuning.timeline import Timeline
 from penstock.addons.tuning.verdict import Measured, Verdict
 from penstock.config.own_command import command_line
@@ -171,7 +172,7 @@ def recommend_interval(course: Course, folder: Path, pace: float) -> float | Non
     Args:
         pace: seconds of a batch.
     """
-    config, wanted = course.config.profile, course.config.trainer.checkpoint
+    config, wanted = ProfileSection.of(course.config), course.config.trainer.checkpoint
     if wanted is None:
         return None
     blocked, written, size = [], [], 0

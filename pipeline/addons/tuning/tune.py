@@ -15,6 +15,7 @@ from typing import Any
 
 from penstock.addons.tuning import tuned
 from penstock.addons.tuning.measuring import Course, fixed
+from penstock.addons.tuning.options import TuneSection
 from penstock.addons.tuning.search import Backend, Search, Setting, Slice, Space, Trial
 from penstock.addons.tuning.tuned import Tuned
 from penstock.config import loader_options
@@ -45,7 +46,7 @@ def run(config: Config) -> None:
         else config
     )
     course = Course(config)
-    seconds = config.tune.seconds
+    seconds = TuneSection.of(config).seconds
     began = time.perf_counter()
     ceiling = course.step_seconds(_STEPS, 0.05 * seconds)
     found = search(course, ceiling, began + seconds)
@@ -66,7 +67,7 @@ def search(course: Course, ceiling: float, end: float) -> Search:
     config, wanted, ranks = course.config, course.config.distributed, 1
     if wanted.strategy != "none":
         ranks = world.default_processes() if wanted.nproc == "auto" else wanted.nproc
-    most = config.tune.workers or max(2 * world.usable_cpus() // ranks, 16)
+    most = TuneSection.of(config).workers or max(2 * world.usable_cpus() // ranks, 16)
     space = Space(
         backends(course),
         most,

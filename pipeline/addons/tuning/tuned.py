@@ -16,7 +16,8 @@ from typing import Annotated
 import torch
 from pydantic import Field, ValidationError
 
-from penstock.config.schema import Config, LoaderSection, Section
+from penstock.config.schema import Config, LoaderSection
+from penstock.config.sections import Section
 from penstock.distributed.world import cores, resolve_device
 from penstock.errors import ConfigError, Problem
 from penstock.files import plain_json

@@ -1,0 +1,15 @@
+"""The section `diff`."""
+
+from __future__ import annotations
+
+from penstock.config.sections import TASK, Extension
+
+
+class DiffSection(Extension):
+    """What `task=diff` does besides its tables."""
+
+    KEY = "diff"
+    EFFECT = TASK
+
+    weights: bool = True
+    page: str | None = None
