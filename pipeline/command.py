@@ -228,7 +228,7 @@ def _run_task(config: Config) -> float | None:
     if wanted.strategy != "none" and task.ranks and not world.is_launched():
         count = world.default_processes() if wanted.nproc == "auto" else wanted.nproc
         count = 0 if count == 1 and wanted.strategy == "ddp" else count
-    run = None if count else installed.load(task.run)
+    run = None if count else installed.runner(config.task)
     if not gc.isenabled():
         # It was turned off for the imports. What was imported is frozen: to search it takes 0.4 s,
         # and again in each worker. Only the first job of a process freezes, as the garbage of one

@@ -49,6 +49,11 @@ def only_reads(task: object) -> bool:
     return known is not None and known.reads
 
 
+def runner(task: str) -> Callable[..., Any]:
+    """What a task runs."""
+    return load(tasks()[task].run)
+
+
 def load(name: str) -> Callable[..., Any]:
     """What "module:function" names."""
     module, _, function = name.partition(":")

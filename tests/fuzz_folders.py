@@ -50,7 +50,7 @@ from penstock.transforms.text import Tokenize
 from tests import fuzz, fuzz_formats
 from tests.fuzz_formats import EXTREMES, generic, mutate_head
 from tests.hostile_files import AUDIO, IMAGES, claiming, npy, wav
-from tests.packs import NO_ANSWERS
+from tests.pack_files import NO_ANSWERS
 
 MIB = 1 << 20
 ROWS = 64

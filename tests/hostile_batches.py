@@ -49,7 +49,7 @@ from penstock.transforms.image_decoding import DecodeResize
 from penstock.transforms.mixing import MixUp
 from penstock.transforms.text import Tokenize
 from tests.hostile_files import claiming, npy, wav
-from tests.packs import NO_ANSWERS
+from tests.pack_files import NO_ANSWERS
 
 ROWS, MIB = 64, 1 << 20
 MOST = 64 * MIB  # limits.batch_bytes of each attack

@@ -141,7 +141,7 @@ def compositions(monkeypatch):
 
 def test_a_run_is_composed_once_and_goes_where_it_said(compositions, monkeypatch, capsys):
     ran = []
-    monkeypatch.setattr(installed, "load", lambda name: lambda config: ran.append(config.run_dir))
+    monkeypatch.setattr(installed, "runner", lambda name: lambda config: ran.append(config.run_dir))
     assert command.main(["seed=3", "run_dir='${now:%f}/x'"]) == 0
     assert compositions == [["seed=3", "run_dir='${now:%f}/x'"]]
     assert capsys.readouterr().err.endswith(f"run folder {ran[0]}\n")
@@ -202,7 +202,7 @@ def test_what_is_kept_is_checked_like_any_other():
 def test_it_is_said_once_for_all_ranks(environment, monkeypatch, capsys):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(installed, "load", lambda name: lambda config: None)
+    monkeypatch.setattr(installed, "runner", lambda name: lambda config: None)
     monkeypatch.setattr("penstock.distributed.launch.leave_result", lambda value: None)
     assert command.main(["distributed=ddp", "loader.pin_memory=true"]) == 0
     assert capsys.readouterr().err == ""

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 import penstock
-from penstock import command, tasks
+from penstock import command, installed
 from penstock.addons.stores.store import check_options
 from penstock.addons.sweeps.stored_sweep import StoredSweep, store
 from penstock.config import disclosure, endpoints, environment
@@ -36,7 +36,7 @@ def here(tmp_path, monkeypatch):
 def configs(monkeypatch):
     """The configurations that tasks are handed."""
     seen = []
-    monkeypatch.setattr(tasks, "load", lambda name: seen.append)
+    monkeypatch.setattr(installed, "runner", lambda name: seen.append)
     return seen
 
 
@@ -100,7 +100,7 @@ def test_a_sweep_leaves_none_either(capsys, tmp_path, monkeypatch):
     def fails(config):
         raise command.PenstockError(f"cannot use {config.transform.train['note']['note']}")
 
-    monkeypatch.setattr(tasks, "load", lambda name: fails)
+    monkeypatch.setattr(installed, "runner", lambda name: fails)
     outcome = run(
         capsys,
         "-m",

@@ -41,7 +41,7 @@ from penstock.transforms.device_decoding import DecodeBatchResizeCenterCrop
 from penstock.transforms.image_decoding import DecodeResize
 from tests import broken_images, hostile_batches, hostile_files
 from tests.hostile_files import ALL, ARRAYS, AUDIO, IMAGES, SPECIAL, put, put_special
-from tests.packs import NO_ANSWERS
+from tests.pack_files import NO_ANSWERS
 from tests.program import ROOT, run
 
 LITTLE = 200  # MB that refusing may take over what was there

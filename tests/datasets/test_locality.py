@@ -9,8 +9,8 @@ from penstock.addons.packs.recipe import Recipe
 from penstock.addons.tables.parquet import Parquet
 from penstock.datasets.image_folder import ImageFolder
 from penstock.loading.workers.backends import LoaderOptions
-from tests.packs import Everything
-from tests.tables import make, write
+from tests.pack_files import Everything
+from tests.table_files import make, write
 from tests.web_server import WebServer
 
 

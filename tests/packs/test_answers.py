@@ -23,7 +23,7 @@ from penstock.loading.dataset_facts import (
 from penstock.loading.fetch import batch_hash
 from penstock.loading.workers.backends import LoaderOptions
 from tests.face_folder import write_faces
-from tests.packs import write_images
+from tests.pack_files import write_images
 from tests.program import run
 from tests.tokens.test_token_files import write_pair
 
@@ -138,7 +138,7 @@ def write_pairs(root):
 
 def write_table(root):
     pytest.importorskip("pyarrow")
-    from tests.tables import make, write
+    from tests.table_files import make, write
 
     write(root / "rows.parquet", make(40))
     return [

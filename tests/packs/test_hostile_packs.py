@@ -14,7 +14,7 @@ from penstock.addons.packs.packed import Packed
 from penstock.addons.packs.table import write_table
 from penstock.errors import DataError
 from penstock.files.limits import Limits
-from tests.packs import NO_ANSWERS
+from tests.pack_files import NO_ANSWERS
 
 
 def sample(row):

@@ -27,7 +27,7 @@ from penstock.transforms import native_images
 from penstock.transforms.image_decoding import DecodeResizeCenterCrop
 from tests import warm
 from tests.face_folder import write_faces
-from tests.packs import Changing, Drawing, Everything, Large, write_images
+from tests.pack_files import Changing, Drawing, Everything, Large, write_images
 from tests.program import ROOT, run
 
 MAIN = LoaderOptions("process", 0)
@@ -139,7 +139,7 @@ def test_a_full_disk_is_said_and_nothing_remains(tmp_path):
     code = (
         "import resource, sys\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))\n"
-        "from tests.packs import Large\n"
+        "from tests.pack_files import Large\n"
         "from penstock.addons.packs.packing import pack\n"
         "from penstock.addons.packs.recipe import Recipe\n"
         "from penstock.errors import DataError\n"

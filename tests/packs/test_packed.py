@@ -19,7 +19,7 @@ from penstock.loading.workers.backends import LoaderOptions
 from penstock.order.plan import Plan, Request
 from penstock.order.samplers import Bucket, Random, Weighted
 from penstock.transforms.image import Compose
-from tests.packs import Everything, write_images
+from tests.pack_files import Everything, write_images
 from tests.program import run
 
 MAIN = LoaderOptions("process", 0)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock import command, tasks
+from penstock import command, installed
 from penstock.addons.reports import report, sweep_report
 from penstock.addons.reports.same_data import SameData
 from penstock.addons.reports.sweep_data import SweepRecord, is_sweep
@@ -258,7 +258,7 @@ def little(monkeypatch, then=lambda config: None):
         then(config)
         return config.seed / 10
 
-    monkeypatch.setattr(tasks, "load", lambda name: task)
+    monkeypatch.setattr(installed, "runner", lambda name: task)
     return ["-m", "seed=1,2,3", "hydra.sweep.dir=sweep"]
 
 

@@ -13,7 +13,7 @@ import torch
 from penstock.runs import checkpoint
 from penstock.runs.checkpoint import CheckpointError, Checkpoints
 from tests import warm
-from tests.shards import network, state_of, step
+from tests.shard_files import network, state_of, step
 
 ROOT = Path(__file__).parents[2]
 

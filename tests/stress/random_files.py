@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.packs import write_images
+from tests.pack_files import write_images
 
 
 def files_of(folder: Path):

@@ -25,7 +25,7 @@ from penstock.order.plan import Plan
 from penstock.order.samplers import Random
 from penstock.order.streams import StreamOrder, StreamPlan
 from tests import toy
-from tests.tables import FORMATS, make, pa, picture, pq, tensors, write
+from tests.table_files import FORMATS, make, pa, picture, pq, tensors, write
 
 
 def everything(root, **arguments):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock import command, tasks
+from penstock import command, installed
 from penstock.errors import ConfigError, DataError, PenstockError
 from tests.program import run
 
@@ -32,7 +32,7 @@ def task(monkeypatch):
     """Puts a function in the place of every task."""
 
     def use(run):
-        monkeypatch.setattr(tasks, "load", lambda name: run)
+        monkeypatch.setattr(installed, "runner", lambda name: run)
 
     return use
 
