@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from penstock.addons.decode_pool.build import contents_of, share_of
 from penstock.addons.filters.build_costs import costs_of, sample_costs
 from penstock.addons.filters.kept import RowChoice, chosen
-from penstock.addons.filters.kept_rows import unfiltered, unfiltered_fingerprint
 from penstock.addons.mixtures.build import recorded_mixture
 from penstock.addons.packs.options import PackSection
 from penstock.addons.packs.packing import backend_for, pack
@@ -47,6 +46,7 @@ from penstock.loading.named_fields import Fields
 from penstock.loading.sampled_rows import SampleRequest
 from penstock.loading.stream_fetch import StreamFetch
 from penstock.loading.workers.backends import BackendName, LoaderOptions
+from penstock.loading.wrapped import unfiltered, unfiltered_fingerprint
 from penstock.order.plan import Plan, not_empty
 from penstock.order.samplers import Sequential
 from penstock.order.streams import StreamOrder, StreamPlan, is_stream, length_of

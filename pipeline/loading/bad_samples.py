@@ -28,9 +28,9 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import torch
 
-from penstock.addons.filters.kept_rows import sample_name
 from penstock.errors import ConfigError, DataError, PenstockError, UnreachableError
 from penstock.files.batch_bytes import BatchTooLargeError, is_too_large
+from penstock.loading.wrapped import sample_name
 from penstock.order.permutation import Permutation
 from penstock.order.plan import Request
 from penstock.order.randomness import hash64

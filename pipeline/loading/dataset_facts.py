@@ -22,9 +22,9 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
-from penstock.addons.filters.kept_rows import KeptColumn, KeptRows
 from penstock.errors import DataError
 from penstock.loading.named_fields import Fields
+from penstock.loading.wrapped import SomeRows
 from penstock.order.columns import ChosenRows, EndToEnd
 from penstock.order.streams import length_of
 from penstock.protocols import Column
@@ -59,9 +59,9 @@ def lengths_of(dataset: Any) -> Column | None:
     Raises:
         DataError: they are not whole numbers, one a row.
     """
-    if isinstance(dataset, KeptRows):
+    if isinstance(dataset, SomeRows):
         whole = lengths_of(dataset.dataset)
-        return None if whole is None else KeptColumn(whole, dataset.selection)
+        return None if whole is None else dataset.column(whole)
     if isinstance(dataset, Subset):
         whole, rows = lengths_of(dataset.dataset), np.asarray(dataset.indices, dtype=np.int64)
         return None if whole is None else ChosenRows(whole, len(rows), lambda chosen: rows[chosen])
@@ -83,7 +83,7 @@ def lengths_of(dataset: Any) -> Column | None:
 def row_counts(dataset: Any) -> list[tuple[str, int | None]]:
     """Class name and length of a dataset and of those inside of it."""
     inside: list[Any] = []
-    if isinstance(dataset, (KeptRows, Subset)):
+    if isinstance(dataset, (SomeRows, Subset)):
         inside = [dataset.dataset]
     elif isinstance(dataset, ConcatDataset):
         inside = dataset.datasets
@@ -145,7 +145,7 @@ def classes_of(dataset: Any) -> list[str]:
 
 def _whole(dataset: Any) -> Any:
     """The dataset that a `Subset` is of, or whose rows are filtered."""
-    while isinstance(dataset, (Subset, KeptRows)):
+    while isinstance(dataset, (Subset, SomeRows)):
         dataset = dataset.dataset
     return dataset
 
@@ -169,9 +169,9 @@ def _class_count(dataset: Any, fields: Fields) -> int:
 
 def columns_of(dataset: Any, fields: Fields) -> Columns:
     """Columns of the table by name: one number or text a sample."""
-    if isinstance(dataset, KeptRows):
-        mask = dataset.selection.mask(0, dataset.selection.length)
-        return {name: column[mask] for name, column in columns_of(dataset.dataset, fields).items()}
+    if isinstance(dataset, SomeRows):
+        columns = columns_of(dataset.dataset, fields)
+        return {name: np.asarray(dataset.column(values)) for name, values in columns.items()}
     if isinstance(dataset, Subset):
         rows = np.asarray(dataset.indices, dtype=np.int64)
         return {name: column[rows] for name, column in columns_of(dataset.dataset, fields).items()}

@@ -26,7 +26,6 @@ import numpy as np
 import torch
 from torch.utils.data import Subset
 
-from penstock.addons.filters.kept_rows import own_row, sample_name
 from penstock.errors import DataError
 from penstock.files.batch_bytes import BatchBytes, BatchTooLargeError, bounded, discarded
 from penstock.loading import output_buffers, postscript, worker_status
@@ -50,6 +49,7 @@ from penstock.loading.sizes import nbytes
 from penstock.loading.slow_rows import slow_among
 from penstock.loading.stage_timer import StageTimer
 from penstock.loading.whole_batches import NotAtOnceError, WholeBatches
+from penstock.loading.wrapped import own_row, sample_name
 from penstock.order.plan import Request
 from penstock.order.private_generators import PrivateGenerators
 from penstock.order.randomness import (

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from penstock.addons.filters.kept_rows import unfiltered
 from penstock.addons.ray.cluster import require_installed
 from penstock.distributed.world import World, has_accelerator
 from penstock.errors import ConfigError, DataError, Problem
@@ -43,6 +42,7 @@ from penstock.loading.workers.backends import (
 )
 from penstock.loading.workers.process_backend import ProcessBackend, require_picklable
 from penstock.loading.workers.thread_backend import ThreadBackend
+from penstock.loading.wrapped import unfiltered
 from penstock.order.plan import Plan
 from penstock.order.streams import End, StreamPlan
 

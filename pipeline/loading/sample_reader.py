@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.addons.filters.kept_rows import own_row, sample_name
 from penstock.errors import DataError
 from penstock.files import batch_bytes
 from penstock.files.batch_bytes import BatchBytes, BatchTooLargeError, is_too_large
@@ -32,6 +31,7 @@ from penstock.loading.bad_samples import (
 from penstock.loading.named_fields import Restore, restorer
 from penstock.loading.sizes import held, nbytes
 from penstock.loading.stage_timer import StageTimer
+from penstock.loading.wrapped import own_row, sample_name
 from penstock.order.plan import Request
 from penstock.order.randomness import Draws, IntArray
 

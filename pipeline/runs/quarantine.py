@@ -18,12 +18,12 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
-from penstock.addons.filters.kept_rows import KeptRows, unfiltered, unfiltered_fingerprint
 from penstock.errors import ConfigError, Problem
 from penstock.files.disk import append, refuse
 from penstock.files.own_files import open_own
 from penstock.files.table_cells import cell
 from penstock.loading.bad_samples import BadSamples, LeftOut, OnError, path_of, rule
+from penstock.loading.wrapped import SomeRows, unfiltered, unfiltered_fingerprint
 from penstock.order.plan import Plan
 from penstock.order.streams import StreamPlan
 from penstock.runs.left_out import (
@@ -209,6 +209,6 @@ def policy(
     known = known_rows(
         path, unfiltered(dataset), split, unfiltered_fingerprint(dataset, fingerprint)
     )
-    if isinstance(dataset, KeptRows):
+    if isinstance(dataset, SomeRows):
         known = {place: known[row] for place, row in dataset.places(list(known)).items()}
     return rule(on_error, known, plan.sampler, length, seed)

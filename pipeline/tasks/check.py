@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from penstock.addons.filters.kept_rows import own_row
 from penstock.build.data import DataParts, Split
 from penstock.config.schema import Config
 from penstock.distributed.preemption import Preempted, Stop
@@ -30,6 +29,7 @@ from penstock.loading.loader import Loader
 from penstock.loading.sample_reader import SampleReader
 from penstock.loading.stage_timer import StageTimer
 from penstock.loading.stream_fetch import StreamFetch
+from penstock.loading.wrapped import own_row
 from penstock.order.plan import Plan, Request
 from penstock.order.randomness import Draws, sample_keys
 from penstock.order.samplers import Sequential

@@ -14,13 +14,13 @@ from pathlib import Path
 
 from torch import nn
 
-from penstock.addons.filters.kept_rows import unfiltered
 from penstock.addons.reports.pictures import confusion_matrix
 from penstock.addons.reports.recording import Confusions
 from penstock.build.data import DataParts
 from penstock.config.schema import Config
 from penstock.distributed.group import Group
 from penstock.loading.loader import Loader
+from penstock.loading.wrapped import unfiltered
 from penstock.order.streams import length_of
 from penstock.tasks import skipping
 from penstock.tasks.validate import print_table

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from penstock.addons.filters.kept_rows import KeptRows
 from penstock.addons.reports.predictions import denormalized
 from penstock.build.data import DataParts, Split
 from penstock.config.schema import Config
@@ -23,6 +22,7 @@ from penstock.loading.collate import plain
 from penstock.loading.dataset_facts import table_of
 from penstock.loading.fetch import batch_hash
 from penstock.loading.named_fields import Fields
+from penstock.loading.wrapped import SomeRows
 from penstock.order.address import Address
 from penstock.order.randomness import scope
 from penstock.order.streams import End
@@ -82,7 +82,7 @@ def describe_rows(dataset: Any, batch: Batch, fields: Fields | None = None) -> l
     """
     table = table_of(dataset, fields)
     names = [] if table is None else [n for n in ("path", "class", "label") if n in table.columns]
-    filtered = isinstance(dataset, KeptRows)
+    filtered = isinstance(dataset, SomeRows)
     lines = [["position", "index", *(["row"] if filtered else []), *names]]
     for position, index in zip(batch.positions.tolist(), batch.indices.tolist(), strict=True):
         known = [] if table is None else [one_line(table[name].iloc[index]) for name in names]

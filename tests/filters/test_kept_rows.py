@@ -10,16 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import Subset, TensorDataset
 
-from penstock.addons.filters.kept_rows import (
-    KeptRows,
-    kept_rows,
-    own_row,
-    unfiltered,
-    unfiltered_fingerprint,
-)
+from penstock.addons.filters.kept_rows import KeptRows, kept_rows
 from penstock.addons.filters.selection import Selection
 from penstock.errors import DataError
 from penstock.loading.dataset_facts import classes_of, facts_of, table_of
+from penstock.loading.wrapped import own_row, unfiltered, unfiltered_fingerprint
 from penstock.runs.identity.fingerprints import fingerprint_of
 
 TABLE = pd.DataFrame({"length": [3, 700, 41, 9], "hash": ["a", "b", "a", "c"]})

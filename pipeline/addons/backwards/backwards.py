@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from penstock.addons.filters import kept_rows
-from penstock.addons.filters.kept_rows import KeptRows, unfiltered
 from penstock.addons.filters.row_filter import is_expression, matching
 from penstock.build.data import Split
 from penstock.config.data_rules import mode_of
 from penstock.errors import ConfigError, Problem
+from penstock.loading import wrapped
 from penstock.loading.dataset_facts import table_of
 from penstock.loading.known_by import relation
 from penstock.loading.sampled_rows import SampleRequest
+from penstock.loading.wrapped import SomeRows, unfiltered
 from penstock.order.plan import Plan
 from penstock.runs.left_out import normal
 from penstock.runs.quarantine import known_rows
@@ -71,7 +71,7 @@ def rows_of(sample: Sample, split: Split) -> list[int]:
 
 def own_row(dataset: Any, row: int) -> int:
     """The dataset's own number of a row that the plan numbers `row`; another behind a filter."""
-    own = kept_rows.own_row(dataset, row)
+    own = wrapped.own_row(dataset, row)
     return row if own is None else own
 
 
@@ -92,7 +92,7 @@ def listed_in(path: Path | str, split: Split) -> dict[int, str]:
     """
     dataset = split.dataset
     found = known_rows(path, unfiltered(dataset), split.name, split.unfiltered_fingerprint)
-    if not isinstance(dataset, KeptRows):
+    if not isinstance(dataset, SomeRows):
         return found
     return {row: found[own] for row, own in dataset.places(list(found)).items()}
 
@@ -130,7 +130,7 @@ def _rows_of_one(one: int | str, split: Split) -> Sequence[int]:
     found = _named(text, _paths(dataset))
     if found:
         return found
-    if isinstance(dataset, KeptRows) and _named(text, _paths(dataset.dataset)):
+    if isinstance(dataset, SomeRows) and _named(text, _paths(dataset.dataset)):
         raise ConfigError(Problem(_KEY, f"{text!r} is left out by the dataset's filter"))
     try:
         return _matching(text, split)
@@ -154,7 +154,7 @@ def _kept(row: int, split: Split) -> int:
                 _KEY, f"row {row} does not exist; the {split.name} split has rows 0 to {length - 1}"
             )
         )
-    if not isinstance(dataset, KeptRows):
+    if not isinstance(dataset, SomeRows):
         return row
     places = list(dataset.places([row]))
     if not places:

@@ -25,7 +25,6 @@ import numpy as np
 from penstock import program
 from penstock.addons.backwards.backwards import compare_data, plan_of, rows_of
 from penstock.addons.backwards.history import RunHistory
-from penstock.addons.filters.kept_rows import own_row
 from penstock.addons.reports.values import command
 from penstock.build.data import DataParts, Split
 from penstock.config.changes import leaves
@@ -33,6 +32,7 @@ from penstock.config.schema import Config
 from penstock.distributed.world import World
 from penstock.errors import ConfigError, Problem
 from penstock.loading.bad_samples import ATTEMPTS, path_of, rule
+from penstock.loading.wrapped import own_row
 from penstock.order.address import Address
 from penstock.order.plan import Plan
 from penstock.runs import left_out, quarantine

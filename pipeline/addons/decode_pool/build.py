@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.addons.decode_pool.folder import KEY, ShareFolder
 from penstock.addons.decode_pool.share import Share
-from penstock.addons.filters.kept_rows import unfiltered
 from penstock.config import changes
 from penstock.distributed.world import World
 from penstock.errors import ConfigError, Problem
 from penstock.loading.known_by import tells
+from penstock.loading.wrapped import unfiltered
 from penstock.order.streams import length_of
 from penstock.runs.identity.sources import UNKNOWN, code_of, of_penstock
 from penstock.runs.manifest import PACKAGES

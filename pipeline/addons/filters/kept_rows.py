@@ -17,6 +17,7 @@ from torch.utils.data import Subset
 
 from penstock.addons.filters.selection import Selection
 from penstock.errors import DataError
+from penstock.loading.wrapped import SomeRows
 from penstock.order.columns import ColumnView
 from penstock.order.randomness import IntArray
 from penstock.protocols import Column
@@ -28,10 +29,8 @@ _MARK = " kept="  # in a fingerprint
 _AT_ONCE = 1 << 20  # rows of a column that are read together
 
 
-class KeptRows:
+class KeptRows(SomeRows):
     """The rows of a map-style dataset that a selection keeps.
-
-    What the dataset has beside its rows (`classes`, `facts`, `columns`, `draws` ...) is its own.
 
     Args:
         dataset: with `len()` and rows by index.
@@ -52,11 +51,9 @@ class KeptRows:
         return self.selection.count
 
     def row(self, index: int) -> int:
-        """The row of the dataset that has number `index` here; raises IndexError."""
         return self.selection.row(index)
 
     def places(self, rows: Sequence[int]) -> dict[int, int]:
-        """Those of the dataset's `rows` that are kept, by their number here."""
         kept = [row for row, here in zip(rows, self.selection.kept(rows), strict=True) if here]
         return dict(zip(self.selection.rank(kept).tolist(), kept, strict=True))
 
@@ -94,10 +91,13 @@ class KeptRows:
             return table
         return table.iloc[np.flatnonzero(self._mask)].reset_index(drop=True)
 
+    def column(self, column: Column) -> KeptColumn:
+        return KeptColumn(column, self.selection)
+
     @property
     def lengths(self) -> KeptColumn:
         """The dataset's `lengths` of the kept rows, looked up as they are asked for."""
-        return KeptColumn(self.dataset.lengths, self.selection)
+        return self.column(self.dataset.lengths)
 
     @property
     def source_lengths(self) -> Any:
@@ -114,9 +114,11 @@ class KeptRows:
         return self.told(getattr(self.dataset, "fingerprint", None) or len(self.dataset))
 
     def told(self, fingerprint: Any) -> str:
-        """A fingerprint of the dataset, followed by which rows are kept."""
         chosen = self.selection
         return f"{fingerprint}{_MARK}{chosen.count}/{chosen.length}:{chosen.fingerprint}"
+
+    def untold(self, fingerprint: str) -> str:
+        return fingerprint.rpartition(_MARK)[0]
 
 
 class KeptRowsAtOnce(KeptRows):
@@ -167,26 +169,6 @@ def kept_rows(dataset: Any, selection: Selection, reasons: Mapping[str, int]) ->
     kind = KeptRowsAtOnce if many else KeptRows
     kind = KeptTokens if many and hasattr(type(dataset), "read_tokens") else kind
     return kind(dataset, selection, reasons)
-
-
-def unfiltered(dataset: Any) -> Any:
-    """The dataset with all of its rows."""
-    return dataset.dataset if isinstance(dataset, KeptRows) else dataset
-
-
-def unfiltered_fingerprint(dataset: Any, fingerprint: str) -> str:
-    """The fingerprint of `unfiltered(dataset)`, given that of `dataset`."""
-    return fingerprint.rpartition(_MARK)[0] if isinstance(dataset, KeptRows) else fingerprint
-
-
-def own_row(dataset: Any, index: int) -> int | None:
-    """The dataset's own number of a row, where a filter has given it another one; else None."""
-    return dataset.row(index) if isinstance(dataset, KeptRows) else None
-
-
-def sample_name(index: int, row: int | None) -> str:
-    """A sample for messages, by `own_row`: "17", or "17 (row 23 of the dataset)"."""
-    return str(index) if row is None else f"{index} (row {row} of the dataset)"
 
 
 def _taken(values: Any, mask: npt.NDArray[np.bool_]) -> Any:

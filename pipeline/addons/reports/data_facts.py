@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.addons.filters.kept_rows import unfiltered
 from penstock.addons.reports.facts import (
     MOST_VALUES,
     ColumnFacts,
@@ -29,6 +28,7 @@ from penstock.loading.dataset_facts import (
     tokenizer_of,
     with_token_lengths,
 )
+from penstock.loading.wrapped import unfiltered
 from penstock.order.plan import Plan
 from penstock.order.randomness import IntArray
 from penstock.order.samplers import BatchStrategy

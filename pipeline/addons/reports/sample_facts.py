@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from penstock.addons.filters.kept_rows import own_row
 from penstock.addons.reports import thumbnails
 from penstock.addons.reports.facts import LONGEST, ShownBatch, ShownSample
 from penstock.addons.reports.pictures import PREDICTED, TRUE, shortened
@@ -37,6 +36,7 @@ from penstock.addons.tokens.language_model import LanguageModeling
 from penstock.build.data import Split
 from penstock.loading.bad_samples import path_of
 from penstock.loading.batch import Batch
+from penstock.loading.wrapped import own_row
 from penstock.order.plan import Plan
 from penstock.order.randomness import scope
 from penstock.order.streams import End, StreamPlan

@@ -22,11 +22,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from penstock.addons.filters.kept_rows import KeptRows, unfiltered
 from penstock.config import allow_list
 from penstock.config.nodes import SUPPLIED, walk
 from penstock.config.signatures import arguments
 from penstock.loading.known_by import PLACE, tells
+from penstock.loading.wrapped import SomeRows, unfiltered
 from penstock.runs.identity.sources import OURS, modules_of
 
 _OURS = "penstock."
@@ -37,7 +37,7 @@ Facts = dict[str, str]
 
 def tells_all(dataset: Any) -> bool:
     """Whether a dataset, and each that it is made of, has a fingerprint."""
-    if isinstance(dataset, KeptRows):
+    if isinstance(dataset, SomeRows):
         return tells_all(dataset.dataset)
     sources = getattr(dataset, "sources", None)
     if type(dataset).__module__.startswith(_OURS) and isinstance(sources, Mapping):

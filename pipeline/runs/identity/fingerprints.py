@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from penstock.addons.filters.kept_rows import KeptRows
 from penstock.config.data_rules import KEY, MODES, mode_of
 from penstock.config.schema import Config
 from penstock.errors import ConfigError, Problem
+from penstock.loading.wrapped import SomeRows
 from penstock.order.streams import length_of
 from penstock.runs.identity.contents import UNREADABLE, digests, read_list, write_list
 
@@ -35,7 +35,7 @@ def fingerprint_of(dataset: Any, mode: str, cache_dir: str | Path) -> str:
         ConfigError: this dataset has no fingerprint of this kind.
         DataError: a store gives no version of a file's content.
     """
-    if isinstance(dataset, KeptRows):
+    if isinstance(dataset, SomeRows):
         return dataset.told(fingerprint_of(dataset.dataset, mode, cache_dir))
     names = getattr(dataset, "names_fingerprint", None)
     if mode == "names":
