@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -286,3 +286,23 @@ class Collate(Protocol):
     """
 
     def __call__(self, samples: list[Any], /) -> Mapping[str, Any]: ...
+
+
+@runtime_checkable
+class ReadsRows(Protocol):
+    """A collate function that can make a whole batch of rows without their samples; optional.
+
+    Where no transform wants samples, `read` takes the place of reading and collating them.
+    """
+
+    def reads(self, dataset: Any, /) -> bool:
+        """Whether `read` can take the rows of `dataset`, for every request."""
+
+    def read(
+        self, dataset: Any, indices: npt.NDArray[np.int64], parts: npt.NDArray[np.int64] | None, /
+    ) -> dict[str, Any]:
+        """The batch of rows, with the values that the samples collated would have.
+
+        Raises:
+            DataError, penstock.loading.collate.Mismatch: the batch has to be made by its samples.
+        """

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from penstock.addons.tokens.flatten import Flatten
 from penstock.errors import DataError
 from penstock.files import batch_bytes
 from penstock.loading import worker_status
@@ -29,6 +28,7 @@ from penstock.loading.stage_timer import StageTimer
 from penstock.loading.stored import StoredPictures
 from penstock.order.plan import Request
 from penstock.order.randomness import Draws, KeyArray
+from penstock.protocols import ReadsRows
 
 if TYPE_CHECKING:
     from penstock.loading.fetch import Fetch
@@ -46,7 +46,7 @@ class WholeBatches:
     lie if `fetch_batch(indices, in_place=True)` asks for it. A transform has to be None or to have
     one step that `takes_batches`, and the collate function has to be `Stack`.
 
-    Without a transform, `Flatten` lets a dataset of tokens write them into the batch.
+    Without a transform, a collate function that reads rows (`ReadsRows`) makes the batch.
 
     Attributes:
         reads: whether rows are read straight into a batch.
@@ -62,10 +62,10 @@ class WholeBatches:
         stacked = untouched and getattr(dataset, "fetches_batches", False)
         stored = decodes and getattr(dataset, "fetches_pictures", False)
         read = decodes and not getattr(dataset, "draws", True)
-        self._flatten = None
-        if untouched and type(fetch.collate) is Flatten and fetch.collate.reads(dataset):
-            self._flatten = fetch.collate
-        self.reads = self._flatten is not None
+        collate: Any = fetch.collate
+        reads = untouched and isinstance(collate, ReadsRows) and collate.reads(dataset)
+        self._reader: ReadsRows | None = collate if reads else None
+        self.reads = reads
         self._by_sample = not (stacked or stored or self.reads)
         stacks = type(fetch.collate) is Stack and bool(stacked or stored or read)
         self.usable = (
@@ -87,9 +87,9 @@ class WholeBatches:
             NotAtOnceError: it has to be made sample by sample.
             DataError, SampleError: a row cannot be read, and is not to be left out.
         """
-        if self._flatten is not None:
+        if self._reader is not None:
             try:
-                return self._flatten.read(rows, request.indices, request.parts), {}
+                return self._reader.read(rows, request.indices, request.parts), {}
             except (DataError, Mismatch) as error:  # sample by sample it is found where
                 raise NotAtOnceError from error
             finally:

@@ -98,10 +98,10 @@ class Flatten:
         return batch | self._places(batch[self.tokens], layout)
 
     def reads(self, dataset: Any) -> bool:
-        """Whether `read` can take the rows of `dataset`."""
         # Of the class: what wraps a dataset hands on its attributes, and numbers rows otherwise.
         known = hasattr(type(dataset), "read_tokens")
-        return known and self.tokens == "tokens" and not self.fields
+        # A class of it may put samples together in a way of its own.
+        return type(self) is Flatten and known and self.tokens == "tokens" and not self.fields
 
     def read(self, dataset: TokenRows, indices: IntArray, parts: IntArray | None) -> dict[str, Any]:
         """The batch of rows that are read straight into it; as by `__call__`.
