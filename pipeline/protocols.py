@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from penstock.loading.batch import Batch
+    from penstock.order.plan import Request
+    from penstock.order.streams import End, StreamRequest
+
 
 @dataclass(frozen=True)
 class Task:
@@ -65,11 +69,15 @@ class AddOn:
         callables: what a configuration may call of it.
         options: "module:NAME" of its sections and options, `penstock.config.sections.Extension` and
             `Option`, by the key where they stand. A module of options imports nothing slow.
+        exchange: "module:function" of `(split, hashed=False, use="", world=None)` to an `Exchange`
+            of the split's batches, or None: a `penstock.build.data.Split`, whether its samples are
+            hashed, what else than training or validation its batches are for, and for whom.
     """
 
     tasks: Mapping[str, Task] = field(default_factory=dict)
     callables: Sequence[Callables] = ()
     options: Mapping[str, str] = field(default_factory=dict)
+    exchange: str = ""
 
 
 Sample = Any  # a dict of fields, or what `dataset.fields` gives names to
@@ -306,3 +314,27 @@ class ReadsRows(Protocol):
         Raises:
             DataError, penstock.loading.collate.Mismatch: the batch has to be made by its samples.
         """
+
+
+TAKEN = "shared"  # the one stage in the timing of a batch that somebody else has made
+
+
+class Exchange(Protocol):
+    """Hands one loader batches that somebody else has made, and others those of the loader.
+
+    It goes to the loader's executors with the fetch, where only `batch` is called.
+    """
+
+    def begin(self, epoch: int, step: int, steps: int | None, workers: int) -> None:
+        """An epoch begins at `step`; raises ConfigError if nothing can be exchanged."""
+
+    def move(self, epoch: int, step: int) -> None:
+        """The batch before (epoch, step) was delivered."""
+
+    def end(self) -> None:
+        """The loader is closed; a second time does nothing."""
+
+    def batch(
+        self, make: Callable[[], Batch | End], request: Request | StreamRequest, /
+    ) -> Batch | End:
+        """The batch of `request`, from somebody else or made here; raises what `make` does."""

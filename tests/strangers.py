@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock import command, compose
-from penstock.addons.decode_pool.build import share_of
+from penstock.addons.decode_pool.build import pool_of
 from penstock.addons.reports.same_data import SameData
 from penstock.addons.tokens.byte_pairs import learn
 from penstock.build.data import DataParts
@@ -266,7 +266,7 @@ def report(project, changed):
 def sharing(project, changed):
     """The key under which batches would be handed on, now and before."""
     try:
-        now = share_of(project.parts("loader.share=mine").train).group
+        now = pool_of(project.parts("loader.share=mine").train).group
     except PenstockError:
         return "refused"
     return SAME if now == project.__dict__.get("group") else "differ"
@@ -316,7 +316,7 @@ def table(folder, kinds=MAPS + STREAMS, changes=CHANGES):
 def answers(place, kind, what):
     project = Project(place, kind)
     with contextlib.suppress(PenstockError):
-        project.group = share_of(project.parts("loader.share=mine").train).group
+        project.group = pool_of(project.parts("loader.share=mine").train).group
     with contextlib.suppress(PenstockError):
         node = {
             "_target_": "penstock.addons.tokens.byte_pairs.BytePairs",

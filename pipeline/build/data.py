@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from penstock.addons.decode_pool.build import contents_of, share_of
+from penstock import installed
 from penstock.addons.filters.build_costs import costs_of, sample_costs
 from penstock.addons.filters.kept import RowChoice, chosen
 from penstock.addons.mixtures.build import recorded_mixture
@@ -50,6 +50,7 @@ from penstock.loading.wrapped import unfiltered, unfiltered_fingerprint
 from penstock.order.plan import Plan, not_empty
 from penstock.order.samplers import Sequential
 from penstock.order.streams import StreamOrder, StreamPlan, is_stream, length_of
+from penstock.protocols import Exchange
 from penstock.runs import quarantine
 from penstock.runs.identity.dataset import code_and_arguments, tells_all
 from penstock.runs.identity.fingerprints import fingerprint_of, other_than_own, recorded
@@ -418,7 +419,6 @@ class Split:
             hashed: as of `fetch`.
             sampled: look at some rows of a dataset that has no fingerprint.
         """
-        share = share_of(self, hashed)
         sample = SampleRequest.of(length_of(self.dataset) if isinstance(self.plan, Plan) else None)
         return Loader(
             self.plan,
@@ -428,10 +428,21 @@ class Split:
             self.fingerprint,
             batch_transform=(self.batch_transform or None) if self.data.on_device else None,
             budget=self.budget,
-            share=share,
+            exchange=self.exchange(hashed),
             costs=sample_costs(self.config, self.dataset, self.data.fields),
             sample=sample if sampled and not self.is_told else None,
         )
+
+    def exchange(
+        self, hashed: bool = False, use: str = "", world: World | None = None
+    ) -> Exchange | None:
+        """Who may have made batches of the split, or want them; see `AddOn.exchange`."""
+        for addon in installed.addons().values():
+            if addon.exchange:
+                made = installed.load(addon.exchange)(self, hashed=hashed, use=use, world=world)
+                if made is not None:
+                    return made
+        return None
 
     def loader_options(self, backend: BackendName | None = None) -> LoaderOptions:
         """The section `loader`, resolved for this split.
@@ -501,12 +512,6 @@ class Split:
             known_by += f"{name}={value}\n"
         digest = hashlib.blake2b(f"{own}\n{known_by}".encode(), digest_size=16).hexdigest()
         return digest if known_by else own
-
-    @cached_property
-    def contents(self) -> str:
-        """What tells the data apart from that of other runs; see `sharing.contents_of`."""
-        told = self.data_fingerprint(mode_of(self.config))
-        return contents_of(self.dataset, told)
 
     @cached_property
     def fingerprint(self) -> dict[str, str]:

@@ -170,8 +170,8 @@ def _class_count(dataset: Any, fields: Fields) -> int:
 def columns_of(dataset: Any, fields: Fields) -> Columns:
     """Columns of the table by name: one number or text a sample."""
     if isinstance(dataset, SomeRows):
-        columns = columns_of(dataset.dataset, fields)
-        return {name: np.asarray(dataset.column(values)) for name, values in columns.items()}
+        whole = columns_of(dataset.dataset, fields)
+        return {name: np.asarray(dataset.column(values)) for name, values in whole.items()}
     if isinstance(dataset, Subset):
         rows = np.asarray(dataset.indices, dtype=np.int64)
         return {name: column[rows] for name, column in columns_of(dataset.dataset, fields).items()}

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -61,10 +61,7 @@ from penstock.order.randomness import (
     scope,
 )
 from penstock.order.seeding import UNSEEDED, Seeding
-from penstock.protocols import Collate, Transform
-
-if TYPE_CHECKING:
-    from penstock.addons.decode_pool.share import Share
+from penstock.protocols import Collate, Exchange, Transform
 
 
 @dataclass(eq=False, repr=False)
@@ -88,7 +85,7 @@ class Fetch:
         repeat_checked: samples of a first batch were made twice and compared, or need not be.
         reads_many: rows are read by `__getitems__`.
         leaves_generators: in this process they stand after a batch where they stood.
-        share: where batches are taken from other runs, and published for them.
+        exchange: who may have made a batch, or want it.
     """
 
     dataset: Any  # MapDataset | StreamDataset
@@ -101,7 +98,7 @@ class Fetch:
     fields: Fields = NAMELESS
     batch_bytes: int | None = None
     traced: bool = field(default=False, init=False)
-    share: Share | None = field(default=None, init=False)
+    exchange: Exchange | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         keyed = getattr(self.transform, "keyed", self.transform is None)
@@ -139,9 +136,9 @@ class Fetch:
         """
         if isinstance(request, SampleRequest):
             return self.sample(request, draws)
-        if self.share is None:
+        if self.exchange is None:
             return self.make(request, draws)
-        return self.share.batch(partial(self.make, request, draws), request)
+        return self.exchange.batch(partial(self.make, request, draws), request)
 
     def make(self, request: Request, draws: Draws = GLOBAL) -> Batch:
         """The same, made here whoever else has it."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from penstock.addons.ray.cluster import require_installed
 from penstock.distributed.world import World, has_accelerator
@@ -45,9 +45,7 @@ from penstock.loading.workers.thread_backend import ThreadBackend
 from penstock.loading.wrapped import unfiltered
 from penstock.order.plan import Plan
 from penstock.order.streams import End, StreamPlan
-
-if TYPE_CHECKING:
-    from penstock.addons.decode_pool.share import Share
+from penstock.protocols import TAKEN, Exchange
 
 STATE_VERSION = 1
 _MOST_PROBLEMS = 50  # that a message names
@@ -110,7 +108,7 @@ class Loader:
         fingerprint: what the addresses depend on, by name; a state with another one is refused.
         budget: how many samples may be left out of this rank's part of an epoch; None: any.
         batch_transform: transforms a batch on the device; None if fetch has done all of it.
-        share: where batches are taken from other runs, and published for them.
+        exchange: who may have made a batch, or want it.
         costs: of each row, in any unit, by which those that take long are known and begun early;
             None: those that took long in the epoch before are.
         sample: what to ask of the dataset's content, behind the first batch; None asks nothing.
@@ -128,7 +126,7 @@ class Loader:
         fingerprint: Mapping[str, str] | None = None,
         budget: Budget | None = None,
         batch_transform: Callable[[Batch], Batch] | None = None,
-        share: Share | None = None,
+        exchange: Exchange | None = None,
         costs: Sequence[float] | None = None,
         sample: SampleRequest | None = None,
     ) -> None:
@@ -143,10 +141,10 @@ class Loader:
             raise ConfigError(
                 Problem("loader.in_order", "must be true for a stream, whose end is found in order")
             )
-        if share is not None and not self.options.keyed:
-            raise ConfigError(Problem("loader.share", "needs draws that are keyed by sample"))
+        if exchange is not None and not self.options.keyed:
+            raise ConfigError("an exchange of batches needs draws that are keyed by sample")
         self.batch_transform = batch_transform
-        self.share = fetch.share = share
+        self.exchange = fetch.exchange = exchange
         self.seen: Mapping[str, str] | None = None
         self._sample = sample
         self._slow = SlowRows(costs)
@@ -193,8 +191,8 @@ class Loader:
         """
         self.stats = LoaderStats()
         self._next, self._broken_off = (epoch, start), True
-        if self.share is not None:
-            self.share.begin(epoch, start, self.plan.steps(epoch), self.options.num_workers)
+        if self.exchange is not None:
+            self.exchange.begin(epoch, start, self.plan.steps(epoch), self.options.num_workers)
         if self.budget is not None:
             self.budget.begin(epoch)
         self._check_rows()
@@ -227,9 +225,9 @@ class Loader:
                 stats.total_seconds = now - began
                 stats.batches += 1
                 stats.samples += len(batch.indices)
-                if self.share is not None:
-                    self.share.move(*self._next)
-                    stats.shared += "shared" in batch.timing  # share.STAGE
+                if self.exchange is not None:
+                    self.exchange.move(*self._next)
+                    stats.shared += TAKEN in batch.timing
                 for stage, seconds in batch.timing.items():
                     stats.stages[stage] = stats.stages.get(stage, 0.0) + seconds
                 yield batch
@@ -386,10 +384,10 @@ class Loader:
         self._broken_off = False
 
     def close(self) -> None:
-        """Stop the workers, and leave the runs that share."""
+        """Stop the workers, and leave the exchange."""
         self._backend.close()
-        if self.share is not None:
-            self.share.end()
+        if self.exchange is not None:
+            self.exchange.end()
         if self._ahead is not None:
             self._ahead.close()
 

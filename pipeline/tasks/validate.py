@@ -21,7 +21,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from penstock.addons.decode_pool.build import share_of
 from penstock.build.data import DataParts, Split
 from penstock.build.training import TrainingParts
 from penstock.config.changes import differing, recorded, value_in
@@ -202,9 +201,9 @@ def baseline(
         plan = Plan(Subset(len(dataset), 0, indices=rows, shuffle=False), plan.batch_size)
     options = replace(loader.options, persistent_workers=False)
     alone = replace(loader.world, rank=0, size=1)
-    share = share_of(data.train, use="baseline", world=alone)
+    exchange = data.train.exchange(use="baseline", world=alone)
     with (group or Group()).all_or_none():
-        with Loader(plan, fetch, options, alone, share=share) as batches:
+        with Loader(plan, fetch, options, alone, exchange=exchange) as batches:
             count = math.ceil(BASELINE_SAMPLES / plan.batch_size)
             some = islice(batches.epoch(0), count)
             constant = objective.constant(watched(some, count, "finding the best constant"))
@@ -228,7 +227,7 @@ def try_one_batch(val: Split, objective: Objective, loader: Loader, monitor: str
     workers = min(loader.options.num_workers, 1)
     options = replace(loader.options, num_workers=workers, auto=None, persistent_workers=False)
     objective.to(loader.world.device).reset()
-    with Loader(plan, val.fetch(), options, loader.world, share=share_of(val)) as batches:
+    with Loader(plan, val.fetch(), options, loader.world, exchange=val.exchange()) as batches:
         for batch in batches.epoch(0):
             if batch.request.valid:  # else a rank's share is all padding
                 try:

@@ -13,7 +13,7 @@ from penstock.training.train_step import TrainStep
 def speed(train_step: TrainStep, loader: Loader, epoch_metrics: EpochMetrics) -> Record:
     """Samples a second and dead workers of all ranks; waiting and milliseconds of this one."""
     stats, gather = loader.stats, train_step.group.gather
-    shared = {} if loader.share is None else {"shared_batches": sum(gather(stats.shared))}
+    shared = {} if loader.exchange is None else {"shared_batches": sum(gather(stats.shared))}
     return {
         **epoch_metrics.speed(stats.wait_seconds),
         **{

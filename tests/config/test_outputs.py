@@ -127,7 +127,7 @@ WRITERS = {
     "pipeline/files/one_writer.py": "a lock beside a file",
     "pipeline/files/own_files.py": "the functions that the others use",
     "pipeline/addons/decode_pool/folder.py": TEMPORARY,
-    "pipeline/addons/decode_pool/share.py": TEMPORARY,
+    "pipeline/addons/decode_pool/pool.py": TEMPORARY,
     "pipeline/addons/ray/access.py": TEMPORARY,
     "pipeline/runs/git_state.py": TEMPORARY,
     "pipeline/addons/ray/pool.py": TEMPORARY,

@@ -24,8 +24,8 @@ def room(tmp_path, monkeypatch):
 
 def group(*words, split="train", world=None, **named):
     config = penstock.compose("task=fit", "loader.share=auto", *words)
-    share = DataParts(config, world or World()).split(split).loader(**named).share
-    return None if share is None else share.group
+    pool = DataParts(config, world or World()).split(split).loader(**named).exchange
+    return None if pool is None else pool.group
 
 
 @pytest.mark.stress
@@ -155,7 +155,7 @@ def test_a_sweep_in_turn_makes_each_batch_once(faces, capsys):
     assert taken == [[0, 0], [6, 6]]
     assert "6 batches of other runs" in capsys.readouterr().err
     assert "shared_batches" not in records("apart/0")[0]
-    left = list(folder.ShareFolder("auto").path.parent.iterdir())
+    left = list(folder.PoolFolder("auto").path.parent.iterdir())
     assert left == [], "and nothing stays"
 
 

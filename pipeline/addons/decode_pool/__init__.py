@@ -1,8 +1,9 @@
-"""Batches that runs of one machine hand each other: `share.py`, with files in `batch_file.py`."""
+"""Batches that runs of one machine hand each other: `pool.py`, with files in `batch_file.py`."""
 
 from penstock.protocols import AddOn
 
 ADDON = AddOn(
+    exchange="penstock.addons.decode_pool.options:exchange",
     options={
         "loader.share": "penstock.addons.decode_pool.options:share",
         "loader.share_size": "penstock.addons.decode_pool.options:share_size",

@@ -8,10 +8,12 @@ import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
-from penstock.addons.decode_pool.folder import KEY, ShareFolder
-from penstock.addons.decode_pool.share import Share
+from penstock.addons.decode_pool.folder import KEY, PoolFolder
+from penstock.addons.decode_pool.pool import DecodePool
 from penstock.config import changes
+from penstock.config.data_rules import mode_of
 from penstock.distributed.world import World
 from penstock.errors import ConfigError, Problem
 from penstock.loading.known_by import tells
@@ -24,16 +26,14 @@ from penstock.runs.run_folder import version_of
 if TYPE_CHECKING:
     from penstock.build.data import Split
 
-# Others measure the loader, or look for errors in the data.
-TASKS = ("fit", "validate", "digest", "lr_find")
 _READERS = ("pyarrow", "soundfile", "scipy", "opencv-python", "av", "transformers", "tokenizers")
 _GIB = 2**30
 
 
-def share_of(
+def pool_of(
     split: Split, hashed: bool = False, use: str = "", world: World | None = None
-) -> Share | None:
-    """Where the batches of `split` are shared; None where they are not to be.
+) -> DecodePool:
+    """The pool of the batches of `split`, which `loader.share` names.
 
     Args:
         hashed: whether their samples are hashed.
@@ -44,18 +44,15 @@ def share_of(
         ConfigError: it is not known what makes them.
     """
     config = split.config
-    given = config.loader
-    if given.option("share") is None or config.task not in TASKS:
-        return None
-    size = given.option("share_size")
+    name, size = config.loader.option("share"), config.loader.option("share_size")
     digest = hashlib.blake2b(digest_size=16)
     world = world or split.data.world
     for part in ((use, hashed, world.rank, world.size), *_parts(split)):
         digest.update(json.dumps(part, sort_keys=True, default=str).encode() + b"\n")
     again = split.name == "val"  # every validation asks for the same epoch
     last = config.trainer.max_epochs if config.task == "fit" and not use else None
-    return Share(
-        ShareFolder(given.option("share"), size and int(size * _GIB)),
+    return DecodePool(
+        PoolFolder(name, size and int(size * _GIB)),
         digest.hexdigest(),
         None if again else last,
         again,
@@ -70,7 +67,7 @@ def _parts(split: Split) -> Iterator[Any]:
     yield split.fingerprint, fields.given, fields.usual, split.data.on_device
     # Statistics and facts of the training split go into steps of both.
     for one in dict.fromkeys((split, split.data.train)):
-        yield one.name, one.contents
+        yield one.name, _contents(one)
     code = code_of(config)
     for key, modules in code.items():
         if UNKNOWN in modules.values():
@@ -84,6 +81,17 @@ def _parts(split: Split) -> Iterator[Any]:
             )
     yield code, of_penstock(), platform.python_version()
     yield {name: version_of(name) for name in (*PACKAGES, *_READERS)}
+
+
+# Of a split that was asked: it takes a `stat` of each file, and each loader asks.
+_known: WeakKeyDictionary[Split, str] = WeakKeyDictionary()
+
+
+def _contents(split: Split) -> str:
+    if split not in _known:
+        told = split.data_fingerprint(mode_of(split.config))
+        _known[split] = contents_of(split.dataset, told)
+    return _known[split]
 
 
 def contents_of(dataset: Any, told: str) -> str:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from penstock.addons.decode_pool.attached import Position, positions
-from penstock.addons.decode_pool.folder import ShareFolder
+from penstock.addons.decode_pool.folder import PoolFolder
 from penstock.files.disk import is_locked
 
 _NAME = re.compile(r"(\d{1,18})-(\d{1,18})-[0-9a-f]{32}\.batch")
@@ -38,7 +38,7 @@ class _Kept(NamedTuple):
 class Eviction:
     """Keeps a folder within its budget, as far as this process publishes to it."""
 
-    def __init__(self, folder: ShareFolder) -> None:
+    def __init__(self, folder: PoolFolder) -> None:
         self._folder = folder
         self._published = 0
         self._interval = 0.0  # bytes between two looks

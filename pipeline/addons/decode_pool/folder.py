@@ -32,7 +32,7 @@ _LEAST = 1 << 30  # bytes that it has to have
 _WAIT = 10.0  # seconds for the lock, which is held for milliseconds
 
 
-class ShareFolder:
+class PoolFolder:
     """The folder of one name. Making it touches no disk.
 
     Args:
@@ -70,7 +70,7 @@ class ShareFolder:
             own_folder(self.path.parent)
             for other in self.path.parent.iterdir():
                 if other.is_dir() and other != self.path:
-                    ShareFolder(other.name)._clear()
+                    PoolFolder(other.name)._clear()
             with self._locked():
                 if not any(positions(own_folder(self.path) / "runs")):
                     shutil.rmtree(self.path)
@@ -120,7 +120,7 @@ class JobsToCome:
     """Stands among the attached runs for jobs that a sweep has not begun, so that batches stay."""
 
     def __init__(self, name: str) -> None:
-        self._folder = ShareFolder(name)
+        self._folder = PoolFolder(name)
         self._attached: Attached | None = self._folder.attach(Position(""))
 
     def end(self) -> None:

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.addons.decode_pool import eviction, folder, share
+from penstock.addons.decode_pool import eviction, folder, pool
 from penstock.addons.decode_pool.attached import Attached, Position, positions
 from penstock.addons.decode_pool.eviction import Eviction
-from penstock.addons.decode_pool.folder import JobsToCome, ShareFolder
-from penstock.addons.decode_pool.share import Share
+from penstock.addons.decode_pool.folder import JobsToCome, PoolFolder
+from penstock.addons.decode_pool.pool import DecodePool
 from penstock.errors import ConfigError, DataError
 from penstock.loading import worker_status
 from penstock.loading.bad_samples import BadSamples, SampleError
@@ -53,12 +53,12 @@ def room(tmp_path, monkeypatch, caplog):
 
 
 def new(budget=1 << 30, name="ours", **named):
-    return Share(ShareFolder(name, budget), GROUP, **named)
+    return DecodePool(PoolFolder(name, budget), GROUP, **named)
 
 
 def files():
     """All shared batches."""
-    made = ShareFolder("ours").path
+    made = PoolFolder("ours").path
     return sorted(made.glob(f"{GROUP}/*"))
 
 
@@ -66,7 +66,7 @@ def pictures(options=None, given=None, transform=None, **named):
     dataset = named.pop("dataset", None) or toy.Pictures()
     fetch = Fetch(dataset, transform, Stack(), 0, hashed=True, **named)
     plan = Plan(Sequential(len(dataset)), 8)
-    return Loader(plan, fetch, options or LoaderOptions(), share=given)
+    return Loader(plan, fetch, options or LoaderOptions(), exchange=given)
 
 
 def same(one, other):
@@ -99,7 +99,7 @@ def test_every_kind_of_batch_is_that_of_an_unshared_run(kind, backend):
 
     def loader(given):
         made = case.loader()
-        return Loader(made.plan, made.fetch, BACKENDS[backend], share=given)
+        return Loader(made.plan, made.fetch, BACKENDS[backend], exchange=given)
 
     with loader(new()) as first, loader(new()) as second:
         for epoch in range(2):
@@ -266,7 +266,7 @@ def test_what_is_not_plain_is_not_shared_and_that_is_said_once(caplog):
             return {"object": complex(index, 1)}
 
     fetch = Fetch(Odd(), None, List(), 0)
-    with Loader(Plan(Sequential(40), 8), fetch, share=new()) as loader:
+    with Loader(Plan(Sequential(40), 8), fetch, exchange=new()) as loader:
         assert len(list(loader.epoch(0))) == 5
     (said,) = [record.getMessage() for record in caplog.records]
     assert "cannot be shared (loader.share): field 'object', [0] is a builtins.complex" in said
@@ -279,7 +279,7 @@ def test_a_lack_of_room_costs_a_warning_and_no_batch(how, monkeypatch, caplog):
         def refuse(*given):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-        monkeypatch.setattr(share, "write_batch", refuse)
+        monkeypatch.setattr(pool, "write_batch", refuse)
     with pictures() as alone, pictures(given=new(1 << 30 if how == "full" else 10_000)) as loader:
         assert all(map(same, loader.epoch(0), list(alone.epoch(0))))
         assert files() == []
@@ -295,14 +295,14 @@ class Maker:
     """
 
     def __init__(self, number=None):
-        path = ShareFolder("ours").path / GROUP
+        path = PoolFolder("ours").path / GROUP
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         request = pictures().plan.request(0, 0)
-        tried = path / f"{share._name(request)}.0.part"
+        tried = path / f"{pool._name(request)}.0.part"
         ready, done = os.pipe()
         self.pid = os.fork()
         if not self.pid:
-            hold = share._lock(tried)
+            hold = pool._lock(tried)
             os.pwrite(hold.descriptor, str(os.getpid()).encode(), 0)
             os.write(done, b"1")
             time.sleep(60)
@@ -324,7 +324,7 @@ class Maker:
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP, None])
 def test_a_batch_whose_maker_dies_stops_or_is_slow_is_made_here(number, monkeypatch):
     if number is None:
-        monkeypatch.setattr(share, "_FIRST", 0.2)
+        monkeypatch.setattr(pool, "_FIRST", 0.2)
     with pictures() as alone:
         wanted = next(alone.epoch(0))
     with pictures(given=new()) as other:
@@ -334,9 +334,9 @@ def test_a_batch_whose_maker_dies_stops_or_is_slow_is_made_here(number, monkeypa
             assert same(next(loader.epoch(0)), wanted)
             took = time.monotonic() - began
             if number != signal.SIGKILL:
-                assert took > share._LOOK, "it waited"
+                assert took > pool._LOOK, "it waited"
             # Of the patience where nothing is known, which is 20 s, none was needed.
-            assert took < share._FIRST or number is None
+            assert took < pool._FIRST or number is None
             assert len([path for path in files() if path.suffix == ".batch"]) == 6
         with pictures(given=new()) as third:
             next(third.epoch(0))
@@ -345,7 +345,7 @@ def test_a_batch_whose_maker_dies_stops_or_is_slow_is_made_here(number, monkeypa
 
 def test_who_waits_shows_that_it_lives(monkeypatch):
     """So that nobody takes it to hang, however short loader.timeout is."""
-    monkeypatch.setattr(share, "_FIRST", 1.0)
+    monkeypatch.setattr(pool, "_FIRST", 1.0)
     cell = memoryview(bytearray(8 * worker_status.FIELDS)).cast("q")
     kept, seen, sleep = worker_status.current.cell, [], time.sleep
 
@@ -353,7 +353,7 @@ def test_who_waits_shows_that_it_lives(monkeypatch):
         seen.append(worker_status.read(cell))
         sleep(seconds)
 
-    monkeypatch.setattr(share.time, "sleep", look)
+    monkeypatch.setattr(pool.time, "sleep", look)
     worker_status.use(cell)
     try:
         with pictures(given=new()) as other:
@@ -376,8 +376,8 @@ def test_the_last_run_takes_all_away_and_the_first_what_dead_ones_left():
     second.close()
     assert files() == []
     list(first.epoch(0))  # attached again
-    first.share._attached._hold.release()  # as the kernel does when its process is killed
-    first.share._attached = None
+    first.exchange._attached._hold.release()  # as the kernel does when its process is killed
+    first.exchange._attached = None
     assert len(files()) == 5
     with pictures(given=new(name="others")) as other:
         next(other.epoch(0))
@@ -386,7 +386,7 @@ def test_the_last_run_takes_all_away_and_the_first_what_dead_ones_left():
         next(third.epoch(0))
         assert third.stats.shared == 0, "what lay there without anybody is not believed"
     list(first.epoch(0))
-    del first.share, first.fetch.share, first  # without being closed, as in a notebook
+    del first.exchange, first.fetch.exchange, first  # without being closed, as in a notebook
     gc.collect()
     assert files() == []
     jobs = JobsToCome("ours")
@@ -452,7 +452,7 @@ def test_when_a_batch_is_needed():
 
 
 def put(group, *names, size=1000):
-    place = ShareFolder("ours").path / group
+    place = PoolFolder("ours").path / group
     place.mkdir(mode=0o700, exist_ok=True)
     for name in names:
         (place / f"{name}-{GROUP}.batch").write_bytes(bytes(size))
@@ -464,7 +464,7 @@ def left():
 
 
 def test_first_goes_what_nobody_needs_then_what_is_needed_latest(room):
-    shared = ShareFolder("ours", 8000)
+    shared = PoolFolder("ours", 8000)
     fast = shared.attach(Position(GROUP, step=6, steps=20, last=1, pace=0.1))
     slow = shared.attach(Position(GROUP, step=3, steps=20, last=1, pace=0.3))
     put("f" * 32, "0-0", "0-1")
@@ -488,7 +488,7 @@ def test_first_goes_what_nobody_needs_then_what_is_needed_latest(room):
 
 def test_with_jobs_to_come_their_first_batches_are_kept():
     """What a job passed last, the next job needs last."""
-    shared = ShareFolder("ours", 8000)
+    shared = PoolFolder("ours", 8000)
     jobs = JobsToCome("ours")
     job = shared.attach(Position(GROUP, step=9, steps=10, last=1, pace=0.1))
     put(GROUP, *(f"0-{step}" for step in range(10)))

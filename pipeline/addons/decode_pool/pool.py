@@ -35,7 +35,7 @@ from torch.utils.data import get_worker_info
 from penstock.addons.decode_pool.attached import Attached, Position
 from penstock.addons.decode_pool.batch_file import DamagedError, read_batch, write_batch
 from penstock.addons.decode_pool.eviction import Eviction
-from penstock.addons.decode_pool.folder import ShareFolder
+from penstock.addons.decode_pool.folder import PoolFolder
 from penstock.distributed.presence import state_of
 from penstock.files.disk import Hold
 from penstock.files.own_files import NotOwnError
@@ -44,11 +44,11 @@ from penstock.loading import output_buffers, worker_status
 from penstock.loading.batch import Batch
 from penstock.loading.plain_batch import NotPlainError, encode
 from penstock.order.plan import Request
+from penstock.protocols import TAKEN
 
 if TYPE_CHECKING:
     from penstock.order.streams import End, StreamRequest
 
-STAGE = "shared"  # in the timing of a batch that another run made, and nowhere else
 _PARTS = 3  # tries to make a batch at the same time, before one is made without publishing it
 # A process that is stopped is not waited for. One that has no core may take several times as long.
 _FIRST, _MOST = 20.0, 60.0  # seconds of patience where no batch was seen yet; and at most
@@ -57,8 +57,8 @@ _LOOK = 0.02  # seconds between two looks whether a batch is there, at most
 _SIGN = 0.1  # seconds between two signs of life, and two looks whether its maker is there
 
 
-class Share:
-    """Batches that one loader shares with other runs. It goes to workers with the fetch.
+class DecodePool:
+    """Batches that one loader shares with other runs: a `penstock.protocols.Exchange`.
 
     Args:
         folder: where they lie.
@@ -68,7 +68,7 @@ class Share:
     """
 
     def __init__(
-        self, folder: ShareFolder, group: str, last: int | None = None, again: bool = False
+        self, folder: PoolFolder, group: str, last: int | None = None, again: bool = False
     ) -> None:
         self.folder, self.group = folder, group
         self._begins_at = Position(group, last=-1 if last is None else last, again=int(again))
@@ -80,7 +80,6 @@ class Share:
     # In the process that consumes.
 
     def begin(self, epoch: int, step: int, steps: int | None, workers: int) -> None:
-        """An epoch begins at `step`; raises ConfigError if there can be no folder."""
         if self._attached is None:
             self._attached = self.folder.attach(self._begins_at)
             # Also where nobody ends this, such as at the end of a notebook.
@@ -88,12 +87,10 @@ class Share:
         self._attached.begin(epoch, step, steps, workers)
 
     def move(self, epoch: int, step: int) -> None:
-        """The batch before (epoch, step) was delivered."""
         if self._attached is not None:
             self._attached.move(epoch, step)
 
     def end(self) -> None:
-        """Leave the others; a second time does nothing."""
         attached, self._attached = self._attached, None
         if attached is not None:
             self.folder.leave(attached)
@@ -106,7 +103,6 @@ class Share:
     def batch(
         self, make: Callable[[], Batch | End], request: Request | StreamRequest
     ) -> Batch | End:
-        """The batch of `request`, from another run or made here; raises what `make` does."""
         if self._unshared:
             return make()
         began = time.perf_counter()
@@ -120,13 +116,13 @@ class Share:
                 if found is not None or part is not None:
                     break
         except (OSError, NotOwnError) as error:
-            warnings[STAGE] = f"batches are not shared (loader.share): {error}"
+            warnings[TAKEN] = f"batches are not shared (loader.share): {error}"
         if found is None:
             worker_status.report(worker_status.WHOLE, worker_status.READ)
             result = self._made(make, path, part, warnings)
         elif isinstance(found, Batch):
             self._seconds.append(sum(found.timing.values()))
-            result = found.replace(timing={STAGE: time.perf_counter() - began})
+            result = found.replace(timing={TAKEN: time.perf_counter() - began})
         else:
             result = found
         if warnings and isinstance(result, Batch):
@@ -196,9 +192,9 @@ class Share:
                 return self._read(path, result.request.address, warnings) or result
         except NotPlainError as error:
             self._unshared = True
-            warnings[STAGE] = f"batches cannot be shared (loader.share): {error}"
+            warnings[TAKEN] = f"batches cannot be shared (loader.share): {error}"
         except _NoRoomError as error:
-            warnings[STAGE] = f"a batch could not be shared: {error}"
+            warnings[TAKEN] = f"a batch could not be shared: {error}"
         finally:
             part.release()
         return result
