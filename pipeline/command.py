@@ -51,7 +51,7 @@ from penstock.config.messages import from_folder
 from penstock.config.schema import Config
 from penstock.distributed import launch, preemption, world
 from penstock.distributed.preemption import Preempted, Preemption, Stop
-from penstock.errors import PREEMPTED, ConfigError, PenstockError, Problem
+from penstock.errors import LOST, PREEMPTED, ConfigError, PenstockError, Problem
 from penstock.runs.resumption import with_overrides_of_run
 from penstock.terminal import say
 
@@ -303,7 +303,7 @@ def _report_bug(error: BaseException, rank: str) -> int:
     if rank and lost:  # the rank that left has said why, or was killed
         reason = str(error).split(". This is")[0]
         say(f"{rank}ends, as it has lost another rank: {reason}")
-        return launch.LOST
+        return LOST
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
         import resource  # POSIX only
 

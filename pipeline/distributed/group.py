@@ -7,7 +7,7 @@ on a gloo group of their own, so that they never wait for a GPU.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -36,12 +36,7 @@ class Group:
         control: group for objects and agreements; None alone.
         presence: of the ranks; None alone.
         limit: how long ranks wait for each other.
-
-    Attributes:
-        store: where the ranks met; None alone.
     """
-
-    store: Any = None
 
     def __init__(
         self,
@@ -74,9 +69,9 @@ class Group:
         """The values of all ranks, in their order, on all of them; CPU objects."""
         if self.alone:
             return [value]
-        found: list[Any] = [None] * self.world.size
-        dist.all_gather_object(found, value, group=self._control)
-        return found
+        values: list[Any] = [None] * self.world.size
+        dist.all_gather_object(values, value, group=self._control)
+        return values
 
     @contextmanager
     def all_or_none(self) -> Iterator[None]:
@@ -90,10 +85,10 @@ class Group:
             yield
         except Exception as caught:
             error = caught
-        told = self.gather(None if error is None else f"{type(error).__name__}: {error}"[:1000])
+        reasons = self.gather(None if error is None else f"{type(error).__name__}: {error}"[:1000])
         if error is not None:
             raise error
-        for rank, reason in enumerate(told):
+        for rank, reason in enumerate(reasons):
             if reason is not None:
                 raise PenstockError(f"rank {rank}: {reason}")
 
@@ -160,6 +155,13 @@ class Group:
                 raise
             raise late from None
 
+    def ends_with_others(self) -> AbstractContextManager[None]:
+        """For the time of the context, end this process if another rank is gone.
+
+        All ranks have to be in it until no rank waits for another one any more.
+        """
+        return nullcontext() if self._presence is None else self._presence.ends_with_others()
+
     def tell(self, name: str) -> None:
         """Let the other ranks know that this one was asked to stop, by that signal."""
         if self._presence is not None:
@@ -193,8 +195,7 @@ def join(
         try:
             with group.explained():
                 store = meeting.store(world, limit)
-                group.store = meeting.notes() or store
-                presence.meet(group.store)
+                presence.meet(meeting.notes() or store)
                 dist.init_process_group(
                     backend or ("nccl" if cuda else "gloo"),
                     store=store,
@@ -220,12 +221,12 @@ def join(
 
 def _unreachable(world: World, error: Exception) -> ConfigError:
     """The ranks' meeting place cannot be reached; one rank of each machine says so."""
-    found = ConfigError(
+    unreachable = ConfigError(
         Problem(
             "distributed",
             f"rank {world.rank} of {world.size} cannot join the others: "
             f"{error}. Start with {program.text()}, srun, or torchrun on every machine",
         )
     )
-    found.told = world.rank != 1 and world.local_rank != 0
-    return found
+    unreachable.told = world.rank != 1 and world.local_rank != 0
+    return unreachable

@@ -25,7 +25,6 @@ from penstock.errors import PREEMPTED, ConfigError, DataError, PenstockError
 
 _GRACE_SECONDS = 120  # for a checkpoint once ranks were asked to stop; then they are killed
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
-LOST = 69  # a rank that ends because another one is gone (EX_UNAVAILABLE)
 _RESULT = "PENSTOCK_RESULT"  # names the file that rank 0 leaves its result in
 
 

@@ -31,12 +31,11 @@ from torch.distributed import (  # type: ignore[attr-defined]
     TCPStore,
 )
 from torch.distributed.elastic.rendezvous import (
-    RendezvousHandler,
     RendezvousInfo,
-    RendezvousParameters,
     RendezvousStoreInfo,
     rendezvous_handler_registry,
 )
+from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 from torch.distributed.rendezvous import rendezvous
 
 from penstock.distributed.world import (
@@ -55,32 +54,20 @@ _LOOPBACK = ("lo", "lo0")  # Linux, macOS
 _NO_PORT = 9  # discard; ranks expect an address, and nothing listens there
 
 
-class Alone(RendezvousHandler):
-    """A rendezvous whose only member is this launcher; its store is memory of this process."""
+class Alone(StaticTCPRendezvous):
+    """A rendezvous whose only member is this launcher; its store is memory of this process.
 
-    def __init__(self, parameters: RendezvousParameters) -> None:
-        self._run_id = parameters.run_id
+    torch's static rendezvous differs in one point: its store listens.
+    """
+
+    use_agent_store = False
 
     def get_backend(self) -> str:
         return BACKEND
 
     def next_rendezvous(self) -> RendezvousInfo:
-        return RendezvousInfo(HashStore(), 0, 1, RendezvousStoreInfo("127.0.0.1", _NO_PORT))
-
-    def is_closed(self) -> bool:
-        return False
-
-    def set_closed(self) -> None:
-        pass
-
-    def num_nodes_waiting(self) -> int:
-        return 0
-
-    def get_run_id(self) -> str:
-        return self._run_id
-
-    def shutdown(self) -> bool:
-        return True
+        info = RendezvousStoreInfo(self.master_addr, self.master_port)
+        return RendezvousInfo(HashStore(), self.rank, self.world_size, info)
 
 
 @contextmanager
@@ -90,12 +77,14 @@ def announced(folder: Path) -> Iterator[str]:
     Yields:
         the name of the rendezvous for torch's launcher.
     """
-    rendezvous_handler_registry.register(BACKEND, Alone)
+    rendezvous_handler_registry.register(
+        BACKEND, lambda asked: Alone("127.0.0.1", _NO_PORT, 0, 1, asked.run_id, timeout=0)
+    )
     interfaces = {name for _, name in socket.if_nameindex()}
     loopback = next((name for name in _LOOPBACK if name in interfaces), _LOOPBACK[0])
-    told = {MEETING: str(folder), **dict.fromkeys(_INTERFACES, loopback)}
-    before = {name: os.environ.get(name) for name in told}
-    os.environ.update(told)
+    variables = {MEETING: str(folder), **dict.fromkeys(_INTERFACES, loopback)}
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         yield BACKEND
     finally:
@@ -116,14 +105,21 @@ def store(world: World, limit: timedelta) -> Store:
     folder = meeting_folder()
     if folder is not None:
         return FileStore(str(folder / f"start-{restarts()}"), world.size)
-    found: Store | None = _served(world, limit)
-    if found is None:
-        place = store_address()
-        if place is None:
-            found, _, _ = next(rendezvous("env://", world.rank, world.size, timeout=limit))
-        else:  # who does not come is found out later, with the help of this store
-            found = TCPStore(*place, world.size, world.rank == 0, limit, wait_for_workers=False)
-    return PrefixStore(f"start-{restarts()}", found) if launcher_serves() else found
+    address = store_address()
+    if address is None:
+        shared, _, _ = next(rendezvous("env://", world.rank, world.size, timeout=limit))
+        return PrefixStore(f"start-{restarts()}", shared) if launcher_serves() else shared
+    host, port = address
+    listening = _listening(host, port, world.size) if world.rank == 0 else None
+    return TCPStore(
+        host,
+        port,
+        world.size,
+        world.rank == 0,
+        limit,
+        wait_for_workers=False,  # this store helps to find out who does not come
+        master_listen_fd=listening,
+    )
 
 
 class Notes:
@@ -176,27 +172,14 @@ def notes() -> Notes | None:
     return Notes(own)
 
 
-def _served(world: World, limit: timedelta) -> TCPStore | None:
-    """torch's store, listening at MASTER_ADDR only; None where torch has to choose the address.
+def _listening(host: str, port: int, size: int) -> int | None:
+    """A socket that listens at MASTER_ADDR only; None where torch has to choose the address.
 
-    That is where the launcher or another rank serves it, and where MASTER_ADDR is a name, which may
-    mean another address on this machine than on the others.
+    That is where MASTER_ADDR is a name, which may mean another address on this machine than on the
+    others.
     """
-    place = store_address() if world.rank == 0 else None
-    if place is None:
-        return None
-    address, port = place
     try:
-        family = socket.AF_INET6 if ip_address(address).version == 6 else socket.AF_INET
-        listening = socket.create_server((address, port), family=family, backlog=world.size)
+        family = socket.AF_INET6 if ip_address(host).version == 6 else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=size).detach()
     except (ValueError, OSError):  # a name, or an address that is translated on its way here
         return None
-    return TCPStore(
-        address,
-        port,
-        world.size,
-        True,
-        limit,
-        wait_for_workers=False,
-        master_listen_fd=listening.detach(),
-    )

@@ -10,6 +10,9 @@ group was made with). Cost: a look every 0.25 s for each rank.
            them if they are stopped. The first rank that noticed says once who is late, and where.
     end    it has been said: ranks that wait raise LateError; a late rank leaves, if it can, or is
            killed by a rank of its machine
+    lost   a rank is gone. gloo tells only those that exchange numbers with it at that moment; a
+           rank that waits for one of them waits on. So whoever is told, or fails, leaves this note,
+           and the others end
 
 So a rank that hangs in data code, in a library that holds the GIL, or by SIGSTOP ends within
 seconds of the others. Where rank 0 serves the store (srun), is stopped, and no other rank runs on
@@ -24,8 +27,8 @@ import platform
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any
 
@@ -33,7 +36,7 @@ from penstock.distributed import preemption, standing
 from penstock.distributed.standing import Standing
 from penstock.distributed.standing import state_of as state_of
 from penstock.distributed.world import World, meeting_folder, restarts_left, store_address
-from penstock.errors import PREEMPTED, PenstockError
+from penstock.errors import LOST, PREEMPTED, PenstockError
 from penstock.terminal import one_line, say
 
 _LOOK = 0.25  # seconds between two looks for news
@@ -41,6 +44,7 @@ _ANSWERS = 3.0  # seconds for the answers of ranks that live
 _PATIENCE = 12.0  # seconds for somebody to say who is late
 _GRACE = 10.0  # seconds for a rank that waited to end its run, once that has been said
 _LATE_GRACE = 1.0  # the same for a rank that was late
+_LOST_GRACE = 2.0  # seconds for the main thread to find out by itself that a rank is gone
 _LISTED = 4  # late ranks whose places are shown
 _THREADS = ("checkpoint",)  # that a main thread may be waiting for
 # What gloo, NCCL and the store say when a rank does not come, and when its process is gone.
@@ -51,7 +55,7 @@ _TIMED_OUT = (
     "imed out after",
     "Application timeout",
 )
-_LOST = ("onnection closed", "onnection reset", "roken pipe", "onnection refused", "pair closure")
+_CLOSED = ("onnection closed", "onnection reset", "roken pipe", "onnection refused", "pair closure")
 
 
 class LateError(PenstockError):
@@ -78,9 +82,10 @@ class Presence:
         self._asked: dict[int, Standing] = {}  # of other ranks, by this one
         self._descriptions: dict[int, dict[str, Any]] = {}
         self._text, self._answered, self._seen_by = "", False, 0
-        self._place: list[str] = []  # where this rank gave up waiting
+        self._gave_up_at: list[str] = []  # the stack where this rank gave up waiting
         self._served = meeting_folder() is None and store_address() is not None  # by rank 0
-        self._waited, self._said, self._done = (threading.Event() for _ in range(3))
+        self._waited, self._said, self._done, self._apart = (threading.Event() for _ in range(4))
+        self._apart.set()  # cleared in `ends_with_others`
         self._thread = threading.Thread(target=self._live, name="penstock-presence", daemon=True)
         # A store whose process is stopped answers neither yes nor no, and its callers do not
         # notice: so the time for joining is measured here.
@@ -123,9 +128,32 @@ class Presence:
 
     def tell(self, name: str) -> None:
         """Let all ranks know that this one was asked to stop, by the signal of that name."""
+        self._note("stop", name)
+
+    def _note(self, name: str, text: str) -> None:
         with suppress(RuntimeError):  # the store went with another rank, which all will notice
-            self._store.set("stop", name)
+            self._store.set(name, text)
             self._store.set("news", "1")
+
+    @contextmanager
+    def ends_with_others(self) -> Iterator[None]:
+        """For the time of the context, end this process if another rank is gone.
+
+        All ranks have to be in the context until no rank waits for another one any more.
+        """
+        self._apart.clear()
+        try:
+            yield
+        except LateError:  # all know it
+            raise
+        except Exception:  # a loss, or an error of this rank, which is lost to the others
+            # The store of a machine that has gone silently answers nothing, for minutes.
+            note = threading.Thread(target=self._note, args=("lost", "1"), daemon=True)
+            note.start()
+            note.join(_LOST_GRACE)
+            raise
+        finally:
+            self._apart.set()
 
     def explained(self, error: BaseException) -> LateError | None:
         """Who is late, if that is what `error` means; takes seconds.
@@ -134,13 +162,13 @@ class Presence:
         """
         text = f"{error} {error.__cause__ or ''}"
         timed_out = any(words in text for words in _TIMED_OUT)
-        if not timed_out and not any(words in text for words in _LOST):
+        if not timed_out and not any(words in text for words in _CLOSED):
             return None
         if self._store is None:  # there is nobody to ask
             return None
         if not timed_out and not self._said.wait(4 * _LOOK) and not self._answered:
             return None
-        self._place = standing.of_error(error)
+        self._gave_up_at = standing.of_error(error)
         return self._verdict()
 
     def _verdict(self) -> LateError:
@@ -165,9 +193,7 @@ class Presence:
         described = self._descriptions.get(0)
         pid = standing.sibling(0) if described is None else described["pid"]
         if pid is not None and standing.state_of(pid) in ("T", "t"):
-            found = standing.ask(described) if described else standing.before_joining(pid)
-            if found is not None:
-                self._asked[0] = found
+            self._look_at(0, described)
 
     def _say_alone(self) -> None:
         """Say that no rank answers: one of them says it."""
@@ -182,15 +208,25 @@ class Presence:
             say(f"error: {self._text}")
         self._said.set()
 
+    def _look_at(self, rank: int, described: Mapping[str, Any] | None) -> None:
+        """Note where a rank of this machine stands, whether it has joined or not."""
+        pid = standing.sibling(rank) if described is None else None
+        if described is not None:
+            state = standing.ask(described)
+        else:
+            state = None if pid is None else standing.before_joining(pid)
+        if state is not None:
+            self._asked[rank] = state
+
     def _end_others(self) -> None:
         """End the ranks of this machine that had to be asked, unless they end by themselves."""
         if self._served and self._world.rank == 0:  # the others are to see the last news
             with suppress(RuntimeError):
                 _until(lambda: self._store.add("seen", 0) >= self._seen_by, _ANSWERS)
-        there = [one for rank in self._asked if (one := self._descriptions.get(rank))]
-        _until(lambda: not any(map(standing.is_there, there)), _ANSWERS)
-        for one in there:
-            standing.kill(one)
+        late = [self._descriptions[rank] for rank in self._asked if rank in self._descriptions]
+        _until(lambda: not any(map(standing.is_there, late)), _ANSWERS)
+        for described in late:
+            standing.kill(described)
 
     # The presence thread.
 
@@ -202,6 +238,7 @@ class Presence:
             self._look()
         except RuntimeError:
             # The store is gone, and with it the run, which the main thread will notice if it can.
+            self._lost()
             if not self._done.wait(_LATE_GRACE if self._answered else self._timeout):
                 os._exit(PREEMPTED)
 
@@ -215,6 +252,8 @@ class Presence:
                     self._decide()
             if not self._store.check(["news"]):
                 continue
+            if self._store.check(["lost"]):
+                self._lost()
             if not stopped and self._store.check(["stop"]):
                 stopped = True
                 if not preemption.asked():
@@ -230,6 +269,12 @@ class Presence:
             if self._store.check(["end"]):
                 self._end(self._get("end"))
                 return
+
+    def _lost(self) -> None:
+        """Another rank is gone: end this process, unless its main thread finds out."""
+        if not self._apart.wait(_LOST_GRACE):
+            say(f"rank {self._world.rank}: ends, as another rank is gone")
+            os._exit(LOST)
 
     def _end(self, said: dict[str, Any]) -> None:
         """It has been said who is late: leave, unless the main thread does so soon."""
@@ -251,13 +296,13 @@ class Presence:
     def _answer(self) -> None:
         """Say where this rank stands, and what it has found out about others."""
         self._answered = True
-        here = standing.own(_THREADS)
+        state = standing.own(_THREADS)
         self._set(
             f"at-{self._world.rank}",
             {
-                "stack": self._place or here.stack,
-                "waits": here.waits or self._waited.is_set(),
-                "asked": {rank: vars(found) for rank, found in self._asked.items()},
+                "stack": self._gave_up_at or state.stack,
+                "waits": state.waits or self._waited.is_set(),
+                "asked": {rank: vars(state) for rank, state in self._asked.items()},
             },
         )
 
@@ -269,15 +314,9 @@ class Presence:
     def _ask(self, ranks: Iterable[int]) -> None:
         """Find out about ranks that do not answer, as far as they are on this machine."""
         for rank in ranks:
-            described = self._described(rank)
-            if described is None:
-                pid = standing.sibling(rank)
-                found = None if pid is None else standing.before_joining(pid)
-            else:
-                found = standing.ask(described)
-            if found is not None:
-                self._asked[rank] = found
-                self._set(f"asked-{rank}", vars(found))
+            self._look_at(rank, self._described(rank))
+            if rank in self._asked:
+                self._set(f"asked-{rank}", vars(self._asked[rank]))
 
     def _decide(self) -> None:
         """Find out who is late, and tell all ranks and the person."""
@@ -290,16 +329,16 @@ class Presence:
                 if rank not in places and self._store.check([f"at-{rank}"]):
                     said = self._get(f"at-{rank}")
                     places[rank] = Standing("", said["stack"], said["waits"])
-                    asked.update({int(one): Standing(**at) for one, at in said["asked"].items()})
+                    asked.update({int(key): Standing(**at) for key, at in said["asked"].items()})
             return len(places) == self._world.size
 
         _until(read, _ANSWERS)
         silent = [rank for rank in everyone if rank not in places]
         if silent:
             by = {
-                one["host"]: rank
+                described["host"]: rank
                 for rank in sorted(places, reverse=True)
-                if (one := self._described(rank)) is not None
+                if (described := self._described(rank)) is not None
             }
             self._set("ask", {"ranks": silent, "by": sorted(by.values())})
             if self._world.rank in by.values():
@@ -314,8 +353,8 @@ class Presence:
             if rank in asked:
                 late[rank] = asked[rank]
             elif rank in silent:
-                here = self._described(rank)
-                late[rank] = Standing("has not come" if here is None else "gives no sign of life")
+                came = self._described(rank) is not None
+                late[rank] = Standing("gives no sign of life" if came else "has not come")
             elif not places[rank].waits:
                 late[rank] = places[rank]
                 late[rank].how = "lives, but does not come to where the others wait"
@@ -327,16 +366,16 @@ class Presence:
         waited = f"{self._timeout:g} s (distributed.timeout)"
         if late:
             who = "; ".join(
-                f"{_named(rank, self._described(rank))} {found.how}" for rank, found in late.items()
+                f"{_named(rank, self._described(rank))} {state.how}" for rank, state in late.items()
             )
             lines = [f"{who}. The others have waited for {waited}"]
         else:  # some are in another collective than the rest
             lines = [f"the ranks wait for each other, and not at the same place, for {waited}"]
             late = places
-        for rank, found in list(late.items())[:_LISTED]:
-            if found.stack:
+        for rank, state in list(late.items())[:_LISTED]:
+            if state.stack:
                 lines.append(f"    rank {rank} stands at (innermost first):")
-                lines += [f"      {one_line(frame)}" for frame in found.stack]
+                lines += [f"      {one_line(frame)}" for frame in state.stack]
         if restarts_left():
             lines.append("All ranks start again (distributed.max_restarts).")
         elif self.hint:

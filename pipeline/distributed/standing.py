@@ -77,27 +77,26 @@ def own(threads: Iterable[str] = ()) -> Standing:
     """Where this process's main thread stands, and below it those of the names `threads`."""
     frames = sys._current_frames()
     main = _frames_of(frames.get(threading.main_thread().ident or 0))
-    found = Standing(stack=[_text(*frame) for frame in main[:_FRAMES]])
-    found.waits = waits(frame[0] for frame in main)
+    standing = Standing("", [_text(*frame) for frame in main[:_FRAMES]], waits(f[0] for f in main))
     for thread in threading.enumerate():
         if thread.name in threads:
-            found.stack.append(f"in its thread '{thread.name}':")
+            standing.stack.append(f"in its thread '{thread.name}':")
             inner = _frames_of(frames.get(thread.ident or 0))
-            found.stack += [_text(*frame) for frame in inner[:_FRAMES]]
+            standing.stack += [_text(*frame) for frame in inner[:_FRAMES]]
             if main and main[0][0] == threading.__file__:  # waits for that thread, or a lock
-                found.waits |= waits(frame[0] for frame in inner)
-    return found
+                standing.waits |= waits(frame[0] for frame in inner)
+    return standing
 
 
 def of_error(error: BaseException) -> list[str]:
     """Where an error was raised, as frames, the innermost first."""
-    found = reversed(traceback.extract_tb(error.__traceback__))
-    return [_text(one.filename, one.lineno, one.name) for one in found][:_FRAMES]
+    frames = reversed(traceback.extract_tb(error.__traceback__))
+    return [_text(frame.filename, frame.lineno, frame.name) for frame in frames][:_FRAMES]
 
 
 def _frames_of(frame: Any) -> list[tuple[str, int | None, str]]:
-    found = [] if frame is None else traceback.extract_stack(frame)
-    return [(one.filename, one.lineno, one.name) for one in reversed(found)]
+    stack = [] if frame is None else traceback.extract_stack(frame)
+    return [(summary.filename, summary.lineno, summary.name) for summary in reversed(stack)]
 
 
 def _text(path: str, line: object, name: str) -> str:
@@ -121,14 +120,14 @@ def ask(described: Mapping[str, Any]) -> Standing | None:
     pid = described["pid"]
     if described["host"] != platform.node() or not is_there(described):
         return None
-    state, before = state_of(pid), _size(described)
+    state, before = state_of(pid), len(_dumped(described))
     with suppress(OSError):
         os.kill(pid, DUMP)
         os.kill(pid, signal.SIGCONT)
     until, size = time.monotonic() + _SECONDS, before
     while time.monotonic() < until:
         time.sleep(0.05)
-        now = _size(described)
+        now = len(_dumped(described))
         if now > before and now == size:
             break
         size = now
@@ -137,13 +136,14 @@ def ask(described: Mapping[str, Any]) -> Standing | None:
         "t": "is stopped by a debugger",
         "D": "waits inside the kernel, often for a disk or a network file system",
     }
-    dump = _read(described, before)
-    threads = re.split(r"\n(?=Thread |Current thread )", dump)
-    main = [
-        thread
-        for thread in threads
-        if re.match(rf"(Current t|T)hread 0x0*{described['main'] or 0:x}\b", thread)
-    ]
+    dump = _dumped(described)[before:][:_BYTES].decode(errors="replace")
+    # faulthandler's text is the only form in which a process gives its stacks while a thread of it
+    # holds the GIL: "Thread 0x00007f (most recent call first):", and a line for each frame.
+    main = re.search(
+        rf"^(Current t|T)hread 0x0*{described['main'] or 0:x}\b.*?(?=^Thread |^Current thread |\Z)",
+        dump,
+        re.MULTILINE | re.DOTALL,
+    )
     frames = _FRAME.findall(main[0] if main else dump)
     return Standing(
         how.get(state, "does not answer (a library may be holding Python's lock, the GIL)"),
@@ -162,18 +162,11 @@ def before_joining(pid: int) -> Standing:
     return Standing(f"has not come; it {how}")
 
 
-def _size(described: Mapping[str, Any]) -> int:
-    try:
-        return Path(f"/proc/{described['pid']}/fd/{described['dump']}").stat().st_size
-    except OSError:
-        return 0
-
-
-def _read(described: Mapping[str, Any], start: int) -> str:
-    with suppress(OSError), open(f"/proc/{described['pid']}/fd/{described['dump']}", "rb") as file:
-        file.seek(start)
-        return file.read(_BYTES).decode(errors="replace")
-    return ""
+def _dumped(described: Mapping[str, Any]) -> bytes:
+    """All that a process has written for those who asked it."""
+    with suppress(OSError):
+        return Path(f"/proc/{described['pid']}/fd/{described['dump']}").read_bytes()
+    return b""
 
 
 def kill(described: Mapping[str, Any]) -> None:

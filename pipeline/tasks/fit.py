@@ -47,7 +47,6 @@ from penstock.config import environment
 from penstock.config.data_rules import mode_of
 from penstock.config.own_command import command_line, how_to_resume, how_to_skip, overrides
 from penstock.config.schema import Config
-from penstock.distributed import lost
 from penstock.distributed.group import Group, join
 from penstock.distributed.parallel import Parallel, prepare
 from penstock.distributed.preemption import Preempted, Preemption, Stop
@@ -184,7 +183,7 @@ def _run(config: Config, parts: TrainingParts, group: Group) -> float | None:
             echo = 0.0 if group.alone else _REPEATS_AFTER
             with (
                 Preemption(echo, say if group.is_first else None, tell=group.tell) as preemption,
-                lost.ends_with_others(group.store),
+                group.ends_with_others(),
                 group.explained(),  # a rank that is late is not lost
             ):
                 result = fit(

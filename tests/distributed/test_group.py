@@ -79,3 +79,16 @@ def test_a_launcher_that_says_too_little_is_explained(monkeypatch):
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     with pytest.raises(ConfigError, match="rank 0 of 2 cannot join"), join(World(0, 2)):
         pass
+
+
+@pytest.mark.parametrize(
+    ("rank", "local_rank", "says_so"),
+    [(0, 0, True), (1, 1, True), (2, 2, False), (2, 0, True), (3, 1, False)],
+)
+def test_one_rank_of_each_machine_says_that_nobody_can_be_reached(
+    rank, local_rank, says_so, monkeypatch
+):
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    with pytest.raises(ConfigError) as raised, join(World(rank, 4, local_rank)):
+        pass
+    assert raised.value.told != says_so

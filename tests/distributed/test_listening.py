@@ -1,5 +1,6 @@
 """No process of a run on one machine listens where another machine could reach it."""
 
+import json
 import multiprocessing
 import os
 import sys
@@ -107,6 +108,16 @@ def test_only_their_user_can_open_the_folder_in_which_ranks_meet():
         assert result.parent.stat().st_mode & 0o777 == 0o700
         assert os.environ["PENSTOCK_MEETING"] == str(result.parent)
     assert "PENSTOCK_MEETING" not in os.environ
+
+
+def test_a_result_goes_to_the_launcher_if_that_is_ours(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    launch.leave_result({"loss": 0.25})  # nobody wants it
+    assert not launch.is_of_ours()
+    with launch._result_file() as result:
+        assert launch.is_of_ours()
+        launch.leave_result({"loss": 0.25})
+        assert json.loads(result.read_text()) == {"loss": 0.25}
 
 
 def alone_with_a_store(port, answers):

@@ -138,6 +138,22 @@ def test_a_batch_script_that_forgets_srun_is_told(monkeypatch):
     assert "the job has 2 machines" in notice
 
 
+@pytest.mark.parametrize(
+    ("environment", "unused"),
+    [
+        (BATCH_SCRIPT, "4 tasks"),
+        ({**BATCH_SCRIPT, "SLURM_NTASKS": "1"}, ""),
+        ({**BATCH_SCRIPT, **ONE_MACHINE}, ""),
+        ({**BATCH_SCRIPT, "SLURM_STEPID": "0"}, ""),
+        ({**BATCH_SCRIPT, "SLURM_JOB_ID": ""}, ""),
+        ({**BATCH_SCRIPT, "WORLD_SIZE": "1"}, ""),
+    ],
+    ids=["a batch script", "of one task", "a task", "of an older srun", "no job", "torchrun"],
+)
+def test_what_a_process_leaves_unused_is_told_of_batch_scripts_only(environment, unused):
+    assert world.outside_of_srun(environment) == unused
+
+
 @pytest.mark.stress
 def test_two_tasks_train_one_run(tmp_path):
     """The processes that srun would start, each by its variables alone."""
