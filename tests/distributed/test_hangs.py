@@ -132,6 +132,20 @@ def test_a_rank_that_hangs_is_named_and_ended(kind, notes, late, tmp_path):
     assert any(line.endswith(frame) for line in rest), said
 
 
+@pytest.mark.parametrize("notes", [True, False])
+def test_a_rank_that_fails_ends_the_others_wherever_they_wait(notes, tmp_path):
+    def work(group):
+        with contextlib.suppress(ValueError), group.ends_with_others():
+            if group.world.rank == 1:
+                raise ValueError("of this rank")
+            time.sleep(60)
+
+    codes, _, said, _ = run_ranks(3, tmp_path, work, notes)
+    assert codes == {0: 69, 1: 0, 2: 69}, said
+    ends = "rank {}: ends, as another rank is gone"
+    assert sorted(said.splitlines()) == [ends.format(0), ends.format(2)]
+
+
 @pytest.mark.stress
 @pytest.mark.parametrize("notes", [True, False])
 def test_ranks_in_two_places_are_both_shown(notes, tmp_path):
