@@ -33,7 +33,7 @@ from penstock.addons.ray.cluster import GIB, RayOptions
 from penstock.loading.collate import Stack
 from penstock.loading.fetch import Fetch
 from penstock.loading.loader import Loader
-from penstock.loading.workers.backends import LoaderOptions
+from penstock.loading.workers.options import LoaderOptions
 from penstock.order.plan import Plan
 from penstock.order.samplers import Random
 from penstock.terminal import put
@@ -75,7 +75,7 @@ class Pictures(Dataset):  # type: ignore[type-arg]
 
 
 def loader_of(dataset: Any, size: int, backend: Any, workers: int, **ray: Any) -> Loader:
-    options = LoaderOptions(backend, workers, persistent_workers=True, ray=RayOptions(**ray))
+    options = LoaderOptions(backend, workers, persistent_workers=True, own=RayOptions(**ray))
     return Loader(Plan(Random(len(dataset), 0), size), Fetch(dataset, None, Stack(), 0), options)
 
 

@@ -21,7 +21,7 @@ STRATEGIES = ("random", "sequential", "weighted", "bucket")
 CHILD = """
 import sys, time
 import numpy as np, pandas as pd, torch
-from penstock.loading.workers.backends import LoaderOptions
+from penstock.loading.workers.options import LoaderOptions
 from penstock.loading.collate import Stack
 from penstock.loading.fetch import Fetch
 from penstock.loading.loader import Loader

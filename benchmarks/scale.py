@@ -41,7 +41,7 @@ from penstock.distributed.world import World
 from penstock.loading.collate import Stack
 from penstock.loading.fetch import Fetch
 from penstock.loading.loader import Loader
-from penstock.loading.workers.backends import LoaderOptions
+from penstock.loading.workers.options import LoaderOptions
 from penstock.order.permutation import Permutation
 from penstock.order.plan import Plan, Request
 from penstock.order.randomness import hash64, hash64_array

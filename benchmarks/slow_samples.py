@@ -144,7 +144,7 @@ def opened(dataset: Slow, args: argparse.Namespace, kind: str) -> Iterable[Any]:
     from penstock.loading.collate import Stack
     from penstock.loading.fetch import Fetch
     from penstock.loading.loader import Loader
-    from penstock.loading.workers.backends import LoaderOptions
+    from penstock.loading.workers.options import LoaderOptions
     from penstock.order.plan import Plan
     from penstock.order.samplers import Sequential
 

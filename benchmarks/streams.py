@@ -20,7 +20,7 @@ from torch.utils.data import IterableDataset
 from penstock.loading.collate import Stack
 from penstock.loading.loader import Loader
 from penstock.loading.stream_fetch import StreamFetch
-from penstock.loading.workers.backends import LoaderOptions
+from penstock.loading.workers.options import LoaderOptions
 from penstock.order.streams import StreamOrder, StreamPlan
 
 RECORDS, BATCH, SECONDS = 480, 4, 0.005

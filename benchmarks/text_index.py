@@ -122,7 +122,7 @@ def workers(data: DelimitedText, context: str, reads: int) -> None:
     from penstock.loading.collate import List
     from penstock.loading.fetch import Fetch
     from penstock.loading.loader import Loader
-    from penstock.loading.workers.backends import LoaderOptions
+    from penstock.loading.workers.options import LoaderOptions
     from penstock.order.plan import Plan
     from penstock.order.samplers import Random
 

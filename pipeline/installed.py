@@ -43,6 +43,11 @@ def options() -> dict[str, Any]:
     return found
 
 
+def backends() -> dict[str, str]:
+    """What opens each backend that add-ons bring, by the name of `loader.backend`."""
+    return {name: opener for addon in addons().values() for name, opener in addon.backends.items()}
+
+
 def only_reads(task: object) -> bool:
     """Whether a task of that name only reads folders of runs."""
     known = tasks().get(task) if isinstance(task, str) else None

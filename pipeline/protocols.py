@@ -69,6 +69,8 @@ class AddOn:
         callables: what a configuration may call of it.
         options: "module:NAME" of its sections and options, `penstock.config.sections.Extension` and
             `Option`, by the key where they stand. A module of options imports nothing slow.
+        backends: "module:function" of a `Fetch` and its `LoaderOptions` to a `Backend`
+            (`penstock.loading.workers.backends`), by the name that `loader.backend` has for it.
         exchange: "module:function" of `(split, hashed=False, use="", world=None)` to an `Exchange`
             of the split's batches, or None: a `penstock.build.data.Split`, whether its samples are
             hashed, what else than training or validation its batches are for, and for whom.
@@ -77,6 +79,7 @@ class AddOn:
     tasks: Mapping[str, Task] = field(default_factory=dict)
     callables: Sequence[Callables] = ()
     options: Mapping[str, str] = field(default_factory=dict)
+    backends: Mapping[str, str] = field(default_factory=dict)
     exchange: str = ""
 
 

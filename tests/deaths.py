@@ -111,7 +111,7 @@ class Slow:
 
 PROGRAM = """
 import os, signal, sys, threading, time
-from penstock.loading.workers.backends import LoaderOptions
+from penstock.loading.workers.options import LoaderOptions
 from tests import deaths, toy
 
 def go():

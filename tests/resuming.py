@@ -23,7 +23,7 @@ from penstock.loading.collate import Stack
 from penstock.loading.fetch import Fetch
 from penstock.loading.loader import Loader
 from penstock.loading.stream_fetch import StreamFetch
-from penstock.loading.workers.backends import LoaderOptions
+from penstock.loading.workers.options import LoaderOptions
 from penstock.order.plan import Plan
 from penstock.order.samplers import Bucket, Identity, Random, Sequential, Subset, Weighted
 from penstock.order.streams import StreamOrder, StreamPlan

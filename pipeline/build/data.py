@@ -45,7 +45,7 @@ from penstock.loading.loader import Loader
 from penstock.loading.named_fields import Fields
 from penstock.loading.sampled_rows import SampleRequest
 from penstock.loading.stream_fetch import StreamFetch
-from penstock.loading.workers.backends import BackendName, LoaderOptions
+from penstock.loading.workers.options import LoaderOptions
 from penstock.loading.wrapped import unfiltered, unfiltered_fingerprint
 from penstock.order.plan import Plan, not_empty
 from penstock.order.samplers import Sequential
@@ -160,8 +160,8 @@ class DataParts:
     def _statistics(self) -> dict[str, list[float]]:
         dataset, config = self.train.dataset, self.config
         own, options = self.train.cache_key(dataset), None
-        if config.loader.backend == "ray":
-            options = self.train.loader_options("ray")
+        if config.loader.backend in installed.backends():
+            options = self.train.loader_options(config.loader.backend)
         return statistics_of(dataset, config.cache_dir, own, self.fields, options)
 
     @cached_property
@@ -239,7 +239,7 @@ class Split:
             dataset = self._unpacked(lazy=False)
         # "auto" would look at the transform, which may need this very dataset's statistics.
         backend, suited = self.config.loader.backend, backend_for(dataset, recipe)
-        if backend != "ray" and (suited == "thread" or backend == "auto"):
+        if backend not in installed.backends() and (suited == "thread" or backend == "auto"):
             backend = suited
         return pack(
             dataset,
@@ -444,7 +444,7 @@ class Split:
                     return made
         return None
 
-    def loader_options(self, backend: BackendName | None = None) -> LoaderOptions:
+    def loader_options(self, backend: str | None = None) -> LoaderOptions:
         """The section `loader`, resolved for this split.
 
         Args:

@@ -15,7 +15,7 @@ from penstock.config.schema import LoaderSection
 from penstock.distributed import world
 from penstock.loading.autotune import Auto
 from penstock.loading.memory import available, of_a_batch
-from penstock.loading.workers.backends import BackendName, LoaderOptions
+from penstock.loading.workers.options import LoaderOptions
 from penstock.transforms.image import Compose
 from penstock.transforms.image_decoding import decode_step, describe, thread_safe
 
@@ -23,9 +23,7 @@ _GIB = 2**30
 _log = logging.getLogger(__name__)
 
 
-def resolve(
-    given: LoaderSection, backend: BackendName, may_grow: bool, ranks: int = 1
-) -> LoaderOptions:
+def resolve(given: LoaderSection, backend: str, may_grow: bool, ranks: int = 1) -> LoaderOptions:
     """The options of a loader.
 
     Args:
@@ -42,7 +40,7 @@ def resolve(
     if given.num_workers == "auto" and grows:
         auto = Auto(max(2 * cores, 16), budget(given.max_memory, ranks))
         count = max(1, cores // 4)
-    kept = backend in ("process", "ray") and count > 0
+    kept = backend not in ("main", "thread") and count > 0
     persists = kept and given.persistent_workers is not False
     name = given.worker_init_fn
     resolved = {
@@ -84,9 +82,7 @@ def budget(wanted: float | None, ranks: int = 1) -> int | None:
     return available() // (2 * ranks * world.jobs_at_once()) or None
 
 
-def backend(
-    given: LoaderSection, transform: Compose, decodes: bool, log: bool = False
-) -> BackendName:
+def backend(given: LoaderSection, transform: Compose, decodes: bool, log: bool = False) -> str:
     """`loader.backend`; "auto" is threads where they may decode, else processes.
 
     Args:

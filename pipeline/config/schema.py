@@ -41,9 +41,10 @@ from penstock.ranges import Count, Index, Seed
 
 Node = dict[str, Any]  # a part: `_target_` and its arguments
 if TYPE_CHECKING:
-    Task = str
+    Task = Backend = str
 else:
     Task = Literal[tuple(installed.tasks())]
+    Backend = Literal["auto", "process", "thread", "main", *installed.backends()]
 
 
 class BatchSection(Section):
@@ -77,7 +78,7 @@ class LoaderSection(Section):
     `config/loader_options.py` resolves "auto" and None, `config/tuned.py` "tuned".
     """
 
-    backend: Annotated[Literal["auto", "process", "thread", "main", "ray"], NOTHING]
+    backend: Annotated[Backend, NOTHING]
     num_workers: Annotated[Index | Literal["auto", "tuned"], NOTHING]
     prefetch_factor: Annotated[Count | None, NOTHING]
     persistent_workers: Annotated[bool | None, NOTHING]

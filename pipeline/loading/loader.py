@@ -1,6 +1,6 @@
 """Runs fetch over the plan's requests, ahead of the consumer and in order.
 
-    plan -> requests -> backend (main | process | thread | ray) -> pin, move, transform -> consumer
+    plan -> requests -> backend (main | process | thread ...) -> pin, move, transform -> consumer
 
 The backend decides who works on a request and when, never the result. The state is the address of
 the next batch to deliver; batches that workers have prefetched beyond it are requested again.
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
-from penstock.addons.ray.cluster import require_installed
+from penstock import installed
 from penstock.distributed.world import World, has_accelerator
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.batch_bytes import bounded
@@ -32,16 +32,12 @@ from penstock.loading.read_ahead import read_ahead
 from penstock.loading.sampled_rows import SampleRequest
 from penstock.loading.slow_rows import SlowRows
 from penstock.loading.transfer import Transfer
-from penstock.loading.workers.backends import (
-    Asked,
-    Backend,
-    Failure,
-    LoaderOptions,
-    MainBackend,
-    Requests,
-)
+from penstock.loading.workers.backends import Backend, MainBackend
+from penstock.loading.workers.options import LoaderOptions
 from penstock.loading.workers.process_backend import ProcessBackend, require_picklable
+from penstock.loading.workers.results import Asked, Failure
 from penstock.loading.workers.thread_backend import ThreadBackend
+from penstock.loading.workers.window import Requests
 from penstock.loading.wrapped import unfiltered
 from penstock.order.plan import Plan
 from penstock.order.streams import End, StreamPlan
@@ -86,12 +82,10 @@ def open_backend(fetch: Fetch, options: LoaderOptions, pin: bool) -> Backend:
         return MainBackend(fetch, options.keyed)
     if options.backend == "thread":
         return ThreadBackend(fetch, options)
-    if options.backend == "ray":
-        require_installed()
-        from penstock.addons.ray.backend import RayBackend
-
-        return RayBackend(fetch, options)
-    return ProcessBackend(fetch, options, pin)
+    if options.backend == "process":
+        return ProcessBackend(fetch, options, pin)
+    backend: Backend = installed.load(installed.backends()[options.backend])(fetch, options)
+    return backend
 
 
 class Loader:
@@ -169,6 +163,11 @@ class Loader:
     def deaths(self) -> int:
         """Workers that died or stopped answering and were replaced, in all epochs."""
         return self._deaths + self._backend.deaths
+
+    @property
+    def executor(self) -> str:
+        """What makes its batches, in a word or two: "worker process"."""
+        return self._backend.executor
 
     def __len__(self) -> int:
         """Steps in an epoch."""

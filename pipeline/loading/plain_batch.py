@@ -29,7 +29,7 @@ from penstock.files import plain_json
 from penstock.loading.bad_samples import LeftOut, SampleError
 from penstock.loading.batch import Batch
 from penstock.loading.stage_timer import StageTrace
-from penstock.loading.workers.backends import Failure, Result, WorkerError
+from penstock.loading.workers.results import Failure, Result, WorkerError
 from penstock.order.plan import Request
 from penstock.order.seeding import SharedGeneratorError
 from penstock.order.streams import End, StreamRequest

@@ -96,10 +96,7 @@ def _loader(train: Loader, group: Group) -> str:
     options = train.options
     if options.backend == "main" or not options.num_workers:
         return "in this process, between the steps (loader.num_workers=0)"
-    workers = _count(
-        options.num_workers,
-        {"process": "worker process", "ray": "Ray actor"}.get(options.backend, "thread"),
-    )
+    workers = _count(options.num_workers, train.executor)
     auto = "" if options.auto is None else ", to begin with"
     return f"{workers}{'' if group.alone else ' a rank'}{auto}"
 

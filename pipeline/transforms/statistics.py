@@ -30,7 +30,7 @@ from penstock.loading.encoded import EncodedImage
 from penstock.loading.fetch import Fetch
 from penstock.loading.loader import Loader
 from penstock.loading.named_fields import Fields
-from penstock.loading.workers.backends import LoaderOptions
+from penstock.loading.workers.options import LoaderOptions
 from penstock.order.plan import Plan
 from penstock.order.samplers import Sequential
 from penstock.terminal import watched

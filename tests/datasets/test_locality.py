@@ -8,7 +8,7 @@ from penstock.addons.packs.packing import pack
 from penstock.addons.packs.recipe import Recipe
 from penstock.addons.tables.parquet import Parquet
 from penstock.datasets.image_folder import ImageFolder
-from penstock.loading.workers.backends import LoaderOptions
+from penstock.loading.workers.options import LoaderOptions
 from tests.pack_files import Everything
 from tests.table_files import make, write
 from tests.web_server import WebServer

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from penstock.loading.autotune import GAIN, Auto, Autotune, Climb, Window
 from penstock.loading.memory import available, tree_pss
-from penstock.loading.workers.backends import LoaderOptions
+from penstock.loading.workers.options import LoaderOptions
 from tests import toy
 
 

@@ -28,7 +28,7 @@ from penstock.loading.bad_samples import rule
 from penstock.loading.collate import List, Stack
 from penstock.loading.fetch import Fetch
 from penstock.loading.loader import Loader
-from penstock.loading.workers.backends import LoaderOptions
+from penstock.loading.workers.options import LoaderOptions
 from penstock.order.plan import Plan
 from penstock.order.samplers import Sequential
 from tests.program import ROOT, run

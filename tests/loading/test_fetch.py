@@ -19,7 +19,7 @@ from penstock.loading.batch import Batch
 from penstock.loading.collate import List, Pad, Stack
 from penstock.loading.fetch import Fetch, SampleError, batch_hash, hash_sample
 from penstock.loading.loader import Loader
-from penstock.loading.workers.backends import LoaderOptions
+from penstock.loading.workers.options import LoaderOptions
 from penstock.order.generator_states import moved, take
 from penstock.order.plan import Plan
 from penstock.order.randomness import SEEDERS

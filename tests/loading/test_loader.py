@@ -11,7 +11,8 @@ from torchvision.transforms import v2
 
 from penstock.errors import ConfigError, DataError
 from penstock.loading.fetch import SampleError
-from penstock.loading.workers.backends import LoaderOptions, WorkerError
+from penstock.loading.workers.options import LoaderOptions
+from penstock.loading.workers.results import WorkerError
 from penstock.order.seeding import SharedGeneratorError
 from tests import toy
 

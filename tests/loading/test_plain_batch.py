@@ -16,7 +16,7 @@ from penstock.loading.batch import Batch
 from penstock.loading.collate import List, Pad
 from penstock.loading.fetch import Fetch, batch_hash
 from penstock.loading.plain_batch import NotPlainError, decode, encode
-from penstock.loading.workers.backends import Failure
+from penstock.loading.workers.results import Failure
 from penstock.order.plan import Plan, Request
 from penstock.order.samplers import Random
 from penstock.order.streams import End, StreamRequest

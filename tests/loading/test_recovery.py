@@ -21,8 +21,9 @@ from penstock.loading.collate import List, Stack
 from penstock.loading.loader import Loader
 from penstock.loading.stream_fetch import StreamFetch
 from penstock.loading.workers import channel, failures, pool
-from penstock.loading.workers.backends import LoaderOptions, WorkerError
+from penstock.loading.workers.options import LoaderOptions
 from penstock.loading.workers.process_backend import ProcessBackend
+from penstock.loading.workers.results import WorkerError
 from penstock.order.streams import StreamOrder, StreamPlan
 from tests import deaths, toy
 from tests.deaths import Doom, Files, assert_told_of_row_7

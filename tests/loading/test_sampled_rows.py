@@ -18,7 +18,7 @@ from penstock.loading.known_by import relation as related
 from penstock.loading.loader import Loader
 from penstock.loading.sampled_rows import ROWS, SampleRequest
 from penstock.loading.stream_fetch import StreamFetch
-from penstock.loading.workers.backends import LoaderOptions
+from penstock.loading.workers.options import LoaderOptions
 from penstock.order.plan import Plan
 from penstock.order.samplers import Random, Sequential
 from penstock.order.streams import StreamOrder, StreamPlan

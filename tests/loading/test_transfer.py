@@ -6,7 +6,7 @@ import torch
 from penstock.distributed.world import World
 from penstock.loading.loader import Loader
 from penstock.loading.transfer import Buffers, Transfer, ahead
-from penstock.loading.workers.backends import LoaderOptions
+from penstock.loading.workers.options import LoaderOptions
 from penstock.order.plan import Plan
 from penstock.order.samplers import Random
 from penstock.transforms.batch import BatchCompose

@@ -10,7 +10,7 @@ from torch.utils.data import get_worker_info
 
 from penstock.loading import memory
 from penstock.loading.workers import failures
-from penstock.loading.workers.backends import LoaderOptions
+from penstock.loading.workers.options import LoaderOptions
 from penstock.runs import checkpoint
 from tests import deaths, toy
 from tests.resuming import Case, Rows

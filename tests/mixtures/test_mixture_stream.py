@@ -107,7 +107,7 @@ def test_what_cannot_be_mixed_is_refused():
 
 
 def test_a_mixture_through_workers():
-    from penstock.loading.workers.backends import LoaderOptions
+    from penstock.loading.workers.options import LoaderOptions
 
     def epoch(options):
         return np.array(numbers(loader_of(mixture(), options, StreamOrder(1, 8)).epoch(1)))

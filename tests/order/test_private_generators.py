@@ -21,7 +21,7 @@ from penstock.loading.compose import Compose
 from penstock.loading.fetch import Fetch, batch_hash
 from penstock.loading.loader import Loader
 from penstock.loading.stream_fetch import StreamFetch
-from penstock.loading.workers.backends import LoaderOptions
+from penstock.loading.workers.options import LoaderOptions
 from penstock.order.plan import Plan
 from penstock.order.private_generators import PrivateDraws, generators_in
 from penstock.order.randomness import GLOBAL, scope

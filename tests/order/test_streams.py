@@ -14,7 +14,7 @@ from penstock.loading.collate import Stack
 from penstock.loading.fetch import Fetch, batch_hash
 from penstock.loading.loader import Loader
 from penstock.loading.stream_fetch import StreamFetch
-from penstock.loading.workers.backends import LoaderOptions
+from penstock.loading.workers.options import LoaderOptions
 from penstock.order.plan import Plan
 from penstock.order.samplers import Random
 from penstock.order.streams import End, StreamOrder, StreamPlan, is_stream

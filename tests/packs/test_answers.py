@@ -21,7 +21,7 @@ from penstock.loading.dataset_facts import (
     table_of,
 )
 from penstock.loading.fetch import batch_hash
-from penstock.loading.workers.backends import LoaderOptions
+from penstock.loading.workers.options import LoaderOptions
 from tests.face_folder import write_faces
 from tests.pack_files import write_images
 from tests.program import run

@@ -15,7 +15,7 @@ from penstock.errors import DataError
 from penstock.loading.collate import Stack
 from penstock.loading.fetch import Fetch, hash_sample, kinds_of
 from penstock.loading.loader import Loader
-from penstock.loading.workers.backends import LoaderOptions
+from penstock.loading.workers.options import LoaderOptions
 from penstock.order.plan import Plan, Request
 from penstock.order.samplers import Bucket, Random, Weighted
 from penstock.transforms.image import Compose

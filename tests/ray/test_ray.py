@@ -19,7 +19,8 @@ from penstock.addons.ray import cluster as ray_cluster
 from penstock.addons.ray.cluster import RayOptions
 from penstock.errors import PenstockError
 from penstock.loading.collate import List
-from penstock.loading.workers.backends import LoaderOptions, WorkerError
+from penstock.loading.workers.options import LoaderOptions
+from penstock.loading.workers.results import WorkerError
 from tests import another_user, deaths, listening, resuming, toy
 from tests.deaths import Doom, Files, assert_told_of_row_7
 from tests.program import ROOT
@@ -43,7 +44,7 @@ def one_ray():
 
 def on_ray(actors=2, **options):
     options = {"prefetch_factor": 2, **options}
-    return LoaderOptions("ray", actors, ray=RayOptions(window=0.05), **options)
+    return LoaderOptions("ray", actors, own=RayOptions(window=0.05), **options)
 
 
 def hashes_of(case, options, epochs=2):

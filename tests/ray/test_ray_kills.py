@@ -18,7 +18,7 @@ import pytest
 
 from penstock.addons.ray.cluster import RayOptions
 from penstock.loading.fetch import batch_hash
-from penstock.loading.workers.backends import LoaderOptions
+from penstock.loading.workers.options import LoaderOptions
 from tests import deaths, toy
 
 pytestmark = pytest.mark.stress
@@ -52,7 +52,7 @@ def cluster():
 def loader(cluster=None):
     options = None
     if cluster is not None:
-        options = LoaderOptions("ray", 4, max_deaths=8, ray=RayOptions(cluster.address))
+        options = LoaderOptions("ray", 4, max_deaths=8, own=RayOptions(cluster.address))
     return toy.loader(options, toy.Everywhere(), deaths.Files(STEPS * 2), size=2)
 
 

@@ -22,7 +22,7 @@ from penstock.files.limits import Limits
 from penstock.loading.collate import List
 from penstock.loading.loader import Loader
 from penstock.loading.stream_fetch import StreamFetch
-from penstock.loading.workers.backends import LoaderOptions
+from penstock.loading.workers.options import LoaderOptions
 from penstock.order.streams import StreamOrder, StreamPlan
 from tests import toy
 

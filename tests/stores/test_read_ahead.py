@@ -34,7 +34,7 @@ from penstock.errors import ConfigError, DataError
 from penstock.loading.collate import List
 from penstock.loading.fetch import Fetch, hash_of_rows, row_hashes
 from penstock.loading.loader import Loader
-from penstock.loading.workers.backends import LoaderOptions
+from penstock.loading.workers.options import LoaderOptions
 from penstock.order.plan import Plan
 from penstock.order.samplers import Random, Sequential
 from tests.face_folder import write_faces

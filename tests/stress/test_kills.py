@@ -15,7 +15,7 @@ import time
 
 import pytest
 
-from penstock.loading.workers.backends import LoaderOptions
+from penstock.loading.workers.options import LoaderOptions
 from tests import deaths, toy
 
 pytestmark = pytest.mark.stress

@@ -15,7 +15,7 @@ from penstock.loading.collate import Mismatch
 from penstock.loading.fetch import Fetch, batch_hash
 from penstock.loading.loader import Loader
 from penstock.loading.plain_batch import decode, encode
-from penstock.loading.workers.backends import LoaderOptions
+from penstock.loading.workers.options import LoaderOptions
 from penstock.order.plan import Plan
 
 T = 64

@@ -16,7 +16,7 @@ from penstock.loading.collate import Stack
 from penstock.loading.compose import Compose
 from penstock.loading.fetch import Fetch, batch_hash
 from penstock.loading.loader import Loader
-from penstock.loading.workers.backends import LoaderOptions
+from penstock.loading.workers.options import LoaderOptions
 from penstock.order.plan import Plan
 from penstock.order.randomness import begin_sample, scope
 from penstock.order.samplers import Random

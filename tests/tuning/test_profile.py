@@ -20,7 +20,7 @@ from penstock.addons.tuning.measuring import steps_of
 from penstock.addons.tuning.timeline import Timeline
 from penstock.addons.tuning.verdict import SLOWED, Measured, judge
 from penstock.loading.stage_timer import StageTimer
-from penstock.loading.workers.backends import LoaderOptions
+from penstock.loading.workers.options import LoaderOptions
 from tests import toy
 from tests.program import run
 

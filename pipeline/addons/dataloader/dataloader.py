@@ -43,7 +43,8 @@ from penstock.distributed.world import has_accelerator
 from penstock.files.plain_json import JsonError, integer, mapping, shown
 from penstock.loading.loader import open_backend
 from penstock.loading.memory import of_a_batch
-from penstock.loading.workers.backends import SLOW_MEMORY, Backend, LoaderOptions
+from penstock.loading.workers.backends import Backend
+from penstock.loading.workers.options import SLOW_MEMORY, LoaderOptions
 from penstock.order.seeding import Seeding
 
 STATE_VERSION = 1

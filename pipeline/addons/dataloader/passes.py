@@ -16,7 +16,8 @@ from typing import Any
 
 from penstock.addons.dataloader.item_fetch import FetchResult
 from penstock.addons.dataloader.progress import Progress, State
-from penstock.loading.workers.backends import Backend, Failure, WorkerError
+from penstock.loading.workers.backends import Backend
+from penstock.loading.workers.results import Failure, WorkerError
 
 
 class WorkersLostError(WorkerError, RuntimeError):

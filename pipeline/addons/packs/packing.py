@@ -38,7 +38,7 @@ from penstock.loading.encoded import EncodedImage
 from penstock.loading.fetch import Fetch
 from penstock.loading.loader import Loader
 from penstock.loading.named_fields import Fields
-from penstock.loading.workers.backends import LoaderOptions
+from penstock.loading.workers.options import LoaderOptions
 from penstock.order.generator_states import moved, take
 from penstock.order.plan import Plan
 from penstock.order.randomness import IntArray, scope, seed_global

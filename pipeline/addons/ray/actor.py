@@ -37,7 +37,7 @@ from penstock.addons.ray.cluster import LAST_ON_PATH
 from penstock.addons.ray.message import Made, pack
 from penstock.loading import output_buffers, worker_status
 from penstock.loading.plain_batch import NotPlainError, encode
-from penstock.loading.workers.backends import Asked, attempt
+from penstock.loading.workers.results import Asked, attempt
 from penstock.torch_internals import ExceptionWrapper, WorkerInfo, numpy_seed
 
 # Before anything of a person's is unpickled: folders that PYTHONPATH would put in front of what is

@@ -10,7 +10,8 @@ from ray import cloudpickle
 from penstock.addons.ray.pool import RayPool
 from penstock.errors import ConfigError, Problem
 from penstock.loading.fetch import Fetch
-from penstock.loading.workers.backends import LoaderOptions, PoolBackend
+from penstock.loading.workers.backends import PoolBackend
+from penstock.loading.workers.options import LoaderOptions
 from penstock.loading.workers.process_backend import parts_of
 
 
@@ -18,6 +19,7 @@ class RayBackend(PoolBackend):
     """Works in Ray actors."""
 
     pins = False
+    executor = "Ray actor"
 
     def __init__(self, fetch: Fetch, options: LoaderOptions) -> None:
         require_picklable(fetch)

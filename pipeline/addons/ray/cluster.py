@@ -25,12 +25,17 @@ from dataclasses import dataclass, field
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.addons.ray import access as ray_access
 from penstock.distributed.preemption import held
 from penstock.errors import ConfigError, Problem
+from penstock.loading.workers.options import LoaderOptions
 from penstock.terminal import one_line
+
+if TYPE_CHECKING:
+    from penstock.addons.ray.backend import RayBackend
+    from penstock.loading.fetch import Fetch
 
 GIB = 2**30
 # Logical CPUs of a Ray that is started here. How many actors there are is the loader's business.
@@ -56,6 +61,11 @@ class RayOptions:
     resources: Mapping[str, float] = field(default_factory=dict)
     runtime_env: Mapping[str, Any] = field(default_factory=dict)
     window: float = 1.0
+
+
+def options_of(options: LoaderOptions) -> RayOptions:
+    """Where the actors of a loader run."""
+    return options.own if isinstance(options.own, RayOptions) else RayOptions()
 
 
 class _State:
@@ -95,6 +105,14 @@ def require_installed() -> None:
                 f"demand a token: pip install 'ray>={oldest}', or loader.backend=process",
             )
         )
+
+
+def open_backend(fetch: Fetch, options: LoaderOptions) -> RayBackend:
+    """What `loader.backend=ray` is; raises ConfigError as `require_installed` does."""
+    require_installed()
+    from penstock.addons.ray.backend import RayBackend
+
+    return RayBackend(fetch, options)
 
 
 def connect(options: RayOptions) -> None:

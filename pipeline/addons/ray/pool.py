@@ -35,15 +35,10 @@ from penstock.distributed.preemption import held, waiting
 from penstock.errors import DataError
 from penstock.loading.fetch import Fetch
 from penstock.loading.plain_batch import decode
-from penstock.loading.workers.backends import (
-    Asked,
-    Failure,
-    LoaderOptions,
-    Result,
-    Task,
-    WorkerError,
-)
 from penstock.loading.workers.failures import FailureReport
+from penstock.loading.workers.options import LoaderOptions
+from penstock.loading.workers.results import Asked, Failure, Result, WorkerError
+from penstock.loading.workers.window import Task
 from penstock.terminal import one_line
 
 log = logging.getLogger(__name__)
@@ -96,7 +91,7 @@ class RayPool:
 
     def __init__(self, fetch: Fetch, seed: int, options: LoaderOptions) -> None:
         self._owner, self._options, self._dataset = os.getpid(), options, fetch.dataset
-        size, self._given = options.num_workers, options.ray or ray_cluster.RayOptions()
+        size, self._given = options.num_workers, ray_cluster.options_of(options)
         self._window = int(self._given.window * ray_cluster.GIB)
         self._memory = StoreMemory(2 * self._window)
         self._placement: Placement | None = None

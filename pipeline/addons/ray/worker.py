@@ -24,7 +24,7 @@ from penstock.errors import ConfigError, Problem
 from penstock.loading import worker_status
 from penstock.loading.worker_status import WorkerStatus
 from penstock.loading.workers import failures
-from penstock.loading.workers.backends import LoaderOptions
+from penstock.loading.workers.options import LoaderOptions
 from penstock.terminal import one_line
 
 _ASK_SECONDS = 1.0  # between two questions for the status of an actor on another node
@@ -55,7 +55,7 @@ class RayWorker:
         self.begun: Begun | None = None
         self.silent = 0.0
         self.error: RayError | None = None
-        self._context, self._options = context, options.ray or ray_cluster.RayOptions()
+        self._context, self._options = context, ray_cluster.options_of(options)
         self._name = Path(context.folder) / str(context.number)
         self._actor: Any = None
         self._make: Any = None

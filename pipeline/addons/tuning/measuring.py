@@ -21,7 +21,7 @@ from penstock.errors import ConfigError, Problem
 from penstock.loading.batch import Batch
 from penstock.loading.loader import Loader
 from penstock.loading.stage_timer import delayed
-from penstock.loading.workers.backends import LoaderOptions
+from penstock.loading.workers.options import LoaderOptions
 from penstock.order.address import Address
 from penstock.order.plan import Request
 from penstock.order.randomness import scope

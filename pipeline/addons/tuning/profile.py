@@ -22,7 +22,7 @@ from penstock.addons.tuning.verdict import Measured, Verdict
 from penstock.config.own_command import command_line
 from penstock.config.schema import Config
 from penstock.distributed.world import usable_cpus
-from penstock.loading.workers.backends import LoaderOptions
+from penstock.loading.workers.options import LoaderOptions
 from penstock.order.streams import StreamPlan
 from penstock.runs.checkpoint import CheckpointError, Checkpoints
 from penstock.runs.only_shown import only_shown

@@ -26,7 +26,7 @@ from penstock.errors import ConfigError
 from penstock.loading.batch import Batch
 from penstock.loading.loader import Loader
 from penstock.loading.memory import tree_pss
-from penstock.loading.workers.backends import LoaderOptions
+from penstock.loading.workers.options import LoaderOptions
 from penstock.tasks.tables import new_table, put_table
 from penstock.terminal import ProgressDisplay, put, say
 

@@ -24,7 +24,6 @@ from penstock.files import plain_json
 from penstock.files.disk import write_atomically
 from penstock.files.own_files import check_own, own_folder
 from penstock.files.plain_json import mapping, shown
-from penstock.loading.workers.backends import BackendName
 from penstock.order.randomness import hash64
 
 _LARGEST = 1 << 20  # bytes
@@ -40,7 +39,7 @@ class Tuned(Section):
         found_for: what the choice depends on, by key of the configuration; see `found_for`.
     """
 
-    backend: BackendName
+    backend: str
     num_workers: Annotated[int, Field(ge=0, le=1024)]
     prefetch_factor: Annotated[int, Field(ge=1, le=10_000)] | None
     pin_memory: bool

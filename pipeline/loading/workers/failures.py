@@ -24,7 +24,7 @@ _STACK_BYTES = 64 << 10
 _STACK_SECONDS = 1.0
 _SWITCHES = re.compile(r"voluntary_ctxt_switches:\s*(\d+)")
 _OWN_THREAD = re.compile(r"worker_side\.py.* in _\w+$", re.MULTILINE)
-_START_OF_WORK = re.compile(r"\n[^\n]*loading/workers/(?:backends|worker_side)\.py")
+_START_OF_WORK = re.compile(r"\n[^\n]*loading/workers/(?:results|worker_side)\.py")
 
 
 @dataclass

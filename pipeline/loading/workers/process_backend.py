@@ -16,7 +16,8 @@ import torch
 
 from penstock.errors import ConfigError, Problem
 from penstock.loading.fetch import Fetch
-from penstock.loading.workers.backends import LoaderOptions, PoolBackend
+from penstock.loading.workers.backends import PoolBackend
+from penstock.loading.workers.options import LoaderOptions
 from penstock.loading.workers.pool import WorkerPool
 from penstock.loading.workers.worker import Worker
 
@@ -27,6 +28,7 @@ class ProcessBackend(PoolBackend):
     """Works in worker processes."""
 
     pins = True
+    executor = "worker process"
 
     def __init__(self, fetch: Fetch, options: LoaderOptions, pin: bool) -> None:
         self._method = start_method(options)

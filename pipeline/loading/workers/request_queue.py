@@ -23,7 +23,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
-from penstock.loading.workers.backends import Task
+from penstock.loading.workers.window import Task
 
 _TOKEN = struct.Struct("<QQQQ")  # number, offset, bytes, nothing; its size divides that of a page
 _CLAIMS = 4096  # that one process can have before the owner has looked

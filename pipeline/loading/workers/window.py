@@ -8,19 +8,152 @@ the next slow one is ready in time. What it grows by is bounded, in batches and 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterator
+from itertools import islice
 from typing import Any, Protocol
 
 from penstock.loading.sizes import nbytes
+from penstock.loading.workers.options import LoaderOptions
+from penstock.loading.workers.results import Asked, Result, Results
+from penstock.torch_internals import ExceptionWrapper
 
+POLL = 0.5  # seconds between two looks at workers that report nothing
 _MOST = 8  # batches beyond the normal window, for each worker
 _SHRINK = 64  # batches after which the window is one smaller
 
 
-class Waiting(Protocol):
-    """A request that was handed to a pool; `result` is None until it is there."""
+class Task:
+    """A request that a worker has.
 
-    result: Any
+    Attributes:
+        result: None until it is there. An unexpected error is an exception to raise, or torch's
+            wrapper of one from another process.
+        deaths: of the workers that had it.
+        last_death: how and where the last of them died.
+    """
+
+    def __init__(self, request: Asked) -> None:
+        self.request = request
+        self.result: Any = None
+        self.deaths = 0
+        self.last_death: Any = None
+
+    def take(self) -> Result:
+        """The result, which belongs to its consumer alone; raises an unexpected error."""
+        result, self.result = self.result, None
+        if isinstance(result, ExceptionWrapper):
+            result.reraise()
+        if isinstance(result, BaseException):
+            raise result
+        return result
+
+
+class Pool(Protocol):
+    """Workers, as `windowed` uses them."""
+
+    def submit(self, request: Asked) -> Task: ...
+
+    def wait(self, seconds: float) -> bool:
+        """Wait at most so long for a result of any task; whether there is one."""
+
+    def late(self, limit: float) -> str:
+        """A report on workers that have made no batch in `limit` seconds; may be empty."""
+
+
+class StartedPool(Pool, Protocol):
+    """Workers that were started, and have to be ended."""
+
+    @property
+    def deaths(self) -> int: ...
+
+    def begin(self) -> None:
+        """Another run begins, which knows nothing of what the last one asked for."""
+
+    def shut_down(self) -> None: ...
+
+
+class Requests(Iterator[Asked]):
+    """Requests in order.
+
+    Attributes:
+        expects: whether one will take long, as far as is known; None: nothing is known of any.
+    """
+
+    def __init__(
+        self, requests: Iterator[Asked], expects: Callable[[Asked], bool] | None = None
+    ) -> None:
+        self._requests, self.expects = requests, expects
+
+    def __next__(self) -> Asked:
+        return next(self._requests)
+
+
+class _Feed:
+    """Hands requests to a pool in order, but those that will take long before their turn.
+
+    Args:
+        reach: how many requests before their turn.
+    """
+
+    def __init__(self, pool: Pool, requests: Iterator[Asked], window: Window, reach: int) -> None:
+        self._pool, self._requests, self._window, self._reach = pool, requests, window, reach
+        self._expects = getattr(requests, "expects", None) if reach else None
+        self._coming: deque[Asked | Task] = deque()
+        window.measures = self._expects is not None
+
+    def next(self, count: int) -> list[Task]:
+        """The next tasks, in order; fewer at the end."""
+        tasks = []
+        for _ in range(count):
+            one = self._coming.popleft() if self._coming else next(self._requests, None)
+            if one is None:
+                break
+            if isinstance(one, Task):
+                self._window.early -= 1
+                tasks.append(one)
+            else:
+                tasks.append(self._pool.submit(one))
+        if self._expects is not None:
+            self._look_ahead(2 * max(count, 1))
+        return tasks
+
+    def _look_ahead(self, count: int) -> None:
+        """Look at some more requests, a few at a time, so that the first batch does not wait."""
+        assert self._expects is not None
+        for request in islice(self._requests, min(count, self._reach - len(self._coming))):
+            is_early = self._window.has_room and self._expects(request)
+            self._coming.append(self._pool.submit(request) if is_early else request)
+            self._window.early += is_early
+
+
+def windowed(pool: Pool, requests: Iterator[Asked], options: LoaderOptions) -> Results:
+    """Results of `requests`, a window of which is handed to the pool at once."""
+    window = Window(options.num_workers, options.ahead, options.slow_memory)
+    feed = _Feed(pool, requests, window, window.most if options.in_order else 0)
+    return _taken(pool, deque(feed.next(window.size)), feed, window, options)
+
+
+def _taken(
+    pool: Pool, pending: deque[Task], feed: _Feed, window: Window, options: LoaderOptions
+) -> Results:
+    limit = options.batch_timeout
+    while pending:
+        heard = time.monotonic()
+        candidates = [pending[0]] if options.in_order else pending
+        while (task := next((one for one in candidates if one.result is not None), None)) is None:
+            if options.in_order and window.grow(pending):
+                pending += feed.next(window.size - len(pending))
+            if pool.wait(min(limit or POLL, POLL)):
+                heard = time.monotonic()
+            elif limit and time.monotonic() - heard >= limit:
+                # torch's words, which programs look for
+                raise RuntimeError(f"DataLoader timed out after {limit} seconds{pool.late(limit)}")
+        pending.remove(task)
+        window.deliver(task.result)
+        pending += feed.next(window.size - len(pending))
+        yield task.take()
 
 
 class Window:
@@ -63,7 +196,7 @@ class Window:
     def _room(self) -> int:
         return self._budget // max(self.largest, 1)
 
-    def grow(self, pending: Collection[Waiting]) -> bool:
+    def grow(self, pending: Collection[Task]) -> bool:
         """Grow by one if workers get idle while the first of `pending` is waited for."""
         if len(pending) < self.size or self.extra >= self.most or not self._budget:
             return False
