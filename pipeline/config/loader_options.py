@@ -51,7 +51,7 @@ def resolve(given: LoaderSection, backend: str, may_grow: bool, ranks: int = 1) 
         "slow_memory": int(given.slow_memory * _GIB),
         "pin_memory": world.has_accelerator() if given.pin_memory is None else given.pin_memory,
         "worker_init_fn": allow_list.resolve(name, "loader.worker_init_fn") if name else None,
-        "ray": RayOptions(**given.option("ray").model_dump(exclude={"num_actors"})),
+        "own": RayOptions(**given.option("ray").model_dump(exclude={"num_actors"})),
     }
     same = given.model_dump(include={field.name for field in fields(LoaderOptions)})
     return LoaderOptions(**{**same, **resolved})

@@ -41,7 +41,8 @@ from penstock.ranges import Count, Index, Seed
 
 Node = dict[str, Any]  # a part: `_target_` and its arguments
 if TYPE_CHECKING:
-    Task = Backend = str
+    Task = str
+    Backend = str
 else:
     Task = Literal[tuple(installed.tasks())]
     Backend = Literal["auto", "process", "thread", "main", *installed.backends()]

@@ -19,7 +19,7 @@ class LoaderOptions:
     die or hang are replaced.
 
     Attributes:
-        backend: "main", "process", "thread" or one that an add-on brings; with no workers it is "main".
+        backend: "main", "process", "thread", or one of an add-on; with no workers it is "main".
         num_workers: processes, threads or actors, per rank.
         prefetch_factor: batches each worker is ahead; None is torch's 2.
         timeout: seconds without a sign of life from a worker (a sample begun, a stage) after which
