@@ -9,7 +9,6 @@ import pkgutil
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,12 @@ _FOLDER = Path(__file__).parent / "addons"
 
 @cache
 def addons() -> Mapping[str, AddOn]:
-    """The add-ons by name, ours first. Cost: a millisecond for each, once."""
-    ours = {one.name: f"penstock.addons.{one.name}" for one in pkgutil.iter_modules([str(_FOLDER)])}
-    others = {one.name: one.module for one in entry_points(group="penstock.addons")}
-    return {name: import_module(module).ADDON for name, module in {**others, **ours}.items()}
+    """The add-ons by name. Cost: 0.2 ms for each, once.
+
+    Packages of other distributions are no add-ons: they would run without anybody having said so.
+    """
+    names = [module.name for module in pkgutil.iter_modules([str(_FOLDER)])]
+    return {name: import_module(f"penstock.addons.{name}").ADDON for name in names}
 
 
 @cache

@@ -60,9 +60,9 @@ class Callables:
 class AddOn:
     """What a package above the core adds to it: `ADDON` in the package's `__init__.py`.
 
-    The core never imports an add-on. It finds the packages in `penstock.addons`, and those that
-    other distributions name as entry points `penstock.addons` (`penstock.installed`), and imports a
-    module when it is needed. What is called is named "module:function".
+    The core never imports an add-on. It finds the packages in `penstock.addons` by their folder
+    (`penstock.installed`), and imports a module when it is needed. What is called is named
+    "module:function".
 
     Attributes:
         tasks: by name.
