@@ -1,7 +1,8 @@
-"""Where mkdocstrings reads docstrings: a copy of `pipeline` in which links are folders.
+"""Where mkdocstrings reads docstrings: a copy of `penstock` in which links are folders.
 
-`pipeline/datasets` is a link to `datasets/`, which has no `__init__.py`, so mkdocstrings passes it
-over. In the copy it is a package, and the pages show the names under which datasets are imported.
+`penstock` is a link to `pipeline/`, and `penstock/datasets` one to `datasets/`, which has no
+`__init__.py`, so mkdocstrings passes it over. In the copy it is a package, and the pages show the
+names under which datasets are imported.
 Nothing is imported.
 """
 
@@ -20,7 +21,7 @@ def on_config(config):
     """Copy the sources, and have mkdocstrings read the copy."""
     copy = tempfile.TemporaryDirectory(prefix="penstock-docs-")
     _copies.append(copy)
-    package = Path(copy.name) / "pipeline"
+    package = Path(copy.name) / "penstock"
     only_python = shutil.ignore_patterns("__pycache__", "conf", "*.so", "*.c", "*.h")
     shutil.copytree(ROOT / "pipeline", package, ignore=only_python)
     for folder in (package / "datasets").rglob("*"):

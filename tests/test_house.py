@@ -18,7 +18,7 @@ from torchmetrics import MeanMetric, Metric
 
 ROOT = Path(__file__).parent.parent
 
-# What a dataset may know of the pipeline: packages, or single modules of one.
+# What a dataset of the core may know of the pipeline: packages, or single modules of one.
 KNOWN_TO_DATASETS = (
     "penstock.errors",
     "penstock.ranges",
@@ -31,8 +31,15 @@ KNOWN_TO_DATASETS = (
     "penstock.transforms",
     "penstock.loading.encoded",
     "penstock.loading.stored",
-    "penstock.addons.packs",
 )
+# Datasets of the core that still know an add-on.
+KNOW_ADD_ONS = {
+    "datasets/files.py",
+    "datasets/reading/data_file.py",
+    "datasets/reading/folder.py",
+    "datasets/reading/mapped_array.py",
+    "datasets/reading/shard_files.py",
+}
 KNOW_HYDRA = {
     "run.py",
     "pipeline/command.py",
@@ -130,9 +137,12 @@ def test_every_package_has_a_layer():
     assert there == named
 
 
-def test_the_pipeline_imports_no_dataset():
+def test_the_core_imports_no_dataset():
+    """It meets them by the `_target_`s of a configuration; add-ons may build on them."""
     for name in tracked("pipeline/*.py"):
-        assert not [one for one in imports_of(name) if under(one, ("penstock.datasets",))], name
+        if not name.startswith("pipeline/addons/"):
+            datasets = [m for m in imports_of(name) if under(m, ("penstock.datasets",))]
+            assert not datasets, name
 
 
 def test_hydra_is_imported_only_where_configurations_are_composed():
@@ -174,7 +184,9 @@ def test_private_names_of_others_are_used_in_adapters_only():
 
 
 @pytest.mark.parametrize("name", tracked("datasets/*.py"))
-def test_datasets_know_little_of_the_pipeline(name):
+def test_datasets_know_little_of_the_pipeline(name, request):
+    if name in KNOW_ADD_ONS:
+        request.applymarker(pytest.mark.xfail(reason="it knows an add-on"))
     for module in imports_of(name):
         if under(module, ("penstock",)):
             assert under(module, ("penstock.datasets", *KNOWN_TO_DATASETS)), module
@@ -187,7 +199,12 @@ PACKAGES = [
 
 @pytest.mark.parametrize("name", ["pipeline/__init__.py", *PACKAGES])
 def test_importing_a_package_imports_nothing(name):
-    assert {m.split(".")[0] for m in imports_of(name)} <= {"__future__", "importlib", "typing"}
+    """But an add-on's the record with which it joins, `ADDON`."""
+    imported = {module.split(".")[0] for module in imports_of(name)}
+    if name.startswith("pipeline/addons/"):
+        assert all(under(module, ("penstock.protocols",)) for module in imports_of(name))
+    else:
+        assert imported <= {"__future__", "importlib", "typing"}
 
 
 @pytest.mark.parametrize("name", ["pipeline/__init__.py", "pipeline/tasks/__init__.py", *PACKAGES])
@@ -206,19 +223,15 @@ def test_no_file_is_too_long_or_named_for_nothing():
 
 
 def test_functions_are_short():
-    lengths = []
-    for name in tracked(*CODE):
-        for node in ast.walk(tree_of(name)):
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                lengths.append((_code_lines(node), f"{name}:{node.name}"))
-    lengths.sort(reverse=True)
-    long = [where for count, where in lengths if count > 50]
-    assert len(long) <= 0.03 * len(lengths), long
-
-
-def _code_lines(node):
-    docstring = ast.get_docstring(node, clean=False)
-    return node.end_lineno - node.lineno + 1 - (docstring.count("\n") + 1 if docstring else 0)
+    """In statements: how many lines one takes, ruff decides."""
+    functions = {
+        f"{name}:{node.name}": sum(isinstance(part, ast.stmt) for part in ast.walk(node)) - 1
+        for name in tracked(*CODE)
+        for node in ast.walk(tree_of(name))
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+    }
+    long = [function for function, statements in functions.items() if statements > 35]
+    assert len(long) <= 0.01 * len(functions), long
 
 
 def test_run_is_small_and_the_configuration_and_the_readme_fit_on_a_screen():

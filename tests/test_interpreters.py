@@ -262,7 +262,7 @@ def test_tests_that_a_page_names_are_there(page):
 
 
 def test_templates_escape_and_their_script_makes_no_markup():
-    folder = ROOT / "pipeline" / "reports" / "templates"
+    folder = ROOT / "pipeline" / "addons" / "reports" / "templates"
     for path in folder.iterdir():
         text = path.read_text()
         odd = re.findall(

@@ -379,8 +379,8 @@ def _renamed(name: str) -> str:
     """What was imported as `pipeline`, with its name of today: its module may have moved."""
     *module, what = name.split(".")
     root = Path(penstock.__file__).parent
-    places = [path for path in root.rglob(f"{module[-1]}.py") if not path.is_symlink()]
-    if len(places) != 1:
+    places = list(root.rglob(f"{module[-1]}.py"))
+    if len(places) != 1 or root.joinpath(*module[1:]).with_suffix(".py").exists():
         return f"penstock.{name.partition('.')[2]}"
     return ".".join(("penstock", *places[0].relative_to(root).with_suffix("").parts, what))
 

@@ -2,6 +2,5 @@
 
 `fetch` makes a batch, `workers` decides which process or thread does, `collate` puts samples
 together, `bad_samples` replaces those that cannot be read, `read_ahead` fetches remote files before
-they are needed, `loader` iterates over epochs, `dataloader` offers all of it with torch's
-arguments.
+they are needed, `loader` iterates over epochs.
 """

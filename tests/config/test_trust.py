@@ -203,6 +203,29 @@ def test_a_name_that_does_not_exist_is_told_from_one_that_is_near(name, message)
         allow_list.resolve(name, "k")
 
 
+@pytest.mark.parametrize(
+    ("before", "today"),
+    [
+        ("pipeline.order.samplers.Weighted", "penstock.order.samplers.Weighted"),
+        ("pipeline.datasets.arrays.Arrays", "penstock.datasets.arrays.Arrays"),
+        (
+            "pipeline.loading.dataloader.DataLoader",
+            "penstock.addons.dataloader.dataloader.DataLoader",
+        ),
+        (
+            "pipeline.runs.trackers.tensorboard.TensorBoard",
+            "penstock.addons.trackers.tensorboard.TensorBoard",
+        ),
+        ("pipeline.loading.nowhere.Name", "penstock.loading.nowhere.Name"),
+        ("pipeline.Loader", "penstock.Loader"),
+    ],
+)
+def test_a_name_of_before_is_answered_with_todays(before, today):
+    """The import name was that of the folder, and some modules have moved since."""
+    with pytest.raises(ConfigError, match=rf"{before} is called {today} now"):
+        allow_list.resolve(before, "x._target_")
+
+
 def test_a_package_is_trusted_by_the_environment_alone(monkeypatch):
     with pytest.raises(ConfigError, match="'tests' is not trusted"):
         allow_list.resolve("tests.own_parts.Holder", "k")
