@@ -289,6 +289,24 @@ class KeyedTransform(Transform, Protocol):
     keyed: bool
 
 
+class Renders(Protocol):
+    """An objective that says how its samples and predictions look, for pictures and reports.
+
+    `penstock.training.objective.Objective` has all three. Override one where its answer says too
+    little: the numbers of a small target, or else the first metric.
+    """
+
+    def rendered(self, batch: Any, outputs: Any = None, /) -> Sequence[Any]:
+        """A `penstock.training.rendered.Rendered` for each row of a batch: words, and points to
+        draw on it. Without `outputs`, the truth alone."""
+
+    def examples(self, model: Any, dataset: Any, transform: Any, count: int, /) -> Any:
+        """A table of texts with a head, for predictions that no batch has; None: there are none."""
+
+    def by_sample(self, losses: Any, batch: Any, /) -> tuple[Any, Any]:
+        """Places in the batch, int64[n], and a loss for each, of losses that are a token's, say."""
+
+
 class Collate(Protocol):
     """Samples to the fields of a batch: any callable that gives a dict, or a tuple with `fields`.
 

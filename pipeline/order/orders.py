@@ -80,6 +80,10 @@ class BatchStrategy(_Sampler):
         """Which parts of its rows a batch has, in which blocks: int64[n, 4] as `Request.parts`."""
         return None
 
+    def beginnings(self, count: int) -> IntArray | None:
+        """The same for a batch of that many rows, each of which begins a block of its own."""
+        return None
+
     def steps_of(self, epoch: int, row: int) -> list[int]:
         """The steps of `epoch` whose batches have `row`, ascending.
 

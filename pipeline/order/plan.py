@@ -288,6 +288,14 @@ class Plan:
             return None
         return float(waited / most), float(waited_dealt / most_dealt)
 
+    def rows(self, indices: IntArray) -> Request:
+        """Those rows in one batch, at the positions that validation, which reads in order, gives
+        them; packed rows each begin a block of their own."""
+        strategy, parts = self.sampler, None
+        if isinstance(strategy, BatchStrategy):
+            parts = strategy.beginnings(len(indices))
+        return Request(0, 0, indices, indices, len(indices), parts=parts)
+
     def _whole(self, epoch: int, step: int) -> Request:
         """A global batch, without padding."""
         of, parts = 0 if self.again else epoch, None

@@ -169,7 +169,7 @@ def _run(config: Config, parts: TrainingParts, group: Group) -> float | None:
             watched(config, parts, group, opened, train) as (trackers, display, observers),
             group.explained(),
         ):
-            confusions, extremes = Confusions(objective), Extremes(group.world.size)
+            confusions, extremes = Confusions(objective), Extremes(objective, group.world.size)
             if config.trainer.pictures:
                 observers.append(OnlyShows("the confusion of classes", confusions))
             if config.trainer.report:

@@ -8,6 +8,7 @@ depends on which samples are in one share.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
@@ -20,6 +21,7 @@ from penstock.distributed.group import Group
 from penstock.distributed.metric_states import count_apart, is_metric, merge
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.loading.batch import Batch
+from penstock.training.rendered import FEW, Rendered, in_words
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
@@ -246,6 +248,55 @@ class Objective(ABC):
         """Metrics of what else a result compares with, by name; from the two splits' datasets."""
         return {}
 
+    def rendered(self, batch: Batch, outputs: Tensor | None = None) -> list[Rendered]:
+        """Every row of a batch, to look at; with `outputs`, also what they predict."""
+        target = self.targets(batch)
+        few = target[0].numel() <= FEW
+        if outputs is None:
+            return [Rendered(in_words(row) if few else "") for row in target]
+        predicted = self.predictions(outputs, batch)
+        if few and target.shape == predicted.shape:
+            pairs = zip(target, predicted, strict=True)
+            return [Rendered(in_words(true), in_words(guess)) for true, guess in pairs]
+        return [Rendered(predicted=error) for error in self._errors(outputs, batch)]
+
+    def examples(
+        self, model: nn.Module, dataset: Any, transform: Any, count: int
+    ) -> list[Sequence[str]] | None:
+        """Predictions that no batch has, as a table with a head; None: `rendered` shows enough.
+
+        Args:
+            dataset, transform: of a split.
+            count: of samples.
+        """
+        return None
+
+    def by_sample(self, losses: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Losses as the call returned them, by sample: places in the batch, int64[n], and losses.
+
+        None where there is not a loss a sample.
+        """
+        places = torch.arange(len(batch.positions), device=losses.device)
+        places = _valid(places, batch)
+        return (places, losses) if len(places) == len(losses) else (places[:0], losses[:0])
+
+    def _errors(self, outputs: Tensor, batch: Batch) -> list[str]:
+        """The first metric of each sample, in words; "" where it needs more than one."""
+        name, metric = next(iter(self.metrics.items()), ("", None))
+        if metric is None:
+            return [""] * len(outputs)
+        predicted, target, errors = self.predictions(outputs, batch), self.targets(batch), []
+        for row in range(len(outputs)):
+            metric.reset()
+            try:
+                self.add(name, predicted[row : row + 1], target[row : row + 1])
+                value = float(metric.compute().double().mean())
+            except Exception:  # as of a correlation, or of a person's own metric
+                value = math.nan
+            errors.append("" if math.isnan(value) else f"{name} {value:.3f}")
+        metric.reset()
+        return errors
+
     @abstractmethod
     def predictions(self, outputs: Tensor, batch: Batch) -> Tensor:
         """Outputs on the scale of `targets`, for metrics."""
@@ -354,6 +405,13 @@ class LandmarkRegression(Regression):
         x, y = outputs[:, 0::2], outputs[:, 1::2]
         return torch.stack([(x + 1) * (width / 2), (y + 1) * (height / 2)], dim=-1)
 
+    def rendered(self, batch: Batch, outputs: Tensor | None = None) -> list[Rendered]:
+        points = self.targets(batch)
+        if outputs is None:
+            return [Rendered(points=one) for one in points]
+        predicted, errors = self.predictions(outputs, batch), self._errors(outputs, batch)
+        return [Rendered("", *row) for row in zip(errors, points, predicted, strict=True)]
+
     def _statistics(self, batch: Batch) -> Tensor:
         width, height = self._size(batch)
         targets = self.targets(batch)
@@ -460,6 +518,32 @@ class Classification(Objective):
                 )
             )
         return target.reshape(-1).long()
+
+    def rendered(self, batch: Batch, outputs: Tensor | None = None) -> list[Rendered]:
+        """The name of the class, of up to three where samples are mixed; and of the likeliest."""
+        soft = batch.get(f"{self.target}_soft")
+        if outputs is None and isinstance(soft, Tensor):
+            return [Rendered(self._mixed(shares)) for shares in soft.cpu()]
+        names = [self.names[number] for number in self.targets(batch).tolist()]
+        if outputs is None:
+            return [Rendered(name) for name in names]
+        shares, likeliest = outputs.softmax(-1).max(-1)
+        guesses = zip(likeliest.tolist(), shares.tolist(), strict=True)
+        return [
+            Rendered(name, f"{self.names[guess]} {share:.0%}")
+            for name, (guess, share) in zip(names, guesses, strict=True)
+        ]
+
+    def _mixed(self, shares: Tensor) -> str:
+        present = [
+            (share, name)
+            for share, name in zip(shares.tolist(), self.names, strict=True)
+            if share > 0
+        ]
+        present.sort(reverse=True)
+        if len(present) == 1:
+            return present[0][1]
+        return ", ".join(f"{name} {share:.0%}" for share, name in present[:3])
 
     def _are_shares(self, target: Tensor) -> bool:
         return target.is_floating_point() and target.shape[1:] == (self.num_classes,)

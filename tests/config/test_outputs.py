@@ -158,7 +158,6 @@ WRITERS = {
     "pipeline/addons/trackers/wandb.py": RUN,
     "pipeline/addons/starter/init.py": "files that are not there yet, in the folder that was typed",
     "pipeline/addons/sweeps/batch_jobs.py": SWEEP,
-    "pipeline/addons/tokens/continuations.py": RUN,
     "pipeline/tasks/fit.py": TEMPORARY,
     "pipeline/addons/tuning/lr_find.py": RUN,
     "pipeline/addons/sweeps/optuna_sweeper.py": SWEEP,

@@ -184,7 +184,7 @@ def test_a_run_is_the_same_bit_by_bit_with_and_without_a_report(faces, told, tmp
 
 
 def test_generators_are_where_they_were(faces):
-    from penstock.addons.reports.sample_facts import shown_batches
+    from penstock.addons.reports.report_facts import shown_batches
 
     parts = TrainingParts(penstock.compose(*faces, "loader=debug"))
     before = torch.random.get_rng_state(), np.random.get_state()[1].copy()

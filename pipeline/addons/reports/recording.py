@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from penstock.addons.reports.facts import QUANTILES, LossFacts
-from penstock.addons.tokens.token_losses import document_losses
 from penstock.addons.trackers.guarded import Trackers
 from penstock.addons.trackers.tracker import points
 from penstock.files.disk import append
@@ -89,8 +88,8 @@ class Extremes(Observer):
     MOST = 1 << 20  # samples
     EACH = 4  # rows in a group
 
-    def __init__(self, ranks: int = 1) -> None:
-        self.ranks = ranks
+    def __init__(self, objective: Objective, ranks: int = 1) -> None:
+        self.objective, self.ranks = objective, ranks
         self.by_epoch: dict[int, ValidationLosses] = {}
         self._begin()
 
@@ -101,11 +100,8 @@ class Extremes(Observer):
     def on_validation_batch(self, batch: Batch, losses: Tensor) -> None:
         if self._count >= self.MOST:
             return
-        rows = batch.indices if batch.valid is None else batch.indices[batch.valid.numpy()]
-        if len(losses) != len(rows) and "document_ids" in batch:  # a loss a token
-            places, losses = document_losses(losses, batch)
-            rows = batch.indices[places.cpu().numpy()]
-        self._rows.append(rows)
+        places, losses = self.objective.by_sample(losses, batch)
+        self._rows.append(batch.indices[places.cpu().numpy()])
         self._losses.append(losses)
         self._count += len(losses)
         self._by_batch |= len(losses) > 1 and losses.stride(0) == 0  # one number, expanded

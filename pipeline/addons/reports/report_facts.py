@@ -1,5 +1,9 @@
 """Writes RUN/report/facts.json, for the report: what only the process of a run knows.
 
+Samples are those of the first batches, and validation's best and worst. Batches are made again from
+their addresses, as `task=replay` does, and only their first rows: a sample depends on its own key
+alone. The run has made its last step by then, and generators are put back.
+
 Nothing of it is needed for the run: an error costs a note on stderr, and neither the run nor its
 exit code. Cost: 0.1 to 0.6 s of one core for the recipes, of which pandas' import is the most; up
 to 2 % of the run's time where samples are slow to make.
@@ -8,41 +12,57 @@ to 2 % of the run's time where samples are slow to make.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from torch import nn
+import numpy as np
+import torch
+from torch import Tensor, nn
 
+from penstock.addons.reports import thumbnails
 from penstock.addons.reports.data_facts import data_facts
 from penstock.addons.reports.facts import (
     FOLDER,
+    LONGEST,
     MOST_PICTURES,
     NAME,
     VERSION,
     Facts,
+    ShownBatch,
     ShownSample,
     read_facts,
     written,
 )
-from penstock.addons.reports.recording import ValidationLosses
-from penstock.addons.reports.sample_facts import (
-    MOST_BATCHES,
-    MOST_ROWS,
-    shown_batches,
-    shown_predictions,
+from penstock.addons.reports.pictures import PREDICTED, TRUE, shortened
+from penstock.addons.reports.predictions import (
+    denormalized,
+    is_pictures,
+    is_signals,
+    large_pictures,
+    predict,
+    scaled,
+    words_of,
 )
-from penstock.build.data import DataParts
+from penstock.addons.reports.recording import ValidationLosses
+from penstock.build.data import DataParts, Split
 from penstock.distributed.preemption import held
 from penstock.files.disk import prepare, write_atomically
-from penstock.order.streams import StreamPlan
+from penstock.loading.bad_samples import path_of
+from penstock.loading.batch import Batch
+from penstock.loading.wrapped import own_row
+from penstock.order.plan import Plan
+from penstock.order.randomness import scope
+from penstock.order.streams import End, StreamPlan
 from penstock.runs.only_shown import only_shown
 from penstock.training.objective import Objective
 from penstock.training.observer import Record
 
-_SECONDS, _SHARE = 0.5, 0.02  # that a table, and the batches, may take: at least, and of the run
-
+MOST_BATCHES = 2
+MOST_ROWS = 16  # of a batch
 _FEWEST = 4  # rows of a batch that are made whatever they cost
+_SECONDS, _SHARE = 0.5, 0.02  # that a table, and the batches, may take: at least, and of the run
 
 Found = TypeVar("Found")
 
@@ -127,3 +147,156 @@ def _bounded(facts: Facts) -> Facts:
     predictions = tuple(kept(facts.predictions))
     batches = tuple(replace(one, samples=tuple(kept(one.samples))) for one in facts.batches)
     return replace(facts, batches=batches, predictions=predictions)
+
+
+def shown_batches(split: Split, objective: Objective, most: int) -> Iterator[ShownBatch]:
+    """The first batches of epoch 0 as the model got them, up to `most` rows of each."""
+    fetch, plan = split.fetch(), split.plan
+    steps = plan.limit(0)
+    with _generators():
+        for step in range(MOST_BATCHES if steps is None else min(MOST_BATCHES, steps)):
+            batch = _made(fetch, plan, step, most)
+            if batch is None:
+                return
+            kind, field = _kind(batch, objective)
+            shown = _samples(split, objective, batch, kind, field)
+            first = int(batch.indices[0])
+            heard = kind == "signals" and _recording(split, batch, first) is not None
+            total = batch.request.total or len(batch.request)
+            kind = "recordings" if heard else kind
+            yield ShownBatch(0, step, total, kind, tuple(shown))
+
+
+def shown_predictions(
+    split: Split, model: nn.Module, objective: Objective, losses: ValidationLosses
+) -> Iterator[ShownSample]:
+    """The samples of validation with the least, the median and the largest loss."""
+    groups = {int(row): name for name, rows in losses.groups.items() for row in rows}
+    with _generators():
+        batch, values, outputs = predict(split, model, objective, np.array(list(groups), np.int64))
+    kind, field = _kind(batch, objective)
+    samples = {
+        one.index: replace(
+            one,
+            loss=float(value) if np.isfinite(float(value)) else None,
+            group=groups[one.index],
+            position=None,
+        )
+        for one, value in zip(
+            _samples(split, objective, batch, kind, field, outputs), values, strict=True
+        )
+    }
+    yield from (samples[row] for row in groups if row in samples)  # in the order of their losses
+
+
+@contextmanager
+def _generators() -> Iterator[None]:
+    """Put back the generators of this process and of its GPU."""
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    with scope(), torch.random.fork_rng(devices):
+        yield
+
+
+def _made(fetch: Any, plan: Plan | StreamPlan, step: int, rows: int) -> Batch | None:
+    """The first rows of a batch, or a few more where a transform needs groups of them."""
+    if isinstance(plan, StreamPlan):
+        shares = -(-plan.batch_size // rows)
+        made = fetch(plan.request(0, step, 0, shares))
+        return None if isinstance(made, End) else made
+    whole = plan.request(0, step)
+    count = min(-(-rows // plan.together) * plan.together, len(whole))
+    return fetch(
+        replace(
+            whole,
+            positions=whole.positions[:count],
+            indices=whole.indices[:count],
+            valid=min(whole.valid, count),
+            total=len(whole),
+            parts=None if whole.parts is None else whole.parts[:count],
+        )
+    )
+
+
+def _kind(batch: Batch, objective: Objective) -> tuple[str, str]:
+    """How a batch is shown, and the field that is."""
+    names = [*(name for name in objective.inputs if name in batch), *batch]
+    for kind, fits in (("pictures", is_pictures), ("signals", is_signals)):
+        found = next((name for name in names if fits(batch[name])), None)
+        if found is not None:
+            return kind, found
+    texts = any(
+        isinstance(value, list) and value and isinstance(value[0], str) for value in batch.values()
+    )
+    return "texts" if texts else "numbers", objective.inputs[0]
+
+
+def _samples(
+    split: Split,
+    objective: Objective,
+    batch: Batch,
+    kind: str,
+    field: str,
+    outputs: Tensor | None = None,
+) -> list[ShownSample]:
+    """The rows of a batch that are not padding; with `outputs`, as large as they can be shown."""
+    count, rendered = len(batch.indices), objective.rendered(batch, outputs)
+    pictures: list[bytes | None] = [None] * count
+    words = [""] * count
+    if kind == "signals":
+        pictures[:], words = _signals(split, batch, field)
+    elif kind != "pictures":
+        words = [words_of(batch, objective, place) for place in range(count)]
+    else:
+        shown: Any = denormalized(batch[field], split.transform, split.batch_transform)
+        if outputs is not None:
+            shown = large_pictures(split, field, batch)
+        for place, (image, one) in enumerate(zip(shown, rendered, strict=True)):
+            drawn = ((one.points, TRUE), (one.predicted_points, PREDICTED))
+            points = [
+                (scaled(values, batch[field], image), color)
+                for values, color in drawn
+                if values is not None and field == objective.inputs[0]
+            ]
+            pictures[place] = thumbnails.picture(image, points)
+    samples = []
+    for place in range(count) if batch.valid is None else batch.valid.nonzero().flatten().tolist():
+        index = int(batch.indices[place])
+        own = own_row(split.dataset, index)
+        path = path_of(split.dataset, index) or ("" if own is None else f"row {own}")
+        samples.append(
+            ShownSample(
+                index,
+                shortened(path, LONGEST),
+                shortened(rendered[place].truth, 200),
+                shortened(rendered[place].predicted, 200),
+                shortened(words[place], 600),
+                pictures[place],
+                int(batch.positions[place]),
+            )
+        )
+    return samples
+
+
+def _signals(split: Split, batch: Batch, field: str) -> tuple[list[bytes], list[str]]:
+    """Each signal without its padding, below its recording if there is one; and its length."""
+    values, lengths = batch[field].detach().float().cpu(), batch.get(f"{field}_lengths")
+    times, first = [max(values.shape[1:])] * len(values), values.shape[1] >= values.shape[2]
+    if isinstance(lengths, Tensor):
+        times = [max(one, 1) for one in lengths.tolist()]
+        first = values.shape[1] == max(times)  # whether time comes before the channels
+    drawn = []
+    for row, index in enumerate(batch.indices.tolist()):
+        one = values[row] if first else values[row].T
+        recording = _recording(split, batch, index)
+        drawn.append(thumbnails.signal(one[: times[row]].numpy(), recording))
+    return drawn, [f"{one} steps" for one in times]
+
+
+def _recording(split: Split, batch: Batch, index: int) -> Any:
+    """The waveform [T] in the dataset, of a sample whose batch has only features of it."""
+    if isinstance(split.plan, StreamPlan) or "audio" in batch:
+        return None
+    audio = split.data.fields.named(split.dataset[index]).get("audio")
+    if not isinstance(audio, Tensor) or audio.ndim != 2 or not audio.is_floating_point():
+        return None
+    return np.nan_to_num(audio.mean(0).numpy())

@@ -18,16 +18,21 @@ from torch.nn import functional as F
 from penstock.addons.tokens.document_masks import document_mask
 from penstock.addons.tokens.flatten import IGNORED
 from penstock.addons.tokens.text_baselines import text_baselines
-from penstock.addons.tokens.token_losses import next_tokens, token_losses
+from penstock.addons.tokens.token_losses import document_losses, next_tokens, token_losses
 from penstock.errors import ConfigError, Problem
 from penstock.loading.batch import Batch
+from penstock.loading.dataset_facts import tokenizer_of
+from penstock.order.randomness import scope
 from penstock.order.streams import is_stream
 from penstock.training.objective import Objective
+from penstock.training.rendered import Rendered
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
 
 INPUTS = ["tokens", "position_ids", "document_ids"]  # of a `LanguageModel`
+GIVEN, WRITTEN = 24, 40  # tokens of an example
+_LOOKED_AT = 500  # documents, for examples
 
 
 class LanguageModel(nn.Module):
@@ -190,6 +195,45 @@ class LanguageModeling(Objective):
         sums = torch.zeros(2, len(batch.positions), dtype=torch.float64, device=rows.device)
         sums.index_add_(1, rows, torch.stack([nats, sizes]).double())
         return sums[0] / sums[1] / math.log(2)
+
+    def rendered(self, batch: Batch, outputs: Tensor | None = None) -> list[Rendered]:
+        if outputs is None:
+            return [Rendered()] * len(batch.positions)
+        bits = self.bits_per_byte(outputs, batch).tolist()
+        return [Rendered(predicted=f"{value:.2f} bits per byte") for value in bits]
+
+    def by_sample(self, losses: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The mean loss of each row's tokens, of those that have one."""
+        if "document_ids" not in batch:
+            return super().by_sample(losses, batch)
+        return document_losses(losses, batch, self.target)
+
+    def examples(
+        self, model: nn.Module, dataset: Any, transform: Any, count: int
+    ) -> list[Sequence[str]]:
+        """How a document begins, how it goes on, and what the model writes.
+
+        None without a tokenizer that can make text of tokens, or with other inputs than
+        `LanguageModel` takes.
+        """
+        tokenizer = tokenizer_of(transform.steps)
+        if not hasattr(tokenizer, "decode") or self.inputs != INPUTS:
+            return []
+        rows, long_enough = len(dataset), {}
+        with scope():
+            for row in range(0, rows, max(1, rows // _LOOKED_AT)):
+                tokens = transform(dataset[row])["tokens"].tolist()
+                if len(tokens) >= GIVEN + WRITTEN:
+                    long_enough[row] = tokens
+        chosen = list(long_enough)[:: max(1, len(long_enough) // count)][:count]
+        if not chosen:
+            return []
+        beginnings = [long_enough[row][:GIVEN] for row in chosen]
+        table: list[Sequence[str]] = [("row", "document", "goes on", "model")]
+        for row, written in zip(chosen, continued(model.eval(), beginnings, WRITTEN), strict=True):
+            parts = long_enough[row][:GIVEN], long_enough[row][GIVEN : GIVEN + WRITTEN], written
+            table.append((str(row), *map(tokenizer.decode, parts)))
+        return table
 
     def constant(self, batches: Iterable[Batch]) -> Tensor:
         """The logarithm of each token's share, counting one more of each: float32[num_tokens]."""

@@ -170,6 +170,9 @@ class SequencePacking(BatchStrategy):
         pieces = self.pieces(epoch, step)
         return np.stack([pieces.starts, pieces.stops, pieces.lengths, pieces.blocks], axis=1)
 
+    def beginnings(self, count: int) -> IntArray:
+        return np.array([[0, self.tokens, -1, block] for block in range(count)])
+
     def pieces(self, epoch: int, step: int) -> Pieces:
         """The pieces of one global batch, whose blocks are numbered from 0."""
         last_asked = self._last
