@@ -21,7 +21,7 @@ from penstock.distributed.group import Group
 from penstock.distributed.metric_states import count_apart, is_metric, merge
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.loading.batch import Batch
-from penstock.training.rendered import FEW, Rendered, in_words
+from penstock.training.rendered import FEW, Rendered, classes_in_words, in_words
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
@@ -523,7 +523,7 @@ class Classification(Objective):
         """The name of the class, of up to three where samples are mixed; and of the likeliest."""
         soft = batch.get(f"{self.target}_soft")
         if outputs is None and isinstance(soft, Tensor):
-            return [Rendered(self._mixed(shares)) for shares in soft.cpu()]
+            return [Rendered(classes_in_words(shares, self.names)) for shares in soft.cpu()]
         names = [self.names[number] for number in self.targets(batch).tolist()]
         if outputs is None:
             return [Rendered(name) for name in names]
@@ -533,17 +533,6 @@ class Classification(Objective):
             Rendered(name, f"{self.names[guess]} {share:.0%}")
             for name, (guess, share) in zip(names, guesses, strict=True)
         ]
-
-    def _mixed(self, shares: Tensor) -> str:
-        present = [
-            (share, name)
-            for share, name in zip(shares.tolist(), self.names, strict=True)
-            if share > 0
-        ]
-        present.sort(reverse=True)
-        if len(present) == 1:
-            return present[0][1]
-        return ", ".join(f"{name} {share:.0%}" for share, name in present[:3])
 
     def _are_shares(self, target: Tensor) -> bool:
         return target.is_floating_point() and target.shape[1:] == (self.num_classes,)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -28,3 +29,12 @@ class Rendered:
 def in_words(value: Tensor) -> str:
     """Its numbers, of any shape, separated by commas."""
     return ", ".join(f"{number:.4g}" for number in value.flatten().tolist())
+
+
+def classes_in_words(shares: Tensor, names: Sequence[str]) -> str:
+    """The classes of a sample by their shares, float[C], the largest three; one alone by name."""
+    pairs = zip(shares.tolist(), names, strict=True)
+    present = sorted((pair for pair in pairs if pair[0] > 0), reverse=True)
+    if len(present) == 1:
+        return present[0][1]
+    return ", ".join(f"{name} {share:.0%}" for share, name in present[:3])
