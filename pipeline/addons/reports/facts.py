@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import base64
 import json
-import types
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, TypeVar
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic.dataclasses import dataclass
 
 from penstock.errors import PenstockError
 from penstock.files import plain_json
-from penstock.files.plain_json import JsonError, mapping, shown
+from penstock.files.plain_json import JsonError, checked, shown
 
 FOLDER, NAME, VERSION = "report", "facts.json", 1
 
@@ -31,7 +32,42 @@ _LARGEST = 2 << 20  # bytes of the file
 _LARGEST_LENGTH = 1e15  # of a sample
 _MEDIA = {b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg"}  # by their beginning
 
-Kind = TypeVar("Kind")
+
+def _decoded(value: object) -> object:
+    """The bytes of a text in base64; anything else as it is."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return base64.b64decode(value, validate=True)
+    except ValueError as error:
+        raise ValueError("a picture is no PNG and no JPEG in base64") from error
+
+
+def _media(picture: bytes) -> str:
+    for beginning, kind in _MEDIA.items():
+        if picture.startswith(beginning):
+            return kind
+    raise ValueError("a picture is no PNG and no JPEG in base64")
+
+
+def _drawable(picture: bytes) -> bytes:
+    _media(picture)
+    return picture
+
+
+def _known(version: int) -> int:
+    if version != VERSION:
+        raise ValueError(f"version is {shown(version)}, and must be {VERSION}")
+    return version
+
+
+T = TypeVar("T")
+Text = Annotated[str, Field(strict=True, max_length=LONGEST)]
+Count = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
+Number = Annotated[float, Field(strict=True)]
+Flag = Annotated[bool, Field(strict=True)]
+Picture = Annotated[bytes, BeforeValidator(_decoded), AfterValidator(_drawable)]
+Listed = Annotated[tuple[T, ...], Field(max_length=_MOST)]
 
 
 @dataclass(frozen=True)
@@ -45,34 +81,49 @@ class ColumnFacts:
         others: rows of values that are not listed.
     """
 
-    name: str
-    values: tuple[str, ...]
-    rows: tuple[int, ...]
-    drawn: tuple[int, ...] = ()
-    others: int = 0
+    name: Text
+    values: Listed[Text]
+    rows: Listed[Count]
+    drawn: Listed[Count] = ()
+    others: Count = 0
+
+    @model_validator(mode="after")
+    def _of_one_length(self) -> ColumnFacts:
+        if len(self.rows) != len(self.values) or len(self.drawn) not in (0, len(self.values)):
+            raise ValueError(f"data.splits: column {self.name[:60]!r} has lists of unequal length")
+        return self
 
 
 @dataclass(frozen=True)
 class LengthFacts:
     """A histogram: counts[i] rows have a length from edges[i] up to edges[i + 1]."""
 
-    unit: str
-    edges: tuple[float, ...]
-    counts: tuple[int, ...]
-    least: float
-    median: float
-    most: float
+    unit: Text
+    edges: Listed[Number]
+    counts: Listed[Count]
+    least: Number
+    median: Number
+    most: Number
+
+    @model_validator(mode="after")
+    def _can_be_drawn(self) -> LengthFacts:
+        rising = all(left < right for left, right in pairwise(self.edges))
+        if not self.counts or len(self.edges) != len(self.counts) + 1 or not rising:
+            raise ValueError("data.splits: lengths need one rising edge more than counts")
+        if max(map(abs, self.edges)) > _LARGEST_LENGTH:
+            raise ValueError(f"data.splits: lengths are above {_LARGEST_LENGTH:g}")
+        return self
 
 
 @dataclass(frozen=True)
 class SplitFacts:
     """A split: the class of its dataset, its rows (None: a stream), and its fingerprint."""
 
-    name: str
-    dataset: str
-    rows: int | None
-    fingerprint: str
-    columns: tuple[ColumnFacts, ...] = ()
+    name: Text
+    dataset: Text
+    rows: Count | None
+    fingerprint: Text
+    columns: Listed[ColumnFacts] = ()
     lengths: LengthFacts | None = None
 
 
@@ -85,10 +136,10 @@ class DataFacts:
         drawn: places of epoch 0 whose rows were counted, of `places` in all; None for streams.
     """
 
-    mode: str
-    splits: tuple[SplitFacts, ...]
-    drawn: int | None = None
-    places: int | None = None
+    mode: Text
+    splits: Listed[SplitFacts]
+    drawn: Count | None = None
+    places: Count | None = None
 
 
 @dataclass(frozen=True)
@@ -105,15 +156,15 @@ class ShownSample:
         loss, group: of predictions; the group is best, median or worst.
     """
 
-    index: int
-    path: str = ""
-    truth: str = ""
-    predicted: str = ""
-    words: str = ""
-    picture: bytes | None = None
-    position: int | None = None
-    loss: float | None = None
-    group: str = ""
+    index: Count
+    path: Text = ""
+    truth: Text = ""
+    predicted: Text = ""
+    words: Text = ""
+    picture: Picture | None = None
+    position: Count | None = None
+    loss: Number | None = None
+    group: Text = ""
 
     @property
     def uri(self) -> str | None:
@@ -131,11 +182,11 @@ class ShownBatch:
     texts or numbers.
     """
 
-    epoch: int
-    step: int
-    rows: int
-    kind: str
-    samples: tuple[ShownSample, ...]
+    epoch: Count
+    step: Count
+    rows: Count
+    kind: Text
+    samples: Listed[ShownSample]
 
 
 @dataclass(frozen=True)
@@ -150,23 +201,29 @@ class LossFacts:
         ranks: how many shared the validation; the losses are those of the first one.
     """
 
-    epoch: int
-    samples: int
-    quantiles: tuple[float, ...]
-    by_batch: bool = False
-    ranks: int = 1
+    epoch: Count
+    samples: Count
+    quantiles: Listed[Number]
+    by_batch: Flag = False
+    ranks: Count = 1
+
+    @model_validator(mode="after")
+    def _has_all_quantiles(self) -> LossFacts:
+        if len(self.quantiles) not in (0, len(QUANTILES)):
+            raise ValueError(f"losses.quantiles must be {len(QUANTILES)} numbers")
+        return self
 
 
 @dataclass(frozen=True)
 class Facts:
     """The content of a facts.json."""
 
-    version: int
+    version: Annotated[Count, AfterValidator(_known)]
     data: DataFacts | None = None
-    batches: tuple[ShownBatch, ...] = ()
-    predictions: tuple[ShownSample, ...] = ()
+    batches: Listed[ShownBatch] = ()
+    predictions: Listed[ShownSample] = ()
     losses: LossFacts | None = None
-    notes: tuple[str, ...] = ()  # what is missing, and why
+    notes: Listed[Text] = ()  # what is missing, and why
 
 
 def written(facts: Facts) -> bytes:
@@ -183,87 +240,9 @@ def read_facts(run: Path) -> Facts | None:
     """
     path = run / FOLDER / NAME
     try:
-        found = mapping(plain_json.read(path, _LARGEST))
-        if found.get("version") != VERSION:
-            raise JsonError(f"version is {shown(found.get('version'))}, and must be {VERSION}")
-        facts: Facts = _checked(Facts, found, "")
-        for split in facts.data.splits if facts.data else ():
-            _check_lists(split)
-        if facts.losses and len(facts.losses.quantiles) not in (0, len(QUANTILES)):
-            raise JsonError(f"losses.quantiles must be {len(QUANTILES)} numbers")
-        return facts
+        return checked(Facts, plain_json.read(path, _LARGEST))
     except FileNotFoundError:
         return None
     except (OSError, JsonError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise PenstockError(f"{path} cannot be used: {reason}") from error
-
-
-def _media(picture: bytes) -> str:
-    found = next((kind for begin, kind in _MEDIA.items() if picture.startswith(begin)), None)
-    if found is None:
-        raise ValueError("no PNG and no JPEG")
-    return found
-
-
-def _check_lists(split: SplitFacts) -> None:
-    """Raise JsonError where lists do not fit together, or cannot be drawn."""
-    for one in split.columns:
-        if len(one.rows) != len(one.values) or len(one.drawn) not in (0, len(one.values)):
-            raise JsonError(f"data.splits: column {one.name[:60]!r} has lists of unequal length")
-    lengths = split.lengths
-    if lengths is not None:
-        rising = all(left < right for left, right in pairwise(lengths.edges))
-        if not lengths.counts or len(lengths.edges) != len(lengths.counts) + 1 or not rising:
-            raise JsonError("data.splits: lengths need one rising edge more than counts")
-        if max(map(abs, lengths.edges)) > _LARGEST_LENGTH:
-            raise JsonError(f"data.splits: lengths are above {_LARGEST_LENGTH:g}")
-
-
-def _checked(kind: Any, value: Any, where: str) -> Any:
-    """`value`, parsed from JSON, as `kind`: a dataclass, tuple[X, ...], X | None, or a plain type.
-
-    Raises:
-        JsonError: it is something else, or too large.
-    """
-    if get_origin(kind) in (Union, types.UnionType):
-        if value is None:
-            return None
-        kind = next(one for one in get_args(kind) if one is not types.NoneType)
-    if get_origin(kind) is tuple:
-        if not isinstance(value, list) or len(value) > _MOST:
-            raise JsonError(f"{where} is {shown(value)}, and must be a list of at most {_MOST}")
-        inner = get_args(kind)[0]
-        return tuple(_checked(inner, one, f"{where}[{place}]") for place, one in enumerate(value))
-    if is_dataclass(kind):
-        return _dataclass(kind, value, where)
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)  # at most 100 digits, which a float can hold
-    if kind is bytes and isinstance(value, str):
-        try:
-            value = base64.b64decode(value, validate=True)
-            _media(value)
-        except ValueError as error:
-            raise JsonError(f"{where} is no PNG and no JPEG in base64") from error
-    if type(value) is not kind:
-        raise JsonError(f"{where} is {shown(value)}, and must be of type {kind.__name__}")
-    if isinstance(value, str) and len(value) > LONGEST:
-        raise JsonError(f"{where} has {len(value)} characters, more than {LONGEST}")
-    if isinstance(value, int) and not 0 <= value < 2**63:
-        raise JsonError(f"{where} is {shown(value)}, and must be a count")
-    return value
-
-
-def _dataclass(kind: Any, value: Any, where: str) -> Any:
-    if not isinstance(value, Mapping):
-        raise JsonError(f"{where} is {shown(value)}, and must be a mapping")
-    hints = get_type_hints(kind)
-    inner = {
-        name: _checked(hints[name], value[name], f"{where}.{name}".lstrip("."))
-        for name in value
-        if name in hints  # a later version may say more
-    }
-    try:
-        return kind(**inner)
-    except TypeError as error:
-        raise JsonError(f"{where or 'it'}: {error}") from error

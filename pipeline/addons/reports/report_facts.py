@@ -123,7 +123,7 @@ def _each(notes: list[str], what: str, make: Callable[[], Iterable[Found]]) -> l
     found: list[Found] = []
     with only_shown(f"a part of the report ({what})") as failed:  # anybody's dataset and transforms
         found.extend(make())
-    notes += [f"A part is missing ({what}): {reason}" for reason in failed]
+    notes += [f"A part is missing ({what}): {reason}"[:LONGEST] for reason in failed]
     return found
 
 
