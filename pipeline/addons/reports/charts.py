@@ -104,6 +104,9 @@ def line_chart(
     percent: bool = False,
     most: int = MOST_POINTS,
     span: tuple[float, float] | None = None,
+    behind: Sequence[Curve] = (),
+    others: str = "",
+    summary: str = "",
 ) -> Markup:
     """Lines over a common axis; nothing where they have no points.
 
@@ -115,15 +118,18 @@ def line_chart(
         percent: values are shares, shown from 0 to 100 %.
         most: points of each curve.
         span: the ends of the common axis, so that several charts have the same.
+        behind: thin lines without a name, thinned, for which the legend has `others` in MUTED.
+        summary: in place of where each line begins and ends.
     """
     free = iter([one for one in COLORS if one not in {curve.color for curve in curves}] * 99)
     drawn = [thinned(curve, curve.color or next(free), most) for curve in curves]
     drawn = [one for one in drawn if one.x]
-    if not drawn:
+    if not drawn and not behind:
         return Markup("")
     legend = [(one.label, _NAMES[one.color], False) for one in drawn]
+    legend += [(others, "muted", False)] if others else []
     legend += [(name, "muted", True) for name in levels or {}]
-    figures, readings = [], []
+    figures, found = [], []
     for wide in (True, False) if broad else (False,):
         figure, axes = new_axes(wide)
         if stacked:
@@ -136,7 +142,9 @@ def line_chart(
             )
             axes.set_ylim(bottom=0)
         else:
-            for one in drawn:
+            for one in behind:
+                axes.plot(one.x, _values(one), color=one.color, linewidth=0.8, alpha=0.6)
+            for one in reversed(drawn) if behind else drawn:  # the first on top
                 few = len(one.x) <= 30 if one.dots is None else one.dots
                 axes.plot(
                     one.x,
@@ -148,16 +156,16 @@ def line_chart(
                 )
         for value in (levels or {}).values():
             axes.axhline(value, color=MUTED, linewidth=1.4, linestyle=_DOTTED)
-        _settle(axes, drawn, log, percent, span)
+        _settle(axes, drawn or behind, log, percent, span)
         draw_marks(axes, marks)
         axes.set_xlabel(one_line(x_label))
         figures.append(figure)
-        readings.append(_readings(figure, axes, drawn, percent, stacked))
+        found.append(_readings(figure, axes, drawn, percent, stacked))
     return embed(
         figures[0],
         title,
-        _summary(drawn, percent),
-        readings=readings,
+        f"{summary}." if summary else _summary(drawn, percent),
+        readings=found,
         narrow=figures[1] if broad else None,
         legend=legend if len(legend) > 1 else (),
     )
@@ -340,24 +348,40 @@ def _settle(
 
 def _readings(
     figure: Figure, axes: Axes, curves: Sequence[Curve], percent: bool, stacked: bool
-) -> Readings:
+) -> Readings | None:
     """What `embed` needs of these curves."""
-    width, height = figure.get_size_inches() * figure.dpi
-    points: dict[float, tuple[int, str, list[tuple[int, int, str]]]] = {}
-    below = [0.0] * len(curves[0].x)
+    points = []
+    below: dict[float, float] = {}  # of areas on top of each other, by x
     for which, curve in enumerate(curves):
-        values = _values(curve)
-        if stacked:
-            below = [sum(pair) for pair in zip(below, values, strict=True)]
-        places = axes.transData.transform(
-            list(zip(curve.x, below if stacked else values, strict=True))
-        )
-        for (left, up), x, value, note in zip(places, curve.x, values, curve.notes, strict=True):
+        for x, value, note in zip(curve.x, _values(curve), curve.notes, strict=True):
+            below[x] = below.get(x, 0.0) + value
             text = f"{value:.1%}" if percent else f"{value:.4g}"
-            place: tuple[int, str, list[tuple[int, int, str]]] = (int(1e4 * left / width), note, [])
-            points.setdefault(x, place)[2].append((which, int(1e4 * (1 - up / height)), text))
-    named = [(one_line(one.label), _NAMES[one.color]) for one in curves]
-    return {"series": named, "points": [points[x] for x in sorted(points)]}
+            points.append((x, note, which, below[x] if stacked else value, text))
+    return readings(figure, axes, [(curve.label, curve.color) for curve in curves], points)
+
+
+def readings(
+    figure: Figure,
+    axes: Axes,
+    series: Sequence[tuple[str, str]],
+    points: Sequence[tuple[float, str, int, float, str]],
+) -> Readings | None:
+    """What a pointer finds in a chart.
+
+    Args:
+        series: label and colour.
+        points: x, a note, which of the series, y, and its value as text.
+    """
+    if not points:
+        return None
+    width, height = figure.get_size_inches() * figure.dpi
+    places = axes.transData.transform([(x, y) for x, _, _, y, _ in points])
+    by_x: dict[float, tuple[int, str, list[tuple[int, int, str]]]] = {}
+    for (left, up), (x, note, which, _, text) in zip(places, points, strict=True):
+        at: tuple[int, str, list[tuple[int, int, str]]] = (int(1e4 * left / width), note, [])
+        by_x.setdefault(x, at)[2].append((which, int(1e4 * (1 - up / height)), text))
+    named = [(one_line(label), _NAMES.get(color, "muted")) for label, color in series]
+    return {"series": named, "points": [by_x[x] for x in sorted(by_x)]}
 
 
 def _values(curve: Curve) -> list[float]:

@@ -24,7 +24,7 @@ def _importance(sweep: SweepRecord) -> Importance:
 
 
 def what_matters(sweep: SweepRecord) -> Section | None:
-    """Importance of the keys, all keys at once, and the metric over each key."""
+    """Importance of the keys, and the metric over each key."""
     weights = _importance(sweep)
     keys = [key for key in sweep.varying if key != SEED] or sweep.varying
     keys = sweep_charts.worth_drawing(sweep, keys, weights)[:_MOST_KEYS]
@@ -47,8 +47,6 @@ def what_matters(sweep: SweepRecord) -> Section | None:
             page.table("Importance of the keys", head, rows, [1, 3]),
             page.paragraph(_how_important(weights)),
         ]
-    if len(keys) > 1:
-        parts.append(sweep_charts.parallel(sweep, keys))
     parts.append(page.charts_of(sweep_charts.scatter(sweep, key) for key in keys))
     return Section("What matters", page.together(*parts)) if keys or known else None
 
