@@ -18,11 +18,14 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
+import numpy as np
 from markupsafe import Markup
 
+from penstock.addons.reports import values
 from penstock.addons.reports.figures import drawing, new_figure
 from penstock.addons.reports.page import part
 from penstock.terminal import one_line
@@ -121,12 +124,13 @@ def line_chart(
         behind: thin lines without a name, thinned, for which the legend has `others` in MUTED.
         summary: in place of where each line begins and ends.
     """
-    free = iter([one for one in COLORS if one not in {curve.color for curve in curves}] * 99)
+    taken = {curve.color for curve in curves}
+    free = cycle(color for color in COLORS if color not in taken)
     drawn = [thinned(curve, curve.color or next(free), most) for curve in curves]
-    drawn = [one for one in drawn if one.x]
+    drawn = [curve for curve in drawn if curve.x]
     if not drawn and not behind:
         return Markup("")
-    legend = [(one.label, _NAMES[one.color], False) for one in drawn]
+    legend = [(curve.label, _NAMES[curve.color], False) for curve in drawn]
     legend += [(others, "muted", False)] if others else []
     legend += [(name, "muted", True) for name in levels or {}]
     figures, found = [], []
@@ -135,22 +139,22 @@ def line_chart(
         if stacked:
             axes.stackplot(
                 list(drawn[0].x),
-                [_values(one) for one in drawn],
+                [_values(curve) for curve in drawn],
                 linewidth=0,
-                colors=[one.color for one in drawn],
+                colors=[curve.color for curve in drawn],
                 alpha=0.85,
             )
             axes.set_ylim(bottom=0)
         else:
-            for one in behind:
-                axes.plot(one.x, _values(one), color=one.color, linewidth=0.8, alpha=0.6)
-            for one in reversed(drawn) if behind else drawn:  # the first on top
-                few = len(one.x) <= 30 if one.dots is None else one.dots
+            for curve in behind:
+                axes.plot(curve.x, _values(curve), color=curve.color, linewidth=0.8, alpha=0.6)
+            for curve in reversed(drawn) if behind else drawn:  # the first on top
+                few = len(curve.x) <= 30 if curve.dots is None else curve.dots
                 axes.plot(
-                    one.x,
-                    _values(one),
-                    color=one.color,
-                    linewidth=0.9 if one.thin else 1.8,
+                    curve.x,
+                    _values(curve),
+                    color=curve.color,
+                    linewidth=0.9 if curve.thin else 1.8,
                     marker="o" if few else "",
                     markersize=3.2,
                 )
@@ -180,14 +184,9 @@ def thinned(curve: Curve, color: str, most: int = MOST_POINTS) -> Curve:
         if y is not None and math.isfinite(y) and math.isfinite(x)
     ]
     if len(kept) > most:
-        buckets = max(1, most // 2)
-        size = len(kept) / buckets
-        chosen = {0, len(kept) - 1}
-        for bucket in range(buckets):
-            span = range(int(bucket * size), int((bucket + 1) * size))
-            chosen |= {min(span, key=lambda at: kept[at][1]), max(span, key=lambda at: kept[at][1])}
-        kept = [kept[at] for at in sorted(chosen)]
-    x, y, notes = (list(one) for one in zip(*kept, strict=True)) if kept else ([], [], [])
+        extremes = values.thinned(np.array([y for _, y, _ in kept]), most)
+        kept = [kept[at] for at in sorted({0, *extremes.tolist(), len(kept) - 1})]
+    x, y, notes = map(list, zip(*kept, strict=True)) if kept else ([], [], [])
     return Curve(curve.label, x, y, notes, color, curve.thin, curve.dots)
 
 
@@ -216,8 +215,8 @@ def style(axes: Axes) -> None:
 def draw_marks(axes: Axes, marks: Iterable[Mark]) -> None:
     """Vertical lines with their words above, in a second row if near; ticks for those without."""
     low, high = axes.get_xlim()
-    inside = sorted((one for one in marks if low <= one.x <= high), key=lambda one: one.x)
-    ticks = [one.x for one in inside if not one.label]
+    inside = sorted((mark for mark in marks if low <= mark.x <= high), key=lambda mark: mark.x)
+    ticks = [mark.x for mark in inside if not mark.label]
     if ticks:
         axes.plot(
             ticks,
@@ -228,7 +227,7 @@ def draw_marks(axes: Axes, marks: Iterable[Mark]) -> None:
             transform=axes.get_xaxis_transform(),
         )
     room, row = low - (high - low), 0
-    for mark in (one for one in inside if one.label):
+    for mark in (mark for mark in inside if mark.label):
         row = 1 - row if mark.x - room < 0.15 * (high - low) else 0
         room = mark.x
         axes.axvline(mark.x, color=MUTED, linewidth=1, linestyle=_DASHED)
@@ -266,8 +265,7 @@ def embed(
         readings: what a pointer finds in `figure` and in `narrow`.
     """
     label = one_line(f"{title}. {summary}")
-    figures = [one for one in (figure, narrow) if one is not None]
-    plots = [_svg(one, label) for one in figures]
+    plots = [_svg(drawn, label) for drawn in (figure, narrow) if drawn is not None]
     pairs = list(zip(plots, readings or [None] * len(plots), strict=True))
     return part("chart", one_line(title), pairs, legend, broad or narrow is not None)
 
@@ -287,15 +285,14 @@ def _svg(figure: Figure, label: str) -> Markup:
         for child in list(parent):
             if child.tag.endswith("metadata") or child.tag == f"{_SVG}style":
                 parent.remove(child)
-    used = {one.attrib[_HREF].removeprefix("#") for one in root.iter() if _HREF in one.attrib}
-    for one in root.iter():
-        for value in one.attrib.values():
-            used |= set(_REFERENCE.findall(value))
-    for one in root.iter():
-        one.tag = one.tag.removeprefix(_SVG)
-        one.attrib = {
+    attributes = [pair for element in root.iter() for pair in element.attrib.items()]
+    used = {value.removeprefix("#") for name, value in attributes if name == _HREF}
+    used |= {name for _, value in attributes for name in _REFERENCE.findall(value)}
+    for element in root.iter():
+        element.tag = element.tag.removeprefix(_SVG)
+        element.attrib = {
             name.removeprefix("{http://www.w3.org/1999/xlink}"): _rewritten(name, value, key)
-            for name, value in one.attrib.items()
+            for name, value in element.attrib.items()
             if name != "id" or value in used
         }
     for name in ("width", "height", "version"):
@@ -310,9 +307,9 @@ def _rewritten(name: str, value: str, key: str) -> str:
     if name == _HREF:
         return f"#{key}-{value.removeprefix('#')}"
     if name == "d":
-        return _LONG.sub(lambda found: f"{float(found[0]):.1f}".removesuffix(".0"), value)
+        return _LONG.sub(lambda number: f"{float(number[0]):.1f}".removesuffix(".0"), value)
     value = _REFERENCE.sub(rf"url(#{key}-\1)", value)
-    value = _OURS.sub(lambda found: f"var(--{_NAMES[found[0]]})", value)
+    value = _OURS.sub(lambda color: f"var(--{_NAMES[color[0]]})", value)
     return re.sub(r"font: ([\d.]+px)[^;]*", r"font-size: \1", value)
 
 
@@ -326,8 +323,7 @@ def _settle(
     """Axes that fit the values, with short numbers on them."""
     from matplotlib.ticker import MaxNLocator
 
-    values = [one for curve in curves for one in _values(curve)]
-    if log and min(values) > 0:
+    if log and min(value for curve in curves for value in _values(curve)) > 0:
         axes.set_yscale("log")
         axes.yaxis.set_minor_formatter(lambda value, place: "")
     if percent:
@@ -393,11 +389,9 @@ def _summary(curves: Sequence[Curve], percent: bool) -> str:
     def text(value: float) -> str:
         return f"{value:.1%}" if percent else f"{value:.4g}"
 
-    def each(curve: Curve) -> str:
-        values = _values(curve)
-        return (
-            f"{curve.label}: from {text(values[0])} to {text(values[-1])}, between "
-            f"{text(min(values))} and {text(max(values))}"
-        )
-
-    return "; ".join(map(each, curves)) + "."
+    parts = []
+    for curve in curves:
+        y = _values(curve)
+        ends = f"from {text(y[0])} to {text(y[-1])}"
+        parts.append(f"{curve.label}: {ends}, between {text(min(y))} and {text(max(y))}")
+    return "; ".join(parts) + "."

@@ -5,7 +5,7 @@ Tables of very many rows are left out, as their cost is not to be seen beside th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,11 +45,11 @@ Columns = Mapping[str, npt.NDArray[Any]]
 def data_facts(data: DataParts, seconds: float) -> DataFacts:
     """What is known of the splits; `seconds` is what a table may cost."""
     rows, places = _drawn(data.train.plan)
-    splits = tuple(
+    splits = [
         _split(split, seconds, rows if split is data.train else None) for split in data.splits
-    )
+    ]
     counted = None if rows is None else len(rows)
-    return DataFacts(mode_of(data.config), splits, counted, places)
+    return DataFacts(mode_of(data.config), tuple(splits), counted, places)
 
 
 def _drawn(plan: Plan | StreamPlan) -> tuple[IntArray | None, int | None]:
@@ -58,9 +58,7 @@ def _drawn(plan: Plan | StreamPlan) -> tuple[IntArray | None, int | None]:
         return None, None
     steps = plan.steps(0)
     if isinstance(plan.sampler, BatchStrategy):
-        batches: list[IntArray] = []
-        for step in range(min(steps, MOST_BATCHES)):
-            batches.append(plan.sampler.batch(0, step)[1])
+        batches = [plan.sampler.batch(0, step)[1] for step in range(min(steps, MOST_BATCHES))]
         rows = np.concatenate(batches) if batches else np.zeros(0, np.int64)
         return rows[:MOST_PLACES], len(rows) if steps <= MOST_BATCHES else None
     places = min(plan.sampler.size(0), steps * plan.batch_size)
@@ -69,10 +67,14 @@ def _drawn(plan: Plan | StreamPlan) -> tuple[IntArray | None, int | None]:
 
 def _split(split: Split, seconds: float, drawn: IntArray | None) -> SplitFacts:
     dataset, rows = split.dataset, length_of(split.dataset)
-    columns, unit = _columns(split, rows, seconds)
-    counted = [
-        _counts(name, columns, classes_of(dataset) if name == _target(split) else [], drawn)
-        for name in _counted(split, columns)
+    target = str(split.config.objective.get("target", "label"))
+    by = split.config.sampler.get("column")
+    asked = [target, *([str(by)] if by else [])]  # by the objective, and by the sampler
+    columns, unit = _columns(split, rows, seconds, asked)
+    counted = [  # columns of few values, and no measurements
+        _counts(name, columns, classes_of(dataset) if name == target else [], drawn)
+        for name in dict.fromkeys([*asked, "label"])
+        if name in columns and name != "length" and columns[name].dtype.kind not in "fcmM"
     ]
     lengths = columns.get("length")
     return SplitFacts(
@@ -85,8 +87,10 @@ def _split(split: Split, seconds: float, drawn: IntArray | None) -> SplitFacts:
     )
 
 
-def _columns(split: Split, rows: int | None, seconds: float) -> tuple[Columns, str]:
-    """The columns of a split by name, and the unit of its lengths.
+def _columns(
+    split: Split, rows: int | None, seconds: float, asked: Sequence[str]
+) -> tuple[Columns, str]:
+    """The columns of a split by name, those that are `asked` for among them, and its lengths' unit.
 
     A table is made only where it is needed: it imports pandas, and may read headers of files.
     """
@@ -94,10 +98,10 @@ def _columns(split: Split, rows: int | None, seconds: float) -> tuple[Columns, s
     if rows is None or isinstance(split.plan, StreamPlan):
         return {}, ""
     at_hand = columns_of(dataset, fields)
-    told = getattr(dataset, "columns", None)
-    wanted = {*_labels(split), "length"}
-    needed = {_target(split), "length", *_by_sampler(split)} - set(at_hand)
-    if not needed & set(needed if told is None else told) or rows * _ROW_SECONDS > seconds:
+    announced = getattr(dataset, "columns", None)
+    needed = {*asked, "length"} - set(at_hand)
+    offered = needed & set(needed if announced is None else announced)
+    if not offered or rows * _ROW_SECONDS > seconds:
         return at_hand, "length"
     table = table_of(dataset, fields)
     if table is None:
@@ -105,31 +109,12 @@ def _columns(split: Split, rows: int | None, seconds: float) -> tuple[Columns, s
     steps = split.transform.steps
     counts = tokenizer_of(steps) is not None and "length" in table.columns
     table = with_token_lengths(table, dataset, steps)
-    found = {name: table[name].to_numpy() for name in table.columns if name in {*wanted, *_TEXTS}}
-    return at_hand | found, "tokens" if counts else "length"
+    used = {*asked, "label", "length", *_TEXTS}
+    made = {name: table[name].to_numpy() for name in table.columns if name in used}
+    return at_hand | made, "tokens" if counts else "length"
 
 
 _TEXTS = ("class", "pose", "name")  # columns that may name the values of another
-
-
-def _target(split: Split) -> str:
-    return str(split.config.objective.get("target", "label"))
-
-
-def _by_sampler(split: Split) -> list[str]:
-    column = split.config.sampler.get("column")
-    return [str(column)] if column else []
-
-
-def _labels(split: Split) -> list[str]:
-    """Columns that may be counted: the target, what the sampler goes by, and labels."""
-    return list(dict.fromkeys([_target(split), *_by_sampler(split), "label"]))
-
-
-def _counted(split: Split, columns: Columns) -> list[str]:
-    """Columns of classes: few values, and no measurements."""
-    found = [name for name in _labels(split) if name in columns and name != "length"]
-    return [name for name in found if columns[name].dtype.kind not in "fcmM"]
 
 
 def _counts(name: str, columns: Columns, classes: list[str], drawn: IntArray | None) -> ColumnFacts:
@@ -143,7 +128,7 @@ def _counts(name: str, columns: Columns, classes: list[str], drawn: IntArray | N
     times = None if drawn is None else np.bincount(codes[drawn], minlength=len(values))
     return ColumnFacts(
         name,
-        tuple(shortened(names[place], 100) for place in kept),
+        tuple(shortened(names[code], 100) for code in kept),
         tuple(counts[kept].tolist()),
         () if times is None else tuple(times[kept].tolist()),
         int(counts.sum() - counts[kept].sum()),
@@ -156,23 +141,23 @@ def _names(
     """Words for the values: names of classes, or another column's that goes with them."""
     numbers = values.dtype.kind in "iu"
     if numbers and classes and int(values[0]) >= 0 and int(values[-1]) < len(classes):
-        return [classes[one] for one in values.tolist()]
+        return [classes[number] for number in values.tolist()]
     for other in _TEXTS if numbers and len(values) <= MOST_VALUES else ():
         if other in columns and other != name:
             texts = columns[other].astype(str)
             words = [texts[np.argmax(codes == code)] for code in range(len(values))]
             if len(set(words)) == len(words) and (np.array(words)[codes] == texts).all():
                 return words
-    return [str(one) for one in values.tolist()]
+    return [str(value) for value in values.tolist()]
 
 
 def _histogram(unit: str, lengths: npt.NDArray[Any]) -> LengthFacts | None:
     if lengths.dtype.kind not in "iuf":
         return None
-    found = lengths[np.isfinite(lengths)].astype(np.float64)
-    if not len(found):
+    finite = lengths[np.isfinite(lengths)].astype(np.float64)
+    if not len(finite):
         return None
-    least, median, most = (float(one) for one in np.quantile(found, (0, 0.5, 1)))
+    least, median, most = np.quantile(finite, (0, 0.5, 1)).tolist()
     if lengths.dtype.kind in "iu" and most - least < _BINS:
         edges = np.arange(least, most + 2)
     elif least > 0 and most > 20 * median:  # a few are far longer
@@ -180,5 +165,5 @@ def _histogram(unit: str, lengths: npt.NDArray[Any]) -> LengthFacts | None:
     else:
         edges = np.linspace(least, most, _BINS + 1)
     edges[-1] = max(edges[-1], most)
-    counts, _ = np.histogram(found, edges)
+    counts, _ = np.histogram(finite, edges)
     return LengthFacts(unit, tuple(edges.tolist()), tuple(counts.tolist()), least, median, most)

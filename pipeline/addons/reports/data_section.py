@@ -28,15 +28,26 @@ def section(run: RunRecord) -> Section:
         facts = None
         parts.append(page.paragraph(str(error)))
     data = facts.data if facts else None
-    known = run.manifest.get("data")
+    fingerprints = run.manifest.get("data")
     if data is not None:
-        parts += [_splits(data), *_columns(data), *_lengths(data)]
-    elif isinstance(known, dict):
-        parts.append(
-            page.facts(
-                {f"fingerprint of {name}": str(known.get(name) or "") for name in ("train", "val")}
+        rows = [
+            (
+                split.name,
+                split.dataset,
+                "a stream" if split.rows is None else f"{split.rows:,}",
+                split.fingerprint,
             )
-        )
+            for split in data.splits
+        ]
+        head = ["split", "dataset", "rows", f"fingerprint, by {data.mode}"]
+        parts.append(page.table("Splits", head, rows, numbers=[2]))
+        names = dict.fromkeys(column.name for split in data.splits for column in split.columns)
+        parts += [_balance(data, name) for name in names]
+        drawn = [_histogram(split, split.lengths) for split in data.splits if split.lengths]
+        parts += [page.charts_of(drawn)] if drawn else []
+    elif isinstance(fingerprints, dict):
+        texts = {name: str(fingerprints.get(name) or "") for name in ("train", "val")}
+        parts.append(page.facts({f"fingerprint of {name}": text for name, text in texts.items()}))
     parts.append(_left_out(run))
     order = run.manifest.get("order")
     if isinstance(order, str) and order:
@@ -50,53 +61,33 @@ def section(run: RunRecord) -> Section:
     return Section(TITLE, page.together(*parts))
 
 
-def _splits(data: DataFacts) -> Markup:
-    rows = [
-        (
-            one.name,
-            one.dataset,
-            "a stream" if one.rows is None else f"{one.rows:,}",
-            one.fingerprint,
-        )
-        for one in data.splits
-    ]
-    head = ["split", "dataset", "rows", f"fingerprint, by {data.mode}"]
-    return page.table("Splits", head, rows, numbers=[2])
-
-
-def _columns(data: DataFacts) -> list[Markup]:
-    names = dict.fromkeys(column.name for split in data.splits for column in split.columns)
-    return [_balance(data, name) for name in names]
-
-
 def _balance(data: DataFacts, name: str) -> Markup:
     """How often each value of a column occurs in each split, and is drawn in epoch 0."""
     counts: dict[str, dict[str, int]] = {}  # of each value, by what was counted
     others, drawn = 0, ""
     for split in data.splits:
-        for column in (one for one in split.columns if one.name == name):
+        for column in (column for column in split.columns if column.name == name):
             counts[split.name] = dict(zip(column.values, column.rows, strict=True))
             others += column.others
             if column.drawn:
                 drawn = "drawn in epoch 0"
                 counts[drawn] = dict(zip(column.values, column.drawn, strict=True))
-    values = list(dict.fromkeys(value for one in counts.values() for value in one))
-    totals = {key: sum(one.values()) or 1 for key, one in counts.items()}
+    values = list(dict.fromkeys(value for rows_of in counts.values() for value in rows_of))
     shares = {
-        key: {value: one.get(value, 0) / totals[key] for value in values}
-        for key, one in counts.items()
+        key: {value: rows_of.get(value, 0) / (sum(rows_of.values()) or 1) for value in values}
+        for key, rows_of in counts.items()
     }
-    largest = max((share for one in shares.values() for share in one.values()), default=0) or 1
+    largest = max((share for of in shares.values() for share in of.values()), default=0) or 1
     rows = [
         (
             value,
             [
                 {
                     "count": f"{counts[key].get(value, 0):,}",
-                    "share": f"{one[value]:.1%}",
-                    "width": round(100 * one[value] / largest, 2),
+                    "share": f"{of[value]:.1%}",
+                    "width": round(100 * of[value] / largest, 2),
                 }
-                for key, one in shares.items()
+                for key, of in shares.items()
             ],
         )
         for value in values
@@ -146,12 +137,12 @@ def _histogram(split: SplitFacts, lengths: LengthFacts) -> Markup:
 
 
 def _left_out(run: RunRecord) -> Markup:
-    before = run.config.get("bad_samples")
-    listed = before.get("quarantine") if isinstance(before, dict) else None
+    options = run.config.get("bad_samples")
+    listed = options.get("quarantine") if isinstance(options, dict) else None
     note = page.paragraph(f"The samples in {listed} were not read at all.") if listed else None
     if not run.left_out:
         return page.together(page.paragraph("No sample was left out by this run."), note)
-    rows = [(one.split, one.index, one.path, one.cause) for one in run.left_out[:_NAMED]]
+    rows = [(row.split, row.index, row.path, row.cause) for row in run.left_out[:_NAMED]]
     count = f"{len(run.left_out):,} sample{'s' if len(run.left_out) > 1 else ''}"
     more = "" if len(rows) == len(run.left_out) else f"; the first {len(rows)} of quarantine.csv"
     table = page.table(

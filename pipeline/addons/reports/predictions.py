@@ -63,7 +63,7 @@ def draw(
         predicted = _scaled_all([one.predicted_points for one in rendered], batch[name], images)
         return contact_sheet(images, path, true, predicted, captions)
     if is_signals(batch.get(name)):
-        return signals(unpadded(batch, name), path, [_caption(one) for one in rendered])
+        return signals(unpadded(batch, name)[0], path, [_caption(one) for one in rendered])
     table: list[Sequence[str]] = [("row", "sample", "true", "predicted")]
     for place, one in enumerate(rendered):
         sample = words_of(batch, objective, place)
@@ -154,16 +154,17 @@ def _caption(one: Rendered, between: str = ", ") -> str:
     return f"{guess}{between}true {true}"
 
 
-def unpadded(batch: Batch, field: str) -> list[Tensor]:
-    """Each sample without its padding; time is the dimension that the longest fills."""
+def unpadded(batch: Batch, field: str) -> tuple[list[Tensor], bool]:
+    """Each sample without its padding, and whether time is their first dimension.
+
+    Time is the dimension that the longest fills; where no lengths are known, the longer one.
+    """
     values, lengths = batch[field], batch.get(f"{field}_lengths")
     if not isinstance(lengths, Tensor):
-        return list(values)
-    time = 1 if values.shape[1] == int(lengths.max()) else 2
-    return [
-        one.narrow(time - 1, 0, max(int(length), 1))
-        for one, length in zip(values, lengths, strict=True)
-    ]
+        return list(values), values.shape[1] >= values.shape[2]
+    time = 0 if values.shape[1] == int(lengths.max()) else 1
+    pairs = zip(values, lengths.tolist(), strict=True)
+    return [signal.narrow(time, 0, max(length, 1)) for signal, length in pairs], time == 0
 
 
 def _listed(table: Sequence[Sequence[str]], path: Path, most: int) -> Path:

@@ -43,6 +43,7 @@ from penstock.addons.reports.predictions import (
     large_pictures,
     predict,
     scaled,
+    unpadded,
     words_of,
 )
 from penstock.addons.reports.recording import ValidationLosses
@@ -279,17 +280,13 @@ def _samples(
 
 def _signals(split: Split, batch: Batch, field: str) -> tuple[list[bytes], list[str]]:
     """Each signal without its padding, below its recording if there is one; and its length."""
-    values, lengths = batch[field].detach().float().cpu(), batch.get(f"{field}_lengths")
-    times, first = [max(values.shape[1:])] * len(values), values.shape[1] >= values.shape[2]
-    if isinstance(lengths, Tensor):
-        times = [max(one, 1) for one in lengths.tolist()]
-        first = values.shape[1] == max(times)  # whether time comes before the channels
-    drawn = []
-    for row, index in enumerate(batch.indices.tolist()):
-        one = values[row] if first else values[row].T
-        recording = _recording(split, batch, index)
-        drawn.append(thumbnails.signal(one[: times[row]].numpy(), recording))
-    return drawn, [f"{one} steps" for one in times]
+    signals, time_first = unpadded(batch, field)
+    drawn, words = [], []
+    for signal, index in zip(signals, batch.indices.tolist(), strict=True):
+        steps = (signal if time_first else signal.T).detach().float().cpu()
+        drawn.append(thumbnails.signal(steps.numpy(), _recording(split, batch, index)))
+        words.append(f"{len(steps)} steps")
+    return drawn, words
 
 
 def _recording(split: Split, batch: Batch, index: int) -> Any:
