@@ -133,7 +133,7 @@ def line_chart(
     legend = [(curve.label, _NAMES[curve.color], False) for curve in drawn]
     legend += [(others, "muted", False)] if others else []
     legend += [(name, "muted", True) for name in levels or {}]
-    figures, found = [], []
+    figures, pointed = [], []
     for wide in (True, False) if broad else (False,):
         figure, axes = new_axes(wide)
         if stacked:
@@ -164,12 +164,12 @@ def line_chart(
         draw_marks(axes, marks)
         axes.set_xlabel(one_line(x_label))
         figures.append(figure)
-        found.append(_readings(figure, axes, drawn, percent, stacked))
+        pointed.append(_readings(figure, axes, drawn, percent, stacked))
     return embed(
         figures[0],
         title,
         f"{summary}." if summary else _summary(drawn, percent),
-        readings=found,
+        readings=pointed,
         narrow=figures[1] if broad else None,
         legend=legend if len(legend) > 1 else (),
     )

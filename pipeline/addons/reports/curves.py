@@ -27,7 +27,7 @@ def section(run: RunRecord) -> Section | None:
     if not run.logs and not run.epochs:
         return None
     steps = Steps(run)
-    marks, said = events(run, steps)
+    marks, sentences = events(run, steps)
     last = furthest(run)
     axis = {"x_label": "optimizer steps", "span": (0.0, float(last["step"] if last else 0))}
     charts = [
@@ -35,22 +35,28 @@ def section(run: RunRecord) -> Section | None:
         *_metrics(run, steps, marks, axis),
         _rate(run, steps, axis),
     ]
-    happened = page.listed(said) if said else None
+    happened = page.listed(sentences) if sentences else None
     return Section("Curves", page.together(page.charts_of(charts), happened, _numbers(run)))
 
 
 def events(run: RunRecord, steps: Steps) -> tuple[list[Mark], list[str]]:
     """Marks for what happened, and the same as sentences: best, resumed, left out."""
-    marks, said = [], []
+    marks, sentences = [], []
     best = run.manifest.get("best")
     if (at := number(best, "step")) is not None:
         marks.append(Mark(at, "best"))
-        said.append(f"best: epoch {int(number(best, 'epoch') or 0)}, {at:,.0f} optimizer steps")
-    for one in run.sessions[1:]:
-        place = one.get("at")
-        if isinstance(place, list) and len(place) == 2 and all(isinstance(i, int) for i in place):
-            at = steps.at(place[0], place[1] - 1)
-            said.append(f"resumed at epoch {place[0]}, step {place[1]}")
+        sentences.append(
+            f"best: epoch {int(number(best, 'epoch') or 0)}, {at:,.0f} optimizer steps"
+        )
+    for session in run.sessions[1:]:
+        address = session.get("at")
+        if (
+            isinstance(address, list)
+            and len(address) == 2
+            and all(isinstance(i, int) for i in address)
+        ):
+            at = steps.at(address[0], address[1] - 1)
+            sentences.append(f"resumed at epoch {address[0]}, step {address[1]}")
             if at is not None:
                 marks.append(Mark(at, "resumed"))
     addresses = _incomplete(run)
@@ -60,21 +66,23 @@ def events(run: RunRecord, steps: Steps) -> tuple[list[Mark], list[str]]:
     if addresses:
         first = ", ".join(f"epoch {epoch}, step {step}" for epoch, step in addresses[:5])
         more = f" and {len(addresses) - 5} more" if len(addresses) > 5 else ""
-        said.append(f"small marks at the bottom: batches with samples left out ({first}{more})")
-    return marks, said
+        sentences.append(
+            f"small marks at the bottom: batches with samples left out ({first}{more})"
+        )
+    return marks, sentences
 
 
 def _incomplete(run: RunRecord) -> list[tuple[int, int]]:
     """Addresses of batches in which samples were left out, as far as the folder tells."""
-    found = {(one.epoch, one.step) for one in run.left_out if one.split == "train"}
+    incomplete = {(row.epoch, row.step) for row in run.left_out if row.split == "train"}
     size = number(run.config.get("batch"), "size")
     if run.ledger is not None and size and run.left_out:
         ledger = run.ledger
         ends = np.append(ledger.epoch[1:] != ledger.epoch[:-1], True)  # a last batch may be smaller
         less = (ledger.samples < size) & ~ends
         pairs = zip(ledger.epoch[less].tolist(), ledger.step[less].tolist(), strict=True)
-        found |= set(pairs)
-    return sorted(found)
+        incomplete |= set(pairs)
+    return sorted(incomplete)
 
 
 def _curve(
@@ -123,7 +131,7 @@ def _loss(run: RunRecord, steps: Steps, marks: list[Mark], axis: dict[str, Any])
         _curve(steps, run.epochs, "train/loss", "training", COLORS[1]),
         _curve(steps, run.epochs, "val/loss", "validation", COLORS[0]),
     ]
-    values = [value for one in lines[1:] for value in one.y if value is not None]
+    values = [value for line in lines[1:] for value in line.y if value is not None]
     far = bool(values) and min(values) > 0 and max(values) > 20 * min(values)
     level = number(run.manifest.get("baseline"), "loss")
     return line_chart(
@@ -147,19 +155,19 @@ def _metrics(run: RunRecord, steps: Steps, marks: list[Mark], axis: dict[str, An
             panels.setdefault(title, {})[label or "validation"] = name
     shown = dict(list(panels.items())[:_MOST_CHARTS])
     count = sum(min(len(lines), _MOST_CURVES) for lines in shown.values())
-    levels, found = _levels(run), []
+    levels, charts = _levels(run), []
     for title, lines in shown.items():
         kept = list(lines.items())[:_MOST_CURVES]
         curves = [
-            _curve(steps, run.epochs, name, label, COLORS[place])
-            for place, (label, name) in enumerate(kept)
+            _curve(steps, run.epochs, name, label, COLORS[which])
+            for which, (label, name) in enumerate(kept)
         ]
         more = f" ({len(kept)} of {len(lines)} classes)" if len(lines) > len(kept) else ""
-        found.append(
+        charts.append(
             line_chart(
                 title + more,
                 curves,
-                marks=[one for one in marks if one.label],
+                marks=[mark for mark in marks if mark.label],
                 **axis,
                 most=max(40, _MOST_POINTS // max(count, 1)),
                 levels={
@@ -169,7 +177,7 @@ def _metrics(run: RunRecord, steps: Steps, marks: list[Mark], axis: dict[str, An
                 },
             )
         )
-    return found
+    return charts
 
 
 def _levels(run: RunRecord) -> dict[str, Any]:

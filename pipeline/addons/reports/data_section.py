@@ -102,11 +102,6 @@ def _balance(data: DataFacts, name: str) -> Markup:
     return page.folded(f"{caption}: {len(rows)} values", table) if len(rows) > _SHOWN else table
 
 
-def _lengths(data: DataFacts) -> list[Markup]:
-    drawn = [_histogram(one, one.lengths) for one in data.splits if one.lengths is not None]
-    return [page.charts_of(drawn)] if drawn else []
-
-
 @drawing()
 def _histogram(split: SplitFacts, lengths: LengthFacts) -> Markup:
     from penstock.addons.reports.charts import COLORS, embed, new_axes

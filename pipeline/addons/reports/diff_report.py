@@ -13,30 +13,30 @@ from penstock.addons.reports.page import Section
 from penstock.runs.record import RunRecord
 
 
-def write(found: Comparison, path: Path) -> Path:
+def write(comparison: Comparison, path: Path) -> Path:
     """Write the page of a comparison, and return its path.
 
     Raises:
         DiskError: it cannot be written.
         NotOwnError: there is a file that is none of our pages.
     """
-    title = f"{found.first.path.name} and {found.second.path.name}"
-    answer, *more = found.answer()
+    title = f"{comparison.first.path.name} and {comparison.second.path.name}"
+    answer, *more = comparison.answer()
     lead = page.together(
         Markup('<p class="verdict">{}</p>').format(page.shown(f"{_capital(answer)}.")),
         *(page.paragraph(f"{_capital(line)}.") for line in more),
-        page.facts({"A": _told(found.first), "B": _told(found.second)}),
+        page.facts({"A": _told(comparison.first), "B": _told(comparison.second)}),
     )
-    text = page.render(title, "two runs", lead, sections(found), "Made by task=diff.")
+    text = page.render(title, "two runs", lead, sections(comparison), "Made by task=diff.")
     return page.write(path, text)
 
 
-def sections(found: Comparison) -> list[Section]:
+def sections(comparison: Comparison) -> list[Section]:
     """Where the runs part, their settings by effect, and what else differs."""
-    rows = [(one.what, one.text) for one in found.findings]
+    rows = [(finding.what, finding.text) for finding in comparison.findings]
     parted = page.table("Compared at every address, and bit by bit", ("what", "found"), rows)
-    keys = [_table(TITLES[effect], some) for effect, some in found.settings.items()]
-    other = [_table(title, some) for title, some in found.facts.items() if some]
+    keys = [_table(TITLES[effect], some) for effect, some in comparison.settings.items()]
+    other = [_table(title, some) for title, some in comparison.facts.items() if some]
     return [
         Section("Where they part", parted),
         Section("Settings", page.together(*keys)),
@@ -48,8 +48,11 @@ def _table(title: str, some: Sequence[Difference]) -> Markup:
     title = _capital(title)
     if not some:
         return page.paragraph(f"{title}: none.")
-    noted = any(one.note for one in some)
-    rows = [(one.key, *one.texts(), *([one.note] if noted else [])) for one in some]
+    noted = any(difference.note for difference in some)
+    rows = [
+        (difference.key, *difference.texts(), *([difference.note] if noted else []))
+        for difference in some
+    ]
     return page.table(title, ("key", "A", "B", *(["note"] if noted else [])), rows)
 
 

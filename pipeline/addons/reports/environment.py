@@ -24,8 +24,8 @@ def section(run: RunRecord) -> Section:
     """Machine and versions, and the commands."""
     manifest = run.manifest
     packages = manifest.get("packages")
-    known = (
-        {str(name): one for name, one in packages.items() if one}
+    installed = (
+        {str(name): version for name, version in packages.items() if version}
         if isinstance(packages, dict)
         else {}
     )
@@ -38,9 +38,9 @@ def section(run: RunRecord) -> Section:
         "platform": manifest.get("platform"),
         "Python": manifest.get("python"),
         "Penstock": manifest.get("penstock"),
-        **known,
+        **installed,
     }
-    lines, notes = reproduction(run, known)
+    lines, notes = reproduction(run, installed)
     what = "To reproduce the run, and to check that it is the same one:"
     return Section(
         "Environment, and the same run again",
@@ -66,9 +66,11 @@ def reproduction(run: RunRecord, packages: Mapping[str, Any]) -> tuple[list[str]
         notes.append(
             "Files differed from that commit when the run was started; their changes are not kept."
         )
-    wanted = [f"{name}=={known}" for name in PACKAGES if (known := _version(packages.get(name)))]
-    if wanted:
-        lines.append(program.joined(["python", "-m", "pip", "install", *wanted]))
+    pinned = [
+        f"{name}=={version}" for name in PACKAGES if (version := _version(packages.get(name)))
+    ]
+    if pinned:
+        lines.append(program.joined(["python", "-m", "pip", "install", *pinned]))
     again = command(run, program.override("run_dir", _AGAIN), again=True)
     if own := [word.partition("=")[0] for word in overrides(run) if must_be_typed(word)]:
         notes.append(

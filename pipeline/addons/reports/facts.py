@@ -228,7 +228,9 @@ class Facts:
 
 def written(facts: Facts) -> bytes:
     """The file's content."""
-    text = json.dumps(asdict(facts), default=lambda one: base64.b64encode(one).decode(), indent=1)
+    text = json.dumps(
+        asdict(facts), default=lambda picture: base64.b64encode(picture).decode(), indent=1
+    )
     return text.encode()
 
 

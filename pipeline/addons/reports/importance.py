@@ -47,13 +47,16 @@ def importance(
     """
     if len(values) < 3 or not np.ptp(values):
         return Importance({}, {})
-    columns = {key: [one.get(key) for one in settings] for key in keys}
+    columns = {key: [setting.get(key) for setting in settings] for key in keys}
     columns = {key: column for key, column in columns.items() if len(set(column)) > 1}
     shares = {key: variance_share(column, values) for key, column in columns.items()}
-    known = {key: share for key, share in shares.items() if share is not None}
-    found = _by_optuna(columns, values) if len(values) >= _FOR_OPTUNA and columns else {}
+    explained = {key: share for key, share in shares.items() if share is not None}
+    by_optuna = _by_optuna(columns, values) if len(values) >= _FOR_OPTUNA and columns else {}
     return Importance(
-        *(dict(sorted(one.items(), key=lambda pair: -pair[1])) for one in (known, found))
+        *(
+            dict(sorted(weights.items(), key=lambda pair: -pair[1]))
+            for weights in (explained, by_optuna)
+        )
     )
 
 
@@ -76,7 +79,7 @@ def variance_share(column: Sequence[str | None], values: Sequence[float]) -> flo
     total = float(((y - y.mean()) ** 2).sum())
     if not total or not np.isfinite(total) or len(groups) == 1 or len(y) - len(groups) < 2:
         return None
-    within = sum(float(((one - one.mean()) ** 2).sum()) for one in groups)
+    within = sum(float(((group - group.mean()) ** 2).sum()) for group in groups)
     chance = (len(groups) - 1) * within / (len(y) - len(groups))
     return min(1.0, max(0.0, (total - within - chance) / total))
 
@@ -108,8 +111,8 @@ def _by_optuna(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         study = optuna.create_study()
-        for place, value in enumerate(values):
-            params = {key: column[place] for key, column in taken.items()}
+        for trial, value in enumerate(values):
+            params = {key: column[trial] for key, column in taken.items()}
             study.add_trial(
                 optuna.trial.create_trial(params=params, distributions=spaces, value=value)
             )

@@ -34,12 +34,12 @@ def section(sweep: SweepRecord) -> Section:
     keys = [key for key in sweep.varying if key != SEED]
     head = ["place", f"{metric_of(sweep)}, mean", "spread", "seeds", *keys, "best", "worst"]
     rows = []
-    for place, group in enumerate(sweep.groups, 1):
+    for rank, group in enumerate(sweep.groups, 1):
         best = min(group.values, key=sweep.rank, default=None)
         worst = max(group.values, key=sweep.rank, default=None)
         rows.append(
             [
-                place if group.values else "–",
+                rank if group.values else "–",
                 rounded(group.mean),
                 rounded(group.spread, 3),
                 f"{len(group.values)} of {len(group.jobs)}",
@@ -107,16 +107,18 @@ def _reason(job: SweepJob) -> Markup:
 
 
 def _state(job: SweepJob) -> Markup:
-    known = job.status if job.status in (*FINISHED, *UNDONE) else "failed"
-    return Markup('<span class="state {}">{}</span>').format(known.replace(" ", "-"), job.status)
+    state = job.status if job.status in (*FINISHED, *UNDONE) else "failed"
+    return Markup('<span class="state {}">{}</span>').format(state.replace(" ", "-"), job.status)
 
 
 def _so_far(sweep: SweepRecord, job: SweepJob) -> str:
     """The best value of a job that has not ended, or failed."""
     name = f"val/{sweep.metric.removeprefix('val/')}"
-    known = job.epochs.finite(name)
-    if not len(known):
+    measured = job.epochs.finite(name)
+    if not len(measured):
         return ""
-    found = job.epochs.column(name)[known]
-    best = int(found.argmax() if sweep.larger_is_better else found.argmin())
-    return f"{rounded(float(found[best]))} in epoch {job.epochs.column('epoch')[known[best]]}"
+    values_of = job.epochs.column(name)[measured]
+    best = int(values_of.argmax() if sweep.larger_is_better else values_of.argmin())
+    return (
+        f"{rounded(float(values_of[best]))} in epoch {job.epochs.column('epoch')[measured[best]]}"
+    )

@@ -94,11 +94,11 @@ class Run:
 
         asked = {"split": split, "epoch": epoch, "step": step}
         batch = recompute(self._data.split(split), self._data.config.model_copy(update=asked))
-        known = self._digests.hash(Address(epoch, step)) if split == "train" else None
-        found = batch_hash([batch])
-        if known not in (None, found):
+        kept = self._digests.hash(Address(epoch, step)) if split == "train" else None
+        made = batch_hash([batch])
+        if kept not in (None, made):
             raise PenstockError(
-                f"batch ({epoch}, {step}) has the hash {found}, and {known} in "
+                f"batch ({epoch}, {step}) has the hash {made}, and {kept} in "
                 f"{self.path / DIGESTS}: since the run, the data or the code has changed"
             )
         return batch
@@ -115,7 +115,11 @@ class Run:
         from penstock.addons.reports import run_report
 
         sources = [self.path / name for name in ("manifest.json", METRICS)]
-        states = [(one.stat().st_mtime_ns, one.stat().st_size) for one in sources if one.exists()]
+        states = [
+            (source.stat().st_mtime_ns, source.stat().st_size)
+            for source in sources
+            if source.exists()
+        ]
         if self._report is None or self._report[0] != states or not self._report[1].path.exists():
             record = RunRecord.read(self.path, "folder")
             page = run_report.make(record)
@@ -138,12 +142,12 @@ class Run:
         return Digests(self.path / DIGESTS)
 
     def __repr__(self) -> str:
-        told = ", ".join(
+        facts = ", ".join(
             f"{value}" if name == "state" else f"{name} {value}"
             for name, value in self._facts().items()
             if value
         )
-        return f"Run({str(self.path)!r}: {told})"
+        return f"Run({str(self.path)!r}: {facts})"
 
     def _repr_html_(self) -> str:
         facts = {"run": self.path, **self._facts(), "command": self._summary.command}
@@ -156,13 +160,13 @@ class Run:
         return f"<table>{rows}</table>"
 
     def _facts(self) -> dict[str, str]:
-        one = self._summary
-        best = "" if one.best is None else f"{one.best:.4g}"
+        summary = self._summary
+        best = "" if summary.best is None else f"{summary.best:.4g}"
         return {
             "state": self.state,
-            "epochs": str(one.epochs),
-            "steps": str(one.steps),
-            one.metric or "best": best,
+            "epochs": str(summary.epochs),
+            "steps": str(summary.steps),
+            summary.metric or "best": best,
         }
 
 

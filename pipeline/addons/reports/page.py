@@ -105,8 +105,8 @@ def facts(values: Mapping[str, object], short: bool = False) -> Markup:
     Args:
         short: they fit side by side.
     """
-    known = [(name, one) for name, one in values.items() if one not in (None, "")]
-    return part("facts", known, short)
+    present = [(name, value) for name, value in values.items() if value not in (None, "")]
+    return part("facts", present, short)
 
 
 def figures(values: Iterable[tuple[str, object, object]]) -> Markup:
@@ -160,7 +160,7 @@ def paragraph(text: object) -> Markup:
 
 def together(*some: Markup | None) -> Markup:
     """One after the other; None is left out."""
-    return Markup("\n").join(one for one in some if one is not None)
+    return Markup("\n").join(markup for markup in some if markup is not None)
 
 
 def shown(value: object) -> object:

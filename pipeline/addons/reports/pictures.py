@@ -74,8 +74,8 @@ def learning_curves(
     columns = min(len(panels), 3)
     rows = math.ceil(len(panels) / columns)
     figure = new_figure(5.2 * columns, 3.1 * rows, layout="constrained")
-    for place, (title, curves) in enumerate(panels.items(), start=1):
-        axes = figure.add_subplot(rows, columns, place)
+    for panel, (title, curves) in enumerate(panels.items(), start=1):
+        axes = figure.add_subplot(rows, columns, panel)
         _draw_curves(axes, title, curves)
         for style, (name, values) in zip(cycle(STYLES), (levels or {}).items(), strict=False):
             level = values.get(title)
@@ -161,7 +161,7 @@ def contact_sheet(
         if predicted is not None:
             _draw_points(axes, predicted[place], PREDICTED, width=1.1)
         if captions:
-            caption = "\n".join(shortened(one, _LONGEST) for one in captions[place].split("\n"))
+            caption = "\n".join(shortened(line, _LONGEST) for line in captions[place].split("\n"))
             axes.text(
                 0.5,
                 -0.025,
@@ -239,9 +239,9 @@ def signals(
     columns = min(columns, len(values))
     rows = math.ceil(len(values) / columns)
     figure = new_figure(3.0 * columns, 1.7 * rows, layout="constrained")
-    for place, (one, caption) in enumerate(zip(values, captions, strict=True)):
+    for place, (signal, caption) in enumerate(zip(values, captions, strict=True)):
         axes = figure.add_subplot(rows, columns, place + 1)
-        drawn = one.detach().float().cpu().numpy()
+        drawn = signal.detach().float().cpu().numpy()
         if min(drawn.shape) <= 4:
             axes.plot(drawn if drawn.shape[1] <= drawn.shape[0] else drawn.T, linewidth=1.0)
             axes.grid(color=FAINT, linewidth=0.6)

@@ -140,12 +140,12 @@ def _scaled_all(
     points: Sequence[Tensor | None], seen: Tensor, shown: Sequence[Tensor]
 ) -> list[Tensor] | None:
     pairs = zip(points, shown, strict=True)
-    return [scaled(one, seen, image) for one, image in pairs if one is not None] or None
+    return [scaled(own, seen, image) for own, image in pairs if own is not None] or None
 
 
-def _caption(one: Rendered, between: str = ", ") -> str:
+def _caption(rendered: Rendered, between: str = ", ") -> str:
     """A prediction, and the truth if it differs."""
-    true, guess = one.truth, one.predicted
+    true, guess = rendered.truth, rendered.predicted
     if not true:
         return guess
     name, _, share = guess.rpartition(" ")

@@ -59,9 +59,9 @@ class Confusions(Observer):
         self.by_epoch: dict[int, Tensor] = {}
 
     def on_epoch_end(self, record: Record) -> None:
-        found = getattr(self.objective, "confusion", None)
-        if found is not None and "val/loss" in record:
-            self.by_epoch[int(record["epoch"])] = found
+        confusion = getattr(self.objective, "confusion", None)
+        if confusion is not None and "val/loss" in record:
+            self.by_epoch[int(record["epoch"])] = confusion
 
     def best(self, epoch: int | None) -> tuple[int, Tensor] | None:
         """An epoch and its counts: the given one, or the last one of this process."""
@@ -130,8 +130,8 @@ class Extremes(Observer):
 
     def best(self, epoch: int | None) -> ValidationLosses | None:
         """Those of the given epoch, or of the last one of this process."""
-        found = self.by_epoch.get(-1 if epoch is None else epoch)
-        return found or next(reversed(self.by_epoch.values()), None)
+        kept = self.by_epoch.get(-1 if epoch is None else epoch)
+        return kept or next(reversed(self.by_epoch.values()), None)
 
     def _begin(self) -> None:
         self._rows: list[npt.NDArray[np.int64]] = []

@@ -85,13 +85,13 @@ def write_facts(
         history: a record an epoch, by which it is known how long a sample takes.
     """
     notes: list[str] = []
-    may = max(_SECONDS, _SHARE * sum(one["seconds"] for one in history))
+    may = max(_SECONDS, _SHARE * sum(record["seconds"] for record in history))
     spent = (value for name, value in history[-1].items() if name.startswith("ms/"))
     rows = int(1000 * may / MOST_BATCHES / max(sum(spent), 0.001))
     rows = min(max(rows, _FEWEST), MOST_ROWS)
     facts = Facts(VERSION)
-    for found in _each(notes, "the data", lambda: [data_facts(data, may)]):
-        facts = replace(facts, data=found)
+    for fact in _each(notes, "the data", lambda: [data_facts(data, may)]):
+        facts = replace(facts, data=fact)
     batches = _each(notes, "the first batches", lambda: shown_batches(data.train, objective, rows))
     facts = replace(facts, batches=tuple(batches))
     if losses is None:  # nothing was validated in this session
@@ -115,17 +115,17 @@ def write_data_facts(folder: Path, data: DataParts) -> None:
     if not (folder / FOLDER / NAME).exists():
         notes = ["No samples are shown, since the run was not done."]
         with held():  # a request to stop waits for these 30 ms
-            found = _each(notes, "the data", lambda: [data_facts(data, 0)])
-            _write(folder, Facts(VERSION, found[0] if found else None, notes=tuple(notes)))
+            facts = _each(notes, "the data", lambda: [data_facts(data, 0)])
+            _write(folder, Facts(VERSION, facts[0] if facts else None, notes=tuple(notes)))
 
 
 def _each(notes: list[str], what: str, make: Callable[[], Iterable[Found]]) -> list[Found]:
     """What `make` gives, until it fails."""
-    found: list[Found] = []
+    made: list[Found] = []
     with only_shown(f"a part of the report ({what})") as failed:  # anybody's dataset and transforms
-        found.extend(make())
+        made.extend(make())
     notes += [f"A part is missing ({what}): {reason}"[:LONGEST] for reason in failed]
-    return found
+    return made
 
 
 def _write(folder: Path, facts: Facts) -> None:
@@ -140,13 +140,13 @@ def _bounded(facts: Facts) -> Facts:
 
     def kept(samples: Iterable[ShownSample]) -> Iterator[ShownSample]:
         nonlocal left
-        for one in samples:
-            size = len(one.picture or b"")
+        for sample in samples:
+            size = len(sample.picture or b"")
             left -= size
-            yield one if left >= 0 or not size else replace(one, picture=None)
+            yield sample if left >= 0 or not size else replace(sample, picture=None)
 
     predictions = tuple(kept(facts.predictions))
-    batches = tuple(replace(one, samples=tuple(kept(one.samples))) for one in facts.batches)
+    batches = tuple(replace(batch, samples=tuple(kept(batch.samples))) for batch in facts.batches)
     return replace(facts, batches=batches, predictions=predictions)
 
 
@@ -177,13 +177,13 @@ def shown_predictions(
         batch, values, outputs = predict(split, model, objective, np.array(list(groups), np.int64))
     kind, field = _kind(batch, objective)
     samples = {
-        one.index: replace(
-            one,
+        sample.index: replace(
+            sample,
             loss=float(value) if np.isfinite(float(value)) else None,
-            group=groups[one.index],
+            group=groups[sample.index],
             position=None,
         )
-        for one, value in zip(
+        for sample, value in zip(
             _samples(split, objective, batch, kind, field, outputs), values, strict=True
         )
     }
@@ -222,9 +222,9 @@ def _kind(batch: Batch, objective: Objective) -> tuple[str, str]:
     """How a batch is shown, and the field that is."""
     names = [*(name for name in objective.inputs if name in batch), *batch]
     for kind, fits in (("pictures", is_pictures), ("signals", is_signals)):
-        found = next((name for name in names if fits(batch[name])), None)
-        if found is not None:
-            return kind, found
+        field = next((name for name in names if fits(batch[name])), None)
+        if field is not None:
+            return kind, field
     texts = any(
         isinstance(value, list) and value and isinstance(value[0], str) for value in batch.values()
     )
@@ -251,8 +251,8 @@ def _samples(
         shown: Any = denormalized(batch[field], split.transform, split.batch_transform)
         if outputs is not None:
             shown = large_pictures(split, field, batch)
-        for place, (image, one) in enumerate(zip(shown, rendered, strict=True)):
-            drawn = ((one.points, TRUE), (one.predicted_points, PREDICTED))
+        for place, (image, view) in enumerate(zip(shown, rendered, strict=True)):
+            drawn = ((view.points, TRUE), (view.predicted_points, PREDICTED))
             points = [
                 (scaled(values, batch[field], image), color)
                 for values, color in drawn

@@ -66,7 +66,7 @@ def save(run: RunRecord, made: str | None = None) -> Path:
 
 def make(run: RunRecord) -> str:
     """The report of a run as HTML."""
-    sections = [one for one in (part_of(make, run) for make in SECTIONS) if one is not None]
+    sections = [part for part in (part_of(make, run) for make in SECTIONS) if part is not None]
     foot = f"Made from the files in {run.path}; task=report makes it again."
     return page.render(verdict.title(run), "a run", verdict.lead(run), sections, foot)
 

@@ -34,22 +34,22 @@ def run(config: Config) -> None:
     Raises:
         ConfigError: a folder is missing, or `find.since` is no time.
     """
-    wanted, since = FindSection.of(config), _since(FindSection.of(config).since)
-    places = [Path(one) for one in config.runs or FOLDERS]
-    for place in places:
-        if config.runs and not place.is_dir():
-            raise ConfigError(Problem("runs", f"{place} is not a folder"))
-    folders = list(dict.fromkeys(path for place in places for path in find(place)))
+    options, since = FindSection.of(config), _since(FindSection.of(config).since)
+    below = [Path(run) for run in config.runs or FOLDERS]
+    for folder in below:
+        if config.runs and not folder.is_dir():
+            raise ConfigError(Problem("runs", f"{folder} is not a folder"))
+    folders = list(dict.fromkeys(path for folder in below for path in find(folder)))
     read = map(RunSummary.read, folders)
-    found = list(watched(read, len(folders), "reading runs"))
-    chosen = [one for one in found if _is_wanted(one, wanted, since)]
-    shown = _sorted(chosen, wanted.sort)[: wanted.limit]
+    summaries = list(watched(read, len(folders), "reading runs"))
+    chosen = [summary for summary in summaries if _is_wanted(summary, options, since)]
+    shown = _sorted(chosen, options.sort)[: options.limit]
     if shown:
         rows = [("state", "started", "epochs", "steps", "best", "folder", "command")]
         put_rows([*rows, *map(_row, shown)])
-    said = f"{len(shown)} of {len(found)} runs below {' and '.join(map(str, places))}"
+    sentence = f"{len(shown)} of {len(summaries)} runs below {' and '.join(map(str, below))}"
     left_out = len(chosen) - len(shown)
-    say(said + (f"; {left_out} more by find.limit=null" if left_out else ""))
+    say(sentence + (f"; {left_out} more by find.limit=null" if left_out else ""))
 
 
 def _since(text: str | None) -> datetime | None:
@@ -65,37 +65,51 @@ def _since(text: str | None) -> datetime | None:
         raise ConfigError(Problem("find.since", reason)) from None
 
 
-def _is_wanted(one: RunSummary, wanted: FindSection, since: datetime | None) -> bool:
-    states = [wanted.state] if isinstance(wanted.state, str) else wanted.state
+def _is_wanted(summary: RunSummary, options: FindSection, since: datetime | None) -> bool:
+    states = [options.state] if isinstance(options.state, str) else options.state
     return (
-        (states is None or one.state in states)
-        and (since is None or (one.started is not None and one.started >= since))
-        and (wanted.command is None or wanted.command in one.command)
+        (states is None or summary.state in states)
+        and (since is None or (summary.started is not None and summary.started >= since))
+        and (options.command is None or options.command in summary.command)
     )
 
 
-def _sorted(found: Sequence[RunSummary], by: str) -> list[RunSummary]:
+def _sorted(summaries: Sequence[RunSummary], by: str) -> list[RunSummary]:
     """The newest first; or by metric, the best first and those without a value last."""
-    newest = sorted(found, key=lambda one: one.started.timestamp() if one.started else 0.0)[::-1]
+    newest = sorted(
+        summaries, key=lambda summary: summary.started.timestamp() if summary.started else 0.0
+    )[::-1]
     if by == "started":
         return newest
     return sorted(
         newest,
-        key=lambda one: (
-            one.best is None,
-            one.metric,
-            0.0 if one.best is None else -one.best if one.mode == "max" else one.best,
+        key=lambda summary: (
+            summary.best is None,
+            summary.metric,
+            0.0
+            if summary.best is None
+            else -summary.best
+            if summary.mode == "max"
+            else summary.best,
         ),
     )
 
 
-def _row(one: RunSummary) -> tuple[str, ...]:
-    started = "" if one.started is None else f"{one.started:%Y-%m-%d %H:%M}"
-    best = "" if one.best is None else f"{one.metric} {one.best:.4g}"
-    if one.state == DAMAGED:
-        cells = (one.state, started, "", "", "", str(one.path), one.problem[:_LONGEST])
+def _row(summary: RunSummary) -> tuple[str, ...]:
+    started = "" if summary.started is None else f"{summary.started:%Y-%m-%d %H:%M}"
+    best = "" if summary.best is None else f"{summary.metric} {summary.best:.4g}"
+    if summary.state == DAMAGED:
+        cells = (summary.state, started, "", "", "", str(summary.path), summary.problem[:_LONGEST])
     else:
-        words = [word for word in one.overrides if not word.startswith("run_dir=")]
-        typed = program.joined(words) or one.command[:_LONGEST]
-        cells = (one.state, started, str(one.epochs), str(one.steps), best, str(one.path), typed)
+        words = [word for word in summary.overrides if not word.startswith("run_dir=")]
+        typed = program.joined(words) or summary.command[:_LONGEST]
+        cells = (
+            summary.state,
+            started,
+            str(summary.epochs),
+            str(summary.steps),
+            best,
+            str(summary.path),
+            typed,
+        )
     return tuple(map(one_line, cells))

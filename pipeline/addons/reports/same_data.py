@@ -125,13 +125,13 @@ class SameData:
     def of(cls, runs: Sequence[RunRecord | None]) -> SameData:
         """Compare all runs; None is one that has not begun."""
         seen = [Seen.of(run) for run in runs]
-        found: dict[object, list[int]] = {}
-        for place, (run, one) in enumerate(zip(runs, seen, strict=True)):
-            if run is not None and (one.order or one.ledger is not None):
-                known = one.order and one.told.get("train")
-                whole = (one.data, one.making, one.order) if known else place
-                found.setdefault(whole, []).append(place)
-        classes = list(found.values())
+        together: dict[object, list[int]] = {}
+        for place, (run, job) in enumerate(zip(runs, seen, strict=True)):
+            if run is not None and (job.order or job.ledger is not None):
+                known = job.order and job.told.get("train")
+                whole = (job.data, job.making, job.order) if known else place
+                together.setdefault(whole, []).append(place)
+        classes = list(together.values())
         ledgers = _Ledgers([seen[jobs[0]].ledger for jobs in classes])
         between = {
             (a, b): _relation(seen[classes[a][0]], seen[classes[b][0]], ledgers, a, b)
@@ -178,8 +178,8 @@ def _relation(first: Seen, second: Seen, ledgers: _Ledgers, a: int, b: int) -> R
         return Relation("data", keys=data.keys)
     if not data.same and not data.alike:
         return Relation("unknown")
-    found = _of_rows(first, second, ledgers, a, b)
-    return replace(found, kind="alike") if found.kind == "same" and data.alike else found
+    rows = _of_rows(first, second, ledgers, a, b)
+    return replace(rows, kind="alike") if rows.kind == "same" and data.alike else rows
 
 
 def _of_rows(first: Seen, second: Seen, ledgers: _Ledgers, a: int, b: int) -> Relation:
@@ -188,16 +188,16 @@ def _of_rows(first: Seen, second: Seen, ledgers: _Ledgers, a: int, b: int) -> Re
     keys = tuple(key for key in {**made, **other} if made.get(key) != other.get(key))
     if first.order and first.order == second.order:
         return Relation("made", keys=keys) if keys else Relation("same")
-    found = ledgers.compare(a, b)
-    if found.kind == "same" and keys:
-        return Relation("made", keys=keys, batches=found.batches)
-    if found.kind != "unknown":
-        return found
+    compared = ledgers.compare(a, b)
+    if compared.kind == "same" and keys:
+        return Relation("made", keys=keys, batches=compared.batches)
+    if compared.kind != "unknown":
+        return compared
     if first.choosing and first.choosing == second.choosing:
         return Relation("made", keys=keys) if keys else Relation("same")
     if first.order and second.order and first.steps == second.steps is not None:
         return Relation("differ")
-    return found
+    return compared
 
 
 class _Ledgers:
@@ -215,9 +215,9 @@ class _Ledgers:
             first, second = self._head(a, least), self._head(b, least)
             if first is None or second is None:
                 return Relation("unknown")
-            found = parting(first, second)
-            if found.kind != "same" or min(len(first.epoch), len(second.epoch)) < least:
-                return found
+            parted = parting(first, second)
+            if parted.kind != "same" or min(len(first.epoch), len(second.epoch)) < least:
+                return parted
             least *= 8
 
     def _head(self, which: int, least: int) -> Ledger | None:
@@ -236,7 +236,7 @@ class _Ledgers:
             short = ledger is not None and len(ledger.epoch) < least
             self._read.pop(which, None)
             self._read[which] = (2**62 if short else least, ledger)
-            kept = {place: len(one.epoch) for place, (_, one) in self._read.items() if one}
+            kept = {place: len(read.epoch) for place, (_, read) in self._read.items() if read}
             for place in list(kept)[:-1]:  # those read first; they are read again if needed
                 if sum(kept.values()) > _MOST_KEPT:
                     self._read.pop(place)
@@ -251,15 +251,21 @@ def parting(first: Ledger, second: Ledger) -> Relation:
     """
     if not len(first.epoch) or not len(second.epoch):
         return Relation("unknown")
-    begin = max((int(one.epoch[0]), int(one.step[0])) for one in (first, second))
+    begin = max((int(ledger.epoch[0]), int(ledger.step[0])) for ledger in (first, second))
     columns = []
-    for one in (first, second):
-        at = int(((one.epoch < begin[0]) | ((one.epoch == begin[0]) & (one.step < begin[1]))).sum())
-        columns.append([column[at:] for column in (one.epoch, one.step, one.order)])
-    length = min(len(one[0]) for one in columns)
+    for ledger in (first, second):
+        at = int(
+            (
+                (ledger.epoch < begin[0]) | ((ledger.epoch == begin[0]) & (ledger.step < begin[1]))
+            ).sum()
+        )
+        columns.append([column[at:] for column in (ledger.epoch, ledger.step, ledger.order)])
+    length = min(len(ledger[0]) for ledger in columns)
     if not length:
         return Relation("unknown")
-    (epoch, step, order), (epochs, steps, orders) = ([c[:length] for c in one] for one in columns)
+    (epoch, step, order), (epochs, steps, orders) = (
+        [c[:length] for c in ledger] for ledger in columns
+    )
     differ = (epoch != epochs) | (step != steps) | (order != orders)
     if not differ.any():
         return Relation("same", batches=length)

@@ -32,7 +32,7 @@ def section(run: RunRecord) -> Section | None:
         return None
     if facts is None or not (facts.batches or facts.predictions or facts.notes):
         return None
-    parts = [_batch(run, one) for one in facts.batches]
+    parts = [_batch(run, batch) for batch in facts.batches]
     if facts.predictions:
         parts.append(_predictions(facts))
     parts += [page.paragraph(note) for note in facts.notes]
@@ -50,11 +50,11 @@ def _batch(run: RunRecord, batch: ShownBatch) -> Markup:
             f"As the model got it, after augmentation: {count}.{_EXPLAINED.get(batch.kind, '')}"
         ),
         _tiles(batch.samples, batch.kind)
-        if any(one.picture for one in batch.samples)
+        if any(sample.picture for sample in batch.samples)
         else page.table(
             f"Rows of batch ({batch.epoch}, {batch.step})",
             ["row", "sample", "truth"],
-            [(one.index, one.words, one.truth) for one in batch.samples],
+            [(sample.index, sample.words, sample.truth) for sample in batch.samples],
             numbers=[0],
         ),
         page.command(line, "To make this batch again:") if line else None,
@@ -72,7 +72,7 @@ def _predictions(facts: Facts) -> Markup:
     if losses is not None:
         text = f"Chosen by their loss in the validation of epoch {losses.epoch}"
         if losses.quantiles:
-            least, _, median, _, high, most = (f"{one:.3g}" for one in losses.quantiles)
+            least, _, median, _, high, most = (f"{quantile:.3g}" for quantile in losses.quantiles)
             text += (
                 f": of {losses.samples:,} samples, half have a loss below {median}, 95 % "
                 f"below {high}; the least is {least}, the largest {most}"
@@ -82,18 +82,28 @@ def _predictions(facts: Facts) -> Markup:
         if losses.by_batch:
             text += ". The loss is one number a batch, so these are samples of such batches"
         parts.append(page.paragraph(f"{text}."))
-    if any(one.picture and one.predicted and not one.truth for one in facts.predictions):
+    if any(
+        prediction.picture and prediction.predicted and not prediction.truth
+        for prediction in facts.predictions
+    ):
         parts.append(page.paragraph("Drawn in green is the truth, in orange the prediction."))
-    if not any(one.picture for one in facts.predictions):
+    if not any(prediction.picture for prediction in facts.predictions):
         rows = [
-            (one.index, one.group, one.words, one.truth, _marked(one), _number(one.loss))
-            for one in facts.predictions
+            (
+                prediction.index,
+                prediction.group,
+                prediction.words,
+                prediction.truth,
+                _marked(prediction),
+                _number(prediction.loss),
+            )
+            for prediction in facts.predictions
         ]
         head = ["row", "group", "sample", "truth", "prediction", "loss"]
         return page.together(*parts, page.table("Predictions", head, rows, numbers=[0, 5]))
     groups = []
-    for group in dict.fromkeys(one.group for one in facts.predictions):
-        chosen = [one for one in facts.predictions if one.group == group]
+    for group in dict.fromkeys(prediction.group for prediction in facts.predictions):
+        chosen = [prediction for prediction in facts.predictions if prediction.group == group]
         title = Markup("<h4>{}</h4>").format(page.shown(group.capitalize()))
         groups.append(page.together(title, _tiles(chosen, kind)))
     return page.together(*parts, page.part("groups", groups, template="samples.html"))
@@ -101,28 +111,28 @@ def _predictions(facts: Facts) -> Markup:
 
 def _tiles(samples: Sequence[ShownSample], kind: str) -> Markup:
     shape = "wide-ones" if kind in ("signals", "recordings") else "square"
-    return page.part("tiles", [_tile(one) for one in samples], shape, template="samples.html")
+    return page.part("tiles", [_tile(sample) for sample in samples], shape, template="samples.html")
 
 
-def _tile(one: ShownSample) -> dict[str, Any]:
-    truth, guess = one.truth, one.predicted
+def _tile(sample: ShownSample) -> dict[str, Any]:
+    truth, guess = sample.truth, sample.predicted
     lines = [guess or truth] if guess or truth else []
-    if guess and truth and _is_wrong(one):
+    if guess and truth and _is_wrong(sample):
         lines.append(f"not {truth}")
     elif guess and truth and not guess.endswith("%"):
         lines.append(f"true {truth}")
-    if one.loss is not None:
-        lines.append(f"loss {_number(one.loss)}")
-    lines.append(f"row {one.index}" + (f", {one.words}" if one.words else ""))
-    said = [f"row {one.index}", truth and f"truth: {truth}", guess and f"prediction: {guess}"]
+    if sample.loss is not None:
+        lines.append(f"loss {_number(sample.loss)}")
+    lines.append(f"row {sample.index}" + (f", {sample.words}" if sample.words else ""))
+    words = [f"row {sample.index}", truth and f"truth: {truth}", guess and f"prediction: {guess}"]
     return {
-        "uri": one.uri,
+        "uri": sample.uri,
         "lines": lines,
-        "path": one.path,
-        "name": PurePath(one.path).name,
-        "wrong": _is_wrong(one),
-        "alt": ", ".join(filter(None, said)),
-        "tiny": one.picture is not None and _width(one.picture) <= _TINY,
+        "path": sample.path,
+        "name": PurePath(sample.path).name,
+        "wrong": _is_wrong(sample),
+        "alt": ", ".join(filter(None, words)),
+        "tiny": sample.picture is not None and _width(sample.picture) <= _TINY,
     }
 
 
@@ -131,16 +141,16 @@ def _width(picture: bytes) -> int:
     return int.from_bytes(picture[16:20], "big") if picture[1:4] == b"PNG" else 1 << 16
 
 
-def _is_wrong(one: ShownSample) -> bool:
+def _is_wrong(sample: ShownSample) -> bool:
     """Whether the prediction names another class than the truth."""
-    name, _, share = one.predicted.rpartition(" ")
-    return bool(one.truth) and share.endswith("%") and name != one.truth
+    name, _, share = sample.predicted.rpartition(" ")
+    return bool(sample.truth) and share.endswith("%") and name != sample.truth
 
 
-def _marked(one: ShownSample) -> object:
-    if _is_wrong(one):
-        return Markup('<span class="wrong">{}</span>').format(page.shown(one.predicted))
-    return one.predicted
+def _marked(sample: ShownSample) -> object:
+    if _is_wrong(sample):
+        return Markup('<span class="wrong">{}</span>').format(page.shown(sample.predicted))
+    return sample.predicted
 
 
 def _number(value: float | None) -> str:

@@ -27,7 +27,7 @@ _MOST_ROWS = 300
 def section(run: RunRecord) -> Section:
     """The command, the git state, the configuration as a difference, and all of it, folded."""
     whole = yaml.safe_dump(dict(run.config), sort_keys=False, allow_unicode=True, width=88)
-    given = {
+    facts = {
         "started": clock(run.manifest, "started"),
         "started by": started_by(run),
         "folder": run.path,
@@ -37,7 +37,7 @@ def section(run: RunRecord) -> Section:
     return Section(
         "Settings",
         page.together(
-            page.facts(given),
+            page.facts(facts),
             *_differences(run),
             page.folded("The whole configuration", page.code(whole, "config.yaml")),
         ),
@@ -104,8 +104,8 @@ def _is_choice(composer: Composer, word: str) -> bool:
     group, _, option = word.lstrip("+").partition("=")
     if not group.replace("_", "").isalpha() or group == "hydra":
         return False
-    known = composer.options(group)
-    return all(one.strip() in known for one in option.strip("[]").split(","))
+    options = composer.options(group)
+    return all(choice.strip() in options for choice in option.strip("[]").split(","))
 
 
 @cache

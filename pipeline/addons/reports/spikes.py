@@ -92,16 +92,16 @@ def keep_rows(run: RunRecord, rows_of: Callable[[int, int], Sequence[int]]) -> N
     """
     if run.ledger is None:
         return
-    until, known = time.monotonic() + 0.5, []
-    for one in find(run.ledger):
-        rows = [int(row) for row in rows_of(one.epoch, one.step)[:_MOST_ROWS]]
-        known.append({"epoch": one.epoch, "step": one.step, "rows": rows})
+    until, spikes = time.monotonic() + 0.5, []
+    for spike in find(run.ledger):
+        rows = [int(row) for row in rows_of(spike.epoch, spike.step)[:_MOST_ROWS]]
+        spikes.append({"epoch": spike.epoch, "step": spike.step, "rows": rows})
         if time.monotonic() > until:
             break
-    if known:
+    if spikes:
         path = run.path / ROWS
         path.parent.mkdir(exist_ok=True)
-        write_atomically(path, json.dumps({"version": 1, "spikes": known}).encode())
+        write_atomically(path, json.dumps({"version": 1, "spikes": spikes}).encode())
 
 
 def kept_rows(run: RunRecord) -> dict[tuple[int, int], str]:
@@ -109,16 +109,16 @@ def kept_rows(run: RunRecord) -> dict[tuple[int, int], str]:
     try:
         spikes = mapping(plain_json.read(run.path / ROWS, _LARGEST)).get("spikes")
         return {
-            (integer(one, "epoch"), integer(one, "step")): _text(one["rows"])
-            for one in map(mapping, spikes if isinstance(spikes, list) else [])
+            (integer(spike, "epoch"), integer(spike, "step")): _text(spike["rows"])
+            for spike in map(mapping, spikes if isinstance(spikes, list) else [])
         }
     except (OSError, JsonError, KeyError):
         return {}
 
 
 def _text(rows: Any) -> str:
-    known = [str(row) for row in rows if isinstance(row, int)] if isinstance(rows, list) else []
-    return ", ".join(known[:_MOST_SHOWN]) + (" ..." if len(known) > _MOST_SHOWN else "")
+    numbers = [str(row) for row in rows if isinstance(row, int)] if isinstance(rows, list) else []
+    return ", ".join(numbers[:_MOST_SHOWN]) + (" ..." if len(numbers) > _MOST_SHOWN else "")
 
 
 def section(run: RunRecord) -> Section | None:
@@ -131,23 +131,25 @@ def section(run: RunRecord) -> Section | None:
             "The run wrote no ledger; with trainer.ledger=true, the steps of highest loss are here."
         )
         return Section("Spikes", page.paragraph(text))
-    found = find(run.ledger)
-    if not found:
+    spikes = find(run.ledger)
+    if not spikes:
         return None
     kept = kept_rows(run)
     rows = [
         (
-            f"epoch {one.epoch}, step {one.step}",
-            f"{one.loss:.4g}",
-            f"{one.times:.2f}",
-            one.samples,
-            kept.get((one.epoch, one.step), "task=replay tells"),
+            f"epoch {spike.epoch}, step {spike.step}",
+            f"{spike.loss:.4g}",
+            f"{spike.times:.2f}",
+            spike.samples,
+            kept.get((spike.epoch, spike.step), "task=replay tells"),
         )
-        for one in found
+        for spike in spikes
     ]
-    made = ((one, replay(run, one.epoch, one.step)) for one in found)
+    made = ((spike, replay(run, spike.epoch, spike.step)) for spike in spikes)
     lines = [
-        page.command(line, f"Epoch {one.epoch}, step {one.step}:") for one, line in made if line
+        page.command(line, f"Epoch {spike.epoch}, step {spike.step}:")
+        for spike, line in made
+        if line
     ]
     return Section(
         "Spikes",

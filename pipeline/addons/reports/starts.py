@@ -20,7 +20,7 @@ def section(run: RunRecord) -> Section | None:
     """A table of starts, where the time between them went, and a table of deaths."""
     if not run.sessions:
         return None
-    rows = [_row(run, place, one) for place, one in enumerate(run.sessions[-_MOST_ROWS:])]
+    rows = [_row(run, session) for session in run.sessions[-_MOST_ROWS:]]
     head = ("start", "ended as", "took", "ranks", "from", "steps repeated", "reason")
     return Section(
         "Starts and stops",
@@ -32,40 +32,40 @@ def section(run: RunRecord) -> Section | None:
     )
 
 
-def _row(run: RunRecord, place: int, one: dict[str, Any]) -> tuple[object, ...]:
-    began, ended, at = moment(one, "started"), moment(one, "ended"), one.get("at")
-    is_last = one is run.sessions[-1]
-    state = one.get("status") or (run.state if is_last else "killed")
+def _row(run: RunRecord, session: dict[str, Any]) -> tuple[object, ...]:
+    began, ended, at = moment(session, "started"), moment(session, "ended"), session.get("at")
+    is_last = session is run.sessions[-1]
+    state = session.get("status") or (run.state if is_last else "killed")
     took = duration((ended - began).total_seconds()) if began and ended else "–"
     where = "the beginning"
     if isinstance(at, list) and len(at) == 2:
         where = f"epoch {at[0]}, step {at[1]}"
-    repeated = one.get("repeated", 0)
+    repeated = session.get("repeated", 0)
     return (
-        clock(one, "started"),
+        clock(session, "started"),
         state,
         took,
-        one.get("world", 1),
+        session.get("world", 1),
         where,
         repeated,
-        one.get("reason") or "–",
+        session.get("reason") or "–",
     )
 
 
 def _cost(run: RunRecord) -> Markup | None:
     """How much of the time was training, and how much lay between the starts."""
-    times = [(moment(one, "started"), moment(one, "ended")) for one in run.sessions]
-    known = [(began, ended) for began, ended in times if began and ended]
-    if not known:
+    times = [(moment(session, "started"), moment(session, "ended")) for session in run.sessions]
+    whole = [(began, ended) for began, ended in times if began and ended]
+    if not whole:
         return None
-    wall = sum((ended - began).total_seconds() for began, ended in known)
+    wall = sum((ended - began).total_seconds() for began, ended in whole)
     training = seconds_of(run)
     idle = sum(
         max((after[0] - before[1]).total_seconds(), 0.0)
         for before, after in pairwise(times)
         if before[1] and after[0]
     )
-    said = {
+    facts = {
         "in its processes": duration(wall),
         "training": f"{duration(training)} of finished epochs",
         "the rest": f"{duration(max(wall - training, 0.0))}: set-up, validation, checkpoints, "
@@ -74,7 +74,7 @@ def _cost(run: RunRecord) -> Markup | None:
         else None,
         "between starts": duration(idle) if len(times) > 1 else None,
     }
-    return page.facts(said)
+    return page.facts(facts)
 
 
 def _deaths(run: RunRecord) -> Markup:
@@ -86,10 +86,10 @@ def _deaths(run: RunRecord) -> Markup:
     others = speeds[~died & np.isfinite(speeds)]
     usual = float(np.median(others)) if len(others) else 0.0
     rows = []
-    for one in map(run.epochs.__getitem__, np.flatnonzero(died)[:_MOST_ROWS].tolist()):
-        speed = number(one, "samples_per_second") or 0.0
+    for epoch in map(run.epochs.__getitem__, np.flatnonzero(died)[:_MOST_ROWS].tolist()):
+        speed = number(epoch, "samples_per_second") or 0.0
         beside = f"{speed / usual - 1:+.0%}" if usual else "–"
-        rows.append((one["epoch"], one["worker_deaths"], f"{speed:,.0f}", beside))
+        rows.append((epoch["epoch"], epoch["worker_deaths"], f"{speed:,.0f}", beside))
     return page.table(
         "Workers that died and were replaced; no batch differs by that",
         ("epoch", "deaths", "samples per second", "beside the median epoch without"),

@@ -70,14 +70,14 @@ class RunSummary:
 def _facts(path: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
     metric = str(manifest.get("monitor") or "")
     fingerprint = manifest.get("fingerprint")
-    told = fingerprint.get("trainer.mode") if isinstance(fingerprint, dict) else None
-    mode = "max" if manifest.get("mode", told) == "max" else "min"
+    before = fingerprint.get("trainer.mode") if isinstance(fingerprint, dict) else None
+    mode = "max" if manifest.get("mode", before) == "max" else "min"
     last, best = (_mapping(manifest.get(name)) for name in ("last", "best"))
     if not last and metric:  # it has not ended
         for last in _epochs(path / METRICS):
-            value, known = _number(last, f"val/{metric}"), _number(best, f"val/{metric}")
+            value, best_value = _number(last, f"val/{metric}"), _number(best, f"val/{metric}")
             better = value is not None and (
-                known is None or (value > known if mode == "max" else value < known)
+                best_value is None or (value > best_value if mode == "max" else value < best_value)
             )
             best = last if better else best
     return {
@@ -125,7 +125,7 @@ def _count(values: Mapping[str, Any], name: str, otherwise: int) -> int:
 
 def _time(text: Any) -> datetime | None:
     try:
-        found = datetime.fromisoformat(text)
-        return found.astimezone()
+        moment = datetime.fromisoformat(text)
+        return moment.astimezone()
     except (TypeError, ValueError, OverflowError, OSError):
         return None

@@ -62,7 +62,7 @@ def curves(sweep: SweepRecord, name: str, title: str, broad: bool = True) -> Mar
     named, others, lines = [], [], []
     for group in sweep.groups:
         color = color_of(sweep, group)
-        own = [one for job in group.jobs if (one := _curve(job, name, color)) is not None]
+        own = [curve for job in group.jobs if (curve := _curve(job, name, color)) is not None]
         if own and color != MUTED:
             label = label_of(sweep, group)
             named.append(_mean(own, label, color) if len(own) > 1 else replace(own[0], label=label))
@@ -77,7 +77,7 @@ def curves(sweep: SweepRecord, name: str, title: str, broad: bool = True) -> Mar
         broad=broad,
         behind=[*others, *lines],
         others=f"{len(others)} other jobs" if others else "",
-        summary="; ".join(f"{one.label}: {one.y[-1]:.4g} at last" for one in named)
+        summary="; ".join(f"{curve.label}: {curve.y[-1]:.4g} at last" for curve in named)
         or "no job is done",
     )
 
@@ -136,10 +136,10 @@ class _Axis:
             if self.log:
                 axes.set_xscale("log")
             if len(set(self.levels)) <= 6:
-                axes.set_xticks([number(one) or 0.0 for one in self.levels])
+                axes.set_xticks([number(level) or 0.0 for level in self.levels])
             elif self.log:
                 pass
-            elif all(float(one).is_integer() for one in self.levels):
+            elif all(float(level).is_integer() for level in self.levels):
                 _whole_numbers(axes)
             if self.low == self.high:
                 axes.set_xlim(self.low - 1, self.high + 1)
@@ -148,17 +148,18 @@ class _Axis:
             return
         step = math.ceil(len(self.levels) / 4)
         axes.set_xticks(
-            range(0, len(self.levels), step), [short(one, _SHORT) for one in self.levels[::step]]
+            range(0, len(self.levels), step),
+            [short(level, _SHORT) for level in self.levels[::step]],
         )
         axes.set_xlim(-0.5, len(self.levels) - 0.5)
 
 
 def _curve(job: SweepJob, name: str, color: str) -> Curve | None:
-    known = job.epochs.finite(name)
-    known = known[values.thinned(job.epochs.column(name)[known], 10 * _MOST_POINTS)]
-    if not len(known):
+    places = job.epochs.finite(name)
+    places = places[values.thinned(job.epochs.column(name)[places], 10 * _MOST_POINTS)]
+    if not len(places):
         return None
-    x, y = (job.epochs.column(one)[known].astype(float).tolist() for one in ("epoch", name))
+    x, y = (job.epochs.column(column)[places].astype(float).tolist() for column in ("epoch", name))
     notes = [f"epoch {epoch:.0f}" for epoch in x]
     return thinned(Curve(job.name, x, y, notes), color, _MOST_POINTS)
 
@@ -166,8 +167,8 @@ def _curve(job: SweepJob, name: str, color: str) -> Curve | None:
 def _mean(lines: Sequence[Curve], label: str, color: str) -> Curve:
     """The mean of curves, where all of them have a value."""
     at: dict[float, list[float]] = {}
-    for one in lines:
-        for x, y in zip(one.x, one.y, strict=True):
+    for line in lines:
+        for x, y in zip(line.x, line.y, strict=True):
             if y is not None:
                 at.setdefault(x, []).append(y)
     kept = sorted((x, ys) for x, ys in at.items() if len(ys) == len(lines))

@@ -68,12 +68,12 @@ class SweepJob:
     def seconds(self) -> float:
         """Of wall time, over all starts of the job that have ended; not negative."""
         starts = self.run.sessions if self.run is not None else []
-        known = 0.0
-        for one in starts:
-            begin, end = moment(one, "started"), moment(one, "ended")
-            known += max(0.0, (end - begin).total_seconds()) if begin and end else 0.0
-        known = max(known, self.result.seconds if self.result is not None else 0.0)
-        return min(known, LONGEST)
+        seconds = 0.0
+        for start in starts:
+            begin, end = moment(start, "started"), moment(start, "ended")
+            seconds += max(0.0, (end - begin).total_seconds()) if begin and end else 0.0
+        seconds = max(seconds, self.result.seconds if self.result is not None else 0.0)
+        return min(seconds, LONGEST)
 
 
 @dataclass(frozen=True)
@@ -131,27 +131,27 @@ class SweepRecord:
             ConfigError: no job has been planned or begun there, or its sweep.json is damaged.
         """
         stored = stored_sweep.read_sweep(path)
-        known = {name: _job(path, name) for name in _names(path)}
+        jobs = {name: _job(path, name) for name in _names(path)}
         for job in stored.jobs if stored is not None else ():
-            begun = known.get(job.folder)
+            begun = jobs.get(job.folder)
             if begun is None or not begun.settings:
                 status = "not started" if begun is None else begun.status
-                known[job.folder] = SweepJob(job.folder, _settings(job.overrides), status)
-        if not known:
+                jobs[job.folder] = SweepJob(job.folder, _settings(job.overrides), status)
+        if not jobs:
             raise ConfigError(
                 Problem(key, f"{path} is not a sweep's folder: no job has begun in it")
             )
-        names = sorted(known, key=lambda name: in_order((name, None)))
-        return cls(path, stored is not None, tuple(known[name] for name in names))
+        names = sorted(jobs, key=lambda name: in_order((name, None)))
+        return cls(path, stored is not None, tuple(jobs[name] for name in names))
 
     @cached_property
     def metric(self) -> str:
         """The name of the value that the jobs are compared by."""
         return next(
             (
-                one.result.metric
-                for one in self.jobs
-                if one.result is not None and one.result.metric
+                job.result.metric
+                for job in self.jobs
+                if job.result is not None and job.result.metric
             ),
             "value",
         )
@@ -159,14 +159,14 @@ class SweepRecord:
     @cached_property
     def larger_is_better(self) -> bool:
         """Whether the largest value is the best."""
-        return any(one.result is not None and one.result.mode == "max" for one in self.jobs)
+        return any(job.result is not None and job.result.mode == "max" for job in self.jobs)
 
     @cached_property
     def varying(self) -> list[str]:
         """The keys that have different values, in the order of the overrides; seeds last."""
         keys = dict.fromkeys(key for job in self.jobs for key in job.settings)
-        found = [key for key in keys if len({job.settings.get(key) for job in self.jobs}) > 1]
-        return sorted(found, key=lambda key: key == SEED)
+        several = [key for key in keys if len({job.settings.get(key) for job in self.jobs}) > 1]
+        return sorted(several, key=lambda key: key == SEED)
 
     @cached_property
     def common(self) -> dict[str, str]:
@@ -184,22 +184,22 @@ class SweepRecord:
     def groups(self) -> list[SeedGroup]:
         """The jobs by their settings without the seed; the best group first, those without last."""
         keys = [key for key in self.varying if key != SEED]
-        found: dict[tuple[str | None, ...], list[SweepJob]] = {}
+        by_settings: dict[tuple[str | None, ...], list[SweepJob]] = {}
         for job in self.jobs:
-            found.setdefault(tuple(job.settings.get(key) for key in keys), []).append(job)
+            by_settings.setdefault(tuple(job.settings.get(key) for key in keys), []).append(job)
         groups = [
             SeedGroup(
                 {key: value for key, value in zip(keys, values, strict=True) if value is not None},
                 tuple(jobs),
             )
-            for values, jobs in found.items()
+            for values, jobs in by_settings.items()
         ]
-        return sorted(groups, key=lambda one: self.rank(one.mean))
+        return sorted(groups, key=lambda group: self.rank(group.mean))
 
     @cached_property
     def ranked(self) -> list[SweepJob]:
         """The jobs, best first; those without a value last."""
-        return sorted(self.jobs, key=lambda one: self.rank(one.value))
+        return sorted(self.jobs, key=lambda job: self.rank(job.value))
 
     def rank(self, value: float | None) -> float:
         """A key that sorts values from the best to the worst, and None behind them."""
@@ -257,12 +257,12 @@ def _job(sweep: Path, name: str) -> SweepJob:
 
 
 def _settings(overrides: Iterable[str]) -> dict[str, str]:
-    found = {}
+    settings = {}
     for word in overrides:
         key, _, value = word.partition("=")
         if key.startswith("~"):
             value = "(left out)"
         key = key.lstrip("+~")
         if key.partition(".")[0] not in _NOT_SETTINGS:
-            found[key[:_LONGEST]] = value if len(value) <= _LONGEST else f"{value[:_LONGEST]}..."
-    return found
+            settings[key[:_LONGEST]] = value if len(value) <= _LONGEST else f"{value[:_LONGEST]}..."
+    return settings

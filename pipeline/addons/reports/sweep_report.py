@@ -71,7 +71,11 @@ def make(sweep: SweepRecord) -> str:
     made = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M")
     foot = f"Made on {made} from the files in {sweep.path}; task=report makes it again."
     return page.render(
-        f"Sweep {sweep.path.name}", "a sweep", _lead(sweep), [one for one in sections if one], foot
+        f"Sweep {sweep.path.name}",
+        "a sweep",
+        _lead(sweep),
+        [section for section in sections if section],
+        foot,
     )
 
 
@@ -102,39 +106,39 @@ def _resuming(sweep: SweepRecord) -> Markup:
     if sweep.is_stored:
         line = suggested("-m", program.override("resume", sweep.path))
         return page.command(line, "To run what is missing:")
-    place = program.override("hydra.sweep.dir", sweep.path)
-    return page.paragraph(f"To run what is missing, repeat the sweep's command with {place}.")
+    folder = program.override("hydra.sweep.dir", sweep.path)
+    return page.paragraph(f"To run what is missing, repeat the sweep's command with {folder}.")
 
 
 def _best(sweep: SweepRecord) -> str:
     """The best group, and whether it is further ahead than its seeds are apart."""
-    known = [one for one in sweep.groups if one.mean is not None]
-    if not known:
+    ranked = [group for group in sweep.groups if group.mean is not None]
+    if not ranked:
         return "No job has a value yet."
-    first = known[0]
+    first = ranked[0]
     text = f"Best {metric_of(sweep)} {rounded(first.mean)}"
     if not sweep.has_seeds:
         return f"{text} by job {first.jobs[0].name}: {first.name()}."
     text += f" with {first.name()}" if first.settings else ""
     text += f", the mean of {_seeds(len(first.values))}"
-    if len(known) == 1:
+    if len(ranked) == 1:
         known_spread = f", whose standard deviation is {rounded(first.spread, 2)}"
         return f"{text}{known_spread if first.spread is not None else ''}."
-    second = known[1]
+    second = ranked[1]
     ahead = abs((first.mean or 0.0) - (second.mean or 0.0))
     text += f". {second.name()} is {rounded(ahead, 2)} behind"
     noise = _standard_error(first, second)
     if noise is None:
         return f"{text}; with so few seeds, that may be chance."
-    told = "more" if ahead > 2 * noise else "not more"
-    return f"{text}, {told} than twice the standard error of {rounded(noise, 2)} over the seeds."
+    how = "more" if ahead > 2 * noise else "not more"
+    return f"{text}, {how} than twice the standard error of {rounded(noise, 2)} over the seeds."
 
 
 def _standard_error(first: SeedGroup, second: SeedGroup) -> float | None:
     """Of the difference of two means; None where a group has a single value."""
     if min(len(first.values), len(second.values)) < 2:
         return None
-    return math.sqrt(sum(stdev(one.values) ** 2 / len(one.values) for one in (first, second)))
+    return math.sqrt(sum(stdev(group.values) ** 2 / len(group.values) for group in (first, second)))
 
 
 def _seeds(count: int) -> str:

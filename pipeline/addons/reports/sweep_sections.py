@@ -29,11 +29,11 @@ def what_matters(sweep: SweepRecord) -> Section | None:
     keys = [key for key in sweep.varying if key != SEED] or sweep.varying
     keys = sweep_charts.worth_drawing(sweep, keys, weights)[:_MOST_KEYS]
     parts = []
-    known = sorted({**weights.variance, **weights.optuna}, key=lambda key: -weights.of(key))
-    if known:
+    weighed = sorted({**weights.variance, **weights.optuna}, key=lambda key: -weights.of(key))
+    if weighed:
         head = ["key", "share of the variance", "", *(["optuna"] if weights.optuna else [])]
         rows = []
-        for key in known:
+        for key in weighed:
             share, best = weights.variance.get(key), weights.optuna.get(key)
             rows.append(
                 [
@@ -48,7 +48,7 @@ def what_matters(sweep: SweepRecord) -> Section | None:
             page.paragraph(_how_important(weights)),
         ]
     parts.append(page.charts_of(sweep_charts.scatter(sweep, key) for key in keys))
-    return Section("What matters", page.together(*parts)) if keys or known else None
+    return Section("What matters", page.together(*parts)) if keys or weighed else None
 
 
 def _how_important(weights: Importance) -> str:
@@ -75,17 +75,17 @@ def curves(sweep: SweepRecord) -> Section | None:
             sweep_charts.curves(sweep, "val/loss", f"Loss of the validation{below}", False)
         )
     drawn.append(sweep_charts.curves(sweep, "train/loss", f"Loss of the training{below}", False))
-    drawn = [one for one in drawn if one]
+    drawn = [chart for chart in drawn if chart]
     return Section("Curves", page.charts_of(drawn)) if drawn else None
 
 
 def same_data(sweep: SweepRecord) -> Section | None:
     """Which jobs saw the same batches, and where others part."""
-    found = SameData.of([job.run for job in sweep.jobs])
-    if not found.classes:
+    compared = SameData.of([job.run for job in sweep.jobs])
+    if not compared.classes:
         return None
-    names = [_letters(place) for place in range(len(found.classes))]
-    jobs = [[sweep.jobs[place] for place in one] for one in found.classes]
+    names = [_letters(number) for number in range(len(compared.classes))]
+    jobs = [[sweep.jobs[number] for number in members] for members in compared.classes]
     rows = [
         (name, _listed(own), _shared(sweep, own)) for name, own in zip(names, jobs, strict=True)
     ]
@@ -98,7 +98,7 @@ def same_data(sweep: SweepRecord) -> Section | None:
         "same: the same samples in the same order, made by the same settings."
     )
     caption = "Jobs that saw the same batches"
-    if found.alike:
+    if compared.alike:
         caption = "Jobs that read the same rows"
         lead = (
             f"{whole} jobs read the same rows in the same order."
@@ -112,7 +112,7 @@ def same_data(sweep: SweepRecord) -> Section | None:
     parts = [page.paragraph(lead), page.table(caption, ("", "jobs", "settings in common"), rows)]
     if classes > 1:
         size = min(classes, _MOST_CLASSES)
-        cells = [[_cell(found.relation(a, b)) for b in range(size)] for a in range(size)]
+        cells = [[_cell(compared.relation(a, b)) for b in range(size)] for a in range(size)]
         caption = "Where each two part: the first epoch and step whose samples differ"
         parts += [
             page.part("matrix", caption, names[:size], cells),
@@ -124,13 +124,13 @@ def same_data(sweep: SweepRecord) -> Section | None:
                 "ledger is missing (trainer.ledger=true)."
             ),
         ]
-    known = {place for one in found.classes for place in one}
-    silent = [job for place, job in enumerate(sweep.jobs) if job.run and place not in known]
+    recorded = {number for members in compared.classes for number in members}
+    silent = [job for number, job in enumerate(sweep.jobs) if job.run and number not in recorded]
     if silent:
         parts.append(page.paragraph(f"No batch is recorded of {_listed(silent)}."))
     if classes > _MOST_CLASSES:
         parts.append(page.paragraph(f"The matrix shows {_MOST_CLASSES} of {classes} rows."))
-    parts += [page.paragraph(text) for text in found.troubles[:10]]
+    parts += [page.paragraph(text) for text in compared.troubles[:10]]
     return Section("Same data", page.together(*parts))
 
 
@@ -139,8 +139,8 @@ def _cell(relation: Relation) -> tuple[str, str, str]:
     keys = ", ".join(short(key) for key in relation.keys[:5])
     if relation.kind == "part" and relation.address is not None:
         epoch, step = relation.address
-        said = f"part at epoch {epoch}, step {step}, after {relation.batches} equal batches"
-        return f"{epoch}·{step}", "part", said
+        parted = f"part at epoch {epoch}, step {step}, after {relation.batches} equal batches"
+        return f"{epoch}·{step}", "part", parted
     compared = f", {relation.batches} compared" if relation.batches is not None else ""
     return {
         "same": ("=", "same", f"the same batches{compared}"),
@@ -166,12 +166,12 @@ def _shared(sweep: SweepRecord, jobs: Sequence[SweepJob]) -> str:
     )
 
 
-def _letters(place: int) -> str:
+def _letters(number: int) -> str:
     """A, B ... Z, AA, AB ..."""
     text = ""
-    while place >= 0:
-        text = chr(ord("A") + place % 26) + text
-        place = place // 26 - 1
+    while number >= 0:
+        text = chr(ord("A") + number % 26) + text
+        number = number // 26 - 1
     return text
 
 
@@ -180,11 +180,13 @@ def cost(sweep: SweepRecord) -> Section:
     begun = [job for job in sweep.jobs if job.seconds]
     results = [job.result for job in sweep.jobs if job.result is not None]
     seconds = sum(job.seconds for job in begun)
-    started = [one.started for one in results]
-    wall = max((one.started + one.seconds for one in results), default=0) - min(started, default=0)
+    started = [result.started for result in results]
+    wall = max((result.started + result.seconds for result in results), default=0) - min(
+        started, default=0
+    )
     wall = min(wall, LONGEST)
     at_once = f"{seconds / wall:.1f} at a time" if wall > 0 else ""
-    cpu = [one.cpu_seconds for one in results if one.cpu_seconds is not None]
+    cpu = [result.cpu_seconds for result in results if result.cpu_seconds is not None]
     lost = sum(job.seconds for job in begun if job.status not in FINISHED)
     numbers: list[tuple[str, object, object]] = [
         ("all jobs together", values.duration(seconds), f"{len(begun)} jobs, one after another"),
@@ -212,18 +214,18 @@ def _in_common(sweep: SweepRecord) -> dict[str, object]:
     """Data and hardware, as far as the manifests name them."""
     runs = [job.run for job in sweep.jobs if job.run is not None]
     facts: dict[str, object] = {}
-    data = [one.manifest.get("data") for one in runs]
-    prints = {str(one.get("train")) for one in data if isinstance(one, dict)}
-    compared = [relation(data[0], one) for one in data]
-    if len(prints) == 1 and len(runs) > 1 and all(one.same for one in compared):
+    data = [run.manifest.get("data") for run in runs]
+    prints = {str(identity.get("train")) for identity in data if isinstance(identity, dict)}
+    compared = [relation(data[0], identity) for identity in data]
+    if len(prints) == 1 and len(runs) > 1 and all(identity.same for identity in compared):
         facts["data"] = f"all jobs read the same, fingerprint {short(next(iter(prints)))}"
     elif len(prints) > 1:
         facts["data"] = f"{len(prints)} different fingerprints"
     elif prints and len(runs) > 1:
-        other = next((one for one in compared if one.same is False), compared[0])
+        other = next((identity for identity in compared if identity.same is False), compared[0])
         facts["data"] = short(other.why, 200)
-    ranks = sorted({str(session.get("world", 1)) for one in runs for session in one.sessions})
-    machines = {(str(one.manifest.get("platform")), str(one.manifest.get("cpus"))) for one in runs}
+    ranks = sorted({str(session.get("world", 1)) for run in runs for session in run.sessions})
+    machines = {(str(run.manifest.get("platform")), str(run.manifest.get("cpus"))) for run in runs}
     if runs:
         facts["ranks a job"] = short(", ".join(ranks))
         facts["machines"] = "; ".join(

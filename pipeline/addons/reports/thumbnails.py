@@ -65,7 +65,7 @@ def signal(values: npt.NDArray[Any], wave: npt.NDArray[Any] | None = None) -> by
         parts.append(heat.resize((SIDE, _HEIGHT), Image.Resampling.BILINEAR))
     # Lines are seen on light and on dark pages; beside a heat map, on its darkest colour.
     whole = Image.new(
-        "RGBA", (SIDE, sum(one.height for one in parts)), (0, 0, 0, 0) if lines else _HEAT[0]
+        "RGBA", (SIDE, sum(part.height for part in parts)), (0, 0, 0, 0) if lines else _HEAT[0]
     )
     top = 0
     for one in parts:
@@ -79,15 +79,15 @@ def _marked(image: Image, points: Sequence[tuple[Tensor, str]], factor: float) -
 
     large = Image.new("RGBA", (image.width * _FINER, image.height * _FINER))
     pen = ImageDraw.Draw(large)
-    for found, color in points:
-        places = (found.detach().float().cpu().numpy() * factor * _FINER).clip(-1e4, 1e4)
-        if len(places) == 68:
+    for landmarks, color in points:
+        drawn_at = (landmarks.detach().float().cpu().numpy() * factor * _FINER).clip(-1e4, 1e4)
+        if len(drawn_at) == 68:
             for start, stop, closed in IBUG68_LINES:
                 line = [*range(start, stop), *([start] if closed else [])]
-                path = [tuple(places[one]) for one in line]
+                path = [tuple(drawn_at[number]) for number in line]
                 pen.line(path, fill=color, width=2 * _FINER, joint="curve")
         else:
-            for x, y in places:
+            for x, y in drawn_at:
                 pen.circle((x, y), 2.5 * _FINER, fill=color, outline="black")
     marks = large.resize(image.size, Image.Resampling.BOX)
     return Image.alpha_composite(image.convert("RGBA"), marks).convert("RGB")

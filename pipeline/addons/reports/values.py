@@ -30,16 +30,16 @@ def number(values: Any, name: str) -> float | None:
 def moment(values: Any, name: str) -> datetime | None:
     """A time in what ought to be a mapping."""
     try:
-        found = datetime.fromisoformat(values[name])
+        time = datetime.fromisoformat(values[name])
     except (KeyError, TypeError, ValueError):
         return None
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
 def clock(values: Any, name: str) -> str:
     """The same in words, to the second."""
-    found = moment(values, name)
-    return "–" if found is None else found.strftime("%Y-%m-%d %H:%M:%S %Z")
+    time = moment(values, name)
+    return "–" if time is None else time.strftime("%Y-%m-%d %H:%M:%S %Z")
 
 
 def duration(seconds: float) -> str:
@@ -67,8 +67,8 @@ def seconds_of(run: RunRecord) -> float:
 
 def furthest(run: RunRecord) -> dict[str, Any] | None:
     """Event, epoch and step of the first record of the latest step; None if there is no record."""
-    found = [one.address(int(one.column("step").argmax())) for one in (run.logs, run.epochs) if one]
-    return max(found, key=lambda one: one["step"], default=None)
+    last = [one.address(int(one.column("step").argmax())) for one in (run.logs, run.epochs) if one]
+    return max(last, key=lambda one: one["step"], default=None)
 
 
 def thinned(values: np.ndarray, most: int) -> np.ndarray:
@@ -94,8 +94,8 @@ class Steps:
         self.accumulate = int(number(trainer, "accumulate") or 1)
         self._skipped = Skipped()
         with suppress(ValueError, TypeError):  # written by anybody
-            for one in run.sessions:
-                self._skipped |= Skipped.of(one.get("skipped"))
+            for session in run.sessions:
+                self._skipped |= Skipped.of(session.get("skipped"))
         order = np.argsort(run.epochs.column("epoch"), kind="stable")
         self._epochs = run.epochs.column("epoch")[order]
         self._ends = run.epochs.column("step")[order]

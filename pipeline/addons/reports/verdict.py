@@ -52,7 +52,7 @@ def lead(run: RunRecord) -> Markup:
 def sentence(run: RunRecord) -> str:
     """The verdict in a line, without the state."""
     parts = [_stopped(run), _reached(run), _bound(run)]
-    return " ".join(one for one in parts if one) or "It did not get to its first step."
+    return " ".join(part for part in parts if part) or "It did not get to its first step."
 
 
 def _stopped(run: RunRecord) -> str:
