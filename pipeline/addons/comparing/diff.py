@@ -40,9 +40,9 @@ def run(config: Config) -> None:
     for line in found.answer():
         put(line)
     if page := DiffSection.of(config).page:
-        from penstock.addons.reports import diff_report  # imports jinja2
+        from penstock.addons.comparing import diff_page  # imports jinja2
 
-        put(f"page  {one_line(diff_report.write(found, Path(page)))}")
+        put(f"page  {one_line(diff_page.write(found, Path(page)))}")
 
 
 def _put_started(found: Comparison) -> None:

@@ -100,31 +100,6 @@ def learning_curves(
 
 
 @drawing()
-def rate_curve(
-    rates: Sequence[float],
-    losses: Sequence[float],
-    smooth: Sequence[float],
-    best: float,
-    path: Path,
-) -> Path:
-    """Draw the loss over the learning rate, with the suggested rate `best`; `path` is a .png."""
-    figure = new_figure(6.4, 3.8, layout="constrained")
-    axes = figure.add_subplot()
-    axes.plot(rates, losses, color=FAINT, linewidth=1.0, label="loss of a step")
-    axes.plot(rates, smooth, color=PREDICTED, linewidth=1.8, label="smoothed")
-    axes.axvline(best, color=INK, linewidth=1.2, linestyle=":", label=f"falls fastest: {best:.2g}")
-    axes.set_xscale("log")
-    figures.label_powers(axes.xaxis)
-    low, high = min(smooth), max(smooth)
-    margin = 0.15 * (high - low or 1.0)
-    axes.set_ylim(low - margin, high + margin)  # single steps may be far out
-    axes.set_xlabel("learning rate")
-    axes.set_ylabel("training loss")
-    axes.legend(frameon=False, fontsize=9)
-    return save(figure, path)
-
-
-@drawing()
 def contact_sheet(
     images: Tensor | Sequence[Tensor],
     path: Path,
