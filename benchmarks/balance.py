@@ -35,7 +35,6 @@ from torch.nn.functional import scaled_dot_product_attention
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from penstock.addons.filters.balance import contiguous, least_loaded
 from penstock.addons.filters.costs import Arithmetic, PartCosts, RowCosts
 from penstock.addons.tokens.flatten import Flatten
 from penstock.addons.tokens.sequence_packing import SequencePacking
@@ -44,6 +43,7 @@ from penstock.distributed.parallel import Parallel
 from penstock.distributed.world import from_environment
 from penstock.loading.fetch import Fetch
 from penstock.loading.loader import Loader
+from penstock.order.balance import contiguous, least_loaded
 from penstock.order.plan import Plan
 from penstock.order.samplers import Random
 from penstock.training.runner import fit

@@ -167,6 +167,7 @@ def packing(name: str, folder: Path, workers: int) -> dict[str, float]:
     import torch
 
     import penstock
+    from penstock.addons.packs.wrapper import pack_of
     from penstock.build.data import DataParts
     from penstock.distributed.world import World
 
@@ -189,7 +190,7 @@ def packing(name: str, folder: Path, workers: int) -> dict[str, float]:
                 for _ in pool.map(lambda row: len(dataset[row]), range(len(dataset))):
                     pass
         else:
-            parts.train.pack()
+            pack_of(parts.train)
         seconds, cpu = time.perf_counter() - start, cpu_seconds() - before
     shutil.rmtree(out, ignore_errors=True)
     return {"cpu": cpu / len(dataset) * 1e3, "rate": len(dataset) / seconds, "memory": memory()}

@@ -71,16 +71,21 @@ class AddOn:
             `Option`, by the key where they stand. A module of options imports nothing slow.
         backends: "module:function" of a `Fetch` and its `LoaderOptions` to a `Backend`
             (`penstock.loading.workers.backends`), by the name that `loader.backend` has for it.
-        exchange: "module:function" of `(split, hashed=False, use="", world=None)` to an `Exchange`
-            of the split's batches, or None: a `penstock.build.data.Split`, whether its samples are
-            hashed, what else than training or validation its batches are for, and for whom.
+        wrapper: "module:Class" of what it does to the data of a split, a
+            `penstock.build.wrapper.SplitWrapper`: opens or wraps the dataset, completes nodes
+            before they are built, gives costs of rows, settles values of `loader`, brings an
+            `Exchange` of batches.
+        explains: "module:function" for a run that resumes with other data, `(problems, saved, own,
+            address) -> problems`: what differs (`Problem`s by key) between the fingerprints of
+            the run and of the configuration, said better.
     """
 
     tasks: Mapping[str, Task] = field(default_factory=dict)
     callables: Sequence[Callables] = ()
     options: Mapping[str, str] = field(default_factory=dict)
     backends: Mapping[str, str] = field(default_factory=dict)
-    exchange: str = ""
+    wrapper: str = ""
+    explains: str = ""
 
 
 Sample = Any  # a dict of fields, or what `dataset.fields` gives names to

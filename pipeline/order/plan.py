@@ -7,18 +7,21 @@ steps in advance.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from penstock.addons.filters.balance import contiguous, least_loaded, waiting
-from penstock.addons.filters.costs import Costs, Floats
 from penstock.errors import ConfigError, Problem
 from penstock.order.address import Addressed
-from penstock.order.randomness import IntArray
+from penstock.order.balance import contiguous, least_loaded, waiting
+from penstock.order.randomness import FloatArray, IntArray
 from penstock.order.samplers import BatchStrategy, Order, Tail
 from penstock.order.skipped import Skipped
+
+# What rows cost: float[n], finite and not negative, of rows int64[n] and their `Request.parts`.
+Costs = Callable[[IntArray, IntArray | None], FloatArray]
 
 _LOOKED_AT = 16  # batches, to predict by
 
@@ -83,7 +86,7 @@ def deal(
     rank: int,
     world: int,
     together: int = 1,
-    costs: Floats | None = None,
+    costs: FloatArray | None = None,
 ) -> Request:
     """The share of `rank` in a global batch that has no padding yet.
 
@@ -106,7 +109,7 @@ def deal(
 
 
 def _deal_blocks(
-    batch: Request, parts: IntArray, rank: int, world: int, costs: Floats | None
+    batch: Request, parts: IntArray, rank: int, world: int, costs: FloatArray | None
 ) -> Request:
     blocks = parts[:, 3]
     dealt = contiguous(int(blocks[-1]) + 1, world)
@@ -129,8 +132,8 @@ def _deal_blocks(
 
 
 def _grouped(
-    costs: Floats, parts: IntArray | None, size: int, together: int
-) -> tuple[IntArray, Floats]:
+    costs: FloatArray, parts: IntArray | None, size: int, together: int
+) -> tuple[IntArray, FloatArray]:
     """Which rows stay together: the number of each one's group; and what each group costs."""
     if parts is not None:
         groups = parts[:, 3]

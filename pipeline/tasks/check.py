@@ -60,7 +60,7 @@ def run(config: Config) -> None:
             count += check(split, wrong)
         except Stop as stop:
             stopped = stop
-        found += entries(wrong, split.name, split.unfiltered_fingerprint)
+        found += entries(wrong, split.name, split.identity.unfiltered)
         if stopped is not None:
             if found:
                 print_table(found)

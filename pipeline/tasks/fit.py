@@ -138,20 +138,20 @@ def _run(config: Config, parts: TrainingParts, group: Group) -> float | None:
         moves = scheduler_moves(options, train.plan) if config.scheduler else 0
         scheduled = partial(_scheduled, parts, model)
         optimizer, scheduler = scheduled(moves)
-        told = {split.name: split.data_fingerprint(mode) for split in data.splits}
+        told = {split.name: split.identity.data(mode) for split in data.splits}
         opened = open_run(
             config,
             group,
             fingerprint(config, train.fingerprint, moves),
             overrides(),
-            data.train.data_fingerprint,
+            data.train.identity.data,
             lambda state: run_state.check_fit(state, model, optimizer),
             scheduled,
             seed=config.seed,
             device=train.world.device,
             monitor=options.monitor if data.validates else None,
             mode=options.mode,
-            look=None if data.train.is_told else train.look,
+            look=None if data.train.identity.is_told else train.look,
             data={"fingerprint": mode, **told, **outcome.known_by(data), **outcome.left_out(data)},
             code=code_of(config),
         )
@@ -401,7 +401,7 @@ def watched(
     bar = progress.make(trainer.progress, train, trainer.max_epochs, trainer.compile)
     display = OnlyShows("the progress", bar)
     data = parts.data
-    datasets = {split.name: split.unfiltered_fingerprint for split in data.splits}
+    datasets = {split.name: split.identity.unfiltered for split in data.splits}
     left_out = Quarantine(folder.path / QUARANTINE, datasets, data.train.budget)
     observers = mixture_rows(train.plan, folder.manifest)  # first, as it adds to records
     observers += [Metrics(folder, trackers), display, left_out, Identity(folder, train)]

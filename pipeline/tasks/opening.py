@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from penstock import installed
 from penstock.addons.memory_copies import memory
 from penstock.addons.memory_copies.memory import Memory
-from penstock.addons.mixtures import mixture_changes
 from penstock.config.changes import differing
 from penstock.config.schema import Config
 from penstock.distributed import world
@@ -283,7 +283,8 @@ def _check_same(
         file = first_difference(config.cache_dir, saved.get("dataset", ""), same_way["dataset"])
         if one.key == "dataset" and file:
             problems[place] = Problem(one.key, f"{file}; its fingerprint {one.message}")
-    problems = mixture_changes.explained(problems, saved, same_way, at)
+    for explain in filter(None, (addon.explains for addon in installed.addons().values())):
+        problems = installed.load(explain)(problems, saved, same_way, at)
     if len(problems) > _NAMED:
         problems[_NAMED:] = [Problem("", f"{len(problems) - _NAMED} more keys differ")]
     if problems:

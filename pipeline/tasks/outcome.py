@@ -47,7 +47,7 @@ def summary(
 
 def known_by(data: DataParts) -> dict[str, dict[str, dict[str, str]]]:
     """What each split that is not all ours is known by, for the manifest; none where both are."""
-    found = {split.name: split.known_by for split in data.splits if split.known_by}
+    found = {one.name: one.identity.known_by for one in data.splits if one.identity.known_by}
     return {"identity": found} if found else {}
 
 

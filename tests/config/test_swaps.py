@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 import penstock
+from penstock.addons.packs.wrapper import pack_of
 from penstock.build.data import DataParts
 from penstock.config import allow_list
 from penstock.config.preflight import accept
@@ -64,7 +65,7 @@ def run_pack(folder):
     common = ["dataset=image_folder", f"dataset.root={folder}/images", f"cache_dir={folder}/cache"]
     for split in ("train", "val"):
         config = penstock.compose(*common, "pack.size=20", f"pack.out={folder}/packs", *ONE)
-        DataParts(config).split(split).pack()
+        pack_of(DataParts(config).split(split))
     return folder / "packs"
 
 

@@ -1,8 +1,11 @@
 """Batches dealt to ranks by cost are the same batches: for any ranks, resumed, with bad samples."""
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import penstock
 from penstock.addons.filters.costs import Arithmetic, PartCosts, RowCosts
@@ -21,6 +24,36 @@ from tests.tokens.test_flatten import Documents, lengths_of
 
 SIZE = 6
 BAD = (3, 17, 18, 40)
+
+
+@given(
+    lengths=st.lists(st.integers(0, 40), min_size=1, max_size=60),
+    size=st.integers(1, 6),
+    world=st.integers(1, 8),
+    split=st.sampled_from(["never", "tail"]),
+    cost=st.sampled_from(["tokens", "tokens ** 2", None]),
+)
+@settings(max_examples=40, deadline=None)
+def test_blocks_stay_whole(lengths, size, world, split, cost):
+    table = pd.DataFrame({"length": lengths})
+    sampler = SequencePacking(len(lengths), 0, table, size, tokens=16, window=8, split=split)
+    costs = None if cost is None else PartCosts(Arithmetic(cost, "batch.balance"))
+    plan = Plan(sampler, size, costs=costs)
+    for step in range(plan.steps(0)):
+        whole, found = plan.request(0, step), []
+        for rank in range(world):
+            mine = plan.request(0, step, rank, world)
+            assert len(mine)
+            assert mine.total == whole.total
+            assert (np.diff(mine.parts[:, 3]) >= 0).all()
+            rows = np.column_stack([mine.positions, mine.indices, mine.parts])[: mine.valid]
+            found.append(rows)
+            if mine.valid:
+                blocks = np.unique(rows[:, -1])
+                assert len(rows) == np.isin(whole.parts[:, 3], blocks).sum()
+        together = np.concatenate(found)
+        expected = np.column_stack([whole.positions, whole.indices, whole.parts])
+        assert np.array_equal(together[np.argsort(together[:, -1], kind="stable")], expected)
 
 
 def loading(kind, world=None, bad=None):

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 import pandas as pd
@@ -217,6 +218,7 @@ def members():
         one
         for name, one in vars(protocols).items()
         if inspect.isclass(one) and one.__module__ == protocols.__name__ and name not in others
+        if Protocol in one.__mro__  # not the records of add-ons
     ]
     return {
         name

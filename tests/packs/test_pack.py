@@ -19,6 +19,7 @@ from penstock.addons.packs.folder import Pack
 from penstock.addons.packs.packed import Packed
 from penstock.addons.packs.packing import pack
 from penstock.addons.packs.recipe import Recipe
+from penstock.addons.packs.wrapper import pack_of
 from penstock.build.data import DataParts
 from penstock.distributed.world import World
 from penstock.errors import ConfigError, DataError
@@ -352,7 +353,7 @@ built = pytest.mark.skipif(native_images.jpeg() is None, reason="the native deco
 @built
 def test_squares_are_decoded_natively_and_are_what_the_reader_makes(photos):
     def packed(*more):
-        return Packed(str(DataParts(penstock.compose(*photos, *more), World()).train.pack()))
+        return Packed(str(pack_of(DataParts(penstock.compose(*photos, *more), World()).train)))
 
     quick, slow = packed(), packed("pack.decoder=reader")
     assert quick.pack.record["recipe"]["decoder"] == "native"
@@ -378,9 +379,11 @@ def test_squares_are_decoded_natively_and_are_what_the_reader_makes(photos):
 @pytest.mark.parametrize("more", [["loader=debug"], ["loader.backend=process"], ["loader=threads"]])
 def test_squares_are_the_same_whoever_makes_them(photos, more, tmp_path):
     folders = [
-        DataParts(
-            penstock.compose(*photos, f"pack.out={tmp_path / name}", *given), World()
-        ).train.pack()
+        pack_of(
+            DataParts(
+                penstock.compose(*photos, f"pack.out={tmp_path / name}", *given), World()
+            ).train
+        )
         for name, given in (("a", ["loader.num_workers=1"]), ("b", more))
     ]
     for path in folders[0].glob("*.npy"):
@@ -398,7 +401,7 @@ def test_squares_are_the_same_whoever_makes_them(photos, more, tmp_path):
     ],
 )
 def test_who_makes_pictures_smaller(photos, more, decoder):
-    folder = DataParts(penstock.compose(*photos, *more), World()).train.pack()
+    folder = pack_of(DataParts(penstock.compose(*photos, *more), World()).train)
     assert Packed(str(folder)).pack.record["recipe"]["decoder"] == decoder
 
 

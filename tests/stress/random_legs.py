@@ -172,7 +172,7 @@ class Check:
         kept, own = self.kept(whole)
         self.own = own
         random_oracle.check_epochs(epochs, config.sampler, size, config.batch.tail, kept)
-        if ("val", 0) in self.batches and not whole.val._packs:
+        if ("val", 0) in self.batches and not whole.val.packs:
             val = planned(whole.val.plan, 0)
             random_oracle.check_validation(
                 val, config.batch.val_size or size, len(whole.val.dataset)

@@ -35,13 +35,13 @@ def compare_data(record: RunRecord, split: Split) -> None:
     Of a dataset without a fingerprint, as many rows are read as the run looked at.
     """
     then = record.manifest.get("data")
-    known = split.known_by
-    if split.name == "train" and not split.is_told:
+    known = split.identity.known_by
+    if split.name == "train" and not split.identity.is_told:
         known |= split.fetch().sample(SampleRequest.of(len(split.dataset)))["seen"]
     mode = mode_of(split.config)
     now = {
         "fingerprint": mode,
-        split.name: split.data_fingerprint(mode),
+        split.name: split.identity.data(mode),
         "identity": {split.name: known},
     }
     found = relation(then, now, split.name)
@@ -91,7 +91,7 @@ def listed_in(path: Path | str, split: Split) -> dict[int, str]:
         ConfigError: it cannot be read, or is of another dataset.
     """
     dataset = split.dataset
-    found = known_rows(path, unfiltered(dataset), split.name, split.unfiltered_fingerprint)
+    found = known_rows(path, unfiltered(dataset), split.name, split.identity.unfiltered)
     if not isinstance(dataset, SomeRows):
         return found
     return {row: found[own] for row, own in dataset.places(list(found)).items()}

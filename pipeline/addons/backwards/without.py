@@ -220,7 +220,7 @@ def _quarantine(trained: _Trained, at: Address, file: Path) -> None:
             *at,
             -1,
             f"task=without {path_of(dataset, row)}".rstrip(),
-            split.unfiltered_fingerprint,
+            split.identity.unfiltered,
         )
         for row in trained.rows
     )

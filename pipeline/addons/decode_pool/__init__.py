@@ -3,9 +3,9 @@
 from penstock.protocols import AddOn
 
 ADDON = AddOn(
-    exchange="penstock.addons.decode_pool.options:exchange",
     options={
         "loader.share": "penstock.addons.decode_pool.options:share",
         "loader.share_size": "penstock.addons.decode_pool.options:share_size",
     },
+    wrapper="penstock.addons.decode_pool.wrapper:SharedBatches",
 )

@@ -8,12 +8,11 @@ import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 from penstock.addons.decode_pool.folder import KEY, PoolFolder
 from penstock.addons.decode_pool.pool import DecodePool
+from penstock.addons.decode_pool.wrapper import SharedBatches
 from penstock.config import changes
-from penstock.config.data_rules import mode_of
 from penstock.distributed.world import World
 from penstock.errors import ConfigError, Problem
 from penstock.loading.known_by import tells
@@ -67,7 +66,8 @@ def _parts(split: Split) -> Iterator[Any]:
     yield split.fingerprint, fields.given, fields.usual, split.data.on_device
     # Statistics and facts of the training split go into steps of both.
     for one in dict.fromkeys((split, split.data.train)):
-        yield one.name, _contents(one)
+        pool = next(wrapper for wrapper in one.wrappers if isinstance(wrapper, SharedBatches))
+        yield one.name, pool.contents
     code = code_of(config)
     for key, modules in code.items():
         if UNKNOWN in modules.values():
@@ -81,17 +81,6 @@ def _parts(split: Split) -> Iterator[Any]:
             )
     yield code, of_penstock(), platform.python_version()
     yield {name: version_of(name) for name in (*PACKAGES, *_READERS)}
-
-
-# Of a split that was asked: it takes a `stat` of each file, and each loader asks.
-_known: WeakKeyDictionary[Split, str] = WeakKeyDictionary()
-
-
-def _contents(split: Split) -> str:
-    if split not in _known:
-        told = split.data_fingerprint(mode_of(split.config))
-        _known[split] = contents_of(split.dataset, told)
-    return _known[split]
 
 
 def contents_of(dataset: Any, told: str) -> str:

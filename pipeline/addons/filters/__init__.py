@@ -2,4 +2,4 @@
 
 from penstock.protocols import AddOn
 
-ADDON = AddOn()
+ADDON = AddOn(wrapper="penstock.addons.filters.wrapper:Filters")

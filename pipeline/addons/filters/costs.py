@@ -9,8 +9,8 @@ for the rows of a batch only, so a column that is mapped from a file stays there
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,10 +18,13 @@ import numpy.typing as npt
 from penstock.addons.filters.evaluation import evaluate
 from penstock.addons.filters.expressions import Column, nodes, read
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.order.randomness import IntArray
+from penstock.loading.dataset_facts import table_of, with_token_lengths
+from penstock.order.columns import column_of
+from penstock.order.plan import Costs
+from penstock.order.randomness import FloatArray, IntArray
 
-Floats = npt.NDArray[np.float64]
-Costs = Callable[[IntArray, IntArray | None], Floats]  # of rows, which may be parts of blocks
+if TYPE_CHECKING:
+    from penstock.build.data import Split
 
 TOKENS = "tokens"  # of a row, or of its part, that stand in a block
 _LONGEST = 300  # characters of an expression
@@ -54,7 +57,7 @@ class Arithmetic:
         if not self.names:
             raise self._refused("it names no column, so all rows would cost the same")
 
-    def __call__(self, columns: Mapping[str, npt.NDArray[Any]]) -> Floats:
+    def __call__(self, columns: Mapping[str, npt.NDArray[Any]]) -> FloatArray:
         """The numbers for rows whose columns are given, float64[n]; 1 us and 5 ns a row."""
         values = {name: np.asarray(columns[name], np.float64) for name in self.names}
         with np.errstate(all="ignore"):  # what is no number then is found by `RowCosts`
@@ -96,7 +99,7 @@ class RowCosts:
                     f"({held}); costs are 0 or more"
                 )
 
-    def __call__(self, indices: IntArray, parts: IntArray | None = None) -> Floats:
+    def __call__(self, indices: IntArray, parts: IntArray | None = None) -> FloatArray:
         return self._cost({name: one[indices] for name, one in self._columns.items()})
 
 
@@ -110,7 +113,25 @@ class PartCosts:
     def __init__(self, cost: Arithmetic) -> None:
         self._cost = cost
 
-    def __call__(self, indices: IntArray, parts: IntArray | None) -> Floats:
+    def __call__(self, indices: IntArray, parts: IntArray | None) -> FloatArray:
         assert parts is not None
         costs = self._cost({TOKENS: parts[:, 1] - parts[:, 0]})
         return np.nan_to_num(np.maximum(costs, 0.0))  # whatever numbers somebody subtracts
+
+
+def costs_of(split: Split) -> Costs:
+    """The costs of a map-style dataset's rows by `batch.balance`.
+
+    A text's `length` is the number of tokens that the split's steps make, as samplers have it.
+    Where the sampler packs rows into blocks, `tokens` is all that is known.
+
+    Raises:
+        ConfigError, DataError: the table lacks a column, or what is in it is no cost.
+    """
+    cost = Arithmetic(split.config.batch.balance or "", "batch.balance")
+    if split.packs:
+        return PartCosts(cost)
+    table = table_of(split.dataset, split.data.fields)
+    if "length" in cost.names:
+        table = with_token_lengths(table, split.dataset, split.transform.steps)
+    return RowCosts(cost, {name: column_of(table, name, "balance", "batch") for name in cost.names})

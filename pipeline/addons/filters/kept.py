@@ -20,7 +20,7 @@ from penstock.addons.filters.kept_rows import kept_rows
 from penstock.addons.filters.row_filter import Expression, no_column
 from penstock.addons.filters.selection import Selection
 from penstock.config.instantiate import make
-from penstock.config.nodes import KEPT, filters, of_the_build, without_own
+from penstock.config.nodes import filters
 from penstock.errors import ConfigError, Problem
 from penstock.loading.dataset_facts import columns_of, lengths_of, table_of
 from penstock.loading.named_fields import Fields
@@ -34,7 +34,6 @@ Mask = npt.NDArray[np.bool_]
 Holds = Callable[[int, int], Mask]  # for rows start .. stop-1
 Reasons = dict[str, int]
 Fingerprint = Callable[[Any], str]
-Build = Callable[[Mapping[str, Any], str], Any]
 
 
 class RowChoice:
@@ -128,12 +127,6 @@ class RowChoice:
                 reason = f"row {row} does not exist; the {self._split} split has {length} rows"
                 raise ConfigError(Problem(key, reason))
         return rows
-
-
-def chosen(node: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys `filter`, `unique` and `without` of a node, where they are not its arguments."""
-    values = {name: of_the_build(node, name) for name in KEPT}
-    return {name: value for name, value in values.items() if value is not None}
 
 
 def as_function(node: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -251,22 +244,3 @@ def _without(
         mask[here] = False
         start += len(mask)
         yield mask
-
-
-def with_nested(node: Any, key: str, build: Build) -> Any:
-    """A dataset's node, in which the nodes inside that choose rows are built.
-
-    Args:
-        build: makes the dataset of a node, given its key.
-    """
-    if not isinstance(node, Mapping):
-        return node
-    return {name: _built(value, f"{key}.{name}", build) for name, value in node.items()}
-
-
-def _built(node: Any, key: str, build: Build) -> Any:
-    if isinstance(node, list):
-        return [_built(one, f"{key}[{place}]", build) for place, one in enumerate(node)]
-    if isinstance(node, Mapping) and "_target_" in node and len(without_own(node)) < len(node):
-        return build(node, key)
-    return with_nested(node, key, build)

@@ -16,4 +16,6 @@ ADDON = AddOn(
         ),
         Callables("penstock.addons.mixtures.order", "a sampler"),
     ),
+    wrapper="penstock.addons.mixtures.wrapper:MixtureOrders",
+    explains="penstock.addons.mixtures.mixture_changes:explained",
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -68,6 +69,23 @@ class Mixing:
             raise ConfigError(
                 Problem("dataset.num_samples", f"{self.num_samples}; allowed: 1 or more, or null")
             )
+
+    def recorded(self, fingerprints: Mapping[str, str]) -> dict[str, str]:
+        """The entries of a run's fingerprint, of the fingerprints of the sources."""
+        weights = self.weights or dict.fromkeys(self.lengths)
+        number = self.num_samples or sum(self.lengths.values())
+        return {
+            **{
+                f"dataset.sources.{name}": f"{length} samples, {fingerprints[name]}"
+                for name, length in self.lengths.items()
+            },
+            **{f"dataset.weights.{name}": json.dumps(weight) for name, weight in weights.items()},
+            **{f"dataset.passes.{name}": str(times) for name, times in self.passes.items()},
+            "dataset.linear": str(self.linear),
+            "dataset.knots": self.knots,
+            "dataset.stop": self.stop,
+            "dataset.num_samples": str(number),
+        }
 
     def stages(self) -> list[tuple[int, FloatArray]]:
         """Where each stage begins, ascending from 0, and the share of each source in it.

@@ -16,4 +16,5 @@ ADDON = AddOn(
     options={
         "pack": "penstock.addons.packs.options:PackSection",
     },
+    wrapper="penstock.addons.packs.wrapper:Packs",
 )

@@ -9,6 +9,7 @@ Prints a line a split: split, samples, bytes, folder.
 from __future__ import annotations
 
 from penstock.addons.packs.folder import Pack
+from penstock.addons.packs.wrapper import pack_of
 from penstock.build.data import DataParts
 from penstock.config.nodes import datasets
 from penstock.config.schema import Config
@@ -28,7 +29,7 @@ def run(config: Config) -> None:
             if {"dataset", f"dataset.{name}"} & set(keys)
         ]
     for split in splits:
-        folder = data.split(split).pack()
+        folder = pack_of(data.split(split))
         pack = Pack(folder)
         size = sum(pack.record["files"].values())
         put(f"{split} {pack.count} samples {size} bytes {folder}", flush=True)

@@ -81,7 +81,7 @@ def _split(split: Split, seconds: float, drawn: IntArray | None) -> SplitFacts:
         split.name,
         type(unfiltered(dataset)).__name__,
         rows,
-        split.data_fingerprint(mode_of(split.config)),
+        split.identity.data(),
         tuple(counted),
         None if lengths is None or not len(lengths) else _histogram(unit, lengths),
     )

@@ -14,4 +14,5 @@ ADDON = AddOn(
         Callables("penstock.addons.tokens.byte_pairs", "a transform"),
         Callables("penstock.addons.tokens.language_model", "a model or its objective"),
     ),
+    wrapper="penstock.addons.tokens.wrapper:Vocabularies",
 )

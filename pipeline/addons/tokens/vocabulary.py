@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.addons.tokens.byte_pairs import BEGIN, BytePairs, learn
-from penstock.config import allow_list
+from penstock.addons.tokens.byte_pairs import BEGIN, learn
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.disk import write_atomically
 from penstock.files.one_writer import one_writer
@@ -22,14 +21,6 @@ from penstock.terminal import watched
 
 _MOST = 100_000  # texts that are learned from, spread evenly over the split
 _log = logging.getLogger(__name__)
-
-
-def is_learned(node: Any) -> bool:
-    """Whether a step asks for a vocabulary of the training texts."""
-    if not isinstance(node, Mapping) or node.get("vocabulary") != "dataset":
-        return False
-    found = allow_list.resolve(node["_target_"], "transform")
-    return isinstance(found, type) and issubclass(found, BytePairs)
 
 
 def with_vocabulary(

@@ -21,4 +21,5 @@ ADDON = AddOn(
         "profile": "penstock.addons.tuning.options:ProfileSection",
         "lr_find": "penstock.addons.tuning.options:LrFindSection",
     },
+    wrapper="penstock.addons.tuning.wrapper:TunedLoader",
 )

@@ -13,8 +13,7 @@ import heapq
 import numpy as np
 import numpy.typing as npt
 
-from penstock.addons.filters.costs import Floats
-from penstock.order.randomness import IntArray
+from penstock.order.randomness import FloatArray, IntArray
 
 
 def least_loaded(costs: npt.ArrayLike, ranks: int) -> IntArray:
@@ -39,7 +38,7 @@ def contiguous(count: int, ranks: int) -> IntArray:
     return ((np.arange(count, dtype=np.int64) + 1) * ranks - 1) // max(count, 1)
 
 
-def waiting(costs: Floats, dealt: IntArray, ranks: int) -> tuple[float, float]:
+def waiting(costs: FloatArray, dealt: IntArray, ranks: int) -> tuple[float, float]:
     """The most that a rank has to do, and what all wait for it on average, in units of `costs`."""
     loads = np.bincount(dealt, costs, ranks)
     return float(loads.max()), float(loads.max() - loads.mean())

@@ -8,9 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.addons.filters.balance import contiguous, least_loaded, waiting
-from penstock.addons.filters.costs import Arithmetic, PartCosts, RowCosts
-from penstock.addons.tokens.sequence_packing import SequencePacking
+from penstock.order.balance import contiguous, least_loaded, waiting
 from penstock.order.plan import Plan, share_of
 from penstock.order.samplers import Bucket, Random
 
@@ -43,8 +41,10 @@ def test_lengths_of_text_are_dealt_out_evenly():
     assert max(ratios) <= 1.03
 
 
-def plan_of(lengths, size, tail="keep", together=1, cost="length", sampler=None):
-    costs = RowCosts(Arithmetic(cost, "batch.balance"), {"length": np.asarray(lengths)})
+def plan_of(lengths, size, tail="keep", together=1, power=1, sampler=None):
+    def costs(indices, parts):
+        return np.asarray(lengths, np.float64)[indices] ** power
+
     sampler = sampler or Random(len(lengths), 0)
     return Plan(sampler, size, tail, together, costs=costs)
 
@@ -85,36 +85,6 @@ def test_balanced_shares_make_the_global_batch(lengths, size, world, tail, toget
         assert sorted(positions) == whole.positions[: whole.valid].tolist()
 
 
-@given(
-    lengths=st.lists(st.integers(0, 40), min_size=1, max_size=60),
-    size=st.integers(1, 6),
-    world=st.integers(1, 8),
-    split=st.sampled_from(["never", "tail"]),
-    cost=st.sampled_from(["tokens", "tokens ** 2", None]),
-)
-@settings(max_examples=40, deadline=None)
-def test_blocks_stay_whole(lengths, size, world, split, cost):
-    table = pd.DataFrame({"length": lengths})
-    sampler = SequencePacking(len(lengths), 0, table, size, tokens=16, window=8, split=split)
-    costs = None if cost is None else PartCosts(Arithmetic(cost, "batch.balance"))
-    plan = Plan(sampler, size, costs=costs)
-    for step in range(plan.steps(0)):
-        whole, found = plan.request(0, step), []
-        for rank in range(world):
-            mine = plan.request(0, step, rank, world)
-            assert len(mine)
-            assert mine.total == whole.total
-            assert (np.diff(mine.parts[:, 3]) >= 0).all()
-            rows = np.column_stack([mine.positions, mine.indices, mine.parts])[: mine.valid]
-            found.append(rows)
-            if mine.valid:
-                blocks = np.unique(rows[:, -1])
-                assert len(rows) == np.isin(whole.parts[:, 3], blocks).sum()
-        together = np.concatenate(found)
-        expected = np.column_stack([whole.positions, whole.indices, whole.parts])
-        assert np.array_equal(together[np.argsort(together[:, -1], kind="stable")], expected)
-
-
 @given(st.integers(1, 60), st.integers(1, 12))
 def test_the_rank_of_each_row_in_contiguous_shares(count, ranks):
     dealt = contiguous(count, ranks)
@@ -126,7 +96,7 @@ def test_the_rank_of_each_row_in_contiguous_shares(count, ranks):
 def test_waiting_that_costs_predict():
     lengths = np.array([9, 1, 1, 1])
     assert waiting(lengths, np.array([0, 0, 1, 1]), 2) == (10, 4)
-    plan = plan_of(lengths, 4, cost="length ** 2")
+    plan = plan_of(lengths, 4, power=2)
     found = plan.predicted_waiting(0, 2)
     loads = [np.square(lengths[plan.request(0, 0, rank, 2).indices]).sum() for rank in range(2)]
     assert sorted(loads) == [3, 81]

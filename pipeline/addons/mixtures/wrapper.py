@@ -1,0 +1,94 @@
+"""What a mixture gives samplers: its shares, its order, and the orders of its sources.
+
+A dataset is a mixture if it has `mixing` and `source_lengths`, as
+`pipeline/addons/mixtures/mixture.py` or what a filter leaves of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from penstock.build.wrapper import SplitWrapper
+from penstock.config.instantiate import Lazy, make
+from penstock.config.nodes import called
+from penstock.config.signatures import arguments
+from penstock.order.columns import ChosenRows, LengthTable
+from penstock.order.randomness import hash64
+
+if TYPE_CHECKING:
+    from penstock.addons.mixtures.weights import Mixing
+
+
+class MixtureOrders(SplitWrapper):
+    """Supplies samplers with `mixing` and `order` of a mixture."""
+
+    def node(self, key: str, node: Mapping[str, Any], supply: dict[str, Any]) -> Mapping[str, Any]:
+        mixing = self._mixing() if key == "sampler" else None
+        if mixing is None:
+            return node
+        from penstock.addons.mixtures.order import MixtureOrder
+
+        order = (mixing, supply["seed"], supply["batch_size"], supply["tail"])
+        supply["mixing"] = mixing
+        supply["order"] = supply["order"] or Lazy(partial(MixtureOrder, *order))
+        return _with_source_orders(node, key, mixing, supply)
+
+    def recorded(self) -> dict[str, str]:
+        mixing = self._mixing()
+        if mixing is None:
+            return {}
+        sources, told = self.split.dataset.sources, self.split.identity.of
+        return mixing.recorded({name: told(sources[name]) for name in mixing.lengths})
+
+    def _mixing(self) -> Mixing | None:
+        """How the dataset mixes its sources; None if it is no mixture.
+
+        Raises:
+            ConfigError: a key of it is wrong.
+        """
+        dataset = self.split.dataset
+        given = getattr(dataset, "mixing", None)
+        if given is None:
+            return None
+        from penstock.addons.mixtures.weights import Mixing
+
+        return Mixing(dict(dataset.source_lengths), **given)
+
+
+def _with_source_orders(
+    node: Mapping[str, Any], key: str, mixing: Mixing, supply: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """A sampler's node in which `sources`, the orders of single sources, are made.
+
+    Each gets the number of rows, the seed and the part of the table that are the source's own.
+    """
+    if isinstance(node.get("order"), Mapping):
+        inner = _with_source_orders(node["order"], f"{key}.order", mixing, supply)
+        node = {**node, "order": inner}
+    function = called(node)
+    if function is None or "mixing" not in arguments(function).names:
+        return node
+    first, given = 0, dict(node.get("sources") or {})
+    for name, length in mixing.lengths.items():
+        if name in given:
+            rows = partial(_rows_of, supply["metadata"], first, first + length)
+            own = {
+                **supply,
+                "length": length,
+                "order": None,
+                "mixing": None,
+                "seed": hash64(supply["seed"], "mixture", name),
+                "metadata": Lazy(rows),
+            }
+            given[name] = make(given[name], f"{key}.sources.{name}", own, nested=True)
+        first += length
+    return {**node, "sources": given}
+
+
+def _rows_of(table: Lazy, start: int, stop: int) -> Any:
+    whole = table.compute()
+    if isinstance(whole, LengthTable):
+        return LengthTable(ChosenRows(whole.lengths, stop - start, lambda rows: rows + start))
+    return None if whole is None else whole.iloc[start:stop].reset_index(drop=True)

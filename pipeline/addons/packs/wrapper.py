@@ -1,0 +1,70 @@
+"""`dataset.packed`: a split reads a pack in place of its dataset."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from penstock import installed
+from penstock.addons.packs.options import PackSection
+from penstock.build.data import Split
+from penstock.build.wrapper import SplitWrapper
+from penstock.config.instantiate import make
+from penstock.errors import ConfigError, Problem
+from penstock.runs.identity.fingerprints import other_than_own
+
+_NOT_NATIVE = (
+    "native crops squares from image files, which needs pack.size, pack.square=true, "
+    "pack.format=pixels, the native decoder (libjpeg-dev and a C compiler when Penstock is "
+    "installed), and a dataset that takes `lazy` and has no points or boxes; set it to auto or "
+    "reader"
+)
+
+
+class Packs(SplitWrapper):
+    """Reads what `packing` has written."""
+
+    def opened(self) -> Any:
+        folder, config = self.split.config.dataset.get("packed"), self.split.config
+        if folder is None:
+            return None
+        _ = self.split.node  # a split that the configuration lacks has no pack either
+        node = {
+            "_target_": "penstock.addons.packs.packed.Packed",
+            "folder": str(pack_of(self.split) if folder == "auto" else folder),
+            "cache_dir": f"{config.cache_dir}/text",
+        }
+        return make(node, "dataset.packed", self.split.supply(lazy=self.split.decodes))
+
+
+def pack_of(split: Split) -> Path:
+    """The folder of the split's pack, which is made if it does not exist."""
+    from penstock.addons.packs.packing import backend_for, pack
+    from penstock.addons.packs.recipe import Recipe, fits
+
+    given = PackSection.of(split.config)
+    recipe = Recipe(given.size, given.square, given.format)
+    squares = None if given.decoder == "reader" else recipe.natively()
+    dataset = split.read(lazy=given.format == "encoded" or squares is not None)
+    if squares is not None and fits(dataset):
+        recipe = squares
+    elif given.decoder == "native":
+        raise ConfigError(Problem("pack.decoder", _NOT_NATIVE))
+    elif squares is not None and getattr(dataset, "lazy", False):
+        dataset = split.read(lazy=False)
+    # "auto" would look at the transform, which may need this very dataset's statistics.
+    backend, suited = split.config.loader.backend, backend_for(dataset, recipe)
+    if backend not in installed.backends() and (suited == "thread" or backend == "auto"):
+        backend = suited
+    return pack(
+        dataset,
+        split.name,
+        recipe,
+        split.config.cache_dir,
+        given.out,
+        split.loader_options(backend),
+        other_than_own(dataset, split.config),
+        split.data.fields,
+        split.batch_bytes,
+        split.identity.cache_key(dataset),
+    )

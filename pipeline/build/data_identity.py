@@ -1,0 +1,115 @@
+"""What tells the data of a split apart: its fingerprints, and what it is known by beside them."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from penstock.build.sampling import lengths_told
+from penstock.config import changes
+from penstock.config.data_rules import mode_of
+from penstock.config.nodes import choosing, of_the_build
+from penstock.loading.known_by import CONTENT, FINGERPRINT, KNOWN_BY, in_fingerprint
+from penstock.loading.wrapped import unfiltered_fingerprint
+from penstock.runs.identity.dataset import code_and_arguments, tells_all
+from penstock.runs.identity.fingerprints import fingerprint_of, recorded
+from penstock.transforms.image_decoding import decode_step
+
+if TYPE_CHECKING:
+    from penstock.build.data import Split
+
+
+class DataIdentity:
+    """What tells the data of a split apart; each part is computed when it is asked for.
+
+    Attributes:
+        mode: of fingerprints, `dataset.fingerprint`: by "names", "sizes" or "content".
+    """
+
+    def __init__(self, split: Split) -> None:
+        self._split = split
+        self.mode = mode_of(split.config)
+        self._fingerprints: dict[str, str] = {}
+
+    def of(self, dataset: Any) -> str:
+        """The fingerprint of a dataset, in the mode of the configuration."""
+        return fingerprint_of(dataset, self.mode, self._split.config.cache_dir)
+
+    def data(self, mode: str | None = None) -> str:
+        """The fingerprint of the split's dataset; computed once in each mode.
+
+        Args:
+            mode: None: that of the configuration.
+        """
+        mode = mode or self.mode
+        if mode not in self._fingerprints:
+            cache_dir = self._split.config.cache_dir
+            self._fingerprints[mode] = fingerprint_of(self._split.dataset, mode, cache_dir)
+        return self._fingerprints[mode]
+
+    @property
+    def unfiltered(self) -> str:
+        """The fingerprint of the dataset with all its rows, as quarantine files have it."""
+        return unfiltered_fingerprint(self._split.dataset, self.data())
+
+    @cached_property
+    def is_told(self) -> bool:
+        """Whether the dataset tells what it is, so that nothing need be looked at."""
+        return self._tells(self._split.dataset)
+
+    def _tells(self, dataset: Any) -> bool:
+        return self.mode != "sizes" or tells_all(dataset)
+
+    @cached_property
+    def beside(self) -> dict[str, str]:
+        """What the dataset is known by beside its fingerprint; nothing of one of ours."""
+        return self._beside(self._split.dataset)
+
+    def _beside(self, dataset: Any) -> dict[str, str]:
+        config = self._split.config
+        node = config.compared()["dataset"]
+        if node.get("packed") not in (None, "auto"):
+            return {}  # the pack is the dataset, and has a fingerprint
+        built_of = dict(choosing(node))[self._split.node[0]]
+        facts = code_and_arguments(built_of, dataset, self._tells(dataset))
+        names = of_the_build(config.dataset, "fields")
+        return facts | {"fields": ", ".join(map(str, names))} if facts and names else facts
+
+    @property
+    def known_by(self) -> dict[str, str]:
+        """The same for a manifest, with what stands for the content; nothing of one of ours."""
+        by = FINGERPRINT if self.is_told else CONTENT
+        return {KNOWN_BY: by, **self.beside} if self.beside or by == CONTENT else {}
+
+    def cache_key(self, dataset: Any) -> str:
+        """The name of what is kept of a dataset of this split; "" where nothing may be kept, since
+        nothing tells when it changes.
+        """
+        if not self._tells(dataset):
+            return ""
+        own = self.of(dataset)
+        known_by = "".join(f"{name}={v}\n" for name, v in sorted(self._beside(dataset).items()))
+        digest = hashlib.blake2b(f"{own}\n{known_by}".encode(), digest_size=16).hexdigest()
+        return digest if known_by else own
+
+    @cached_property
+    def entries(self) -> dict[str, str]:
+        """The split's fingerprint: everything that its batches depend on, by key."""
+        split, config = self._split, self._split.config
+        parts = changes.recorded(config, split.name)
+        parts |= {"dataset": self.data(), **recorded(self.mode), **in_fingerprint(self.beside)}
+        if not split.is_train:
+            parts["batch.val_size"] = str(split.batch_size)
+        if split.is_train or split.packs:
+            parts |= {key: str(value) for key, value in changes.leaves(config.sampler, "sampler")}
+            for wrapper in split.wrappers:
+                parts |= wrapper.recorded()
+            parts |= lengths_told(config, split.transform.steps)
+        step = decode_step(split.transform)
+        if step is not None:  # pixels differ by rounding from one decoder to another
+            parts["decoder"] = step.decoder
+        elif split.decodes:  # whole batches do
+            device = split.data.world.device if split.data.on_device else "cpu"
+            parts["decoder"] = f"torchvision on {device}"
+        return parts

@@ -1,0 +1,162 @@
+"""Configuration to plan: the sampler of a split, the columns it chooses by, and costs of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from penstock.config import allow_list
+from penstock.config.instantiate import Lazy, make
+from penstock.config.order_rules import no_order
+from penstock.config.schema import Config
+from penstock.config.signatures import arguments
+from penstock.errors import ConfigError, Problem
+from penstock.loading.dataset_facts import lengths_of, table_of, tokenizer_of, with_token_lengths
+from penstock.loading.named_fields import Fields
+from penstock.order.columns import LengthTable, column_of
+from penstock.order.plan import Costs, Plan, not_empty
+from penstock.order.samplers import BatchStrategy, Order, Sequential
+from penstock.order.streams import StreamOrder, StreamPlan, is_stream, length_of
+
+if TYPE_CHECKING:
+    from penstock.build.data import Split
+
+
+def plan_of(split: Split) -> Plan | StreamPlan:
+    """Which samples of a split belong to which address. Validation reads every row in order.
+
+    Raises:
+        ConfigError: an epoch has no batch, or nothing tells what rows cost.
+    """
+    config, dataset = split.config, split.dataset
+    tail = config.batch.tail if split.is_train else "keep"
+    short = config.trainer.short(split.name)
+    if is_stream(dataset):
+        stream = StreamOrder(config.seed)
+        if split.is_train and _function(config.sampler) is StreamOrder:
+            stream = make(config.sampler, "sampler", {"seed": config.seed})
+        return StreamPlan(stream, split.batch_size, tail, length_of(dataset), *short)
+    rows = length_of(dataset)
+    if not rows:
+        raise split.empty(rows)
+    costs = _costs_of(split) if split.is_train else None
+    sampler: Order | BatchStrategy = Sequential(rows)
+    if split.is_train:
+        sampler = sampler_of(split, None)
+    elif split.packs:
+        sampler = sampler_of(split, Sequential(rows))
+    together = split.batch_transform.together
+    plan = Plan(sampler, split.batch_size, tail, together, *short, costs=costs)
+    return not_empty(plan, rows, config.sampler["_target_"].rpartition(".")[2])
+
+
+def _costs_of(split: Split) -> Costs | None:
+    if split.config.batch.balance is None:
+        return None
+    for wrapper in split.wrappers:
+        costs = wrapper.costs()
+        if costs is not None:
+            return costs
+    raise ConfigError(Problem("batch.balance", "needs the add-on filters, which is not installed"))
+
+
+def sampler_of(split: Split, order: Order | None) -> Order | BatchStrategy:
+    """The order of a split.
+
+    Args:
+        order: in which every row is read once, for a sampler that packs rows; None: it is the
+            training split, whose tail may be dropped.
+    """
+    config, dataset, steps = split.config, split.dataset, split.transform.steps
+    supply: dict[str, Any] = {
+        "length": len(dataset),
+        "seed": config.seed,
+        # No lambda: it may go to worker processes, which look there for a bad row's substitute.
+        "metadata": Lazy(partial(_table, config, dataset, split.data.fields, steps)),
+        "batch_size": split.batch_size,
+        "tail": config.batch.tail if order is None else "keep",
+        "order": order,
+        "dataset": dataset,
+        "data_source": dataset,
+        "long_tail": bool(lengths_told(config, steps)),
+    }
+    node = config.sampler if order is None else _without_order(config.sampler)
+    node = split.prepared("sampler", node, supply)
+    return _sampler(node, "sampler", supply)
+
+
+def _sampler(node: Mapping[str, Any], key: str, supply: Mapping[str, Any]) -> Order | BatchStrategy:
+    """The sampler of a node, whose `order` may be another one."""
+    inner = node.get("order")
+    if inner is None:
+        node = _without_order(node)
+    elif isinstance(inner, Mapping) and "_target_" in inner:
+        order = _sampler(inner, f"{key}.order", supply)
+        if not isinstance(order, Order):
+            raise ConfigError(Problem(f"{key}.order", no_order(type(order).__name__)))
+        node, supply = _without_order(node), {**supply, "order": order}
+    build = partial(make, node, key, supply, True)
+    sampler = build()
+    if isinstance(sampler, (Order, BatchStrategy)):
+        return sampler
+    from penstock.order.torch_samplers import adapt
+
+    return adapt(build, supply["seed"], supply["length"])
+
+
+def _without_order(node: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in node.items() if key != "order"}
+
+
+def _function(node: Mapping[str, Any]) -> Any:
+    return allow_list.resolve(node["_target_"], "sampler._target_")
+
+
+def packs_rows(config: Config) -> bool:
+    """Whether the sampler puts rows together into blocks."""
+    return bool(getattr(_function(config.sampler), "packs", False))
+
+
+def _table(config: Config, dataset: Any, fields: Fields, steps: Mapping[str, Any]) -> Any:
+    """What the sampler chooses rows by: the dataset's table, or its lengths alone."""
+    read = _columns_read(config.sampler)
+    if read == {"length"} and tokenizer_of(steps) is None:
+        lengths = lengths_of(dataset)
+        if lengths is not None:
+            return LengthTable(lengths)
+    return with_token_lengths(table_of(dataset, fields), dataset, steps if "length" in read else {})
+
+
+def _columns_read(node: Mapping[str, Any]) -> set[str]:
+    """The names of the columns by which a sampler, and an order in it, choose rows."""
+    sampler = _function(node)
+    known = arguments(sampler).defaults
+    names = getattr(sampler, "column_arguments", ())
+    inner = node.get("order")
+    deeper = _columns_read(inner) if isinstance(inner, Mapping) else set()
+    values = (node.get(name, known.get(name)) for name in names)
+    # What is no name is the column itself: a list of weights.
+    return {value for value in values if isinstance(value, str)} | deeper
+
+
+def lengths_told(config: Config, steps: Mapping[str, Any]) -> dict[str, str]:
+    """How tokens are counted, if they are: a sampler by length depends on it besides the data."""
+    tokenizer = tokenizer_of(steps) if "length" in _columns_read(config.sampler) else None
+    return {} if tokenizer is None else {"lengths": tokenizer.counting}
+
+
+def sample_costs(split: Split) -> Any:
+    """The column `loader.cost`; None without one, and of a stream, which has no table.
+
+    Raises:
+        ConfigError, DataError: there is no such column, or it holds no numbers.
+    """
+    name = split.config.loader.cost
+    if name is None or is_stream(split.dataset):
+        return None
+    costs = column_of(table_of(split.dataset, split.data.fields), name, "cost", "loader")
+    if costs.dtype.kind not in "iuf":
+        reason = f"column {name!r} holds {costs.dtype}, and costs are numbers"
+        raise ConfigError(Problem("loader.cost", reason))
+    return costs
