@@ -80,11 +80,11 @@ class DataParts:
     @cached_property
     def facts(self) -> dict[str, int]:
         """Facts of the training split for models and metrics: num_classes, num_outputs ..."""
-        told = of_the_build(self.config.dataset, "facts") or {}
-        found = facts_of(self.train.dataset, self.fields)
-        if "num_classes" in told and found.get("num_outputs") == found.get("num_classes"):
-            found.pop("num_outputs", None)  # it was the number of classes, which is another one
-        facts = found | told
+        configured = of_the_build(self.config.dataset, "facts") or {}
+        facts = facts_of(self.train.dataset, self.fields)
+        if "num_classes" in configured and facts.get("num_outputs") == facts.get("num_classes"):
+            facts.pop("num_outputs", None)  # it was the number of classes, which is another one
+        facts |= configured
         # A classifier has as many outputs as there are classes.
         return {"num_outputs": facts["num_classes"], **facts} if "num_classes" in facts else facts
 
@@ -116,7 +116,7 @@ class DataParts:
         try:
             return make(node, key, supply, nested)
         except ConfigError as error:
-            raise ConfigError([explained(one) for one in error.problems]) from error
+            raise ConfigError([explained(problem) for problem in error.problems]) from error
 
     def with_statistics(self, node: Any, key: str = "transform.train") -> Any:
         """A step with the training split's statistics in place of "dataset", or what an add-on
@@ -153,8 +153,8 @@ class DataParts:
     @property
     def on_device(self) -> bool:
         """Whether batches are transformed on the device, after they have been delivered."""
-        place = self.config.transform.batch_on
-        return place == "device" or (place == "auto" and self.world.device != "cpu")
+        where = self.config.transform.batch_on
+        return where == "device" or (where == "auto" and self.world.device != "cpu")
 
 
 class Split:
@@ -188,7 +188,7 @@ class Split:
         """The rows or records that a run reads."""
         postscript.refuse()
         opened = (wrapper.opened() for wrapper in self.wrappers)
-        dataset = next((one for one in opened if one is not None), None)
+        dataset = next((candidate for candidate in opened if candidate is not None), None)
         if dataset is None:
             if self.config.dataset.get("packed") is not None:
                 reason = "needs the add-on packs, which is not installed"
@@ -203,7 +203,7 @@ class Split:
     def left_out(self) -> dict[str, int]:
         """How many rows of the dataset add-ons have left out, by why (a filter)."""
         _ = self.dataset
-        return {why: rows for one in self.wrappers for why, rows in one.left_out.items()}
+        return {why: rows for wrapper in self.wrappers for why, rows in wrapper.left_out.items()}
 
     def read(self, lazy: bool) -> Any:
         """The configured dataset with all its rows, built anew.
@@ -342,16 +342,22 @@ class Split:
     @property
     def batch_bytes(self) -> int:
         """Bytes that one batch may take: of half the memory a part, if they are not configured."""
-        given = self.config.limits.batch_bytes
-        return given or loader_options.batch_bytes(
+        limit = self.config.limits.batch_bytes
+        return limit or loader_options.batch_bytes(
             self.data.loader_section, self.data.world.local_size
         )
 
     def _bad_samples(self) -> BadSamples:
-        given, path = self.config.bad_samples, self.config.bad_samples.quarantine
+        section, path = self.config.bad_samples, self.config.bad_samples.quarantine
         fingerprint = self.fingerprint["dataset"] if path else ""
         return quarantine.policy(
-            given.on_error, path, self.name, self.plan, self.dataset, fingerprint, self.config.seed
+            section.on_error,
+            path,
+            self.name,
+            self.plan,
+            self.dataset,
+            fingerprint,
+            self.config.seed,
         )
 
     def loader(self, hashed: bool = False, sampled: bool = False) -> Loader:
@@ -380,7 +386,9 @@ class Split:
         self, hashed: bool = False, use: str = "", world: World | None = None
     ) -> Exchange | None:
         """Who may have made batches of the split, or want them; see `SplitWrapper.exchange`."""
-        made = (one.exchange(hashed, use, world or self.data.world) for one in self.wrappers)
+        made = (
+            wrapper.exchange(hashed, use, world or self.data.world) for wrapper in self.wrappers
+        )
         return next((exchange for exchange in made if exchange is not None), None)
 
     def loader_options(self, backend: str | None = None) -> LoaderOptions:
@@ -392,9 +400,9 @@ class Split:
         ranks = self.data.world.local_size
         if backend is not None:
             return loader_options.resolve(self.config.loader, backend, False, ranks)
-        given, grows = self.data.loader_section, isinstance(self.plan, Plan)
-        backend = loader_options.backend(given, self.transform, self.decodes, log=self.is_train)
-        return loader_options.resolve(given, backend, grows, ranks)
+        section, grows = self.data.loader_section, isinstance(self.plan, Plan)
+        backend = loader_options.backend(section, self.transform, self.decodes, log=self.is_train)
+        return loader_options.resolve(section, backend, grows, ranks)
 
     @property
     def budget(self) -> Budget:

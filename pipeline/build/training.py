@@ -75,7 +75,7 @@ class TrainingParts:
         plain = {name: value for name, value in node.items() if name not in SCHEDULE_KEYS}
         steps = {"total_steps": rest, "T_max": rest, "total_iters": rest}
         return with_warmup(
-            optimizer, warm, lambda one: make(plain, "scheduler", {"optimizer": one, **steps})
+            optimizer, warm, lambda inner: make(plain, "scheduler", {"optimizer": inner, **steps})
         )
 
     def trackers(self, folder: Path, run: TrackedRun) -> Trackers:
@@ -91,5 +91,5 @@ class TrainingParts:
             own = folder.joinpath(*key.split(".")[1:])
             return lambda: make(node, key, {"folder": own, "run": run})
 
-        found = trackers(self.config.tracker).items()
-        return Trackers({key: maker(key, node) for key, node in found if node is not None})
+        nodes = trackers(self.config.tracker).items()
+        return Trackers({key: maker(key, node) for key, node in nodes if node is not None})

@@ -142,9 +142,9 @@ class EndToEnd(ColumnView):
         rows = np.asarray(rows, dtype=np.int64)
         of = np.searchsorted(self._starts, rows, side="right") - 1
         values = np.empty(len(rows), self.dtype)
-        for one in np.unique(of).tolist():
-            here = of == one
-            values[here] = self.columns[one][rows[here] - self._starts[one]]
+        for number in np.unique(of).tolist():
+            mine = of == number
+            values[mine] = self.columns[number][rows[mine] - self._starts[number]]
         return values
 
 

@@ -54,11 +54,11 @@ class Curriculum(Order):
         positions = np.arange(start, stop, dtype=np.int64)
         stage = np.searchsorted(self._edges, positions, side="right") - 1
         rows = np.empty(len(positions), np.int64)
-        for one in np.unique(stage).tolist():
-            first, last = int(self._edges[one]), int(self._edges[one + 1])
-            order = Permutation(last - first, hash64(self.seed, "stage", epoch, one))
-            here = stage == one
-            rows[here] = self._rows[first + order(positions[here] - first)]
+        for number in np.unique(stage).tolist():
+            first, last = int(self._edges[number]), int(self._edges[number + 1])
+            order = Permutation(last - first, hash64(self.seed, "stage", epoch, number))
+            mine = stage == number
+            rows[mine] = self._rows[first + order(positions[mine] - first)]
         return rows
 
     def positions_of(self, epoch: int, row: int) -> list[int]:
@@ -135,11 +135,11 @@ class Repeated(Order):
         return size // self.times if self.shorten else size
 
     def positions_of(self, epoch: int, row: int) -> list[int]:
-        distinct, found = self._distinct(epoch), list[int]()
+        distinct, positions = self._distinct(epoch), list[int]()
         for place in self.order.positions_of(epoch, row):
             batch, inside = divmod(place, self._rows)
             width = min(self._rows, distinct - batch * self._rows)  # of the rows, each once
             first = batch * self._rows * self.times + inside
             if place < distinct:
-                found += range(first, first + width * self.times, width)
-        return sorted(found)
+                positions += range(first, first + width * self.times, width)
+        return sorted(positions)

@@ -45,20 +45,20 @@ _numpy_generator: Any = getattr(np.random, "get_bit_generator", None)  # numpy 1
 
 def _python_is_known() -> bool:
     """Whether an instance's index and words follow its head."""
-    one = random.Random(5)
-    one.random()
-    words = np.array(one.getstate()[1], dtype=np.uint32)
-    if type(one).__basicsize__ < _HEAD + _BYTES:
+    generator = random.Random(5)
+    generator.random()
+    words = np.array(generator.getstate()[1], dtype=np.uint32)
+    if type(generator).__basicsize__ < _HEAD + _BYTES:
         return False
-    return ctypes.string_at(id(one) + _HEAD, _BYTES) == np.roll(words, 1).tobytes()
+    return ctypes.string_at(id(generator) + _HEAD, _BYTES) == np.roll(words, 1).tobytes()
 
 
 def _numpy_is_known() -> bool:
     """Whether the words and their index lie where numpy says that the state is."""
-    one = np.random.MT19937(5)
-    state: Any = one.state["state"]
+    generator = np.random.MT19937(5)
+    state: Any = generator.state["state"]
     words = np.append(state["key"], np.uint32(state["pos"])).astype(np.uint32)
-    return ctypes.string_at(one.ctypes.state_address, _BYTES) == words.tobytes()
+    return ctypes.string_at(generator.ctypes.state_address, _BYTES) == words.tobytes()
 
 
 _PYTHON_IS_KNOWN = _python_is_known()

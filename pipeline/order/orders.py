@@ -53,12 +53,12 @@ class Order(_Sampler):
         Orders with an inverse evaluate that. This looks at every position, which takes as long as
         listing the epoch, and 512 KiB.
         """
-        found: list[int] = []
+        positions: list[int] = []
         size = self.size(epoch)
         for start in range(0, size, _SLICE):
             rows = self.indices(epoch, start, min(start + _SLICE, size))
-            found += (np.flatnonzero(rows == row) + start).tolist()
-        return found
+            positions += (np.flatnonzero(rows == row) + start).tolist()
+        return positions
 
 
 class BatchStrategy(_Sampler):

@@ -40,23 +40,23 @@ class Permutation:
 
     def __call__(self, positions: npt.ArrayLike) -> IntArray:
         """Elements at `positions` (int64[n], each in [0, length)): int64[n]."""
-        wanted = self._inside(positions)
+        numbers = self._inside(positions)
         if self.length < self.SORTED_BELOW:
-            return _sorted_permutation(self.length, self.key)[wanted]
-        return self._walk(wanted, self._network)
+            return _sorted_permutation(self.length, self.key)[numbers]
+        return self._walk(numbers, self._network)
 
     def inverse(self, elements: npt.ArrayLike) -> IntArray:
         """Positions of `elements` (int64[n], each in [0, length)): int64[n]; costs as a call."""
-        given = self._inside(elements)
+        numbers = self._inside(elements)
         if self.length < self.SORTED_BELOW:
-            return np.argsort(_sorted_permutation(self.length, self.key))[given].astype(np.int64)
-        return self._walk(given, self._network_back)
+            return np.argsort(_sorted_permutation(self.length, self.key))[numbers].astype(np.int64)
+        return self._walk(numbers, self._network_back)
 
     def _inside(self, places: npt.ArrayLike) -> IntArray:
-        given = np.asarray(places, dtype=np.int64)
-        if given.size and (int(given.min()) < 0 or int(given.max()) >= self.length):
+        numbers = np.asarray(places, dtype=np.int64)
+        if numbers.size and (int(numbers.min()) < 0 or int(numbers.max()) >= self.length):
             raise IndexError(f"a place lies outside [0, {self.length})")
-        return given
+        return numbers
 
     def _walk(self, start: IntArray, network: Callable[[KeyArray], KeyArray]) -> IntArray:
         values = network(start.astype(np.uint64))

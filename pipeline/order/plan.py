@@ -73,7 +73,7 @@ def share_of(
         together: rows are shared out in groups of this many; the last group may be smaller.
     """
     groups = -(-size // together)
-    start, stop = (min(groups * one // world * together, size) for one in (rank, rank + 1))
+    start, stop = (min(groups * number // world * together, size) for number in (rank, rank + 1))
     valid = min(max(count - start, 0), stop - start)
     if start == stop:
         start, stop = 0, 1
@@ -153,13 +153,13 @@ def not_empty(plan: Plan, rows: int, sampler: str) -> Plan:
     if plan.steps(0):
         return plan
     size, forms = plan.batch_size, isinstance(plan.sampler, BatchStrategy)
-    given = rows if forms else plan.sampler.size(0)
-    if plan.tail == "drop" and given:
+    rows_given = rows if forms else plan.sampler.size(0)
+    if plan.tail == "drop" and rows_given:
         less = "leaves out what is less than a batch"
-        way = f"set batch.size={given} or less, or batch.tail=keep"
+        way = f"set batch.size={rows_given} or less, or batch.tail=keep"
         problem = Problem(
             "batch.size",
-            f"{size} is more than the {given} samples of an epoch, and "
+            f"{size} is more than the {rows_given} samples of an epoch, and "
             f"batch.tail=drop {less}, so nothing is left; {way}",
         )
         if forms:
@@ -266,8 +266,8 @@ class Plan:
         for step in self.steps_of(epoch, row):
             for rank in range(world if step < steps else 0):
                 share = self.request(epoch, step, rank, world)
-                here = share.positions[: share.valid][share.indices[: share.valid] == row]
-                places += [Place(step, position, rank) for position in here.tolist()]
+                positions = share.positions[: share.valid][share.indices[: share.valid] == row]
+                places += [Place(step, position, rank) for position in positions.tolist()]
         return places
 
     def predicted_waiting(self, epoch: int, world: int) -> tuple[float, float] | None:
@@ -279,14 +279,14 @@ class Plan:
         steps = self.steps(epoch)
         if self.costs is None or not steps:
             return None
-        found = []
+        loads = []
         for step in np.unique(np.linspace(0, steps - 1, _LOOKED_AT).astype(np.int64)).tolist():
             batch = self._whole(epoch, step)
             costs, size = self.costs(batch.indices, batch.parts), self._padded(len(batch))
             _, grouped = _grouped(costs, batch.parts, size, self.together)
             cut, dealt = contiguous(len(grouped), world), least_loaded(grouped, world)
-            found.append([*waiting(grouped, cut, world), *waiting(grouped, dealt, world)])
-        most, waited, most_dealt, waited_dealt = np.sum(found, axis=0)
+            loads.append([*waiting(grouped, cut, world), *waiting(grouped, dealt, world)])
+        most, waited, most_dealt, waited_dealt = np.sum(loads, axis=0)
         if not most:
             return None
         return float(waited / most), float(waited_dealt / most_dealt)

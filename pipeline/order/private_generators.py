@@ -146,9 +146,9 @@ class PrivateGenerators:
     def refresh(self) -> bool:
         """Look again; whether there are others than before."""
         self.refreshed = True
-        before = {id(one) for one in self._found.values()}
+        before = {id(generator) for generator in self._found.values()}
         self._found, self.is_foreign = generators_in(self._parts)
-        return {id(one) for one in self._found.values()} != before
+        return {id(generator) for generator in self._found.values()} != before
 
 
 class PrivateDraws:
@@ -157,7 +157,10 @@ class PrivateDraws:
     def __init__(self, others: Draws, generators: Mapping[str, Any]) -> None:
         self.others = others
         # A numpy Generator has its state in its BitGenerator.
-        self._own = {name: getattr(one, "bit_generator", one) for name, one in generators.items()}
+        self._own = {
+            name: getattr(generator, "bit_generator", generator)
+            for name, generator in generators.items()
+        }
         self._purposes = [hash64("own", name) for name in self._own]
 
     def seed(self, key: int) -> None:
@@ -166,7 +169,7 @@ class PrivateDraws:
             _seed(generator, hash64(key, purpose))
 
     def save(self) -> Any:
-        return self.others.save(), [_state(one) for one in self._own.values()]
+        return self.others.save(), [_state(generator) for generator in self._own.values()]
 
     def restore(self, states: Any) -> None:
         others, own = states
@@ -178,7 +181,9 @@ class PrivateDraws:
         others, own = before
         pairs = zip(self._own.items(), own, strict=True)
         return self.others.moved(others) + [
-            name for (name, one), state in pairs if comparable(_state(one)) != comparable(state)
+            name
+            for (name, generator), state in pairs
+            if comparable(_state(generator)) != comparable(state)
         ]
 
 
@@ -187,7 +192,7 @@ def generators_in(parts: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
 
     Global generators are left out. An object that can be reached in two ways has the shorter path.
     """
-    found: dict[str, Any] = {}
+    generators: dict[str, Any] = {}
     foreign = False
     seen: dict[int, Any] = {}  # keeps objects alive, whose ids would be used again
     waiting = deque(parts.items())
@@ -197,15 +202,15 @@ def generators_in(parts: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
             continue
         seen[id(thing)] = thing
         if _is_generator(thing):
-            while path in found:
+            while path in generators:
                 path += "'"
-            found[path] = thing
+            generators[path] = thing
         elif _root(thing) not in _DATA:
             kind = type(thing)
             runs = callable(thing) or hasattr(kind, "__getitem__") or hasattr(kind, "__iter__")
             foreign = foreign or (runs and _root(thing) not in _REPEATABLE)
             waiting.extend((path + step, inner) for step, inner in _inside(thing))
-    return found, foreign
+    return generators, foreign
 
 
 def _is_generator(thing: Any) -> bool:
@@ -258,8 +263,8 @@ def _of_function(function: FunctionType) -> Iterator[tuple[str, Any]]:
 
 def _names_in(code: CodeType) -> list[str]:
     """Names, global ones among them, that code and the functions inside it look up."""
-    inner = [one for one in code.co_consts if isinstance(one, CodeType)]
-    return [*code.co_names, *(name for one in inner for name in _names_in(one))]
+    inner = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return [*code.co_names, *(name for function in inner for name in _names_in(function))]
 
 
 def _of_instance(thing: Any) -> Iterator[tuple[str, Any]]:

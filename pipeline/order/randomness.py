@@ -33,7 +33,7 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _MIX_1 = 0xBF58476D1CE4E5B9
 _MIX_2 = 0x94D049BB133111EB
 # Arrays of no dimension: numpy takes half as long over them as over its scalars.
-_MIXERS = tuple(np.array(one, np.uint64) for one in (30, _MIX_1, 27, _MIX_2, 31))
+_MIXERS = tuple(np.array(number, np.uint64) for number in (30, _MIX_1, 27, _MIX_2, 31))
 
 
 def _mix(value: int) -> int:
@@ -227,8 +227,8 @@ def _log_gamma(keyed: KeyedRandom, shape: float, count: int) -> FloatArray:
         log_cube = np.log(cube, where=cube > 0, out=np.full(tries, -np.inf))
         accepted = level < normal**2 / 2 + d - d * cube + d * log_cube
         first = np.argmax(accepted, axis=-1)[..., None]
-        found = np.take_along_axis(accepted, first, -1)[..., 0] & np.isnan(drawn)
-        drawn[found] = np.take_along_axis(log_cube, first, -1)[..., 0][found]
+        new = np.take_along_axis(accepted, first, -1)[..., 0] & np.isnan(drawn)
+        drawn[new] = np.take_along_axis(log_cube, first, -1)[..., 0][new]
     return np.asarray(drawn + math.log(d) + boost)
 
 

@@ -220,12 +220,12 @@ class Weighted(Order):
             return []
         low = self._sums[row - 1] if row else 0.0
         high = np.inf if row == self._last else self._sums[row]
-        key, found = hash64(self.seed, "weighted", epoch), []
+        key, positions = hash64(self.seed, "weighted", epoch), []
         for start in range(0, self._draws, _SLICE):
             stop = min(start + _SLICE, self._draws)
             points = uniform(key, np.arange(start, stop)) * self._sums[-1]
-            found += (np.flatnonzero((low <= points) & (points < high)) + start).tolist()
-        return found
+            positions += (np.flatnonzero((low <= points) & (points < high)) + start).tolist()
+        return positions
 
     def _without_replacement(self, epoch: int, weights: npt.NDArray[np.float64]) -> IntArray:
         """All rows of an epoch in their order."""
@@ -296,8 +296,8 @@ class Bucket(BatchStrategy):
         return first + places, self._rows[first + inside(places)]
 
     def steps_of(self, epoch: int, row: int) -> list[int]:
-        found = np.flatnonzero(self._rows == row).tolist()  # 0.7 ms for a million rows
-        for place in found:
+        places = np.flatnonzero(self._rows == row).tolist()  # 0.7 ms for a million rows
+        for place in places:
             bucket = int(np.searchsorted(self._starts, place, side="right")) - 1
             first, last = int(self._starts[bucket]), int(self._starts[bucket + 1])
             inside = Permutation(last - first, hash64(self.seed, "bucket", epoch, bucket))

@@ -317,8 +317,8 @@ class Watch:
 
     def check(self) -> None:
         """Raise SharedGeneratorError if a global generator has moved since the watch began."""
-        found = self._look()
-        names = [name for name, old in self._seen.items() if found[name] != old]
+        now = self._look()
+        names = [name for name, old in self._seen.items() if now[name] != old]
         if names:
             raise _drawn_from(names)
 

@@ -75,8 +75,8 @@ class Skipped:
 
     def first(self, address: Address) -> Address:
         """The first address from `address` on that is not left out; cost: a bisection."""
-        place = bisect_right(self._starts, address) - 1
-        return max(address, self.ranges[place][1]) if place >= 0 else address
+        number = bisect_right(self._starts, address) - 1
+        return max(address, self.ranges[number][1]) if number >= 0 else address
 
     def steps(self, epoch: int, start: int, stop: int | None) -> Iterator[int]:
         """The steps of an epoch that are not left out, from `start` to before `stop`.
@@ -114,7 +114,7 @@ class Skipped:
 
     def starting(self, first: Address, last: Address) -> list[Range]:
         """The ranges that start from `first` on and before `last`."""
-        return [one for one in self.ranges if first <= one[0] < last]
+        return [span for span in self.ranges if first <= span[0] < last]
 
     def _in(self, epoch: int) -> Iterator[tuple[int, int | None]]:
         """First and one past last step of each range in an epoch; None: to its end."""
@@ -134,7 +134,7 @@ def _is_range(value: list[Any] | tuple[Any, ...]) -> bool:
 
 def _range(value: Any) -> Range:
     ends = value if isinstance(value, list | tuple) else ()
-    if len(ends) != 2 or not all(isinstance(one, list | tuple) and len(one) == 2 for one in ends):
+    if len(ends) != 2 or not all(isinstance(end, list | tuple) and len(end) == 2 for end in ends):
         raise ValueError(f"{_shown(value)} is not a range of addresses; expected {_FORM}")
     for number in chain(*ends):
         if type(number) is not int or not 0 <= number <= LARGEST:

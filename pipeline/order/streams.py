@@ -129,7 +129,7 @@ class StreamPlan:
                 "needs samples by index, and a stream has none; set trainer.limit_batches.train"
             )
             raise ConfigError(Problem("trainer.overfit_batches", reason))
-        self.most = min((one for one in (order.steps, most) if one is not None), default=None)
+        self.most = min((limit for limit in (order.steps, most) if limit is not None), default=None)
         self.sampler = order
         self.batch_size = batch_size
         self.tail = tail
@@ -169,17 +169,17 @@ def length_of(dataset: Any) -> int | None:
     """
     length = getattr(type(dataset), "__len__", None)
     try:
-        found = None if length is None else length(dataset)
+        rows = None if length is None else length(dataset)
     except (TypeError, NotImplementedError):  # as classes say that they have none
         return None
-    if found is None:
+    if rows is None:
         return None
-    if not hasattr(found, "__index__") or not 0 <= found <= LARGEST:
+    if not hasattr(rows, "__index__") or not 0 <= rows <= LARGEST:
         raise DataError(
-            f"{type(dataset).__name__}.__len__ gives {found!r}; it must be a whole number below "
+            f"{type(dataset).__name__}.__len__ gives {rows!r}; it must be a whole number below "
             "2^63, and not negative"
         )
-    return int(found)
+    return int(rows)
 
 
 def forwards(records: Iterator[Any]) -> Iterator[Any]:

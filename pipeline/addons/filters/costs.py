@@ -89,18 +89,18 @@ class RowCosts:
         length = min(map(len, self._columns.values()))
         for start in range(0, length, _CHECKED):
             stop = start + _CHECKED
-            costs = cost({name: one[start:stop] for name, one in self._columns.items()})
+            costs = cost({name: column[start:stop] for name, column in self._columns.items()})
             wrong = np.flatnonzero(~(np.isfinite(costs) & (costs >= 0)))
             if wrong.size:
                 row = start + int(wrong[0])
-                held = ", ".join(f"{name} {one[row]}" for name, one in self._columns.items())
+                held = ", ".join(f"{name} {column[row]}" for name, column in self._columns.items())
                 raise DataError(
                     f"row {row} costs {costs[wrong[0]]} by {cost.key}={cost.text!r} "
                     f"({held}); costs are 0 or more"
                 )
 
     def __call__(self, indices: IntArray, parts: IntArray | None = None) -> FloatArray:
-        return self._cost({name: one[indices] for name, one in self._columns.items()})
+        return self._cost({name: column[indices] for name, column in self._columns.items()})
 
 
 class PartCosts:

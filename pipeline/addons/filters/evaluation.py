@@ -222,8 +222,8 @@ def _comparison(node: Comparison, columns: Columns) -> Any:
 
 def _compared(symbol: str, left: Any, right: Any) -> Any:
     if isinstance(left, list) or isinstance(right, list):
-        values, wanted = (right, left) if isinstance(left, list) else (left, right)
-        holds = _is_in(values, wanted)
+        values, items = (right, left) if isinstance(left, list) else (left, right)
+        holds = _is_in(values, items)
         return holds if symbol in ("in", "==") else _inverted(holds)
     compare = _OPERATORS[symbol]
     if not _is_rows(left) and not _is_rows(right):
@@ -250,15 +250,15 @@ def _is_rows(values: Any) -> bool:
     return isinstance(values, np.ndarray) or _is_series(values)
 
 
-def _is_in(values: Any, wanted: Sequence[Any]) -> Any:
+def _is_in(values: Any, items: Sequence[Any]) -> Any:
     """Whether values are in a list of constants, or of columns."""
-    if any(map(_is_rows, wanted)):
-        return reduce(partial(_join, "or"), (_compared("==", values, other) for other in wanted))
+    if any(map(_is_rows, items)):
+        return reduce(partial(_join, "or"), (_compared("==", values, other) for other in items))
     if not _is_rows(values):
-        return values in wanted
+        return values in items
     if _is_of_days(values):
-        wanted = [None if value is None else _moment(values, value) for value in wanted]
-    return as_values(_series(values).isin(wanted))
+        items = [None if value is None else _moment(values, value) for value in items]
+    return as_values(_series(values).isin(items))
 
 
 def _is_of_days(values: Any) -> bool:
@@ -400,7 +400,7 @@ _METHODS: dict[str, Callable[..., Any]] = {
 _EVALUATE: dict[type, Callable[[Any, Columns], Any]] = {
     Column: lambda node, columns: columns[node.name],
     Constant: lambda node, columns: node.value,
-    Items: lambda node, columns: [evaluate(one, columns) for one in node.values],
+    Items: lambda node, columns: [evaluate(item, columns) for item in node.values],
     Operation: _operation,
     Comparison: _comparison,
     Not: _not,

@@ -365,8 +365,8 @@ class _Reader:
                 listed[side] = True
             symbols.append(symbol)
         made = [
-            self._items(operand) if here else self.node(operand)
-            for operand, here in zip(operands, listed, strict=True)
+            self._items(operand) if is_list else self.node(operand)
+            for operand, is_list in zip(operands, listed, strict=True)
         ]
         return Comparison(tuple(made), tuple(symbols))
 

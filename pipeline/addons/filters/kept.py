@@ -95,29 +95,31 @@ class RowChoice:
         return kept_rows(dataset, selection, reasons), reasons
 
     def _values(self, name: str) -> Iterator[tuple[str, Any]]:
-        return (one for one in self.given.items() if one[0].rpartition(".")[2] == name)
+        return (item for item in self.given.items() if item[0].rpartition(".")[2] == name)
 
     def _filters(self, table: Any, dataset: Any, length: int) -> Iterator[tuple[str, Holds]]:
         """Name and masks of each filter."""
         for key, value in self._values("filter"):
-            for place, one in filters({"filter": value}, key.rpartition(".")[0]):
-                if isinstance(one, str):
-                    holds = _holds(Expression(one, place), table, length)
-                    shown = one if len(one) <= _SHOWN else f"{one[:_SHOWN]}..."
-                    yield f"{place} ({shown})", holds
+            for where, condition in filters({"filter": value}, key.rpartition(".")[0]):
+                if isinstance(condition, str):
+                    holds = _holds(Expression(condition, where), table, length)
+                    shown = condition if len(condition) <= _SHOWN else f"{condition[:_SHOWN]}..."
+                    yield f"{where} ({shown})", holds
                 else:
-                    function = make(as_function(one), place)
-                    found = _by_function(function, table if hasattr(table, "iloc") else dataset)
-                    yield f"{place} ({one['_target_']})", _checked(found, length, place).mask
+                    function = make(as_function(condition), where)
+                    mask = _by_function(function, table if hasattr(table, "iloc") else dataset)
+                    yield f"{where} ({condition['_target_']})", _checked(mask, length, where).mask
 
     def _named(self, key: str, value: Any, dataset: Any, length: int) -> list[int]:
         """The rows that `without` names in this split, ascending."""
         if isinstance(value, str):
-            told = "" if self._fingerprint is None else self._fingerprint(dataset)
+            fingerprint = "" if self._fingerprint is None else self._fingerprint(dataset)
             try:
-                known = quarantine.known_rows(value, dataset, self._split, told)
+                known = quarantine.known_rows(value, dataset, self._split, fingerprint)
             except ConfigError as error:
-                raise ConfigError([Problem(key, one.message) for one in error.problems]) from None
+                raise ConfigError(
+                    [Problem(key, problem.message) for problem in error.problems]
+                ) from None
             return sorted(known)
         of = "val" if key.split(".")[1] == "val" else "train"
         by_split = value if isinstance(value, Mapping) else {of: value}
@@ -148,9 +150,9 @@ def _all_hold(named: Sequence[tuple[str, Holds]], length: int, reasons: Reasons)
         stop = min(start + _AT_ONCE, length)
         mask = np.ones(stop - start, np.bool_)
         for name, holds in named:
-            found = holds(start, stop)
-            reasons[name] += int((mask & ~found).sum())
-            mask &= found
+            holding = holds(start, stop)
+            reasons[name] += int((mask & ~holding).sum())
+            mask &= holding
         yield mask
 
 
@@ -192,9 +194,9 @@ def _by_function(function: Any, table: Any) -> Any:
         raise
 
 
-def _checked(found: Any, length: int, key: str) -> Selection:
+def _checked(result: Any, length: int, key: str) -> Selection:
     """What a function found: bool[length], or such arrays one after the other."""
-    pieces: Iterable[Any] = found if isinstance(found, Iterator) else [found]
+    pieces: Iterable[Any] = result if isinstance(result, Iterator) else [result]
 
     def masks() -> Iterator[Mask]:
         for piece in pieces:
@@ -239,8 +241,10 @@ def _without(
 ) -> Iterator[Mask]:
     left, start = np.asarray(rows, np.int64), 0
     for mask in masks:
-        here = left[np.searchsorted(left, start) : np.searchsorted(left, start + len(mask))] - start
-        reasons[key] += int(mask[here].sum())
-        mask[here] = False
+        rows_here = (
+            left[np.searchsorted(left, start) : np.searchsorted(left, start + len(mask))] - start
+        )
+        reasons[key] += int(mask[rows_here].sum())
+        mask[rows_here] = False
         start += len(mask)
         yield mask

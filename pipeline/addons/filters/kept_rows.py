@@ -54,7 +54,9 @@ class KeptRows(SomeRows):
         return self.selection.row(index)
 
     def places(self, rows: Sequence[int]) -> dict[int, int]:
-        kept = [row for row, here in zip(rows, self.selection.kept(rows), strict=True) if here]
+        kept = [
+            row for row, is_kept in zip(rows, self.selection.kept(rows), strict=True) if is_kept
+        ]
         return dict(zip(self.selection.rank(kept).tolist(), kept, strict=True))
 
     def __getitem__(self, index: int) -> Any:
@@ -63,18 +65,18 @@ class KeptRows(SomeRows):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "dataset":  # copy and pickle look before there is one
             raise AttributeError(name)
-        found = getattr(self.dataset, name)
-        if name in _OF_A_ROW and callable(found):
-            return lambda index: found(self.selection.row(index))
-        if name in _OF_ROWS and callable(found):
-            return lambda indices, **options: found(self.selection.select(indices), **options)
+        member = getattr(self.dataset, name)
+        if name in _OF_A_ROW and callable(member):
+            return lambda index: member(self.selection.row(index))
+        if name in _OF_ROWS and callable(member):
+            return lambda indices, **options: member(self.selection.select(indices), **options)
         if name == "names_fingerprint":
-            return lambda: self.told(found())
+            return lambda: self.told(member())
         if name == "text_lengths":
-            return lambda *how: _taken(found(*how), self._mask)
-        if name in _A_ROW_EACH and hasattr(found, "__len__") and len(found) == len(self._mask):
-            return _taken(found, self._mask)
-        return found
+            return lambda *how: _taken(member(*how), self._mask)
+        if name in _A_ROW_EACH and hasattr(member, "__len__") and len(member) == len(self._mask):
+            return _taken(member, self._mask)
+        return member
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "metadata"}
@@ -156,9 +158,9 @@ class KeptColumn(ColumnView):
         filled = 0
         for start in range(0, self._selection.length, _AT_ONCE):
             mask = self._selection.mask(start, min(start + _AT_ONCE, self._selection.length))
-            found = self._column[start + np.flatnonzero(mask)]
-            values[filled : filled + len(found)] = found
-            filled += len(found)
+            kept = self._column[start + np.flatnonzero(mask)]
+            values[filled : filled + len(kept)] = kept
+            filled += len(kept)
         return values
 
 

@@ -84,8 +84,8 @@ class Expression:
                 for node in self._of_all_rows:
                     known[node] = _duplicated(node, columns, known, length)
                 for rows in _slices(length):
-                    here = _rows_of(columns, known, rows)
-                    mask[rows] = as_mask(evaluate(self._tree, here), rows.stop - rows.start)
+                    values = _rows_of(columns, known, rows)
+                    mask[rows] = as_mask(evaluate(self._tree, values), rows.stop - rows.start)
         except Exception as error:  # whatever numpy and pandas meet in comparing columns and values
             reason = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
             raise self._refused(reason) from None
@@ -104,11 +104,11 @@ def _slices(length: int) -> list[slice]:
 
 
 def _rows_of(columns: Mapping[str, Any], known: Mapping[Node, Mask], rows: slice) -> dict[Any, Any]:
-    here: dict[Any, Any] = {
+    values: dict[Any, Any] = {
         name: as_values(column.iloc[rows] if hasattr(column, "iloc") else column[rows])
         for name, column in columns.items()
     }
-    return here | {node: mask[rows] for node, mask in known.items()}
+    return values | {node: mask[rows] for node, mask in known.items()}
 
 
 def _duplicated(

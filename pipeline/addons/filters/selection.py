@@ -85,18 +85,18 @@ class Selection:
         Raises:
             IndexError: there are not so many.
         """
-        wanted = np.asarray(places, dtype=np.int64)
-        if wanted.size and (int(wanted.min()) < 0 or int(wanted.max()) >= self.count):
+        numbers = np.asarray(places, dtype=np.int64)
+        if numbers.size and (int(numbers.min()) < 0 or int(numbers.max()) >= self.count):
             raise IndexError(f"a place lies outside [0, {self.count})")
-        if len(wanted) > _TOGETHER:
-            starts = range(0, len(wanted), _TOGETHER)
-            return np.concatenate([self.select(wanted[at : at + _TOGETHER]) for at in starts])
-        block = np.searchsorted(self._before, wanted, side="right") - 1
-        left = wanted - self._before[block]  # kept ones to pass over in the block
+        if len(numbers) > _TOGETHER:
+            starts = range(0, len(numbers), _TOGETHER)
+            return np.concatenate([self.select(numbers[at : at + _TOGETHER]) for at in starts])
+        block = np.searchsorted(self._before, numbers, side="right") - 1
+        left = numbers - self._before[block]  # kept ones to pass over in the block
         content = self._bits.reshape(-1, _BYTES)[block]
         sums = np.cumsum(_ones(content), axis=1, dtype=np.int16)
         byte = (sums <= left[:, None]).sum(axis=1)
-        picked = np.arange(len(wanted))
+        picked = np.arange(len(numbers))
         left -= np.where(byte > 0, sums[picked, byte - 1], 0)
         bits = np.unpackbits(content[picked, byte][:, None], axis=1, bitorder="little")
         bit = (np.cumsum(bits, axis=1, dtype=np.int16) <= left[:, None]).sum(axis=1)
@@ -128,23 +128,23 @@ class Selection:
 
         Of a row that is kept itself, that is its place.
         """
-        given = np.asarray(rows, dtype=np.int64)
-        if given.size and (int(given.min()) < 0 or int(given.max()) > self.length):
+        numbers = np.asarray(rows, dtype=np.int64)
+        if numbers.size and (int(numbers.min()) < 0 or int(numbers.max()) > self.length):
             raise IndexError(f"a row lies outside [0, {self.length}]")
-        block, inside = given // _BLOCK, given % _BLOCK
+        block, inside = numbers // _BLOCK, numbers % _BLOCK
         last = block == len(self._before) - 1  # the end of a full last block
         content = self._bits.reshape(-1, _BYTES)[np.where(last, 0, block)]
-        sums = np.zeros((len(given), _BYTES + 1), np.int64)
+        sums = np.zeros((len(numbers), _BYTES + 1), np.int64)
         np.cumsum(_ones(content), axis=1, out=sums[:, 1:])
-        picked, byte = np.arange(len(given)), inside // 8
+        picked, byte = np.arange(len(numbers)), inside // 8
         below = (1 << (inside % 8)) - 1  # of the byte, the bits before the row
         ranks = sums[picked, byte] + _ONES[content[picked, byte] & below.astype(np.uint8)]
         return np.asarray(self._before[block] + np.where(last, 0, ranks), dtype=np.int64)
 
     def kept(self, rows: npt.ArrayLike) -> npt.NDArray[np.bool_]:
         """Whether each of `rows` (int64[n], each in [0, length)) is kept: bool[n]."""
-        given = np.asarray(rows, dtype=np.int64)
-        return (self._bits[given // 8] >> (given % 8).astype(np.uint8)) & 1 == 1
+        numbers = np.asarray(rows, dtype=np.int64)
+        return (self._bits[numbers // 8] >> (numbers % 8).astype(np.uint8)) & 1 == 1
 
 
 def _ones(content: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:

@@ -15,14 +15,14 @@ class Filters(SplitWrapper):
 
     def wrapped(self, dataset: Any) -> Any:
         config, name = self.split.config.dataset, self.split.name
-        given = {"dataset": _chosen(config)}
+        choices = {"dataset": _chosen(config)}
         if "_target_" not in config or is_of_a_split(config, name):
-            given[f"dataset.{name}"] = _chosen(config.get(name) or {})
-        if not any(given.values()):
+            choices[f"dataset.{name}"] = _chosen(config.get(name) or {})
+        if not any(choices.values()):
             return dataset
         from penstock.addons.filters.kept import RowChoice
 
-        choice = RowChoice(given, name, self.split.data.fields, self.split.identity.of)
+        choice = RowChoice(choices, name, self.split.data.fields, self.split.identity.of)
         kept, self.left_out = choice.of(dataset)
         return kept
 
@@ -35,7 +35,7 @@ class Filters(SplitWrapper):
 
     def _built(self, node: Any, key: str, lazy: bool) -> Any:
         if isinstance(node, list):
-            return [self._built(one, f"{key}[{place}]", lazy) for place, one in enumerate(node)]
+            return [self._built(item, f"{key}[{number}]", lazy) for number, item in enumerate(node)]
         if not isinstance(node, Mapping):
             return node
         own = without_own(node)

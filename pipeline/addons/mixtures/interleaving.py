@@ -118,13 +118,13 @@ def spread(counts: IntArray) -> IntArray:
         for number in range(count)
     )
     ready: list[tuple[int, int]] = []  # deadline, thing
-    found, following = np.empty(total, np.int64), 0
+    order, following = np.empty(total, np.int64), 0
     for place in range(total):
         while following < total and waiting[following][0] <= place:
             heappush(ready, waiting[following][1:])
             following += 1
-        found[place] = heappop(ready)[1]
-    return found
+        order[place] = heappop(ready)[1]
+    return order
 
 
 def _stride(parts: IntArray) -> int:

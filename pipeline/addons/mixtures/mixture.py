@@ -132,13 +132,13 @@ class Mixture(NamedSources, Dataset[Any]):
     @property
     def classes(self) -> list[str]:
         """The classes, if all sources have the same ones; else none."""
-        found = [list(getattr(source, "classes", ())) for source in self._parts]
-        return found[0] if all(one == found[0] for one in found) else []
+        classes = [list(getattr(source, "classes", ())) for source in self._parts]
+        return classes[0] if all(names == classes[0] for names in classes) else []
 
     @property
     def fingerprint(self) -> str:
         """Changes with any source's, with their names and order, and with how they are mixed."""
-        return self._joined(str(getattr(one, "fingerprint", len(one))) for one in self._parts)
+        return self._joined(str(getattr(part, "fingerprint", len(part))) for part in self._parts)
 
     def _joined(self, fingerprints: Iterable[str]) -> str:
         mixing = json.dumps(self.mixing, sort_keys=True)
@@ -158,7 +158,7 @@ class Mixture(NamedSources, Dataset[Any]):
             )
         if name == "locality" and any(offered):
             return self._locality
-        remote = [one for one in parts if getattr(one, "remote_files", None) is not None]
+        remote = [part for part in parts if getattr(part, "remote_files", None) is not None]
         if name in ("remote_files", "files_of") and len(remote) == 1:  # one process fetches
             return remote[0].remote_files if name == "remote_files" else self._files_of
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
@@ -188,15 +188,15 @@ class Mixture(NamedSources, Dataset[Any]):
         """What `read` gives for the rows of each source, in the order of `indices`."""
         whole = np.asarray(indices, np.int64)
         number = np.searchsorted(self._firsts, whole, side="right") - 1
-        found: list[Any] = [None] * len(whole)
-        for one in np.unique(number).tolist():
-            places = np.flatnonzero(number == one)
+        result: list[Any] = [None] * len(whole)
+        for source in np.unique(number).tolist():
+            places = np.flatnonzero(number == source)
             try:
-                values = read(self._parts[one], whole[places] - self._firsts[one])
+                values = read(self._parts[source], whole[places] - self._firsts[source])
             except BatchTooLargeError as error:
                 if error.place is not None:
                     error.place = int(places[error.place])
                 raise
             for place, value in zip(places.tolist(), values, strict=True):
-                found[place] = value
-        return found
+                result[place] = value
+        return result

@@ -25,10 +25,10 @@ def explained(
         own: of this one.
         at: where it resumes.
     """
-    found = _change(problems, saved, own, at)
-    if found is None:
+    change = _change(problems, saved, own, at)
+    if change is None:
         return list(problems)
-    return [found, *(one for one in problems if not _is_of_data(one.key))]
+    return [change, *(problem for problem in problems if not _is_of_data(problem.key))]
 
 
 def _is_of_data(key: str) -> bool:
@@ -38,7 +38,7 @@ def _is_of_data(key: str) -> bool:
 def _change(
     problems: Sequence[Problem], saved: Mapping[str, str], own: Mapping[str, str], at: Address
 ) -> Problem | None:
-    of_data = [one.key for one in problems if _is_of_data(one.key)]
+    of_data = [problem.key for problem in problems if _is_of_data(problem.key)]
     if not any(key.startswith(_MAY_CHANGE) for key in of_data):
         return None
     if any(key != "dataset" and not key.startswith(_MAY_CHANGE) for key in of_data):
@@ -86,13 +86,13 @@ def _under(facts: Mapping[str, str], prefix: str) -> dict[str, str]:
 def _mixing(facts: Mapping[str, str]) -> Mixing:
     lengths = {}
     for name, text in _under(facts, "dataset.sources.").items():
-        found = _SOURCE.match(text)
-        if found is None:
+        length = _SOURCE.match(text)
+        if length is None:
             raise ValueError(text)
-        lengths[name] = int(found[1])
-    given = _under(facts, "dataset.weights.").items()
-    weights = {name: plain_json.parse(text) for name, text in given}
-    by_length = all(one is None for one in weights.values())
+        lengths[name] = int(length[1])
+    texts = _under(facts, "dataset.weights.").items()
+    weights = {name: plain_json.parse(text) for name, text in texts}
+    by_length = all(weight is None for weight in weights.values())
     return Mixing(
         lengths,
         None if by_length else weights,

@@ -73,7 +73,9 @@ class StreamMixture(NamedSources, IterableDataset[Record]):
     @property
     def fingerprint(self) -> str:
         """Changes with any source's, with the weights, the rule for stopping and the seed."""
-        return self._joined(str(getattr(one, "fingerprint", "")) for one in self.sources.values())
+        return self._joined(
+            str(getattr(source, "fingerprint", "")) for source in self.sources.values()
+        )
 
     def _joined(self, fingerprints: Iterable[str]) -> str:
         names = [*self.sources, *fingerprints, *map(str, self.weights), self.stop]

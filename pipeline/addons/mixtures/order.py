@@ -88,8 +88,8 @@ class MixtureOrder(Order):
         sources: Mapping[str, Order] | None = None,
     ) -> None:
         self.names, lengths = tuple(mixing.lengths), mixing.lengths
-        given = sources or {}
-        for name in given.keys() - lengths.keys():
+        nodes = sources or {}
+        for name in nodes.keys() - lengths.keys():
             raise ConfigError(
                 Problem(
                     f"sampler.sources.{name}",
@@ -97,7 +97,7 @@ class MixtureOrder(Order):
                 )
             )
         self._orders = [
-            given.get(name) or Random(length, hash64(seed, "mixture", name))
+            nodes.get(name) or Random(length, hash64(seed, "mixture", name))
             for name, length in lengths.items()
         ]
         self._rows = np.cumsum([0, *lengths.values()], dtype=np.int64)  # the first of each source
@@ -121,13 +121,13 @@ class MixtureOrder(Order):
         source, rank = self.sources(epoch, np.arange(start, stop, dtype=np.int64))
         rows = np.empty(len(source), np.int64)
         for number in np.unique(source).tolist():
-            here = np.flatnonzero(source == number)
-            first, last, length = int(rank[here[0]]), int(rank[here[-1]]), int(self._passes[number])
+            mine = np.flatnonzero(source == number)
+            first, last, length = int(rank[mine[0]]), int(rank[mine[-1]]), int(self._passes[number])
             pieces = []  # the source's rows follow each other, from one pass to the next
             for turn in range(first // length, last // length + 1):
                 low, high = max(first - turn * length, 0), min(last - turn * length + 1, length)
                 pieces.append(self._orders[number].indices(turn, low, high))
-            rows[here] = self._rows[number] + np.concatenate(pieces)
+            rows[mine] = self._rows[number] + np.concatenate(pieces)
         return rows
 
     def sources(self, epoch: int, positions: npt.ArrayLike) -> tuple[IntArray, IntArray]:
@@ -138,8 +138,8 @@ class MixtureOrder(Order):
         of = np.searchsorted(self._starts, whole, side="right") - 1
         source, rank = np.empty(len(whole), np.int64), np.empty(len(whole), np.int64)
         for number in np.unique(of).tolist():
-            stage, here = self._stages[number], of == number
-            source[here], rank[here] = stage.split(whole[here])
+            stage, inside = self._stages[number], of == number
+            source[inside], rank[inside] = stage.split(whole[inside])
         return source, rank
 
     def given(self, epoch: int, position: int = 0) -> dict[str, int]:
@@ -155,12 +155,10 @@ class MixtureOrder(Order):
         stage = self._stages[int(np.searchsorted(self._starts, whole, side="right")) - 1]
         return {name: unit / TOTAL for name, unit in zip(self.names, stage.units, strict=True)}
 
-    def passes(self, given: Mapping[str, int]) -> dict[str, float]:
+    def passes(self, rows: Mapping[str, int]) -> dict[str, float]:
         """How often each source was read, if it gave so many rows."""
         lengths = self._passes.tolist()
-        return {
-            name: given[name] / length for name, length in zip(self.names, lengths, strict=True)
-        }
+        return {name: rows[name] / length for name, length in zip(self.names, lengths, strict=True)}
 
     def positions_of(self, epoch: int, row: int) -> list[int]:
         """Where `row` stands: the inverse of each pass that the epoch touches, 20 us a pass, and a
@@ -186,20 +184,20 @@ class MixtureOrder(Order):
 
     def _places(self, number: int, ranks: IntArray, start: int, stop: int) -> IntArray:
         """Where from `start` to `stop`, of the whole run, a source gives its rows `ranks`."""
-        found = [ranks[:0]]
+        positions = [ranks[:0]]
         for stage, end in zip(self._stages, [*self._starts[1:].tolist(), self._end], strict=True):
             low, high = max(stage.start, start), min(end, stop)
             if low >= high:
                 continue
             before, after = stage.given(number, np.array([low, high])).tolist()
-            here = ranks[(before <= ranks) & (ranks < after)]
-            lows, highs = np.full(len(here), low), np.full(len(here), high)
+            inside = ranks[(before <= ranks) & (ranks < after)]
+            lows, highs = np.full(len(inside), low), np.full(len(inside), high)
             while (highs - lows > 1).any():  # the last position before which a rank were given
                 middle = (lows + highs) // 2
-                less = stage.given(number, middle) <= here
+                less = stage.given(number, middle) <= inside
                 lows, highs = np.where(less, middle, lows), np.where(less, highs, middle)
-            found.append(lows)
-        return np.sort(np.concatenate(found))
+            positions.append(lows)
+        return np.sort(np.concatenate(positions))
 
     def _lay_out(self, mixing: Mixing) -> tuple[list[_Stage], int]:
         """The stages, and the position at which the last one ends."""
@@ -213,7 +211,7 @@ class MixtureOrder(Order):
         )
         # The positions of an epoch's steps, the last of which may be smaller.
         steps = -(-self._size // self._batch_size)
-        found: list[_Stage] = []
+        laid_out: list[_Stage] = []
         before = np.zeros(len(self.names), np.int64)
         surplus = np.zeros(len(before))  # of rows above shares so far
         stages = mixing.stages()
@@ -222,25 +220,25 @@ class MixtureOrder(Order):
             starts = [
                 step // steps * self._size + step % steps * self._batch_size for step in starts
             ]
-        for (_, wanted), start, stop in zip(
+        for (_, shares), start, stop in zip(
             stages, starts, [*starts[1:], _FOR_EVER >> 1], strict=True
         ):
             while start < stop:
                 open_ = before < limits
-                weights = np.where(open_, wanted, 0.0)
+                weights = np.where(open_, shares, 0.0)
                 if (mixing.stop == "first" and not open_.all()) or not weights.any():
-                    return found, start
+                    return laid_out, start
                 units = units_of(weights)
                 # From where sources have the surplus that they have here, so that it never grows.
                 place = interleaved(units).place_of(surplus)
                 rows = interleaved(units).counts(place)
                 stage = _Stage(start, units, place, before - rows)
-                found.append(stage)
+                laid_out.append(stage)
                 end = _until(stage, stop, np.where(weights > 0, limits, _FOR_EVER))
-                given = stage.counts(end)
-                surplus += (given - before) - np.array(units) / TOTAL * (end - start)
-                before, start = given, end
-        return found, _FOR_EVER
+                after = stage.counts(end)
+                surplus += (after - before) - np.array(units) / TOTAL * (end - start)
+                before, start = after, end
+        return laid_out, _FOR_EVER
 
 
 def _until(stage: _Stage, stop: int, limits: IntArray) -> int:

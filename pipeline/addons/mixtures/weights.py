@@ -102,21 +102,21 @@ class Mixing:
                 Problem(_KEY, f"give one weight for each source; {odd} is in one only")
             )
         knots = [self._knots(name, weights[name]) for name in self.lengths]
-        edges = sorted({0, *(step for one in knots for step, _ in one)})
+        edges = sorted({0, *(step for pairs in knots for step, _ in pairs)})
         starts = edges
         if self.linear:
             inside = [_stairs(*ends) for ends in pairwise(edges)]
             starts = [start for stairs in inside for start in stairs] + edges[-1:]
-        found: list[tuple[int, FloatArray]] = []
+        stages: list[tuple[int, FloatArray]] = []
         for start, end in zip(starts, [*starts[1:], starts[-1] + 1], strict=True):
-            place = (start + end - 1) / 2 if self.linear else start
-            values = np.array([_at(one, place, self.linear) for one in knots])
+            middle = (start + end - 1) / 2 if self.linear else start
+            values = np.array([_at(pairs, middle, self.linear) for pairs in knots])
             if not values.any():
                 raise ConfigError(Problem(_KEY, f"all weights are 0 from {start} {self.knots} on"))
             shares = values / fsum(values)
-            if not found or not np.array_equal(shares, found[-1][1]):
-                found.append((start, shares))
-        return found
+            if not stages or not np.array_equal(shares, stages[-1][1]):
+                stages.append((start, shares))
+        return stages
 
     def _knots(self, name: str, given: Weight) -> Knots:
         pairs: Knots = []
@@ -151,12 +151,12 @@ def change(before: Mixing, after: Mixing) -> int | None:
 
     def at(mixing: Mixing, stages: list[tuple[int, FloatArray]], step: int) -> list[float]:
         shares = next(shares for start, shares in reversed(stages) if start <= step)
-        given = dict(zip(mixing.lengths, shares.tolist(), strict=True))
-        return [given.get(name, 0.0) for name in names]
+        named = dict(zip(mixing.lengths, shares.tolist(), strict=True))
+        return [named.get(name, 0.0) for name in names]
 
-    one, other = before.stages(), after.stages()
-    for step in sorted({start for start, _ in one + other}):
-        if at(before, one, step) != at(after, other, step):
+    first, other = before.stages(), after.stages()
+    for step in sorted({start for start, _ in first + other}):
+        if at(before, first, step) != at(after, other, step):
             return step
     return None
 
@@ -167,7 +167,7 @@ def _stairs(start: int, end: int) -> list[int]:
 
 
 def _at(knots: Knots, step: float, linear: bool) -> float:
-    steps = [one for one, _ in knots]
+    steps = [step for step, _ in knots]
     after = int(np.searchsorted(steps, step, side="right"))
     if after == 0 or after == len(knots) or not linear:
         return knots[max(after - 1, 0)][1]

@@ -39,8 +39,8 @@ class MixtureOrders(SplitWrapper):
         mixing = self._mixing()
         if mixing is None:
             return {}
-        sources, told = self.split.dataset.sources, self.split.identity.of
-        return mixing.recorded({name: told(sources[name]) for name in mixing.lengths})
+        sources, fingerprint = self.split.dataset.sources, self.split.identity.of
+        return mixing.recorded({name: fingerprint(sources[name]) for name in mixing.lengths})
 
     def _mixing(self) -> Mixing | None:
         """How the dataset mixes its sources; None if it is no mixture.
@@ -49,12 +49,12 @@ class MixtureOrders(SplitWrapper):
             ConfigError: a key of it is wrong.
         """
         dataset = self.split.dataset
-        given = getattr(dataset, "mixing", None)
-        if given is None:
+        mixing = getattr(dataset, "mixing", None)
+        if mixing is None:
             return None
         from penstock.addons.mixtures.weights import Mixing
 
-        return Mixing(dict(dataset.source_lengths), **given)
+        return Mixing(dict(dataset.source_lengths), **mixing)
 
 
 def _with_source_orders(
@@ -70,9 +70,9 @@ def _with_source_orders(
     function = called(node)
     if function is None or "mixing" not in arguments(function).names:
         return node
-    first, given = 0, dict(node.get("sources") or {})
+    first, orders = 0, dict(node.get("sources") or {})
     for name, length in mixing.lengths.items():
-        if name in given:
+        if name in orders:
             rows = partial(_rows_of, supply["metadata"], first, first + length)
             own = {
                 **supply,
@@ -82,9 +82,9 @@ def _with_source_orders(
                 "seed": hash64(supply["seed"], "mixture", name),
                 "metadata": Lazy(rows),
             }
-            given[name] = make(given[name], f"{key}.sources.{name}", own, nested=True)
+            orders[name] = make(orders[name], f"{key}.sources.{name}", own, nested=True)
         first += length
-    return {**node, "sources": given}
+    return {**node, "sources": orders}
 
 
 def _rows_of(table: Lazy, start: int, stop: int) -> Any:

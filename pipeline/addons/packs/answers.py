@@ -54,7 +54,7 @@ def write_answers(
 
         paths = pd.Series([path_of(dataset, row) for row in range(len(dataset))], dtype=object)
         if table is not None and _PATH in table and paths.tolist() == table[_PATH].tolist():
-            path = next(one for one in described or () if one["name"] == _PATH)
+            path = next(column for column in described or () if column["name"] == _PATH)
         else:
             path = write_column(folder, _PATH, "table.path", paths)
     columns = getattr(dataset, "columns", None)
@@ -76,9 +76,9 @@ def _text_of(dataset: Any, rows: IntArray, samples: Sequence[Mapping[str, Any]])
     if not callable(getattr(dataset, "text_lengths", None)):
         return None
     counted = np.asarray(dataset.text_lengths(len, "characters"))[rows].tolist()
-    found = [
+    fields = [
         name
         for name, value in samples[0].items()
-        if isinstance(value, str) and [len(one[name]) for one in samples] == counted
+        if isinstance(value, str) and [len(sample[name]) for sample in samples] == counted
     ]
-    return found[0] if len(found) == 1 else ""
+    return fields[0] if len(fields) == 1 else ""

@@ -134,8 +134,8 @@ def _field(name: str, value: Any) -> Field:
     kind = type(value)
     if kind in _NUMBERS:
         return Field(name, kind.__name__, _NUMBERS[kind], 0)
-    for word, one in _CONTENT.items():
-        if isinstance(value, one):
+    for word, python_type in _CONTENT.items():
+        if isinstance(value, python_type):
             return Field(name, word, "|u1", 1, "Image" if word == "file" else "")
     if isinstance(value, torch.Tensor) and value.dtype != torch.bfloat16:
         attributes = {
@@ -186,11 +186,13 @@ class Encode:
 
     def __call__(self, samples: Sequence[Any]) -> dict[str, Any]:
         fields = describe(samples[0])
-        for place, sample in enumerate(samples):
+        for number, sample in enumerate(samples):
             reason = difference(fields, describe(sample))
             if reason:
-                return {"columns": {}, "fields": fields, "differs": (place, reason)}
-        columns = {name: _column(one, [s[name] for s in samples]) for name, one in fields.items()}
+                return {"columns": {}, "fields": fields, "differs": (number, reason)}
+        columns = {
+            name: _column(field, [s[name] for s in samples]) for name, field in fields.items()
+        }
         return {"columns": columns, "fields": fields, "differs": None}
 
 
@@ -204,20 +206,20 @@ def difference(fields: Mapping[str, Field], others: Mapping[str, Field]) -> str:
     return f"field {name!r} is {_words(others[name])} and was {_words(fields[name])} before"
 
 
-def _words(one: Field) -> str:
-    name = one.type or one.kind
-    known = "".join(f", {key} {value}" for key, value in one.attributes.items())
-    return f"{name} of {np.dtype(one.dtype)}, {one.ndim} dimension(s){known}"
+def _words(field: Field) -> str:
+    name = field.type or field.kind
+    known = "".join(f", {key} {value}" for key, value in field.attributes.items())
+    return f"{name} of {np.dtype(field.dtype)}, {field.ndim} dimension(s){known}"
 
 
-def _column(one: Field, values: Sequence[Any]) -> Column:
-    arrays = [_stored(one, value) for value in values]
-    shapes = np.array([array.shape for array in arrays], np.int32).reshape(len(arrays), one.ndim)
+def _column(field: Field, values: Sequence[Any]) -> Column:
+    arrays = [_stored(field, value) for value in values]
+    shapes = np.array([array.shape for array in arrays], np.int32).reshape(len(arrays), field.ndim)
     canvases = None
-    if one.has_canvas:
+    if field.has_canvas:
         canvases = np.array([value.canvas_size for value in values], np.int32)
     size = sum(array.nbytes for array in arrays)
-    reserve(size, f"field {one.name!r}")
+    reserve(size, f"field {field.name!r}")
     target, numbers = output_buffers.allocate((size,), np.dtype(np.uint8))
     start = 0
     for array in arrays:
@@ -227,18 +229,18 @@ def _column(one: Field, values: Sequence[Any]) -> Column:
     return Column(numbers, shapes, canvases)
 
 
-def _stored(one: Field, value: Any) -> Numbers:
+def _stored(field: Field, value: Any) -> Numbers:
     """The numbers of a value in the stored layout; a view if possible."""
-    if one.kind == "str":
+    if field.kind == "str":
         value = value.encode("utf-8", "surrogateescape")
-    if one.kind == "file":
+    if field.kind == "file":
         value = value.content
     if isinstance(value, bytes):
         return np.frombuffer(value, np.uint8)
     if isinstance(value, torch.Tensor):
         array = _numpy(value)
-        return np.moveaxis(array, -3, -1) if one.channels_last else array
+        return np.moveaxis(array, -3, -1) if field.channels_last else array
     try:
-        return np.asarray(value, one.dtype)
+        return np.asarray(value, field.dtype)
     except OverflowError as error:
-        raise DataError(f"field {one.name!r}: {value} needs more than 64 bits") from error
+        raise DataError(f"field {field.name!r}: {value} needs more than 64 bits") from error

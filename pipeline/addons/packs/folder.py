@@ -117,11 +117,11 @@ class PackWriter:
         self.count = 0
         self._streams: dict[str, _FieldStreams] = {}
         taken: set[str] = set()
-        for number, (name, one) in enumerate(fields.items()):
+        for number, (name, field) in enumerate(fields.items()):
             plain = re.fullmatch(r"[A-Za-z0-9_-]{1,60}", name) and name != "table"
             file = name if plain and name.lower() not in taken else f"field-{number}"
             taken.add(file.lower())
-            self._streams[name] = _FieldStreams(folder, file, one)
+            self._streams[name] = _FieldStreams(folder, file, field)
 
     def append(self, columns: Mapping[str, Column], fields: Mapping[str, Field]) -> None:
         """Add samples; raises DataError if their fields differ from those before."""
@@ -250,7 +250,7 @@ class Pack:
         """A copy of the numbers of one sample's field."""
         array = self.array(self._files[name])
         if self._even[name]:
-            found, shape = array[index], array.shape[1:]
+            numbers, shape = array[index], array.shape[1:]
         else:
             offsets = self.array(f"{self._files[name]}.offsets")
             start, stop = offsets[index : index + 2].tolist()
@@ -259,10 +259,10 @@ class Pack:
             if not inside or math.prod(shape) != stop - start:
                 where = f"field {name!r} of sample {index}, of shape {list(shape)},"
                 raise damaged(self.folder, f"{where} lies at {start} to {stop} of {len(array)}")
-            found = array[start:stop]
-        if found.nbytes > _LITTLE:
-            reserve(found.nbytes, f"field {name!r} of a packed sample")
-        return np.array(found).reshape(shape)
+            numbers = array[start:stop]
+        if numbers.nbytes > _LITTLE:
+            reserve(numbers.nbytes, f"field {name!r} of a packed sample")
+        return np.array(numbers).reshape(shape)
 
     def canvases(self, name: str, indices: Indices) -> list[list[int]]:
         """Height and width of the pictures that points and boxes belong to."""
@@ -274,9 +274,9 @@ class Pack:
         for field, file in self._files.items():
             if file != stem:  # a table's, or another field's
                 continue
-            one, even = self.fields[field], self._even[field]
-            dtype, ndim = _LAID_OUT.get(suffix) or (one.dtype, one.ndim + 1 if even else 1)
-            width = {"shapes": one.ndim, "canvas": 2}.get(suffix)
+            even, kind = self._even[field], self.fields[field]
+            dtype, ndim = _LAID_OUT.get(suffix) or (kind.dtype, kind.ndim + 1 if even else 1)
+            width = {"shapes": kind.ndim, "canvas": 2}.get(suffix)
             shape = list(array.shape)
             if array.dtype.str != dtype or array.ndim != ndim or width not in (None, shape[-1]):
                 of = f" of {width}" if width is not None else ""
@@ -285,20 +285,20 @@ class Pack:
                     f"it holds {array.dtype} {shape} and must hold {dtype} in "
                     f"{ndim} dimensions{of}",
                 )
-            wanted = self.count + (suffix == "offsets")
-            if (suffix or even) and len(array) != wanted:
-                raise damaged(path, f"it has shape {shape} and must have {wanted} rows")
+            rows = self.count + (suffix == "offsets")
+            if (suffix or even) and len(array) != rows:
+                raise damaged(path, f"it has shape {shape} and must have {rows} rows")
 
     def _check_size(self, name: str, size: int) -> None:
         path = self.folder / name
         if Path(name).name != name:
             raise damaged(self.folder / RECORD, f"{name!r} leads out of the pack")
-        found = size_of(path)
-        if found < 0:
+        actual = size_of(path)
+        if actual < 0:
             raise damaged(path, "No such file")
-        if found != size:
-            cut = "was cut off" if found < size else "is longer than it was"
-            raise damaged(path, f"it {cut}: {found} bytes instead of {size}")
+        if actual != size:
+            cut = "was cut off" if actual < size else "is longer than it was"
+            raise damaged(path, f"it {cut}: {actual} bytes instead of {size}")
 
 
 _REMEDY = "Delete the pack's folder to make it again (dataset.packed=auto, or task=pack)."

@@ -89,8 +89,8 @@ class NpyStream:
     def _write(self, start: int) -> None:
         with memoryview(self._piece) as piece:
             while start < self._filled:
-                place = self._written + start
-                start += os.pwrite(self._file.fileno(), piece[start : self._filled], place)
+                offset = self._written + start
+                start += os.pwrite(self._file.fileno(), piece[start : self._filled], offset)
 
 
 def _open_direct(path: Path) -> int:

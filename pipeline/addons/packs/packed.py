@@ -145,7 +145,7 @@ class Packed(Dataset[dict[str, Any]]):
     @cached_property
     def fetches_batches(self) -> bool:
         """Whether `fetch_batch` can be used: every field is of numbers of one shape."""
-        return self.pack.even and all(one.kind in _NUMBERS for one in self.pack.fields.values())
+        return self.pack.even and all(field.kind in _NUMBERS for field in self.pack.fields.values())
 
     @cached_property
     def fetches_pictures(self) -> bool:
@@ -254,8 +254,9 @@ class Packed(Dataset[dict[str, Any]]):
             return {"lengths": np.fromiter(map(length, shown), np.int32, len(self))}
 
         def is_sound(kept: Any) -> bool:
-            one = kept["lengths"]
-            return one.dtype == np.int32 and one.shape == (len(self),) and int(one.min()) >= 0
+            lengths = kept["lengths"]
+            fits = lengths.dtype == np.int32 and lengths.shape == (len(self),)
+            return fits and int(lengths.min()) >= 0
 
         written = (self.pack.folder / RECORD).stat()
         key = fingerprint([str(self.pack.folder.resolve()), written.st_mtime_ns, written.st_size])

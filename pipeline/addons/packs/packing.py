@@ -96,20 +96,20 @@ def pack(
     fingerprint = _packable(dataset, fingerprint if key is None or key else "")
     name = recipe.name(key or fingerprint)
     where = Path(cache_dir, "packed", name) if out is None else Path(out, split)
-    place = where.expanduser().absolute()
-    if out is None and os.path.lexists(place):  # a folder that a person named is not checked
-        own_folder(place.parent)
-        check_tree(own_folder(place))
-    if _is_there(place, name):
-        return place
+    folder = where.expanduser().absolute()
+    if out is None and os.path.lexists(folder):  # a folder that a person named is not checked
+        own_folder(folder.parent)
+        check_tree(own_folder(folder))
+    if _is_there(folder, name):
+        return folder
     try:
         if out is None:
-            own_folder(place.parent)
+            own_folder(folder.parent)
         else:
-            place.parent.mkdir(parents=True, exist_ok=True)
-        with one_writer(place, f"packs {place}"):
-            if not _is_there(place, name):
-                _remove_leftovers(place)
+            folder.parent.mkdir(parents=True, exist_ok=True)
+        with one_writer(folder, f"packs {folder}"):
+            if not _is_there(folder, name):
+                _remove_leftovers(folder)
                 fetch = Fetch(
                     dataset,
                     recipe.steps(),
@@ -127,10 +127,10 @@ def pack(
                         "fingerprint": fingerprint,
                     },
                 }
-                _make(fetch, recipe, record, place, options or LoaderOptions())
+                _make(fetch, recipe, record, folder, options or LoaderOptions())
     except OSError as error:
-        _refuse(place, error)
-    return place
+        _refuse(folder, error)
+    return folder
 
 
 def _packable(dataset: Any, given: str | None) -> str:
@@ -157,20 +157,20 @@ def _packable(dataset: Any, given: str | None) -> str:
     return str(fingerprint)
 
 
-def _is_there(place: Path, name: str) -> bool:
-    if not is_pack(place):
-        if place.exists() and any(place.iterdir()):
+def _is_there(folder: Path, name: str) -> bool:
+    if not is_pack(folder):
+        if folder.exists() and any(folder.iterdir()):
             raise ConfigError(
                 Problem(
-                    "pack.out", f"{str(place)!r} exists and is not a pack; choose another folder"
+                    "pack.out", f"{str(folder)!r} exists and is not a pack; choose another folder"
                 )
             )
         return False
-    if Pack(place).record.get("name") != name:
+    if Pack(folder).record.get("name") != name:
         raise ConfigError(
             Problem(
                 "pack.out",
-                f"{str(place)!r} holds other samples than these (another dataset, "
+                f"{str(folder)!r} holds other samples than these (another dataset, "
                 "pack.size or pack.format); delete it or choose another folder",
             )
         )
@@ -192,12 +192,12 @@ def _make(
     fetch: Fetch,
     recipe: Recipe,
     record: dict[str, Any],
-    place: Path,
+    folder: Path,
     options: LoaderOptions,
 ) -> None:
     dataset, split = fetch.dataset, record["split"]
-    rows, samples, size = _try_out(fetch, recipe, place)
-    hidden = place.with_name(f".{place.name}{_WRITING}{os.getpid()}-{secrets.token_hex(4)}")
+    rows, samples, size = _try_out(fetch, recipe, folder)
+    hidden = folder.with_name(f".{folder.name}{_WRITING}{os.getpid()}-{secrets.token_hex(4)}")
     hidden.mkdir(mode=0o700)
     versions = {"torch": torch.__version__, "torchvision": torchvision.__version__}
     if recipe.decoder == "native":
@@ -218,11 +218,11 @@ def _make(
             _write(loader.epoch(0), hidden, record, shown)
         with suppress(OSError):  # some network drives cannot
             sync_folder(hidden)
-        if place.is_dir():  # empty, or `_is_there` would have refused it
-            place.rmdir()
-        hidden.rename(place)
+        if folder.is_dir():  # empty, or `_is_there` would have refused it
+            folder.rmdir()
+        hidden.rename(folder)
         with suppress(OSError):
-            sync_folder(place.parent)
+            sync_folder(folder.parent)
         rate = len(dataset) / (time.perf_counter() - began)
         _log.info("packed %s: %d samples, %.0f a second", split, len(dataset), rate)
     finally:
@@ -253,7 +253,7 @@ class _Plain:
     def __call__(self, samples: Sequence[Any]) -> dict[str, Any]:
         done = self._encode(samples)
         for part in ("columns", "fields"):
-            done[part] = {name: dict(vars(one)) for name, one in done[part].items()}
+            done[part] = {name: dict(vars(entry)) for name, entry in done[part].items()}
         return done
 
 
@@ -266,8 +266,8 @@ def _write(
             if batch["differs"]:
                 row, reason = batch["differs"]
                 raise _differs(int(batch.indices[row]), reason)
-            fields = {name: Field(**one) for name, one in batch["fields"].items()}
-            columns = {name: Column(**one) for name, one in batch["columns"].items()}
+            fields = {name: Field(**field) for name, field in batch["fields"].items()}
+            columns = {name: Column(**column) for name, column in batch["columns"].items()}
             writer = writer or PackWriter(folder, fields)
             try:
                 writer.append(columns, fields)
@@ -286,7 +286,7 @@ def _differs(row: int, reason: str) -> DataError:
 
 
 def _try_out(
-    fetch: Fetch, recipe: Recipe, place: Path
+    fetch: Fetch, recipe: Recipe, folder: Path
 ) -> tuple[IntArray, list[dict[str, Any]], int]:
     """A few rows and samples, which show what cannot be packed, and the samples in a batch."""
     dataset = fetch.dataset
@@ -298,17 +298,17 @@ def _try_out(
         raise DataError(f"{error}{_WAY_OUT}") from error
     _check_pictures(samples[0], recipe, dataset)
     steps = recipe.steps()
-    done = recipe.collate()([steps(one) if steps else one for one in samples])
+    done = recipe.collate()([steps(sample) if steps else sample for sample in samples])
     if done["differs"]:
         row, reason = done["differs"]
         raise _differs(int(rows[row]), reason)
     total = sum(len(column.numbers) for column in done["columns"].values())
     each = max(total // len(rows), 1)
-    needed, free = each * len(dataset), shutil.disk_usage(place.parent).free
-    _log.info("packing %d samples into %s: about %s", len(dataset), place, _size(needed))
+    needed, free = each * len(dataset), shutil.disk_usage(folder.parent).free
+    _log.info("packing %d samples into %s: about %s", len(dataset), folder, _size(needed))
     if needed > 1.2 * free:
         _refuse(
-            place,
+            folder,
             OSError(errno.ENOSPC, f"about {_size(needed)} are needed, and {_size(free)} are free"),
         )
     return rows, samples, min(max(_BATCH_BYTES // each, 1), _LARGEST_BATCH)
@@ -363,7 +363,7 @@ def _check_pictures(sample: Any, recipe: Recipe, dataset: Any) -> None:
         )
 
 
-def _refuse(place: Path, error: OSError) -> NoReturn:
+def _refuse(folder: Path, error: OSError) -> NoReturn:
     causes = {
         errno.ENOSPC: "the disk is full",
         errno.EDQUOT: "the disk quota is used up",
@@ -372,6 +372,6 @@ def _refuse(place: Path, error: OSError) -> NoReturn:
     cause = causes.get(error.errno or 0, error.strerror or str(error))
     more = f" ({error.strerror})" if error.errno == errno.ENOSPC and error.strerror else ""
     raise DataError(
-        f"the pack {str(place)!r} cannot be written: {cause}{more}. Free some space, or set a "
+        f"the pack {str(folder)!r} cannot be written: {cause}{more}. Free some space, or set a "
         "smaller pack.size, pack.format=encoded, or another place (cache_dir, pack.out)"
     ) from error

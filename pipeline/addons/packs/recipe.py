@@ -34,11 +34,11 @@ class CenterCrops(Encode):
 
     def __call__(self, samples: Sequence[Any]) -> dict[str, Any]:
         files = [name for name, value in samples[0].items() if isinstance(value, EncodedImage)]
-        for place, sample in enumerate(samples):
+        for number, sample in enumerate(samples):
             if [name for name, value in sample.items() if isinstance(value, EncodedImage)] != files:
                 reason = f"it has no file of a picture in each of {', '.join(files)}"
-                return {"columns": {}, "fields": {}, "differs": (place, reason)}
-        rest = [{name: one[name] for name in one if name not in files} for one in samples]
+                return {"columns": {}, "fields": {}, "differs": (number, reason)}
+        rest = [{name: sample[name] for name in sample if name not in files} for sample in samples]
         done = super().__call__(rest)
         if done["differs"]:
             return done

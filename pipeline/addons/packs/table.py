@@ -49,7 +49,7 @@ def _write(folder: Path, stem: str, column: pd.Series[Any]) -> dict[str, Any]:
 
     if isinstance(column.dtype, pd.CategoricalDtype):
         categories = column.cat.categories.tolist()
-        if not all(isinstance(one, (str, int, float, bool)) for one in categories):
+        if not all(isinstance(category, (str, int, float, bool)) for category in categories):
             raise _refusal(column, "categories that are neither text nor numbers")
         _save(folder, stem, column.cat.codes.to_numpy(np.int32))
         return {"kind": "category", "categories": categories, "ordered": bool(column.cat.ordered)}
@@ -109,7 +109,7 @@ def read_table(pack: Pack, limits: Limits = DEFAULT) -> pd.DataFrame | None:
         refusal = limits.refusal("files", f"a table of {pack.count} rows")
         raise DataError(f"packed data {str(pack.folder)!r} has {refusal}.")
     try:
-        columns = {one["name"]: _read(pack, one) for one in described}
+        columns = {column["name"]: _read(pack, column) for column in described}
         return pd.DataFrame(columns, index=pd.RangeIndex(pack.count))
     except (KeyError, TypeError, ValueError) as error:
         raise damaged(pack.folder, f"its table cannot be made: {error!r}") from error

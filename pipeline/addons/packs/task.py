@@ -25,7 +25,7 @@ def run(config: Config) -> None:
         keys = [key for key, _ in datasets(config.dataset)]
         splits = [
             name
-            for name in (one.name for one in data.splits)
+            for name in (split.name for split in data.splits)
             if {"dataset", f"dataset.{name}"} & set(keys)
         ]
     for split in splits:

@@ -42,13 +42,13 @@ def pack_of(split: Split) -> Path:
     from penstock.addons.packs.packing import backend_for, pack
     from penstock.addons.packs.recipe import Recipe, fits
 
-    given = PackSection.of(split.config)
-    recipe = Recipe(given.size, given.square, given.format)
-    squares = None if given.decoder == "reader" else recipe.natively()
-    dataset = split.read(lazy=given.format == "encoded" or squares is not None)
+    section = PackSection.of(split.config)
+    recipe = Recipe(section.size, section.square, section.format)
+    squares = None if section.decoder == "reader" else recipe.natively()
+    dataset = split.read(lazy=section.format == "encoded" or squares is not None)
     if squares is not None and fits(dataset):
         recipe = squares
-    elif given.decoder == "native":
+    elif section.decoder == "native":
         raise ConfigError(Problem("pack.decoder", _NOT_NATIVE))
     elif squares is not None and getattr(dataset, "lazy", False):
         dataset = split.read(lazy=False)
@@ -61,7 +61,7 @@ def pack_of(split: Split) -> Path:
         split.name,
         recipe,
         split.config.cache_dir,
-        given.out,
+        section.out,
         split.loader_options(backend),
         other_than_own(dataset, split.config),
         split.data.fields,

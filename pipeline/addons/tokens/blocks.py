@@ -117,12 +117,12 @@ def count_of(pieces: Pieces) -> int:
     return int(pieces.blocks[-1]) + 1 if len(pieces.blocks) else 0
 
 
-def joined(found: list[Pieces]) -> Pieces:
-    if len(found) == 1:
-        return found[0]
-    if not found:
+def joined(pieces: list[Pieces]) -> Pieces:
+    if len(pieces) == 1:
+        return pieces[0]
+    if not pieces:
         return Pieces(*(np.empty(0, np.int64) for _ in Pieces._fields))
-    return Pieces(*(np.concatenate(values) for values in zip(*found, strict=True)))
+    return Pieces(*(np.concatenate(values) for values in zip(*pieces, strict=True)))
 
 
 def shuffled(blocks: IntArray, key: int) -> IntArray:

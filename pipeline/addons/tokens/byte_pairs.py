@@ -79,8 +79,8 @@ class BytePairs:
         if ids > size:
             raise ConfigError(Problem("size", f"{size}; {vocabulary!r} has {ids} ids"))
         self.begin: int = first
-        told = hashlib.blake2b(f"{begin}\0{content}".encode(), digest_size=16).hexdigest()
-        self._counting = f"byte pairs {told}"
+        digest = hashlib.blake2b(f"{begin}\0{content}".encode(), digest_size=16).hexdigest()
+        self._counting = f"byte pairs {digest}"
 
     def __call__(self, sample: Sample) -> Sample:
         text = sample.get(self.field)
@@ -92,12 +92,12 @@ class BytePairs:
             return self._with_tokens(sample, text)
 
     def _with_tokens(self, sample: Sample, text: str) -> Sample:
-        found = self._encoded(text)
-        sizes = np.zeros(len(found.ids) + 1, np.int64)
-        sizes[1:] = _bytes_of(text, found)
+        encoding = self._encoded(text)
+        sizes = np.zeros(len(encoding.ids) + 1, np.int64)
+        sizes[1:] = _bytes_of(text, encoding)
         return {
             **sample,
-            "tokens": torch.tensor([self.begin, *found.ids]),
+            "tokens": torch.tensor([self.begin, *encoding.ids]),
             "token_bytes": torch.from_numpy(sizes),
         }
 
@@ -112,7 +112,7 @@ class BytePairs:
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of tokens; without those of beginnings."""
-        return str(self._tokenizer.decode([one for one in ids if one != self.begin]))
+        return str(self._tokenizer.decode([number for number in ids if number != self.begin]))
 
     def _encoded(self, text: str) -> Encoding:
         if self._growth > _USUAL_GROWTH and self._growth * len(text) > _LARGEST_TEXT:
@@ -181,9 +181,9 @@ def _content(path: str) -> str:
         raise DataError(f"the vocabulary {path!r} cannot be read: {reason}") from error
 
 
-def _bytes_of(text: str, found: Encoding) -> IntArray:
+def _bytes_of(text: str, encoding: Encoding) -> IntArray:
     """Bytes of each token: from the end of the one before it to its own, the last to the text's."""
-    ends = np.array([end for _, end in found.offsets], np.int64)  # in characters
+    ends = np.array([end for _, end in encoding.offsets], np.int64)  # in characters
     if not len(ends):
         return ends
     ends[-1] = len(text)

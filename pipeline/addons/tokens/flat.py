@@ -136,8 +136,8 @@ class FlatFile:
             check = np.frombuffer(fingerprint([offsets]).encode(), np.uint8)
             return {"offsets": offsets, "check": check}
 
-        def is_sound(found: NamedArrays) -> bool:
-            return fingerprint([found["offsets"]]).encode() == found["check"].tobytes()
+        def is_sound(arrays: NamedArrays) -> bool:
+            return fingerprint([arrays["offsets"]]).encode() == arrays["check"].tobytes()
 
         folder = CacheFolder(self._cache_dir, self._key)
         self._found = folder.arrays("documents", sealed, is_sound)["offsets"]
@@ -148,8 +148,8 @@ class FlatFile:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         if self._bounds is None:
-            found = CacheFolder(self._cache_dir, self._key)
-            self._found = found.arrays("documents", self._gone, lambda _: True)["offsets"]
+            cache = CacheFolder(self._cache_dir, self._key)
+            self._found = cache.arrays("documents", self._gone, lambda _: True)["offsets"]
 
     def _gone(self) -> NamedArrays:
         raise DataError(
@@ -175,13 +175,13 @@ def _tokens(file: FolderFile, dtype: str | None) -> MappedArray | MappedNumbers:
 
 
 def _integers(file: FolderFile) -> MappedArray:
-    found = MappedArray(file, "dataset.tokens")
-    if found.dtype.kind not in "iu" or len(found.shape) != 1:
+    numbers = MappedArray(file, "dataset.tokens")
+    if numbers.dtype.kind not in "iu" or len(numbers.shape) != 1:
         raise DataError(
-            f"dataset.tokens: {str(file)!r} is {found.dtype} {found.shape}; it must be whole "
+            f"dataset.tokens: {str(file)!r} is {numbers.dtype} {numbers.shape}; it must be whole "
             "numbers in one dimension."
         )
-    return found
+    return numbers
 
 
 def _summed(counts: MappedArray, limits: Limits) -> IntArray:
@@ -203,12 +203,12 @@ def _ends_of(tokens: npt.NDArray[Any], eod: int, name: str, limits: Limits) -> I
     ends, count = np.zeros(1, np.int64), 1
     with ProgressDisplay(f"looking for documents in {name}", tokens.nbytes, "bytes") as shown:
         for start in range(0, len(tokens), _PIECE):
-            found = np.flatnonzero(tokens[start : start + _PIECE] == eod)
-            _check_count(count + len(found) - 1, name, limits)
-            if count + len(found) >= len(ends):
-                ends.resize(max(count + len(found) + 1, 9 * len(ends) // 8), refcheck=False)
-            ends[count : count + len(found)] = found + (start + 1)
-            count += len(found)
+            ends_here = np.flatnonzero(tokens[start : start + _PIECE] == eod)
+            _check_count(count + len(ends_here) - 1, name, limits)
+            if count + len(ends_here) >= len(ends):
+                ends.resize(max(count + len(ends_here) + 1, 9 * len(ends) // 8), refcheck=False)
+            ends[count : count + len(ends_here)] = ends_here + (start + 1)
+            count += len(ends_here)
             shown.to(start * tokens.itemsize)
     if count == 1 and len(tokens):
         raise DataError(

@@ -77,14 +77,14 @@ class Flatten:
             parts: of each sample, as `Request.parts`; None: all of it, in a block with the others,
                 or with `pad_to` in one of its own.
         """
-        given = columns(samples)
+        fields = columns(samples)
         flat = [self.tokens, *self.fields]
         for name in flat:
-            if name not in given:
-                raise Mismatch(name, (0, 0), f"to be concatenated, but samples have {list(given)}")
-        values = {name: _tensors(name, given[name]) for name in flat}
+            if name not in fields:
+                raise Mismatch(name, (0, 0), f"to be concatenated, but samples have {list(fields)}")
+        values = {name: _tensors(name, fields[name]) for name in flat}
         self._check(values)
-        counts = np.array([len(one) for one in values[self.tokens]], np.int64)
+        counts = np.array([len(tokens) for tokens in values[self.tokens]], np.int64)
         starts, stops = np.zeros_like(counts), counts
         if parts is not None:
             starts, stops = _within(self.tokens, counts, parts[:, 0], parts[:, 1], parts[:, 2])
@@ -94,7 +94,7 @@ class Flatten:
             name: self._shaped(self._joined(name, values[name], starts, stops, layout), layout)
             for name in flat
         }
-        batch |= {name: stack(name, one) for name, one in given.items() if name not in batch}
+        batch |= {name: stack(name, column) for name, column in fields.items() if name not in batch}
         return batch | self._places(batch[self.tokens], layout)
 
     def reads(self, dataset: Any) -> bool:
@@ -112,17 +112,17 @@ class Flatten:
         """
         if parts is None:
             stops = np.asarray(dataset.lengths[indices], dtype=np.int64)
-            starts, told = np.zeros_like(stops), stops
+            starts, known = np.zeros_like(stops), stops
         else:
-            starts, stops, told = parts[:, 0], parts[:, 1], parts[:, 2]
+            starts, stops, known = parts[:, 0], parts[:, 1], parts[:, 2]
         layout = self._layout(stops - starts, parts)
         total, padded = int(layout.edges[-1]), len(layout.spans) > len(stops)
         self._reserve(layout, 8)
         tokens = np.full(total, self.value) if padded else np.empty(total, np.int64)
         places = layout.edges[:-1][layout.ids >= 0] if padded else layout.edges[:-1]
         counts = dataset.read_tokens(tokens, places, indices, starts, stops)
-        if not np.array_equal(counts, told):
-            _within(self.tokens, counts, starts, stops, told)
+        if not np.array_equal(counts, known):
+            _within(self.tokens, counts, starts, stops, known)
         shaped = self._shaped(torch.from_numpy(tokens), layout)
         return {self.tokens: shaped} | self._places(shaped, layout)
 
@@ -180,10 +180,10 @@ class Flatten:
 
     def _check(self, values: dict[str, list[Tensor]]) -> None:
         for name, tensors in values.items():
-            for row, (one, tokens) in enumerate(zip(tensors, values[self.tokens], strict=True)):
-                if one.ndim != 1 or len(one) != len(tokens):
-                    wanted = "[T]" if name == self.tokens else f"[{len(tokens)}], as {self.tokens}"
-                    raise Mismatch(name, (0, row), f"shape {list(one.shape)} is not {wanted}")
+            for row, (tensor, tokens) in enumerate(zip(tensors, values[self.tokens], strict=True)):
+                if tensor.ndim != 1 or len(tensor) != len(tokens):
+                    shape = "[T]" if name == self.tokens else f"[{len(tokens)}], as {self.tokens}"
+                    raise Mismatch(name, (0, row), f"shape {list(tensor.shape)} is not {shape}")
 
     def _joined(
         self, name: str, tensors: list[Tensor], starts: IntArray, stops: IntArray, layout: Layout
@@ -192,10 +192,10 @@ class Flatten:
         begins, ends = starts.tolist(), stops.tolist()
         return torch.cat(
             [
-                tensors[one][begins[one] : ends[one]]
-                if one >= 0
+                tensors[number][begins[number] : ends[number]]
+                if number >= 0
                 else tensors[0].new_full((span,), value)
-                for one, span in zip(layout.ids.tolist(), layout.spans.tolist(), strict=True)
+                for number, span in zip(layout.ids.tolist(), layout.spans.tolist(), strict=True)
             ]
         )
 
@@ -237,25 +237,25 @@ def _summed(counts: IntArray) -> IntArray:
 
 def _tensors(name: str, values: list[Any]) -> list[Tensor]:
     try:
-        return [plain(torch.as_tensor(one)) for one in values]
+        return [plain(torch.as_tensor(value)) for value in values]
     except (TypeError, ValueError) as error:
         reason = f"to be concatenated, but it is a {type(values[0]).__name__}, and no tensor"
         raise Mismatch(name, (0, 0), reason) from error
 
 
 def _within(
-    field: str, counts: IntArray, starts: IntArray, stops: IntArray, told: IntArray
+    field: str, counts: IntArray, starts: IntArray, stops: IntArray, known: IntArray
 ) -> tuple[IntArray, IntArray]:
     """Where parts begin and end in samples of `counts` tokens, of which the sampler was `told`."""
-    stand_in = told < 0  # another row in the place of a bad one: as much of it as there is room
-    wrong = np.flatnonzero(~stand_in & (told != counts))
+    stand_in = known < 0  # another row in the place of a bad one: as much of it as there is room
+    wrong = np.flatnonzero(~stand_in & (known != counts))
     if wrong.size:
         row = int(wrong[0])
         raise Mismatch(
             field,
             (row, row),
             f"it has {counts[row]} tokens, and the column of lengths says "
-            f"{told[row]}; the sampler packs by that column (sampler.column)",
+            f"{known[row]}; the sampler packs by that column (sampler.column)",
         )
     room = np.minimum(stops - starts, counts)
     return np.where(stand_in, 0, starts), np.where(stand_in, room, stops)

@@ -250,8 +250,8 @@ class LanguageModeling(Objective):
         if not isinstance(sample, Mapping) or not isinstance(sample.get(self.text), str):
             return {}
         learned = (train[row][self.text] for row in range(len(train)))
-        found = text_baselines(learned, (val[row][self.text] for row in range(len(val))))
-        return {name: {"bits_per_byte": value} for name, value in found.items()}
+        baselines = text_baselines(learned, (val[row][self.text] for row in range(len(val))))
+        return {name: {"bits_per_byte": value} for name, value in baselines.items()}
 
     def _losses(self, outputs: Tensor, batch: Batch) -> Tensor:
         return self.predictions(outputs, batch)

@@ -125,7 +125,7 @@ class MegatronFile:
         if version != 1:
             raise self._damaged(f"its version is {version}; 1 is known")
         if code not in _TYPES:
-            known = ", ".join(f"{one} ({np.dtype(name)})" for one, name in _TYPES.items())
+            known = ", ".join(f"{number} ({np.dtype(name)})" for number, name in _TYPES.items())
             raise self._damaged(f"the type of its tokens is {code}; known: {known}")
         tables = 12 * sequences + 8 * documents
         if size - _HEADER.size not in (tables, tables + sequences):
@@ -186,5 +186,5 @@ def samples_of(content: npt.NDArray[np.uint8], blocks: int = 64) -> list[bytes]:
     """That many blocks of 4 KiB, evenly spread; all of a smaller file."""
     if len(content) <= 4096 * blocks:
         return [content.tobytes()]
-    places = ((len(content) - 4096) * one // (blocks - 1) for one in range(blocks))
+    places = ((len(content) - 4096) * number // (blocks - 1) for number in range(blocks))
     return [content[at : at + 4096].tobytes() for at in places]

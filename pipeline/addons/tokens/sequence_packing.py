@@ -181,16 +181,16 @@ class SequencePacking(BatchStrategy):
         if not self._stretch:
             first = step * self.batch_size
             last = min(first + self.batch_size, self._count(epoch))
-            found = self._blocks(epoch, first, last)
+            blocks = self._blocks(epoch, first, last)
         else:
             stretch = min(step // self._batches, self.order.size(epoch) // self._stretch)
             edges = self._edges(epoch, stretch)
-            found = self._stretch_of(epoch, stretch)
+            blocks = self._stretch_of(epoch, stretch)
             first, last = edges[step - stretch * self._batches :][:2].tolist()
-            found = found.between(first, last)
-        found = found._replace(blocks=found.blocks - first)
-        self._last = epoch, step, found
-        return found
+            blocks = blocks.between(first, last)
+        blocks = blocks._replace(blocks=blocks.blocks - first)
+        self._last = epoch, step, blocks
+        return blocks
 
     def steps_of(self, epoch: int, row: int) -> list[int]:
         """The steps of `epoch` whose batches have a part of `row`, ascending: the order's own
@@ -239,12 +239,12 @@ class SequencePacking(BatchStrategy):
         if self.split == "never":
             low = int(np.searchsorted(before, first, side="right")) - 1
             high = int(np.searchsorted(before, last, side="left"))
-            found = []
+            kept = []
             for number in range(low, high):
                 start = number * self.window
-                one = self._kept(epoch, number, start, min(start + self.window, size))
-                found.append(one._replace(blocks=one.blocks + before[number]))
-            return joined(found).between(first, last)
+                window = self._kept(epoch, number, start, min(start + self.window, size))
+                kept.append(window._replace(blocks=window.blocks + before[number]))
+            return joined(kept).between(first, last)
         # A row of no tokens at the very end stands in the last block.
         end = last * self.tokens
         low = int(np.searchsorted(before[1:], first * self.tokens, side="left"))
@@ -266,19 +266,19 @@ class SequencePacking(BatchStrategy):
         start, size = number * self.window, self.order.size(epoch)
         stop, before = min(start + self.window, size), int(self._before_windows(epoch)[number])
         if self.split == "tail":
-            found = self._cut(epoch, start, stop, before, self._count(epoch))
-            return found.blocks[found.positions == position]
-        found = self._kept(epoch, number, start, stop)
-        return found.blocks[found.positions == position] + before
+            blocks = self._cut(epoch, start, stop, before, self._count(epoch))
+            return blocks.blocks[blocks.positions == position]
+        blocks = self._kept(epoch, number, start, stop)
+        return blocks.blocks[blocks.positions == position] + before
 
     def _kept(self, epoch: int, number: int, start: int, stop: int) -> Pieces:
         """A window, which the next batches ask for again."""
         key = epoch, number
-        found = self._packed.get(key)
-        if found is None:
-            found = self._window(epoch, start, stop)
-            self._packed = _latest(self._packed, _KEPT) | {key: found}
-        return found
+        blocks = self._packed.get(key)
+        if blocks is None:
+            blocks = self._window(epoch, start, stop)
+            self._packed = _latest(self._packed, _KEPT) | {key: blocks}
+        return blocks
 
     # Stretches of even epochs.
 
@@ -300,9 +300,9 @@ class SequencePacking(BatchStrategy):
             else:
                 parts, blocks = [], 0
                 for at in range(start, stop, self.window):
-                    one = self._window(epoch, at, min(at + self.window, stop))
-                    parts.append(one._replace(blocks=one.blocks + blocks))
-                    blocks += count_of(one)
+                    window = self._window(epoch, at, min(at + self.window, stop))
+                    parts.append(window._replace(blocks=window.blocks + blocks))
+                    blocks += count_of(window)
                 found = joined(parts)
             if stop == start + self._stretch:
                 found = spread(found, self._batches)
@@ -345,6 +345,6 @@ class SequencePacking(BatchStrategy):
         return rows, lengths
 
 
-def _latest(found: dict[Any, Any], count: int) -> dict[Any, Any]:
+def _latest(kept: dict[Any, Any], count: int) -> dict[Any, Any]:
     """A copy of the entries that were added last, fewer than `count`."""
-    return dict(list(found.items())[1 - count :])
+    return dict(list(kept.items())[1 - count :])

@@ -48,10 +48,10 @@ def checked_spans(file: TokenFile, rows: IntArray) -> tuple[IntArray, IntArray]:
     starts, stops = file.spans(rows)
     wrong = (starts < 0) | (stops < starts) | (stops > file.total)
     if wrong.any():
-        one = int(wrong.argmax())
+        row = int(wrong.argmax())
         raise DataError(
-            f"{str(file)!r}, row {int(rows[one])} of the file: it is said to be at tokens "
-            f"{int(starts[one])} to {int(stops[one])}, and the file has {file.total}. The index is "
+            f"{str(file)!r}, row {int(rows[row])} of the file: it is said to be at tokens "
+            f"{int(starts[row])} to {int(stops[row])}, and the file has {file.total}. The index is "
             "damaged, or of another file: write both again."
         )
     return starts, stops

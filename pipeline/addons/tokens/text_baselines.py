@@ -68,13 +68,13 @@ def n_gram_bits(train: Iterable[bytes], val: Iterable[bytes], order: int) -> flo
 
 
 def _encoded(texts: Iterable[str]) -> list[bytes]:
-    found, size = [], 0
+    symbols, size = [], 0
     for text in texts:
-        found.append(text.encode("utf-8", "surrogatepass")[: MOST - size])
-        size += len(found[-1])
+        symbols.append(text.encode("utf-8", "surrogatepass")[: MOST - size])
+        size += len(symbols[-1])
         if size >= MOST:
             break
-    return found
+    return symbols
 
 
 def _symbols(texts: Iterable[bytes], order: int) -> IntArray:
@@ -98,9 +98,9 @@ def _keys(rows: IntArray, size: int) -> IntArray:
     return keys
 
 
-def _found(keys: IntArray, values: IntArray, wanted: IntArray) -> IntArray:
+def _found(keys: IntArray, values: IntArray, keys_wanted: IntArray) -> IntArray:
     """The value at each wanted key; 0 for one that is not among the ascending `keys`."""
     if not len(keys):
-        return np.zeros(len(wanted), np.int64)
-    places = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-    return np.where(keys[places] == wanted, values[places], 0)
+        return np.zeros(len(keys_wanted), np.int64)
+    places = np.minimum(np.searchsorted(keys, keys_wanted), len(keys) - 1)
+    return np.where(keys[places] == keys_wanted, values[places], 0)

@@ -141,7 +141,7 @@ class TokenFiles(FileDataset, Dataset[dict[str, Any]]):
         reserve(8 * total, f"{len(chosen)} rows of {total} tokens", longest)
         tokens = np.empty(total, np.int64)
         self.read_tokens(tokens, ends - lengths, chosen, np.zeros_like(lengths), lengths)
-        return [{"tokens": one} for one in torch.from_numpy(tokens).split(lengths.tolist())]
+        return [{"tokens": row} for row in torch.from_numpy(tokens).split(lengths.tolist())]
 
     def read_tokens(
         self, into: IntArray, places: IntArray, indices: IntArray, starts: IntArray, stops: IntArray
@@ -167,9 +167,9 @@ class TokenFiles(FileDataset, Dataset[dict[str, Any]]):
         if len(self.files) == 1:
             _copy(self.files[0].tokens, into, places, firsts, counts)
         else:
-            for one in np.unique(of).tolist():
-                here = of == one
-                _copy(self.files[one].tokens, into, places[here], firsts[here], counts[here])
+            for number in np.unique(of).tolist():
+                mine = of == number
+                _copy(self.files[number].tokens, into, places[mine], firsts[mine], counts[mine])
         if self._end is not None:
             closed = (stops == last) & (stops > starts)
             into[(places + stops - starts)[closed] - 1] = self._end
@@ -208,7 +208,7 @@ class TokenFiles(FileDataset, Dataset[dict[str, Any]]):
         return [*parts, *(part for file in self.files for part in file.fingerprint_parts(sized))]
 
     def data_files(self) -> list[DataFile]:
-        return [one for file in self.files for one in file.data_files()]
+        return [data_file for file in self.files for data_file in file.data_files()]
 
     def _file_of(self, indices: IntArray) -> tuple[IntArray, IntArray]:
         """The file of each row, and the row in it."""
@@ -226,9 +226,9 @@ class TokenFiles(FileDataset, Dataset[dict[str, Any]]):
         if len(self.files) == 1:
             return of, *checked_spans(self.files[0], rows)
         begins, ends = np.empty((2, len(rows)), np.int64)
-        for one in np.unique(of).tolist():
-            here = of == one
-            begins[here], ends[here] = checked_spans(self.files[one], rows[here])
+        for number in np.unique(of).tolist():
+            mine = of == number
+            begins[mine], ends[mine] = checked_spans(self.files[number], rows[mine])
         return of, begins, ends
 
     def _lengths(self, indices: IntArray) -> IntArray:
@@ -292,22 +292,22 @@ class _Lengths(ColumnView):
         return self._dataset._lengths(np.asarray(rows, dtype=np.int64))
 
 
-def _names(folder: Folder, wanted: str | Sequence[str] | None, key: str) -> list[str]:
+def _names(folder: Folder, pattern: str | Sequence[str] | None, key: str) -> list[str]:
     """The files of tokens that are asked for: their names, sorted, or in the order of a list."""
-    if isinstance(wanted, str) and not set(wanted) & set("*?["):
-        return [wanted]
-    if wanted is not None and not isinstance(wanted, str):
-        if not wanted:
+    if isinstance(pattern, str) and not set(pattern) & set("*?["):
+        return [pattern]
+    if pattern is not None and not isinstance(pattern, str):
+        if not pattern:
             raise ConfigError(Problem(key, "names no file"))
-        return list(wanted)
+        return list(pattern)
     found = [
         name
         for name in folder.files()
         if name.endswith((".bin", ".npy")) and not name.endswith((OFFSETS, LENGTHS))
     ]
-    names = found if wanted is None else [one for one in found if fnmatch.fnmatch(one, wanted)]
+    names = found if pattern is None else [name for name in found if fnmatch.fnmatch(name, pattern)]
     if not names:
-        of = "" if wanted is None else f" like {wanted!r}"
+        of = "" if pattern is None else f" like {pattern!r}"
         known = f": {_some(found)}" if found else ""
         raise DataError(f"{key}: there is no .bin or .npy file{of} in {str(folder)!r}{known}.")
     return names

@@ -31,11 +31,11 @@ def next_tokens(batch: Batch, labels: str = "labels") -> Tensor:
         raise ConfigError(
             f"a batch has no field {labels!r}, only {', '.join(batch)}; set collate.labels=true"
         )
-    given: Tensor = batch[labels]
-    following = torch.full_like(given, IGNORED)
+    shifted: Tensor = batch[labels]
+    following = torch.full_like(shifted, IGNORED)
     # Only an empty share has padding rows: blocks are dealt out whole.
     if batch.valid is None or batch.valid.any():
-        following[..., :-1] = given[..., 1:]
+        following[..., :-1] = shifted[..., 1:]
     return following
 
 
@@ -63,5 +63,5 @@ def document_losses(losses: Tensor, batch: Batch, labels: str = "labels") -> tup
     counts = torch.bincount(rows, minlength=len(batch.positions))
     sums = torch.zeros(len(counts), dtype=torch.float64, device=losses.device)
     sums.index_add_(0, rows, losses.double())
-    found = counts.nonzero().squeeze(1)
-    return found, sums[found] / counts[found]
+    rows_found = counts.nonzero().squeeze(1)
+    return rows_found, sums[rows_found] / counts[rows_found]

@@ -31,14 +31,15 @@ def checked(content: str) -> float:
     Raises:
         JsonError: it is no JSON, or asks for what no vocabulary needs.
     """
-    found = mapping(plain_json.parse(content, _MEMORY))
-    for name, text in _texts({key: value for key, value in found.items() if key != "added_tokens"}):
+    tokenizer = mapping(plain_json.parse(content, _MEMORY))
+    others = {key: value for key, value in tokenizer.items() if key != "added_tokens"}
+    for name, text in _texts(others):
         if name == "Regex":
             _check_pattern(text)
         most = _LONGEST_MARK if name in _MARKS else _LONGEST
         if len(text) > most and name != "precompiled_charsmap":
             raise JsonError(f"{name} has {len(text)} characters, more than {most}")
-    return _growth(found.get("normalizer"))
+    return _growth(tokenizer.get("normalizer"))
 
 
 _MARKS = ("continuing_subword_prefix", "end_of_word_suffix", "prepend")
@@ -63,10 +64,10 @@ def _growth(node: Any) -> float:
         return 1
     kind = str(node.get("type"))
     if kind == "Sequence":
-        found = 1.0
-        for one in node.get("normalizers") or ():
-            found *= _growth(one)
-        return found
+        growth = 1.0
+        for inner in node.get("normalizers") or ():
+            growth *= _growth(inner)
+        return growth
     if kind == "Replace":
         pattern, content = node.get("pattern"), len(str(node.get("content", "")).encode())
         text = pattern.get("String") if isinstance(pattern, Mapping) else None
@@ -128,4 +129,4 @@ def _is_many(times: str) -> bool:
     if {"*", "+"} & set(times):
         return True
     most = [last or (99 if comma else first) for first, comma, last in _BRACES.findall(times)]
-    return any(int(one or 0) > _FEW for one in most)
+    return any(int(count or 0) > _FEW for count in most)
