@@ -145,7 +145,7 @@ def backwards() -> None:
             times = []
             for epoch in range(9):
                 start = time.process_time()
-                plan.addresses_of(epoch, length // 3)
+                [plan.request(epoch, step) for step in plan.steps_of(epoch, length // 3)]
                 times.append((time.process_time() - start) * 1e3)
             print(f"{name:32s} {length:>21,d} {sorted(times)[4]:10.2f} ms", flush=True)
 

@@ -40,7 +40,7 @@ class States(NamedTuple):
 # The libraries' own functions, also where something replaces them later.
 _getstate, _get_state = random.getstate, np.random.get_state
 _python: Any = random.getrandbits.__self__  # type: ignore[attr-defined]
-_numpy_generator: Any = getattr(np.random, "get_bit_generator", None)  # numpy 1.24 has it
+_numpy_generator: Any = np.random.get_bit_generator
 
 
 def _python_is_known() -> bool:
@@ -62,7 +62,7 @@ def _numpy_is_known() -> bool:
 
 
 _PYTHON_IS_KNOWN = _python_is_known()
-_NUMPY_IS_KNOWN = _numpy_generator is not None and _numpy_is_known()
+_NUMPY_IS_KNOWN = _numpy_is_known()
 
 
 class _Numpy:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache
+from itertools import cycle
 
 import numpy as np
 import numpy.typing as npt
@@ -43,14 +43,14 @@ class Permutation:
         numbers = self._inside(positions)
         if self.length < self.SORTED_BELOW:
             return _sorted_permutation(self.length, self.key)[numbers]
-        return self._walk(numbers, self._network)
+        return self._walk(numbers, back=False)
 
     def inverse(self, elements: npt.ArrayLike) -> IntArray:
         """Positions of `elements` (int64[n], each in [0, length)): int64[n]; costs as a call."""
         numbers = self._inside(elements)
         if self.length < self.SORTED_BELOW:
             return np.argsort(_sorted_permutation(self.length, self.key))[numbers].astype(np.int64)
-        return self._walk(numbers, self._network_back)
+        return self._walk(numbers, back=True)
 
     def _inside(self, places: npt.ArrayLike) -> IntArray:
         numbers = np.asarray(places, dtype=np.int64)
@@ -58,31 +58,26 @@ class Permutation:
             raise IndexError(f"a place lies outside [0, {self.length})")
         return numbers
 
-    def _walk(self, start: IntArray, network: Callable[[KeyArray], KeyArray]) -> IntArray:
-        values = network(start.astype(np.uint64))
+    def _walk(self, start: IntArray, back: bool) -> IntArray:
+        values = self._network(start.astype(np.uint64), back)
         outside = values >= np.uint64(self.length)
         while outside.any():
-            values[outside] = network(values[outside])
+            values[outside] = self._network(values[outside], back)
             outside = values >= np.uint64(self.length)
         return values.astype(np.int64)
 
-    def _network(self, values: KeyArray) -> KeyArray:
-        low_bits, high_bits = self._low_bits, self._high_bits
-        high, low = values >> np.uint64(low_bits), values & np.uint64((1 << low_bits) - 1)
-        for key in self._round_keys:
-            mask = np.uint64((1 << high_bits) - 1)
-            high, low = low, (high ^ mix_array(low + np.uint64(key))) & mask
-            high_bits, low_bits = low_bits, high_bits
-        return (high << np.uint64(low_bits)) | low
-
-    def _network_back(self, values: KeyArray) -> KeyArray:
-        low_bits, high_bits = self._low_bits, self._high_bits
-        high, low = values >> np.uint64(low_bits), values & np.uint64((1 << low_bits) - 1)
-        for key in reversed(self._round_keys):
-            mask = np.uint64((1 << low_bits) - 1)  # `low` was the round's `high`
-            high, low = (low ^ mix_array(high + np.uint64(key))) & mask, high
-            high_bits, low_bits = low_bits, high_bits
-        return (high << np.uint64(low_bits)) | low
+    def _network(self, values: KeyArray, back: bool) -> KeyArray:
+        """Backwards it is the same with the halves swapped, and the rounds in reverse."""
+        low_bits = np.uint64(self._low_bits)
+        halves = [values >> low_bits, values & np.uint64((1 << self._low_bits) - 1)]
+        order = -1 if back else 1
+        left, right = halves[::order]
+        widths = cycle([self._high_bits, self._low_bits][::order])  # of the left half
+        for key, width in zip(self._round_keys[::order], widths, strict=False):
+            mask = np.uint64((1 << width) - 1)
+            left, right = right, (left ^ mix_array(right + np.uint64(key))) & mask
+        high, low = (left, right)[::order]
+        return (high << low_bits) | low
 
 
 @lru_cache(maxsize=64)

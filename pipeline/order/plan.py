@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -52,14 +51,6 @@ class Request(Addressed):
 
     def __len__(self) -> int:
         return len(self.indices)
-
-
-class Place(NamedTuple):
-    """Where a row stands in an epoch: its batch, its position, and the rank that works on it."""
-
-    step: int
-    position: int
-    rank: int
 
 
 def share_of(
@@ -256,19 +247,6 @@ class Plan:
             return self.sampler.steps_of(of, row)
         positions = self.sampler.positions_of(of, row)
         return list(dict.fromkeys(position // self.batch_size for position in positions))
-
-    def addresses_of(self, epoch: int, row: int, world: int = 1) -> list[Place]:
-        """Where `row` stands in `epoch`, in the order of training; a row in parts once for each.
-
-        Cost: the sampler's inverse, and for each batch found one request a rank.
-        """
-        steps, places = self.steps(epoch), []
-        for step in self.steps_of(epoch, row):
-            for rank in range(world if step < steps else 0):
-                share = self.request(epoch, step, rank, world)
-                positions = share.positions[: share.valid][share.indices[: share.valid] == row]
-                places += [Place(step, position, rank) for position in positions.tolist()]
-        return places
 
     def predicted_waiting(self, epoch: int, world: int) -> tuple[float, float] | None:
         """The shares of the time for which ranks would wait for each other if cost were time.

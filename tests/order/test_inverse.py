@@ -15,9 +15,10 @@ from penstock.addons.mixtures.weights import Mixing
 from penstock.addons.tokens.sequence_packing import SequencePacking
 from penstock.order.composed import Curriculum, Repeated
 from penstock.order.orders import Order
-from penstock.order.plan import Place, Plan
+from penstock.order.plan import Plan
 from penstock.order.samplers import Bucket, Identity, Random, Sequential, Subset, Weighted
 from penstock.order.torch_samplers import adapt
+from tests.order.inverse import Place, addresses_of
 
 SEED = 3
 
@@ -111,7 +112,7 @@ def test_a_row_is_found_where_it_is(name, length, world, tail, most, again):
     for epoch in (0, 2):
         seen = by_looking(plan, epoch, world)
         for row in range(-1, length + 2):
-            assert plan.addresses_of(epoch, row, world) == seen.get(row, [])
+            assert addresses_of(plan, epoch, row, world) == seen.get(row, [])
 
 
 @pytest.mark.parametrize("name", ["random", "weighted", "somebody's"])

@@ -213,6 +213,8 @@ def members():
         "Transform",
         "Collate",
         "KeyedTransform",
+        "Exchange",
+        "ReadsRows",
     }
     classes = [
         one

@@ -35,11 +35,11 @@ MAIN = LoaderOptions("process", 0)
 
 
 def started(*arguments):
-    """`python -m tests.packs ...`, when it has begun to pack.
+    """`python -m tests.pack_files ...`, when it has begun to pack.
 
     Unbuffered, since a buffer that read on would keep the next line from `communicate`.
     """
-    command = [sys.executable, "-m", "tests.packs", *map(str, arguments)]
+    command = [sys.executable, "-m", "tests.pack_files", *map(str, arguments)]
     process = warm.start(
         command,
         cwd=ROOT,

@@ -21,6 +21,7 @@ from penstock.loading.fetch import batch_hash, hash_of_rows
 from penstock.order.randomness import hash64, hash64_array
 from penstock.order.streams import is_stream
 from penstock.runs import checkpoint
+from tests.order.inverse import addresses_of
 from tests.stress import random_oracle
 from tests.stress.random_oracle import Data
 from tests.stress.random_runs import MOST, Program, lines, loaded, planned, unlimited
@@ -179,7 +180,7 @@ class Check:
             )
         rows = self.draw.sample(range(kept.rows), min(kept.rows, 4))
         for epoch in (0, 1):
-            random_oracle.check_inverse(epochs[epoch], partial(plan.addresses_of, epoch), rows)
+            random_oracle.check_inverse(epochs[epoch], partial(addresses_of, plan, epoch), rows)
         self.contents(epochs, own)
 
     def kept(self, whole):

@@ -2,7 +2,7 @@
 
     length            length + 0.002 * length ** 2            `image width` * `image height`
 
-An expression (order/expressions.py) has columns, numbers, + - * / ** and brackets here, and nothing
+An expression (expressions.py) has columns, numbers, + - * / ** and brackets here, and nothing
 is called. All of it is float64, as `9 ** 9 ** 9` in whole numbers would never end. It is evaluated
 for the rows of a batch only, so a column that is mapped from a file stays there.
 """

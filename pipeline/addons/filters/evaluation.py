@@ -1,4 +1,4 @@
-"""What an expression gives for rows: its tree (order/expressions.py) walked over columns.
+"""What an expression gives for rows: its tree (expressions.py) walked over columns.
 
 Numbers and booleans are arrays, and follow numpy; what numpy has no type for (texts, categories,
 days, columns with missing values of their own) is a pandas Series, and follows pandas. Whole
@@ -291,10 +291,6 @@ def _moment(days: Any, value: Any) -> Any:
     return moment.tz_localize(zone) if zone is not None and moment.tz is None else moment
 
 
-def _not(node: Not, columns: Columns) -> Any:
-    return _inverted(evaluate(node.of, columns))
-
-
 def _inverted(values: Any) -> Any:
     if isinstance(values, (bool, np.bool_)):
         return not values
@@ -403,7 +399,7 @@ _EVALUATE: dict[type, Callable[[Any, Columns], Any]] = {
     Items: lambda node, columns: [evaluate(item, columns) for item in node.values],
     Operation: _operation,
     Comparison: _comparison,
-    Not: _not,
+    Not: lambda node, columns: _inverted(evaluate(node.of, columns)),
     Joined: _joined,
     Call: _called,
 }

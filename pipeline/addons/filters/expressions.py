@@ -6,7 +6,7 @@
 1. `read` turns a text into a tree of the nodes below, once. Python's own parser does the work, and
    what it finds that is not on the list here is refused. Names in backticks are looked for outside
    of string literals and comments only.
-2. `evaluate` (order/evaluation.py) walks that tree over columns. Nothing else gets the text, and
+2. `evaluate` (evaluation.py) walks that tree over columns. Nothing else gets the text, and
    nothing is called by a name that stands in it.
 
 A text comes from a configuration, which may be a stranger's, so its length, its numbers and the

@@ -106,7 +106,9 @@ class RowChoice:
                     shown = condition if len(condition) <= _SHOWN else f"{condition[:_SHOWN]}..."
                     yield f"{where} ({shown})", holds
                 else:
-                    function = make(as_function(condition), where)
+                    function = make(
+                        {**condition, "_partial_": True}, where
+                    )  # called with the table
                     mask = _by_function(function, table if hasattr(table, "iloc") else dataset)
                     yield f"{where} ({condition['_target_']})", _checked(mask, length, where).mask
 
@@ -129,11 +131,6 @@ class RowChoice:
                 reason = f"row {row} does not exist; the {self._split} split has {length} rows"
                 raise ConfigError(Problem(key, reason))
         return rows
-
-
-def as_function(node: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The node of a filter function, which is called with the table and not before."""
-    return {**node, "_partial_": True}
 
 
 def _table(dataset: Any, fields: Fields) -> Any:

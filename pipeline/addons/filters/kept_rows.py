@@ -1,7 +1,7 @@
 """Some rows of a map-style dataset as a dataset: what a filter leaves, numbered anew from 0.
 
 The sampler, the plan and the ledger know the new numbers; messages, tables and quarantine files
-name the dataset's own row beside it or in its place. Cost: a bit a row (order/selection.py), and
+name the dataset's own row beside it or in its place. Cost: a bit a row (selection.py), and
 5 us a sample that is read alone.
 """
 

@@ -1,6 +1,6 @@
 """What a dataset tells besides its samples, written into its pack, which has to answer the same.
 
-    metadata               table.<k>.npy (packing/table.py)
+    metadata               table.<k>.npy (table.py)
     lengths                table.lengths.npy, [N]
     path(index)            the table's column `path` if that is the same, else table.path.npy
     text_lengths(...)      the name of the field whose texts it counts

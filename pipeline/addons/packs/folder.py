@@ -19,19 +19,24 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Self
 
 import numpy as np
 import numpy.typing as npt
+from annotated_types import Ge, Le
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import Field as Alias
 
 from penstock import program
 from penstock.addons.packs.fields import Column, Field, Numbers, difference
 from penstock.addons.packs.npy import NpyStream, map_npy
+from penstock.config.sections import Section
 from penstock.errors import DataError
 from penstock.files import plain_json
 from penstock.files.batch_bytes import reserve
-from penstock.files.plain_json import JsonError, integer, mapping, shown
+from penstock.files.plain_json import shown
 from penstock.files.regular_file import size_of
+from penstock.ranges import Index
 
 _LARGEST = 256 << 20  # bytes of pack.json, which lists categories
 _LITTLE = 1 << 14  # bytes of a sample's field that need not be reserved
@@ -40,19 +45,6 @@ _LAID_OUT = {"offsets": ("<i8", 1), "shapes": ("<i4", 2), "canvas": ("<i4", 2)}
 VERSION = 2
 RECORD = "pack.json"
 _KIND = "penstock pack"
-_ENTRIES = {
-    "count",
-    "fields",
-    "files",
-    "fingerprint",
-    "table",
-    "lengths",
-    "path",
-    "text",
-    "columns",
-    "checks",
-}
-
 Indices = npt.NDArray[np.int64]
 
 
@@ -332,55 +324,65 @@ def _read_record(folder: Path) -> dict[str, Any]:
             f"{str(path)!r} has version {record.get('version')} of packed data, not {VERSION}. "
             f"{_REMEDY}"
         )
-    missing = _ENTRIES - record.keys()
-    if missing:
-        raise damaged(path, f"it lacks {', '.join(sorted(missing))}")
     try:
-        _check_record(record)
-    except ValueError as error:
-        raise damaged(path, error) from error
+        _Record.model_validate(record)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = shown(".".join(map(str, first["loc"]))) if first["loc"] else "it"
+        raise damaged(path, f"{where}: {first['msg']}") from error
     return record
 
 
-def _check_record(record: dict[str, Any]) -> None:
-    """Raise JsonError for what `PackWriter.finish` does not write."""
-    integer(record, "count", most=(1 << 53) - 1)
-    for name in mapping(record["files"]):
-        integer(record["files"], name)
-    described = record["fields"]
-    if not isinstance(described, list) or not all(isinstance(one, dict) for one in described):
-        raise JsonError("its fields are not a list of mappings")
-    known = {"file", "even", *(one.name for one in dataclasses.fields(Field))}
-    for one in described:
-        if one.keys() != known:
-            odd = ", ".join(sorted(one.keys() ^ known)[:5])
-            raise JsonError(f"a field has missing or unknown keys: {odd[:200]}")
-        integer(one, "ndim", most=64)
-        texts = [one[key] for key in ("name", "file", "kind", "dtype", "type")]
-        if not all(isinstance(text, str) for text in texts) or not isinstance(one["even"], bool):
-            raise JsonError("a field has a name or kind that is not text")
-        if f"{one['file']}.npy" not in record["files"]:
-            raise JsonError(f"a field is in the file {shown(one['file'])}, which is not listed")
-        mapping(one["attributes"])
-        try:
-            Field(**{key: one[key] for key in one.keys() - {"file", "even"}}).check()
-        except (ValueError, DataError) as error:
-            raise JsonError(f"field {shown(one['name'])}: {error}") from error
-    for name, kind in (("fingerprint", str), ("reader", str), ("facts", dict), ("classes", list)):
-        if not isinstance(record.get(name), (kind, type(None))):
-            raise JsonError(f"its {name} is {shown(record[name])}")
-    if not all(isinstance(one, str) for one in record.get("classes") or ()):
-        raise JsonError("its classes are not all texts")
-    tables, path = record["table"] or [], record["path"]
-    if not isinstance(tables, list) or not all(
-        isinstance(one, dict)
-        and all(isinstance(one.get(key), str) for key in ("file", "kind", "name"))
-        for one in [*tables, *([] if path is None else [path])]
-    ):
-        raise JsonError("its table is not a list of columns")
-    columns, text = record["columns"] or [], record["text"]
-    names = [*columns, text or ""] if isinstance(columns, list) else [None]
-    if not all(isinstance(one, str) for one in names):
-        raise JsonError("its columns or its field of texts are not names")
-    if text and [one["kind"] for one in described if one["name"] == text] != ["str"]:
-        raise JsonError(f"its field of texts, {shown(text)}, is none")
+class _Field(Section):
+    """A field of pack.json: a `Field`, and where it lies."""
+
+    file: str
+    even: bool
+    name: str
+    kind: str
+    dtype: str
+    ndim: Annotated[int, Ge(0), Le(64)]
+    type: str
+    attributes: dict[str, Any]
+
+
+class _Column(BaseModel):
+    """A column of the table, which `table.py` reads."""
+
+    model_config = ConfigDict(strict=True)
+    name: str
+    file: str
+    kind: str
+
+
+class _Record(BaseModel):
+    """What `PackWriter.finish` writes; packs are foreign."""
+
+    model_config = ConfigDict(strict=True)
+    count: Annotated[int, Ge(0), Le((1 << 53) - 1)]
+    described: list[_Field] = Alias(alias="fields")
+    files: dict[str, Index]
+    fingerprint: str | None
+    table: list[_Column] | None
+    lengths: bool
+    path: _Column | None
+    text: str | None
+    columns: list[str] | None
+    checks: bool
+    reader: str | None = None
+    facts: dict[str, Any] | None = None
+    classes: list[str] | None = None
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        for field in self.described:
+            if f"{field.file}.npy" not in self.files:
+                raise ValueError(f"a field is in the file {shown(field.file)}, which is not listed")
+            try:
+                Field(**field.model_dump(exclude={"file", "even"})).check()
+            except (ValueError, DataError) as error:
+                raise ValueError(f"field {shown(field.name)}: {error}") from error
+        texts = [field.name for field in self.described if field.kind == "str"]
+        if self.text and self.text not in texts:
+            raise ValueError(f"its field of texts, {shown(self.text)}, is none")
+        return self
