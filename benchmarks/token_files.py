@@ -111,7 +111,7 @@ def bounds_of(folder: Path) -> tuple[Any, Any]:
 
 def packed_by_hand(folder: Path, size: int) -> Iterator[list[Spans]]:
     """Batches of blocks: shuffled documents, packed in windows; long ones are cut."""
-    from penstock.addons.tokens.blocks import best_fit
+    from penstock.addons.tokens.sequence_packing import best_fit
 
     starts, stops = bounds_of(folder)
     draw = np.random.default_rng(0)

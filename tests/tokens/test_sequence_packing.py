@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.addons.tokens import sequence_packing
-from penstock.addons.tokens.blocks import best_fit, cut_in_turn
-from penstock.addons.tokens.sequence_packing import SequencePacking
+from penstock.addons.tokens.sequence_packing import SequencePacking, best_fit, cut_in_turn
 from penstock.errors import ConfigError, DataError
 from penstock.order.composed import Curriculum, Repeated
 from penstock.order.plan import Plan

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 from torch.utils.data import IterableDataset
 
-from penstock.addons.mixtures.named_sources import NamedSources, is_stream
+from penstock.addons.mixtures.mixture import NamedSources, is_stream
 from penstock.errors import ConfigError, Problem
 from penstock.order.permutation import Permutation
 from penstock.order.randomness import hash64, uniform

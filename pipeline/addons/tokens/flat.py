@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.addons.tokens.mapped import MappedNumbers
 from penstock.addons.tokens.megatron import samples_of
+from penstock.addons.tokens.token_file import MappedNumbers
 from penstock.datasets.reading.data_file import DataFile
 from penstock.datasets.reading.fingerprint import Part, fingerprint
 from penstock.datasets.reading.folder import Folder, FolderFile

@@ -23,7 +23,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.addons.tokens.mapped import MappedNumbers
+from penstock.addons.tokens.token_file import MappedNumbers
 from penstock.datasets.reading.data_file import DataFile
 from penstock.datasets.reading.fingerprint import Part
 from penstock.datasets.reading.folder import FolderFile

@@ -21,21 +21,15 @@ and up to 10 % fewer on average. Where rows are cut, only the last block of a st
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from bisect import bisect_left, insort
+from heapq import heapify, heappop, heappush
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from penstock.addons.tokens.blocks import (
-    Pieces,
-    best_fit,
-    count_of,
-    cut_in_turn,
-    joined,
-    shuffled,
-    spread,
-    whole_rows,
-)
 from penstock.errors import ConfigError, DataError, Problem
+from penstock.order.permutation import Permutation
 from penstock.order.randomness import IntArray, hash64
 from penstock.order.samplers import BatchStrategy, Order, Random, Tail, column_of
 from penstock.ranges import Count
@@ -49,6 +43,33 @@ _SAMPLED = 1 << 14  # rows, from which the number of batches is taken
 _MARGIN = 0.06  # of blocks above their mean that a stretch is to have room for, about
 _LONGEST = 1 << 20  # rows of a stretch
 _KEPT = 4  # windows or stretches, and 16 times as many epochs' counts
+
+
+class _Pieces(NamedTuple):
+    """Rows, or parts of them, in their blocks: int64[n] each, ascending by block.
+
+    Attributes:
+        positions: in the epoch's order; pieces of one row have the same.
+        rows: of the dataset.
+        starts, stops: the tokens of the row, `starts <= token < stops`.
+        lengths: tokens of the whole row.
+        blocks: numbers of the blocks.
+    """
+
+    positions: IntArray
+    rows: IntArray
+    starts: IntArray
+    stops: IntArray
+    lengths: IntArray
+    blocks: IntArray
+
+    def take(self, places: npt.NDArray[np.int64] | slice) -> _Pieces:
+        return _Pieces(*(values[places] for values in self))
+
+    def between(self, first: int, last: int) -> _Pieces:
+        """Those in the blocks first .. last-1."""
+        start, stop = np.searchsorted(self.blocks, [first, last]).tolist()
+        return self.take(slice(start, stop))
 
 
 class SequencePacking(BatchStrategy):
@@ -114,10 +135,10 @@ class SequencePacking(BatchStrategy):
         self.batch_size, self._drops = batch_size, tail == "drop"
         self._lengths, self._long = lengths, long
         # Replaced and never changed, as copies in other threads share them.
-        self._packed: dict[tuple[int, int], Pieces] = {}  # windows or stretches, by epoch
+        self._packed: dict[tuple[int, int], _Pieces] = {}  # windows or stretches, by epoch
         self._before: dict[int, IntArray] = {}  # by epoch: blocks or tokens before each window
         self._rest: dict[int, int] = {}  # by epoch: blocks behind all whole stretches
-        self._last: tuple[int, int, Pieces] | None = None  # what `batch` and then `parts` ask for
+        self._last: tuple[int, int, _Pieces] | None = None  # what `batch` and then `parts` ask for
         self._stretch = 0  # positions; 0: epochs are counted
         self._batches = 0  # of every stretch but the last
         if self.order.even and self.order.size(0) > _COUNTED[split]:
@@ -173,7 +194,7 @@ class SequencePacking(BatchStrategy):
     def beginnings(self, count: int) -> IntArray:
         return np.array([[0, self.tokens, -1, block] for block in range(count)])
 
-    def pieces(self, epoch: int, step: int) -> Pieces:
+    def pieces(self, epoch: int, step: int) -> _Pieces:
         """The pieces of one global batch, whose blocks are numbered from 0."""
         last_asked = self._last
         if last_asked is not None and last_asked[:2] == (epoch, step):
@@ -233,7 +254,7 @@ class SequencePacking(BatchStrategy):
             self._before = _latest(self._before, 16 * _KEPT) | counted
         return self._before[epoch]
 
-    def _blocks(self, epoch: int, first: int, last: int) -> Pieces:
+    def _blocks(self, epoch: int, first: int, last: int) -> _Pieces:
         """The blocks first .. last-1 of an epoch."""
         before, size = self._before_windows(epoch), self.order.size(epoch)
         if self.split == "never":
@@ -271,7 +292,7 @@ class SequencePacking(BatchStrategy):
         blocks = self._kept(epoch, number, start, stop)
         return blocks.blocks[blocks.positions == position] + before
 
-    def _kept(self, epoch: int, number: int, start: int, stop: int) -> Pieces:
+    def _kept(self, epoch: int, number: int, start: int, stop: int) -> _Pieces:
         """A window, which the next batches ask for again."""
         key = epoch, number
         blocks = self._packed.get(key)
@@ -289,7 +310,7 @@ class SequencePacking(BatchStrategy):
             return blocks * np.arange(self._batches + 1) // self._batches
         return np.append(np.arange(0, blocks, self.batch_size), blocks)
 
-    def _stretch_of(self, epoch: int, number: int) -> Pieces:
+    def _stretch_of(self, epoch: int, number: int) -> _Pieces:
         key = epoch, number
         found = self._packed.get(key)
         if found is None:
@@ -311,7 +332,7 @@ class SequencePacking(BatchStrategy):
 
     # Rows to blocks.
 
-    def _window(self, epoch: int, start: int, stop: int) -> Pieces:
+    def _window(self, epoch: int, start: int, stop: int) -> _Pieces:
         """Whole rows start .. stop-1 packed by themselves, blocks from 0 in a keyed order."""
         rows, lengths = self._lengths_at(epoch, start, stop)
         if self._long == "refuse" and int(lengths.max(initial=0)) > self.tokens:
@@ -324,16 +345,16 @@ class SequencePacking(BatchStrategy):
         blocks = best_fit(stops - starts, self.tokens)
         blocks = shuffled(blocks, hash64(self.seed, "packed", epoch, start))
         order = np.lexsort((starts, place, blocks))
-        pieces = Pieces(start + place, rows[place], starts, stops, lengths[place], blocks)
+        pieces = _Pieces(start + place, rows[place], starts, stops, lengths[place], blocks)
         return pieces.take(order)
 
-    def _cut(self, epoch: int, start: int, stop: int, before: int, blocks: int | None) -> Pieces:
+    def _cut(self, epoch: int, start: int, stop: int, before: int, blocks: int | None) -> _Pieces:
         """The positions start .. stop-1 one after the other, `before` tokens behind the beginning
         of block 0; `blocks` of the whole, where that does not end here.
         """
         rows, lengths = self._lengths_at(epoch, start, stop)
         place, starts, stops, number = cut_in_turn(lengths, self.tokens, before, blocks)
-        return Pieces(start + place, rows[place], starts, stops, lengths[place], number)
+        return _Pieces(start + place, rows[place], starts, stops, lengths[place], number)
 
     def _lengths_at(self, epoch: int, start: int, stop: int) -> tuple[IntArray, IntArray]:
         """Rows and their lengths, int64[stop - start] each."""
@@ -348,3 +369,115 @@ class SequencePacking(BatchStrategy):
 def _latest(kept: dict[Any, Any], count: int) -> dict[Any, Any]:
     """A copy of the entries that were added last, fewer than `count`."""
     return dict(list(kept.items())[1 - count :])
+
+
+# How the tokens of rows are put together: best fit takes 1 us a row, the rest 0.1 us.
+
+
+def best_fit(lengths: IntArray, capacity: int) -> IntArray:
+    """The block of each row, by best fit in decreasing length: int64[n], from 0 on.
+
+    Each row goes where least room is left after it, else into a new block (Johnson: "Near-optimal
+    bin packing algorithms", 1973).
+
+    Args:
+        lengths: int64[n], each at most `capacity`.
+    """
+    blocks = np.empty(len(lengths), np.int64)
+    rooms: list[tuple[int, int]] = []  # room left and number of each block, ascending
+    count = 0
+    order = np.argsort(-lengths, kind="stable").tolist()
+    sizes = lengths.tolist()
+    for place in order:
+        size = sizes[place]
+        at = bisect_left(rooms, (size, 0))
+        if at == len(rooms):
+            block, room = count, capacity
+            count += 1
+        else:
+            room, block = rooms.pop(at)
+        blocks[place] = block
+        insort(rooms, (room - size, block))
+    return blocks
+
+
+def whole_rows(lengths: IntArray, capacity: int) -> tuple[IntArray, IntArray, IntArray]:
+    """Rows as they are, but for those longer than a block, which are cut.
+
+    Returns:
+        place (of the row in `lengths`), start and stop of each piece: int64[m] each.
+    """
+    parts = np.maximum(-(-lengths // capacity), 1)
+    place = np.repeat(np.arange(len(lengths)), parts)
+    number = np.arange(len(place)) - np.repeat(np.cumsum(parts) - parts, parts)
+    starts = number * capacity
+    return place, starts, np.minimum(starts + capacity, lengths[place])
+
+
+def cut_in_turn(
+    lengths: IntArray, capacity: int, before: int = 0, count: int | None = None
+) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+    """Rows one after the other, cut at every multiple of `capacity` tokens.
+
+    Args:
+        before: tokens in front of them, from which on blocks are counted.
+        count: blocks of the whole sequence that these rows are a part of; None: it ends with them.
+
+    Returns:
+        place (of the row in `lengths`), start, stop and block of each piece: int64[m] each. A row
+        of no tokens is one empty piece.
+    """
+    ends = before + np.cumsum(lengths)
+    begins = ends - lengths
+    if count is None:
+        count = -(-int(ends[-1]) // capacity) if len(ends) else 0
+    # Nothing begins a block of its own: at the very end it stands in the last one.
+    first = np.minimum(begins // capacity, max(count - 1, 0))
+    last = np.maximum((ends - 1) // capacity, first)
+    parts = last - first + 1
+    place = np.repeat(np.arange(len(lengths)), parts)
+    number = np.arange(len(place)) - np.repeat(np.cumsum(parts) - parts, parts)
+    blocks = first[place] + number
+    starts = np.maximum(blocks * capacity, begins[place]) - begins[place]
+    stops = np.minimum((blocks + 1) * capacity, ends[place]) - begins[place]
+    return place, starts, np.maximum(stops, starts), blocks
+
+
+def count_of(pieces: _Pieces) -> int:
+    """How many blocks there are, where they are numbered from 0."""
+    return int(pieces.blocks[-1]) + 1 if len(pieces.blocks) else 0
+
+
+def joined(pieces: list[_Pieces]) -> _Pieces:
+    if len(pieces) == 1:
+        return pieces[0]
+    if not pieces:
+        return _Pieces(*(np.empty(0, np.int64) for _ in _Pieces._fields))
+    return _Pieces(*(np.concatenate(values) for values in zip(*pieces, strict=True)))
+
+
+def shuffled(blocks: IntArray, key: int) -> IntArray:
+    """The numbers of blocks in a keyed order."""
+    count = int(blocks.max(initial=-1)) + 1
+    return Permutation(count, key)(np.arange(count))[blocks] if count else blocks
+
+
+def spread(pieces: _Pieces, least: int) -> _Pieces:
+    """The same in at least so many blocks: those of most pieces are halved, where there are fewer.
+
+    That is where the lengths of a stretch have little in common with those of the first one.
+    """
+    count = count_of(pieces)
+    if count >= least:
+        return pieces
+    blocks = pieces.blocks.copy()
+    sizes = np.bincount(blocks).tolist()
+    fullest = [(-size, block) for block, size in enumerate(sizes)]
+    heapify(fullest)
+    for new in range(count, least):
+        _, block = heappop(fullest)
+        places = np.flatnonzero(blocks == block)
+        blocks[places[len(places) // 2 :]] = new
+        heappush(fullest, (-(len(places) // 2), block))
+        heappush(fullest, (len(places) // 2 - len(places), new))
+    return pieces._replace(blocks=blocks).take(np.argsort(blocks, kind="stable"))

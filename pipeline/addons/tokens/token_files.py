@@ -22,7 +22,7 @@ from torch.utils.data import Dataset
 
 from penstock.addons.tokens.flat import LENGTHS, OFFSETS, FlatFile
 from penstock.addons.tokens.megatron import MegatronFile, Rows
-from penstock.addons.tokens.spans import TokenFile, checked_spans
+from penstock.addons.tokens.token_file import TokenFile, checked_spans
 from penstock.datasets.files import Files
 from penstock.datasets.reading.data_file import DataFile
 from penstock.datasets.reading.fingerprint import FileDataset, Part
