@@ -245,7 +245,7 @@ def test_left_out_samples_are_named(images, told, tmp_path, capsys):
     assert all(html.escape(one.path) in page for one in left_out)
 
 
-def test_a_stream_has_batches_and_no_predictions(tmp_path, told, capsys, monkeypatch):
+def test_a_stream_has_batches_and_no_predictions(tmp_path, reports, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "t.tsv").write_text("".join(f"{'ab'[n % 2]}\tword {n}\n" for n in range(60)))
     done = run(
@@ -265,6 +265,8 @@ def test_a_stream_has_batches_and_no_predictions(tmp_path, told, capsys, monkeyp
     assert all(one.words.startswith("word ") for one in found.batches[0].samples)
     assert not found.predictions
     assert "samples of a stream cannot be chosen" in found.notes[0]
+    assert "the report is missing" not in done.err
+    assert "Steps whose loss is highest" in (tmp_path / "run" / "report.html").read_text()
 
 
 HOSTILE = {

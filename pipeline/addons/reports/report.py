@@ -42,12 +42,12 @@ def leave(folder: Path, is_done: bool, plan: Plan | StreamPlan) -> None:
     """
     with only_shown("the report"), held():
         from penstock.addons.reports import run_report, spikes
+        from penstock.order.plan import Plan
         from penstock.runs.record import RunRecord
 
         run = RunRecord.read(folder)
-        request = getattr(plan, "request", None)
-        if request is not None:  # the records of a stream have no numbers
-            spikes.keep_rows(run, lambda epoch, step: request(epoch, step).indices)
+        if isinstance(plan, Plan):  # the records of a stream have no numbers
+            spikes.keep_rows(run, lambda epoch, step: plan.request(epoch, step).indices)
         path = run_report.save(run)
         (put if is_done else say)(f"{'report':<12} {path}")
 
