@@ -47,7 +47,7 @@ from penstock.order.balance import contiguous, least_loaded
 from penstock.order.plan import Plan
 from penstock.order.samplers import Random
 from penstock.training.runner import fit
-from penstock.training.train_step import TrainOptions
+from penstock.training.train_step import TrainOptions, TrainStep
 
 RANKS = 8
 SIZES = (32, 64, 128, 256, 512, 1024)
@@ -205,16 +205,9 @@ def rank(steps: int, balanced: bool, out: Path) -> None:
         objective: Any = NextByte()
         options = TrainOptions(max_epochs=1, max_steps=steps, log_every=20)
         with Loader(plan, fetch, world=group.world) as loader:
-            result = fit(
-                model,
-                objective,
-                torch.optim.SGD(model.parameters(), 0.1),
-                loader,
-                None,
-                options,
-                group=group,
-                parallel=Parallel("ddp"),
-            )
+            optimizer = torch.optim.SGD(model.parameters(), 0.1)
+            step = TrainStep(model, objective, optimizer, None, options, group, 0, Parallel("ddp"))
+            result = fit(step, loader, None)
         if group.is_first:
             whole = Plan(Random(len(dataset), 0), BATCH, "drop", costs=costs)
             found = {

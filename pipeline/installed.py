@@ -10,9 +10,12 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from penstock.protocols import AddOn, Task
+
+if TYPE_CHECKING:
+    from penstock.runs.checkpoint import CopiesPlace
 
 _FOLDER = Path(__file__).parent / "addons"
 
@@ -47,6 +50,18 @@ def options() -> dict[str, Any]:
 def backends() -> dict[str, str]:
     """What opens each backend that add-ons bring, by the name of `loader.backend`."""
     return {name: opener for addon in addons().values() for name, opener in addon.backends.items()}
+
+
+def all_of(seam: Literal["explains", "observers", "pictures"]) -> list[Callable[..., Any]]:
+    """The functions that add-ons bring to a seam."""
+    names = (getattr(addon, seam) for addon in addons().values())
+    return [load(name) for name in names if name]
+
+
+def copies() -> CopiesPlace | None:
+    """Another place that a fit's state is kept in, if an add-on has one."""
+    module = next((addon.copies for addon in addons().values() if addon.copies), None)
+    return cast("CopiesPlace", import_module(module)) if module else None
 
 
 def only_reads(task: object) -> bool:

@@ -78,6 +78,11 @@ class AddOn:
         explains: "module:function" for a run that resumes with other data, `(problems, saved, own,
             address) -> problems`: what differs (`Problem`s by key) between the fingerprints of
             the run and of the configuration, said better.
+        observers: "module:function" that takes a `penstock.tasks.fit.Fit` on the first rank, when
+            its folder is open, and returns a list of `penstock.training.observer.Observer`s.
+        pictures: "module:function" that takes a `penstock.build.data.Split`, a `Batch` of it and a
+            folder, draws the batch there, and returns the path of the picture, or None.
+        copies: a module with the functions of `penstock.runs.checkpoint.CopiesPlace`.
     """
 
     tasks: Mapping[str, Task] = field(default_factory=dict)
@@ -86,6 +91,9 @@ class AddOn:
     backends: Mapping[str, str] = field(default_factory=dict)
     wrapper: str = ""
     explains: str = ""
+    observers: str = ""
+    pictures: str = ""
+    copies: str = ""
 
 
 Sample = Any  # a dict of fields, or what `dataset.fields` gives names to

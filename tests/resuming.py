@@ -31,8 +31,8 @@ from penstock.order.torch_samplers import adapt
 from penstock.runs import checkpoint
 from penstock.runs.checkpoint import Checkpoints
 from penstock.training.objective import Objective, Regression
-from penstock.training.runner import Observer, fit
-from penstock.training.train_step import TrainOptions
+from penstock.training.runner import Observer, Session, fit
+from penstock.training.train_step import TrainOptions, TrainStep
 from tests import streams
 
 LENGTH, SIZE, EPOCHS = 22, 4, 3
@@ -293,21 +293,9 @@ class Case:
             checkpoints = Checkpoints(folder, 2, group=group)
             preemption = StopAfter(stop)
             try:
-                result = fit(
-                    model,
-                    objective,
-                    optimizer,
-                    train,
-                    val,
-                    chosen,
-                    scheduler=scheduler,
-                    checkpoints=checkpoints,
-                    observers=[written],
-                    preemption=preemption,
-                    resume=resume,
-                    group=group,
-                    parallel=parallel,
-                )
+                step = TrainStep(model, objective, optimizer, scheduler, chosen, group, 0, parallel)
+                session = Session(checkpoints, resume)
+                result = fit(step, train, val, session, [written], preemption)
             except Preempted:
                 result, stopped = None, True
             written.asked = preemption.seen

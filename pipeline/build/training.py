@@ -1,22 +1,18 @@
-"""Configuration to training: model, objective, optimizer, scheduler, trackers.
+"""Configuration to training: model, objective, optimizer, scheduler.
 
 What a callable takes by name and the configuration leaves out is supplied: facts of the dataset,
-`params`, `total_steps`, `folder`, `run`.
+`params`, `total_steps`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from penstock.addons.trackers.guarded import Trackers
-from penstock.addons.trackers.tracker import TrackedRun
 from penstock.build.data import DataParts
 from penstock.config.instantiate import make
-from penstock.config.nodes import SCHEDULE_KEYS, metrics, trackers
+from penstock.config.nodes import SCHEDULE_KEYS, metrics
 from penstock.config.schema import Config
 from penstock.distributed.world import World
 from penstock.order.randomness import hash64, scope, seed_global
@@ -77,19 +73,3 @@ class TrainingParts:
         return with_warmup(
             optimizer, warm, lambda inner: make(plain, "scheduler", {"optimizer": inner, **steps})
         )
-
-    def trackers(self, folder: Path, run: TrackedRun) -> Trackers:
-        """The trackers of `run`, started; each writes into `folder` / its name.
-
-        One that is the whole of `tracker`, and has no name, writes into `folder`.
-
-        Raises:
-            ConfigError: one refuses its arguments.
-        """
-
-        def maker(key: str, node: Any) -> Callable[[], Any]:
-            own = folder.joinpath(*key.split(".")[1:])
-            return lambda: make(node, key, {"folder": own, "run": run})
-
-        nodes = trackers(self.config.tracker).items()
-        return Trackers({key: maker(key, node) for key, node in nodes if node is not None})

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 
 from penstock import program
 from penstock.config import command_line_keys, disclosure, hydra_output, outputs, project
@@ -25,6 +26,11 @@ from penstock.config.schema import TASK_KEYS
 from penstock.order.skipped import Skipped
 
 _OF_A_START = ("task", "run_dir", "resume", "resume_despite", "hydra", *TASK_KEYS)
+
+
+def is_job() -> bool:
+    """Whether this is a job of a sweep, which keeps a folder for each."""
+    return bool(HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN)
 
 
 def suggested(*words: str) -> str:

@@ -8,6 +8,7 @@ need it.
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,6 +99,18 @@ def launcher_process(environment: Mapping[str, str] = os.environ) -> int | None:
     try:
         return int(Path(f"/proc/{os.getsid(0)}/stat").read_text().rpartition(")")[2].split()[1])
     except (OSError, ValueError, IndexError):
+        return None
+
+
+def launcher_start() -> str | None:
+    """This machine's launcher of ranks, named by process and start; None if there is none."""
+    process = launcher_process()
+    if process is None:
+        return None
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        return f"{platform.node()}-{process}-{fields[19]}"  # ticks since the machine's own start
+    except (OSError, IndexError):
         return None
 
 

@@ -12,11 +12,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from penstock import program
 from penstock.config import allow_list, changes, command_line_keys, signatures
 from penstock.config.composition import CONF
 from penstock.config.disclosure import is_redacted
 from penstock.config.schema import Config
+from penstock.config.sections import Changes
 from penstock.errors import ConfigError, Problem
 from penstock.files import plain_json
 from penstock.loading.known_by import PREFIX, other_rows
@@ -168,8 +171,33 @@ def _groups() -> Set[str]:
     return {path.name for path in CONF.iterdir() if path.is_dir()} - {"hydra"}
 
 
+def key_of(word: str) -> str:
+    """The key of an override."""
+    return word.partition("=")[0].lstrip("+~")
+
+
+@cache
+def is_harmless(line: str) -> bool:
+    """Whether no result depends on this override, so that it may differ between two commands of
+    one sweep.
+    """
+    key, value = key_of(line).replace("/", "."), line.partition("=")[2]
+    if changes.effect_of(key).changes == Changes.NOTHING:
+        return True
+    # An option of a section such as `loader`, of which not every key is harmless.
+    option = CONF / key / f"{value}.yaml"
+    if not re.fullmatch(r"\w+=\w+", line) or not option.is_file():
+        return False
+    given = yaml.safe_load(option.read_text(encoding="utf-8"))
+    keys = changes.leaves({name: one for name, one in given.items() if name != "defaults"}, key)
+    return all(
+        changes.effect_of(name).changes == Changes.NOTHING or changes.is_default(name, one)
+        for name, one in keys
+    )
+
+
 def _key(override: str) -> str:
-    return override.partition("=")[0].lstrip("+~").partition("@")[0]
+    return key_of(override).partition("@")[0]
 
 
 def _group(override: str) -> str:

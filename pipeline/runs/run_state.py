@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from penstock.files.plain_json import JsonError, integer, mapping, name, shown
+from penstock.files.plain_json import JsonError, mapping, name, shown
 from penstock.runs.state_tree import State
 
-_MOST = 2**53  # epochs, steps and samples: exact in every number that they meet
 _LONGEST_HISTORY = 1_000_000
 _MOST_FACTS = 10_000
-_LONGEST_FACT = 1 << 16  # characters
-_OF_A_RECORD = ("epoch", "step", "seconds", "train/loss", "samples_per_second", "wait_share")
-_OF_A_METER = ("total", "samples", "seconds", "window_total", "window_samples", "waited")
 _LIKE_WEIGHTS = {  # state of torch's optimizers in the shape of a weight
     "exp_avg",
     "exp_avg_sq",
@@ -27,98 +23,118 @@ _LIKE_WEIGHTS = {  # state of torch's optimizers in the shape of a weight
     "grad_avg",
     "acc_delta",
 }
-_REASONS = ("max_epochs", "max_steps", "patience")
+
+# Epochs, steps and samples: exact in every number that they meet.
+_Count = Annotated[int, Field(ge=0, le=2**53)]
+_Text = Annotated[str, Field(max_length=1 << 16)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+
+class _Numbers(_Part):
+    """Numbers by name, some of which have to be there."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, float] = Field(init=False)
+
+
+class _Loader(_Part):
+    epoch: _Count
+    step: _Count
+
+
+class _Meter(_Numbers):
+    total: float
+    samples: _Count
+    seconds: float
+    window_total: float
+    window_samples: _Count
+    waited: float
+    losses: _Count = 0  # which older checkpoints lack
+
+
+class _Record(_Numbers):
+    epoch: _Count
+    step: _Count
+    seconds: float
+    loss: float = Field(alias="train/loss")
+    samples_per_second: float
+    wait_share: float
+
+
+def _check_records(history: list[Any]) -> list[Any]:
+    for record in history:  # here, as pydantic would list what is wrong with all of a million
+        _Record.model_validate(record)
+    return history
+
+
+class _Result(_Part):
+    model_config = ConfigDict(extra="forbid")
+
+    history: Annotated[
+        list[Any], Field(max_length=_LONGEST_HISTORY), AfterValidator(_check_records)
+    ]
+    best: _Record | None
+    reason: Literal["max_epochs", "max_steps", "patience"]
+    stale: _Count
+    order: str
+
+
+class _Progress(_Part):
+    meter: _Meter
+    begun: bool
+    result: _Result
+
+
+class _State(_Part):
+    loader: _Loader
+    batches: _Count
+    updates: _Count
+    model: dict[Any, Any]
+    optimizer: dict[Any, Any]
+    metrics: Annotated[dict[str, float], Field(max_length=_MOST_FACTS)]
+    progress: _Progress
+    fingerprint: Annotated[dict[_Text, _Text], Field(max_length=_MOST_FACTS)]
 
 
 def check(state: State) -> None:
     """Refuse a state that no fit saves; raises ValueError with the key."""
-    loader, progress = _part(state, "loader"), _part(state, "progress")
-    for values, keys in ((loader, ("epoch", "step")), (state, ("batches", "updates"))):
-        for key in keys:
-            integer(values, key, most=_MOST)
-    for part in ("model", "optimizer"):
-        _part(state, part)
-    _numbers(_part(state, "metrics"), "metrics")
-    epoch_metrics = _part(progress, "meter")
-    _numbers(epoch_metrics, "progress/meter", _OF_A_METER)
-    integer(epoch_metrics, "samples", most=_MOST)
-    integer(epoch_metrics, "window_samples", most=_MOST)
-    if "losses" in epoch_metrics:  # which older checkpoints lack
-        integer(epoch_metrics, "losses", most=_MOST)
-    if not isinstance(progress.get("begun"), bool):
-        raise JsonError(f"progress/begun is {shown(progress.get('begun'))}, and must be a boolean")
-    _check_result(_part(progress, "result"))
-    facts = _part(state, "fingerprint")
-    if len(facts) > _MOST_FACTS:
-        raise JsonError(f"its fingerprint has {len(facts)} keys, more than {_MOST_FACTS}")
-    for key, value in facts.items():
-        if not isinstance(key, str) or not isinstance(value, str):
-            raise JsonError(f"fingerprint/{shown(key)} is {name(value)}, and must be a text")
-        if len(key) + len(value) > _LONGEST_FACT:
-            raise JsonError(f"fingerprint/{shown(key)} is longer than {_LONGEST_FACT} characters")
-
-
-def _check_result(result: Mapping[str, Any]) -> None:
-    known = {"history", "best", "reason", "stale", "order"}
-    if result.keys() != known:
-        odd = ", ".join(sorted(map(str, result.keys() ^ known))[:5])
-        raise JsonError(f"progress/result has missing or unexpected keys: {odd[:200]}")
-    integer(result, "stale", most=_MOST)
-    if result["reason"] not in _REASONS or not isinstance(result["order"], str):
-        raise JsonError("progress/result has an unknown reason, or an order that is not a text")
-    history = result["history"]
-    if not isinstance(history, list) or len(history) > _LONGEST_HISTORY:
-        raise JsonError(
-            f"progress/result/history is {name(history)}, and must be a list of at "
-            f"most {_LONGEST_HISTORY} records"
-        )
-    for record in [*history, *([] if result["best"] is None else [result["best"]])]:
-        _numbers(mapping(record), "a record of progress/result", _OF_A_RECORD)
-        integer(record, "epoch", most=_MOST)
-        integer(record, "step", most=_MOST)
-
-
-def _part(values: Any, key: str) -> dict[str, Any]:
-    found = mapping(values).get(key)
-    if not isinstance(found, dict):
-        has = name(found) if key in values else "missing"
-        raise JsonError(f"{key} is {has}, and must be a mapping")
-    return found
-
-
-def _numbers(values: Mapping[str, Any], where: str, needed: Sequence[str] = ()) -> None:
-    missing = [key for key in needed if key not in values]
-    if missing:
-        raise JsonError(f"{where} lacks {', '.join(missing)}")
-    for key, value in values.items():
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not isinstance(key, str) or not number:
-            raise JsonError(f"{where} has {shown(value)} at {shown(key)}, which is not a number")
+    try:
+        _State.model_validate(state)
+    except ValidationError as error:
+        if error.error_count() > _MOST_FACTS:
+            raise JsonError(f"it has {error.error_count()} wrong values") from None
+        first = error.errors(include_url=False)[0]
+        key = "/".join(map(str, first["loc"]))[:200]
+        value = "missing" if first["type"] == "missing" else shown(first["input"])
+        raise JsonError(f"{key} is {value}: {first['msg'][:200]}") from None
 
 
 def check_fit(state: State, model: nn.Module, optimizer: Optimizer) -> None:
-    """Refuse tensors of other names, shapes or types than this run's.
+    """Refuse tensors of other names, shapes or types than this run's, in a state after `check`.
 
     Raises:
         ValueError: with the name of the tensor and both shapes.
     """
-    own, saved = model.state_dict(), _part(state, "model")  # DTensors have the whole's shape
+    own, saved = model.state_dict(), state["model"]  # DTensors have the whole's shape
     odd = sorted(map(str, own.keys() ^ saved.keys()))
     if odd:
         raise JsonError(f"its model has missing or unexpected keys: {', '.join(odd[:5])[:200]}")
     parts = {"model": saved}
     if "averaged" in state:
-        parts["averaged"] = _part(state, "averaged")
+        parts["averaged"] = mapping(state["averaged"])
         if parts["averaged"].keys() != saved.keys():
             raise JsonError("its averaged weights are those of another model")
     for part, tensors in parts.items():
         for key, tensor in own.items():
             if isinstance(tensor, Tensor) and not is_lazy(tensor):  # loading gives it its shape
                 _check_like(f"{part}/{key}", tensors[key], tensor)
-    kept = _part(state, "optimizer")
+    kept = state["optimizer"]
     _check_groups(kept.get("param_groups"), optimizer)
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
-    state_of: dict[Any, Any] = _part(kept, "state")
+    state_of: dict[Any, Any] = mapping(kept.get("state"))
     for number, values in state_of.items():
         if type(number) is not int or not 0 <= number < len(weights):
             raise JsonError(

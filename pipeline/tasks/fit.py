@@ -10,42 +10,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
-from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from penstock.addons.mixtures.mixture_rows import mixture_rows
-from penstock.addons.reports import predictions
-from penstock.addons.reports import report as report_page
-from penstock.addons.reports.pictures import learning_curves
-from penstock.addons.reports.recording import (
-    Confusions,
-    Digests,
-    Extremes,
-    Identity,
-    Ledger,
-    Metrics,
-    Quarantine,
-)
-from penstock.addons.reports.report_facts import write_data_facts, write_facts
-from penstock.addons.sweeps import pruning
-from penstock.addons.sweeps.job_result import PRUNING
-from penstock.addons.trackers.guarded import Trackers
-from penstock.addons.trackers.tracker import Measured, Points, TrackedRun
+from penstock import installed
 from penstock.build.training import TrainingParts
 from penstock.config import environment
 from penstock.config.data_rules import mode_of
-from penstock.config.own_command import command_line, how_to_resume, how_to_skip, overrides
+from penstock.config.own_command import command_line, how_to_resume, how_to_skip, is_job
 from penstock.config.schema import Config
 from penstock.distributed.group import Group, join
 from penstock.distributed.parallel import Parallel, prepare
@@ -60,10 +40,11 @@ from penstock.runs import resumption, run_state
 from penstock.runs.identity.sources import code_of
 from penstock.runs.left_out import NAME as QUARANTINE
 from penstock.runs.only_shown import only_shown
-from penstock.runs.resumption import fingerprint, spans
+from penstock.runs.resumption import spans
 from penstock.runs.run_folder import RunFolder, Status
 from penstock.tasks import outcome, progress, skipping
-from penstock.tasks.opening import Opened, open_run
+from penstock.tasks.opening import Opened, Opening
+from penstock.tasks.recording import Digests, Identity, Ledger, Metrics, Quarantine
 from penstock.tasks.validate import baselines, load_weights, monitored, try_one_batch, try_stream
 from penstock.terminal import put, say
 from penstock.training.epoch_metrics import NonFiniteLossError
@@ -71,7 +52,7 @@ from penstock.training.objective import Objective
 from penstock.training.observer import Observer, OnlyShows, Record
 from penstock.training.runner import Result, fit
 from penstock.training.schedules import renewed
-from penstock.training.train_step import TrainOptions
+from penstock.training.train_step import TrainOptions, TrainStep
 
 # Seconds in which another signal is an echo of the first: a terminal sends Ctrl-C to all processes,
 # and the launcher forwards it to its ranks.
@@ -93,8 +74,6 @@ def _tried(config: Config, folder: str) -> Config:
             "max_epochs": 1,
             "max_steps": None,
             "checkpoint": None,
-            "pictures": False,
-            "report": False,
         }
     )
     scheduler = {**config.scheduler, "warmup": 0} if config.scheduler else None
@@ -104,7 +83,6 @@ def _tried(config: Config, folder: str) -> Config:
             "scheduler": scheduler,
             "run_dir": f"{folder}/run",
             "resume": None,
-            "tracker": {},
         }
     )
 
@@ -129,112 +107,13 @@ def _run(config: Config, parts: TrainingParts, group: Group) -> float | None:
         try_stream(data.train, train)
         if val is not None:
             try_stream(data.val, val)
-        objective = parts.objective()
-        options = make_options(config, objective)
-        skipping.check(train.plan, options.max_epochs)
-        wanted, mode = config.distributed, mode_of(config)
-        parallel = Parallel(wanted.strategy, wanted.find_unused_parameters, wanted.sync_batchnorm)
-        model = prepare(parts.model(), parallel, group)
-        moves = scheduler_moves(options, train.plan) if config.scheduler else 0
-        scheduled = partial(_scheduled, parts, model)
-        optimizer, scheduler = scheduled(moves)
-        told = {split.name: split.identity.data(mode) for split in data.splits}
-        opened = open_run(
-            config,
-            group,
-            fingerprint(config, train.fingerprint, moves),
-            overrides(),
-            data.train.identity.data,
-            lambda state: run_state.check_fit(state, model, optimizer),
-            scheduled,
-            seed=config.seed,
-            device=train.world.device,
-            monitor=options.monitor if data.validates else None,
-            mode=options.mode,
-            look=None if data.train.identity.is_told else train.look,
-            data={"fingerprint": mode, **told, **outcome.known_by(data), **outcome.left_out(data)},
-            code=code_of(config),
-        )
-        if opened.folder and config.trainer.progress != "none":
-            with only_shown("the summary"):
-                say(outcome.summary(config, data, model, train, group, opened.folder.path))
-        state, last = opened.state, spans(opened.fingerprint)[-1:]
-        if last and last != [moves]:
-            optimizer, scheduler = scheduled(*last)
-        if opened.renewed is not None and state is not None and scheduler is not None:
-            state = renewed(state, optimizer, scheduler)
-        if opened.checkpoints:
-            group.hint(how_to_resume(opened.checkpoints.folder.parent))
-        with (
-            watched(config, parts, group, opened, train) as (trackers, display, observers),
-            group.explained(),
-        ):
-            confusions, extremes = Confusions(objective), Extremes(objective, group.world.size)
-            if config.trainer.pictures:
-                observers.append(OnlyShows("the confusion of classes", confusions))
-            if config.trainer.report:
-                observers.append(OnlyShows("the best and the worst samples", extremes))
-            compared = config.trainer.baseline and val is not None
-            with _placed("before the first step"):
-                # An objective of a person's own need not take a constant for a model.
-                own = not type(objective).__module__.startswith("penstock.")
-                if val is not None and (compared or not own):
-                    try_one_batch(data.val, objective, val, options.monitor)
-            echo = 0.0 if group.alone else _REPEATS_AFTER
-            with (
-                Preemption(echo, say if group.is_first else None, tell=group.tell) as preemption,
-                group.ends_with_others(),
-                group.explained(),  # a rank that is late is not lost
-            ):
-                result = fit(
-                    model,
-                    objective,
-                    optimizer,
-                    train,
-                    val,
-                    options,
-                    scheduler=scheduler,
-                    checkpoints=opened.checkpoints,
-                    observers=observers,
-                    seed=config.seed,
-                    group=group,
-                    parallel=parallel,
-                    preemption=preemption,
-                    resume=state,
-                    fingerprint=opened.fingerprint,
-                    memory=opened.memory,
-                )
-            if opened.checkpoints:
-                opened.checkpoints.flush()
-            if opened.memory:
-                opened.memory.remove()
+        fit = Fit(config, parts, group, train, val)
+        with fit.watched(), group.explained():
+            fit.train()
             with _placed("after the last step"):
-                levels = {}
-                if compared and val is not None:
-                    levels = baselines(data, objective, val, group, [display])
-                if opened.folder:
-                    report(
-                        config,
-                        parts,
-                        model,
-                        objective,
-                        result,
-                        levels,
-                        opened,
-                        trackers,
-                        confusions,
-                        extremes,
-                    )
+                fit.report()
         group.meet()
-    return result.best[f"val/{options.monitor}"] if result.best else None
-
-
-def _scheduled(
-    parts: TrainingParts, model: nn.Module, steps: int
-) -> tuple[Optimizer, LRScheduler | None]:
-    """A new optimizer, and its schedule for that many steps (or epochs)."""
-    optimizer = parts.optimizer(model)
-    return optimizer, parts.scheduler(optimizer, steps)
+    return fit.result.best[f"val/{fit.options.monitor}"] if fit.result.best else None
 
 
 @contextmanager
@@ -246,72 +125,256 @@ def _placed(where: str) -> Iterator[None]:
         raise Preempted(f"{stop.name}: stopped {where}; nothing was lost") from None
 
 
-def report(
-    config: Config,
-    parts: TrainingParts,
-    model: nn.Module,
-    objective: Objective,
-    result: Result,
-    levels: Mapping[str, Record],
-    opened: Opened,
-    trackers: Trackers,
-    confusions: Confusions,
-    extremes: Extremes,
-) -> None:
-    """Complete the manifest; print the results and draw pictures, with the best weights."""
-    assert opened.folder is not None
-    folder, last = opened.folder, result.history[-1]
-    _complete(folder, objective, result, levels)
-    with only_shown("the table of results"):
-        outcome.print_report(result, levels, folder.manifest["monitor"])
-    best = opened.checkpoints.best() if opened.checkpoints else None
-    files: dict[str, Path | None] = {"run": folder.path, "checkpoint": best}
-    pictures, with_report = config.trainer.pictures, config.trainer.report
-    is_ready = False
-    if pictures or with_report:
-        with only_shown("what the best weights predict"):
-            if best:
-                model = parts.model().to(parts.world.device)  # a new one: the trained may be shards
-                load_weights(model, best)
-            is_ready = True
-    if pictures:
-        with only_shown("the picture of the learning curves"):
-            files["curves"] = learning_curves(result.history, folder.path / "curves.png", levels)
-        with only_shown("the picture of predictions"):
-            if is_ready and parts.data.validates:
-                drawn = folder.path / "predictions.png"
-                files["predictions"] = predictions.draw(parts.data.val, model, objective, drawn)
-        with only_shown("the picture of confused classes"):
-            files["confusion"] = outcome.draw_confusion(objective, confusions, result, folder.path)
-    for name, path in files.items():
-        if path is not None:
-            with only_shown(f"the path of {name}"):
-                put(f"{name:<12} {path}")
-            if path.suffix == ".png":
-                trackers.picture(name, path, int(last["step"]))
-    if with_report and is_ready:
-        with only_shown("what the report shows of samples and data"):
-            epoch = int(result.best["epoch"]) if result.best else None
-            extreme = extremes.best(epoch)
-            write_facts(folder.path, parts.data, objective, model, extreme, result.history)
+class Fit:
+    """A fit on this rank: every part of it is built, and its run's folder is open.
 
+    Attributes:
+        parts, data: how its parts are made; its splits.
+        model: in training; under FSDP a shard of it.
+        opened: the run's folder, and the state that this session begins with.
+        observers: on the first rank, from `watched` on; `display`, the progress, is one of them.
+        result: what it has reached, after `train`.
+        levels: what that compares with, by name; at the end.
+    """
 
-def _complete(
-    folder: RunFolder, objective: Objective, result: Result, levels: Mapping[str, Record]
-) -> None:
-    """Add the results to the manifest."""
-    if result.reason != PRUNING:
-        folder.manifest.pop("pruned", None)
-    own = objective.baseline_name
-    folder.manifest |= {
-        "reason": result.reason,
-        "best": result.best,
-        "order": result.order,
-        "last": result.history[-1],
-        "baseline": levels.get(own, {}),
-        "comparisons": {name: one for name, one in levels.items() if name != own},
-        "worker_deaths": sum(one["worker_deaths"] for one in result.history),
-    }
+    def __init__(
+        self, config: Config, parts: TrainingParts, group: Group, train: Loader, val: Loader | None
+    ) -> None:
+        self.config, self.parts, self.group = config, parts, group
+        self.data, self.train_loader, self.val_loader = parts.data, train, val
+        self.objective: Objective = parts.objective()
+        self.options = make_options(config, self.objective)
+        skipping.check(train.plan, self.options.max_epochs)
+        shared = config.distributed
+        self.parallel = Parallel(
+            shared.strategy, shared.find_unused_parameters, shared.sync_batchnorm
+        )
+        self.model = prepare(parts.model(), self.parallel, group)
+        moves = scheduler_moves(self.options, train.plan) if config.scheduler else 0
+        self.optimizer, self.scheduler = self._scheduled(moves)
+        self.opened = self._open(moves)
+        self.observers: list[Observer] = []
+        self.display = Observer()
+        self.result, self.levels = Result(), dict[str, Record]()
+
+    def _scheduled(self, steps: int) -> tuple[Optimizer, LRScheduler | None]:
+        """A new optimizer, and its schedule for that many steps (or epochs)."""
+        optimizer = self.parts.optimizer(self.model)
+        return optimizer, self.parts.scheduler(optimizer, steps)
+
+    def _open(self, moves: int) -> Opened:
+        config, group, data, mode = self.config, self.group, self.data, mode_of(self.config)
+        fingerprints = {split.name: split.identity.data(mode) for split in data.splits}
+        facts = {
+            "seed": config.seed,
+            "device": self.train_loader.world.device,
+            "monitor": self.options.monitor if data.validates else None,
+            "mode": self.options.mode,
+            "data": {
+                "fingerprint": mode,
+                **fingerprints,
+                **outcome.known_by(data),
+                **outcome.left_out(data),
+            },
+            "code": code_of(config),
+        }
+        opened = Opening(
+            config,
+            group,
+            data.train,
+            self.train_loader,
+            lambda state: run_state.check_fit(state, self.model, self.optimizer),
+            self._scheduled,
+            moves,
+            facts,
+        ).open()
+        if opened.folder and config.trainer.progress != "none":
+            with only_shown("the summary"):
+                text = outcome.summary(
+                    config, data, self.model, self.train_loader, group, opened.folder.path
+                )
+                say(text)
+        last = spans(opened.fingerprint)[-1:]
+        if last and last != [moves]:
+            self.optimizer, self.scheduler = self._scheduled(*last)
+        if opened.renewed is not None and opened.state is not None and self.scheduler is not None:
+            opened.state = renewed(opened.state, self.optimizer, self.scheduler)
+        if opened.checkpoints:
+            group.hint(how_to_resume(opened.checkpoints.folder.parent))
+        return opened
+
+    def train(self) -> None:
+        """All epochs from the address on that this session begins with."""
+        group, opened = self.group, self.opened
+        with _placed("before the first step"):
+            # An objective of a person's own need not take a constant for a model.
+            own = not type(self.objective).__module__.startswith("penstock.")
+            if self.val_loader is not None and (self.config.trainer.baseline or not own):
+                try_one_batch(self.data.val, self.objective, self.val_loader, self.options.monitor)
+        echo = 0.0 if group.alone else _REPEATS_AFTER
+        with (
+            Preemption(echo, say if group.is_first else None, tell=group.tell) as preemption,
+            group.ends_with_others(),
+            group.explained(),  # a rank that is late is not lost
+        ):
+            train_step = TrainStep(
+                self.model,
+                self.objective,
+                self.optimizer,
+                self.scheduler,
+                self.options,
+                group,
+                self.config.seed,
+                self.parallel,
+            )
+            self.result = fit(
+                train_step, self.train_loader, self.val_loader, opened, self.observers, preemption
+            )
+        if opened.checkpoints:
+            opened.checkpoints.flush()
+        if opened.copies:
+            opened.copies.remove()
+
+    @property
+    def folder(self) -> RunFolder:
+        """That of the run, which only the first rank has; only that one has observers."""
+        assert self.opened.folder is not None
+        return self.opened.folder
+
+    @property
+    def best(self) -> Path | None:
+        """The checkpoint with the best weights; None if none was saved."""
+        return self.opened.checkpoints.best() if self.opened.checkpoints else None
+
+    def best_model(self) -> nn.Module:
+        """A model with the best weights; the one in training if nothing was saved."""
+        if (best := self.best) is None:
+            return self.model
+        model = self.parts.model().to(self.parts.world.device)  # the trained one may be a shard
+        load_weights(model, best)
+        return model
+
+    def show(self, name: str, path: Path) -> None:
+        """Print the path of a result, and tell the observers."""
+        with only_shown(f"the path of {name}"):
+            put(f"{name:<12} {path}")
+        for observer in self.observers:
+            observer.on_file(name, path)
+
+    def report(self) -> None:
+        """Measure what the result compares with; the first rank completes the manifest, prints the
+        results, and lets the observers show theirs.
+        """
+        if self.config.trainer.baseline and self.val_loader is not None:
+            self.levels = baselines(
+                self.data, self.objective, self.val_loader, self.group, [self.display]
+            )
+        if self.opened.folder is None:
+            return
+        own, result, manifest = self.objective.baseline_name, self.result, self.folder.manifest
+        manifest |= {
+            "reason": result.reason,
+            "best": result.best,
+            "order": result.order,
+            "last": result.history[-1],
+            "baseline": self.levels.get(own, {}),
+            "comparisons": {name: level for name, level in self.levels.items() if name != own},
+            "worker_deaths": sum(record["worker_deaths"] for record in result.history),
+        }
+        with only_shown("the table of results"):
+            outcome.print_report(result, self.levels, manifest["monitor"])
+        self.show("run", self.folder.path)
+        if best := self.best:
+            self.show("checkpoint", best)
+        for observer in self.observers:
+            observer.on_done()
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Give the first rank its observers; at their end the manifest is complete.
+
+        Raises:
+            PenstockError: instead of NonFiniteLossError, with the command that shows the batch.
+            Preempted: with the command that resumes.
+        """
+        if self.opened.folder is None:
+            yield
+            return
+        folder, trainer, plan = self.folder, self.config.trainer, self.train_loader.plan
+        bar = progress.make(
+            trainer.progress, self.train_loader, trainer.max_epochs, trainer.compile
+        )
+        self.display = OnlyShows("the progress", bar)
+        datasets = {split.name: split.identity.unfiltered for split in self.data.splits}
+        self.observers += [
+            Metrics(folder),
+            self.display,
+            Quarantine(folder.path / QUARANTINE, datasets, self.data.train.budget),
+            Identity(folder, self.train_loader),
+        ]
+        if trainer.ledger:
+            start = self.opened.start
+            self.observers.append(Ledger(folder.path / "ledger.jsonl", plan.skipped, start))
+        if trainer.digest:
+            self.observers.append(Digests(folder.path / "digests.jsonl"))
+        status: Status = "failed"
+        reason = ""  # for the manifest
+        refused = False
+        try:
+            if not trainer.fast_dev_run:  # which leaves nothing anywhere
+                for observers in installed.all_of("observers"):
+                    self.observers += observers(self)
+            try:
+                yield
+            finally:
+                with only_shown("the end of the progress"):
+                    bar.close()
+            status = "done"
+        except NonFiniteLossError as error:
+            reason = str(error)
+            again = command_line("task=replay", f"epoch={error.epoch}", f"step={error.step}")
+            text = f"{error}. To see that batch:\n  {again}"
+            if self.opened.checkpoints and self.opened.checkpoints.saved():  # all of before it
+                after = [[error.epoch, error.step], [error.epoch, error.step + 1]]
+                text += f"\n{how_to_skip(folder.path, plan.skipped | Skipped.of(after))}"
+            raise PenstockError(text) from error
+        except (Preempted, Stop) as error:
+            status, reason = "preempted", str(error)
+            if self.opened.checkpoints is None:
+                text = f"{error}; nothing was saved, as trainer.checkpoint is null"
+                raise Preempted(text) from error
+            if is_job():
+                raise Preempted(str(error)) from error  # the sweep says how to resume
+            then = ""
+            if starts_again():
+                then = "Ranks that remain are started again from there. "
+            raise Preempted(f"{error}. {then}{how_to_resume(folder.path)}") from error
+        except KeyboardInterrupt:
+            status, reason = "interrupted", "Ctrl-C"
+            say(f"stopped; the run is in {folder.path}")
+            raise
+        except Exception as error:
+            name = "" if isinstance(error, PenstockError) else f"{type(error).__name__}: "
+            reason = f"{name}{error}"
+            # What the first batch shows of a configuration leaves no folder, like preflight.
+            refused = isinstance(error, ConfigError) and folder.is_unused and not is_job()
+            raise
+        finally:
+            if reason:
+                folder.manifest["sessions"][-1]["reason"] = environment.unresolved(reason)[:1000]
+            unchanged = status != "done" and folder.was_done and not self.opened.came_further()
+            if unchanged:
+                self.opened.put_back()
+            folder.finish(status, unchanged, release=False)
+            try:
+                for observer in () if refused else self.observers:
+                    observer.on_end(status)
+                for observer in self.observers:
+                    observer.on_close(status)
+                if refused:
+                    folder.remove()
+            finally:
+                folder.release()
 
 
 def spare_cores(world: World) -> None:
@@ -378,122 +441,3 @@ def scheduler_moves(options: TrainOptions, plan: Plan | StreamPlan) -> int:
         steps += math.ceil(size / options.accumulate)
         epochs += 1
     return int(min(steps, limit)) if options.schedule == "step" else epochs
-
-
-@contextmanager
-def watched(
-    config: Config, parts: TrainingParts, group: Group, opened: Opened, train: Loader
-) -> Iterator[tuple[Trackers, Observer, list[Observer]]]:
-    """The trackers, the display among the observers, and all observers of a fit; on the first rank.
-
-    At their end the manifest is complete.
-
-    Raises:
-        PenstockError: instead of NonFiniteLossError, with the command that shows the batch.
-        Preempted: with the command that resumes.
-    """
-    folder = opened.folder
-    if folder is None:
-        yield Trackers({}), Observer(), []
-        return
-    trackers = parts.trackers(folder.path / "tracker", _tracked(config, opened))
-    trainer = config.trainer
-    bar = progress.make(trainer.progress, train, trainer.max_epochs, trainer.compile)
-    display = OnlyShows("the progress", bar)
-    data = parts.data
-    datasets = {split.name: split.identity.unfiltered for split in data.splits}
-    left_out = Quarantine(folder.path / QUARANTINE, datasets, data.train.budget)
-    observers = mixture_rows(train.plan, folder.manifest)  # first, as it adds to records
-    observers += [Metrics(folder, trackers), display, left_out, Identity(folder, train)]
-    if trainer.ledger:
-        observers.append(Ledger(folder.path / "ledger.jsonl", train.plan.skipped, opened.start))
-    if trainer.digest:
-        observers.append(Digests(folder.path / "digests.jsonl"))
-    status: Status = "failed"
-    reason = ""  # for the manifest
-    refused = False
-    try:
-        trial = pruning.of_trial(config, folder.path, folder.manifest)
-        observers += [trial] if trial is not None else []
-        try:
-            yield trackers, display, observers
-        finally:
-            with only_shown("the end of the progress"):
-                bar.close()
-        status = "done"
-    except NonFiniteLossError as error:
-        reason = str(error)
-        again = command_line("task=replay", f"epoch={error.epoch}", f"step={error.step}")
-        text = f"{error}. To see that batch:\n  {again}"
-        if opened.checkpoints and opened.checkpoints.saved():  # all of before it
-            after = [[error.epoch, error.step], [error.epoch, error.step + 1]]
-            text += f"\n{how_to_skip(folder.path, train.plan.skipped | Skipped.of(after))}"
-        raise PenstockError(text) from error
-    except (Preempted, Stop) as error:
-        status, reason = "preempted", str(error)
-        if opened.checkpoints is None:
-            raise Preempted(f"{error}; nothing was saved, as trainer.checkpoint is null") from error
-        if _is_job():
-            raise Preempted(str(error)) from error  # the sweep says how to resume
-        then = ""
-        if starts_again():
-            then = "Ranks that remain are started again from there. "
-        raise Preempted(f"{error}. {then}{how_to_resume(folder.path)}") from error
-    except KeyboardInterrupt:
-        status, reason = "interrupted", "Ctrl-C"
-        say(f"stopped; the run is in {folder.path}")
-        raise
-    except Exception as error:
-        name = "" if isinstance(error, PenstockError) else f"{type(error).__name__}: "
-        reason = f"{name}{error}"
-        # What the first batch shows of a configuration leaves no folder, as what preflight shows.
-        refused = isinstance(error, ConfigError) and folder.is_unused and not _is_job()
-        raise
-    finally:
-        if reason:
-            folder.manifest["sessions"][-1]["reason"] = environment.unresolved(reason)[:1000]
-        unchanged = status != "done" and folder.was_done and not opened.came_further()
-        if unchanged:
-            opened.put_back()
-        shown = trainer.report and not refused
-        if shown and status != "done":
-            with only_shown("what the report shows of the data"):
-                write_data_facts(folder.path, data)
-        folder.finish(status, unchanged, release=False)
-        try:
-            if shown:
-                report_page.leave(folder.path, status == "done", train.plan)
-            names = ("config.yaml", "manifest.json", "report.html")
-            with only_shown("what trackers get at the end"):
-                trackers.close(status, [folder.path / name for name in names])
-            if refused:
-                folder.remove()
-        finally:
-            folder.release()
-
-
-def _tracked(config: Config, opened: Opened) -> TrackedRun:
-    """What trackers are told of the run; a damaged metrics.jsonl costs a warning."""
-    assert opened.folder is not None
-    sweep, path, state = None, opened.folder.path, opened.state
-    before: Sequence[tuple[Points, int]] = ()
-    if _is_job():
-        sweep = Path(HydraConfig.get().sweep.dir)
-    if state is not None and config.tracker:
-        with only_shown("for trackers, what was measured before"):
-            before = Measured(path)
-    resumed = None if state is None else int(state["updates"])
-    return TrackedRun(
-        path,
-        config.written(),
-        dict(opened.folder.manifest),
-        sweep,
-        resumed,
-        before,
-        bool(config.resume_despite),
-    )
-
-
-def _is_job() -> bool:
-    """Whether this is a job of a sweep, which keeps a folder for each."""
-    return bool(HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN)

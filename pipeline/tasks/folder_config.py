@@ -10,13 +10,12 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from penstock.addons.sweeps.stored_sweep import is_harmless, key_of
 from penstock.config import own_command, preflight
 from penstock.config.changes import effect_of
 from penstock.config.schema import TASK_KEYS, Config
 from penstock.errors import ConfigError, Problem
 from penstock.runs.record import RunRecord
-from penstock.runs.resumption import run_of
+from penstock.runs.resumption import is_harmless, key_of, run_of
 
 _OF_THE_TASK = ("task", "run_dir", "hydra", "tracker", *TASK_KEYS)
 

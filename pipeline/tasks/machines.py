@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.addons.memory_copies import memory
+from penstock import installed
 from penstock.distributed import world
 from penstock.distributed.group import Group
 from penstock.errors import PenstockError
@@ -26,9 +26,9 @@ class Member:
 
     Attributes:
         host: name of its machine.
-        launcher: that has started it, see `memory.launcher`.
+        launcher: that has started it, see `world.launcher_start`.
         restarted: whether that has started it before.
-        copies: steps of the newest state in its machine's memory, by start of the run.
+        copies: steps of the newest copy of the state that its machine has, by start of the run.
     """
 
     host: str
@@ -46,13 +46,13 @@ class Machines:
         if folder is not None and has_manifest(folder):
             with suppress(PenstockError, ValueError):  # reported when it is opened
                 starts = reversed(read_manifest(folder).get("sessions", []))
-                self._starts = [mapping(one) for one in starts]
+                self._starts = [mapping(start) for start in starts]
         self._before = self._starts[0] if self._starts else {}
 
     @property
     def facts(self) -> dict[str, Any]:
         """For the manifest's entry of this start."""
-        launchers = sorted({one.launcher for one in self.members if one.launcher})
+        launchers = sorted({member.launcher for member in self.members if member.launcher})
         return {"ranks": dict(self._now), "launchers": launchers} if launchers else {}
 
     @property
@@ -60,29 +60,32 @@ class Machines:
         """Whether a launcher of the last start is still there: what that start had is lost."""
         before = self._before.get("launchers")
         return isinstance(before, list) and any(
-            one.launcher in before for one in self.members if one.launcher
+            member.launcher in before for member in self.members if member.launcher
         )
 
     @property
     def started_again(self) -> bool:
-        return self.same_launch or any(one.restarted for one in self.members)
+        return self.same_launch or any(member.restarted for member in self.members)
 
     def newest_copy(self) -> tuple[int, int, str] | None:
         """Steps, rank and start of the newest state of the last start that a machine has.
 
         If that start ended before it had a copy, what it was resumed from is still in memory.
         """
+        place = installed.copies()
+        if place is None:
+            return None
         for entry in self._starts if self.same_launch else []:
             start, resumed = str(entry.get("id")), str(entry.get("resumed"))
-            found = [
-                (one.copies[start], -rank)
-                for rank, one in enumerate(self.members)
-                if start in one.copies
+            copies = [
+                (member.copies[start], -rank)
+                for rank, member in enumerate(self.members)
+                if start in member.copies
             ]
-            if found:
-                steps, rank = max(found)
+            if copies:
+                steps, rank = max(copies)
                 return steps, -rank, start
-            if not memory.is_copy(Path(resumed)):
+            if not place.is_copy(Path(resumed)):
                 break
         return None
 
@@ -108,11 +111,12 @@ class Machines:
 
     @property
     def _now(self) -> Counter[str]:
-        return Counter(one.host for one in self.members)
+        return Counter(member.host for member in self.members)
 
 
 def gather(group: Group) -> list[Member]:
     """All ranks' `Member`s, on all of them."""
-    copies = memory.found() if group.world.local_rank == 0 else {}
-    own = Member(platform.node(), memory.launcher(), world.restarts() > 0, copies)
+    place = installed.copies()
+    copies = place.found() if place is not None and group.world.local_rank == 0 else {}
+    own = Member(platform.node(), world.launcher_start(), world.restarts() > 0, copies)
     return group.gather(own)

@@ -14,8 +14,6 @@ from pathlib import Path
 
 from torch import nn
 
-from penstock.addons.reports.pictures import confusion_matrix
-from penstock.addons.reports.recording import Confusions
 from penstock.build.data import DataParts
 from penstock.config.schema import Config
 from penstock.distributed.group import Group
@@ -25,7 +23,6 @@ from penstock.order.streams import length_of
 from penstock.tasks import skipping
 from penstock.tasks.validate import print_table
 from penstock.terminal import put
-from penstock.training.objective import Classification, Objective
 from penstock.training.observer import Record
 from penstock.training.runner import Result
 
@@ -148,16 +145,3 @@ def _over_time(result: Result, name: str) -> float:
     """The mean of a record's value, each epoch weighing as long as it took."""
     seconds = sum(record["seconds"] for record in result.history)
     return sum(record[name] * record["seconds"] for record in result.history) / seconds
-
-
-def draw_confusion(
-    objective: Objective, confusions: Confusions, result: Result, folder: Path
-) -> Path | None:
-    """Draw the confusion of classes in the epoch of the best weights."""
-    found = confusions.best(int(result.best["epoch"]) if result.best else None)
-    if found is None or not isinstance(objective, Classification):
-        return None
-    epoch, counts = found
-    return confusion_matrix(
-        counts, objective.names, folder / "confusion.png", f"validation, epoch {epoch}"
-    )

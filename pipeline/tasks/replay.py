@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from penstock.addons.reports.predictions import denormalized
+from penstock import installed
 from penstock.build.data import DataParts, Split
 from penstock.config.schema import Config
 from penstock.distributed.world import World
@@ -31,8 +31,6 @@ from penstock.runs.run_folder import RunFolder
 from penstock.tasks.tables import put_rows
 from penstock.terminal import one_line, put, say
 
-_SHOWN = 64  # images on a contact sheet
-
 
 def run(config: Config) -> None:
     """Recompute batch (`config.epoch`, `config.step`) of `config.split`."""
@@ -47,11 +45,10 @@ def run(config: Config) -> None:
     tensors = {name: plain(value).contiguous() for name, value in (own | fields).items()}
     save_file(tensors, folder.path / "batch.safetensors")
     put(folder.path / "batch.safetensors")
-    images = batch.get("image")
-    if isinstance(images, torch.Tensor) and images.ndim == 4 and images.shape[1] in (1, 3):
-        transforms = split.transform, split.batch_transform
+    for draw in installed.all_of("pictures"):
         with only_shown("the picture"):
-            put(draw(batch, denormalized(images, *transforms), folder.path / "batch.png"))
+            if (picture := draw(split, batch, folder.path)) is not None:
+                put(picture)
     folder.finish("done")
 
 
@@ -89,16 +86,3 @@ def describe_rows(dataset: Any, batch: Batch, fields: Fields | None = None) -> l
         own = [str(dataset.row(index))] if filtered else []
         lines.append([str(position), str(index), *own, *known])
     return lines
-
-
-def draw(batch: Batch, images: torch.Tensor, path: Path) -> Path:
-    """A contact sheet of the batch."""
-    from penstock.addons.reports.pictures import contact_sheet
-
-    labels = batch.get("label")
-    captions = [f"{i}" for i in batch.indices.tolist()]
-    if isinstance(labels, torch.Tensor):
-        captions = [f"{i}: {n}" for i, n in zip(captions, labels.tolist(), strict=True)]
-    points = batch.get("landmarks")
-    points = None if points is None else points[:_SHOWN]
-    return contact_sheet(images[:_SHOWN], path, points, captions=captions[:_SHOWN], columns=8)

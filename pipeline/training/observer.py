@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from penstock.loading.batch import Batch
 from penstock.runs.only_shown import only_shown
+from penstock.runs.run_folder import Status
 from penstock.training.epoch_metrics import Step
 
 Record = dict[str, float]
@@ -50,8 +52,23 @@ class Observer:
     def on_log(self, record: Record) -> None:
         """Numbers since the last log: train/loss, lr, samples_per_second, wait_share."""
 
+    def on_record(self, record: Record) -> None:
+        """The record of an epoch, before `on_epoch_end`: add numbers here."""
+
     def on_epoch_end(self, record: Record) -> None:
         """Numbers of the whole epoch, with val/<metric> if it was validated."""
+
+    def on_done(self) -> None:
+        """The fit has reached its end, and its results are printed."""
+
+    def on_file(self, name: str, path: Path) -> None:
+        """A result lies at `path`: a folder, a checkpoint, a picture."""
+
+    def on_end(self, status: Status) -> None:
+        """However the fit ended, the run's manifest is complete; left out if there is no run."""
+
+    def on_close(self, status: Status) -> None:
+        """The last call: close files and connections."""
 
 
 class OnlyShows(Observer):

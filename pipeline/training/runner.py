@@ -16,30 +16,31 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Any
 
-from torch import nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
-
-from penstock.addons.memory_copies.memory import Memory
-from penstock.distributed.group import Group
-from penstock.distributed.parallel import Parallel, same_buffers
+from penstock.distributed.parallel import same_buffers
 from penstock.distributed.preemption import Preempted, Preemption, in_turns
 from penstock.errors import ConfigError, DataError, PenstockError, Problem
 from penstock.loading.batch import Batch
 from penstock.loading.known_by import in_fingerprint
 from penstock.loading.loader import Loader
 from penstock.order.address import Address
-from penstock.runs.checkpoint import Checkpoints, State
+from penstock.runs.checkpoint import Checkpoints, State, StateCopies
 from penstock.training.epoch_metrics import EpochMetrics, NonFiniteLossError, Step, order_hash
-from penstock.training.objective import Objective
 from penstock.training.observer import Observer, Record
 from penstock.training.speed import predicted_waiting, speed
 from penstock.training.train_step import TrainOptions, TrainStep
 from penstock.training.validation import validate
 
-__all__ = ["NonFiniteLossError", "Observer", "Record", "Result", "fit", "train_epoch", "validate"]
+__all__ = [
+    "NonFiniteLossError",
+    "Observer",
+    "Record",
+    "Result",
+    "Session",
+    "fit",
+    "train_epoch",
+    "validate",
+]
 
 
 @dataclass
@@ -61,57 +62,50 @@ class Result:
     order: str = ""
 
 
+@dataclass
+class Session:
+    """What a fit begins with, and where it leaves its state.
+
+    Attributes:
+        checkpoints: where to save; None saves nothing.
+        state: of a checkpoint to resume from.
+        fingerprint: plain values saved in checkpoints, to recognize the same run later.
+        copies: of the state, for ranks that are started again.
+    """
+
+    checkpoints: Checkpoints | None = None
+    state: State | None = None
+    fingerprint: Mapping[str, str] = field(default_factory=dict)
+    copies: StateCopies | None = None
+
+
 def fit(
-    model: nn.Module,
-    objective: Objective,
-    optimizer: Optimizer,
+    train_step: TrainStep,
     train: Loader,
     val: Loader | None,
-    options: TrainOptions,
-    *,
-    scheduler: LRScheduler | None = None,
-    checkpoints: Checkpoints | None = None,
+    session: Session | None = None,
     observers: Sequence[Observer] = (),
-    seed: int = 0,
-    group: Group | None = None,
-    parallel: Parallel | None = None,
     preemption: Preemption | None = None,
-    resume: State | None = None,
-    fingerprint: Mapping[str, Any] | None = None,
-    memory: Memory | None = None,
 ) -> Result:
-    """Train `model` in place, on the device that `train` delivers to.
+    """Train the model of `train_step` in place; all ranks that train together make this call.
 
     Args:
-        model: holds the parameters of `optimizer`.
+        train: delivers to the model's device.
         val: validated on after epochs; without it there is no best epoch.
-        checkpoints: where to save; None saves nothing.
         observers: of this rank.
-        seed: of the model's randomness in training.
-        group: the ranks that train together; all of them make this call.
-        parallel: how they share the model.
         preemption: asked before every batch whether to stop.
-        resume: state of a checkpoint to resume from.
-        fingerprint: plain values saved in checkpoints, to recognize the same run later.
-        memory: where to keep copies of the state for ranks that are started again.
 
     Raises:
         NonFiniteLossError: at the next log after a batch had such a loss.
         Preempted: asked to stop; a checkpoint has been saved.
     """
-    group = group or Group(train.world)
-    train_step = TrainStep(model, objective, optimizer, scheduler, options, group, seed, parallel)
-    run = _Fit(
-        train_step, train, val, checkpoints, observers, preemption, dict(fingerprint or {}), memory
-    )
-    if resume is not None:
-        run.restore(resume)
-    if run.coming.epoch >= options.max_epochs and not run.result.history:
+    run = _Fit(train_step, train, val, session or Session(), observers, preemption)
+    if run.coming.epoch >= run.options.max_epochs and not run.result.history:
         raise ConfigError(
             Problem(
                 "trainer.skip",
                 "leaves out every batch of trainer.max_epochs="
-                f"{options.max_epochs}; leave something to train on",
+                f"{run.options.max_epochs}; leave something to train on",
             )
         )
     while not run.ended():
@@ -127,15 +121,13 @@ class _Fit(Observer):
         train_step: TrainStep,
         train: Loader,
         val: Loader | None,
-        checkpoints: Checkpoints | None,
+        session: Session,
         observers: Sequence[Observer],
         preemption: Preemption | None,
-        fingerprint: dict[str, Any],
-        memory: Memory | None = None,
     ) -> None:
         self.train_step, self.train, self.val = train_step, train, val
-        self.checkpoints, self.observers = checkpoints, (self, *observers)
-        self.preemption, self.fingerprint, self.memory = preemption, fingerprint, memory
+        self.session, self.preemption = session, preemption
+        self.observers = (self, *observers)
         self.options, self.group = train_step.options, train_step.group
         self.result = Result()
         self.epoch_metrics = EpochMetrics(self.group)
@@ -145,6 +137,8 @@ class _Fit(Observer):
         self.deaths = 0  # of workers, up to the last record; of this rank
         self.enough: str | None = None  # what an observer gives as a reason to end
         self.saved_at = time.monotonic()
+        if session.state is not None:
+            self.restore(session.state)
 
     def restore(self, state: State) -> None:
         """Resume from a result of `_settled`."""
@@ -245,6 +239,8 @@ class _Fit(Observer):
         self.epoch_metrics.deaths = lost
         self.begun = False
         for observer in self.observers:
+            observer.on_record(record)
+        for observer in self.observers:
             observer.on_epoch_end(record)
         self._ask_observers()
         if last or improved or self.ended() or (epoch + 1) % options.save_every == 0:
@@ -271,15 +267,15 @@ class _Fit(Observer):
         """
         minutes = self.options.save_every_minutes
         late = minutes is not None and time.monotonic() - self.saved_at >= 60 * minutes
-        updates = self.train_step.updates
-        copied = self.memory is not None and self.memory.is_due(updates)
+        updates, copies = self.train_step.updates, self.session.copies
+        copied = copies is not None and copies.is_due(updates)
         stop, due, copied = self.group.agree(broken_off or self._asked(), late, copied)
         if stop:
             self._stop()
         if due and not self.train_step.pending:
             self._save()
-        if copied and not self.train_step.pending and self.memory is not None:
-            self.memory.keep(self._settled, updates)
+        if copied and not self.train_step.pending and copies is not None:
+            copies.keep(self._settled, updates)
 
     def _val_turn(self, broken_off: bool) -> None:
         if self.group.agree(broken_off or self._asked(), False, False)[0]:
@@ -289,21 +285,21 @@ class _Fit(Observer):
         return self.preemption is not None and self.preemption.asked is not None
 
     def _stop(self) -> None:
-        epoch, step = self.address
+        (epoch, step), copies = self.address, self.session.copies
         self.train_step.drop_pending()  # batches since the last step, which are learned from again
         self.epoch_metrics.drop_from(self.address)
-        if self.memory is not None:  # first, as a disk may take longer than the launcher waits
-            self.memory.keep(self._settled, self.train_step.updates)
-            self.memory.flush()
+        if copies is not None:  # first, as a disk may take longer than the launcher waits
+            copies.keep(self._settled, self.train_step.updates)
+            copies.flush()
         self._save()
-        if self.checkpoints:
-            self.checkpoints.flush()
+        if self.session.checkpoints:
+            self.session.checkpoints.flush()
         raise Preempted(f"stopped before epoch {epoch}, step {step}")
 
     def _save(self, improved: bool = False) -> None:
         self.saved_at = time.monotonic()
-        if self.checkpoints is not None:
-            self.checkpoints.save(self._settled(), self.train_step.updates, improved)
+        if self.session.checkpoints is not None:
+            self.session.checkpoints.save(self._settled(), self.train_step.updates, improved)
 
     def _settled(self) -> State:
         """Everything to resume from; observers have been told of all steps in it."""
@@ -320,7 +316,7 @@ class _Fit(Observer):
                 "begun": self.begun,
                 "meter": self.epoch_metrics.state_dict(self.train.stats.wait_seconds, self._lost()),
             },
-            "fingerprint": {**self.fingerprint, **in_fingerprint(self.train.seen or {})},
+            "fingerprint": {**self.session.fingerprint, **in_fingerprint(self.train.seen or {})},
         }
 
 

@@ -8,7 +8,6 @@ import torch
 from torchvision.transforms import v2
 
 import penstock
-from penstock.addons.trackers.tracker import TrackedRun
 from penstock.build.training import TrainingParts
 from penstock.config.instantiate import Lazy, make
 from penstock.errors import ConfigError
@@ -317,16 +316,6 @@ def test_statistics_of_the_training_split(monkeypatch, tmp_path):
 def test_a_step_that_is_null_is_left_out():
     run = TrainingParts(penstock.compose(*OWN, "transform.train.flip=null"))
     assert list(run.data.train.transform.steps) == ["resize", "normalize"]
-
-
-def test_trackers_get_their_folder(tmp_path):
-    told = TrackedRun(tmp_path, {}, {})
-    parts("tracker=[csv,none]").trackers(tmp_path, told).close()
-    assert [path.name for path in tmp_path.iterdir()] == ["csv"]
-    own = "{_target_: penstock.addons.trackers.csv_file.Csv}"
-    parts(f"tracker={own}").trackers(tmp_path, told).close()
-    assert (tmp_path / "metrics.csv").exists()
-    parts("tracker=[]").trackers(tmp_path, told).close()
 
 
 # -- schedules -------------------------------------------------------------------------------------

@@ -4,13 +4,12 @@ import pytest
 import yaml
 
 import penstock
-from penstock.addons.sweeps.stored_sweep import is_harmless
 from penstock.config import changes
 from penstock.config.changes import Known, between, differing, effect_of, recorded
 from penstock.config.sections import Changes
 from penstock.runs.left_out import COLUMNS
 from penstock.runs.record import RunRecord
-from penstock.runs.resumption import fingerprint
+from penstock.runs.resumption import fingerprint, is_harmless
 from tests.config.test_conf import FILES
 
 NOTHING, RESULTS, WEIGHTS, BATCHES = Changes

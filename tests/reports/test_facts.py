@@ -18,6 +18,7 @@ import penstock
 from penstock.addons.reports import (
     data_section,
     facts,
+    observing,
     report_facts,
     run_report,
     samples_section,
@@ -32,7 +33,6 @@ from penstock.build.training import TrainingParts
 from penstock.distributed.world import World
 from penstock.errors import PenstockError
 from penstock.runs.record import RunRecord
-from penstock.tasks import fit
 from penstock.tasks.validate import load_weights
 from tests.broken_images import cut, write_images
 from tests.conftest import WRITE_FACTS
@@ -66,8 +66,8 @@ def images(tmp_path, monkeypatch):
 @pytest.fixture
 def told(monkeypatch):
     """Fits write facts, and no page."""
-    monkeypatch.setattr(fit, "write_facts", WRITE_FACTS[0])
-    monkeypatch.setattr(fit, "write_data_facts", WRITE_FACTS[1])
+    monkeypatch.setattr(observing, "write_facts", WRITE_FACTS[0])
+    monkeypatch.setattr(observing, "write_data_facts", WRITE_FACTS[1])
 
 
 def written(tmp_path):

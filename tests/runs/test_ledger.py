@@ -2,10 +2,10 @@ import json
 
 import pytest
 
-from penstock.addons.reports.recording import Ledger
 from penstock.distributed.group import Group
 from penstock.files.disk import DiskError, cut
 from penstock.order.samplers import Random
+from penstock.tasks.recording import Ledger
 from penstock.training.epoch_metrics import EpochMetrics, Step
 from tests.toy import loader
 

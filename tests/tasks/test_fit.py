@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from penstock import command
+from penstock.addons.reports import observing
 from penstock.config import own_command
 from penstock.distributed.world import World
 from penstock.errors import ConfigError
 from penstock.runs import checkpoint
-from penstock.tasks import fit, outcome
+from penstock.tasks import fit
 from penstock.tasks.fit import scheduler_moves, spare_cores
 from penstock.tasks.outcome import print_report
 from penstock.training.runner import Result
@@ -337,10 +338,9 @@ def test_trust_and_folders_are_part_of_the_command_to_paste(monkeypatch):
 
 @pytest.mark.stress
 def test_classes_that_are_confused_are_drawn_for_the_best_epoch(tmp_path, capsys, monkeypatch):
-
-    drawn, draw = [], outcome.confusion_matrix
+    drawn, draw = [], observing.confusion_matrix
     monkeypatch.setattr(
-        outcome, "confusion_matrix", lambda *given: drawn.append(given) or draw(*given)
+        observing, "confusion_matrix", lambda *given: drawn.append(given) or draw(*given)
     )
     monkeypatch.chdir(tmp_path)
     done = run(

@@ -5,12 +5,15 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+import penstock
 from penstock.addons.trackers import guarded, known
 from penstock.addons.trackers.csv_file import Csv
 from penstock.addons.trackers.guarded import Trackers
+from penstock.addons.trackers.observing import Tracked, start
 from penstock.addons.trackers.tensorboard import TensorBoard
 from penstock.addons.trackers.tracker import TrackedRun, Tracker, points
 from penstock.errors import ConfigError, PenstockError, Problem
@@ -253,3 +256,40 @@ def test_nothing_is_imported_that_was_not_chosen():
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_trackers_get_their_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_TRUST", "tests")
+    told = TrackedRun(tmp_path, {}, {})
+
+    def close(tracker):
+        start(penstock.compose(tracker).tracker, tmp_path, told).close()
+
+    close("tracker=[csv,none]")
+    assert [path.name for path in tmp_path.iterdir()] == ["csv"]
+    close("tracker={_target_: penstock.addons.trackers.csv_file.Csv}")
+    assert (tmp_path / "metrics.csv").exists()
+    close("tracker=[]")
+
+
+def test_records_of_a_fit_go_to_the_trackers():
+    sent = []
+
+    class Recorder:
+        def log(self, metrics, step):
+            sent.append((step, dict(metrics)))
+
+        def picture(self, name, path, step):
+            sent.append((step, name))
+
+    fit = SimpleNamespace(result=SimpleNamespace(history=[{"step": 8}]))
+    tracked = Tracked(Recorder(), fit)
+    tracked.on_log({"epoch": 0, "step": 5, "train/loss": 0.5})
+    tracked.on_epoch_end({"epoch": 0, "step": 8, "train/loss": 0.4, "val/nme": 0.1})
+    tracked.on_file("curves", Path("curves.png"))
+    tracked.on_file("run", Path("run"))
+    assert sent == [
+        (5, {"train/epoch": 0, "train/loss": 0.5}),
+        (8, {"epoch/train/loss": 0.4, "val/nme": 0.1}),
+        (8, "curves"),
+    ]

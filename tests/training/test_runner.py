@@ -21,7 +21,14 @@ from penstock.order.samplers import Random, Sequential
 from penstock.runs import checkpoint
 from penstock.runs.checkpoint import Checkpoints
 from penstock.training.objective import Regression
-from penstock.training.runner import NonFiniteLossError, Observer, fit, train_epoch, validate
+from penstock.training.runner import (
+    NonFiniteLossError,
+    Observer,
+    Session,
+    fit,
+    train_epoch,
+    validate,
+)
 from penstock.training.train_step import TrainOptions, TrainStep
 
 
@@ -82,18 +89,13 @@ def run(
     """Fit a small network; returns it and the result."""
     model = model or network()
     made = optimizer(model.parameters(), lr=lr)
-    result = fit(
-        model,
-        objective(reduction),
-        made,
-        loader() if train is None else train,
-        val or loader(),
-        TrainOptions(**{"max_epochs": 2, **options}),
-        scheduler=scheduler(made) if scheduler else None,
-        checkpoints=Checkpoints(folder, keep) if folder else None,
-        observers=observers,
-        seed=seed,
-    )
+    train = loader() if train is None else train
+    chosen = TrainOptions(**{"max_epochs": 2, **options})
+    moved = scheduler(made) if scheduler else None
+    group = Group(train.world)
+    step = TrainStep(model, objective(reduction), made, moved, chosen, group, seed)
+    session = Session(Checkpoints(folder, keep) if folder else None)
+    result = fit(step, train, val or loader(), session, observers)
     return model, result
 
 
@@ -305,7 +307,8 @@ def test_the_best_is_saved_between_two_saves(tmp_path):
     optimizer = torch.optim.SGD(network().parameters(), lr=0.1)
     options = TrainOptions(max_epochs=4, save_every=3, monitor="mse")
     kept = Checkpoints(tmp_path, keep_last=9)
-    fit(network(), scripted, optimizer, loader(), loader(), options, checkpoints=kept)
+    step = TrainStep(network(), scripted, optimizer, None, options, Group(), 0)
+    fit(step, loader(), loader(), Session(kept))
     assert checkpoint.load(tmp_path / "best.safetensors")["metrics"]["mse"] == 1.0
     assert len(list(tmp_path.glob("step-*"))) == 4  # two bests, every third, the last
 

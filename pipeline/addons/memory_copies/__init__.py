@@ -3,6 +3,7 @@
 from penstock.protocols import AddOn
 
 ADDON = AddOn(
+    copies="penstock.addons.memory_copies.memory",
     options={
         "trainer.checkpoint.memory_every_steps": (
             "penstock.addons.memory_copies.options:every_steps"

@@ -28,6 +28,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from penstock.config.schema import Config
 from penstock.distributed import world
 from penstock.distributed.group import Group
 from penstock.runs import checkpoint, state_tree
@@ -144,16 +145,16 @@ class Memory:
         )
 
 
-def launcher() -> str | None:
-    """This machine's launcher of ranks, named by process and start; None if there is none."""
-    process = world.launcher_process()
-    if process is None:
-        return None
-    try:
-        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-        return f"{platform.node()}-{process}-{fields[19]}"  # ticks since the machine's own start
-    except (OSError, IndexError):
-        return None
+def of_start(config: Config, session: str, group: Group, resumed: bool) -> Memory | None:
+    """The copies of a start; None if none are asked for, or nothing will ask for them."""
+    every = None
+    if config.trainer.checkpoint is not None and world.launcher_start() is not None:
+        every = config.trainer.checkpoint.option("memory_every_steps")
+    if every == "auto" and not world.starts_again():
+        every = None
+    # In parts (FSDP), the state of a lost machine would be lost with it.
+    every = group.from_first(every) if config.distributed.strategy == "ddp" else None
+    return Memory(session, every, group, resumed) if every is not None else None
 
 
 def is_copy(path: Path) -> bool:
@@ -208,7 +209,7 @@ def _own_folder(make: bool = False) -> Path | None:
 
     A process that removes it is started when it is made.
     """
-    name = launcher()
+    name = world.launcher_start()
     if name is None or not _SHARED.is_dir():
         return None
     root = _SHARED / f"penstock-states-{os.geteuid()}"

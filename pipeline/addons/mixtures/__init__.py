@@ -3,6 +3,8 @@
 from penstock.protocols import AddOn, Callables
 
 ADDON = AddOn(
+    explains="penstock.addons.mixtures.mixture_changes:explained",
+    observers="penstock.addons.mixtures.mixture_rows:observers",
     callables=(
         Callables(
             "penstock.addons.mixtures.mixture",
@@ -17,5 +19,4 @@ ADDON = AddOn(
         Callables("penstock.addons.mixtures.order", "a sampler"),
     ),
     wrapper="penstock.addons.mixtures.wrapper:MixtureOrders",
-    explains="penstock.addons.mixtures.mixture_changes:explained",
 )

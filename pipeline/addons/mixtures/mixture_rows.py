@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.addons.mixtures.order import MixtureOrder
 from penstock.order.plan import Plan
 from penstock.order.samplers import Order
 from penstock.training.epoch_metrics import Step
 from penstock.training.observer import Observer, Record
+
+if TYPE_CHECKING:
+    from penstock.tasks.fit import Fit
 
 
 class MixtureRows(Observer):
@@ -33,7 +36,7 @@ class MixtureRows(Observer):
     def on_steps(self, steps: Sequence[Step]) -> None:
         self._done = steps[-1].step + 1
 
-    def on_epoch_end(self, record: Record) -> None:
+    def on_record(self, record: Record) -> None:
         epoch, sampler = int(record["epoch"]), self.plan.sampler
         size = self.order.size(epoch)
         if sampler is self.order:
@@ -52,11 +55,12 @@ class MixtureRows(Observer):
             self.enough = "the sources have given all passes that dataset.passes allows"
 
 
-def mixture_rows(plan: Any, manifest: dict[str, Any]) -> list[Observer]:
+def observers(fit: Fit) -> list[Observer]:
     """The observer of a plan whose sampler is a mixture, or made of one; none for others."""
+    plan = fit.train_loader.plan
     order = getattr(plan, "sampler", None)
     while not isinstance(order, MixtureOrder) and order is not None:
         order = getattr(order, "order", None)
-    if order is None or plan.again:
+    if order is None or not isinstance(plan, Plan) or plan.again:
         return []
-    return [MixtureRows(plan, order, manifest)]
+    return [MixtureRows(plan, order, fit.folder.manifest)]

@@ -3,6 +3,8 @@
 from penstock.protocols import AddOn, Task
 
 ADDON = AddOn(
+    pictures="penstock.addons.reports.predictions:draw_batch",
+    observers="penstock.addons.reports.observing:observers",
     tasks={
         "report": Task(
             "penstock.addons.reports.report:run", "making the report of {runs}", reads=True

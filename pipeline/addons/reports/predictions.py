@@ -31,6 +31,7 @@ from penstock.transforms.batch import BatchCompose
 from penstock.transforms.image import Compose, Normalize
 
 MOST_PIXELS = 512  # of a picture's longer side
+SHEET = 64  # images of a batch on a contact sheet
 
 
 def draw(
@@ -194,3 +195,18 @@ def denormalized(images: Tensor, *transforms: Compose | BatchCompose) -> Tensor:
             if isinstance(step, Normalize):
                 return step.inverse(images)
     return images
+
+
+def draw_batch(split: Split, batch: Batch, folder: Path) -> Path | None:
+    """A contact sheet of a batch of pictures, with their landmarks, as batch.png; else None."""
+    images = batch.get("image")
+    if not isinstance(images, Tensor) or not is_pictures(images):
+        return None
+    shown = denormalized(images, split.transform, split.batch_transform)[:SHEET]
+    labels, points = batch.get("label"), batch.get("landmarks")
+    captions = [f"{index}" for index in batch.indices.tolist()]
+    if isinstance(labels, Tensor):
+        captions = [f"{i}: {label}" for i, label in zip(captions, labels.tolist(), strict=True)]
+    points = None if points is None else points[:SHEET]
+    path = folder / "batch.png"
+    return contact_sheet(shown, path, points, captions=captions[:SHEET], columns=8)

@@ -3,6 +3,7 @@
 from penstock.protocols import AddOn
 
 ADDON = AddOn(
+    observers="penstock.addons.sweeps.pruning:observers",
     options={
         "sweep": "penstock.addons.sweeps.options:SweepSection",
     },

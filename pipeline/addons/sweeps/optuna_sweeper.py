@@ -33,7 +33,6 @@ from penstock.addons.sweeps.options import StudySection, SweepSection
 from penstock.addons.sweeps.stored_sweep import (
     StoredJob,
     StoredSweep,
-    key_of,
     of_job,
     read_sweep,
     result_of,
@@ -48,6 +47,7 @@ from penstock.config.schema import Config
 from penstock.distributed import world
 from penstock.errors import ConfigError, PenstockError, Problem
 from penstock.files.disk import prepare
+from penstock.runs.resumption import key_of
 from penstock.terminal import say
 
 if TYPE_CHECKING:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.addons.sweeps.job_result import PRUNING
 from penstock.addons.sweeps.options import SweepSection
 from penstock.addons.sweeps.study import JOURNAL, Study
-from penstock.config.schema import Config
 from penstock.terminal import say
 from penstock.training.observer import Observer, Record
+
+if TYPE_CHECKING:
+    from penstock.tasks.fit import Fit
 
 
 class Pruning(Observer):
@@ -48,12 +49,25 @@ class Pruning(Observer):
             say(said)
 
 
-def of_trial(config: Config, folder: Path, manifest: dict[str, Any]) -> Pruning | None:
-    """The observer of a run that is an unfinished trial of a study beside it; else None."""
-    options, sweep = SweepSection.of(config).optuna, folder.parent
+class Unpruned(Observer):
+    """Takes back that a run was ended as a hopeless trial, when it has reached another end."""
+
+    def __init__(self, fit: Fit) -> None:
+        self.fit = fit
+
+    def on_done(self) -> None:
+        if self.fit.result.reason != PRUNING:
+            self.fit.folder.manifest.pop("pruned", None)
+
+
+def observers(fit: Fit) -> list[Observer]:
+    """The observers of a run; if it is an unfinished trial of the study beside it, of that too."""
+    options, folder = SweepSection.of(fit.config).optuna, fit.folder.path
+    unpruned, sweep = Unpruned(fit), folder.parent
     if options is None or not folder.name.isdecimal() or not (sweep / JOURNAL).exists():
-        return None
-    study = Study(sweep, options)
-    if int(folder.name) not in [one.number for one in study.unfinished]:
-        return None
-    return Pruning(study, int(folder.name), manifest, config.trainer.max_epochs)
+        return [unpruned]
+    study, number = Study(sweep, options), int(folder.name)
+    if number not in [trial.number for trial in study.unfinished]:
+        return [unpruned]
+    epochs = fit.config.trainer.max_epochs
+    return [unpruned, Pruning(study, number, fit.folder.manifest, epochs)]

@@ -21,26 +21,20 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache
 from itertools import count
 from pathlib import Path, PurePath
 from typing import Any
 
-import yaml
-
 from penstock import program
 from penstock.addons.sweeps.job_result import FINISHED, RESULT, JobResult, in_order, read_results
 from penstock.config import command_line_keys, disclosure
-from penstock.config.changes import effect_of, is_default, leaves
-from penstock.config.composition import CONF
-from penstock.config.sections import Changes
 from penstock.errors import ConfigError, Problem
 from penstock.files import plain_json
 from penstock.files.disk import Hold, is_locked, refuse, write_atomically
 from penstock.files.one_writer import one_writer
 from penstock.files.plain_json import JsonError, mapping, shown
 from penstock.runs.manifest import check_overrides, has_manifest
-from penstock.runs.resumption import why_not
+from penstock.runs.resumption import is_harmless, key_of, why_not
 from penstock.terminal import one_line
 
 NAME = "sweep.json"
@@ -145,11 +139,6 @@ def is_below(name: str) -> bool:
     return not leads_out and name.isprintable() and "${" not in name and not name.endswith("\\")
 
 
-def key_of(line: str) -> str:
-    """The key of an override line."""
-    return line.partition("=")[0].lstrip("+~")
-
-
 def _identities(jobs: Sequence[Sequence[str]], keys: set[str]) -> Iterator[tuple[Any, ...]]:
     """What each job is known by: its overrides, but for those that change no result."""
     seen: Counter[tuple[str, ...]] = Counter()
@@ -164,25 +153,6 @@ def _identities(jobs: Sequence[Sequence[str]], keys: set[str]) -> Iterator[tuple
 def of_job(lines: Sequence[str]) -> list[str]:
     """The override lines that say what a job is, without those on resuming and on the sweep."""
     return [line for line in lines if re.split(r"[./]", key_of(line))[0] not in _NO_PART_OF_A_JOB]
-
-
-@cache
-def is_harmless(line: str) -> bool:
-    """Whether no result depends on this override, so that it may differ between two commands of
-    one sweep.
-    """
-    key, value = key_of(line).replace("/", "."), line.partition("=")[2]
-    if effect_of(key).changes == Changes.NOTHING:
-        return True
-    # An option of a section such as `loader`, of which not every key is harmless.
-    option = CONF / key / f"{value}.yaml"
-    if not re.fullmatch(r"\w+=\w+", line) or not option.is_file():
-        return False
-    given = yaml.safe_load(option.read_text(encoding="utf-8"))
-    keys = leaves({name: one for name, one in given.items() if name != "defaults"}, key)
-    return all(
-        effect_of(name).changes == Changes.NOTHING or is_default(name, one) for name, one in keys
-    )
 
 
 def incompatible(

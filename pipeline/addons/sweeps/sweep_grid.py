@@ -23,7 +23,7 @@ from penstock.addons.ray import cluster as ray_cluster
 from penstock.addons.sweeps import stored_sweep, sweep
 from penstock.addons.sweeps.grid import Grid
 from penstock.addons.sweeps.job_result import FINISHED
-from penstock.addons.sweeps.stored_sweep import LOCK, StoredJob, StoredSweep, key_of, result_of
+from penstock.addons.sweeps.stored_sweep import LOCK, StoredJob, StoredSweep, result_of
 from penstock.config import disclosure, hydra_output
 from penstock.config.hydra_internals import BASIC_LAUNCHER, raw_value
 from penstock.config.own_options import environment_with
@@ -32,6 +32,7 @@ from penstock.distributed import preemption, world
 from penstock.errors import PenstockError
 from penstock.files.disk import is_locked
 from penstock.loading.memory import available
+from penstock.runs.resumption import key_of
 from penstock.terminal import say
 
 _BY_NUMBER = "${hydra.job.num}"

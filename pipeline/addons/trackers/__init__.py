@@ -8,6 +8,7 @@ Trackers: `tensorboard`, `csv_file`, `mlflow`, `wandb`.
 from penstock.protocols import AddOn, Callables
 
 ADDON = AddOn(
+    observers="penstock.addons.trackers.observing:observers",
     callables=(
         Callables(
             "penstock.addons.trackers", "a tracker", "penstock.addons.trackers.tracker.Tracker"

@@ -1,19 +1,11 @@
 import json
 
-from penstock.addons.reports.recording import Digests, Metrics
 from penstock.distributed.group import Group
 from penstock.loading.fetch import batch_hash
 from penstock.runs.run_folder import RunFolder
+from penstock.tasks.recording import Digests, Metrics
 from penstock.training.epoch_metrics import EpochMetrics
 from tests.toy import loader
-
-
-class Recorder:
-    def __init__(self):
-        self.logged = []
-
-    def log(self, metrics, step):
-        self.logged.append((step, dict(metrics)))
 
 
 def test_digests_are_a_line_a_batch(tmp_path):
@@ -27,15 +19,11 @@ def test_digests_are_a_line_a_batch(tmp_path):
     assert [line["hash"] for line in lines] == [batch_hash([batch]) for batch in batches]
 
 
-def test_metrics_go_to_the_file_and_the_tracker(tmp_path):
-    folder, tracker = RunFolder.claim(tmp_path / "run", {}), Recorder()
-    metrics = Metrics(folder, tracker)
+def test_metrics_go_to_the_file(tmp_path):
+    folder = RunFolder.claim(tmp_path / "run", {})
+    metrics = Metrics(folder)
     metrics.on_log({"epoch": 0, "step": 5, "train/loss": 0.5})
     metrics.on_epoch_end({"epoch": 0, "step": 8, "train/loss": 0.4, "val/nme": 0.1})
     lines = (folder.path / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["event"] for line in lines] == ["log", "epoch"]
     assert json.loads(lines[1])["train/loss"] == 0.4
-    assert tracker.logged == [
-        (5, {"train/epoch": 0, "train/loss": 0.5}),
-        (8, {"epoch/train/loss": 0.4, "val/nme": 0.1}),
-    ]
