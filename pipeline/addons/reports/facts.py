@@ -34,25 +34,19 @@ _MEDIA = {b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg"}  # b
 
 
 def _decoded(value: object) -> object:
-    """The bytes of a text in base64; anything else as it is."""
+    """The picture of a text in base64; anything else as it is."""
     if not isinstance(value, str):
         return value
     try:
-        return base64.b64decode(value, validate=True)
-    except ValueError as error:
+        picture = base64.b64decode(value, validate=True)
+        _media(picture)
+        return picture
+    except (ValueError, StopIteration) as error:
         raise ValueError("a picture is no PNG and no JPEG in base64") from error
 
 
 def _media(picture: bytes) -> str:
-    for beginning, kind in _MEDIA.items():
-        if picture.startswith(beginning):
-            return kind
-    raise ValueError("a picture is no PNG and no JPEG in base64")
-
-
-def _drawable(picture: bytes) -> bytes:
-    _media(picture)
-    return picture
+    return next(kind for beginning, kind in _MEDIA.items() if picture.startswith(beginning))
 
 
 def _known(version: int) -> int:
@@ -66,7 +60,7 @@ Text = Annotated[str, Field(strict=True, max_length=LONGEST)]
 Count = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
 Number = Annotated[float, Field(strict=True)]
 Flag = Annotated[bool, Field(strict=True)]
-Picture = Annotated[bytes, BeforeValidator(_decoded), AfterValidator(_drawable)]
+Picture = Annotated[bytes, BeforeValidator(_decoded)]
 Listed = Annotated[tuple[T, ...], Field(max_length=_MOST)]
 
 

@@ -21,7 +21,7 @@ from penstock import program
 from penstock.addons.reports import leaderboard, page, sweep_sections
 from penstock.addons.reports.leaderboard import NAME, metric_of, rounded
 from penstock.addons.reports.run_report import part_of
-from penstock.addons.reports.sweep_data import FINISHED, UNDONE, SeedGroup, SweepRecord
+from penstock.addons.reports.sweep_data import FINISHED, UNDONE, SweepRecord
 from penstock.config.own_command import suggested
 
 _EVERY = 10.0  # seconds between two reports of a sweep in progress, at least
@@ -116,30 +116,21 @@ def _best(sweep: SweepRecord) -> str:
     if not ranked:
         return "No job has a value yet."
     first = ranked[0]
+    count = len(first.values)
     text = f"Best {metric_of(sweep)} {rounded(first.mean)}"
     if not sweep.has_seeds:
         return f"{text} by job {first.jobs[0].name}: {first.name()}."
     text += f" with {first.name()}" if first.settings else ""
-    text += f", the mean of {_seeds(len(first.values))}"
+    text += f", the mean of {count} seed{'s' * (count != 1)}"
     if len(ranked) == 1:
         known_spread = f", whose standard deviation is {rounded(first.spread, 2)}"
         return f"{text}{known_spread if first.spread is not None else ''}."
     second = ranked[1]
     ahead = abs((first.mean or 0.0) - (second.mean or 0.0))
     text += f". {second.name()} is {rounded(ahead, 2)} behind"
-    noise = _standard_error(first, second)
-    if noise is None:
+    if min(len(first.values), len(second.values)) < 2:
         return f"{text}; with so few seeds, that may be chance."
+    # The standard error of the difference of two means.
+    noise = math.sqrt(sum(stdev(group.values) ** 2 / len(group.values) for group in ranked[:2]))
     how = "more" if ahead > 2 * noise else "not more"
     return f"{text}, {how} than twice the standard error of {rounded(noise, 2)} over the seeds."
-
-
-def _standard_error(first: SeedGroup, second: SeedGroup) -> float | None:
-    """Of the difference of two means; None where a group has a single value."""
-    if min(len(first.values), len(second.values)) < 2:
-        return None
-    return math.sqrt(sum(stdev(group.values) ** 2 / len(group.values) for group in (first, second)))
-
-
-def _seeds(count: int) -> str:
-    return f"{count} seed{'s' * (count != 1)}"

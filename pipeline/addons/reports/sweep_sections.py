@@ -17,15 +17,11 @@ _MOST_KEYS = 8  # charts of keys
 _MOST_CLASSES = 64  # of jobs with the same data, in the matrix
 
 
-def _importance(sweep: SweepRecord) -> Importance:
-    done = [job for job in sweep.jobs if job.value is not None]
-    values = [sweep.rank(job.value) for job in done]
-    return importance([job.settings for job in done], values, sweep.varying)
-
-
 def what_matters(sweep: SweepRecord) -> Section | None:
     """Importance of the keys, and the metric over each key."""
-    weights = _importance(sweep)
+    done = [job for job in sweep.jobs if job.value is not None]
+    ranks = [sweep.rank(job.value) for job in done]
+    weights = importance([job.settings for job in done], ranks, sweep.varying)
     keys = [key for key in sweep.varying if key != SEED] or sweep.varying
     keys = sweep_charts.worth_drawing(sweep, keys, weights)[:_MOST_KEYS]
     parts = []
