@@ -44,9 +44,11 @@ class Objective(ABC):
 
     Attributes:
         baseline_name: name of the best constant prediction.
+        confusion: of classes, as `Classification` counts them; else None.
     """
 
     baseline_name: ClassVar[str]
+    confusion: Tensor | None = None
 
     def __init__(
         self, loss: Loss, metrics: Mapping[str, Metric], inputs: Sequence[str], target: str
@@ -450,7 +452,6 @@ class Classification(Objective):
     """
 
     baseline_name = "class frequencies"
-    confusion: Tensor | None = None
 
     def __init__(
         self,

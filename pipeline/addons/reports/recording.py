@@ -23,7 +23,7 @@ class Confusions(Observer):
         self.by_epoch: dict[int, Tensor] = {}
 
     def on_epoch_end(self, record: Record) -> None:
-        confusion = getattr(self.objective, "confusion", None)
+        confusion = self.objective.confusion
         if confusion is not None and "val/loss" in record:
             self.by_epoch[int(record["epoch"])] = confusion
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,7 +81,7 @@ def _usual(loss: np.ndarray) -> np.ndarray:
     return usual
 
 
-def keep_rows(run: RunRecord, rows_of: Callable[[int, int], Sequence[int]]) -> None:
+def keep_rows(run: RunRecord, rows_of: Callable[[int, int], np.ndarray]) -> None:
     """Write the rows of the spikes' batches into the run's folder, where the report finds them.
 
     Only the program that has the sampler can know them. Stops after half a second, as a sampler may
@@ -94,7 +94,7 @@ def keep_rows(run: RunRecord, rows_of: Callable[[int, int], Sequence[int]]) -> N
         return
     until, spikes = time.monotonic() + 0.5, []
     for spike in find(run.ledger):
-        rows = [int(row) for row in rows_of(spike.epoch, spike.step)[:_MOST_ROWS]]
+        rows = rows_of(spike.epoch, spike.step)[:_MOST_ROWS].tolist()
         spikes.append({"epoch": spike.epoch, "step": spike.step, "rows": rows})
         if time.monotonic() > until:
             break
