@@ -71,6 +71,8 @@ class AddOn:
             `Option`, by the key where they stand. A module of options imports nothing slow.
         backends: "module:function" of a `Fetch` and its `LoaderOptions` to a `Backend`
             (`penstock.loading.workers.backends`), by the name that `loader.backend` has for it.
+        ahead: "module:function" of `(plan, dataset, rank, world, options)` to a `ReadsAhead`, or
+            None: those of a `Loader`, whose dataset has `remote_files`.
         wrapper: "module:Class" of what it does to the data of a split, a
             `penstock.build.wrapper.SplitWrapper`: opens or wraps the dataset, completes nodes
             before they are built, gives costs of rows, settles values of `loader`, brings an
@@ -89,6 +91,7 @@ class AddOn:
     callables: Sequence[Callables] = ()
     options: Mapping[str, str] = field(default_factory=dict)
     backends: Mapping[str, str] = field(default_factory=dict)
+    ahead: str = ""
     wrapper: str = ""
     explains: str = ""
     observers: str = ""
@@ -351,6 +354,27 @@ class ReadsRows(Protocol):
 
 
 TAKEN = "shared"  # the one stage in the timing of a batch that somebody else has made
+
+
+class ReadsAhead(Protocol):
+    """Fetches what is read next, as far as a loader's requests tell; a context manager in which
+    batches are asked for.
+    """
+
+    def requests(
+        self, epoch: int, step: int, requests: Iterator[Request | StreamRequest], /
+    ) -> Iterator[Request | StreamRequest]:
+        """`requests` of an epoch from `step` on, noted as they are handed out."""
+
+    def delivered(self, step: int, /) -> None:
+        """The batch of `step` is done with."""
+
+    def close(self) -> None:
+        """The loader is closed."""
+
+    def __enter__(self) -> Any: ...
+
+    def __exit__(self, *_: object) -> None: ...
 
 
 class Exchange(Protocol):

@@ -30,7 +30,7 @@ KNOWN_TO_DATASETS = (
     "penstock.native",
     "penstock.transforms",
     "penstock.loading.encoded",
-    "penstock.loading.stored",
+    "penstock.loading.encoded",
 )
 # Datasets of the core that still know an add-on.
 KNOW_ADD_ONS = {

@@ -21,8 +21,7 @@ from penstock.config.schema import Config, LoaderSection
 from penstock.distributed.world import World, from_environment
 from penstock.errors import ConfigError, Problem
 from penstock.loading import postscript
-from penstock.loading.bad_samples import BadSamples
-from penstock.loading.budget import Budget, epoch_length
+from penstock.loading.bad_samples import BadSamples, Budget, epoch_length
 from penstock.loading.dataset_facts import classes_of, facts_of
 from penstock.loading.fetch import Fetch
 from penstock.loading.loader import Loader

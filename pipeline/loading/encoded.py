@@ -1,10 +1,14 @@
-"""An image file that is not decoded yet, so that a transform may decode only a part of it."""
+"""Pictures before a transform: image files that are not decoded yet, so that it may decode only a
+part of one, and decoded ones where they lie, so that it copies only what it takes of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
 
 if TYPE_CHECKING:  # importing it takes seconds, and bytes do without
     from torchvision import tv_tensors
@@ -29,3 +33,24 @@ class EncodedImage:
     def decode(self) -> tv_tensors.Image:
         """All of its pixels: uint8 [3, H, W], upright."""
         return self.decoder(self.content, self.name)
+
+
+@dataclass(frozen=True)
+class StoredPictures:
+    """The pictures of a batch.
+
+    Attributes:
+        pixels: uint8, contiguous; each picture is [height, width, channels] somewhere in it.
+        starts, heights, widths, channels: int64 [B]; `starts` in bytes.
+    """
+
+    pixels: npt.NDArray[np.uint8]
+    starts: npt.NDArray[np.int64]
+    heights: npt.NDArray[np.int64]
+    widths: npt.NDArray[np.int64]
+    channels: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, picture: npt.NDArray[np.uint8]) -> StoredPictures:
+        """One picture, contiguous [H, W, C]."""
+        return cls(picture, np.zeros(1, np.int64), *np.array(picture.shape)[:, None])

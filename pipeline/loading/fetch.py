@@ -24,7 +24,6 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from torch.utils.data import Subset
 
 from penstock.errors import DataError
 from penstock.files.batch_bytes import BatchBytes, BatchTooLargeError, bounded, discarded
@@ -43,7 +42,7 @@ from penstock.loading.encoded import EncodedImage
 from penstock.loading.memory import of_a_batch
 from penstock.loading.named_fields import NAMELESS, Fields, OwnCollate
 from penstock.loading.repeatable import Again
-from penstock.loading.sample_reader import FASTEST, SampleReader, in_batch
+from penstock.loading.sample_reader import Recipe, SampleReader, in_batch
 from penstock.loading.sampled_rows import SampleRequest, seen_of
 from penstock.loading.sizes import nbytes
 from penstock.loading.slow_rows import slow_among
@@ -82,8 +81,8 @@ class Fetch:
     Attributes:
         traced: batches have a `trace` of when and where they were worked on.
         most_bytes: `batch_bytes`, or what stands for it.
+        recipe: what samples are made of.
         repeat_checked: samples of a first batch were made twice and compared, or need not be.
-        reads_many: rows are read by `__getitems__`.
         leaves_generators: in this process they stand after a batch where they stood.
         exchange: who may have made a batch, or want it.
     """
@@ -104,17 +103,22 @@ class Fetch:
         keyed = getattr(self.transform, "keyed", self.transform is None)
         self._keyed = keyed and not getattr(self.dataset, "draws", True)
         self.repeat_checked = self._keyed
-        # torch's Subset only loops over `__getitem__` here, whose draws have keys of their own.
-        many = hasattr(self.dataset, "__getitems__")
-        self.reads_many = many and not isinstance(self.dataset, Subset)
         self._seeding = Seeding()
         named = {f"transform.{name}": step for name, step in self._steps().items()}
         self._own = PrivateGenerators({"dataset": self.dataset, **named, "collate": self.collate})
         self._order = getattr(self.collate, "order", None)
         self._restores = isinstance(self.collate, OwnCollate)
         self.most_bytes = self.batch_bytes or of_a_batch(0, 0)
-        self._quick = min(1e-3, self.most_bytes / FASTEST)
-        self._whole = WholeBatches(self)
+        self.recipe = Recipe(
+            self.dataset,
+            self.transform,
+            self.collate,
+            self.hashed,
+            self.bad,
+            self.fields,
+            self.most_bytes,
+        )
+        self._whole = WholeBatches(self.recipe)
         # Where nothing can draw, they need not be saved and put back: 30 us a batch.
         self.leaves_generators = self._keyed and self._whole.reads and self.batch_transform is None
 
@@ -163,7 +167,8 @@ class Fetch:
 
         def read(row: int, key: int) -> bytes:
             draws.seed(key)
-            sample = self.dataset.__getitems__([row])[0] if self.reads_many else self.dataset[row]
+            many = self.recipe.reads_many
+            sample = self.dataset.__getitems__([row])[0] if many else self.dataset[row]
             return hash_sample(self.fields.named(sample))
 
         def leave_out() -> bytes:
@@ -184,10 +189,6 @@ class Fetch:
         """The dataset of `get_worker_info()` in a worker process, for `worker_init_fn`."""
         return self.dataset
 
-    def is_slow(self, seconds: float) -> bool:
-        """Whether memory that matters to `batch_bytes` can be filled in that time."""
-        return seconds > self._quick
-
     def substitutes(self, rows: Any) -> Substitutes | None:
         """Rows that may take the place of bad ones."""
         return self.bad.substitutes
@@ -204,7 +205,7 @@ class Fetch:
         keys = sample_keys(self.seed, request.epoch, request.positions)
         if self._whole.usable:
             try:
-                fields, kinds = self._whole.make(self, request, rows, keys, draws, timer)
+                fields, kinds = self._whole.make(request, rows, keys, draws, timer)
                 return self._finished(fields, request, np.arange(len(request)), timer, kinds=kinds)
             except NotAtOnceError as error:
                 account.taken = 0
@@ -240,7 +241,8 @@ class Fetch:
     ) -> Batch:
         account.taken = 0
         with output_buffers.batch(len(request)):
-            reader = SampleReader(self, request, rows, self.transform, draws, timer)
+            spare = self.substitutes(rows)
+            reader = SampleReader(self.recipe, request, rows, self.transform, draws, timer, spare)
             again = None
             if not self.repeat_checked and self._own.is_foreign:
                 self.repeat_checked = True
@@ -248,7 +250,7 @@ class Fetch:
                     again = Again(
                         request,
                         rows,
-                        self.reads_many,
+                        self.recipe.reads_many,
                         self.fields.named,
                         self._steps(),
                         keys,
@@ -256,7 +258,7 @@ class Fetch:
                     )
             samples: list[Any] = []
             began, ended = timer.lap("read"), list[float]()
-            due = began + self._quick
+            due = began + self.recipe.quick
             if not reader.is_counted:
                 account.count = partial(reader.count, samples, began, ended, account)
             bad: dict[int, BadSampleError] = {}
@@ -274,7 +276,7 @@ class Fetch:
                     if account.count is not None:
                         account.count()
                         reader.check_room(account, place)
-                    due = now + self._quick
+                    due = now + self.recipe.quick
             if again is not None:
                 with discarded():
                     differs = again.difference(samples, bad, hash_sample)

@@ -22,26 +22,25 @@ from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.batch_bytes import bounded
 from penstock.files.plain_json import JsonError, integer, mapping, shown
 from penstock.loading.autotune import Autotune
+from penstock.loading.bad_samples import Budget
 from penstock.loading.batch import Batch
-from penstock.loading.budget import Budget
 from penstock.loading.dataset_facts import row_counts
 from penstock.loading.fetch import Fetch
 from penstock.loading.known_by import agree
 from penstock.loading.memory import tree_pss
-from penstock.loading.read_ahead import read_ahead
 from penstock.loading.sampled_rows import SampleRequest
 from penstock.loading.slow_rows import SlowRows
 from penstock.loading.transfer import Transfer
 from penstock.loading.workers.backends import Backend, MainBackend
 from penstock.loading.workers.options import LoaderOptions
-from penstock.loading.workers.process_backend import ProcessBackend, require_picklable
+from penstock.loading.workers.pool import ProcessBackend, require_picklable
 from penstock.loading.workers.results import Asked, Failure
 from penstock.loading.workers.thread_backend import ThreadBackend
 from penstock.loading.workers.window import Requests
 from penstock.loading.wrapped import unfiltered
 from penstock.order.plan import Plan
 from penstock.order.streams import End, StreamPlan
-from penstock.protocols import TAKEN, Exchange
+from penstock.protocols import TAKEN, Exchange, ReadsAhead
 
 STATE_VERSION = 1
 _MOST_PROBLEMS = 50  # that a message names
@@ -149,9 +148,11 @@ class Loader:
         self._moved_ahead = moves or self.world.device == "cpu"
         require_picklable(fetch, self.options)
         self._backend = open_backend(fetch, self.options, self._pin)
-        self._ahead = read_ahead(
-            plan, fetch.dataset, self.world.rank, self.world.size, self.options
-        )
+        self._ahead: ReadsAhead | None = None
+        if getattr(fetch.dataset, "remote_files", None) is not None:
+            given = plan, fetch.dataset, self.world.rank, self.world.size, self.options
+            openers = [addon.ahead for addon in installed.addons().values() if addon.ahead]
+            self._ahead = installed.load(openers[0])(*given) if openers else None
         auto, first = self.options.auto, self.options.num_workers
         self._tuner = Autotune(first, auto, tree_pss) if auto else None
         self._deaths = 0  # in backends that were left

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from torch.utils.data import Subset
 
 from penstock.errors import DataError
 from penstock.files import batch_bytes
@@ -20,35 +22,63 @@ from penstock.loading import worker_status
 from penstock.loading.bad_samples import (
     ATTEMPTS,
     BadSampleError,
+    BadSamples,
     LeftOut,
     SampleError,
     Stage,
+    Substitutes,
     explained,
     in_one_line,
     is_bad,
     path_of,
 )
-from penstock.loading.named_fields import Restore, restorer
+from penstock.loading.named_fields import Fields, Restore, restorer
 from penstock.loading.sizes import held, nbytes
 from penstock.loading.stage_timer import StageTimer
 from penstock.loading.wrapped import own_row, sample_name
 from penstock.order.plan import Request
 from penstock.order.randomness import Draws, IntArray
-
-if TYPE_CHECKING:
-    from penstock.loading.fetch import Fetch
-
+from penstock.protocols import Collate, Transform
 
 FASTEST = 20e9  # bytes a second, as fast as a core fills fresh memory
 
 
+@dataclass(frozen=True)
+class Recipe:
+    """What the samples of all requests are made of, as `Fetch` is given it.
+
+    Attributes:
+        most_bytes: that the samples of a batch may take in memory.
+    """
+
+    dataset: Any
+    transform: Transform | None
+    collate: Collate
+    hashed: bool
+    bad: BadSamples
+    fields: Fields
+    most_bytes: int
+
+    @cached_property
+    def reads_many(self) -> bool:
+        """Whether rows are read by `__getitems__`."""
+        # torch's Subset only loops over `__getitem__` here, whose draws have keys of their own.
+        return hasattr(self.dataset, "__getitems__") and not isinstance(self.dataset, Subset)
+
+    @cached_property
+    def quick(self) -> float:
+        """Seconds in which no memory that matters to `most_bytes` can be filled."""
+        return min(1e-3, self.most_bytes / FASTEST)
+
+
 class SampleReader:
-    """Samples of one request, read as `fetch` says.
+    """Samples of one request.
 
     Args:
         rows: what they are read from, by index.
         transform: sample -> sample; None leaves it.
         draws: the generators that samples are keyed by; reading many at once must not use them.
+        substitutes: rows that may take the place of bad ones.
 
     Attributes:
         request: what the samples belong to; after `without`, without the bad ones.
@@ -61,27 +91,29 @@ class SampleReader:
 
     def __init__(
         self,
-        fetch: Fetch,
+        recipe: Recipe,
         request: Request,
         rows: Any,
         transform: Callable[[Any], Any] | None,
         draws: Draws,
         timer: StageTimer,
+        substitutes: Substitutes | None = None,
     ) -> None:
         self.request = request
         self.places: IntArray | None = None
         self.left_out: tuple[LeftOut, ...] = ()
         self.restore: Restore | None = None
         self._asked: list[int] = request.indices.tolist()
-        self._fetch, self._bad, self._known = fetch, fetch.bad, fetch.bad.known
+        self._recipe, self._bad, self._known = recipe, recipe.bad, recipe.bad.known
+        self._substitutes = substitutes
         self._rows, self._transform, self._draws, self._timer = rows, transform, draws, timer
         self._cell = worker_status.current.cell
         self._early: list[Any] | None = None
         self._counted = 0  # samples
         self._taken = 0  # bytes, by these and by what was read at once
         self.samples: list[Any] = []
-        self.is_counted = fetch.reads_many and transform is None
-        if fetch.reads_many:
+        self.is_counted = recipe.reads_many and transform is None
+        if recipe.reads_many:
             self._early = self._read_many()
             account = batch_bytes.at_hand()
             self._taken = account.taken if account else 0
@@ -104,7 +136,7 @@ class SampleReader:
             if index in self._known:
                 raise BadSampleError(self._known[index], known=True)
             try:
-                many = self._fetch.reads_many
+                many = self._recipe.reads_many
                 sample = self._rows.__getitems__([index])[0] if many else self._rows[index]
                 if type(sample) is not dict:
                     sample = self._named(sample)
@@ -193,7 +225,7 @@ class SampleReader:
 
     def _named(self, sample: Any) -> dict[str, Any]:
         self.restore = self.restore or restorer(sample)
-        return self._fetch.fields.named(sample)
+        return self._recipe.fields.named(sample)
 
     def _read_many(self) -> list[Any]:
         """The samples, read at once; a BadSampleError in the place of a bad one."""
@@ -204,11 +236,11 @@ class SampleReader:
         try:
             found = self._rows.__getitems__(list(self._asked))
             samples = [one if type(one) is dict else self._named(one) for one in found]
-            if account and not account.taken and self._fetch.is_slow(time.perf_counter() - began):
+            if account and not account.taken and time.perf_counter() - began > self._recipe.quick:
                 account.reserve(nbytes(samples), "samples that were read at once")
         except Exception as error:
             if is_too_large(error):  # to read them one by one would take as much
-                raise in_batch(error, self.request, self._fetch.dataset) from error
+                raise in_batch(error, self.request, self._recipe.dataset) from error
             if account:
                 account.taken = 0
             samples = self._one_by_one()
@@ -238,14 +270,14 @@ class SampleReader:
         """The error to raise for a row that failed: it leaves the row out, or ends the run."""
         if self._bad.on_error != "raise" and not never_left_out and is_bad(error, stage):
             return BadSampleError(in_one_line(error))
-        path = path_of(self._fetch.dataset, self._asked[place])
-        own = own_row(self._fetch.dataset, self._asked[place])
+        path = path_of(self._recipe.dataset, self._asked[place])
+        own = own_row(self._recipe.dataset, self._asked[place])
         on_error, way_out = self._bad.on_error, self._bad.way_out
         return explained(error, stage, self.request, place, path, on_error, own, way_out)
 
     def _left_out(self, place: int, error: BadSampleError) -> LeftOut:
         row, position = self._asked[place], int(self.request.positions[place])
-        dataset = self._fetch.dataset
+        dataset = self._recipe.dataset
         return LeftOut(
             row,
             position,
@@ -259,8 +291,8 @@ class SampleReader:
 
     def _substitute(self, place: int, bad: BadSampleError, key: int) -> tuple[int, Any]:
         """Row and sample for the place of a bad one; its draws are those of the place."""
-        substitutes = self._fetch.substitutes(self._rows)
-        rows = substitutes.rows(self.request, place) if substitutes else iter(())
+        spare = self._substitutes
+        rows = spare.rows(self.request, place) if spare else iter(())
         for row in islice(rows, ATTEMPTS):
             self._draws.seed(key)
             account = batch_bytes.at_hand()

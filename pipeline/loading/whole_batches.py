@@ -12,7 +12,7 @@ way, which names the sample or replaces it. Cost: 0.1 ms a batch and 2 us a samp
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -22,16 +22,12 @@ from penstock.loading import worker_status
 from penstock.loading.bad_samples import BadSampleError
 from penstock.loading.collate import Mismatch, Stack, kinds_of, stack
 from penstock.loading.compose import Compose
-from penstock.loading.encoded import EncodedImage
-from penstock.loading.sample_reader import SampleReader
+from penstock.loading.encoded import EncodedImage, StoredPictures
+from penstock.loading.sample_reader import Recipe, SampleReader
 from penstock.loading.stage_timer import StageTimer
-from penstock.loading.stored import StoredPictures
 from penstock.order.plan import Request
 from penstock.order.randomness import Draws, KeyArray
 from penstock.protocols import ReadsRows
-
-if TYPE_CHECKING:
-    from penstock.loading.fetch import Fetch
 
 
 class NotAtOnceError(Exception):
@@ -53,8 +49,9 @@ class WholeBatches:
         usable: whether they can be; false once samples are of other kinds than that takes.
     """
 
-    def __init__(self, fetch: Fetch) -> None:
-        dataset, transform = fetch.dataset, fetch.transform
+    def __init__(self, recipe: Recipe) -> None:
+        self._recipe = recipe
+        dataset, transform = recipe.dataset, recipe.transform
         steps = transform.steps if isinstance(transform, Compose) else {}
         self._decode: Any = next(iter(steps.values())) if len(steps) == 1 else None
         decodes = getattr(self._decode, "takes_batches", False)
@@ -62,19 +59,20 @@ class WholeBatches:
         stacked = untouched and getattr(dataset, "fetches_batches", False)
         stored = decodes and getattr(dataset, "fetches_pictures", False)
         read = decodes and not getattr(dataset, "draws", True)
-        collate: Any = fetch.collate
+        collate: Any = recipe.collate
         reads = untouched and isinstance(collate, ReadsRows) and collate.reads(dataset)
         self._reader: ReadsRows | None = collate if reads else None
         self.reads = reads
         self._by_sample = not (stacked or stored or self.reads)
-        stacks = type(fetch.collate) is Stack and bool(stacked or stored or read)
+        stacks = type(collate) is Stack and bool(stacked or stored or read)
         self.usable = (
-            not fetch.hashed and (stacks or self.reads) and (self._by_sample or not fetch.bad.known)
+            not recipe.hashed
+            and (stacks or self.reads)
+            and (self._by_sample or not recipe.bad.known)
         )
 
     def make(
         self,
-        fetch: Fetch,
         request: Request,
         rows: Any,
         keys: KeyArray,
@@ -96,7 +94,7 @@ class WholeBatches:
                 timer.lap("read")
         columns: Mapping[str, Any]
         if self._by_sample:
-            reader = SampleReader(fetch, request, rows, None, draws, timer)
+            reader = SampleReader(self._recipe, request, rows, None, draws, timer)
             try:
                 samples = [reader.sample(place) for place in range(len(request))]
             except BadSampleError as error:
@@ -112,7 +110,7 @@ class WholeBatches:
             kinds = rows.kinds
         timer.lap("read")
         try:
-            with batch_bytes.bounded(fetch.most_bytes):
+            with batch_bytes.bounded(self._recipe.most_bytes):
                 fields = self._put_together(columns, keys)
         except DataError as error:  # sample by sample it is found which one is bad
             raise NotAtOnceError from error

@@ -119,7 +119,7 @@ class Check(Fetch):
     """Makes batches without fields, whose `left_out` are the bad samples."""
 
     def work(self, request: Request, rows: Any, draws: Draws, timer: StageTimer) -> Batch:
-        reader = _Suspicious(self, request, rows, self.transform, draws, timer)
+        reader = _Suspicious(self.recipe, request, rows, self.transform, draws, timer)
         left_out = tuple(self._wrong(reader, request, draws))
         return Batch({}, request, np.arange(len(request)), left_out=left_out)
 

@@ -22,8 +22,7 @@ from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.batch_bytes import discarded, reserve, temporary
 from penstock.files.limits import Limits
 from penstock.loading import intra_batch, output_buffers
-from penstock.loading.encoded import EncodedImage
-from penstock.loading.stored import StoredPictures
+from penstock.loading.encoded import EncodedImage, StoredPictures
 from penstock.order.randomness import KeyArray, key_at_hand
 from penstock.transforms import native_images, pure_images
 from penstock.transforms.batch import BatchCompose

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.loading import intra_batch, worker_status
-from penstock.loading.stored import StoredPictures
+from penstock.loading.encoded import StoredPictures
 from penstock.transforms.crops import Crops
 from penstock.transforms.jpeg_header import JpegHeader
 

@@ -15,11 +15,9 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.addons.decode_pool import eviction, folder, pool
-from penstock.addons.decode_pool.attached import Attached, Position, positions
-from penstock.addons.decode_pool.eviction import Eviction
-from penstock.addons.decode_pool.folder import JobsToCome, PoolFolder
-from penstock.addons.decode_pool.pool import DecodePool
+from penstock.addons.decode_pool import folder, pool
+from penstock.addons.decode_pool.folder import Attached, JobsToCome, PoolFolder, Position, positions
+from penstock.addons.decode_pool.pool import DecodePool, Eviction
 from penstock.errors import ConfigError, DataError
 from penstock.loading import worker_status
 from penstock.loading.bad_samples import BadSamples, SampleError
@@ -475,13 +473,13 @@ def test_first_goes_what_nobody_needs_then_what_is_needed_latest(room):
     # 0 to 2 are behind both; the slow one needs 5 in 0.6 s, the fast one 8 in 0.2 s.
     assert left() == [f"0-{step}" for step in (3, 4, 5, 6, 7, 8)]
     put(GROUP, "0-9", "0-10")
-    eviction._evict(shared.path, list(positions(shared.runs)), 6000)
+    pool._evict(shared.path, list(positions(shared.runs)), 6000)
     # In 0.4 s the fast one needs 10, and in 0.6 s the slow one 5.
     assert left() == [f"0-{step}" for step in (10, 3, 4, 6, 7, 8)] or left() == sorted(
         f"0-{step}" for step in (3, 4, 6, 7, 8, 9)
     )
     slow.end()
-    eviction._evict(shared.path, list(positions(shared.runs)), 4000)
+    pool._evict(shared.path, list(positions(shared.runs)), 4000)
     assert not {"0-3", "0-4"} & set(left()), "only the slow one needed them"
     shared.leave(fast)
 
@@ -492,7 +490,7 @@ def test_with_jobs_to_come_their_first_batches_are_kept():
     jobs = JobsToCome("ours")
     job = shared.attach(Position(GROUP, step=9, steps=10, last=1, pace=0.1))
     put(GROUP, *(f"0-{step}" for step in range(10)))
-    eviction._evict(shared.path, list(positions(shared.runs)), 4000)
+    pool._evict(shared.path, list(positions(shared.runs)), 4000)
     assert left() == ["0-0", "0-1", "0-2", "0-9"]
     job.end()
     jobs.end()

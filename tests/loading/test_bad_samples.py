@@ -17,8 +17,7 @@ from penstock.datasets.image_folder import ImageFolder
 from penstock.datasets.reading.image import decode_image
 from penstock.distributed.world import World
 from penstock.errors import ConfigError, DataError, UnreachableError
-from penstock.loading.bad_samples import ATTEMPTS, is_bad, rule
-from penstock.loading.budget import Budget
+from penstock.loading.bad_samples import ATTEMPTS, Budget, is_bad, rule
 from penstock.loading.collate import List, Pad, Single, Stack
 from penstock.loading.fetch import Fetch, SampleError, batch_hash, row_hashes
 from penstock.loading.loader import Loader

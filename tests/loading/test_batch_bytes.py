@@ -6,12 +6,11 @@ import weakref
 import numpy as np
 import pytest
 import torch
-import yaml
 from torch.utils.data import Dataset
 
+import penstock
 from penstock.addons.dataloader.dataloader import DataLoader
 from penstock.config.loader_options import batch_bytes
-from penstock.config.schema import LoaderSection
 from penstock.errors import DataError
 from penstock.files.batch_bytes import (
     BatchBytes,
@@ -31,7 +30,7 @@ from penstock.loading.loader import Loader
 from penstock.loading.workers.options import LoaderOptions
 from penstock.order.plan import Plan
 from penstock.order.samplers import Sequential
-from tests.program import ROOT, run
+from tests.program import run
 
 KIB = 1024
 
@@ -181,7 +180,7 @@ class InMemory(Dataset):
 
 
 def test_rows_that_are_there_already_take_nothing_until_they_are_stacked(monkeypatch):
-    monkeypatch.setattr(sample_reader, "FASTEST", 0)  # they come in no time
+    monkeypatch.setattr(sample_reader, "FASTEST", 1e-9)  # they come in no time
 
     def first(samples):
         return {"x": samples[0]["x"]}
@@ -232,8 +231,7 @@ def test_the_default_is_a_part_of_the_memory(monkeypatch):
     assert memory.of_a_batch(0, 2) == (100 << 30) // (2 * 3)
     assert memory.of_a_batch(4, 2) == (100 << 30) // (2 * 13)
     assert memory.of_a_batch(4, 2, ranks=8) == 512 << 20  # at least
-    given = yaml.safe_load((ROOT / "conf/loader/default.yaml").read_text())
-    section = LoaderSection(**given | {"num_workers": 4, "prefetch_factor": 3})
+    section = penstock.compose("loader.num_workers=4", "loader.prefetch_factor=3").loader
     assert batch_bytes(section, 1) == (100 << 30) // (2 * 17)
     here = section.model_copy(update={"backend": "main"})
     assert batch_bytes(here, 1) == (100 << 30) // (2 * 3)

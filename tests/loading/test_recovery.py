@@ -22,7 +22,7 @@ from penstock.loading.loader import Loader
 from penstock.loading.stream_fetch import StreamFetch
 from penstock.loading.workers import channel, failures, pool
 from penstock.loading.workers.options import LoaderOptions
-from penstock.loading.workers.process_backend import ProcessBackend
+from penstock.loading.workers.pool import ProcessBackend
 from penstock.loading.workers.results import WorkerError
 from penstock.order.streams import StreamOrder, StreamPlan
 from tests import deaths, toy

@@ -11,8 +11,8 @@ import pytest
 
 from penstock import command
 from penstock.addons.packs.folder import is_pack
-from penstock.addons.ray import backend as ray_backend
 from penstock.addons.ray import cluster as ray_cluster
+from penstock.addons.ray import pool as ray_backend
 from penstock.addons.ray.pool import RayPool
 from penstock.build.data import DataParts
 from penstock.config import preflight

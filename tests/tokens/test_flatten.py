@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.addons.plain_batches.plain_batch import decode, encode
 from penstock.addons.tokens.flatten import Flatten
 from penstock.addons.tokens.sequence_packing import SequencePacking
 from penstock.errors import DataError
@@ -14,7 +15,6 @@ from penstock.loading.bad_samples import BadSamples, FromDataset, FromOrder
 from penstock.loading.collate import Mismatch
 from penstock.loading.fetch import Fetch, batch_hash
 from penstock.loading.loader import Loader
-from penstock.loading.plain_batch import decode, encode
 from penstock.loading.workers.options import LoaderOptions
 from penstock.order.plan import Plan
 

@@ -21,12 +21,12 @@ from pathlib import Path
 
 import numpy as np
 
+from penstock.addons.plain_batches.plain_batch import Bytes, Encoded, decode
 from penstock.errors import DataError
 from penstock.files.disk import write
 from penstock.files.regular_file import regular_descriptor
 from penstock.loading.batch import Batch
-from penstock.loading.mapped_file import MappedFile
-from penstock.loading.plain_batch import Bytes, Encoded, decode
+from penstock.loading.workers.channel import MappedFile
 from penstock.order.streams import End
 
 _PREFIX = struct.Struct("<8sQII")

@@ -20,34 +20,34 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import struct
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch.utils.data import get_worker_info
 
-from penstock.addons.decode_pool.attached import Attached, Position
 from penstock.addons.decode_pool.batch_file import DamagedError, read_batch, write_batch
-from penstock.addons.decode_pool.eviction import Eviction
-from penstock.addons.decode_pool.folder import PoolFolder
+from penstock.addons.decode_pool.folder import Attached, PoolFolder, Position, positions
+from penstock.addons.plain_batches.plain_batch import NotPlainError, encode
 from penstock.distributed.presence import state_of
-from penstock.files.disk import Hold
+from penstock.files.disk import Hold, is_locked
 from penstock.files.own_files import NotOwnError
 from penstock.files.regular_file import regular_descriptor
 from penstock.loading import output_buffers, worker_status
 from penstock.loading.batch import Batch
-from penstock.loading.plain_batch import NotPlainError, encode
 from penstock.order.plan import Request
 from penstock.protocols import TAKEN
 
 if TYPE_CHECKING:
     from penstock.order.streams import End, StreamRequest
+
 
 _PARTS = 3  # tries to make a batch at the same time, before one is made without publishing it
 # A process that is stopped is not waited for. One that has no core may take several times as long.
@@ -279,3 +279,87 @@ def _is_clean(result: Batch | End) -> bool:
     return not isinstance(result, Batch) or (
         not result.warnings and result.trace is None and all(one.known for one in result.left_out)
     )
+
+
+_NAME = re.compile(r"(\d{1,18})-(\d{1,18})-[0-9a-f]{32}\.batch")
+_FULL = 0.75  # of the budget that is left full
+_ABANDONED = 30.0  # seconds after which a part that nobody has locked is deleted
+
+
+class _Kept(NamedTuple):
+    """A file, with how soon it goes: the smallest first."""
+
+    order: tuple[float, ...]
+    path: str
+    size: int
+
+
+class Eviction:
+    """Keeps a folder within its budget, as far as this process publishes to it."""
+
+    def __init__(self, folder: PoolFolder) -> None:
+        self._folder = folder
+        self._published = 0
+        self._interval = 0.0  # bytes between two looks
+
+    def published(self, size: int) -> None:
+        """This process has published a batch of `size` bytes."""
+        self._published += size
+        if self._published > self._interval:
+            budget = self._folder.budget
+            runs = list(positions(self._folder.runs))
+            workers = sum(run.workers for run in runs)
+            self._published, self._interval = 0, (1 - _FULL) * budget / max(workers, 4)
+            _evict(self._folder.path, runs, _FULL * budget)
+
+    def make_room(self) -> None:
+        """Leave half of the budget: the file system is full, of whatever else."""
+        runs = list(positions(self._folder.runs))
+        _evict(self._folder.path, runs, self._folder.budget / 2)
+
+
+def _evict(folder: Path, runs: list[Position], most: float) -> None:
+    """Delete batches until they take at most `most` bytes, those that are needed latest first."""
+    kept = list(_files(folder, runs))
+    total = sum(one.size for one in kept)
+    if total <= most:
+        return
+    for one in sorted(kept):
+        with suppress(OSError):
+            Path(one.path).unlink(missing_ok=True)
+        total -= one.size
+        if total <= most:
+            return
+
+
+def _files(folder: Path, runs: list[Position]) -> Iterator[_Kept]:
+    more_jobs, now = any(not run.group for run in runs), time.monotonic()
+    for group in _entries(folder):
+        ours = [run for run in runs if run.group == group.name]
+        for file in _entries(group.path):
+            try:
+                found = file.stat(follow_symlinks=False)
+            except OSError:  # gone meanwhile
+                continue
+            address = _NAME.fullmatch(file.name)
+            if address is None:
+                if time.time() - found.st_mtime > _ABANDONED and not is_locked(Path(file.path)):
+                    yield _Kept((-1.0,), file.path, found.st_size)
+                continue
+            epoch, step = map(int, address.groups())
+            until = min(
+                (run.seconds_until(epoch, step, now, more_jobs) for run in ours), default=None
+            )
+            if until is None:  # no run of this kind is attached: the oldest first
+                order: tuple[float, ...] = (0.0, found.st_mtime)
+            else:
+                order = (1.0, -until, -epoch, -step)
+            yield _Kept(order, file.path, found.st_size)
+
+
+def _entries(folder: str | Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return [one for one in entries if not one.name.endswith(".run")]
+    except OSError:  # a file, or gone meanwhile
+        return []

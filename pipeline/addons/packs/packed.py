@@ -28,8 +28,7 @@ from penstock.datasets.reading.image import check_reader, decode_image
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.batch_bytes import reserve
 from penstock.files.limits import DEFAULT, Limits
-from penstock.loading.encoded import EncodedImage
-from penstock.loading.stored import StoredPictures
+from penstock.loading.encoded import EncodedImage, StoredPictures
 from penstock.order.randomness import IntArray
 from penstock.terminal import watched
 

@@ -33,10 +33,10 @@ import torch
 from ray import cloudpickle
 
 from penstock import torch_internals
+from penstock.addons.plain_batches.plain_batch import NotPlainError, encode
 from penstock.addons.ray.cluster import LAST_ON_PATH
 from penstock.addons.ray.message import Made, pack
 from penstock.loading import output_buffers, worker_status
-from penstock.loading.plain_batch import NotPlainError, encode
 from penstock.loading.workers.results import Asked, attempt
 from penstock.torch_internals import ExceptionWrapper, WorkerInfo, numpy_seed
 

@@ -34,7 +34,7 @@ from penstock.loading.workers.options import LoaderOptions
 from penstock.terminal import one_line
 
 if TYPE_CHECKING:
-    from penstock.addons.ray.backend import RayBackend
+    from penstock.addons.ray.pool import RayBackend
     from penstock.loading.fetch import Fetch
 
 GIB = 2**30
@@ -110,7 +110,7 @@ def require_installed() -> None:
 def open_backend(fetch: Fetch, options: LoaderOptions) -> RayBackend:
     """What `loader.backend=ray` is; raises ConfigError as `require_installed` does."""
     require_installed()
-    from penstock.addons.ray.backend import RayBackend
+    from penstock.addons.ray.pool import RayBackend
 
     return RayBackend(fetch, options)
 

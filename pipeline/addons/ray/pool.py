@@ -25,18 +25,19 @@ import ray
 from ray import cloudpickle
 from ray.exceptions import GetTimeoutError, ObjectLostError, RayError, RayTaskError
 
+from penstock.addons.plain_batches.plain_batch import decode
 from penstock.addons.ray import cluster as ray_cluster
 from penstock.addons.ray.actor import ActorContext
 from penstock.addons.ray.locality import Placement
-from penstock.addons.ray.message import Made, unpack
-from penstock.addons.ray.store_memory import StoreMemory
+from penstock.addons.ray.message import Made, StoreMemory, unpack
 from penstock.addons.ray.worker import RayWorker
 from penstock.distributed.preemption import held, waiting
-from penstock.errors import DataError
+from penstock.errors import ConfigError, DataError, Problem
 from penstock.loading.fetch import Fetch
-from penstock.loading.plain_batch import decode
+from penstock.loading.workers.backends import PoolBackend
 from penstock.loading.workers.failures import FailureReport
 from penstock.loading.workers.options import LoaderOptions
+from penstock.loading.workers.pool import parts_of
 from penstock.loading.workers.results import Asked, Failure, Result, WorkerError
 from penstock.loading.workers.window import Task
 from penstock.terminal import one_line
@@ -382,3 +383,44 @@ def _why(error: RayError | None) -> str:
 
 def _listed(resources: dict[str, float]) -> str:
     return ", ".join(f"{number:g} {name}" for name, number in resources.items())
+
+
+class RayBackend(PoolBackend):
+    """Works in Ray actors."""
+
+    pins = False
+    executor = "Ray actor"
+
+    def __init__(self, fetch: Fetch, options: LoaderOptions) -> None:
+        require_picklable(fetch)
+        super().__init__(fetch, options)
+
+    def _new_pool(self) -> RayPool:
+        return RayPool(self._fetch, self._seed % 2**62, self._options)
+
+    def pids(self) -> list[int]:
+        """Of the actors that have begun, each on its own node."""
+        workers = self._pool.workers if isinstance(self._pool, RayPool) else []
+        return [worker.begun.pid for worker in workers if worker.begun]
+
+
+def require_picklable(fetch: Fetch) -> None:
+    """Refuse what cannot be sent to an actor before anything has begun; pickles all of it.
+
+    Raises:
+        ConfigError: names the parts.
+    """
+    try:
+        cloudpickle.dumps(fetch)
+    except Exception as error:
+        found = []
+        for key, part in parts_of(fetch).items():
+            try:
+                cloudpickle.dumps(part)
+            except Exception as own:
+                found.append(
+                    Problem(key, f"cannot be sent to Ray actors: {own}. Use loader.backend=process")
+                )
+        if found:
+            raise ConfigError(found) from error
+        raise

@@ -2,4 +2,4 @@
 
 from penstock.protocols import AddOn
 
-ADDON = AddOn()
+ADDON = AddOn(ahead="penstock.addons.stores.read_ahead:read_ahead")

@@ -1,7 +1,7 @@
 """Backends: where requests are worked on. Every backend runs the same fetch.
 
     main       in this process, when a batch is asked for
-    process    in worker processes (pipeline/loading/workers/process_backend.py)
+    process    in worker processes (pipeline/loading/workers/pool.py)
     thread     in threads (pipeline/loading/workers/thread_backend.py)
 
 Add-ons bring others (`AddOn.backends`).

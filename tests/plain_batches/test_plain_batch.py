@@ -9,13 +9,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.addons.plain_batches.plain_batch import NotPlainError, decode, encode
 from penstock.addons.ray.message import Made, pack, unpack
 from penstock.errors import ConfigError, DataError, Problem, UnreachableError
 from penstock.loading.bad_samples import LeftOut
 from penstock.loading.batch import Batch
 from penstock.loading.collate import List, Pad
 from penstock.loading.fetch import Fetch, batch_hash
-from penstock.loading.plain_batch import NotPlainError, decode, encode
 from penstock.loading.workers.results import Failure
 from penstock.order.plan import Plan, Request
 from penstock.order.samplers import Random

@@ -27,7 +27,7 @@ from multiprocessing.util import Finalize
 from typing import Any
 
 from penstock.loading.workers.options import LoaderOptions
-from penstock.loading.workers.process_backend import start_method
+from penstock.loading.workers.pool import start_method
 from penstock.loading.workers.results import Asked
 from penstock.order.address import Address
 from penstock.order.plan import Plan
