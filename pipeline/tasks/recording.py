@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from penstock.files.disk import append
-from penstock.loading.bad_samples import LeftOut
+from penstock.loading.bad_samples import Budget, LeftOut
 from penstock.loading.batch import Batch
-from penstock.loading.budget import Budget
 from penstock.loading.loader import Loader
 from penstock.order.address import Address
 from penstock.order.skipped import Skipped
