@@ -33,7 +33,11 @@ def section(run: RunRecord) -> Section | None:
     charts = [
         _loss(run, steps, marks, axis),
         *_metrics(run, steps, marks, axis),
-        _rate(run, steps, axis),
+        line_chart(
+            "Learning rate",
+            [_curve(steps, run.logs or run.epochs, "lr", "learning rate", COLORS[2])],
+            **axis,
+        ),
     ]
     happened = page.listed(sentences) if sentences else None
     return Section("Curves", page.together(page.charts_of(charts), happened, _numbers(run)))
@@ -155,7 +159,12 @@ def _metrics(run: RunRecord, steps: Steps, marks: list[Mark], axis: dict[str, An
             panels.setdefault(title, {})[label or "validation"] = name
     shown = dict(list(panels.items())[:_MOST_CHARTS])
     count = sum(min(len(lines), _MOST_CURVES) for lines in shown.values())
-    levels, charts = _levels(run), []
+    others = run.manifest.get("comparisons")
+    levels = {
+        "best constant": run.manifest.get("baseline"),
+        **(others if isinstance(others, dict) else {}),
+    }
+    charts = []
     for title, lines in shown.items():
         kept = list(lines.items())[:_MOST_CURVES]
         curves = [
@@ -180,20 +189,6 @@ def _metrics(run: RunRecord, steps: Steps, marks: list[Mark], axis: dict[str, An
     return charts
 
 
-def _levels(run: RunRecord) -> dict[str, Any]:
-    """Metrics of what the run compares with, by name."""
-    others = run.manifest.get("comparisons")
-    return {
-        "best constant": run.manifest.get("baseline"),
-        **(others if isinstance(others, dict) else {}),
-    }
-
-
-def _rate(run: RunRecord, steps: Steps, axis: dict[str, Any]) -> Markup:
-    curve = _curve(steps, run.logs or run.epochs, "lr", "learning rate", COLORS[2])
-    return line_chart("Learning rate", [curve], **axis)
-
-
 def _numbers(run: RunRecord) -> Markup | None:
     names = [
         name
@@ -206,14 +201,11 @@ def _numbers(run: RunRecord) -> Markup | None:
     some = slice(None, None, 1 if count <= _MOST_ROWS else count // (_MOST_ROWS // 2))
     columns = [run.epochs.column(name)[some].tolist() for name in ("epoch", "step", *names)]
     rows = [
-        (epoch, step, *map(_short, values)) for epoch, step, *values in zip(*columns, strict=True)
+        (epoch, step, *(f"{value:.4g}" if math.isfinite(value) else "–" for value in values))
+        for epoch, step, *values in zip(*columns, strict=True)
     ]
     head = ("epoch", "steps", *names)
     return page.folded(
         "The numbers, epoch by epoch",
         page.table("Measurements of whole epochs", head, rows, range(len(head))),
     )
-
-
-def _short(value: float) -> str:
-    return f"{value:.4g}" if math.isfinite(value) else "–"

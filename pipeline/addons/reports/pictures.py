@@ -32,17 +32,11 @@ TILE = 1.9  # inches
 DPI = 120
 _LONGEST = 60  # characters of a line
 
-# The lines that the 68 iBUG landmarks stand for (first, one past last, closed).
+# The lines that the 68 iBUG landmarks stand for: of a face and its brows and nose, which are open,
+# and of its eyes and mouth, which are closed.
 IBUG68_LINES = (
-    (0, 17, False),
-    (17, 22, False),
-    (22, 27, False),
-    (27, 31, False),
-    (31, 36, False),
-    (36, 42, True),
-    (42, 48, True),
-    (48, 60, True),
-    (60, 68, True),
+    *(list(range(*ends)) for ends in ((0, 17), (17, 22), (22, 27), (27, 31), (31, 36))),
+    *([*range(*ends), ends[0]] for ends in ((36, 42), (42, 48), (48, 60), (60, 68))),
 )
 
 
@@ -148,7 +142,22 @@ def contact_sheet(
                 color=INK,
             )
     if legend > 0.1:
-        _draw_legend(figure, landmarks is not None, predicted is not None)
+        from matplotlib.lines import Line2D
+
+        drawn = [(landmarks, TRUE, "true"), (predicted, PREDICTED, "predicted")]
+        handles = [
+            Line2D([], [], color=color, linewidth=3, label=label)
+            for points, color, label in drawn
+            if points is not None
+        ]
+        figure.legend(
+            handles=handles,
+            loc="upper center",
+            ncols=len(handles),
+            frameon=False,
+            fontsize=10,
+            borderpad=0.1,
+        )
     gap = 0.06 / TILE
     figure.subplots_adjust(
         left=0.03 / columns,
@@ -279,8 +288,7 @@ def _draw_points(axes: Axes, points: Tensor, color: str, width: float) -> None:
         axes.scatter(x, y, s=14 * width, color=color, edgecolors="black", linewidths=0.4)
         return
     outline = [Stroke(linewidth=width + 0.9, foreground="#000000", alpha=0.35), Stroke()]
-    for start, stop, closed in IBUG68_LINES:
-        line = [*range(start, stop), *([start] if closed else [])]
+    for line in IBUG68_LINES:
         axes.plot(
             x[line],
             y[line],
@@ -290,21 +298,6 @@ def _draw_points(axes: Axes, points: Tensor, color: str, width: float) -> None:
             solid_capstyle="round",
             solid_joinstyle="round",
         )
-
-
-def _draw_legend(figure: Figure, true: bool, predicted: bool) -> None:
-    from matplotlib.lines import Line2D
-
-    shown = [(TRUE, "true")] * true + [(PREDICTED, "predicted")] * predicted
-    handles = [Line2D([], [], color=color, linewidth=3, label=label) for color, label in shown]
-    figure.legend(
-        handles=handles,
-        loc="upper center",
-        ncols=len(handles),
-        frameon=False,
-        fontsize=10,
-        borderpad=0.1,
-    )
 
 
 def pixels(image: Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:

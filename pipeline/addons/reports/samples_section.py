@@ -132,13 +132,10 @@ def _tile(sample: ShownSample) -> dict[str, Any]:
         "name": PurePath(sample.path).name,
         "wrong": _is_wrong(sample),
         "alt": ", ".join(filter(None, words)),
-        "tiny": sample.picture is not None and _width(sample.picture) <= _TINY,
+        # The width of a PNG, from its header; others are not tiny.
+        "tiny": (sample.picture or b"")[1:4] == b"PNG"
+        and int.from_bytes((sample.picture or b"")[16:20], "big") <= _TINY,
     }
-
-
-def _width(picture: bytes) -> int:
-    """Of a PNG, from its header; large for any other."""
-    return int.from_bytes(picture[16:20], "big") if picture[1:4] == b"PNG" else 1 << 16
 
 
 def _is_wrong(sample: ShownSample) -> bool:

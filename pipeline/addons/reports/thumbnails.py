@@ -82,8 +82,7 @@ def _marked(image: Image, points: Sequence[tuple[Tensor, str]], factor: float) -
     for landmarks, color in points:
         drawn_at = (landmarks.detach().float().cpu().numpy() * factor * _FINER).clip(-1e4, 1e4)
         if len(drawn_at) == 68:
-            for start, stop, closed in IBUG68_LINES:
-                line = [*range(start, stop), *([start] if closed else [])]
+            for line in IBUG68_LINES:
                 path = [tuple(drawn_at[number]) for number in line]
                 pen.line(path, fill=color, width=2 * _FINER, joint="curve")
         else:
