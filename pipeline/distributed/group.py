@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -24,6 +24,8 @@ from penstock.errors import ConfigError, PenstockError, Problem
 # The watchdog of NCCL ends the process with a traceback of its own; agreements, on gloo, find out
 # first who is late.
 _NCCL_LATER = timedelta(seconds=20)
+
+Value = TypeVar("Value")
 
 
 class Group:
@@ -65,11 +67,11 @@ class Group:
             dist.all_reduce(values)
         return values
 
-    def gather(self, value: Any) -> list[Any]:
+    def gather(self, value: Value) -> list[Value]:
         """The values of all ranks, in their order, on all of them; CPU objects."""
         if self.alone:
             return [value]
-        values: list[Any] = [None] * self.world.size
+        values = [value] * self.world.size  # each is replaced
         dist.all_gather_object(values, value, group=self._control)
         return values
 
@@ -92,11 +94,11 @@ class Group:
             if reason is not None:
                 raise PenstockError(f"rank {rank}: {reason}")
 
-    def from_first(self, value: Any) -> Any:
+    def from_first(self, value: Value) -> Value:
         """Rank 0's value, on all ranks."""
         return self.from_rank(0, value)
 
-    def from_rank(self, rank: int, value: Any) -> Any:
+    def from_rank(self, rank: int, value: Value) -> Value:
         """The value of that rank, on all ranks."""
         if self.alone:
             return value

@@ -92,7 +92,7 @@ def is_of_ours() -> bool:
     return world.is_launched() and bool(os.environ.get(_RESULT))
 
 
-def leave_result(value: Any) -> None:
+def leave_result(value: object) -> None:
     """Give rank 0's result (plain JSON) to the launcher, if that is ours."""
     if os.environ.get(_RESULT):
         Path(os.environ[_RESULT]).write_text(json.dumps(value), encoding="utf-8")

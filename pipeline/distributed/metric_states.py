@@ -32,7 +32,7 @@ def count_apart(metrics: Mapping[str, Metric]) -> None:
         metric.sync_on_compute = metric._to_sync = False
 
 
-def is_metric(value: Any) -> TypeGuard[Metric]:
+def is_metric(value: object) -> TypeGuard[Metric]:
     """Whether it is a metric of torchmetrics."""
     from torchmetrics import Metric
 

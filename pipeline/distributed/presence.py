@@ -27,13 +27,13 @@ import platform
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any
 
 from penstock.distributed import preemption, standing
-from penstock.distributed.standing import Standing
+from penstock.distributed.standing import Described, Standing
 from penstock.distributed.standing import state_of as state_of
 from penstock.distributed.world import World, meeting_folder, restarts_left, store_address
 from penstock.errors import LOST, PREEMPTED, PenstockError
@@ -80,7 +80,7 @@ class Presence:
         self._world, self._timeout = world, timeout
         self._store: Any = None
         self._asked: dict[int, Standing] = {}  # of other ranks, by this one
-        self._descriptions: dict[int, dict[str, Any]] = {}
+        self._descriptions: dict[int, Described] = {}
         self._text, self._answered, self._seen_by = "", False, 0
         self._gave_up_at: list[str] = []  # the stack where this rank gave up waiting
         self._served = meeting_folder() is None and store_address() is not None  # by rank 0
@@ -191,7 +191,7 @@ class Presence:
         if not self._served or self._world.rank == 0:
             return
         described = self._descriptions.get(0)
-        pid = standing.sibling(0) if described is None else described["pid"]
+        pid = standing.sibling(0) if described is None else described.pid
         if pid is not None and standing.state_of(pid) in ("T", "t"):
             self._look_at(0, described)
 
@@ -208,7 +208,7 @@ class Presence:
             say(f"error: {self._text}")
         self._said.set()
 
-    def _look_at(self, rank: int, described: Mapping[str, Any] | None) -> None:
+    def _look_at(self, rank: int, described: Described | None) -> None:
         """Note where a rank of this machine stands, whether it has joined or not."""
         pid = standing.sibling(rank) if described is None else None
         if described is not None:
@@ -232,9 +232,9 @@ class Presence:
 
     def _live(self) -> None:
         try:
-            self._set(f"rank-{self._world.rank}", standing.description())
+            self._set(f"rank-{self._world.rank}", vars(standing.description()))
             if self._served:  # to be known when its store does not answer
-                self._descriptions[0] = self._get("rank-0")
+                self._descriptions[0] = Described(**self._get("rank-0"))
             self._look()
         except RuntimeError:
             # The store is gone, and with it the run, which the main thread will notice if it can.
@@ -285,7 +285,7 @@ class Presence:
             self._end_others()
             os._exit(PREEMPTED)
 
-    def _set(self, name: str, value: Any) -> None:
+    def _set(self, name: str, value: object) -> None:
         self._store.set(name, json.dumps(value))
         if not name.startswith("rank-"):
             self._store.set("news", "1")
@@ -306,9 +306,9 @@ class Presence:
             },
         )
 
-    def _described(self, rank: int) -> dict[str, Any] | None:
+    def _described(self, rank: int) -> Described | None:
         if rank not in self._descriptions and self._store.check([f"rank-{rank}"]):
-            self._descriptions[rank] = self._get(f"rank-{rank}")
+            self._descriptions[rank] = Described(**self._get(f"rank-{rank}"))
         return self._descriptions.get(rank)
 
     def _ask(self, ranks: Iterable[int]) -> None:
@@ -336,7 +336,7 @@ class Presence:
         silent = [rank for rank in everyone if rank not in places]
         if silent:
             by = {
-                described["host"]: rank
+                described.host: rank
                 for rank in sorted(places, reverse=True)
                 if (described := self._described(rank)) is not None
             }
@@ -383,9 +383,9 @@ class Presence:
         return "\n".join(lines)
 
 
-def _named(rank: int, described: Mapping[str, Any] | None) -> str:
+def _named(rank: int, described: Described | None) -> str:
     if described is not None:
-        return f"rank {rank} (process {described['pid']} on {one_line(described['host'])})"
+        return f"rank {rank} (process {described.pid} on {one_line(described.host)})"
     pid = standing.sibling(rank)
     return f"rank {rank}" if pid is None else f"rank {rank} (process {pid} on {platform.node()})"
 

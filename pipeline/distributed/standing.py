@@ -17,11 +17,11 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import FrameType
 
 DUMP = getattr(signal, "SIGRTMAX", signal.SIGUSR2)  # asks for the stack, as in the workers
 
@@ -52,6 +52,24 @@ class Standing:
     waits: bool = False
 
 
+@dataclass(frozen=True)
+class Described:
+    """What `ask` needs to know of a process.
+
+    Attributes:
+        host: the machine.
+        began: when the process did, in ticks since the machine did.
+        main: the identity of its main thread.
+        dump: the descriptor of the file for its stacks.
+    """
+
+    pid: int
+    host: str
+    began: int
+    main: int | None
+    dump: int
+
+
 def listen() -> None:
     """Let `ask` of other processes find out where this one stands; main thread only."""
     global _dump
@@ -61,16 +79,10 @@ def listen() -> None:
         faulthandler.register(DUMP, _dump, all_threads=True, chain=False)
 
 
-def description() -> dict[str, Any]:
-    """What `ask` needs to know of this process, as plain JSON."""
-    pid = os.getpid()
-    return {
-        "pid": pid,
-        "host": platform.node(),
-        "began": began(pid),
-        "main": threading.main_thread().ident,
-        "dump": _dump,
-    }
+def description() -> Described:
+    """This process, for others to `ask` it."""
+    pid, main = os.getpid(), threading.main_thread().ident
+    return Described(pid, platform.node(), began(pid), main, _dump)
 
 
 def own(threads: Iterable[str] = ()) -> Standing:
@@ -94,7 +106,7 @@ def of_error(error: BaseException) -> list[str]:
     return [_text(frame.filename, frame.lineno, frame.name) for frame in frames][:_FRAMES]
 
 
-def _frames_of(frame: Any) -> list[tuple[str, int | None, str]]:
+def _frames_of(frame: FrameType | None) -> list[tuple[str, int | None, str]]:
     stack = [] if frame is None else traceback.extract_stack(frame)
     return [(summary.filename, summary.lineno, summary.name) for summary in reversed(stack)]
 
@@ -112,13 +124,13 @@ def waits(paths: Iterable[str]) -> bool:
     return bool(torch) and inner.startswith(known)
 
 
-def ask(described: Mapping[str, Any]) -> Standing | None:
+def ask(described: Described) -> Standing | None:
     """Where the process of a `description` stands; it is continued if it was stopped.
 
     None if it is not on this machine, or is another process by now. Takes up to 1.5 s.
     """
-    pid = described["pid"]
-    if described["host"] != platform.node() or not is_there(described):
+    pid = described.pid
+    if described.host != platform.node() or not is_there(described):
         return None
     state, before = state_of(pid), len(_dumped(described))
     with suppress(OSError):
@@ -140,7 +152,7 @@ def ask(described: Mapping[str, Any]) -> Standing | None:
     # faulthandler's text is the only form in which a process gives its stacks while a thread of it
     # holds the GIL: "Thread 0x00007f (most recent call first):", and a line for each frame.
     main = re.search(
-        rf"^(Current t|T)hread 0x0*{described['main'] or 0:x}\b.*?(?=^Thread |^Current thread |\Z)",
+        rf"^(Current t|T)hread 0x0*{described.main or 0:x}\b.*?(?=^Thread |^Current thread |\Z)",
         dump,
         re.MULTILINE | re.DOTALL,
     )
@@ -162,24 +174,24 @@ def before_joining(pid: int) -> Standing:
     return Standing(f"has not come; it {how}")
 
 
-def _dumped(described: Mapping[str, Any]) -> bytes:
+def _dumped(described: Described) -> bytes:
     """All that a process has written for those who asked it."""
     with suppress(OSError):
-        return Path(f"/proc/{described['pid']}/fd/{described['dump']}").read_bytes()
+        return Path(f"/proc/{described.pid}/fd/{described.dump}").read_bytes()
     return b""
 
 
-def kill(described: Mapping[str, Any]) -> None:
+def kill(described: Described) -> None:
     """End the process of a `description`, if it is still there."""
-    if described["host"] == platform.node() and is_there(described):
+    if described.host == platform.node() and is_there(described):
         with suppress(OSError):
-            os.kill(described["pid"], signal.SIGKILL)
+            os.kill(described.pid, signal.SIGKILL)
 
 
-def is_there(described: Mapping[str, Any]) -> bool:
+def is_there(described: Described) -> bool:
     """Whether a process of this machine is still the one that was described, and has not ended."""
-    pid = described["pid"]
-    return pid > 1 and began(pid) == described["began"] and state_of(pid) not in ("", "Z", "X")
+    pid = described.pid
+    return pid > 1 and began(pid) == described.began and state_of(pid) not in ("", "Z", "X")
 
 
 def sibling(rank: int) -> int | None:

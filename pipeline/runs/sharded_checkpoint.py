@@ -158,7 +158,8 @@ def _write_shard(
 
 def _together(group: Group, path: Path, work: Callable[[], T]) -> list[T]:
     """The results of `work` on all ranks; if one fails, all raise its CheckpointError."""
-    result, failure = None, None
+    result: Any = None
+    failure = None
     try:
         result = work()
     except BaseException as error:  # torch's CheckpointException is not an Exception

@@ -51,7 +51,7 @@ _REFERENCE = re.compile(r"url\(#([^)]+)\)")
 _LONG = re.compile(r"-?\d+\.\d\d+")
 _SVG = "{http://www.w3.org/2000/svg}"
 _HREF = "{http://www.w3.org/1999/xlink}href"
-_SETTINGS: Any = {
+_SETTINGS: dict[str, object] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "penstock",
     "path.simplify": False,

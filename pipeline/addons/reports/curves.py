@@ -29,7 +29,10 @@ def section(run: RunRecord) -> Section | None:
     steps = Steps(run)
     marks, sentences = events(run, steps)
     last = furthest(run)
-    axis = {"x_label": "optimizer steps", "span": (0.0, float(last["step"] if last else 0))}
+    axis: dict[str, Any] = {
+        "x_label": "optimizer steps",
+        "span": (0.0, float(last["step"] if last else 0)),
+    }
     charts = [
         _loss(run, steps, marks, axis),
         *_metrics(run, steps, marks, axis),

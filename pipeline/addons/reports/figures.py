@@ -31,7 +31,7 @@ _KEPT = (
 
 
 @contextmanager
-def drawing(**settings: Any) -> Iterator[None]:
+def drawing(**settings: object) -> Iterator[None]:
     """Draw and save with matplotlib's own settings, no TeX, and these; 1 ms.
 
     Also a decorator: a text is what the settings were when it was made.

@@ -168,7 +168,7 @@ def shown(value: object) -> object:
     return value if isinstance(value, Markup) else printable(value)
 
 
-def part(name: str, *arguments: Any, template: str = "parts.html") -> Markup:
+def part(name: str, *arguments: object, template: str = "parts.html") -> Markup:
     """The markup that the macro `name` of a file in templates/ makes."""
     macros: Any = _environment().get_template(template).module
     return Markup(getattr(macros, name)(*arguments))

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -91,12 +90,12 @@ def predict(
     return batch, losses, outputs
 
 
-def is_pictures(value: Any) -> bool:
+def is_pictures(value: object) -> bool:
     """Whether a field of a batch is [B, C, H, W] with colours or shades of grey."""
     return isinstance(value, Tensor) and value.ndim == 4 and value.shape[1] in (1, 3)
 
 
-def is_signals(value: Any) -> bool:
+def is_signals(value: object) -> bool:
     """Whether a field of a batch is [B, T, F] or [B, F, T]."""
     return isinstance(value, Tensor) and value.is_floating_point() and value.ndim == 3
 

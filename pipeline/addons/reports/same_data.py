@@ -278,5 +278,5 @@ def _pairs(values: Mapping[str, Any]) -> Pairs:
     return tuple(sorted((str(key), str(value)) for key, value in values.items()))
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
+def _mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}

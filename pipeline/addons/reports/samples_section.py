@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import PurePath
-from typing import Any
 
 from markupsafe import Markup
 
@@ -114,7 +113,7 @@ def _tiles(samples: Sequence[ShownSample], kind: str) -> Markup:
     return page.part("tiles", [_tile(sample) for sample in samples], shape, template="samples.html")
 
 
-def _tile(sample: ShownSample) -> dict[str, Any]:
+def _tile(sample: ShownSample) -> dict[str, object]:
     truth, guess = sample.truth, sample.predicted
     lines = [guess or truth] if guess or truth else []
     if guess and truth and _is_wrong(sample):

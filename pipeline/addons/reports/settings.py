@@ -121,5 +121,5 @@ def _defaults(choices: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, Any]]
     return dict(leaves(composed.config if problems else config.written())), options
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return "not set" if value is _NOT_SET else as_yaml(value)

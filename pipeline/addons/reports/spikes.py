@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -116,7 +115,7 @@ def kept_rows(run: RunRecord) -> dict[tuple[int, int], str]:
         return {}
 
 
-def _text(rows: Any) -> str:
+def _text(rows: object) -> str:
     numbers = [str(row) for row in rows if isinstance(row, int)] if isinstance(rows, list) else []
     return ", ".join(numbers[:_MOST_SHOWN]) + (" ..." if len(numbers) > _MOST_SHOWN else "")
 

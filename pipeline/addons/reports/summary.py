@@ -107,7 +107,7 @@ def _epochs(path: Path) -> Iterator[Mapping[str, Any]]:
             yield mapping(plain_json.parse(line))
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
+def _mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 

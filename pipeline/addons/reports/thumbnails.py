@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -47,7 +47,7 @@ def picture(image: Tensor, points: Sequence[tuple[Tensor, str]] = ()) -> bytes:
     return _encoded(_marked(drawn, points, factor) if points else drawn, "JPEG")
 
 
-def signal(values: npt.NDArray[Any], wave: npt.NDArray[Any] | None = None) -> bytes:
+def signal(values: npt.NDArray[np.float32], wave: npt.NDArray[np.float32] | None = None) -> bytes:
     """A signal [T, F] over time: lines for up to 4 channels, else a heat map.
 
     Args:
@@ -92,7 +92,7 @@ def _marked(image: Image, points: Sequence[tuple[Tensor, str]], factor: float) -
     return Image.alpha_composite(image.convert("RGBA"), marks).convert("RGB")
 
 
-def _wave(wave: npt.NDArray[Any]) -> Image:
+def _wave(wave: npt.NDArray[np.float32]) -> Image:
     """The least and the largest value in each column of pixels."""
     from PIL import Image, ImageDraw
 
@@ -110,7 +110,7 @@ def _wave(wave: npt.NDArray[Any]) -> Image:
     return drawn
 
 
-def _lines(values: npt.NDArray[Any]) -> Image:
+def _lines(values: npt.NDArray[np.float32]) -> Image:
     from PIL import Image, ImageDraw
 
     width, height = SIDE * _FINER, _HEIGHT * _FINER
@@ -131,7 +131,7 @@ def _lines(values: npt.NDArray[Any]) -> Image:
     return large.resize((SIDE, _HEIGHT), Image.Resampling.BOX)
 
 
-def _heat(values: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+def _heat(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
     """[T, F] as colours [F, T, 3], the lowest band at the bottom."""
     least, most = np.percentile(values, [1, 99])
     shares = ((values - least) / ((most - least) or 1.0)).clip(0, 1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from markupsafe import Markup
@@ -73,7 +72,9 @@ def _table(spent: dict[str, float]) -> Markup | None:
     total = sum(spent.values())
     if not total:
         return None
-    rows: list[Any] = [(name, f"{ms:.3g}", f"{ms / total:.0%}") for name, ms in spent.items()]
+    rows: list[tuple[str, str, str]] = [
+        (name, f"{ms:.3g}", f"{ms / total:.0%}") for name, ms in spent.items()
+    ]
     rows.append(("together", f"{total:.3g}", ""))
     return page.table(
         "Work on a sample by stage, on average; workers do it side by side, ahead of the training",

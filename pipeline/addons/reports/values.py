@@ -19,7 +19,7 @@ from penstock.runs.record import RunRecord
 from penstock.runs.resumption import why_not
 
 
-def number(values: Any, name: str) -> float | None:
+def number(values: object, name: str) -> float | None:
     """A finite number in what ought to be a mapping."""
     value = values.get(name) if isinstance(values, dict) else None
     if not isinstance(value, int | float) or isinstance(value, bool):
@@ -27,16 +27,16 @@ def number(values: Any, name: str) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def moment(values: Any, name: str) -> datetime | None:
+def moment(values: object, name: str) -> datetime | None:
     """A time in what ought to be a mapping."""
     try:
-        time = datetime.fromisoformat(values[name])
+        time = datetime.fromisoformat(values[name] if isinstance(values, dict) else "")
     except (KeyError, TypeError, ValueError):
         return None
     return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
-def clock(values: Any, name: str) -> str:
+def clock(values: object, name: str) -> str:
     """The same in words, to the second."""
     time = moment(values, name)
     return "–" if time is None else time.strftime("%Y-%m-%d %H:%M:%S %Z")
@@ -168,7 +168,7 @@ def overrides(run: RunRecord) -> list[str]:
     return of_run(run.manifest.get("overrides", []))
 
 
-def as_yaml(given: Any) -> str:
+def as_yaml(given: object) -> str:
     """A value as it would stand in a YAML file, on one line."""
     text = yaml.safe_dump(given, default_flow_style=True, allow_unicode=True, width=10**6)
     return str(text).removesuffix("\n").removesuffix("\n...").strip()
