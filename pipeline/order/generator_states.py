@@ -40,7 +40,7 @@ class States(NamedTuple):
 # The libraries' own functions, also where something replaces them later.
 _getstate, _get_state = random.getstate, np.random.get_state
 _python: Any = random.getrandbits.__self__  # type: ignore[attr-defined]
-_numpy_generator: Any = np.random.get_bit_generator
+_numpy_generator: Any = np.random.get_bit_generator  # type: ignore[attr-defined]
 
 
 def _python_is_known() -> bool:
