@@ -77,6 +77,7 @@ class AddOn:
             `penstock.build.wrapper.SplitWrapper`: opens or wraps the dataset, completes nodes
             before they are built, gives costs of rows, settles values of `loader`, brings an
             `Exchange` of batches.
+        row_keys: keys that any dataset's node may have, by which its `wrapper` chooses among rows.
         explains: "module:function" for a run that resumes with other data, `(problems, saved, own,
             address) -> problems`: what differs (`Problem`s by key) between the fingerprints of
             the run and of the configuration, said better.
@@ -93,6 +94,7 @@ class AddOn:
     backends: Mapping[str, str] = field(default_factory=dict)
     ahead: str = ""
     wrapper: str = ""
+    row_keys: Sequence[str] = ()
     explains: str = ""
     observers: str = ""
     pictures: str = ""

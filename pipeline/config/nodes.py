@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from penstock import installed
 from penstock.config import allow_list, outputs, signatures
 from penstock.config.messages import not_allowed, show
 from penstock.config.parsing import unknown_key
@@ -47,7 +48,8 @@ _OWN_STEPS = {
     "val_dataloader": "dataset",
 }
 SPLITS = ("train", "val")
-KEPT = ("filter", "unique", "without")  # keys of any dataset node that choose its rows
+# Keys of any dataset node that choose its rows.
+KEPT = tuple(key for addon in installed.addons().values() for key in addon.row_keys)
 # Keys of `dataset` that are not arguments; all but two may be, where the dataset takes them.
 OF_THE_BUILD = ("packed", "fingerprint", "fields", "facts", *KEPT)
 

@@ -2,4 +2,7 @@
 
 from penstock.protocols import AddOn
 
-ADDON = AddOn(wrapper="penstock.addons.filters.wrapper:Filters")
+ADDON = AddOn(
+    wrapper="penstock.addons.filters.wrapper:Filters",
+    row_keys=("filter", "unique", "without"),
+)
