@@ -45,6 +45,7 @@ _numpy_generator: Any = np.random.get_bit_generator  # type: ignore[attr-defined
 
 def _python_is_known() -> bool:
     """Whether an instance's index and words follow its head."""
+    # CPython has no call that copies a state; with one, this and `ctypes` could go.
     generator = random.Random(5)
     generator.random()
     words = np.array(generator.getstate()[1], dtype=np.uint32)

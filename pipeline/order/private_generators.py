@@ -230,6 +230,10 @@ def _root(thing: Any) -> str:
     return (getattr(owner, "__module__", None) or "").partition(".")[0]
 
 
+# Objects, closures and the globals that functions read are walked, since nothing tells which
+# generators a part draws from. If parts named theirs, all of what follows could go.
+
+
 def _inside(thing: Any) -> Iterator[tuple[str, Any]]:
     """The objects that a thing refers to, each with the step to it."""
     if isinstance(thing, (dict, list, tuple, deque)):

@@ -215,6 +215,7 @@ def members():
         "KeyedTransform",
         "Exchange",
         "ReadsRows",
+        "Renders",
     }
     classes = [
         one

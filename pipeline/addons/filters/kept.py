@@ -49,14 +49,14 @@ class RowChoice:
 
     def __init__(
         self,
-        given: Mapping[str, Mapping[str, Any]],
+        chosen: Mapping[str, Mapping[str, Any]],
         split: str,
         fields: Fields | None = None,
         fingerprint: Fingerprint | None = None,
     ) -> None:
         self.given = {
             f"{key}.{name}": value
-            for key, node in given.items()
+            for key, node in chosen.items()
             for name, value in node.items()
             if value is not None
         }
@@ -106,9 +106,7 @@ class RowChoice:
                     shown = condition if len(condition) <= _SHOWN else f"{condition[:_SHOWN]}..."
                     yield f"{where} ({shown})", holds
                 else:
-                    function = make(
-                        {**condition, "_partial_": True}, where
-                    )  # called with the table
+                    function = make({**condition, "_partial_": True}, where)
                     mask = _by_function(function, table if hasattr(table, "iloc") else dataset)
                     yield f"{where} ({condition['_target_']})", _checked(mask, length, where).mask
 

@@ -64,14 +64,6 @@ class Selection:
         self._bits.resize(size + len(added), refcheck=False)  # in place: there are never two
         self._bits[size:] = added
 
-    def __len__(self) -> int:
-        return self.count
-
-    @property
-    def nbytes(self) -> int:
-        """Memory of the bitmap and its table."""
-        return self._bits.nbytes + self._before.nbytes
-
     @property
     def fingerprint(self) -> str:
         """A hash (32 hex digits) of which rows are kept."""

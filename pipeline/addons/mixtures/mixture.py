@@ -243,6 +243,6 @@ class Mixture(NamedSources, Dataset[Any]):
                 if error.place is not None:
                     error.place = int(places[error.place])
                 raise
-            for place, value in zip(places.tolist(), values, strict=True):
-                result[place] = value
+            for position, value in zip(places.tolist(), values, strict=True):
+                result[position] = value
         return result

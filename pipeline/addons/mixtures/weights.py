@@ -118,10 +118,10 @@ class Mixing:
                 stages.append((start, shares))
         return stages
 
-    def _knots(self, name: str, given: Weight) -> Knots:
+    def _knots(self, name: str, written: Weight) -> Knots:
         pairs: Knots = []
         try:
-            listed = [(0, given)] if isinstance(given, (int, float)) else list(given)
+            listed = [(0, written)] if isinstance(written, (int, float)) else list(written)
             pairs = [(int(step), float(weight)) for step, weight in listed]
         except (TypeError, ValueError):
             pass
@@ -131,7 +131,7 @@ class Mixing:
             raise ConfigError(
                 Problem(
                     f"{_KEY}.{name}",
-                    f"{given!r}; allowed: a number, 0 or more, or "
+                    f"{written!r}; allowed: a number, 0 or more, or "
                     "[[step, weight], ...] with steps in ascending order",
                 )
             )

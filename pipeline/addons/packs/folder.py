@@ -221,8 +221,8 @@ class Pack:
         if row < 1 << 14:
             return np.take(array, indices, axis=0)
         out = np.empty((len(indices), *array.shape[1:]), array.dtype)
-        for place in np.argsort(indices, kind="stable").tolist():
-            out[place] = array[indices[place]]
+        for number in np.argsort(indices, kind="stable").tolist():
+            out[number] = array[indices[number]]
         return out
 
     def places(self, name: str, indices: Indices) -> tuple[Numbers, Indices, Indices]:

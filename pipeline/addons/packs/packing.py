@@ -133,7 +133,7 @@ def pack(
     return folder
 
 
-def _packable(dataset: Any, given: str | None) -> str:
+def _packable(dataset: Any, named: str | None) -> str:
     kind = type(dataset).__name__
     if is_stream(dataset):
         raise ConfigError(
@@ -143,7 +143,7 @@ def _packable(dataset: Any, given: str | None) -> str:
                 "packing is for datasets with rows",
             )
         )
-    fingerprint = getattr(dataset, "fingerprint", None) if given is None else given
+    fingerprint = getattr(dataset, "fingerprint", None) if named is None else named
     if not fingerprint:
         raise ConfigError(
             Problem(
@@ -177,11 +177,11 @@ def _is_there(folder: Path, name: str) -> bool:
     return True
 
 
-def _remove_leftovers(place: Path) -> None:
+def _remove_leftovers(target: Path) -> None:
     """Delete what killed writers have left in the folder of packs; `place` is locked."""
-    for folder in place.parent.glob(f".*{_WRITING}*"):
-        of = place.with_name(folder.name[1:].partition(_WRITING)[0])
-        if of == place:
+    for folder in target.parent.glob(f".*{_WRITING}*"):
+        of = target.with_name(folder.name[1:].partition(_WRITING)[0])
+        if of == target:
             shutil.rmtree(folder, ignore_errors=True)
             continue
         with suppress(TimeoutError, NotOwnError), one_writer(of, "packs it", wait=False):

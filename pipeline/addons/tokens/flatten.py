@@ -157,8 +157,8 @@ class Flatten:
         total = int(layout.spans.sum(dtype=np.float64))  # which does not wrap around
         width += 2 * 8 + (8 + 2 if self.labels else 0)  # positions, documents; labels and masks
         longest = int(layout.ids[layout.spans.argmax()])
-        place = longest if longest >= 0 else None
-        batch_bytes.reserve(total * width, f"a batch of {total} tokens", place)
+        document = longest if longest >= 0 else None
+        batch_bytes.reserve(total * width, f"a batch of {total} tokens", document)
 
     def _places(self, tokens: Tensor, layout: Layout) -> dict[str, Any]:
         """The fields that say where documents are."""

@@ -221,8 +221,8 @@ class SequencePacking(BatchStrategy):
         for position in self.order.positions_of(epoch, row):
             if self._stretch:
                 stretch = position // self._stretch
-                found = self._stretch_of(epoch, stretch)
-                blocks = found.blocks[found.positions == position]
+                packed = self._stretch_of(epoch, stretch)
+                blocks = packed.blocks[packed.positions == position]
                 batches = np.searchsorted(self._edges(epoch, stretch), blocks, side="right") - 1
                 steps.update((stretch * self._batches + batches).tolist())
             else:
@@ -312,23 +312,23 @@ class SequencePacking(BatchStrategy):
 
     def _stretch_of(self, epoch: int, number: int) -> _Pieces:
         key = epoch, number
-        found = self._packed.get(key)
-        if found is None:
+        packed = self._packed.get(key)
+        if packed is None:
             start = number * self._stretch
             stop = min(start + self._stretch, self.order.size(epoch))
             if self.split == "tail":
-                found = self._cut(epoch, start, stop, 0, None)
+                packed = self._cut(epoch, start, stop, 0, None)
             else:
                 parts, blocks = [], 0
                 for at in range(start, stop, self.window):
                     window = self._window(epoch, at, min(at + self.window, stop))
                     parts.append(window._replace(blocks=window.blocks + blocks))
                     blocks += count_of(window)
-                found = joined(parts)
+                packed = joined(parts)
             if stop == start + self._stretch:
-                found = spread(found, self._batches)
-            self._packed = _latest(self._packed, _KEPT) | {key: found}
-        return found
+                packed = spread(packed, self._batches)
+            self._packed = _latest(self._packed, _KEPT) | {key: packed}
+        return packed
 
     # Rows to blocks.
 
@@ -341,11 +341,11 @@ class SequencePacking(BatchStrategy):
                 f"row {int(rows[worst])} has {int(lengths[worst])} tokens, and a block "
                 f"{self.tokens} (sampler.tokens). Set sampler.long=cut, or leave such rows out"
             )
-        place, starts, stops = whole_rows(lengths, self.tokens)
+        row, starts, stops = whole_rows(lengths, self.tokens)
         blocks = best_fit(stops - starts, self.tokens)
         blocks = shuffled(blocks, hash64(self.seed, "packed", epoch, start))
-        order = np.lexsort((starts, place, blocks))
-        pieces = _Pieces(start + place, rows[place], starts, stops, lengths[place], blocks)
+        order = np.lexsort((starts, row, blocks))
+        pieces = _Pieces(start + row, rows[row], starts, stops, lengths[row], blocks)
         return pieces.take(order)
 
     def _cut(self, epoch: int, start: int, stop: int, before: int, blocks: int | None) -> _Pieces:
@@ -353,8 +353,8 @@ class SequencePacking(BatchStrategy):
         of block 0; `blocks` of the whole, where that does not end here.
         """
         rows, lengths = self._lengths_at(epoch, start, stop)
-        place, starts, stops, number = cut_in_turn(lengths, self.tokens, before, blocks)
-        return _Pieces(start + place, rows[place], starts, stops, lengths[place], number)
+        row, starts, stops, number = cut_in_turn(lengths, self.tokens, before, blocks)
+        return _Pieces(start + row, rows[row], starts, stops, lengths[row], number)
 
     def _lengths_at(self, epoch: int, start: int, stop: int) -> tuple[IntArray, IntArray]:
         """Rows and their lengths, int64[stop - start] each."""
@@ -388,15 +388,15 @@ def best_fit(lengths: IntArray, capacity: int) -> IntArray:
     count = 0
     order = np.argsort(-lengths, kind="stable").tolist()
     sizes = lengths.tolist()
-    for place in order:
-        size = sizes[place]
+    for row in order:
+        size = sizes[row]
         at = bisect_left(rooms, (size, 0))
         if at == len(rooms):
             block, room = count, capacity
             count += 1
         else:
             room, block = rooms.pop(at)
-        blocks[place] = block
+        blocks[row] = block
         insort(rooms, (room - size, block))
     return blocks
 
@@ -408,10 +408,10 @@ def whole_rows(lengths: IntArray, capacity: int) -> tuple[IntArray, IntArray, In
         place (of the row in `lengths`), start and stop of each piece: int64[m] each.
     """
     parts = np.maximum(-(-lengths // capacity), 1)
-    place = np.repeat(np.arange(len(lengths)), parts)
-    number = np.arange(len(place)) - np.repeat(np.cumsum(parts) - parts, parts)
+    row = np.repeat(np.arange(len(lengths)), parts)
+    number = np.arange(len(row)) - np.repeat(np.cumsum(parts) - parts, parts)
     starts = number * capacity
-    return place, starts, np.minimum(starts + capacity, lengths[place])
+    return row, starts, np.minimum(starts + capacity, lengths[row])
 
 
 def cut_in_turn(
@@ -435,12 +435,12 @@ def cut_in_turn(
     first = np.minimum(begins // capacity, max(count - 1, 0))
     last = np.maximum((ends - 1) // capacity, first)
     parts = last - first + 1
-    place = np.repeat(np.arange(len(lengths)), parts)
-    number = np.arange(len(place)) - np.repeat(np.cumsum(parts) - parts, parts)
-    blocks = first[place] + number
-    starts = np.maximum(blocks * capacity, begins[place]) - begins[place]
-    stops = np.minimum((blocks + 1) * capacity, ends[place]) - begins[place]
-    return place, starts, np.maximum(stops, starts), blocks
+    row = np.repeat(np.arange(len(lengths)), parts)
+    number = np.arange(len(row)) - np.repeat(np.cumsum(parts) - parts, parts)
+    blocks = first[row] + number
+    starts = np.maximum(blocks * capacity, begins[row]) - begins[row]
+    stops = np.minimum((blocks + 1) * capacity, ends[row]) - begins[row]
+    return row, starts, np.maximum(stops, starts), blocks
 
 
 def count_of(pieces: _Pieces) -> int:

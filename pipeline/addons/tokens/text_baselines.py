@@ -28,15 +28,15 @@ _SYMBOLS = 257
 
 def text_baselines(train: Iterable[str], val: Iterable[str]) -> dict[str, float]:
     """Bits per byte of the validation documents by name; {} where they have no byte."""
-    learned, told = _encoded(train), _encoded(val)
-    text = b"".join(told)
+    learned, tested = _encoded(train), _encoded(val)
+    text = b"".join(tested)
     if not text:
         return {}
     return {
         "gzip -9": 8 * len(gzip.compress(text, 9, mtime=0)) / len(text),
         "bz2 -9": 8 * len(bz2.compress(text, 9)) / len(text),
-        "byte frequencies": n_gram_bits(learned, told, 1),
-        f"{ORDER}-gram": n_gram_bits(learned, told, ORDER),
+        "byte frequencies": n_gram_bits(learned, tested, 1),
+        f"{ORDER}-gram": n_gram_bits(learned, tested, ORDER),
     }
 
 
@@ -51,10 +51,10 @@ def n_gram_bits(train: Iterable[bytes], val: Iterable[bytes], order: int) -> flo
     """
     if not 1 <= order <= 7:
         raise ValueError(f"order is {order}; allowed: 1 to 7, as 257^7 contexts fit 63 bits")
-    counted, told = _symbols(train, order), _symbols(val, order)
-    likely = np.full(len(told), 1 / 256)
+    counted, tested = _symbols(train, order), _symbols(val, order)
+    likely = np.full(len(tested), 1 / 256)
     for size in range(1, order + 1):
-        seen, mine = _keys(counted, size), _keys(told, size)
+        seen, mine = _keys(counted, size), _keys(tested, size)
         grams, times = np.unique(seen, return_counts=True)
         contexts, places = np.unique(grams // _SYMBOLS, return_inverse=True)
         after = np.bincount(places, minlength=len(contexts))  # different bytes
@@ -64,7 +64,7 @@ def n_gram_bits(train: Iterable[bytes], val: Iterable[bytes], order: int) -> flo
         kinds = _found(contexts, after, mine // _SYMBOLS)
         known = of_context > 0
         likely[known] = (of_gram + kinds * likely)[known] / (of_context + kinds)[known]
-    return float(-np.log2(likely).mean()) if len(told) else math.nan
+    return float(-np.log2(likely).mean()) if len(tested) else math.nan
 
 
 def _encoded(texts: Iterable[str]) -> list[bytes]:

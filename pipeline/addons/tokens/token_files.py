@@ -158,10 +158,10 @@ class TokenFiles(FileDataset, Dataset[dict[str, Any]]):
         last = ends - begins + (self._end is not None)
         wrong = (starts < 0) | (stops < starts) | (stops > last)
         if wrong.any():
-            place = int(wrong.argmax())
+            first = int(wrong.argmax())
             raise DataError(
-                f"{self._where(int(indices[place]))} has {last[place]} tokens, and not those from "
-                f"{starts[place]} to {stops[place]}."
+                f"{self._where(int(indices[first]))} has {last[first]} tokens, and not those from "
+                f"{starts[first]} to {stops[first]}."
             )
         firsts, counts = begins + starts, np.minimum(stops, ends - begins) - starts
         if len(self.files) == 1:
@@ -300,15 +300,15 @@ def _names(folder: Folder, pattern: str | Sequence[str] | None, key: str) -> lis
         if not pattern:
             raise ConfigError(Problem(key, "names no file"))
         return list(pattern)
-    found = [
+    files = [
         name
         for name in folder.files()
         if name.endswith((".bin", ".npy")) and not name.endswith((OFFSETS, LENGTHS))
     ]
-    names = found if pattern is None else [name for name in found if fnmatch.fnmatch(name, pattern)]
+    names = files if pattern is None else [name for name in files if fnmatch.fnmatch(name, pattern)]
     if not names:
         of = "" if pattern is None else f" like {pattern!r}"
-        known = f": {_some(found)}" if found else ""
+        known = f": {_some(files)}" if files else ""
         raise DataError(f"{key}: there is no .bin or .npy file{of} in {str(folder)!r}{known}.")
     return names
 

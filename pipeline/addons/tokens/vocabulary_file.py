@@ -92,6 +92,8 @@ def _growth_by_table(text: Any) -> float:
     return max(1, *map(len, table[4 + size :].split(b"\0")))
 
 
+# `tokenizers` searches by Oniguruma, which backtracks without a limit of time. With one, or with a
+# linear engine, this reading of patterns by patterns could go.
 def _check_pattern(pattern: str) -> None:
     """Raise JsonError for a pattern whose time may double with each letter, or nearly so.
 
