@@ -204,28 +204,17 @@ def of(words, *more):
 
 
 def members():
-    """The optional members of map-style datasets that the protocols list."""
-    others = {
-        "StreamDataset",
-        "ShardedStream",
-        "Column",
-        "MapDataset",
-        "Transform",
-        "Collate",
-        "KeyedTransform",
-        "Exchange",
-        "ReadsRows",
-        "Renders",
-    }
+    """The optional members of map-style datasets, whose protocols stand before `Transform`."""
+    others = {"StreamDataset", "ShardedStream", "Column", "MapDataset"}
     classes = [
         one
-        for name, one in vars(protocols).items()
-        if inspect.isclass(one) and one.__module__ == protocols.__name__ and name not in others
-        if Protocol in one.__mro__  # not the records of add-ons
+        for one in vars(protocols).values()
+        if inspect.isclass(one) and one.__module__ == protocols.__name__ and Protocol in one.__mro__
     ]
     return {
         name
-        for one in classes
+        for one in classes[: classes.index(protocols.Transform)]
+        if one.__name__ not in others
         for name in (*vars(one), *one.__annotations__)
         if not name.startswith("_")
     }
