@@ -253,7 +253,7 @@ def _shortened(text: str) -> str:
 def _place(done: float, total: float | None, unit: str) -> str:
     if unit == "bytes":
         large = max(done, total or 0)
-        size, name = next((one for one in _SIZES if large >= one[0]), (1, "bytes"))
+        size, name = next((size_of for size_of in _SIZES if large >= size_of[0]), (1, "bytes"))
         shown = f"{done / size:.1f}" if size > 1 else f"{done:.0f}"
         most = "" if total is None else f"/{total / size:.1f}" if size > 1 else f"/{total:.0f}"
         return f"{shown}{most} {name}"

@@ -112,7 +112,7 @@ def _config(processes: int, max_restarts: int, folder: Path, meeting: str) -> An
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.launcher.api import LaunchConfig
 
-    wanted: dict[str, Any] = {
+    options: dict[str, Any] = {
         "min_nodes": 1,
         "max_nodes": 1,
         "nproc_per_node": processes,
@@ -127,7 +127,7 @@ def _config(processes: int, max_restarts: int, folder: Path, meeting: str) -> An
         "shutdown_timeout": _GRACE_SECONDS,
     }
     known = {field.name for field in fields(LaunchConfig)}  # newer versions of torch have more
-    return LaunchConfig(**{name: value for name, value in wanted.items() if name in known})
+    return LaunchConfig(**{name: value for name, value in options.items() if name in known})
 
 
 def exit_code(codes: Iterable[int]) -> int:
@@ -135,9 +135,9 @@ def exit_code(codes: Iterable[int]) -> int:
 
     After one rank has failed, the launcher asks the others to stop.
     """
-    found = set(codes)
+    ended = set(codes)
     ordered = (ConfigError.exit_code, DataError.exit_code, PenstockError.exit_code, PREEMPTED)
-    return next((code for code in ordered if code in found), 1)
+    return next((code for code in ordered if code in ended), 1)
 
 
 def this_program(arguments: Sequence[str], script: str | None) -> list[str]:

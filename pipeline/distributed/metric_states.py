@@ -54,8 +54,8 @@ def merge(metrics: Mapping[str, Metric], group: Group) -> None:
         _check(metric)
     states = [{name: _to(getattr(m, name), "cpu") for name in m._reductions} for m in every]
     ranks = group.gather([(m.update_count, s) for m, s in zip(every, states, strict=True)])
-    for place, metric in enumerate(every):
-        counted = [rank[place] for rank in ranks if rank[place][0]]
+    for number, metric in enumerate(every):
+        counted = [rank[number] for rank in ranks if rank[number][0]]
         metric._update_count, metric._computed = sum(count for count, _ in counted), None
         for name, reduction in metric._reductions.items() if counted else ():
             values = [_to(state[name], metric.device) for _, state in counted]
@@ -75,7 +75,7 @@ def _check(metric: Metric) -> None:
 
 
 def _to(value: Any, device: Any) -> Any:
-    return [one.to(device) for one in value] if isinstance(value, list) else value.to(device)
+    return [state.to(device) for state in value] if isinstance(value, list) else value.to(device)
 
 
 def _reduced(values: list[Any], reduction: Any) -> Any:

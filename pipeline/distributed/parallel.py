@@ -58,7 +58,7 @@ def _blocks(model: nn.Module) -> Iterator[nn.Module]:
     """The outermost members of lists and sequences that have weights; as a rule, layers."""
     for child in model.children():
         if isinstance(child, (nn.Sequential, nn.ModuleList)):
-            yield from (one for one in child if any(True for _ in one.parameters()))
+            yield from (block for block in child if any(True for _ in block.parameters()))
         else:
             yield from _blocks(child)
 

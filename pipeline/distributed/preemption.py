@@ -198,13 +198,13 @@ def _noted(number: int, frame: FrameType | None) -> None:
 
 def asked() -> str | None:
     """The name of the signal by which this process was asked to stop, or None."""
-    return next((one.asked for one in reversed(_active) if one.asked), None)
+    return next((taker.asked for taker in reversed(_active) if taker.asked), None)
 
 
 def forget() -> None:
     """Drop all requests so far: another job begins."""
-    for one in _active:
-        one._first, one._raised = None, None
+    for taker in _active:
+        taker._first, taker._raised = None, None
 
 
 def ignore() -> None:
@@ -257,16 +257,16 @@ def in_turns(items: Iterator[Item], turn: Callable[[bool], None] | None) -> Iter
     """
     while True:
         try:
-            found = list(islice(items, 1))
+            item = list(islice(items, 1))
         except Stop:
             if turn is not None:
                 turn(True)
             raise
         if turn is not None:
             turn(False)
-        if not found:
+        if not item:
             return
-        yield found.pop()
+        yield item.pop()
 
 
 @contextmanager

@@ -263,9 +263,9 @@ class Presence:
                 self._answer()
             if not asked and self._store.check(["ask"]):
                 asked = True
-                said = self._get("ask")
-                if rank in said["by"]:
-                    self._ask(said["ranks"])
+                question = self._get("ask")
+                if rank in question["by"]:
+                    self._ask(question["ranks"])
             if self._store.check(["end"]):
                 self._end(self._get("end"))
                 return
@@ -276,12 +276,12 @@ class Presence:
             say(f"rank {self._world.rank}: ends, as another rank is gone")
             os._exit(LOST)
 
-    def _end(self, said: dict[str, Any]) -> None:
+    def _end(self, verdict: dict[str, Any]) -> None:
         """It has been said who is late: leave, unless the main thread does so soon."""
-        self._text, self._seen_by = said["text"], said["seen_by"]
+        self._text, self._seen_by = verdict["text"], verdict["seen_by"]
         self._store.add("seen", 1)
         self._said.set()
-        if not self._done.wait(_LATE_GRACE if self._world.rank in said["late"] else _GRACE):
+        if not self._done.wait(_LATE_GRACE if self._world.rank in verdict["late"] else _GRACE):
             self._end_others()
             os._exit(PREEMPTED)
 
@@ -327,9 +327,9 @@ class Presence:
         def read() -> bool:
             for rank in everyone:
                 if rank not in places and self._store.check([f"at-{rank}"]):
-                    said = self._get(f"at-{rank}")
-                    places[rank] = Standing("", said["stack"], said["waits"])
-                    asked.update({int(key): Standing(**at) for key, at in said["asked"].items()})
+                    answer = self._get(f"at-{rank}")
+                    places[rank] = Standing("", answer["stack"], answer["waits"])
+                    asked.update({int(key): Standing(**at) for key, at in answer["asked"].items()})
             return len(places) == self._world.size
 
         _until(read, _ANSWERS)

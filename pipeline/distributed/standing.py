@@ -201,8 +201,8 @@ def sibling(rank: int) -> int | None:
     with suppress(OSError):
         for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
             with suppress(OSError):
-                said = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-                if any(name in said for name in names):
+                variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+                if any(name in variables for name in names):
                     return int(pid)
     return None
 

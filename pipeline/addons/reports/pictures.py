@@ -117,8 +117,8 @@ def contact_sheet(
     legend = 0.3 if landmarks is not None or predicted is not None else 0.05
     height = rows * (TILE + 0.19 * lines + 0.06) + legend
     figure = new_figure(columns * (TILE + 0.06) + 0.06, height)
-    for place, image in enumerate(images):
-        axes = figure.add_subplot(rows, columns, place + 1)
+    for number, image in enumerate(images):
+        axes = figure.add_subplot(rows, columns, number + 1)
         shown = pixels(image)
         # "auto" smooths images that shrink, and shows the pixels of much enlarged ones.
         axes.imshow(shown, cmap="gray", vmin=0, vmax=255, interpolation="auto")
@@ -126,11 +126,11 @@ def contact_sheet(
         axes.set_ylim(shown.shape[0] - 0.5, -0.5)
         axes.set_axis_off()
         if landmarks is not None:
-            _draw_points(axes, landmarks[place], TRUE, width=2.3)
+            _draw_points(axes, landmarks[number], TRUE, width=2.3)
         if predicted is not None:
-            _draw_points(axes, predicted[place], PREDICTED, width=1.1)
+            _draw_points(axes, predicted[number], PREDICTED, width=1.1)
         if captions:
-            caption = "\n".join(shortened(line, _LONGEST) for line in captions[place].split("\n"))
+            caption = "\n".join(shortened(line, _LONGEST) for line in captions[number].split("\n"))
             axes.text(
                 0.5,
                 -0.025,
@@ -223,8 +223,8 @@ def signals(
     columns = min(columns, len(values))
     rows = math.ceil(len(values) / columns)
     figure = new_figure(3.0 * columns, 1.7 * rows, layout="constrained")
-    for place, (signal, caption) in enumerate(zip(values, captions, strict=True)):
-        axes = figure.add_subplot(rows, columns, place + 1)
+    for number, (signal, caption) in enumerate(zip(values, captions, strict=True)):
+        axes = figure.add_subplot(rows, columns, number + 1)
         drawn = signal.detach().float().cpu().numpy()
         if min(drawn.shape) <= 4:
             axes.plot(drawn if drawn.shape[1] <= drawn.shape[0] else drawn.T, linewidth=1.0)

@@ -58,16 +58,16 @@ def draw(
     rendered, name = objective.rendered(batch, outputs), objective.inputs[0]
     if is_pictures(batch.get(name)):
         images = large_pictures(split, name, batch)
-        captions = [_caption(one, between="\n") for one in rendered]
-        true = _scaled_all([one.points for one in rendered], batch[name], images)
-        predicted = _scaled_all([one.predicted_points for one in rendered], batch[name], images)
+        captions = [_caption(row, between="\n") for row in rendered]
+        true = _scaled_all([row.points for row in rendered], batch[name], images)
+        predicted = _scaled_all([row.predicted_points for row in rendered], batch[name], images)
         return contact_sheet(images, path, true, predicted, captions)
     if is_signals(batch.get(name)):
-        return signals(unpadded(batch, name)[0], path, [_caption(one) for one in rendered])
+        return signals(unpadded(batch, name)[0], path, [_caption(row) for row in rendered])
     table: list[Sequence[str]] = [("row", "sample", "true", "predicted")]
-    for place, one in enumerate(rendered):
+    for place, row in enumerate(rendered):
         sample = words_of(batch, objective, place)
-        table.append((str(int(batch.indices[place])), sample, one.truth, one.predicted))
+        table.append((str(int(batch.indices[place])), sample, row.truth, row.predicted))
     return _listed(table, path.with_suffix(".md"), 100)
 
 

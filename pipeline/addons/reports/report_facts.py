@@ -246,33 +246,33 @@ def _samples(
     if kind == "signals":
         pictures[:], words = _signals(split, batch, field)
     elif kind != "pictures":
-        words = [words_of(batch, objective, place) for place in range(count)]
+        words = [words_of(batch, objective, row) for row in range(count)]
     else:
         shown: Any = denormalized(batch[field], split.transform, split.batch_transform)
         if outputs is not None:
             shown = large_pictures(split, field, batch)
-        for place, (image, view) in enumerate(zip(shown, rendered, strict=True)):
+        for row, (image, view) in enumerate(zip(shown, rendered, strict=True)):
             drawn = ((view.points, TRUE), (view.predicted_points, PREDICTED))
             points = [
                 (scaled(values, batch[field], image), color)
                 for values, color in drawn
                 if values is not None and field == objective.inputs[0]
             ]
-            pictures[place] = thumbnails.picture(image, points)
+            pictures[row] = thumbnails.picture(image, points)
     samples = []
-    for place in range(count) if batch.valid is None else batch.valid.nonzero().flatten().tolist():
-        index = int(batch.indices[place])
+    for row in range(count) if batch.valid is None else batch.valid.nonzero().flatten().tolist():
+        index = int(batch.indices[row])
         own = own_row(split.dataset, index)
         path = path_of(split.dataset, index) or ("" if own is None else f"row {own}")
         samples.append(
             ShownSample(
                 index,
                 shortened(path, LONGEST),
-                shortened(rendered[place].truth, 200),
-                shortened(rendered[place].predicted, 200),
-                shortened(words[place], 600),
-                pictures[place],
-                int(batch.positions[place]),
+                shortened(rendered[row].truth, 200),
+                shortened(rendered[row].predicted, 200),
+                shortened(words[row], 600),
+                pictures[row],
+                int(batch.positions[row]),
             )
         )
     return samples

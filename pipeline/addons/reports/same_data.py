@@ -126,11 +126,11 @@ class SameData:
         """Compare all runs; None is one that has not begun."""
         seen = [Seen.of(run) for run in runs]
         together: dict[object, list[int]] = {}
-        for place, (run, job) in enumerate(zip(runs, seen, strict=True)):
+        for number, (run, job) in enumerate(zip(runs, seen, strict=True)):
             if run is not None and (job.order or job.ledger is not None):
                 known = job.order and job.told.get("train")
-                whole = (job.data, job.making, job.order) if known else place
-                together.setdefault(whole, []).append(place)
+                whole = (job.data, job.making, job.order) if known else number
+                together.setdefault(whole, []).append(number)
         classes = list(together.values())
         ledgers = _Ledgers([seen[jobs[0]].ledger for jobs in classes])
         between = {
@@ -144,24 +144,24 @@ class SameData:
         are of one class.
         """
         places = range(len(self.classes))
-        whole = [place for place in places if seen[self.classes[place][0]].order]
+        whole = [number for number in places if seen[self.classes[number][0]].order]
         joined: dict[int, int] = {}
         for a in places:
             same = [b for b in whole if self.relation(a, b).kind in ("same", "alike")]
             if a not in whole and len(same) == 1:
                 joined[a] = same[0]
-        left = [place for place in places if place not in joined]
-        members = {place: list(self.classes[place]) for place in left}
+        left = [number for number in places if number not in joined]
+        members = {number: list(self.classes[number]) for number in left}
         for a, b in joined.items():
             members[b] += self.classes[a]
         pairs = combinations(enumerate(left), 2)
         between = {(i, j): self.relation(a, b) for (i, a), (j, b) in pairs}
-        classes = [sorted(members[place]) for place in left]
-        told = [seen[jobs[0]].told for jobs in classes]
+        classes = [sorted(members[number]) for number in left]
+        data = [seen[jobs[0]].told for jobs in classes]
         alike = [
-            place
-            for place, jobs in enumerate(classes)
-            if len(jobs) > 1 and not relation(told[place], told[place]).same
+            number
+            for number, jobs in enumerate(classes)
+            if len(jobs) > 1 and not relation(data[number], data[number]).same
         ]
         return SameData(classes, between, self.troubles, frozenset(alike))
 
@@ -236,11 +236,11 @@ class _Ledgers:
             short = ledger is not None and len(ledger.epoch) < least
             self._read.pop(which, None)
             self._read[which] = (2**62 if short else least, ledger)
-            kept = {place: len(read.epoch) for place, (_, read) in self._read.items() if read}
-            for place in list(kept)[:-1]:  # those read first; they are read again if needed
+            kept = {oldest: len(read.epoch) for oldest, (_, read) in self._read.items() if read}
+            for oldest in list(kept)[:-1]:  # those read first; they are read again if needed
                 if sum(kept.values()) > _MOST_KEPT:
-                    self._read.pop(place)
-                    kept.pop(place)
+                    self._read.pop(oldest)
+                    kept.pop(oldest)
         return ledger
 
 

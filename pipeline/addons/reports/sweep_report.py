@@ -123,8 +123,8 @@ def _best(sweep: SweepRecord) -> str:
     text += f" with {first.name()}" if first.settings else ""
     text += f", the mean of {count} seed{'s' * (count != 1)}"
     if len(ranked) == 1:
-        known_spread = f", whose standard deviation is {rounded(first.spread, 2)}"
-        return f"{text}{known_spread if first.spread is not None else ''}."
+        spread = f", whose standard deviation is {rounded(first.spread, 2)}"
+        return f"{text}{spread if first.spread is not None else ''}."
     second = ranked[1]
     ahead = abs((first.mean or 0.0) - (second.mean or 0.0))
     text += f". {second.name()} is {rounded(ahead, 2)} behind"

@@ -32,8 +32,8 @@ def section(run: RunRecord) -> Section | None:
 
     def curve(name: str, title: str, color: str, chosen: Sequence[int] | None = None) -> Curve:
         if chosen is None:
-            known = records.finite(name)
-            chosen = known[thinned(records.column(name)[known], 10 * MOST_POINTS)].tolist()
+            finite = records.finite(name)
+            chosen = finite[thinned(records.column(name)[finite], 10 * MOST_POINTS)].tolist()
         notes = [steps.note(records.address(place)) for place in chosen]
         return Curve(
             title,

@@ -40,13 +40,13 @@ def title(run: RunRecord) -> str:
 
 def lead(run: RunRecord) -> Markup:
     """State, verdict, the most important numbers, and the commands that come next."""
-    said = Markup('<p class="verdict"><span class="state {0}">{0}</span> {1}</p>').format(
+    verdict = Markup('<p class="verdict"><span class="state {0}">{0}</span> {1}</p>').format(
         page.shown(run.state), page.shown(sentence(run))
     )
     lines = [page.command(line, what) for line, what in to_type(run)]
     if run.state == "done" and len(lines) > 1:
         lines[1:] = [page.folded("Other next steps", page.together(*lines[1:]))]
-    return page.together(said, page.figures(figures(run)), *lines)
+    return page.together(verdict, page.figures(figures(run)), *lines)
 
 
 def sentence(run: RunRecord) -> str:
@@ -67,11 +67,11 @@ def _stopped(run: RunRecord) -> str:
 
 def monitored(run: RunRecord) -> tuple[str, float | None, float | None, int | None]:
     """The metric that decides, its best value, that of the best constant, and the epoch."""
-    name, best = str(run.manifest.get("monitor") or "loss"), run.manifest.get("best")
-    epoch = number(best, "epoch")
+    name, record = str(run.manifest.get("monitor") or "loss"), run.manifest.get("best")
+    epoch = number(record, "epoch")
     return (
         name,
-        number(best, f"val/{name}"),
+        number(record, f"val/{name}"),
         number(run.manifest.get("baseline"), name),
         None if epoch is None else int(epoch),
     )
@@ -95,26 +95,26 @@ def _bound(run: RunRecord) -> str:
     waited, speed = weighted(run, "wait_share"), weighted(run, "samples_per_second")
     if waited is None:
         return ""
-    lost = f"{waited:.0%} of the time went into waiting for data"
+    waiting = f"{waited:.0%} of the time went into waiting for data"
     spent, workers = stages(run), _workers(run)
     if waited < WAITS:
-        return f"Training bounded it: {lost}."
+        return f"Training bounded it: {waiting}."
     if workers is None or not speed:
-        return f"{_capital(lost)}; task=profile finds what bounds it."
+        return f"{_capital(waiting)}; task=profile finds what bounds it."
     ranks = number(run.sessions[-1], "world") if run.sessions else None
     work, sample = sum(spent.values()), 1000 * (ranks or 1) / speed  # ms of this rank
     busy = work / sample / workers if workers else 1.0
     side = slower_side(waited, work, (1 - waited) * sample, workers, busy)
     if side == "training":
-        return f"Training bounded it: {lost}."
+        return f"Training bounded it: {waiting}."
     if side == "neither":
         return (
-            f"{_capital(lost)}, though workers had work for {busy:.0%} of it: batches came "
+            f"{_capital(waiting)}, though workers had work for {busy:.0%} of it: batches came "
             "late at the starts of epochs, or unevenly; task=profile finds why."
         )
     most = max(spent, key=lambda one: spent[one], default="")
     mostly = f", most of it into {most}" if most else ""
-    return f"Loading bounded it: {lost}, which take {work:.3g} ms of work a sample{mostly}."
+    return f"Loading bounded it: {waiting}, which take {work:.3g} ms of work a sample{mostly}."
 
 
 def _capital(text: str) -> str:
@@ -124,30 +124,30 @@ def _capital(text: str) -> str:
 def _workers(run: RunRecord) -> int | None:
     """How many make batches; None where that was found while it ran."""
     loader = run.config.get("loader")
-    given = loader.get("num_workers") if isinstance(loader, dict) else None
+    workers = loader.get("num_workers") if isinstance(loader, dict) else None
     if isinstance(loader, dict) and loader.get("backend") == "main":
         return 0
-    return given if isinstance(given, int) and not isinstance(given, bool) else None
+    return workers if isinstance(workers, int) and not isinstance(workers, bool) else None
 
 
 def figures(run: RunRecord) -> list[tuple[str, object, object]]:
     """The most important numbers: name, value, and a note or None."""
-    found: list[tuple[str, object, object]] = []
+    numbers: list[tuple[str, object, object]] = []
     name, own, constant, epoch = monitored(run)
     speed, waited = weighted(run, "samples_per_second"), weighted(run, "wait_share")
     if own is not None:
-        found.append((f"best {name}", f"{own:.4g}", f"in epoch {epoch}"))
+        numbers.append((f"best {name}", f"{own:.4g}", f"in epoch {epoch}"))
     if constant and own is not None:
-        found.append(("best constant", f"{constant:.4g}", f"ratio {own / constant:.2f}"))
+        numbers.append(("best constant", f"{constant:.4g}", f"ratio {own / constant:.2f}"))
     if run.epochs:
         steps = f"{run.epochs[-1]['step']:,} optimizer steps"
-        found.append(("epochs", len(run.epochs), steps))
-        found.append(("training", duration(seconds_of(run)), None))
+        numbers.append(("epochs", len(run.epochs), steps))
+        numbers.append(("training", duration(seconds_of(run)), None))
     if speed is not None:
-        found.append(("samples per second", f"{speed:,.0f}", None))
+        numbers.append(("samples per second", f"{speed:,.0f}", None))
     if waited is not None:
-        found.append(("waiting for data", f"{waited:.0%}", "of the training time"))
-    return found
+        numbers.append(("waiting for data", f"{waited:.0%}", "of the training time"))
+    return numbers
 
 
 def to_type(run: RunRecord) -> list[tuple[str, str]]:
@@ -156,14 +156,14 @@ def to_type(run: RunRecord) -> list[tuple[str, str]]:
 
 
 def _next(run: RunRecord) -> list[tuple[str | None, str]]:
-    here = program.override("resume", run.path)
+    resume = program.override("resume", run.path)
     if run.state in ("preempted", "interrupted", "killed"):
-        return [(command(run, here), "To resume it where it stopped:")]
+        return [(command(run, resume), "To resume it where it stopped:")]
     if run.state == "failed":
-        place = _ADDRESS.search(str(run.sessions[-1].get("reason"))) if run.sessions else None
-        lines = [(command(run, here), "When the cause is mended, to resume it:")]
-        if place is not None:
-            batch = replay(run, int(place[1]), int(place[2]))
+        address = _ADDRESS.search(str(run.sessions[-1].get("reason"))) if run.sessions else None
+        lines = [(command(run, resume), "When the cause is mended, to resume it:")]
+        if address is not None:
+            batch = replay(run, int(address[1]), int(address[2]))
             lines.insert(0, (batch, "To see that batch:"))
         return lines
     if run.state != "done":
@@ -179,7 +179,7 @@ def _next(run: RunRecord) -> list[tuple[str | None, str]]:
         if epoch == last:
             more = f"trainer.max_epochs={2 * (last + 1)}"
             lines.append(
-                (command(run, here, more), "It was still getting better. To train longer:")
+                (command(run, resume, more), "It was still getting better. To train longer:")
             )
         elif last - epoch > 2:
             sooner = f"trainer.patience={max(2, (last - epoch) // 2)}"
