@@ -46,6 +46,9 @@ _NAMES = {
     PAPER: "bg",
     **{color: f"c{place}" for place, color in enumerate(COLORS, 1)},
 }
+# matplotlib writes no CSS variables and no ids of one's own, so its SVG is rewritten: colours to
+# variables, ids and references to them with a prefix, paths with one decimal. A backend that can do
+# these would let the expressions go.
 _OURS = re.compile("|".join(_NAMES))
 _REFERENCE = re.compile(r"url\(#([^)]+)\)")
 _LONG = re.compile(r"-?\d+\.\d\d+")

@@ -18,8 +18,6 @@ from pathlib import Path
 
 from torch.optim.lr_scheduler import ExponentialLR
 
-from penstock.addons.reports.figures import drawing, label_powers
-from penstock.addons.reports.pictures import FAINT, INK, PREDICTED, new_figure, save
 from penstock.addons.tuning.measuring import all_batches
 from penstock.addons.tuning.options import LrFindSection
 from penstock.build.training import TrainingParts
@@ -134,7 +132,6 @@ def suggestion(rates: Sequence[float], smooth: Sequence[float]) -> float:
     return rates[min(slopes, key=lambda at: slopes[at])]
 
 
-@drawing()
 def _curve(
     rates: Sequence[float],
     losses: Sequence[float],
@@ -143,17 +140,24 @@ def _curve(
     path: Path,
 ) -> Path:
     """Draw the loss over the learning rate, with the suggested rate `best`; `path` is a .png."""
-    figure = new_figure(6.4, 3.8, layout="constrained")
-    axes = figure.add_subplot()
-    axes.plot(rates, losses, color=FAINT, linewidth=1.0, label="loss of a step")
-    axes.plot(rates, smooth, color=PREDICTED, linewidth=1.8, label="smoothed")
-    axes.axvline(best, color=INK, linewidth=1.2, linestyle=":", label=f"falls fastest: {best:.2g}")
-    axes.set_xscale("log")
-    label_powers(axes.xaxis)
-    low, high = min(smooth), max(smooth)
-    margin = 0.15 * (high - low or 1.0)
-    axes.set_ylim(low - margin, high + margin)  # single steps may be far out
-    axes.set_xlabel("learning rate")
-    axes.set_ylabel("training loss")
-    axes.legend(frameon=False, fontsize=9)
-    return save(figure, path)
+    # The add-on `reports` draws; without it there are the numbers alone.
+    from penstock.addons.reports.figures import drawing, label_powers
+    from penstock.addons.reports.pictures import FAINT, INK, PREDICTED, new_figure, save
+
+    with drawing():
+        figure = new_figure(6.4, 3.8, layout="constrained")
+        axes = figure.add_subplot()
+        axes.plot(rates, losses, color=FAINT, linewidth=1.0, label="loss of a step")
+        axes.plot(rates, smooth, color=PREDICTED, linewidth=1.8, label="smoothed")
+        axes.axvline(
+            best, color=INK, linewidth=1.2, linestyle=":", label=f"falls fastest: {best:.2g}"
+        )
+        axes.set_xscale("log")
+        label_powers(axes.xaxis)
+        low, high = min(smooth), max(smooth)
+        margin = 0.15 * (high - low or 1.0)
+        axes.set_ylim(low - margin, high + margin)  # single steps may be far out
+        axes.set_xlabel("learning rate")
+        axes.set_ylabel("training loss")
+        axes.legend(frameon=False, fontsize=9)
+        return save(figure, path)
