@@ -10,13 +10,13 @@ import torch
 from hydra.core.hydra_config import HydraConfig
 from hypothesis import HealthCheck, settings
 
-from penstock.addons.reports import observing, report
+from penstock.addons.reports import report, report_facts
 from penstock.config import environment
 
 gc.disable()  # until all tests are imported
 
 LEAVE_REPORT = report.leave
-WRITE_FACTS = observing.write_facts, observing.write_data_facts
+WRITE_FACTS = report_facts.write_facts, report_facts.write_data_facts
 LEAVE_REPORT, LEAVE_OF_SWEEP = report.leave, report.leave_of_sweep
 
 # How long an example takes says more of the machine than of the code.
@@ -95,8 +95,8 @@ def no_reports():
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(report, "leave", lambda *given: None)
-        patch.setattr(observing, "write_facts", lambda *given: None)
-        patch.setattr(observing, "write_data_facts", lambda *given: None)
+        patch.setattr(report_facts, "write_facts", lambda *given: None)
+        patch.setattr(report_facts, "write_data_facts", lambda *given: None)
         patch.setattr(report, "leave_of_sweep", lambda *given, **named: None)
         yield
 
@@ -105,8 +105,8 @@ def no_reports():
 def reports(monkeypatch):
     """Fits and sweeps of this test leave a report.html, as they do outside of tests."""
     monkeypatch.setattr(report, "leave", LEAVE_REPORT)
-    monkeypatch.setattr(observing, "write_facts", WRITE_FACTS[0])
-    monkeypatch.setattr(observing, "write_data_facts", WRITE_FACTS[1])
+    monkeypatch.setattr(report_facts, "write_facts", WRITE_FACTS[0])
+    monkeypatch.setattr(report_facts, "write_data_facts", WRITE_FACTS[1])
     monkeypatch.setattr(report, "leave_of_sweep", LEAVE_OF_SWEEP)
 
 

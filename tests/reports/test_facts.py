@@ -18,7 +18,6 @@ import penstock
 from penstock.addons.reports import (
     data_section,
     facts,
-    observing,
     report_facts,
     run_report,
     samples_section,
@@ -66,8 +65,8 @@ def images(tmp_path, monkeypatch):
 @pytest.fixture
 def told(monkeypatch):
     """Fits write facts, and no page."""
-    monkeypatch.setattr(observing, "write_facts", WRITE_FACTS[0])
-    monkeypatch.setattr(observing, "write_data_facts", WRITE_FACTS[1])
+    monkeypatch.setattr(report_facts, "write_facts", WRITE_FACTS[0])
+    monkeypatch.setattr(report_facts, "write_data_facts", WRITE_FACTS[1])
 
 
 def written(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from penstock import command
-from penstock.addons.reports import observing
+from penstock.addons.reports import pictures
 from penstock.config import own_command
 from penstock.distributed.world import World
 from penstock.errors import ConfigError
@@ -338,9 +338,9 @@ def test_trust_and_folders_are_part_of_the_command_to_paste(monkeypatch):
 
 @pytest.mark.stress
 def test_classes_that_are_confused_are_drawn_for_the_best_epoch(tmp_path, capsys, monkeypatch):
-    drawn, draw = [], observing.confusion_matrix
+    drawn, draw = [], pictures.confusion_matrix
     monkeypatch.setattr(
-        observing, "confusion_matrix", lambda *given: drawn.append(given) or draw(*given)
+        pictures, "confusion_matrix", lambda *given: drawn.append(given) or draw(*given)
     )
     monkeypatch.chdir(tmp_path)
     done = run(

@@ -1,4 +1,7 @@
-"""A fit's pictures and its report: observers that keep what they show until the fit's end."""
+"""A fit's pictures and its report: observers that keep what they show until the fit's end.
+
+What draws and writes is imported then: it takes 50 ms, which no run waits for at its start.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from penstock.addons.reports import predictions
-from penstock.addons.reports import report as report_page
-from penstock.addons.reports.pictures import confusion_matrix, learning_curves
 from penstock.addons.reports.recording import Confusions, Extremes
-from penstock.addons.reports.report_facts import write_data_facts, write_facts
 from penstock.runs.only_shown import only_shown
 from penstock.runs.run_folder import Status
 from penstock.training.objective import Classification
@@ -49,25 +48,35 @@ class Shown(Observer):
                     fit.show(name, path)
         if fit.config.trainer.report and model is not None:
             with only_shown("what the report shows of samples and data"):
+                from penstock.addons.reports import report_facts
+
                 losses = self.extremes.best(int(result.best["epoch"]) if result.best else None)
                 data = fit.data
-                write_facts(fit.folder.path, data, fit.objective, model, losses, result.history)
+                report_facts.write_facts(
+                    fit.folder.path, data, fit.objective, model, losses, result.history
+                )
 
     def on_end(self, status: Status) -> None:
         if not self.fit.config.trainer.report:
             return
+        from penstock.addons.reports import report
+
         folder = self.fit.folder.path
         if status != "done":
             with only_shown("what the report shows of the data"):
-                write_data_facts(folder, self.fit.data)
-        report_page.leave(folder, status == "done", self.fit.train_loader.plan)
+                from penstock.addons.reports import report_facts
+
+                report_facts.write_data_facts(folder, self.fit.data)
+        report.leave(folder, status == "done", self.fit.train_loader.plan)
 
     def _pictures(self, model: nn.Module | None) -> dict[str, Path | None]:
         """The drawn ones by name; None for one that this kind of run does not have."""
+        from penstock.addons.reports import pictures, predictions
+
         fit, folder, files = self.fit, self.fit.folder.path, dict[str, Path | None]()
         with only_shown("the picture of the learning curves"):
             curves = folder / "curves.png"
-            files["curves"] = learning_curves(fit.result.history, curves, fit.levels)
+            files["curves"] = pictures.learning_curves(fit.result.history, curves, fit.levels)
         with only_shown("the picture of predictions"):
             if model is not None and fit.data.validates:
                 drawn = folder / "predictions.png"
@@ -77,7 +86,7 @@ class Shown(Observer):
             found = self.confusions.best(int(best["epoch"]) if best else None)
             if found is not None and isinstance(fit.objective, Classification):
                 epoch, counts = found
-                files["confusion"] = confusion_matrix(
+                files["confusion"] = pictures.confusion_matrix(
                     counts,
                     fit.objective.names,
                     folder / "confusion.png",
