@@ -3,8 +3,6 @@
 from penstock.protocols import AddOn, Callables
 
 ADDON = AddOn(
-    explains="penstock.addons.mixtures.mixture_changes:explained",
-    observers="penstock.addons.mixtures.mixture_rows:observers",
     callables=(
         Callables(
             "penstock.addons.mixtures.mixture",
@@ -19,4 +17,6 @@ ADDON = AddOn(
         Callables("penstock.addons.mixtures.order", "a sampler"),
     ),
     wrapper="penstock.addons.mixtures.wrapper:MixtureOrders",
+    explains="penstock.addons.mixtures.mixture_changes:explained",
+    observers="penstock.addons.mixtures.mixture_rows:observers",
 )

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from penstock.addons.mixtures.order import MixtureOrder
 from penstock.order.plan import Plan
 from penstock.order.samplers import Order
 from penstock.training.epoch_metrics import Step
 from penstock.training.observer import Observer, Record
 
 if TYPE_CHECKING:
+    from penstock.addons.mixtures.order import MixtureOrder
     from penstock.tasks.fit import Fit
 
 
@@ -58,9 +58,12 @@ class MixtureRows(Observer):
 def observers(fit: Fit) -> list[Observer]:
     """The observer of a plan whose sampler is a mixture, or made of one; none for others."""
     plan = fit.train_loader.plan
-    order = getattr(plan, "sampler", None)
+    mixes = getattr(fit.data.train.dataset, "mixing", None) is not None
+    if not mixes or not isinstance(plan, Plan) or plan.again:
+        return []
+    from penstock.addons.mixtures.order import MixtureOrder
+
+    order: Any = plan.sampler
     while not isinstance(order, MixtureOrder) and order is not None:
         order = getattr(order, "order", None)
-    if order is None or not isinstance(plan, Plan) or plan.again:
-        return []
-    return [MixtureRows(plan, order, fit.folder.manifest)]
+    return [] if order is None else [MixtureRows(plan, order, fit.folder.manifest)]
