@@ -1,50 +1,30 @@
-"""Files at paths of this machine, and at addresses, from which they are fetched once.
+"""Files at paths of this machine, and at addresses such as `s3://bucket/folder`.
 
-Remote files are kept in a cache that all workers, ranks and runs of a machine share. A file gets
-there only whole: its size has to be right, and its MD5 where the store gives one. S3 does for files
-uploaded in one part and without a key of one's own, Google Cloud for nearly all, web servers
-seldom. Otherwise the store is asked after the download whether the file is still the one that was
-listed. Large files come in pieces of 32 MiB, each of which is retried by itself.
-
-The store is asked for a file's version once, when a folder is listed or the file is first needed;
-it travels with the `Files` to all workers. So a run never sees two versions of a file.
-
-Cost: nothing for paths of this machine; 25 us for a file in the cache; beside a download, 1.5 s a
-GB for the checksum, or a request for a file without one.
+The add-on `stores` fetches files from addresses. It is imported with the first address, and without
+it addresses are refused. Cost: nothing for paths of this machine.
 """
 
 from __future__ import annotations
 
-import hashlib
-import random
 import re
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from functools import cached_property, partial
+from collections.abc import Callable, Mapping
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol, TypeVar
 
-from penstock.addons.stores.catalog import Catalog
-from penstock.addons.stores.listing import FileInfo
-from penstock.addons.stores.request_gate import RequestGate
-from penstock.addons.stores.retry import Damaged, RetryPolicy
-from penstock.addons.stores.store import Store, check_options, is_remote, local_path
+from penstock import installed
 from penstock.datasets.reading.walk import walk
 from penstock.errors import ConfigError, DataError, Problem
+from penstock.files.addresses import is_remote, local_path
 from penstock.files.limits import Limits
 from penstock.files.regular_file import open_regular, size_of
 from penstock.ranges import Count, Index
-from penstock.terminal import ProgressDisplay
 
 if TYPE_CHECKING:
-    from penstock.addons.stores.file_cache import FileCache, PartialFile
-    from penstock.addons.stores.prefetcher import Prefetcher, RowsOf
+    from penstock.datasets.reading.folder import Folder
 
 T = TypeVar("T")
 
-PIECE = 32 * 2**20  # bytes of one request
-_EVICTIONS = 20
 _UNITS = {
     "": 1,
     "k": 10**3,
@@ -56,6 +36,58 @@ _UNITS = {
     "gi": 2**30,
     "ti": 2**40,
 }
+
+
+class FileInfo(NamedTuple):
+    """A file in a folder or a store."""
+
+    name: str  # relative to the folder that was listed, with forward slashes
+    size: int | None  # bytes; None when the store doesn't say
+    version: str  # changes with the content; "md5:..." is a checksum of it. Empty if unknown
+
+
+class Remote(Protocol):
+    """What `AddOn.stores` makes of a `Files`: access to addresses, of one version for a whole run.
+
+    It is pickled to workers with what it knows of files, forked, and used by many threads.
+    """
+
+    ahead: int  # bytes that are fetched before they are needed
+
+    def local(self, address: str) -> Path:
+        """As `Files.local`."""
+
+    def read(self, address: str, function: Callable[[str], T]) -> T:
+        """As `Files.read`."""
+
+    def list(self, address: str) -> list[FileInfo]:
+        """As `Files.list`."""
+
+    def look(self, address: str) -> FileInfo:
+        """A file's size and version; its store is asked once a run.
+
+        Raises:
+            DataError: it is missing, or the store cannot be asked.
+        """
+
+    def folder(self, address: str) -> Folder:
+        """A folder, which is listed when it is first used.
+
+        Raises:
+            ConfigError: there is no store for such addresses, or it needs something installed.
+        """
+
+    def prefetcher(
+        self,
+        rows_of: Callable[[int, int], Any],
+        steps_of: Callable[[int], int],
+    ) -> Any:
+        """What fetches files ahead of a reader, where `ahead` is more than 0.
+
+        Args:
+            rows_of: epoch, step -> the addresses of the files of each row.
+            steps_of: epoch -> its steps.
+        """
 
 
 class Files:
@@ -89,20 +121,39 @@ class Files:
         concurrency: Count = 32,
         ahead: str | int = "256MB",
     ) -> None:
-        if timeout <= 0:
-            raise ConfigError(Problem("timeout", f"{timeout}; allowed: more than 0 seconds"))
-        options = dict(options or {})
-        check_options(options)
+        for key, value, is_sound, allowed in (
+            ("timeout", timeout, timeout > 0, "more than 0 seconds"),
+            ("retries", retries, retries >= 0, "0 or more"),
+            ("first_wait", first_wait, first_wait >= 0, "0 or more"),
+            ("concurrency", concurrency, concurrency >= 1, "1 or more"),
+        ):
+            if not is_sound:
+                raise ConfigError(Problem(key, f"{value}; allowed: {allowed}"))
         self.cache_dir = cache_dir
         self.cache_size = parse_size(cache_size)
-        self._place = str(options.get("endpoint_url", ""))
-        self._retry = RetryPolicy(retries, first_wait)
-        self._limits = limits or Limits()
+        self.retries, self.first_wait, self.timeout = retries, first_wait, timeout
+        self.options = dict(options or {})
+        self.limits = limits or Limits()
         self.concurrency = concurrency
         self.ahead = 0 if str(ahead).strip() == "0" else parse_size(ahead, "ahead")
-        gate = RequestGate(self._folder, concurrency, timeout)
-        self.catalog = Catalog(options, timeout, self._retry, self._limits, gate)
-        self._unsummed = False  # whether checksums have proved to be wrong
+        if self.options:
+            _ = self.remote  # it refuses credentials
+
+    @cached_property
+    def remote(self) -> Remote:
+        """Access to addresses.
+
+        Raises:
+            ConfigError: no add-on has any, or an option looks like a credential.
+        """
+        for addon in installed.addons().values():
+            if addon.stores:
+                remote: Remote = installed.load(addon.stores)(self)
+                return remote
+        raise ConfigError(
+            "files at addresses such as s3:// and http:// need the add-on stores, which is not "
+            "installed. Install it, or copy the data to a folder of this machine."
+        )
 
     def local(self, address: str) -> Path:
         """A path on this machine with the content of `address`; a local path is not checked.
@@ -113,72 +164,16 @@ class Files:
         Raises:
             DataError: it is missing in its store, may not be read, or the store didn't answer.
         """
-        if not is_remote(address):
-            return Path(local_path(address)).expanduser()
-        known = self.entry(address)
-        if known is not None:
-            cached = self.cache.find(*known)
-            if cached is not None:
-                return cached
-        with _own_draws():
-            return self._fetched(address)
-
-    def fetch_ahead(self, address: str, beyond: int) -> None:
-        """Bring a remote file into the cache, which is needed in `beyond` rows.
-
-        Raises:
-            FullError: there is no room but that of files that are needed earlier.
-            DataError: as `local`.
-        """
-        known = self.entry(address)
-        cached = None if known is None else self.cache.find(*known)
-        if cached is None:
-            self._fetched(address, beyond)
-        else:
-            self.cache.promise(cached)
-
-    def entry(self, address: str) -> tuple[str, int | None] | None:
-        """The name of a remote file in the cache, and its bytes; None if it is not known yet."""
-        known = self.catalog.known(address)
-        return None if known is None else (_entry(self._place, address, known), known.size)
-
-    def prefetcher(self, rows_of: RowsOf, steps_of: Callable[[int], int]) -> Prefetcher | None:
-        """What fetches files ahead of a reader; None if nothing is to be."""
-        if not self.ahead:
-            return None
-        cache = self.cache  # says so where there can be none
-        from penstock.addons.stores.prefetcher import Prefetcher
-
-        return Prefetcher(self, cache, rows_of, steps_of)
-
-    def _fetched(self, address: str, beyond: int | None = None) -> Path:
-        wanted = self.catalog.look(address)
-        entry = _entry(self._place, address, wanted)
-        sums: set[str] = set()
-
-        def download(part: PartialFile) -> None:
-            self._retry(address, lambda: self._download(address, wanted, part, sums))
-
-        return self.cache.get(entry, wanted.size, download, beyond)
+        return self.remote.local(address) if is_remote(address) else _path(address)
 
     def read(self, address: str, function: Callable[[str], T]) -> T:
         """`function(path)` for a path on this machine with the content of `address`.
 
         It is called again if the file was evicted before it was opened.
         """
-        if not is_remote(address):
-            return function(str(Path(local_path(address)).expanduser()))
-        for _ in range(_EVICTIONS):
-            path = self.local(address)
-            try:
-                return function(str(path))
-            except Exception:
-                if path.exists():
-                    raise
-        raise DataError(
-            f"{address!r} was evicted {_EVICTIONS} times before it could be opened. The cache "
-            f"{self.cache_dir!r} is too small for its readers: raise dataset.files.cache_size."
-        )
+        if is_remote(address):
+            return self.remote.read(address, function)
+        return function(str(_path(address)))
 
     def open(self, address: str) -> BinaryIO:
         """The content of `address`, open for reading."""
@@ -192,84 +187,19 @@ class Files:
     def list(self, address: str) -> list[FileInfo]:
         """Names (relative) and sizes of all files below a folder, sorted; hidden ones left out.
 
-        For folders of very many files: `catalog.listing`, which is flat.
-
         Raises:
             DataError: the folder is missing, or its store cannot be asked.
         """
-        if not is_remote(address):
-            folder = Path(local_path(address)).expanduser()
-            if not folder.is_dir():
-                raise DataError(f"{address!r} is not a folder. Check dataset.root.")
-            names = walk(folder, self._limits)
-            return [FileInfo(name, size_of(folder / name), "") for name in names]
-        listing = self.catalog.listing(address)
-        found = (listing.at(row) for row in range(len(listing)))
-        return [one for one in found if not is_hidden(one.name)]
+        if is_remote(address):
+            return self.remote.list(address)
+        folder = _path(address)
+        if not folder.is_dir():
+            raise DataError(f"{address!r} is not a folder. Check dataset.root.")
+        return [FileInfo(name, size_of(folder / name), "") for name in walk(folder, self.limits)]
 
-    def _download(self, address: str, wanted: FileInfo, part: PartialFile, sums: set[str]) -> None:
-        """Write a file into `part`; `sums` collects the MD5 of each attempt.
 
-        Raises:
-            Damaged: the content is not what the store has.
-            DataError: it is not of the version `wanted` any more.
-        """
-        digest = hashlib.md5(usedforsecurity=False)
-        part.written = 0
-        name = address.partition("?")[0].rpartition("/")[2]
-        with ProgressDisplay(f"downloading {name}", wanted.size, "bytes") as shown:
-            for piece in self._pieces(address, wanted.size):
-                part.write(piece)
-                digest.update(piece)
-                shown.to(part.written)
-        found = digest.hexdigest()
-        again = found in sums
-        sums.add(found)
-        whole = wanted.size in (None, part.written)
-        summed = wanted.version.startswith("md5:") and not self._unsummed
-        if whole and summed and wanted.version == f"md5:{found}":
-            return
-        now = self.catalog.look_again(address)
-        if (now.size, now.version) != (wanted.size, wanted.version):
-            raise DataError(
-                f"{address!r} has changed since this run began: it had {wanted.size} bytes "
-                f"(version {wanted.version or 'unknown'}) and has {now.size} "
-                f"({now.version or 'unknown'}). Start again while nothing else writes there."
-            )
-        if not whole:
-            raise Damaged(f"received {part.written} of {wanted.size} bytes")
-        if summed and not again:
-            raise Damaged("its checksum does not match")
-        # The same content came twice, so it is the checksum that is wrong: S3 gives what only looks
-        # like one for files that it keeps encrypted by a key of its user.
-        self._unsummed = self._unsummed or summed
-
-    def _pieces(self, address: str, size: int | None) -> Iterator[bytes]:
-        store = self.catalog.store(address)
-        if size is None:
-            yield from store.stream(address)
-        elif 0 < size <= PIECE:
-            yield store.read(address)
-        else:
-            for start in range(0, size, PIECE):
-                end = min(start + PIECE, size)
-                piece = self._retry(address, partial(_piece, store, address, start, end))
-                yield piece
-                if len(piece) == size:  # a web server that knows no ranges sends it all
-                    return
-
-    @property
-    def _folder(self) -> Path:
-        return Path(self.cache_dir).expanduser().absolute()
-
-    @cached_property
-    def cache(self) -> FileCache:
-        """The cache of remote files."""
-        try:
-            from penstock.addons.stores.file_cache import FileCache
-        except ImportError as error:  # no fcntl
-            raise ConfigError("the cache of remote files needs Linux or macOS") from error
-        return FileCache(self._folder, self.cache_size)
+def _path(address: str) -> Path:
+    return Path(local_path(address)).expanduser()
 
 
 def is_hidden(name: str) -> bool:
@@ -291,33 +221,3 @@ def parse_size(size: str | int, key: str = "cache_size") -> int:
             Problem(key, f"{size!r}; allowed: a size such as 20GB, 512MiB or 1000000")
         )
     return amount
-
-
-def _entry(place: str, address: str, found: FileInfo) -> str:
-    """The name in the cache of one version of a file: a hash, and its own name."""
-    text = "\0".join([place, address, found.version, str(found.size)])
-    key = hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
-    name = re.sub(r"[^A-Za-z0-9._-]", "_", address.partition("?")[0].rpartition("/")[2])
-    return f"{key}-{name[-64:]}"
-
-
-@contextmanager
-def _own_draws() -> Iterator[None]:
-    """Restore `random` if a store's library has drawn from it, as they do for their waits.
-
-    A sample's transforms must not depend on whether its file was fetched. Other threads than the
-    main one share the generator, so they can't restore it.
-    """
-    before = random.getstate()
-    try:
-        yield
-    finally:
-        if threading.current_thread() is threading.main_thread() and random.getstate() != before:
-            random.setstate(before)
-
-
-def _piece(store: Store, address: str, start: int, end: int) -> bytes:
-    content = store.read(address, start, end)
-    if len(content) < end - start:
-        raise Damaged(f"received {len(content)} of {end - start} bytes")
-    return content

@@ -1,9 +1,7 @@
-"""Where mkdocstrings reads docstrings: a copy of `penstock` in which links are folders.
+"""Where mkdocstrings reads docstrings: a copy of `pipeline` named `penstock`, as it is imported.
 
-`penstock` is a link to `pipeline/`, and `penstock/datasets` one to `datasets/`, which has no
-`__init__.py`, so mkdocstrings passes it over. In the copy it is a package, and the pages show the
-names under which datasets are imported.
-Nothing is imported.
+`pipeline/datasets` is a link to `datasets/`, which has no `__init__.py`, so mkdocstrings passes it
+over. In the copy links are folders, and that one is a package. Nothing is imported.
 """
 
 import shutil

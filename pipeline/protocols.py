@@ -86,6 +86,8 @@ class AddOn:
         pictures: "module:function" that takes a `penstock.build.data.Split`, a `Batch` of it and a
             folder, draws the batch there, and returns the path of the picture, or None.
         copies: a module with the functions of `penstock.runs.checkpoint.CopiesPlace`.
+        stores: "module:class" that reads files at addresses: (`penstock.datasets.files.Files`) ->
+            `penstock.datasets.files.Remote`. It is imported with the first address.
     """
 
     tasks: Mapping[str, Task] = field(default_factory=dict)
@@ -99,6 +101,7 @@ class AddOn:
     observers: str = ""
     pictures: str = ""
     copies: str = ""
+    stores: str = ""
 
 
 Sample = Any  # a dict of fields, or what `dataset.fields` gives names to
@@ -133,7 +136,7 @@ class FilesAhead(Protocol):
 
     @property
     def remote_files(self) -> Any:
-        """The `penstock.datasets.files.Files` that fetch them; None where none is at an address."""
+        """The `penstock.datasets.files.Remote` that fetches them; None where none is remote."""
 
     def files_of(self, indices: Sequence[int], /) -> Sequence[Sequence[str]]:
         """The addresses of the files that each row is read from, without reading anything."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.addons.stores.store import is_remote, local_path
 from penstock.errors import DataError
+from penstock.files.addresses import is_remote, local_path
 
 if TYPE_CHECKING:
     from penstock.datasets.files import Files
@@ -30,10 +30,10 @@ def data_file(name: str, address: str, files: Files) -> DataFile:
     """The file at a path or an address; DataError if its store gives no checksum or version."""
     if not is_remote(address):
         return DataFile(name, str(Path(local_path(address)).expanduser()))
-    found = files.catalog.look(address)
-    if not found.version:
+    info = files.remote.look(address)
+    if not info.version:
         raise DataError(
             f"{address!r}: its store gives neither a checksum nor a version, so a changed content "
             "would not be noticed. Set dataset.fingerprint=sizes, or copy the data here first."
         )
-    return DataFile(name, address, f"{found.version} {found.size}")
+    return DataFile(name, address, f"{info.version} {info.size}")

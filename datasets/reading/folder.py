@@ -7,7 +7,6 @@ machine; see `penstock.datasets.files` for an address.
 from __future__ import annotations
 
 import os
-import posixpath
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,11 +15,11 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 
-from penstock.addons.stores.store import is_remote, join, local_path
-from penstock.datasets.files import Files, is_hidden
-from penstock.datasets.reading.data_file import DataFile, data_file
+from penstock.datasets.files import Files, Remote
+from penstock.datasets.reading.data_file import DataFile
 from penstock.datasets.reading.walk import is_folder, walk
 from penstock.errors import ConfigError, DataError, Problem
+from penstock.files.addresses import is_remote, local_path
 from penstock.files.limits import DEFAULT, Limits
 from penstock.files.regular_file import size_of
 from penstock.terminal import watched
@@ -74,7 +73,7 @@ class Folder(Protocol):
         """A file, for hashing its content."""
 
     @property
-    def remote_files(self) -> Files | None:
+    def remote_files(self) -> Remote | None:
         """What fetches its files, if it is at an address."""
 
 
@@ -150,67 +149,6 @@ class LocalFolder:
         return DataFile(name, self.path(name))
 
 
-class RemoteFolder:
-    """The folder `inner` below the address `root`, which is listed on first use."""
-
-    def __init__(self, files: Files, root: str, inner: str = "") -> None:
-        self._files = self.remote_files = files
-        self._root = root.rstrip("/")
-        self._inner = inner
-        self._before = f"{inner}/" if inner else ""
-
-    def __str__(self) -> str:
-        return join(self._root, self._inner) if self._inner else self._root
-
-    def path(self, name: str) -> str:
-        return join(self._root, self._before + name)
-
-    def read(self, name: str, function: Callable[[str, str], T]) -> T:
-        address = self.path(name)
-        return self._files.read(address, lambda path: function(path, address))
-
-    def below(self, name: str) -> RemoteFolder:
-        inner = posixpath.normpath(posixpath.join(self._inner, name))
-        if inner.startswith(("..", "/")):
-            raise ConfigError(Problem("dataset.root", f"{name!r} leads out of it ({self._root!r})"))
-        return RemoteFolder(self._files, self._root, "" if inner == "." else inner)
-
-    def exists(self) -> bool:
-        rows = self._rows()
-        return rows.stop > rows.start
-
-    def folders(self) -> list[str]:
-        listing = self._files.catalog.listing(self._root)
-        names = listing.folders(self._rows(), len(os.fsencode(self._before)))
-        return [name for name in names if name[0] != "."]
-
-    def files(self) -> list[str]:
-        names = self._files.catalog.listing(self._root).names[self._rows()].tolist()
-        start = len(os.fsencode(self._before))
-        found = (os.fsdecode(name[start:]) for name in names)
-        return [name for name in found if not is_hidden(name)]
-
-    def sizes(self, names: Sequence[str]) -> IntArray:
-        sizes = self._sizes(names)
-        if len(sizes) and sizes.min() < 0:
-            missing = self.path(names[int(sizes.argmin())])
-            raise DataError(f"{missing!r} is missing in its store")
-        return sizes
-
-    def _sizes(self, names: Sequence[str]) -> IntArray:
-        return self._files.catalog.sizes(self._root, [self._before + name for name in names])
-
-    def first_missing(self, names: Sequence[str]) -> int | None:
-        missing = np.flatnonzero(self._sizes(names) < 0)
-        return int(missing[0]) if len(missing) else None
-
-    def data_file(self, name: str) -> DataFile:
-        return data_file(name, self.path(name), self._files)
-
-    def _rows(self) -> slice:
-        return self._files.catalog.listing(self._root).below(self._inner)
-
-
 def open_root(
     root: str, holds: str, files: Files | None = None, limits: Limits = DEFAULT
 ) -> Folder:
@@ -227,9 +165,7 @@ def open_root(
     """
     if not is_remote(root):
         return LocalFolder(existing_root(local_path(root), holds), limits)
-    files = files or Files()
-    files.catalog.store(root)
-    return RemoteFolder(files, root)
+    return (files or Files()).remote.folder(root)
 
 
 def existing_root(root: str, holds: str) -> Path:

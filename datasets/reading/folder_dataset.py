@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset
 
-from penstock.datasets.files import Files
+from penstock.datasets.files import Remote
 from penstock.datasets.reading.audio import lengths_and_rates, read_audio
 from penstock.datasets.reading.damage import audio_damage, image_damage
 from penstock.datasets.reading.data_file import DataFile
@@ -52,7 +52,7 @@ class FolderDataset(FileDataset, Dataset[dict[str, Any]]):
         return self.folder.path(os.fsdecode(self.names[index]))
 
     @property
-    def remote_files(self) -> Files | None:
+    def remote_files(self) -> Remote | None:
         """What fetches the files, if they are at an address."""
         return self.folder.remote_files
 

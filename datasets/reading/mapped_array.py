@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy.typing as npt
 
-from penstock.addons.packs.npy import map_npy
 from penstock.datasets.reading.data_file import DataFile
 from penstock.datasets.reading.fingerprint import Part
 from penstock.datasets.reading.folder import FolderFile, LocalFolder
 from penstock.datasets.reading.positioned_file import PositionedFile
 from penstock.errors import DataError
 from penstock.files.limits import DEFAULT, Limits
+from penstock.files.npy import map_npy
 
 
 class MappedArray:

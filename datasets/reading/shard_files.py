@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING
 
-from penstock.addons.stores.store import is_remote, join, local_path
 from penstock.datasets.reading.folder import existing_root
 from penstock.errors import ConfigError, DataError, Problem
+from penstock.files.addresses import is_remote, join, local_path
 
 if TYPE_CHECKING:
     from penstock.datasets.files import Files

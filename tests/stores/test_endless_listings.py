@@ -114,7 +114,7 @@ WEB = {
 def test_a_web_index_ends(files, answer, reason, most):
     with serving(answer) as (address, requests):
         with pytest.raises(DataError, match=reason) as caught:
-            files(files=300).catalog.listing(f"{address}/data")
+            files(files=300).remote.catalog.listing(f"{address}/data")
         assert f"{address}/data" in str(caught.value)
         assert len(requests) < most
 
@@ -127,7 +127,7 @@ def test_folders_without_files_end(files, monkeypatch):
 
     with serving(empty) as (address, requests):
         with pytest.raises(DataError, match="in a row hold no file"):
-            files().catalog.listing(f"{address}/data")
+            files().remote.catalog.listing(f"{address}/data")
         assert len(requests) < 1000
 
 
@@ -141,7 +141,7 @@ def test_a_page_without_end_is_not_kept(files, monkeypatch):
         serving(endless) as (address, _),
         pytest.raises(DataError, match="more than 1048576 bytes"),
     ):
-        files().catalog.listing(f"{address}/data")
+        files().remote.catalog.listing(f"{address}/data")
 
 
 def numbered(path, query):
@@ -178,7 +178,7 @@ S3 = {
 def test_a_bucket_ends(files, answer, reason, most):
     with serving(answer) as (endpoint, requests):
         with pytest.raises(DataError, match=reason) as caught:
-            files(endpoint, files=300).catalog.listing("s3://data/d")
+            files(endpoint, files=300).remote.catalog.listing("s3://data/d")
         assert "'s3://data/d'" in str(caught.value)
         assert len(requests) <= most
 
@@ -190,7 +190,7 @@ def test_what_is_below_a_bucket_ends(files):
         return repeated(path, query)
 
     with serving(many) as (endpoint, _), pytest.raises(DataError, match="again and again"):
-        files(endpoint).catalog.listing("s3://data/d")
+        files(endpoint).remote.catalog.listing("s3://data/d")
 
 
 def test_pages_that_end_are_all_there(files):
@@ -208,7 +208,7 @@ def test_pages_that_end_are_all_there(files):
 def test_names_that_lead_out_of_a_bucket_are_refused(files, key):
     refused = pytest.raises(DataError, match="leads out of the folder")
     with serving(lambda path, query: bucket([key])) as (endpoint, _), refused:
-        files(endpoint).catalog.listing("s3://data/d")
+        files(endpoint).remote.catalog.listing("s3://data/d")
 
 
 def test_what_a_store_lists_beside_the_folder_is_no_part_of_it(files):
@@ -245,7 +245,7 @@ def test_a_page_may_link_to_anything_but_only_what_is_below_it_is_listed(files):
 def test_it_says_how_far_it_is(files, monkeypatch, capsys):
     monkeypatch.setattr(terminal, "LINE_SECONDS", 0.0)
     with serving(numbered) as (endpoint, _), contextlib.suppress(DataError):
-        files(endpoint, files=300).catalog.listing("s3://data/d")
+        files(endpoint, files=300).remote.catalog.listing("s3://data/d")
     assert "listing s3://data/d  10\n" in capsys.readouterr().err
 
 

@@ -160,7 +160,7 @@ def test_workers_forked_amid_downloads_make_their_own_connections(data, server, 
 
     def busy():  # holds connections, and the event loop's locks, while workers are forked
         while not stop.is_set():
-            files.catalog.look_again(f"{root}/{names[0]}")
+            files.remote.catalog.look_again(f"{root}/{names[0]}")
 
     thread = threading.Thread(target=busy)
     thread.start()

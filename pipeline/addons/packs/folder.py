@@ -29,11 +29,12 @@ from pydantic import Field as Alias
 
 from penstock import program
 from penstock.addons.packs.fields import Column, Field, Numbers, difference
-from penstock.addons.packs.npy import NpyStream, map_npy
+from penstock.addons.packs.npy import NpyStream
 from penstock.config.sections import Section
 from penstock.errors import DataError
 from penstock.files import plain_json
 from penstock.files.batch_bytes import reserve
+from penstock.files.npy import map_npy
 from penstock.files.plain_json import shown
 from penstock.files.regular_file import size_of
 from penstock.ranges import Index

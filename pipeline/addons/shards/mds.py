@@ -22,9 +22,8 @@ import torch
 from torch.utils.data import Dataset
 from torchvision import tv_tensors
 
-from penstock.addons.stores.store import is_remote
 from penstock.addons.tables.arrow.columns import no_column
-from penstock.datasets.files import Files
+from penstock.datasets.files import Files, Remote
 from penstock.datasets.reading.data_file import DataFile, data_file
 from penstock.datasets.reading.file_kind import stranger
 from penstock.datasets.reading.fingerprint import FileDataset, Part
@@ -37,6 +36,7 @@ from penstock.datasets.reading.shard_files import ShardFiles
 from penstock.datasets.reading.split import AllRows, RowSplit, Split, TableRows, check_split
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files import plain_json
+from penstock.files.addresses import is_remote
 from penstock.files.batch_bytes import reserve
 from penstock.files.limits import DEFAULT, Limits
 from penstock.files.regular_file import read_regular, regular_descriptor
@@ -152,9 +152,11 @@ class MDS(FileDataset, Dataset[dict[str, Any]]):
         return zip(shards.tolist(), (rows - self._bounds[shards]).tolist(), strict=True)
 
     @property
-    def remote_files(self) -> Files | None:
+    def remote_files(self) -> Remote | None:
         """What fetches the shards, if they are at an address."""
-        return self._files if any(is_remote(address) for address, _ in self._shards) else None
+        return (
+            self._files.remote if any(is_remote(address) for address, _ in self._shards) else None
+        )
 
     def files_of(self, indices: Sequence[int] | IntArray) -> list[list[str]]:
         """The addresses of the shards of samples."""

@@ -26,7 +26,6 @@ from torch.utils.data import IterableDataset
 from penstock.addons.shards.tar.fields import choose_fields, make_fields
 from penstock.addons.shards.tar.samples import read_parts, read_samples
 from penstock.addons.shards.tar.source import COMPRESSED, PLAIN, GzipTar, PlainTar
-from penstock.addons.stores.store import is_remote
 from penstock.datasets.files import Files
 from penstock.datasets.reading.data_file import DataFile, data_file
 from penstock.datasets.reading.fingerprint import FileDataset, Part
@@ -37,6 +36,7 @@ from penstock.datasets.reading.positioned_file import PositionedFile
 from penstock.datasets.reading.shard_files import ShardFiles
 from penstock.datasets.reading.split import Split, check_split
 from penstock.errors import DataError
+from penstock.files.addresses import is_remote
 from penstock.files.batch_bytes import reserve, temporary
 from penstock.files.limits import Limits
 from penstock.order.randomness import IntArray
@@ -216,8 +216,8 @@ class TarShards(FileDataset, IterableDataset[Record]):
             parts.append(name)
             address = self._address(shard)
             if sized and is_remote(address):
-                found = self._files.catalog.look(address)
-                parts += [str(found.size), found.version]
+                info = self._files.remote.look(address)
+                parts += [str(info.size), info.version]
             elif sized:
                 file = PositionedFile(self._files.local(address))
                 parts += [file.size, *file.sample(_BLOCKS)]

@@ -2,4 +2,7 @@
 
 from penstock.protocols import AddOn
 
-ADDON = AddOn(ahead="penstock.addons.stores.read_ahead:read_ahead")
+ADDON = AddOn(
+    ahead="penstock.addons.stores.read_ahead:read_ahead",
+    stores="penstock.addons.stores.remote_files:RemoteFiles",
+)

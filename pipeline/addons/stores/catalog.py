@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from penstock.addons.stores.listing import Crawl, FileInfo, Listing, bytes_of
+from penstock.addons.stores.listing import Crawl, Listing, bytes_of
 from penstock.addons.stores.request_gate import RequestGate
 from penstock.addons.stores.retry import RetryPolicy, is_transient
-from penstock.addons.stores.store import Store, join, name_in, parse_address
+from penstock.addons.stores.store import Store, name_in, parse_address
+from penstock.datasets.files import FileInfo
 from penstock.errors import DataError
+from penstock.files.addresses import join
 from penstock.files.limits import Limits
 from penstock.terminal import ProgressDisplay, watched
 

@@ -11,11 +11,12 @@ import os
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
+from penstock.datasets.files import FileInfo
 from penstock.errors import DataError
 from penstock.files.limits import Limits
 from penstock.terminal import ProgressDisplay
@@ -31,14 +32,6 @@ _BARREN = 10_000  # pages and folders in a row without a file
 def bytes_of(names: Iterable[str]) -> Bytes:
     """Names as in a listing."""
     return np.array([os.fsencode(name) for name in names], dtype=np.bytes_)
-
-
-class FileInfo(NamedTuple):
-    """A file in a store."""
-
-    name: str  # relative to the folder that was listed, with forward slashes
-    size: int | None  # bytes; None when the store doesn't say
-    version: str  # changes with the content; "md5:..." is a checksum of it. Empty if unknown
 
 
 @dataclass(frozen=True)

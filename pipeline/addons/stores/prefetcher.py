@@ -28,7 +28,7 @@ from penstock.addons.stores.file_cache import FileCache, FullError
 from penstock.addons.stores.forecast import MOST_USES, Forecast, ForecastFile, key_of
 
 if TYPE_CHECKING:
-    from penstock.datasets.files import Files
+    from penstock.addons.stores.remote_files import RemoteFiles
 
 # Addresses of the files of each row of a step: (epoch, step) -> [[address, ...], ...]
 RowsOf = Callable[[int, int], Sequence[Sequence[str]]]
@@ -50,7 +50,7 @@ class Prefetcher:
     """
 
     def __init__(
-        self, files: Files, cache: FileCache, rows_of: RowsOf, steps_of: Callable[[int], int]
+        self, files: RemoteFiles, cache: FileCache, rows_of: RowsOf, steps_of: Callable[[int], int]
     ) -> None:
         self._files, self._cache = files, cache
         self._rows_of, self._steps_of = rows_of, steps_of

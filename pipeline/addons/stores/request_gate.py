@@ -21,7 +21,7 @@ from errno import ENOLCK, ENOSPC, ENOTSUP
 from pathlib import Path
 from typing import NamedTuple
 
-from penstock.errors import ConfigError, DataError, Problem
+from penstock.errors import DataError
 from penstock.files.own_files import open_own, own_folder
 
 try:
@@ -81,8 +81,6 @@ class RequestGate:
     """
 
     def __init__(self, folder: Path, most: int, patience: float) -> None:
-        if most < 1:
-            raise ConfigError(Problem("concurrency", f"{most}; allowed: 1 or more"))
         self._folder, self._most, self._patience = folder, most, patience
         self.yields = False
 

@@ -18,7 +18,7 @@ from contextlib import suppress
 from http import HTTPStatus
 from typing import TypeVar
 
-from penstock.errors import ConfigError, DataError, PenstockError, Problem, UnreachableError
+from penstock.errors import DataError, PenstockError, UnreachableError
 
 T = TypeVar("T")
 
@@ -73,9 +73,6 @@ class RetryPolicy:
     """
 
     def __init__(self, retries: int, first_wait: float) -> None:
-        for name, value in (("retries", retries), ("first_wait", first_wait)):
-            if value < 0:
-                raise ConfigError(Problem(name, f"{value}; allowed: 0 or more"))
         self.retries = retries
         self.first_wait = first_wait
 

@@ -7,7 +7,7 @@
 
 fsspec and its kin access them, and are imported with the first address. Their file systems run
 threads and hold connections, neither of which survives a fork, so each process makes its own when
-it first reads. They don't retry: `remote.retry` does.
+it first reads. They don't retry: `retry.py` does.
 """
 
 from __future__ import annotations
@@ -28,34 +28,19 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from penstock.addons.stores import web
-from penstock.addons.stores.listing import Crawl, FileInfo, Listing
+from penstock.addons.stores.listing import Crawl, Listing
 from penstock.addons.stores.request_gate import RequestGate
 from penstock.addons.stores.retry import asks_to_wait
+from penstock.datasets.files import FileInfo
 from penstock.errors import ConfigError, DataError, Problem
+from penstock.files.addresses import join, scheme_of
 
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*)://", re.ASCII)
 _CREDENTIAL = re.compile(
     r"key|secret|token|passw|credential|auth|cookie|signature|^(sas|user|username)$", re.IGNORECASE
 )
 _HARMLESS = frozenset({"anon", "cloud", "google_default"})  # name a way to find credentials
 _MD5 = re.compile(r"[0-9a-f]{32}")
 _CONNECTIONS = 100
-
-
-def scheme_of(address: str) -> str | None:
-    """The scheme of an address in small letters; None for a path of this machine."""
-    match = _SCHEME.match(address)
-    return match[1].lower() if match else None
-
-
-def is_remote(address: str) -> bool:
-    """Whether files at `address` are to be fetched; not for "file://" and paths."""
-    return scheme_of(address) not in (None, "file")
-
-
-def local_path(address: str) -> str:
-    """A local address without "file://"."""
-    return address[7:] if address[:7].lower() == "file://" else address
 
 
 def parse_address(address: str) -> str:
@@ -70,12 +55,6 @@ def parse_address(address: str) -> str:
     if re.match(r"[^/]*//[^/@]*@", address):
         raise ConfigError("an address holds a user or a password; leave them out of it")
     return scheme
-
-
-def join(folder: str, name: str) -> str:
-    """The address of the file `name` in the folder at an address."""
-    web = scheme_of(folder) in ("http", "https")
-    return f"{folder.rstrip('/')}/{quote(name) if web else name}"
 
 
 def name_in(folder: str, address: str) -> str | None:
@@ -304,7 +283,7 @@ class Store:
     def _name(self, address: str) -> str:
         """The name of an address in fsspec."""
         if self._kind is not _HTTP:
-            rest = address[_SCHEME.match(address).end() :]  # type: ignore[union-attr]
+            rest = address.partition("://")[2]
             return f"/{rest}" if self._kind is _MEMORY else rest.rstrip("/")
         return quote(address, safe="%/:@!$&'()*+,;=~[]?")
 

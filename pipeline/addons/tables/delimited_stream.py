@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 from torch.utils.data import IterableDataset
 
-from penstock.addons.stores.store import is_remote
 from penstock.addons.tables.text.delimited_format import (
     BadRecord,
     Columns,
@@ -32,6 +31,7 @@ from penstock.datasets.reading.positioned_file import PositionedFile
 from penstock.datasets.reading.shard_files import ShardFiles
 from penstock.datasets.reading.split import Split, check_split
 from penstock.errors import ConfigError, DataError, Problem
+from penstock.files.addresses import is_remote
 from penstock.files.limits import DEFAULT, Limits
 from penstock.order.randomness import hash64, uniform
 from penstock.ranges import Count, Fraction, Seed

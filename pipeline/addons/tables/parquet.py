@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch.utils.data import Dataset
 
-from penstock.addons.stores.store import is_remote
 from penstock.addons.tables.arrow.columns import Fields, has_lengths, is_text, kinds_of, no_column
 from penstock.addons.tables.arrow.files import in_one_piece
 from penstock.addons.tables.arrow.labels import label_codes
@@ -27,6 +26,7 @@ from penstock.addons.tables.arrow.table import ArrowTable
 from penstock.datasets.reading.image import Reader
 from penstock.datasets.reading.split import Split
 from penstock.errors import ConfigError, Problem
+from penstock.files.addresses import is_remote
 from penstock.files.limits import Limits
 from penstock.order.randomness import IntArray
 from penstock.ranges import Count, Fraction, Seed

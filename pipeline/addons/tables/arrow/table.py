@@ -18,7 +18,6 @@ from typing import Any, ClassVar, Generic, TypeVar
 import numpy as np
 from torch.utils.data import get_worker_info
 
-from penstock.addons.stores.store import is_remote
 from penstock.addons.tables.arrow.cells import Cells, prepared_bytes, read_cells
 from penstock.addons.tables.arrow.columns import (
     Fields,
@@ -36,7 +35,7 @@ from penstock.addons.tables.arrow.files import (
     in_one_piece,
 )
 from penstock.addons.tables.arrow.labels import find_classes
-from penstock.datasets.files import Files
+from penstock.datasets.files import Files, Remote
 from penstock.datasets.reading.data_file import DataFile, data_file
 from penstock.datasets.reading.fingerprint import FileDataset, Part
 from penstock.datasets.reading.image import Reader, check_reader
@@ -52,6 +51,7 @@ from penstock.datasets.reading.split import (
     rows_before,
 )
 from penstock.errors import ConfigError, DataError, Problem
+from penstock.files.addresses import is_remote
 from penstock.files.batch_bytes import discarded, reserve
 from penstock.files.limits import Limits
 from penstock.order.randomness import IntArray
@@ -170,9 +170,9 @@ class ArrowTable(FileDataset):
         return groups, rows - self.files.bounds[groups]
 
     @property
-    def remote_files(self) -> Files | None:
+    def remote_files(self) -> Remote | None:
         """What fetches the files, if they are at an address."""
-        return self._files if is_remote(self.files.name(0)) else None
+        return self._files.remote if is_remote(self.files.name(0)) else None
 
     def files_of(self, indices: Sequence[int] | IntArray) -> list[list[str]]:
         """The addresses of the files of rows."""

@@ -1,0 +1,295 @@
+"""Access to files at addresses: `penstock.datasets.files.Remote`.
+
+Remote files are kept in a cache that all workers, ranks and runs of a machine share. A file gets
+there only whole: its size has to be right, and its MD5 where the store gives one. S3 does for files
+uploaded in one part and without a key of one's own, Google Cloud for nearly all, web servers
+seldom. Otherwise the store is asked after the download whether the file is still the one that was
+listed. Large files come in pieces of 32 MiB, each of which is retried by itself.
+
+The store is asked for a file's version once, when a folder is listed or the file is first needed;
+it travels with the `RemoteFiles` to all workers. So a run never sees two versions of a file.
+
+Cost: 25 us for a file in the cache; beside a download, 1.5 s a GB for the checksum, or a request
+for a file without one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import posixpath
+import random
+import re
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+
+from penstock.addons.stores.catalog import Catalog
+from penstock.addons.stores.request_gate import RequestGate
+from penstock.addons.stores.retry import Damaged, RetryPolicy
+from penstock.addons.stores.store import Store, check_options
+from penstock.datasets.files import FileInfo, Files, is_hidden
+from penstock.datasets.reading.data_file import DataFile, data_file
+from penstock.errors import ConfigError, DataError, Problem
+from penstock.files.addresses import join
+from penstock.terminal import ProgressDisplay
+
+if TYPE_CHECKING:
+    from penstock.addons.stores.file_cache import FileCache, PartialFile
+    from penstock.addons.stores.prefetcher import Prefetcher, RowsOf
+    from penstock.order.randomness import IntArray
+
+T = TypeVar("T")
+
+PIECE = 32 * 2**20  # bytes of one request
+_EVICTIONS = 20
+
+
+class RemoteFiles:
+    """Access to files at addresses. Can be pickled, forked and used by many threads.
+
+    Args:
+        files: its options.
+
+    Raises:
+        ConfigError: an option looks like a credential.
+    """
+
+    def __init__(self, files: Files) -> None:
+        check_options(files.options)
+        self.files = files
+        self.ahead, self.concurrency = files.ahead, files.concurrency
+        self._endpoint = str(files.options.get("endpoint_url", ""))
+        self._retry = RetryPolicy(files.retries, files.first_wait)
+        gate = RequestGate(self._folder, files.concurrency, files.timeout)
+        self.catalog = Catalog(files.options, files.timeout, self._retry, files.limits, gate)
+        self._unsummed = False  # whether checksums have proved to be wrong
+
+    def local(self, address: str) -> Path:
+        known = self.entry(address)
+        if known is not None:
+            cached = self.cache.find(*known)
+            if cached is not None:
+                return cached
+        with _own_draws():
+            return self._fetched(address)
+
+    def read(self, address: str, function: Callable[[str], T]) -> T:
+        for _ in range(_EVICTIONS):
+            path = self.local(address)
+            try:
+                return function(str(path))
+            except Exception:  # any at all, of any reader: only a file that is gone is read again
+                if path.exists():
+                    raise
+        raise DataError(
+            f"{address!r} was evicted {_EVICTIONS} times before it could be opened. The cache "
+            f"{self.files.cache_dir!r} is too small for its readers: "
+            "raise dataset.files.cache_size."
+        )
+
+    def list(self, address: str) -> list[FileInfo]:
+        listing = self.catalog.listing(address)
+        infos = (listing.at(row) for row in range(len(listing)))
+        return [info for info in infos if not is_hidden(info.name)]
+
+    def look(self, address: str) -> FileInfo:
+        return self.catalog.look(address)
+
+    def folder(self, address: str) -> RemoteFolder:
+        self.catalog.store(address)
+        return RemoteFolder(self, address)
+
+    def prefetcher(self, rows_of: RowsOf, steps_of: Callable[[int], int]) -> Prefetcher:
+        cache = self.cache  # says so where there can be none
+        from penstock.addons.stores.prefetcher import Prefetcher
+
+        return Prefetcher(self, cache, rows_of, steps_of)
+
+    def fetch_ahead(self, address: str, beyond: int) -> None:
+        """Bring a file into the cache, which is needed in `beyond` rows.
+
+        Raises:
+            FullError: there is no room but that of files that are needed earlier.
+            DataError: as `local`.
+        """
+        known = self.entry(address)
+        cached = None if known is None else self.cache.find(*known)
+        if cached is None:
+            self._fetched(address, beyond)
+        else:
+            self.cache.promise(cached)
+
+    def entry(self, address: str) -> tuple[str, int | None] | None:
+        """The name of a file in the cache, and its bytes; None if it is not known yet."""
+        known = self.catalog.known(address)
+        return None if known is None else (self._entry(address, known), known.size)
+
+    def _entry(self, address: str, info: FileInfo) -> str:
+        """The name in the cache of one version of a file: a hash, and its own name."""
+        text = "\0".join([self._endpoint, address, info.version, str(info.size)])
+        key = hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+        name = re.sub(r"[^A-Za-z0-9._-]", "_", address.partition("?")[0].rpartition("/")[2])
+        return f"{key}-{name[-64:]}"
+
+    def _fetched(self, address: str, beyond: int | None = None) -> Path:
+        info = self.catalog.look(address)
+        sums: set[str] = set()
+
+        def download(part: PartialFile) -> None:
+            self._retry(address, lambda: self._download(address, info, part, sums))
+
+        return self.cache.get(self._entry(address, info), info.size, download, beyond)
+
+    def _download(self, address: str, info: FileInfo, part: PartialFile, sums: set[str]) -> None:
+        """Write a file into `part`; `sums` collects the MD5 of each attempt.
+
+        Raises:
+            Damaged: the content is not what the store has.
+            DataError: it is not of the version `info` any more.
+        """
+        digest = hashlib.md5(usedforsecurity=False)
+        part.written = 0
+        name = address.partition("?")[0].rpartition("/")[2]
+        with ProgressDisplay(f"downloading {name}", info.size, "bytes") as shown:
+            for piece in self._pieces(address, info.size):
+                part.write(piece)
+                digest.update(piece)
+                shown.to(part.written)
+        content = digest.hexdigest()
+        again = content in sums
+        sums.add(content)
+        whole = info.size in (None, part.written)
+        summed = info.version.startswith("md5:") and not self._unsummed
+        if whole and summed and info.version == f"md5:{content}":
+            return
+        now = self.catalog.look_again(address)
+        if (now.size, now.version) != (info.size, info.version):
+            raise DataError(
+                f"{address!r} has changed since this run began: it had {info.size} bytes "
+                f"(version {info.version or 'unknown'}) and has {now.size} "
+                f"({now.version or 'unknown'}). Start again while nothing else writes there."
+            )
+        if not whole:
+            raise Damaged(f"received {part.written} of {info.size} bytes")
+        if summed and not again:
+            raise Damaged("its checksum does not match")
+        # The same content came twice, so it is the checksum that is wrong: S3 gives what only looks
+        # like one for files that it keeps encrypted by a key of its user.
+        self._unsummed = self._unsummed or summed
+
+    def _pieces(self, address: str, size: int | None) -> Iterator[bytes]:
+        store = self.catalog.store(address)
+        if size is None:
+            yield from store.stream(address)
+        elif 0 < size <= PIECE:
+            yield store.read(address)
+        else:
+            for start in range(0, size, PIECE):
+                end = min(start + PIECE, size)
+                piece = self._retry(address, partial(_piece, store, address, start, end))
+                yield piece
+                if len(piece) == size:  # a web server that knows no ranges sends it all
+                    return
+
+    @property
+    def _folder(self) -> Path:
+        return Path(self.files.cache_dir).expanduser().absolute()
+
+    @cached_property
+    def cache(self) -> FileCache:
+        """The folder of files that were fetched."""
+        try:
+            from penstock.addons.stores.file_cache import FileCache
+        except ImportError as error:  # no fcntl
+            raise ConfigError("the cache of remote files needs Linux or macOS") from error
+        return FileCache(self._folder, self.files.cache_size)
+
+
+class RemoteFolder:
+    """The folder `inner` below the address `root`, which is listed on first use."""
+
+    def __init__(self, files: RemoteFiles, root: str, inner: str = "") -> None:
+        self.remote_files = files
+        self._catalog = files.catalog
+        self._root = root.rstrip("/")
+        self._inner = inner
+        self._before = f"{inner}/" if inner else ""
+
+    def __str__(self) -> str:
+        return join(self._root, self._inner) if self._inner else self._root
+
+    def path(self, name: str) -> str:
+        return join(self._root, self._before + name)
+
+    def read(self, name: str, function: Callable[[str, str], T]) -> T:
+        address = self.path(name)
+        return self.remote_files.read(address, lambda path: function(path, address))
+
+    def below(self, name: str) -> RemoteFolder:
+        inner = posixpath.normpath(posixpath.join(self._inner, name))
+        if inner.startswith(("..", "/")):
+            raise ConfigError(Problem("dataset.root", f"{name!r} leads out of it ({self._root!r})"))
+        return RemoteFolder(self.remote_files, self._root, "" if inner == "." else inner)
+
+    def exists(self) -> bool:
+        rows = self._rows()
+        return rows.stop > rows.start
+
+    def folders(self) -> list[str]:
+        listing = self._catalog.listing(self._root)
+        names = listing.folders(self._rows(), len(os.fsencode(self._before)))
+        return [name for name in names if name[0] != "."]
+
+    def files(self) -> list[str]:
+        names = self._catalog.listing(self._root).names[self._rows()].tolist()
+        start = len(os.fsencode(self._before))
+        found = (os.fsdecode(name[start:]) for name in names)
+        return [name for name in found if not is_hidden(name)]
+
+    def sizes(self, names: Sequence[str]) -> IntArray:
+        sizes = self._sizes(names)
+        if len(sizes) and sizes.min() < 0:
+            missing = self.path(names[int(sizes.argmin())])
+            raise DataError(f"{missing!r} is missing in its store")
+        return sizes
+
+    def _sizes(self, names: Sequence[str]) -> IntArray:
+        return self._catalog.sizes(self._root, [self._before + name for name in names])
+
+    def first_missing(self, names: Sequence[str]) -> int | None:
+        missing = np.flatnonzero(self._sizes(names) < 0)
+        return int(missing[0]) if len(missing) else None
+
+    def data_file(self, name: str) -> DataFile:
+        return data_file(name, self.path(name), self.remote_files.files)
+
+    def _rows(self) -> slice:
+        return self._catalog.listing(self._root).below(self._inner)
+
+
+@contextmanager
+def _own_draws() -> Iterator[None]:
+    """Restore `random` if a store's library has drawn from it, as they do for their waits.
+
+    A sample's transforms must not depend on whether its file was fetched. Other threads than the
+    main one share the generator, so they can't restore it.
+    """
+    before = random.getstate()
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread() and random.getstate() != before:
+            random.setstate(before)
+
+
+def _piece(store: Store, address: str, start: int, end: int) -> bytes:
+    content = store.read(address, start, end)
+    if len(content) < end - start:
+        raise Damaged(f"received {len(content)} of {end - start} bytes")
+    return content
