@@ -28,8 +28,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from penstock.addons.tables.delimited_text import DelimitedText
-from penstock.addons.tables.text.column_scan import ColumnScan
+from penstock.addons.tables.delimited_text import ColumnScan, DelimitedText
 from penstock.addons.tables.text.record_index import RecordIndex, scan
 from penstock.datasets.reading.positioned_file import PositionedFile
 

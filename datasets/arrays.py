@@ -19,8 +19,7 @@ import torch
 from torch.utils.data import Dataset
 
 from penstock.datasets.files import Files
-from penstock.datasets.reading.data_file import DataFile
-from penstock.datasets.reading.fingerprint import FileDataset, Part
+from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part
 from penstock.datasets.reading.folder import FolderFile, open_root
 from penstock.datasets.reading.labels import check_rows, class_names, read_labels
 from penstock.datasets.reading.mapped_array import MappedArray
@@ -98,11 +97,8 @@ class Arrays(FileDataset, Dataset[dict[str, Any]]):
         chosen = np.asarray(indices, dtype=np.int64)
         rows = self.rows[chosen]
         inputs = _tensors(self._inputs, rows)
-        targets: Sequence[Any]
-        if self.labels is not None:
-            targets = self.labels[chosen].tolist()
-        else:
-            targets = _tensors(self._targets, rows)
+        labels = self.labels
+        targets = _tensors(self._targets, rows) if labels is None else labels[chosen].tolist()
         pairs = zip(inputs, targets, strict=True)
         return [{"input": input_, "target": target} for input_, target in pairs]
 
@@ -135,15 +131,11 @@ def _tensors(source: MappedArray, rows: IntArray) -> list[torch.Tensor]:
     """Rows as tensors of their own, checked for NaN and infinity."""
     size = len(rows) * source.row_bytes
     with temporary(size, f"{len(rows)} rows of {str(source.path)!r}"):
-        return _checked_tensors(source, rows)
-
-
-def _checked_tensors(source: MappedArray, rows: IntArray) -> list[torch.Tensor]:
-    block = source.array[rows]  # a copy of these rows only
-    place = not_finite(block)
-    if place is not None:
-        raise DataError(
-            f"{str(source.path)!r}, row {rows[place[0]]}, place {place[1:]}: "
-            f"{block[tuple(place)]} is not finite. Repair the value or remove the row."
-        )
-    return [torch.from_numpy(np.asarray(row)) for row in plain_numbers(block)]
+        block = source.array[rows]  # a copy of these rows only
+        position = not_finite(block)
+        if position is not None:
+            raise DataError(
+                f"{str(source.path)!r}, row {rows[position[0]]}, place {position[1:]}: "
+                f"{block[tuple(position)]} is not finite. Repair the value or remove the row."
+            )
+        return [torch.from_numpy(np.asarray(row)) for row in plain_numbers(block)]

@@ -20,8 +20,7 @@ import torch
 
 from penstock.datasets.files import Files
 from penstock.datasets.reading.audio import EXTENSIONS, check_soundfile, read_header
-from penstock.datasets.reading.data_file import DataFile
-from penstock.datasets.reading.fingerprint import Part
+from penstock.datasets.reading.fingerprint import DataFile, Part
 from penstock.datasets.reading.folder import Folder, FolderFile, open_root
 from penstock.datasets.reading.folder_dataset import AudioFolder
 from penstock.datasets.reading.mapped_array import MappedArray
@@ -76,25 +75,25 @@ class AudioPairs(AudioFolder):
         self.limits = limits
         folder = open_root(root, "the audio files and their .npy targets", files, limits)
         self.folder, self.targets = folder.below(inputs), folder.below(targets)
-        found = _by_stem(self.folder, EXTENSIONS, "dataset.inputs")
+        inputs_of = _by_stem(self.folder, EXTENSIONS, "dataset.inputs")
         partners = _by_stem(self.targets, (".npy",), "dataset.targets")
-        if not found:
+        if not inputs_of:
             raise DataError(f"{str(self.folder)!r} has no audio (files that end in .wav or .flac).")
-        for these, those, here, there, kind in (
-            (found, partners, self.folder, self.targets, "target (.npy)"),
-            (partners, found, self.targets, self.folder, "input (.wav or .flac)"),
+        for names, others, folder, other_folder, kind in (
+            (inputs_of, partners, self.folder, self.targets, "target (.npy)"),
+            (partners, inputs_of, self.targets, self.folder, "input (.wav or .flac)"),
         ):
-            alone = sorted(these.keys() - those.keys())
+            alone = sorted(names.keys() - others.keys())
             if alone:
                 more = f", nor have {len(alone) - 1} others" if len(alone) > 1 else ""
                 raise DataError(
-                    f"{here.path(these[alone[0]])!r} has no {kind} of its name in {str(there)!r}"
-                    f"{more}. Add it or remove the file."
+                    f"{folder.path(names[alone[0]])!r} has no {kind} of its name in "
+                    f"{str(other_folder)!r}{more}. Add it or remove the file."
                 )
-        stems = sorted(found)
+        stems = sorted(inputs_of)
         every = np.array([os.fsencode(stem) for stem in stems])
         chosen = [stems[row] for row in split_rows(every, split, val_fraction, split_seed)]
-        self.names = np.array([os.fsencode(found[stem]) for stem in chosen])
+        self.names = np.array([os.fsencode(inputs_of[stem]) for stem in chosen])
         self.target_names = np.array([os.fsencode(partners[stem]) for stem in chosen])
 
     def __getitem__(self, index: int) -> dict[str, Any]:
@@ -158,15 +157,15 @@ def _by_stem(folder: Folder, extensions: tuple[str, ...], key: str) -> dict[str,
     """Names of the files with one of `extensions`, by name without it."""
     if not folder.exists():
         raise DataError(f"{str(folder)!r} is missing. Set {key} to the folder's name.")
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for name in folder.files():
         if not name.lower().endswith(extensions):
             continue
         stem = name.rpartition(".")[0]
-        if stem in found:
-            raise DataError(f"{str(folder)!r} has both {found[stem]!r} and {name!r}.")
-        found[stem] = name
-    return found
+        if stem in names:
+            raise DataError(f"{str(folder)!r} has both {names[stem]!r} and {name!r}.")
+        names[stem] = name
+    return names
 
 
 def _read_target(path: FolderFile, limits: Limits) -> torch.Tensor:
@@ -184,10 +183,10 @@ def _read_target(path: FolderFile, limits: Limits) -> torch.Tensor:
         )
     reserve(4 * math.prod(stored.shape), f"target {str(path)!r}")
     values = np.array(stored.array, dtype=np.float32, ndmin=2)
-    place = not_finite(values)
-    if place is not None:
+    position = not_finite(values)
+    if position is not None:
         raise DataError(
-            f"target {str(path)!r}, channel {place[0]}, frame {place[1]}: {values[tuple(place)]} "
-            "is not finite. Replace it or remove the pair from the data."
+            f"target {str(path)!r}, channel {position[0]}, frame {position[1]}: "
+            f"{values[tuple(position)]} is not finite. Replace it or remove the pair from the data."
         )
     return torch.from_numpy(values)

@@ -97,8 +97,8 @@ class ImageFolder(FolderDataset):
         check_classes(len(self.classes), str(root_folder), limits)
         # Both splits of an undivided folder skip the same files: one of them warns.
         warns = divided or split == "train"
-        found, counts = _images(self.folder, self.classes, tuple(extensions), warns)
-        names, labels = np.array(found), np.repeat(np.arange(len(counts)), counts)
+        images, counts = _images(self.folder, self.classes, tuple(extensions), warns)
+        names, labels = np.array(images), np.repeat(np.arange(len(counts)), counts)
         if not divided:
             rows = split_rows(names, split, val_fraction, split_seed, labels)
             names, labels = names[rows], labels[rows]

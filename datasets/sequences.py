@@ -17,8 +17,7 @@ import torch
 from torch.utils.data import Dataset
 
 from penstock.datasets.files import Files
-from penstock.datasets.reading.data_file import DataFile
-from penstock.datasets.reading.fingerprint import FileDataset, Part
+from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part
 from penstock.datasets.reading.folder import FolderFile, open_root
 from penstock.datasets.reading.labels import check_rows, class_names, read_labels
 from penstock.datasets.reading.mapped_array import MappedArray
@@ -103,9 +102,9 @@ class Sequences(FileDataset, Dataset[dict[str, Any]]):
             )
         reserve(size, f"a sequence of {end - start} steps")
         values = np.array(self._values.array[start:end], dtype=np.float32)
-        place = not_finite(values)
-        if place is not None:
-            step, feature = place
+        position = not_finite(values)
+        if position is not None:
+            step, feature = position
             raise DataError(
                 f"{str(self._values.path)!r}, row {start + step} (sequence {self.rows[index]}, "
                 f"step {step}), feature {feature}: {values[step, feature]} is not finite. "

@@ -80,8 +80,8 @@ class SpokenDigits(AudioFolder):
         self.classes = [str(digit) for digit in range(10)]
         self.speakers = sorted(set(speakers))
         check_classes(len(self.speakers), str(self.folder), limits)
-        places = {speaker: place for place, speaker in enumerate(self.speakers)}
-        codes = np.array([places[one] for one in speakers], dtype=np.int64)
+        places = {speaker: code for code, speaker in enumerate(self.speakers)}
+        codes = np.array([places[speaker] for speaker in speakers], dtype=np.int64)
         numbers = np.array(takes, dtype=np.int64)
         held_out = numbers < val_takes
         if val_speakers:

@@ -84,11 +84,11 @@ def read_audio(path: str, limits: Limits = DEFAULT) -> tuple[torch.Tensor, int]:
         raise _refusal(
             path, f"was cut off: its header claims {frames} frames, but there are {len(values)}"
         )
-    place = not_finite(values)
-    if place is not None:
+    position = not_finite(values)
+    if position is not None:
         raise DataError(
-            f"audio {path!r}, frame {place[0]} ({place[0] / rate:.3f} s), channel {place[1]}: "
-            f"{values[tuple(place)]} is not finite. {_REPLACE}"
+            f"audio {path!r}, frame {position[0]} ({position[0] / rate:.3f} s), "
+            f"channel {position[1]}: {values[tuple(position)]} is not finite. {_REPLACE}"
         )
     with temporary(0 if claimed.channels == 1 else size, f"audio {path!r}"):
         return torch.from_numpy(np.ascontiguousarray(values.T)), rate

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 
-from penstock.datasets.files import Files, Remote
-from penstock.datasets.reading.data_file import DataFile
-from penstock.datasets.reading.walk import is_folder, walk
+from penstock.datasets.files import Files, Remote, is_folder, walk
+from penstock.datasets.reading.fingerprint import DataFile
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.addresses import is_remote, local_path
 from penstock.files.limits import DEFAULT, Limits
@@ -122,7 +121,9 @@ class LocalFolder:
 
     def folders(self) -> list[str]:
         with os.scandir(self._path) as entries:
-            return sorted(one.name for one in entries if one.name[0] != "." and is_folder(one))
+            return sorted(
+                entry.name for entry in entries if entry.name[0] != "." and is_folder(entry)
+            )
 
     def files(self) -> list[str]:
         return walk(Path(self._path), self._limits)

@@ -15,8 +15,7 @@ from torch.utils.data import Dataset
 from penstock.datasets.files import Remote
 from penstock.datasets.reading.audio import lengths_and_rates, read_audio
 from penstock.datasets.reading.damage import audio_damage, image_damage
-from penstock.datasets.reading.data_file import DataFile
-from penstock.datasets.reading.fingerprint import FileDataset, Part
+from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part
 from penstock.datasets.reading.folder import Folder
 from penstock.errors import DataError
 from penstock.files.limits import Limits

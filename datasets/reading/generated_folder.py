@@ -39,13 +39,13 @@ def generated_data(
         NotOwnError: the cache belongs to another user, or everybody can write to it.
     """
     if root is not None:
-        place = Path(root).expanduser()
+        parent = Path(root).expanduser()
     else:
-        given = os.environ.get(VARIABLE)
-        cache = Path(given).expanduser().absolute() if given else user_cache_path("penstock", False)
+        named = os.environ.get(VARIABLE)
+        cache = Path(named).expanduser().absolute() if named else user_cache_path("penstock", False)
         with _explained(cache):
-            place = own_folder(own_folder(cache, link=True) / kind)
-    folder = generated_folder(place / name, write)
+            parent = own_folder(own_folder(cache, link=True) / kind)
+    folder = generated_folder(parent / name, write)
     try:
         yield str(folder)
     except DataError as error:
@@ -102,11 +102,11 @@ class CacheFolder:
         def read() -> NamedArrays | None:
             with suppress(OSError, ValueError, KeyError, EOFError):  # the last: an empty file
                 # Plain arrays: every access to a memmap makes an object of that slow class.
-                found = {
+                kept = {
                     path.stem: np.load(path, mmap_mode="r").view(np.ndarray)
                     for path in folder.glob("*.npy")
                 }
-                return found if is_sound(found) else None
+                return kept if is_sound(kept) else None
             return None
 
         def save(beside: Path) -> None:
@@ -118,23 +118,23 @@ class CacheFolder:
             own_folder(self.path)
             if os.path.lexists(folder):
                 check_tree(own_folder(folder))
-            found = read()
-            if found is not None:
-                return found
+            kept = read()
+            if kept is not None:
+                return kept
             with one_writer(folder, f"writes {folder}") as lock:
-                found = read()
-                if found is None:
+                kept = read()
+                if kept is None:
                     made = make()
                     shutil.rmtree(folder, ignore_errors=True)
                     _make(folder, save)
-                    found = read()
+                    kept = read()
                 lock.unlink(missing_ok=True)
         except OSError as error:
             raise DataError(
                 f"dataset.cache_dir: {str(self.path)!r} cannot be written: "
                 f"{error.strerror or error}. Set it to a folder that can be."
             ) from error
-        return made if found is None else found
+        return made if kept is None else kept
 
 
 def _make(path: Path, write: Callable[[Path], None]) -> None:

@@ -29,8 +29,7 @@ import torchvision.io  # noqa: F401  (registers torch.ops.image)
 from torchvision import tv_tensors
 
 from penstock.datasets.reading.file_kind import stranger
-from penstock.datasets.reading.image_claims import PNG, Claim, claim_of
-from penstock.datasets.reading.tiff_directory import TiffDirectory, check_exif
+from penstock.datasets.reading.image_claims import PNG, Claim, TiffDirectory, check_exif, claim_of
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.batch_bytes import reserve, temporary
 from penstock.files.limits import DEFAULT, Limits

@@ -4,18 +4,23 @@
     PNG     the header, the number of frames, compressed texts
     WebP    the canvas and the picture
     GIF     the canvas, every frame
-    TIFF    every page (`tiff_directory`)
+    TIFF    every page, and EXIF data, which has the same form
 
 Decoders allocate the size in a header, so a file of 1 KB can ask for 16 GB. For other formats
-`reading.image` checks the header that Pillow reads. Cost: 2 us for JPEG; a step for each part.
+`reading.image` checks the header that Pillow reads. Cost: 2 us for JPEG; a step for each part, and
+1 us a tag of a TIFF.
+
+All of this is read by hand because Pillow, libjpeg and tifffile read or allocate before they can be
+asked; it can go when they take limits on pixels, frames, scans and tags.
 """
 
 from __future__ import annotations
 
+import struct
 import zlib
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from penstock.datasets.reading.tiff_directory import TiffDirectory, check_exif
 from penstock.transforms.jpeg_header import scans_too_often
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -69,7 +74,7 @@ def claim_of(content: bytes, most: int) -> Claim | None:
     if content.startswith(b"GIF8"):
         return _gif(content)
     if content[:4] in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):
-        pages = []
+        pages: list[Page] = []
         for page in TiffDirectory(content).pages():
             pages.append(page)
             _check_parts(len(pages))
@@ -148,7 +153,7 @@ def _png(content: bytes) -> Claim:
 
 def _webp(content: bytes) -> Claim | None:
     """The largest of the canvas and of every picture in it."""
-    at, frames, parts, found = 12, 0, 0, (0, 0)
+    at, frames, parts, largest = 12, 0, 0, (0, 0)
     while at + 8 <= len(content):
         kind, length = content[at : at + 4], int.from_bytes(content[at + 4 : at + 8], "little")
         body = content[at + 8 : at + 8 + min(length, 32)]
@@ -166,10 +171,12 @@ def _webp(content: bytes) -> Claim | None:
             size = 0, 0
             if kind == b"EXIF":
                 check_exif(content[at + 8 : at + 8 + length])
-        found = max(found, size, key=lambda sides: sides[0] * sides[1])
+        largest = max(largest, size, key=lambda sides: sides[0] * sides[1])
         at, parts = at + 8 + length + length % 2, parts + 1
         _check_parts(parts)
-    return Claim(*found, max(frames, 1), found[0] * found[1] * max(frames, 1)) if parts else None
+    return (
+        Claim(*largest, max(frames, 1), largest[0] * largest[1] * max(frames, 1)) if parts else None
+    )
 
 
 def _gif(content: bytes) -> Claim:
@@ -203,11 +210,11 @@ def _past_blocks(content: bytes, at: int) -> int:
 
 def _check_any_exif(content: bytes) -> None:
     for start in (b"II*\0", b"MM\0*"):
-        at, found = content.find(start), 0
+        at, headers = content.find(start), 0
         while at >= 0:
             check_exif(content[at:])
-            at, found = content.find(start, at + 1), found + 1
-            if found > _MOST_EXIF:
+            at, headers = content.find(start, at + 1), headers + 1
+            if headers > _MOST_EXIF:
                 raise ValueError(f"it has more than {_MOST_EXIF} headers of EXIF data")
 
 
@@ -218,3 +225,130 @@ def _check_parts(count: int) -> None:
 
 def _number(content: bytes, start: int, width: int) -> int:
     return int.from_bytes(content[start : start + width], "little")
+
+
+_SIZES = {3: 2, 4: 4, 5: 8, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8, 17: 8, 18: 8}  # by type
+_AS_BYTES = (1, 2, 7)  # types that stay text or bytes; others become a Python number each
+_MOST_TAGS = 1 << 20
+_MOST_NUMBERS = 1 << 21
+_SLACK = 1 << 20  # bytes
+_WIDTH, _HEIGHT, _BITS, _COMPRESSION, _CHANNELS = 256, 257, 258, 259, 277
+_STRIPS, _STRIP_BYTES, _TILE_WIDTH, _TILE_HEIGHT, _TILES, _TILE_BYTES = 273, 279, 322, 323, 324, 325
+_BELOW = (34665, 34853, 40965)  # directories of EXIF, GPS and interoperability
+_FULL_PIXEL = 64  # bits of a pixel that counts as one
+
+
+class Page(NamedTuple):
+    """One picture of a file.
+
+    Attributes:
+        width, height: in pixels.
+        weight: decoded pixels; one of more than 8 bytes counts as several.
+        compression: its number in TIFF.
+        pieces: where each strip or tile begins, and its bytes.
+    """
+
+    width: int
+    height: int
+    weight: int
+    compression: int
+    pieces: tuple[tuple[int, int], ...]
+
+
+class _Tag(NamedTuple):
+    kind: int
+    values: int
+    start: int  # of its values
+
+
+class TiffDirectory:
+    """The directories of a TIFF structure; each is read once, so loops end.
+
+    Decoders read every tag of a directory into memory. Tags may overlap, so a directory of 60,000
+    that each claim the whole file asks for 60,000 times its size.
+
+    Raises:
+        ValueError: its tags claim far more than its size.
+    """
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+        self._order = {b"II": "<", b"MM": ">"}.get(content[:2], "")
+        big = bool(self._order) and self._number(2, 2) == 43
+        self._long, self._counts, self._entry = (8, 8, 20) if big else (4, 2, 12)
+        self._claimed = self._numbers = self._seen = 0
+
+    def pages(self) -> Iterator[Page]:
+        """Every picture, in the order of the file."""
+        if not self._order:
+            return
+        at = self._number(8 if self._long == 8 else 4, self._long)
+        seen: set[int] = set()
+        while at and at not in seen and at + self._counts <= len(self._content):
+            seen.add(at)
+            tags, at = self._tags(at)
+            for below in (self._value(tags, number) for number in _BELOW):
+                if below and below not in seen:
+                    seen.add(below)
+                    self._tags(below)
+            width, height = self._value(tags, _WIDTH), self._value(tags, _HEIGHT)
+            bits = (self._value(tags, _BITS) or 1) * (self._value(tags, _CHANNELS) or 1)
+            tile = self._value(tags, _TILE_WIDTH) * self._value(tags, _TILE_HEIGHT)
+            weight = max(width * height, tile) * max(bits, _FULL_PIXEL) // _FULL_PIXEL
+            starts, sizes = (_TILES, _TILE_BYTES) if _TILES in tags else (_STRIPS, _STRIP_BYTES)
+            pieces = zip(self._values(tags, starts), self._values(tags, sizes), strict=False)
+            yield Page(width, height, weight, self._value(tags, _COMPRESSION), tuple(pieces))
+
+    def _tags(self, at: int) -> tuple[dict[int, _Tag], int]:
+        """The tags of a directory, and the place of the next directory."""
+        count, at = self._number(at, self._counts), at + self._counts
+        tags = {}
+        for _ in range(count):
+            if at + self._entry > len(self._content):
+                break
+            number, kind = self._number(at, 2), self._number(at + 2, 2)
+            values = self._number(at + 4, self._long)
+            size = values * _SIZES.get(kind, 1)
+            start = at + 4 + self._long
+            if size > self._long:
+                start = self._number(start, self._long)
+                self._claimed += min(size, max(len(self._content) - start, 0))
+                self._numbers += 0 if kind in _AS_BYTES else min(values, len(self._content))
+            tags[number] = _Tag(kind, values, start)
+            at += self._entry
+            self._seen += 1
+            if (
+                self._claimed > 2 * len(self._content) + _SLACK
+                or self._numbers > _MOST_NUMBERS
+                or self._seen > _MOST_TAGS
+            ):
+                raise ValueError(
+                    f"its tags claim {self._claimed} bytes and {self._numbers} numbers, but there "
+                    f"are {len(self._content)} bytes"
+                )
+        return tags, self._number(at, self._long)
+
+    def _value(self, tags: dict[int, _Tag], number: int) -> int:
+        return next(iter(self._values(tags, number, 1)), 0)
+
+    def _values(self, tags: dict[int, _Tag], number: int, most: int | None = None) -> list[int]:
+        if number not in tags:
+            return []
+        kind, count, start = tags[number]
+        letter = {1: "B", 3: "H", 4: "I", 13: "I", 16: "Q", 18: "Q"}.get(kind)
+        if letter is None:
+            return []
+        width = struct.calcsize(f"={letter}")
+        there = max(len(self._content) - start, 0) // width
+        most_read = min(count if most is None else most, count, there)
+        return list(struct.unpack_from(f"{self._order}{most_read}{letter}", self._content, start))
+
+    def _number(self, start: int, width: int) -> int:
+        order = "little" if self._order == "<" else "big"
+        return int.from_bytes(self._content[start : start + width], order)  # type: ignore[arg-type]
+
+
+def check_exif(exif: bytes) -> None:
+    """Raise ValueError if EXIF data, from its first byte, claims far more than its size."""
+    for _ in TiffDirectory(exif.removeprefix(b"Exif\0\0")).pages():
+        pass

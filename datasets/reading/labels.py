@@ -61,7 +61,7 @@ def class_names(file: FolderFile, labels: IntArray, limits: Limits = DEFAULT) ->
     try:
         text = file.read(lambda path: read_regular(path, limits)).decode("utf-8")
     except (OSError, UnicodeDecodeError, DataError) as error:
-        reason = getattr(error, "strerror", None) or error
+        reason = (isinstance(error, OSError) and error.strerror) or error
         raise DataError(
             f"dataset.classes: {str(file)!r} cannot be read: {reason}. Give it a name a line, in "
             "UTF-8."

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from penstock.datasets.reading.data_file import DataFile
-from penstock.datasets.reading.fingerprint import Part
+from penstock.datasets.reading.fingerprint import DataFile, Part
 from penstock.datasets.reading.folder import FolderFile, LocalFolder
 from penstock.datasets.reading.positioned_file import PositionedFile
 from penstock.errors import DataError

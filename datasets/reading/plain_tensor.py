@@ -39,8 +39,8 @@ def not_finite(values: npt.NDArray[Any]) -> list[int] | None:
         finite = np.isfinite(values)
         if finite.all():
             return None
-        place = np.unravel_index(finite.argmin(), finite.shape)
-    return [int(number) for number in place]
+        position = np.unravel_index(finite.argmin(), finite.shape)
+    return [int(number) for number in position]
 
 
 def plain_width(dtype: np.dtype[Any]) -> int:
@@ -56,8 +56,8 @@ def plain_tensor(values: npt.NDArray[Any]) -> torch.Tensor:
     Raises:
         ValueError: the values are not numbers, or one of them is not finite.
     """
-    place = not_finite(values)
-    if place is not None:
-        at = place[0] if len(place) == 1 else place
-        raise ValueError(f"value {at} is {values[tuple(place)]}, which is not finite")
+    position = not_finite(values)
+    if position is not None:
+        at = position[0] if len(position) == 1 else position
+        raise ValueError(f"value {at} is {values[tuple(position)]}, which is not finite")
     return torch.from_numpy(plain_numbers(values))

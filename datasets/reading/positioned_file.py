@@ -1,10 +1,10 @@
-"""Local files: regular ones only, and reading them at given places."""
+"""Local files: regular ones only, reading them at given places, and keeping them open."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from penstock.errors import DataError
 from penstock.files import regular_file
@@ -56,13 +56,13 @@ class PositionedFile:
 
     def read(self, start: int, stop: int) -> bytes:
         """Bytes start .. stop-1."""
-        found = os.pread(self.descriptor, stop - start, start)
-        while len(found) < stop - start:  # a signal, or more than the 2 GiB of one call
-            more = os.pread(self.descriptor, stop - start - len(found), start + len(found))
+        content = os.pread(self.descriptor, stop - start, start)
+        while len(content) < stop - start:  # a signal, or more than the 2 GiB of one call
+            more = os.pread(self.descriptor, stop - start - len(content), start + len(content))
             if not more:
                 raise self._changed()
-            found += more
-        return found
+            content += more
+        return content
 
     def read_into(self, buffer: memoryview, start: int) -> int:
         """Fill `buffer` from `start` on; returns the bytes read, fewer only at the end."""
@@ -79,7 +79,7 @@ class PositionedFile:
         if self.size <= 4096 * blocks:
             return [self.read(0, self.size)]
         places = [(self.size - 4096) * number // (blocks - 1) for number in range(blocks)]
-        return [self.read(place, place + 4096) for place in places]
+        return [self.read(start, start + 4096) for start in places]
 
     def check_unchanged(self) -> None:
         """Raise DataError if the file has been written to or replaced."""
@@ -118,3 +118,6 @@ class PositionedFile:
     def __del__(self) -> None:
         if getattr(self, "_descriptor", -1) >= 0:
             os.close(self._descriptor)
+
+
+T = TypeVar("T")

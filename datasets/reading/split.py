@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -72,111 +72,14 @@ def split_rows(
         places = np.empty(len(keys), dtype=np.float64)
         places[by_label] = (ranks + 0.5) / np.repeat(sizes, sizes)
         order = np.lexsort((keys, places))
-    count = _val_count(len(keys), val_fraction)
+    count = val_count(len(keys), val_fraction)
     chosen = order[:count] if split == "val" else order[count:]
     return np.sort(chosen).astype(np.int64)
 
 
-def _val_count(total: int, val_fraction: float) -> int:
+def val_count(total: int, val_fraction: float) -> int:
+    """How many of `total` rows validate."""
     count = math.floor(total * val_fraction + 0.5)
     if 0.0 < val_fraction < 1.0 and total >= 2:
         count = min(max(count, 1), total - 1)
     return count
-
-
-class TableRows(Protocol):
-    """Rows of a table, ascending."""
-
-    def __len__(self) -> int: ...
-
-    def rows(self, indices: npt.ArrayLike) -> IntArray:
-        """Rows of the table at `indices` of the split: int64[n] for int64[n]."""
-
-
-class AllRows:
-    """Every one of `total` rows."""
-
-    def __init__(self, total: int) -> None:
-        self._total = total
-
-    def __len__(self) -> int:
-        return self._total
-
-    def rows(self, indices: npt.ArrayLike) -> IntArray:
-        return np.asarray(indices, dtype=np.int64)
-
-
-class ListedRows:
-    """The rows `listed` (int64[n], ascending), 8 bytes each."""
-
-    def __init__(self, listed: IntArray) -> None:
-        self._listed = listed
-
-    def __len__(self) -> int:
-        return len(self._listed)
-
-    def rows(self, indices: npt.ArrayLike) -> IntArray:
-        return self._listed[np.asarray(indices, dtype=np.int64)]
-
-
-class RowSplit:
-    """The rows of one split of a long file, computed instead of listed.
-
-    The rows are cut into as many runs of (nearly) equal length as rows shall validate, and of each
-    run one row does, chosen by a keyed hash. So the share is exact and validation is spread evenly
-    over the file. Cost: constant memory, about 20 us a call and 50 ns a row. Rows are numbers in
-    the file: the same data in another order is split differently.
-
-    Args:
-        total: rows in all, at most 2^31.
-        split, val_fraction, seed: as for `split_rows`.
-
-    Raises:
-        ConfigError: `split` or `val_fraction` is out of range.
-    """
-
-    def __init__(self, total: int, split: str, val_fraction: float, seed: int) -> None:
-        check_split(split, val_fraction)
-        self.total = total
-        self._runs = _val_count(total, val_fraction)  # as many as rows that validate
-        self._train = split == "train"
-        self._key = hash64(seed, "row split")
-
-    def __len__(self) -> int:
-        return self.total - self._runs if self._train else self._runs
-
-    def rows(self, indices: npt.ArrayLike) -> IntArray:
-        wanted = np.asarray(indices, dtype=np.int64)
-        if wanted.size and (int(wanted.min()) < 0 or int(wanted.max()) >= len(self)):
-            raise IndexError(f"an index lies outside [0, {len(self)})")
-        if not self._train:
-            return self._chosen(wanted)
-        if not self._runs:
-            return wanted
-        # Before run r come floor(r * trains / runs) rows that train; this is the last run r that
-        # has no more than `wanted` of them before it.
-        trains = self.total - self._runs
-        run = ((wanted + 1) * self._runs - 1) // trains
-        row = wanted + run  # each whole run before it left out one row
-        return row + (row >= self._chosen(run))
-
-    def _chosen(self, run: IntArray) -> IntArray:
-        """The row of each run that validates."""
-        first = run * self.total // self._runs
-        width = (run + 1) * self.total // self._runs - first
-        draws = hash64_array(self._key, run) >> np.uint64(1)
-        return first + draws.astype(np.int64) % width
-
-
-def rows_before(rows: TableRows, bounds: IntArray) -> IntArray:
-    """How many of `rows` lie before each of `bounds`: int64[n] for int64[n].
-
-    By halving, for all bounds at once: about 30 calls of `rows.rows`.
-    """
-    low, high = np.zeros(len(bounds), np.int64), np.full(len(bounds), len(rows), np.int64)
-    while (open_ := low < high).any():
-        middle = (low + high) // 2
-        before = np.zeros(len(bounds), bool)
-        before[open_] = rows.rows(middle[open_]) < bounds[open_]
-        low, high = np.where(before, middle + 1, low), np.where(before | ~open_, high, middle)
-    return low

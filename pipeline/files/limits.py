@@ -19,10 +19,10 @@ def _bytes(value: object) -> object:
     """Bytes of a text such as "2 GiB"; anything else as it is."""
     if not isinstance(value, str):
         return value
-    found = _SIZE.fullmatch(value.strip())
-    if found is None:
+    match = _SIZE.fullmatch(value.strip())
+    if match is None:
         raise ValueError(f"expected {_WORDS}")
-    return int(float(found[1]) * 1024 ** ("KMGT".index(found[2]) + 1))
+    return int(float(match[1]) * 1024 ** ("KMGT".index(match[2]) + 1))
 
 
 Count = Annotated[int, Field(ge=1)]
@@ -59,10 +59,10 @@ class Limits(BaseModel):
     files: Count = 100_000_000
     batch_bytes: Size | None = None
 
-    def refusal(self, name: str, found: object) -> str:
-        """The end of a message about the limit `name`, from `found`, a number with its unit."""
+    def refusal(self, name: str, claim: object) -> str:
+        """The end of a message about the limit `name`, from `claim`, a number with its unit."""
         return (
-            f"{found}, more than limits.{name}={getattr(self, name)} allows; if the data is sound, "
+            f"{claim}, more than limits.{name}={getattr(self, name)} allows; if the data is sound, "
             f"raise limits.{name}"
         )
 

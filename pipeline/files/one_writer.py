@@ -33,10 +33,10 @@ def one_writer(path: Path, work: str, wait: bool = True) -> Iterator[Path]:
         NotOwnError: the lock is another user's, or leads elsewhere.
         OSError: the lock cannot be made.
     """
-    place = path.with_name(f".{path.name}.lock")
-    if os.path.lexists(place):
-        check_own(place)
-    lock = FileLock(place, mode=0o600)
+    lock_path = path.with_name(f".{path.name}.lock")
+    if os.path.lexists(lock_path):
+        check_own(lock_path)
+    lock = FileLock(lock_path, mode=0o600)
     try:
         with suppress(NotImplementedError):
             try:
@@ -46,6 +46,6 @@ def one_writer(path: Path, work: str, wait: bool = True) -> Iterator[Path]:
                     raise
                 _log.info("waiting for another process that %s", work)
                 lock.acquire()
-        yield place
+        yield lock_path
     finally:
         lock.release()

@@ -154,13 +154,13 @@ def why_others_write(path: Path, state: os.stat_result) -> str | None:
     if not hasattr(os, "geteuid"):
         return None
     folder = path.parent.resolve()
-    for what, one in (("it", state), (f"its folder {folder}", folder.stat())):
-        if one.st_uid != os.geteuid():
-            return f"{what} belongs to another user (number {one.st_uid})"
-        if one.st_mode & stat.S_IWOTH:
+    for what, status in (("it", state), (f"its folder {folder}", folder.stat())):
+        if status.st_uid != os.geteuid():
+            return f"{what} belongs to another user (number {status.st_uid})"
+        if status.st_mode & stat.S_IWOTH:
             return f"everybody can write to {what} (chmod o-w)"
-        if one.st_mode & stat.S_IWGRP and one.st_gid != os.getegid():
-            return f"the group number {one.st_gid} can write to {what} (chmod g-w)"
+        if status.st_mode & stat.S_IWGRP and status.st_gid != os.getegid():
+            return f"the group number {status.st_gid} can write to {what} (chmod g-w)"
     return None
 
 
@@ -217,8 +217,8 @@ def _check(path: Path, state: os.stat_result, linked: bool) -> None:
         raise _refusal(path, f"another user's (number {state.st_uid})")
 
 
-def _refusal(path: Path, what: str, wanted: str = "a file of your own") -> NotOwnError:
+def _refusal(path: Path, what: str, expected: str = "a file of your own") -> NotOwnError:
     return NotOwnError(
-        f"{path} is {what}, not {wanted}; nothing was written to it. Delete it, or replace it "
+        f"{path} is {what}, not {expected}; nothing was written to it. Delete it, or replace it "
         "by a copy"
     )

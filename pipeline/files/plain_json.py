@@ -86,24 +86,24 @@ def parse(text: str | bytes, limit: int = MAX_BYTES, nan: bool = False) -> Any:
     if not text.strip():
         raise JsonError("it is empty")
     try:
-        found = json.loads(
+        value = json.loads(
             text,
             parse_int=_integer,
             parse_float=_number,
             parse_constant=float if nan else _no_constant,
             object_pairs_hook=_mapping,
         )
-        _check_depth(found)
+        _check_depth(value)
     except json.JSONDecodeError as error:
         cut = error.pos >= len(error.doc.rstrip()) or "Unterminated" in error.msg
         what = "it is cut off" if cut else "it is not JSON"
-        place = f"line {error.lineno}, column {error.colno}"
-        raise JsonError(f"{what} ({error.msg} at {place})") from None
+        position = f"line {error.lineno}, column {error.colno}"
+        raise JsonError(f"{what} ({error.msg} at {position})") from None
     except UnicodeDecodeError as error:
         raise JsonError(f"it is not text (byte {error.start})") from None
     except RecursionError:
         raise JsonError(f"it is nested more than {_MAX_DEPTH} levels deep") from None
-    return found
+    return value
 
 
 def mapping(value: Any) -> dict[str, Any]:
@@ -171,11 +171,11 @@ def _number(text: str) -> float:
 
 
 def _mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    values = dict(pairs)
+    if len(values) < len(pairs):
         twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
         raise JsonError(f"it has the key {shown(twice)} twice")
-    return found
+    return values
 
 
 def _no_constant(text: str) -> float:
@@ -188,8 +188,8 @@ def _check_depth(value: Any) -> None:
     for _ in range(_MAX_DEPTH):
         level = [
             inner
-            for one in level
-            for inner in (one.values() if isinstance(one, dict) else one)
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
             if isinstance(inner, (dict, list))
         ]
         if not level:

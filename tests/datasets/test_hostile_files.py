@@ -21,15 +21,12 @@ from penstock.addons.shards.mds import read_index
 from penstock.addons.tokens.token_files import TokenFiles
 from penstock.datasets.arrays import Arrays
 from penstock.datasets.audio_pairs import AudioPairs
-from penstock.datasets.face_landmarks import FaceLandmarks
-from penstock.datasets.files import Files
+from penstock.datasets.face_landmarks import FaceLandmarks, read_landmark_table
+from penstock.datasets.files import Files, walk
 from penstock.datasets.reading.audio import lengths_and_rates, read_audio
 from penstock.datasets.reading.folder import LocalFolder, leads_out
 from penstock.datasets.reading.image import encoded_image, read_image
-from penstock.datasets.reading.landmark_table import read_landmark_table
 from penstock.datasets.reading.mapped_array import MappedArray
-from penstock.datasets.reading.shard_files import expand_braces
-from penstock.datasets.reading.walk import walk
 from penstock.datasets.sequences import Sequences
 from penstock.errors import ConfigError, DataError
 from penstock.files.limits import Limits
@@ -370,12 +367,6 @@ def test_files_of_packs(tmp_path, file):
     }
     Path("pack/pack.json").write_text(json.dumps(record))
     refused("leads out of the pack|must have 1000000000 rows", lambda: Packed("pack")[5])
-
-
-def test_a_pattern_that_stands_for_too_many_files():
-    for pattern in ("x-{0..99999999999}.tar", "{0..9999}-{0..9999}.tar"):
-        with pytest.raises(ConfigError, match="stands for more than 1000000 files"):
-            expand_braces(pattern)
 
 
 def test_loops_of_links_end_and_each_folder_is_met_once(tmp_path, caplog):

@@ -13,9 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchvision import tv_tensors
 
-from penstock.addons.shards.tar.members import _number, read_members
-from penstock.addons.shards.tar.samples import read_samples
-from penstock.addons.shards.tar.source import GzipTar, TarBytes
+from penstock.addons.shards.tar.archive import (
+    GzipTar,
+    TarBytes,
+    _number,
+    read_members,
+    read_samples,
+)
 from penstock.addons.shards.tar_shards import TarShards
 from penstock.errors import ConfigError, DataError
 from penstock.files.limits import Limits

@@ -8,7 +8,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from penstock import terminal
-from penstock.addons.stores import listing, web
+from penstock.addons.stores import listing, store
 from penstock.datasets.files import Files, walk
 from penstock.errors import DataError
 from penstock.files.limits import Limits
@@ -132,7 +132,7 @@ def test_folders_without_files_end(files, monkeypatch):
 
 
 def test_a_page_without_end_is_not_kept(files, monkeypatch):
-    monkeypatch.setattr(web, "MOST_OF_A_PAGE", 2**20)
+    monkeypatch.setattr(store, "MOST_OF_A_PAGE", 2**20)
 
     def endless(path, query):
         return 200, HTML, b"<a href='x.txt'>" * 2**18
@@ -307,7 +307,7 @@ OURS = ["Host", "Accept", "Accept-Encoding", "User-Agent", "Range"]
 )
 def test_redirects(location, headers, fine):
     with contextlib.nullcontext() if fine else pytest.raises(DataError, match="is redirected to"):
-        web.check_redirect("https://h/x", location, headers)
+        store.check_redirect("https://h/x", location, headers)
 
 
 def test_a_redirect_with_headers_of_ones_own_is_not_followed(tmp_path):

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import penstock
+from penstock.addons.tables import delimited_text
 from penstock.addons.tables.delimited_stream import DelimitedStream
 from penstock.addons.tables.delimited_text import DelimitedText
-from penstock.addons.tables.text import column_scan
 from penstock.addons.tables.text.delimited_format import DelimitedFormat
 from penstock.addons.tables.text.record_reader import read_records, unpacked
 from penstock.build.training import TrainingParts
@@ -122,7 +122,7 @@ def test_another_file_that_validates(indexed, tmp_path):
 
 
 def test_metadata_is_what_the_samples_are(indexed, monkeypatch):
-    monkeypatch.setattr(column_scan, "_PIECE", 5000)  # many borders
+    monkeypatch.setattr(delimited_text, "_PIECE", 5000)  # many borders
     rows = rows_of(2000)
     data = indexed(tsv(rows, "\r\n"), val_fraction=0.3)
     found = data.metadata
@@ -157,17 +157,17 @@ def test_labels_in_quotes(indexed):
 
 def test_equal_keys_of_different_labels_are_told_apart():
     rows = np.random.default_rng(0).integers(0, 3, (1000, 2)).astype(np.uint64)
-    _, firsts, inverse = column_scan._distinct(rows)
+    _, firsts, inverse = delimited_text._distinct(rows)
     assert np.array_equal(rows[firsts[inverse]], rows)
     second = (5 - 0x9E3779B97F4A7C15) % 2**64  # gives both rows the same key
     lost = np.array([[0, 5], [1, second]], np.uint64)
-    _, firsts, inverse = column_scan._distinct(lost)
+    _, firsts, inverse = delimited_text._distinct(lost)
     assert np.array_equal(lost[firsts[inverse]], lost)
 
 
 def test_what_was_found_is_kept(indexed, monkeypatch, tmp_path):
     before = indexed(tsv(rows_of(30))).metadata
-    monkeypatch.setattr(column_scan.ColumnScan, "_scanned", None)  # not made again
+    monkeypatch.setattr(delimited_text.ColumnScan, "_scanned", None)  # not made again
     assert indexed().metadata.equals(before)
     monkeypatch.undo()
     for name in ("lengths.npy", "classes.npy"):
@@ -185,7 +185,7 @@ def test_headers(indexed):
 
 
 def test_given_classes_keep_their_order_and_save_the_pass(indexed, monkeypatch):
-    monkeypatch.setattr(column_scan.ColumnScan, "__init__", None)
+    monkeypatch.setattr(delimited_text.ColumnScan, "__init__", None)
     data = indexed("label\ttext\nham\ta\nspam\tb\n", classes=["spam", "ham"])
     assert [data[index]["label"] for index in range(2)] == [1, 0]
     assert data.facts["num_classes"] == 2

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torchvision import tv_tensors
 
+from penstock.addons.record_files.rows import ListedRows, RowSplit, rows_before
 from penstock.addons.tables.arrow.table import RowGroups
 from penstock.addons.tables.parquet import Parquet
 from penstock.addons.tables.parquet_stream import ParquetStream
-from penstock.datasets.reading.split import AllRows, ListedRows, RowSplit, rows_before
 from penstock.errors import ConfigError, DataError
 from penstock.loading.collate import List
 from penstock.loading.fetch import Fetch
@@ -374,7 +374,7 @@ def test_an_order_that_reads_row_groups_in_vain_is_said_once(caplog):
 def test_rows_before_bounds():
     bounds = np.array([0, 0, 3, 10, 10, 25])
     for rows in (
-        AllRows(25),
+        RowSplit(25),
         ListedRows(np.array([1, 4, 5, 24])),
         ListedRows(np.array([], int)),
         RowSplit(25, "train", 0.2, 0),

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset, IterableDataset
 
-from penstock.datasets.reading.data_file import DataFile
+from penstock.datasets.reading.fingerprint import DataFile
 from penstock.errors import ConfigError, Problem
 from penstock.files.batch_bytes import BatchTooLargeError
 from penstock.order.columns import EndToEnd

@@ -22,18 +22,18 @@ import torch
 from torch.utils.data import Dataset
 from torchvision import tv_tensors
 
+from penstock.addons.record_files.open_files import OpenFiles
+from penstock.addons.record_files.rows import RowSplit
+from penstock.addons.record_files.shard_files import ShardFiles
 from penstock.addons.tables.arrow.columns import no_column
 from penstock.datasets.files import Files, Remote
-from penstock.datasets.reading.data_file import DataFile, data_file
 from penstock.datasets.reading.file_kind import stranger
-from penstock.datasets.reading.fingerprint import FileDataset, Part
+from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, data_file
 from penstock.datasets.reading.folder import leads_out
 from penstock.datasets.reading.image import Reader, check_reader, decode_image
 from penstock.datasets.reading.labels import check_label
-from penstock.datasets.reading.open_files import OpenFiles
 from penstock.datasets.reading.plain_tensor import plain_tensor
-from penstock.datasets.reading.shard_files import ShardFiles
-from penstock.datasets.reading.split import AllRows, RowSplit, Split, TableRows, check_split
+from penstock.datasets.reading.split import Split, check_split
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files import plain_json
 from penstock.files.addresses import is_remote
@@ -116,7 +116,7 @@ class MDS(FileDataset, Dataset[dict[str, Any]]):
         self._files = files or Files()
         indexes = ShardFiles.of(root, split, (_INDEX,), self._files)
         self._shards = [
-            one for at in indexes.addresses for one in read_index(at, self._files, limits)
+            shard for at in indexes.addresses for shard in read_index(at, self._files, limits)
         ]
         self._encodings = _encodings(self._shards, indexes.addresses[0])
         self.columns_of = {field: column or field for field, column in (fields or {}).items()}
@@ -127,8 +127,8 @@ class MDS(FileDataset, Dataset[dict[str, Any]]):
         self.columns_of = self.columns_of or {column: column for column in self._encodings}
         self._bounds = np.cumsum([0, *(info["samples"] for _, info in self._shards)])
         total = int(self._bounds[-1])
-        divided = RowSplit(total, split, val_fraction, split_seed)
-        self._rows: TableRows = AllRows(total) if indexes.divided else divided
+        share = 0.0 if indexes.divided else val_fraction
+        self._rows = RowSplit(total, "train" if indexes.divided else split, share, split_seed)
         self._readers = OpenFiles(self._opened)
 
     def __len__(self) -> int:
@@ -219,7 +219,7 @@ class MDS(FileDataset, Dataset[dict[str, Any]]):
     def _opened(self, shard: int) -> Any:
         """The library's reader of a shard."""
         address, info = self._shards[shard]
-        path, wanted = self._files.local(address), info["raw_data"]
+        path, raw = self._files.local(address), info["raw_data"]
         if not path.is_file():
             reason = "the index names it"
             if info.get("zip_data"):
@@ -227,13 +227,15 @@ class MDS(FileDataset, Dataset[dict[str, Any]]):
                 reason = f"only {name!r} would be there, compressed; decompress the shards first"
             raise DataError(f"{address!r} is missing: {reason}.")
         size = path.stat().st_size
-        if size != wanted["bytes"]:
+        if size != raw["bytes"]:
             raise DataError(
-                f"{address!r} has {size} bytes, but its index says {wanted['bytes']}: it was cut "
+                f"{address!r} has {size} bytes, but its index says {raw['bytes']}: it was cut "
                 "off or replaced. Copy or write it again."
             )
-        plain = ["bytes" if one in _IMAGES else one for one in info["column_encodings"]]
-        info = {**info, "raw_data": {**wanted, "basename": path.name}, "column_encodings": plain}
+        plain = [
+            "bytes" if encoding in _IMAGES else encoding for encoding in info["column_encodings"]
+        ]
+        info = {**info, "raw_data": {**raw, "basename": path.name}, "column_encodings": plain}
         return _library().reader_from_json(str(path.parent), None, info)
 
     @property
@@ -337,15 +339,15 @@ def _encodings(shards: Sequence[tuple[str, Mapping[str, Any]]], index: str) -> d
     """Column -> encoding, the same in all shards."""
     if not shards or not sum(info["samples"] for _, info in shards):
         raise DataError(f"{index!r} names no shards with samples.")
-    found = [
+    every = [
         dict(zip(info["column_names"], info["column_encodings"], strict=True)) for _, info in shards
     ]
-    for (name, _), encodings in zip(shards, found, strict=True):
-        if encodings != found[0]:
-            column = sorted(set(encodings.items()) ^ set(found[0].items()))[0][0]
+    for (name, _), encodings in zip(shards, every, strict=True):
+        if encodings != every[0]:
+            column = sorted(set(encodings.items()) ^ set(every[0].items()))[0][0]
             raise DataError(
                 f"{name!r}: column {column!r} is {encodings.get(column, 'missing')}, but in "
-                f"{shards[0][0]!r} it is {found[0].get(column, 'missing')}. All shards need the "
+                f"{shards[0][0]!r} it is {every[0].get(column, 'missing')}. All shards need the "
                 "same columns."
             )
-    return found[0]
+    return every[0]

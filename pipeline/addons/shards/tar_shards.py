@@ -23,17 +23,22 @@ from typing import Any
 import numpy as np
 from torch.utils.data import IterableDataset
 
+from penstock.addons.record_files.open_files import OpenFiles
+from penstock.addons.record_files.shard_files import ShardFiles
+from penstock.addons.shards.tar.archive import (
+    COMPRESSED,
+    PLAIN,
+    GzipTar,
+    PlainTar,
+    read_parts,
+    read_samples,
+)
 from penstock.addons.shards.tar.fields import choose_fields, make_fields
-from penstock.addons.shards.tar.samples import read_parts, read_samples
-from penstock.addons.shards.tar.source import COMPRESSED, PLAIN, GzipTar, PlainTar
 from penstock.datasets.files import Files
-from penstock.datasets.reading.data_file import DataFile, data_file
-from penstock.datasets.reading.fingerprint import FileDataset, Part
+from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, data_file
 from penstock.datasets.reading.image import Reader, check_reader
 from penstock.datasets.reading.labels import check_label
-from penstock.datasets.reading.open_files import OpenFiles
 from penstock.datasets.reading.positioned_file import PositionedFile
-from penstock.datasets.reading.shard_files import ShardFiles
 from penstock.datasets.reading.split import Split, check_split
 from penstock.errors import DataError
 from penstock.files.addresses import is_remote
@@ -98,7 +103,7 @@ class TarShards(FileDataset, IterableDataset[Record]):
         self._names = np.array([name.encode() for name in shards.names])
         self._share = None if shards.divided else _Share(split, val_fraction, split_seed)
         self._open = OpenFiles(self._opened)
-        plain = all(one.lower().endswith(PLAIN) for one in shards.addresses)
+        plain = all(address.lower().endswith(PLAIN) for address in shards.addresses)
         self._index = self._indexed() if index and plain and not is_remote(root) else None
         self._all_parts = fields is None
         first = next(iter(self), None)
@@ -135,8 +140,8 @@ class TarShards(FileDataset, IterableDataset[Record]):
             for number, begin, stop in places[first + start : last].tolist():
                 yield shard, number, begin, stop
             return
-        for place, record in enumerate(self._records(shard)):
-            if place >= start:
+        for number, record in enumerate(self._records(shard)):
+            if number >= start:
                 yield record
 
     def decode(self, record: Record) -> dict[str, Any]:
@@ -202,11 +207,11 @@ class TarShards(FileDataset, IterableDataset[Record]):
 
         A row of int64[samples, 3] is a sample's number in its shard, start and stop.
         """
-        found = []
+        bounds = []
         for shard in watched(self.shards(), len(self.shards()), "indexing archives"):
             places = [record[1:] for record in self._records(shard)]
-            found.append(np.array(places, dtype=np.int64).reshape(-1, 3))
-        return np.cumsum([0, *map(len, found)]), np.concatenate(found)
+            bounds.append(np.array(places, dtype=np.int64).reshape(-1, 3))
+        return np.cumsum([0, *map(len, bounds)]), np.concatenate(bounds)
 
     def fingerprint_parts(self, sized: bool) -> list[Part]:
         """The fields, the split and the archives: blocks of local ones, versions of remote ones."""

@@ -69,9 +69,9 @@ class Catalog:
         """A file that was listed or asked for before; 15 us."""
         for folder, listing in self._listings.items():
             name = name_in(folder, address)
-            found = listing.find(name) if name else None
-            if found is not None:
-                return found
+            info = listing.find(name) if name else None
+            if info is not None:
+                return info
         return self._found.get(address)
 
     def look(self, address: str) -> FileInfo:
@@ -80,10 +80,10 @@ class Catalog:
         Raises:
             DataError: it is missing, or the store cannot be asked.
         """
-        found = self.known(address)
-        if found is None:
-            found = self._found[address] = self.look_again(address)
-        return found
+        info = self.known(address)
+        if info is None:
+            info = self._found[address] = self.look_again(address)
+        return info
 
     def look_again(self, address: str) -> FileInfo:
         """A file as it is now."""
@@ -120,10 +120,10 @@ class Catalog:
         if address in self._listings or self.store(address).lists:
             return self.listing(address).sizes_of(bytes_of(names))
         new = [name for name in names if join(address, name) not in self._found]
-        for one in self._looked(address, new):
-            self._found[join(address, one.name)] = one
-        found = (self._found.get(join(address, name)) for name in names)
-        return np.array([-1 if one is None else one.size or 0 for one in found], np.int64)
+        for info in self._looked(address, new):
+            self._found[join(address, info.name)] = info
+        infos = (self._found.get(join(address, name)) for name in names)
+        return np.array([-1 if info is None else info.size or 0 for info in infos], np.int64)
 
     def _listed(self, address: str, shown: ProgressDisplay) -> Listing:
         """The files below a folder: level by level, until there are enough folders to list at once.
@@ -138,8 +138,8 @@ class Catalog:
         same = {address: (b"", 0)}
 
         def level(folder: str) -> tuple[Listing, list[str]]:
-            found = self._unless_missing(folder, lambda: store.files(folder, crawl))
-            return found or (Listing.of([]), [])
+            listed = self._unless_missing(folder, lambda: store.files(folder, crawl))
+            return listed or (Listing.of([]), [])
 
         def below(folder: str) -> Listing:
             return self._retry(folder, lambda: store.files(folder, crawl, deep=True))[0]
@@ -147,7 +147,7 @@ class Catalog:
         while folders and (len(folders) < _AT_ONCE or not store.lists):
             if depth > _DEEPEST:
                 raise crawl.endless(f"its folders go deeper than {_DEEPEST} levels")
-            found: dict[str, tuple[bytes, int]] = {}
+            inside: dict[str, tuple[bytes, int]] = {}
             for at, (files, inner) in zip(folders, list(self._many(level, folders)), strict=True):
                 parts.append((at, files))
                 names = [os.fsencode(folder[len(at) :]) for folder in sorted(inner)]
@@ -156,8 +156,8 @@ class Catalog:
                 levels = same[at][1] + 1 if same[at][0] == digest else 1
                 if levels >= _SAME:
                     raise crawl.endless(f"{levels} nested folders have the same names")
-                found |= dict.fromkeys(inner, (digest, levels))
-            folders, same, depth = list(found), found, depth + 1
+                inside |= dict.fromkeys(inner, (digest, levels))
+            folders, same, depth = list(inside), inside, depth + 1
         if len(folders) > _FOLDERS:
             crawl = Crawl(address, self._limits, shown)  # the listing starts anew
             return below(address)
@@ -170,12 +170,12 @@ class Catalog:
         store = self.store(address)
 
         def look(name: str) -> FileInfo | None:
-            place = join(address, name)
-            return self._unless_missing(place, lambda: store.look(place))
+            file = join(address, name)
+            return self._unless_missing(file, lambda: store.look(file))
 
         looks = watched(self._many(look, names), len(names), f"looking at files in {address}")
-        found = zip(names, looks, strict=True)
-        return [one._replace(name=name) for name, one in found if one is not None]
+        pairs = zip(names, looks, strict=True)
+        return [info._replace(name=name) for name, info in pairs if info is not None]
 
     def _unless_missing(self, address: str, action: Callable[[], T]) -> T | None:
         def attempt() -> T | None:

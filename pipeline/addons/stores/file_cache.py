@@ -61,11 +61,11 @@ class FileCache:
         """The file of an entry, noted as used; None if it is not there with `size` bytes."""
         path = self.folder / "files" / entry[:2] / entry
         try:
-            found = path.lstat()
-            check_own(path, found)
-            if size is not None and found.st_size != size:  # torn by a power failure
+            state = path.lstat()
+            check_own(path, state)
+            if size is not None and state.st_size != size:  # torn by a power failure
                 return None
-            if time.time() - found.st_mtime > _FRESH:
+            if time.time() - state.st_mtime > _FRESH:
                 os.utime(path, follow_symlinks=False)
         except (FileNotFoundError, NotADirectoryError):
             return None
@@ -252,16 +252,16 @@ class PartialFile:
         os.ftruncate(self._descriptor, self.reserved + more)
         self.reserved += more
 
-    def commit(self, place: Path) -> Path:
+    def commit(self, target: Path) -> Path:
         """Make the part the whole file `place`."""
         os.ftruncate(self._descriptor, self.written)
         if self.reserved > self.written:
             self._cache.give_back(self.reserved - self.written)
         os.fsync(self._descriptor)
         os.utime(self._descriptor, None if self.beyond is None else promise_times())
-        self._path.rename(place)
+        self._path.rename(target)
         self.reserved = 0
-        return place
+        return target
 
     def discard(self) -> None:
         """Remove what was not committed."""

@@ -73,10 +73,10 @@ def key_of(entry: str) -> int:
 
 def kept(entries: Sequence[str], times: Sequence[float]) -> Kept:
     """Files in a cache from their entries and modification times."""
-    given = np.array(times, np.float64)
-    is_read = given >= _LEAST
+    since = np.array(times, np.float64)
+    is_read = since >= _LEAST
     keys = np.array([key_of(entry) for entry in entries], np.uint64)
-    return Kept(keys, np.where(is_read, given, given + _EARLY), is_read)
+    return Kept(keys, np.where(is_read, since, since + _EARLY), is_read)
 
 
 def promise_times() -> tuple[float, float]:
@@ -104,11 +104,11 @@ class Forecast(NamedTuple):
         """The first row from `row` on that needs each file, int64[n]; a huge number for none."""
         if not len(self.uses):
             return np.full(len(keys), _NEVER)
-        wanted = (keys << _BITS) | np.uint64(min(max(row, 0), int(_ROW)))
-        places = np.minimum(np.searchsorted(self.uses, wanted), len(self.uses) - 1)
-        found = self.uses[places]
-        there = (found >= wanted) & (found >> _BITS == keys)
-        return np.where(there, (found & _ROW).astype(np.int64), _NEVER)
+        least = (keys << _BITS) | np.uint64(min(max(row, 0), int(_ROW)))
+        places = np.minimum(np.searchsorted(self.uses, least), len(self.uses) - 1)
+        nexts = self.uses[places]
+        there = (nexts >= least) & (nexts >> _BITS == keys)
+        return np.where(there, (nexts & _ROW).astype(np.int64), _NEVER)
 
 
 def rows_until_use(files: Kept, readers: Sequence[Forecast]) -> npt.NDArray[np.int64]:
@@ -193,7 +193,7 @@ class ForecastFile:
 
 def read_forecasts(folder: Path) -> list[Forecast]:
     """The forecasts of all readers of a cache that live; those of the dead are removed."""
-    found = []
+    forecasts = []
     try:
         entries = sorted(os.scandir(folder / "forecasts"), key=lambda entry: entry.name)
     except (FileNotFoundError, NotADirectoryError):
@@ -206,7 +206,7 @@ def read_forecasts(folder: Path) -> list[Forecast]:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
                     if not entry.name.startswith("."):
-                        found.append(_read(descriptor))
+                        forecasts.append(_read(descriptor))
                 else:
                     # It may have been replaced since it was opened, or not be locked yet.
                     same = os.path.samestat(os.fstat(descriptor), os.lstat(entry.path))
@@ -216,7 +216,7 @@ def read_forecasts(folder: Path) -> list[Forecast]:
                     fcntl.flock(descriptor, fcntl.LOCK_UN)
             finally:
                 os.close(descriptor)
-    return found
+    return forecasts
 
 
 def _header(forecast: Forecast, count: int) -> bytes:

@@ -43,9 +43,9 @@ class Listing:
     versions: Bytes  # [N]
 
     @classmethod
-    def of(cls, found: Iterable[FileInfo]) -> Listing:
+    def of(cls, infos: Iterable[FileInfo]) -> Listing:
         """The listing of `found`, in any order."""
-        rows = [(os.fsencode(one.name), one.size, one.version.encode()) for one in found]
+        rows = [(os.fsencode(info.name), info.size, info.version.encode()) for info in infos]
         if not rows:
             return cls(np.empty(0, "S1"), np.empty(0, np.int64), np.empty(0, "S1"))
         names = np.array([name for name, _, _ in rows])
@@ -57,13 +57,13 @@ class Listing:
     @classmethod
     def joined(cls, parts: Iterable[tuple[str, Listing]]) -> Listing:
         """Several listings, each with a prefix of its names."""
-        given = [(os.fsencode(prefix), part) for prefix, part in parts if len(part)]
-        if not given:
+        filled = [(os.fsencode(prefix), part) for prefix, part in parts if len(part)]
+        if not filled:
             return cls.of([])
-        names = np.concatenate([np.char.add(prefix, part.names) for prefix, part in given])
+        names = np.concatenate([np.char.add(prefix, part.names) for prefix, part in filled])
         order = np.argsort(names, kind="stable")
-        sizes = np.concatenate([part.sizes for _, part in given])
-        versions = np.concatenate([part.versions for _, part in given])
+        sizes = np.concatenate([part.sizes for _, part in filled])
+        versions = np.concatenate([part.versions for _, part in filled])
         return cls(names[order], sizes[order], versions[order])
 
     def __len__(self) -> int:
@@ -97,7 +97,7 @@ class Listing:
 
     def folders(self, rows: slice, start: int) -> list[str]:
         """The folders that the names of some rows begin with after `start` bytes, sorted."""
-        found: list[str] = []
+        folders: list[str] = []
         row = rows.start
         while row < rows.stop:
             name: bytes = self.names[row]
@@ -105,9 +105,9 @@ class Listing:
             if end <= start:
                 row += 1
                 continue
-            found.append(os.fsdecode(name[start:end]))
+            folders.append(os.fsdecode(name[start:end]))
             row = self.below(os.fsdecode(name[:end])).stop
-        return sorted(found)
+        return sorted(folders)
 
     def below(self, folder: str) -> slice:
         """The rows of the files below `folder`; of all for an empty one."""

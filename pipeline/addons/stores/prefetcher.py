@@ -90,7 +90,7 @@ class Prefetcher:
             follows = epoch == self._epoch + 1 and delivered == 0 and self._first.get(epoch) == 0
             if follows and self._row < _MOST_ROWS:
                 self._begin_epoch(epoch, 0, self._row_of(epoch, 0))
-                for known in [one for one in self._first if one < epoch]:
+                for known in [other for other in self._first if other < epoch]:
                     del self._first[known], self._starts[known]
             else:
                 self._begin(epoch, delivered)
@@ -106,7 +106,7 @@ class Prefetcher:
         """Fetch and forecast; whether there is more to do at once."""
         with suppress(BlockingIOError):
             self.bell.recv(1 << 12)
-        for future in [one for one in self._open if one.done()]:
+        for future in [each for each in self._open if each.done()]:
             row, address = self._open.pop(future)
             if not future.result() and future in self._of_epoch:
                 self._full = True
@@ -127,7 +127,7 @@ class Prefetcher:
                     return
                 first = self._row_of(self._epoch, self._step)
                 rows = self._rows_of(self._epoch, self._step)
-                self._rows.extend((first + n, one) for n, row in enumerate(rows) for one in row)
+                self._rows.extend((first + n, file) for n, row in enumerate(rows) for file in row)
                 self._step += 1
                 continue
             row, address = self._rows[0]
@@ -170,9 +170,9 @@ class Prefetcher:
         while self._walk[0] == epoch and self._walk[1] <= step:
             if not self._take_step():
                 break
-        place = step - first
-        if place < len(starts):
-            return starts[place]
+        position = step - first
+        if position < len(starts):
+            return starts[position]
         return self._starts[epoch + 1][0] if self._starts.get(epoch + 1) else self._row
 
     def _take_step(self) -> bool:

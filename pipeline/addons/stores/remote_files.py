@@ -34,7 +34,7 @@ from penstock.addons.stores.request_gate import RequestGate
 from penstock.addons.stores.retry import Damaged, RetryPolicy
 from penstock.addons.stores.store import Store, check_options
 from penstock.datasets.files import FileInfo, Files, is_hidden
-from penstock.datasets.reading.data_file import DataFile, data_file
+from penstock.datasets.reading.fingerprint import DataFile, data_file
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.addresses import join
 from penstock.terminal import ProgressDisplay
@@ -249,8 +249,8 @@ class RemoteFolder:
     def files(self) -> list[str]:
         names = self._catalog.listing(self._root).names[self._rows()].tolist()
         start = len(os.fsencode(self._before))
-        found = (os.fsdecode(name[start:]) for name in names)
-        return [name for name in found if not is_hidden(name)]
+        below = (os.fsdecode(name[start:]) for name in names)
+        return [name for name in below if not is_hidden(name)]
 
     def sizes(self, names: Sequence[str]) -> IntArray:
         sizes = self._sizes(names)

@@ -129,8 +129,8 @@ class RequestGate:
                 limit = max(int(pace.limit), 1)
                 first = min(limit // 4, 4) if self.yields else 0
                 start = threading.get_ident() % max(limit - first, 1)
-                for place in range(limit - first):
-                    number = first + (start + place) % (limit - first)
+                for attempt in range(limit - first):
+                    number = first + (start + attempt) % (limit - first)
                     descriptor = open_own(folder / str(number), os.O_RDWR | os.O_CREAT, 0o600)
                     try:
                         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -90,7 +90,7 @@ class RetryPolicy:
             except PenstockError:
                 raise
             except Exception as error:
-                ours = [one for one in _chain(error) if isinstance(one, PenstockError)]
+                ours = [cause for cause in _chain(error) if isinstance(cause, PenstockError)]
                 if ours:  # fsspec takes any error for a missing file
                     raise ours[0] from None
                 if not is_transient(error):
@@ -110,10 +110,10 @@ class RetryPolicy:
 def is_transient(error: BaseException) -> bool:
     """Whether the same may work a moment later."""
     errors = list(_chain(error))
-    if any(isinstance(one, ssl.SSLCertVerificationError) for one in errors):
+    if any(isinstance(cause, ssl.SSLCertVerificationError) for cause in errors):
         return False
     kinds = (Damaged, TimeoutError, socket.gaierror)
-    if any(isinstance(one, kinds) or _named(one, _BROKEN) for one in errors):
+    if any(isinstance(cause, kinds) or _named(cause, _BROKEN) for cause in errors):
         return True
     status = _status(errors) or 0
     return status in _AGAIN or (status >= 500 and status != HTTPStatus.NOT_IMPLEMENTED)
@@ -127,13 +127,13 @@ def asks_to_wait(error: BaseException) -> float | None:
     errors = list(_chain(error))
     if _status(errors) not in _BUSY:
         return None
-    for one in errors:
-        answer = getattr(one, "response", None)
+    for cause in errors:
+        answer = getattr(cause, "response", None)
         known = answer.get("ResponseMetadata", {}) if isinstance(answer, dict) else {}
-        headers = known.get("HTTPHeaders") or getattr(one, "headers", None) or {}
+        headers = known.get("HTTPHeaders") or getattr(cause, "headers", None) or {}
         with suppress(ValueError, TypeError, AttributeError):
-            found = {str(name).lower(): value for name, value in headers.items()}
-            seconds = float(found.get("retry-after", 0))
+            lowered = {str(name).lower(): value for name, value in headers.items()}
+            seconds = float(lowered.get("retry-after", 0))
             if 0 < seconds < float("inf"):
                 return seconds
     return 0.0
@@ -152,8 +152,8 @@ def _status(errors: list[BaseException]) -> int | None:
     """The HTTP status of the answer by aiohttp, gcsfs or botocore, if there is one."""
     for error in errors:
         answer = getattr(error, "response", None)
-        found = answer.get("ResponseMetadata", {}) if isinstance(answer, dict) else {}
-        status = found.get("HTTPStatusCode")
+        metadata = answer.get("ResponseMetadata", {}) if isinstance(answer, dict) else {}
+        status = metadata.get("HTTPStatusCode")
         if status is None:
             status = getattr(error, "code" if _named(error, _CODED) else "status", None)
         if isinstance(status, int) and 100 <= status < 600:
@@ -168,7 +168,7 @@ def _named(error: BaseException, names: frozenset[str]) -> bool:
 def _final(address: str, error: Exception) -> str:
     errors = list(_chain(error))
     status = _status(errors)
-    if any(_named(one, _NO_CREDENTIALS) for one in errors) or status == HTTPStatus.UNAUTHORIZED:
+    if any(_named(cause, _NO_CREDENTIALS) for cause in errors) or status == HTTPStatus.UNAUTHORIZED:
         reason = f"needs credentials, and none were found ({_phrase(error)}). {_CREDENTIALS}"
     elif (
         status == HTTPStatus.FORBIDDEN
@@ -193,7 +193,7 @@ def _phrase(error: BaseException) -> str:
     errors = list(_chain(error))
     status = _status(errors)
     for kind, words in _WORDS:
-        if any(isinstance(one, kind) for one in errors):
+        if any(isinstance(cause, kind) for cause in errors):
             return words
     if status is not None and status in set(HTTPStatus):
         return f"HTTP {status} {HTTPStatus(status).phrase}"

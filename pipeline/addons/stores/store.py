@@ -24,16 +24,19 @@ from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import Any
-from urllib.parse import quote, unquote
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, unquote, urlsplit
 
-from penstock.addons.stores import web
 from penstock.addons.stores.listing import Crawl, Listing
 from penstock.addons.stores.request_gate import RequestGate
 from penstock.addons.stores.retry import asks_to_wait
 from penstock.datasets.files import FileInfo
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.addresses import join, scheme_of
+
+if TYPE_CHECKING:
+    import aiohttp
+
 
 _CREDENTIAL = re.compile(
     r"key|secret|token|passw|credential|auth|cookie|signature|^(sas|user|username)$", re.IGNORECASE
@@ -103,8 +106,8 @@ def _http(timeout: float) -> dict[str, Any]:
         "client_kwargs": {
             "timeout": retry,
             "headers": headers,
-            "trace_configs": [web.checked_redirects()],
-            "response_class": web.bounded_pages(),
+            "trace_configs": [checked_redirects()],
+            "response_class": bounded_pages(),
         }
     }
 
@@ -183,8 +186,8 @@ class Store:
             yield from self._pages_of_s3(base, crawl, deep)
         elif deep:
             with self._request():
-                found = self._system.find(base, detail=True)
-            yield ({**info, "name": name} for name, info in found.items())
+                infos = self._system.find(base, detail=True)
+            yield ({**info, "name": name} for name, info in infos.items())
         else:
             with self._request():
                 page = self._system.ls(base, detail=True)
@@ -207,17 +210,17 @@ class Store:
             # A key that ends in a slash marks a folder, and is no file.
             page = [
                 {
-                    "name": f"{bucket}/{one['Key']}",
-                    "size": one["Size"],
-                    "ETag": one.get("ETag"),
+                    "name": f"{bucket}/{entry['Key']}",
+                    "size": entry["Size"],
+                    "ETag": entry.get("ETag"),
                     "type": "file",
                 }
-                for one in answer.get("Contents", [])
-                if not one["Key"].endswith("/")
+                for entry in answer.get("Contents", [])
+                if not entry["Key"].endswith("/")
             ]
             page += [
-                {"name": f"{bucket}/{one['Prefix']}", "type": "directory"}
-                for one in answer.get("CommonPrefixes", [])
+                {"name": f"{bucket}/{entry['Prefix']}", "type": "directory"}
+                for entry in answer.get("CommonPrefixes", [])
             ]
             yield page
             if not answer.get("IsTruncated"):
@@ -256,8 +259,8 @@ class Store:
     def _system(self) -> Any:
         """The file system, opened once in each process."""
         module, name = self._kind.system
-        given = [module, name, self._timeout, self._options]
-        key = json.dumps(given, sort_keys=True, default=str)
+        identity = [module, name, self._timeout, self._options]
+        key = json.dumps(identity, sort_keys=True, default=str)
         process = _this_process()
         with process.lock:
             if key in process.systems:
@@ -377,3 +380,66 @@ def _merged(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any
         both = isinstance(value, Mapping) and isinstance(merged.get(name), Mapping)
         merged[name] = _merged(merged[name], value) if both else value
     return merged
+
+
+MOST_OF_A_PAGE = 64 * 2**20  # bytes of an index
+_OURS = frozenset({"accept", "accept-encoding", "host", "range", "user-agent"})
+
+
+def checked_redirects() -> aiohttp.TraceConfig:
+    """Refuses the redirects that `check_redirect` refuses."""
+    import aiohttp
+
+    async def look(_: Any, __: Any, redirect: aiohttp.TraceRequestRedirectParams) -> None:
+        headers = redirect.response.headers
+        location = headers.get("Location") or headers.get("URI") or ""
+        check_redirect(str(redirect.url), location, list(redirect.response.request_info.headers))
+
+    trace = aiohttp.TraceConfig()
+    trace.on_request_redirect.append(look)
+    return trace
+
+
+def check_redirect(address: str, location: str, headers: list[str]) -> None:
+    """Raise DataError for a redirect that discloses headers, or the content by another scheme.
+
+    Args:
+        address: of the request.
+        location: of the redirect; may be relative.
+        headers: names of the request's.
+    """
+    origin, target = urlsplit(address), urlsplit(location)
+    scheme = target.scheme.lower() or origin.scheme
+    if scheme != origin.scheme and scheme != "https":
+        raise DataError(
+            f"{address!r} is redirected to {scheme}://{target.netloc}, past the protection of "
+            f"{origin.scheme}. Give its real address."
+        )
+    own = [name for name in headers if name.lower() not in _OURS]
+    if own and target.netloc and target.netloc.lower() != origin.netloc.lower():
+        raise DataError(
+            f"{address!r} is redirected to {target.netloc}, which would get the headers "
+            f"{', '.join(own)} of dataset.files.options. Give its real address."
+        )
+
+
+def bounded_pages() -> type[aiohttp.ClientResponse]:
+    """The class of responses whose text, an index, is bounded."""
+    import aiohttp
+
+    class Bounded(aiohttp.ClientResponse):
+        async def text(self, encoding: str | None = None, errors: str = "strict") -> str:
+            if self._body is None:
+                pieces, size = [], 0
+                async for piece in self.content.iter_chunked(2**16):
+                    size += len(piece)
+                    if size > MOST_OF_A_PAGE:
+                        raise DataError(
+                            f"{str(self.url)!r} is an index of more than {MOST_OF_A_PAGE} bytes, "
+                            "and perhaps does not end. Check the address."
+                        )
+                    pieces.append(piece)
+                self._body = b"".join(pieces)
+            return await super().text(encoding, errors)
+
+    return Bounded

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import IterableDataset
 
+from penstock.addons.record_files.shard_files import ShardFiles
 from penstock.addons.tables.text.delimited_format import (
     BadRecord,
     Columns,
@@ -25,10 +26,8 @@ from penstock.addons.tables.text.delimited_format import (
 from penstock.addons.tables.text.record_index import Quoting, RecordIndex, text_bounds
 from penstock.addons.tables.text.record_reader import compression_of, line_at, read_records
 from penstock.datasets.files import Files
-from penstock.datasets.reading.data_file import DataFile, data_file
-from penstock.datasets.reading.fingerprint import FileDataset, Part
+from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, data_file
 from penstock.datasets.reading.positioned_file import PositionedFile
-from penstock.datasets.reading.shard_files import ShardFiles
 from penstock.datasets.reading.split import Split, check_split
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.addresses import is_remote
@@ -132,8 +131,8 @@ class DelimitedStream(FileDataset, IterableDataset[Record]):
         if not is_remote(root) and self._files.local(root).is_file():
             self._addresses, self._names, divided = [root], [self._files.local(root).name], False
         else:
-            found = ShardFiles.of(root, split, tuple(suffixes), self._files)
-            self._addresses, self._names, divided = found.addresses, found.names, found.divided
+            shards = ShardFiles.of(root, split, tuple(suffixes), self._files)
+            self._addresses, self._names, divided = shards.addresses, shards.names, shards.divided
         self._share = None if divided else (split, val_fraction, split_seed)
         self._shard_bytes = shard_bytes
         self.format = DelimitedFormat.of(self._names[0], delimiter, quoting, encoding, self._limits)
@@ -163,15 +162,15 @@ class DelimitedStream(FileDataset, IterableDataset[Record]):
             DataError: it has too few or too many fields, is not text in this encoding, or its label
                 is not a class.
         """
-        file, place, text = record
+        file, start, text = record
         try:
             return self.format.sample(text, self._columns, self._codes)
         except BadRecord as bad:
             path = self._path(file)
-            self._counted += place + (_UNPACKED if compression_of(path) else 0)
-            where = f"byte {place} of its text"
+            self._counted += start + (_UNPACKED if compression_of(path) else 0)
+            where = f"byte {start} of its text"
             if self._counted <= _COUNTED:  # reads the file up to there
-                where = f"line {line_at(path, place, self._limits)}"
+                where = f"line {line_at(path, start, self._limits)}"
             raise DataError(f"{self._addresses[file]!r}, {where}: {bad}") from None
 
     @property
@@ -201,7 +200,7 @@ class DelimitedStream(FileDataset, IterableDataset[Record]):
             starts = self._starts(number)
             stops = [*starts[1:], None]
             bounds = enumerate(zip(starts, stops, strict=True))
-            shards += [TextShard(number, *bound, place == 0) for place, bound in bounds]
+            shards += [TextShard(number, *bound, position == 0) for position, bound in bounds]
         return shards
 
     def _starts(self, number: int) -> list[int]:
@@ -224,28 +223,28 @@ class DelimitedStream(FileDataset, IterableDataset[Record]):
                 if self._columns_of(shard.file, records[0]).in_file:
                     places, records = places[1:], records[1:]
                 header = False
-            found = zip(repeat(shard.file), places, records)
+            numbered = zip(repeat(shard.file), places, records)
             if self._share is None or not places:
-                yield from found
+                yield from numbered
             else:
                 split, fraction, seed = self._share
                 key = hash64(seed, "split", self._names[shard.file])
                 draws = uniform(key, np.array(places, np.int64))
                 chosen = draws < fraction if split == "val" else draws >= fraction
-                yield from compress(found, chosen.tolist())
+                yield from compress(numbered, chosen.tolist())
         if header:
             raise DataError(f"{self._addresses[shard.file]!r} is empty. Remove it from the data.")
 
     def _columns_of(self, number: int, first: bytes) -> Columns:
         """The columns of a file, the same for all files; `first` is its first record."""
-        found = self.format.columns(first, self._addresses[number], *self._given)
-        if number and found.names != self._columns.names:
+        columns = self.format.columns(first, self._addresses[number], *self._given)
+        if number and columns.names != self._columns.names:
             raise DataError(
-                f"{self._addresses[number]!r}, line 1: the columns are {list(found.names)}, but "
+                f"{self._addresses[number]!r}, line 1: the columns are {list(columns.names)}, but "
                 f"in {self._addresses[0]!r} they are {list(self._columns.names)}. All files of a "
                 "dataset must have the same ones."
             )
-        return found
+        return columns
 
     def _path(self, number: int) -> Path:
         return self._files.local(self._addresses[number])
@@ -255,12 +254,12 @@ def _line_starts(file: PositionedFile, size: int) -> list[int]:
     """The first line start after each multiple of `size`; reads about 4 KiB at each."""
     first, stop = text_bounds(file)
     starts = [first]
-    for wanted in range(size, stop, size):
-        place = wanted - 1
-        while starts[-1] < wanted and place < stop:
-            text = file.read(place, min(place + 4096, stop))
+    for least in range(size, stop, size):
+        at = least - 1
+        while starts[-1] < least and at < stop:
+            text = file.read(at, min(at + 4096, stop))
             end = text.find(b"\n")
             if end >= 0:
-                starts.append(place + end + 1)
-            place += len(text)
+                starts.append(at + end + 1)
+            at += len(text)
     return starts

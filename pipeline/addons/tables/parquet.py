@@ -121,9 +121,9 @@ class Parquet(ArrowTable, Dataset[dict[str, Any]]):
         samples: list[dict[str, Any]] = [{}] * len(groups)
         for group in np.unique(groups).tolist():
             places = np.flatnonzero(groups == group)
-            found = self.samples(group, rows[places].tolist())
-            for place, sample in zip(places.tolist(), found, strict=True):
-                samples[place] = sample
+            made = self.samples(group, rows[places].tolist())
+            for position, sample in zip(places.tolist(), made, strict=True):
+                samples[position] = sample
         return samples
 
     def locality(self, indices: IntArray) -> IntArray:

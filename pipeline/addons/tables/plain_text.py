@@ -21,8 +21,7 @@ from torch.utils.data import Dataset
 
 from penstock.addons.tables.text import standard_library
 from penstock.datasets.files import Files
-from penstock.datasets.reading.data_file import DataFile
-from penstock.datasets.reading.fingerprint import FileDataset, Part, fingerprint
+from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, fingerprint
 from penstock.datasets.reading.folder import Folder, LocalFolder, open_root
 from penstock.datasets.reading.generated_folder import CacheFolder, generated_data
 from penstock.datasets.reading.split import Split, check_split, split_rows
@@ -117,9 +116,9 @@ class PlainText(FileDataset, Dataset[dict[str, Any]]):
         self._file_of: list[int] = []
         for number, name in enumerate(watched(names, len(names), "reading text")):
             by_line = Path(name).suffix.lower() in _BY_LINES if lines is None else lines
-            found = self._read(name, by_line, longest)
-            self.texts += found
-            self._file_of += [number] * len(found)
+            texts = self._read(name, by_line, longest)
+            self.texts += texts
+            self._file_of += [number] * len(texts)
         self.names = names
         if not several:
             rows = split_rows(len(self.texts), split, val_fraction, split_seed).tolist()
@@ -174,8 +173,12 @@ class PlainText(FileDataset, Dataset[dict[str, Any]]):
             return {"lengths": np.array([length(text) for text in shown], np.int32)}
 
         def is_sound(kept: Any) -> bool:
-            one = kept["lengths"]
-            return one.dtype == np.int32 and one.shape == (len(self),) and int(one.min()) >= 0
+            lengths = kept["lengths"]
+            return (
+                lengths.dtype == np.int32
+                and lengths.shape == (len(self),)
+                and int(lengths.min()) >= 0
+            )
 
         cache = CacheFolder(self._cache_dir, f"plain-{self.fingerprint}")
         key = hashlib.blake2b(name.encode(), digest_size=8).hexdigest()
@@ -223,8 +226,8 @@ def documents(pieces: Iterable[str], by_line: bool, longest: int) -> Iterator[st
                 if at >= 0:
                     end = at + len(mark)
                     break
-            if (found := held[start:end]).strip():
-                yield found
+            if (document := held[start:end]).strip():
+                yield document
             start = end
         held = held[start:]
         if ends:

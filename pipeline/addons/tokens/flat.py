@@ -18,8 +18,7 @@ import numpy.typing as npt
 
 from penstock.addons.tokens.megatron import samples_of
 from penstock.addons.tokens.token_file import MappedNumbers
-from penstock.datasets.reading.data_file import DataFile
-from penstock.datasets.reading.fingerprint import Part, fingerprint
+from penstock.datasets.reading.fingerprint import DataFile, Part, fingerprint
 from penstock.datasets.reading.folder import Folder, FolderFile
 from penstock.datasets.reading.generated_folder import CacheFolder, NamedArrays
 from penstock.datasets.reading.mapped_array import MappedArray

@@ -24,8 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.addons.tokens.token_file import MappedNumbers
-from penstock.datasets.reading.data_file import DataFile
-from penstock.datasets.reading.fingerprint import Part
+from penstock.datasets.reading.fingerprint import DataFile, Part
 from penstock.datasets.reading.folder import FolderFile
 from penstock.errors import DataError
 from penstock.order.randomness import IntArray

@@ -8,8 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from penstock.datasets.reading.data_file import DataFile
-from penstock.datasets.reading.fingerprint import Part
+from penstock.datasets.reading.fingerprint import DataFile, Part
 from penstock.datasets.reading.folder import FolderFile
 from penstock.errors import DataError
 from penstock.files.regular_file import open_regular

@@ -20,14 +20,14 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset
 
+from penstock.addons.record_files.rows import RowSplit, TableRows
 from penstock.addons.tokens.flat import LENGTHS, OFFSETS, FlatFile
 from penstock.addons.tokens.megatron import MegatronFile, Rows
 from penstock.addons.tokens.token_file import TokenFile, checked_spans
 from penstock.datasets.files import Files
-from penstock.datasets.reading.data_file import DataFile
-from penstock.datasets.reading.fingerprint import FileDataset, Part
+from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part
 from penstock.datasets.reading.folder import Folder, FolderFile, open_root
-from penstock.datasets.reading.split import AllRows, RowSplit, Split, TableRows, check_split
+from penstock.datasets.reading.split import Split, check_split
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.batch_bytes import reserve
 from penstock.files.limits import DEFAULT, Limits
@@ -119,7 +119,7 @@ class TokenFiles(FileDataset, Dataset[dict[str, Any]]):
             raise ConfigError(Problem("dataset.val_fraction", reason))
         self._split: TableRows = RowSplit(total, split, share, split_seed)
         if len(self._split) == total:
-            self._split = AllRows(total)
+            self._split = RowSplit(total)
         self._identity = [split, share, split_seed, rows, bool(append_eod), eod]
         self._end = eod if append_eod else None
         self.vocab_size, self.limits = vocab_size, limits

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock.datasets.reading.expansion import text_bytes
+from penstock.addons.record_files.expansion import text_bytes
 from penstock.datasets.reading.image import decode_image
 from penstock.datasets.reading.plain_tensor import plain_tensor
 from penstock.errors import ConfigError, DataError, Problem
@@ -60,14 +60,14 @@ def choose_fields(
         ConfigError: two parts would be one field, or a field would be a pickle.
     """
     if fields is None:
-        wanted = [TarField(_own_name(ending), (ending,)) for ending in parts]
+        asked = [TarField(_own_name(ending), (ending,)) for ending in parts]
     else:
-        wanted = [
+        asked = [
             TarField(name, tuple(part.strip().lower() for part in (endings or name).split(";")))
             for name, endings in fields.items()
         ]
     chosen: dict[str, TarField] = {}
-    for field in wanted:
+    for field in asked:
         pickles = [ending for ending in field.endings if ending.rpartition(".")[2] in PICKLES]
         if pickles:
             reason = (
@@ -84,7 +84,7 @@ def choose_fields(
                 f"them: dataset.fields={{{field.name}: {first}, other: {second}}}"
             )
             raise ConfigError(Problem("dataset.fields", reason))
-    return wanted
+    return asked
 
 
 def _own_name(ending: str) -> str:
@@ -114,7 +114,7 @@ def make_fields(
     """
     sample = {}
     for field in fields:
-        ending = next((one for one in field.endings if one in parts), None)
+        ending = next((end for end in field.endings if end in parts), None)
         if ending is None:
             raise DataError(
                 f"{where} has no part {' or '.join(field.endings)!r}, as others have (it has "
@@ -139,13 +139,13 @@ def _value(content: bytes, ending: str, where: str, reader: str, limits: Limits)
     kind = ending.rpartition(".")[2]
     if kind in IMAGES:
         return decode_image(content, where, reader, limits)
-    decode, wanted = _DECODERS.get(kind, (bytes, "content"))
+    decode, expected = _DECODERS.get(kind, (bytes, "content"))
     try:
         return decode(content)
     except _DAMAGE as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
         raise DataError(
-            f"{where} ({len(content)} bytes) is not {wanted}: {reason}. Repair it or take the "
+            f"{where} ({len(content)} bytes) is not {expected}: {reason}. Repair it or take the "
             "sample out."
         ) from error
 

@@ -117,25 +117,25 @@ def choose_fields(
         ConfigError: there is no such column or kind, or a column is not of it.
     """
     if fields is not None:
-        return [_chosen(schema, name, wanted) for name, wanted in fields.items()], []
+        return [_chosen(schema, name, choice) for name, choice in fields.items()], []
     features = _features(schema)
     kinds = {
-        one.name: _own_kind(one.type, one.name, features.get(one.name, {}))
-        for one in schema
-        if one.name not in without
+        column.name: _own_kind(column.type, column.name, features.get(column.name, {}))
+        for column in schema
+        if column.name not in without
     }
     chosen = [TableField(name, name, kind) for name, kind in kinds.items() if kind]
     return chosen, [name for name, kind in kinds.items() if not kind]
 
 
-def _chosen(schema: pa.Schema, field: str, wanted: Any) -> TableField:
+def _chosen(schema: pa.Schema, field: str, choice: Any) -> TableField:
     key = f"dataset.fields.{field}"
-    column, kind = field, wanted
-    if isinstance(wanted, Mapping):
-        unknown = set(wanted) - {"column", "kind"}
+    column, kind = field, choice
+    if isinstance(choice, Mapping):
+        unknown = set(choice) - {"column", "kind"}
         if unknown:
             raise ConfigError(Problem(key, f"takes column and kind, not {sorted(unknown)[0]!r}"))
-        column, kind = wanted.get("column") or field, wanted.get("kind")
+        column, kind = choice.get("column") or field, choice.get("kind")
     if column not in schema.names:
         raise ConfigError(Problem(key, no_column(column, schema.names)))
     type_ = schema.field(schema.names.index(column)).type
@@ -181,10 +181,10 @@ def written_classes(schema: pa.Schema, column: str) -> list[str] | None:
 def _features(schema: pa.Schema) -> dict[str, dict[str, Any]]:
     """Column -> its description by Hugging Face's `datasets`; empty if that did not write it."""
     try:
-        found = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
     except (KeyError, TypeError, ValueError, RecursionError):
         return {}
-    features = found if isinstance(found, dict) else {}
+    features = features if isinstance(features, dict) else {}
     return {name: value for name, value in features.items() if isinstance(value, dict)}
 
 
@@ -192,7 +192,7 @@ def num_features(schema: pa.Schema, fields: Sequence[TableField]) -> int | None:
     """The last dimension of the first tensor field whose type says it."""
     import pyarrow as pa
 
-    for field in (one for one in fields if one.kind == "tensor"):
+    for field in (tensor for tensor in fields if tensor.kind == "tensor"):
         kind, size = schema.field(field.column).type, None
         if isinstance(kind, pa.FixedShapeTensorType):
             size = kind.shape[(kind.permutation or [-1])[-1]] if kind.shape else None

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from penstock.datasets.reading.expansion import FREE
+from penstock.addons.record_files.expansion import FREE
+from penstock.addons.record_files.open_files import OpenFiles
 from penstock.datasets.reading.file_kind import stranger
-from penstock.datasets.reading.open_files import OpenFiles
 from penstock.datasets.reading.positioned_file import check_regular
 from penstock.errors import DataError
 from penstock.files.limits import Limits
@@ -114,18 +114,21 @@ class ArrowFiles:
         Raises:
             DataError: names the file, the column and both types.
         """
-        wanted: dict[str, pa.DataType] = {}
+        expected: dict[str, pa.DataType] = {}
         for number, schema in [(0, self.schema), *self._others]:
             for column in columns:
-                types = [schema.field(place).type for place in schema.get_all_field_indices(column)]
-                if len(types) == 1 and types[0] == wanted.setdefault(column, types[0]):
+                types = [
+                    schema.field(position).type for position in schema.get_all_field_indices(column)
+                ]
+                if len(types) == 1 and types[0] == expected.setdefault(column, types[0]):
                     continue
-                found = f"is {types[0]}" if types else "is missing"
-                found = f"is there {len(types)} times" if len(types) > 1 else found
-                found += f", but in {self.name(0)!r} it is {wanted[column]}" if number else ""
+                problem = f"is {types[0]}" if types else "is missing"
+                if len(types) > 1:
+                    problem = f"is there {len(types)} times"
+                problem += f", but in {self.name(0)!r} it is {expected[column]}" if number else ""
                 raise DataError(
-                    f"{self.name(number)!r}: column {column!r} {found}. All files need one schema: "
-                    "write the file again, or take it out."
+                    f"{self.name(number)!r}: column {column!r} {problem}. All files need one "
+                    "schema: write the file again, or take it out."
                 )
 
     def read(
@@ -218,8 +221,8 @@ def _check_claims(opened: ArrowFile, size: int, name: str, limits: Limits) -> No
         if rows < 0:
             raise DataError(f"{name!r}, row group {group} claims {rows} rows: it is damaged.")
         if rows > FREE + limits.expansion * size:  # of a type of no bytes, or repeated
-            found = f"row group {group} claims {rows} rows in a file of {size} bytes"
-            raise DataError(f"{name!r}: {limits.refusal('expansion', found)}.")
+            claim = f"row group {group} claims {rows} rows in a file of {size} bytes"
+            raise DataError(f"{name!r}: {limits.refusal('expansion', claim)}.")
 
 
 def _complaint(path: str, error: Exception) -> str:
@@ -284,8 +287,8 @@ def _check_array(array: pa.Array) -> None:
     if isinstance(array, pa.ExtensionArray):
         _check_array(array.storage)
     elif pa.types.is_struct(kind):
-        for place in range(kind.num_fields):
-            _check_array(array.field(place))
+        for number in range(kind.num_fields):
+            _check_array(array.field(number))
     elif pa.types.is_dictionary(kind):
         _check_array(array.dictionary)
         # The indices alone: of values of any type, only their number matters.

@@ -5,7 +5,8 @@ opened. Files are mapped, so that an uncompressed batch takes no memory but its 
 
 A compressed buffer begins with the number of bytes that it becomes, which Arrow believes. pyarrow
 does not show these numbers, so they are read here before Arrow allocates them. They lie in
-flatbuffers, which pyarrow has verified before.
+flatbuffers, which pyarrow has verified before. Reading these by hand can go when pyarrow shows the
+numbers, or bounds what it allocates.
 
 Format: https://arrow.apache.org/docs/format/Columnar.html, "Serialization and Interprocess
 Communication (IPC)", and Message.fbs and File.fbs, which it names.
@@ -20,8 +21,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.addons.record_files.expansion import check_expansion
 from penstock.addons.tables.arrow.files import Announce, check_table
-from penstock.datasets.reading.expansion import check_expansion
 from penstock.errors import DataError
 from penstock.files.limits import Limits
 
@@ -61,8 +62,8 @@ class IpcFile:
             self._stream = self._read_stream()
             self.lengths = [batch.num_rows for batch in self._stream]
             return
-        for number, place in enumerate(_places(self._source, _DICTIONARIES)):
-            self._check_message(place, f"dictionary {number}")
+        for number, start in enumerate(_places(self._source, _DICTIONARIES)):
+            self._check_message(start, f"dictionary {number}")
         reader = self._reader(self.schema.names[:1])
         batches = (self._batch(reader, number) for number in range(reader.num_record_batches))
         self.lengths = [batch.num_rows for batch in batches]
@@ -91,17 +92,17 @@ class IpcFile:
         except StopIteration:
             return None
 
-    def _check_metadata(self, place: int) -> None:
+    def _check_metadata(self, start: int) -> None:
         """Raise ValueError if a message claims more metadata than a record may have bytes.
 
         Arrow makes room for as many as it claims.
         """
-        head = self._source.read_at(8, place).ljust(8, b"\0")
+        head = self._source.read_at(8, start).ljust(8, b"\0")
         first, second = struct.unpack("<2i", head)
         claimed = second if first == _CONTINUES else first
         if claimed > self._limits.record_bytes:
             what = self._limits.refusal("record_bytes", f"{claimed} bytes of metadata")
-            raise ValueError(f"a message at byte {place} claims {what}")
+            raise ValueError(f"a message at byte {start} claims {what}")
 
     def _reader(self, columns: Sequence[str]) -> Any:
         """A reader that decompresses `columns` alone."""
@@ -124,7 +125,7 @@ class IpcFile:
         announce(self._check_message(places[number], f"row group {number}"))
         return reader.get_batch(number)
 
-    def _check_message(self, place: int, what: str) -> int:
+    def _check_message(self, start: int, what: str) -> int:
         """The bytes that a message becomes when it is decompressed.
 
         Raises:
@@ -133,15 +134,15 @@ class IpcFile:
         """
         import pyarrow as pa
 
-        if not 0 <= place < self._source.size():
-            raise ValueError(f"a batch lies at byte {place}, outside of the file")
-        self._check_metadata(place)
-        self._source.seek(place)
+        if not 0 <= start < self._source.size():
+            raise ValueError(f"a batch lies at byte {start}, outside of the file")
+        self._check_metadata(start)
+        self._source.seek(start)
         message = pa.ipc.read_message(self._source)
         packed = message.body.size if message.body is not None else 0
-        found = _uncompressed_bytes(message) or 0
-        check_expansion(found, packed, self._limits, f"{self._name!r}, {what}")
-        return found
+        unpacked = _uncompressed_bytes(message) or 0
+        check_expansion(unpacked, packed, self._limits, f"{self._name!r}, {what}")
+        return unpacked
 
     def read(self, group: int, columns: Sequence[str], announce: Announce) -> tuple[pa.Table, int]:
         import pyarrow as pa
@@ -216,10 +217,10 @@ def _root(content: bytes) -> _Table:
 class _Table:
     """A table of a flatbuffer; fields by number."""
 
-    def __init__(self, content: bytes, place: int) -> None:
-        self._content, self._place = content, place
-        (back,) = struct.unpack_from("<i", content, place)
-        self._fields = place - back
+    def __init__(self, content: bytes, start: int) -> None:
+        self._content, self._place = content, start
+        (back,) = struct.unpack_from("<i", content, start)
+        self._fields = start - back
         if self._fields < 0:
             raise IndexError("a table outside of its flatbuffer")
         (self._end,) = struct.unpack_from("<H", content, self._fields)
@@ -231,19 +232,19 @@ class _Table:
         return self._place + offset if offset else None
 
     def byte(self, number: int) -> int:
-        place = self._field(number)
-        return 0 if place is None else self._content[place]
+        start = self._field(number)
+        return 0 if start is None else self._content[start]
 
     def table(self, number: int) -> _Table | None:
-        place = self._field(number)
-        return None if place is None else _Table(self._content, self._follow(place))
+        start = self._field(number)
+        return None if start is None else _Table(self._content, self._follow(start))
 
     def structs(self, number: int, layout: str) -> list[tuple[int, ...]]:
         """A vector of structs."""
-        place = self._field(number)
-        if place is None:
+        start = self._field(number)
+        if start is None:
             return []
-        start = self._follow(place)
+        start = self._follow(start)
         (count,) = struct.unpack_from("<I", self._content, start)
         size = struct.calcsize(layout)
         content = self._content[start + 4 : start + 4 + count * size]
@@ -251,6 +252,6 @@ class _Table:
             raise IndexError("a vector outside of its flatbuffer")
         return list(struct.iter_unpack(layout, content))
 
-    def _follow(self, place: int) -> int:
-        (offset,) = struct.unpack_from("<I", self._content, place)
-        return place + int(offset)
+    def _follow(self, start: int) -> int:
+        (offset,) = struct.unpack_from("<I", self._content, start)
+        return start + int(offset)

@@ -31,19 +31,19 @@ def find_classes(
     Raises:
         DataError: a column has no label, or more classes than `limits.classes`.
     """
-    found = {}
-    for place, label in enumerate(labels):
-        known = given if place == 0 and given is not None else None
+    classes_of = {}
+    for number, label in enumerate(labels):
+        known = given if number == 0 and given is not None else None
         known = known or written_classes(files.schema, label.column)
         classes = list(known) if known else _in_files(files, label.column, limits)
         _check_count(files, label.column, limits, len(classes), f"it has {len(classes)} classes")
-        found[label.name] = classes
-    return found
+        classes_of[label.name] = classes
+    return classes_of
 
 
-def _check_count(files: ArrowFiles, column: str, limits: Limits, count: int, found: str) -> None:
+def _check_count(files: ArrowFiles, column: str, limits: Limits, count: int, claim: str) -> None:
     if count > limits.classes:
-        refusal = limits.refusal("classes", found)
+        refusal = limits.refusal("classes", claim)
         raise DataError(f"{files.name(0)!r}, column {column!r}: {refusal}.")
 
 
@@ -59,9 +59,9 @@ def _in_files(files: ArrowFiles, column: str, limits: Limits) -> list[str]:
             names.update(values)
         elif values:
             largest = max(largest, *map(int, values))
-        found = f"label {largest}" if largest >= 0 else f"{len(names)} different labels"
-        found = f"{files.group_name(group)} has {found}"
-        _check_count(files, column, limits, max(len(names), largest + 1), found)
+        claim = f"label {largest}" if largest >= 0 else f"{len(names)} different labels"
+        claim = f"{files.group_name(group)} has {claim}"
+        _check_count(files, column, limits, max(len(names), largest + 1), claim)
     if not names and largest < 0:
         raise DataError(
             f"{files.name(0)!r}, column {column!r}: there are no labels in it. Name the classes "

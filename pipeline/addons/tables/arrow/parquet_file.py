@@ -8,6 +8,9 @@ each MB, are read before Arrow reads a row group. They say what the pages become
     texts and bytes          as many bytes as their pages, unless a dictionary or common prefixes
                              (DELTA_BYTE_ARRAY) repeat them: then values x the longest there can be
 
+Thrift is read by hand because pyarrow shows no headers of pages. It can go when pyarrow does, or
+bounds what it allocates for a row group.
+
 Columns that exceed `limits.expansion` in any case are refused; those that may exceed it by
 repetition are read some rows at a time, and counted.
 
@@ -21,8 +24,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from penstock.addons.record_files.expansion import allowed, check_expansion
 from penstock.addons.tables.arrow.files import Announce, check_table
-from penstock.datasets.reading.expansion import allowed, check_expansion
 from penstock.files.limits import Limits
 
 if TYPE_CHECKING:
@@ -119,9 +122,9 @@ class ParquetFile:
         schema = self._file.metadata.schema
         sizes, packed = [], 0
         for name in columns:
-            for place in self._leaves.get(name, []):
-                chunk = self._chunks[group][place]
-                sizes.append(_decoded_size(self._source, chunk, schema.column(place)))
+            for leaf in self._leaves.get(name, []):
+                chunk = self._chunks[group][leaf]
+                sizes.append(_decoded_size(self._source, chunk, schema.column(leaf)))
                 packed += chunk.size
         least = sum(size.least for size in sizes)
         check_expansion(least, packed, self._limits, f"{self._name!r}, row group {group}")
@@ -134,13 +137,13 @@ class ParquetFile:
         A path joins names by dots, which names may hold as well.
         """
         schema = self._file.metadata.schema
-        found: dict[str, list[int]] = {name: [] for name in self.schema.names}
+        leaves: dict[str, list[int]] = {name: [] for name in self.schema.names}
         for number in range(len(schema)):
             parts = schema.column(number).path.split(".")
             for name in {".".join(parts[:count]) for count in range(1, len(parts) + 1)}:
-                if name in found:
-                    found[name].append(number)
-        return found
+                if name in leaves:
+                    leaves[name].append(number)
+        return leaves
 
     @cached_property
     def _chunks(self) -> list[list[Chunk]]:
@@ -161,7 +164,9 @@ class ParquetFile:
         groups = []
         for group in footer.get(4, []):
             numbers = [chunk.get(3, {}) for chunk in group.get(1, [])]
-            groups.append([Chunk(*(one.get(field, 0) for field in _NUMBERS)) for one in numbers])
+            groups.append(
+                [Chunk(*(chunk.get(field, 0) for field in _NUMBERS)) for chunk in numbers]
+            )
         if any(len(group) != self._file.metadata.num_columns for group in groups):
             raise ValueError("a row group has more columns or fewer than the schema")
         return groups
@@ -192,35 +197,35 @@ def _decoded_size(source: pa.NativeFile, chunk: Chunk, column: pq.ColumnSchema) 
 
 def _pages(source: pa.NativeFile, chunk: Chunk, name: str) -> Iterator[tuple[int, int, int, int]]:
     """Kind, uncompressed bytes, values and encoding of each page; values 0 if it has none."""
-    place = chunk.data
-    if 0 < chunk.dictionary < place:
-        place = chunk.dictionary
-    stop = place + chunk.size
-    if not 0 <= place <= stop <= source.size():
+    start = chunk.data
+    if 0 < chunk.dictionary < start:
+        start = chunk.dictionary
+    stop = start + chunk.size
+    if not 0 <= start <= stop <= source.size():
         raise ValueError(f"column {name!r} lies outside of the file")
     values = 0
-    while place < stop and values < chunk.values:
-        header, length = _page_header(source, place, stop)
+    while start < stop and values < chunk.values:
+        header, length = _page_header(source, start, stop)
         kind, size, packed = (header.get(field, 0) for field in (1, 2, 3))
         about = header.get({_DATA: 5, _DICTIONARY: 7, _DATA_V2: 8}.get(kind, 0), {})
         count, encoding = about.get(1, 0), about.get(4 if kind == _DATA_V2 else 2, 0)
-        if min(size, packed, count) < 0 or packed > stop - place - length:
+        if min(size, packed, count) < 0 or packed > stop - start - length:
             raise ValueError(f"a page of column {name!r} has an impossible size")
         yield kind, size, count, encoding
         values += count if kind in (_DATA, _DATA_V2) else 0
-        place += length + packed
+        start += length + packed
 
 
-def _page_header(source: pa.NativeFile, place: int, stop: int) -> tuple[dict[int, Any], int]:
+def _page_header(source: pa.NativeFile, start: int, stop: int) -> tuple[dict[int, Any], int]:
     """The wanted fields of the header of the page at `place`, and the header's length."""
     for longest in (_HEADER, _LONGEST_HEADER):
-        content = source.read_at(min(longest, stop - place), place)
+        content = source.read_at(min(longest, stop - start), start)
         try:
             return _read_struct(content, 0, _PAGE)
         except IndexError:
             if len(content) < longest:
                 break
-    raise ValueError(f"the header of the page at byte {place} is damaged or cut off")
+    raise ValueError(f"the header of the page at byte {start} is damaged or cut off")
 
 
 def _read_struct(
@@ -266,8 +271,8 @@ def _value(content: bytes, at: int, kind: int, wanted: Any, depth: int) -> tuple
         raise ValueError("its structs are nested too deeply")
     if kind == _STRUCT:
         inner = wanted if isinstance(wanted, Mapping) else None
-        found, at = _read_struct(content, at, inner or {}, depth + 1)
-        return None if inner is None else found, at
+        fields, at = _read_struct(content, at, inner or {}, depth + 1)
+        return None if inner is None else fields, at
     if kind in _LISTS:
         return _read_list(content, at, wanted[0] if isinstance(wanted, list) else None, depth + 1)
     raise ValueError(f"it has a field of type {kind}")
@@ -280,12 +285,12 @@ def _read_list(content: bytes, at: int, wanted: Any, depth: int) -> tuple[list[A
         count, at = _varint(content, at)
     if count > len(content) - at:  # each entry has a byte at least
         raise IndexError
-    found = []
+    values = []
     for _ in range(count):
         value, at = (None, at + 1) if kind in (1, 2) else _value(content, at, kind, wanted, depth)
         if wanted is not None:
-            found.append(value)
-    return None if wanted is None or kind != _STRUCT else found, at
+            values.append(value)
+    return None if wanted is None or kind != _STRUCT else values, at
 
 
 def _integer(content: bytes, at: int, bits: int) -> tuple[int, int]:

@@ -18,6 +18,8 @@ from typing import Any, ClassVar, Generic, TypeVar
 import numpy as np
 from torch.utils.data import get_worker_info
 
+from penstock.addons.record_files.rows import ListedRows, RowSplit, TableRows, rows_before
+from penstock.addons.record_files.shard_files import ShardFiles, split_of
 from penstock.addons.tables.arrow.cells import Cells, prepared_bytes, read_cells
 from penstock.addons.tables.arrow.columns import (
     Fields,
@@ -36,20 +38,10 @@ from penstock.addons.tables.arrow.files import (
 )
 from penstock.addons.tables.arrow.labels import find_classes
 from penstock.datasets.files import Files, Remote
-from penstock.datasets.reading.data_file import DataFile, data_file
-from penstock.datasets.reading.fingerprint import FileDataset, Part
+from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, data_file
 from penstock.datasets.reading.image import Reader, check_reader
 from penstock.datasets.reading.positioned_file import PositionedFile
-from penstock.datasets.reading.shard_files import ShardFiles, split_of
-from penstock.datasets.reading.split import (
-    AllRows,
-    ListedRows,
-    RowSplit,
-    Split,
-    TableRows,
-    check_split,
-    rows_before,
-)
+from penstock.datasets.reading.split import Split, check_split
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.addresses import is_remote
 from penstock.files.batch_bytes import discarded, reserve
@@ -125,7 +117,7 @@ class ArrowTable(FileDataset):
         if split_column is not None:
             self.rows = self._rows_by_column(split, split_column)
         elif shards.divided:
-            self.rows = AllRows(total)
+            self.rows = RowSplit(total)
         else:
             self.rows = RowSplit(total, split, val_fraction, split_seed)
         if len(self) == 0:
@@ -159,8 +151,8 @@ class ArrowTable(FileDataset):
             table, _ = self.files.read(group, [column])
             with self.files.reading(group):
                 values = in_one_piece(table, column).to_pylist()
-            wanted = [split_of(str(value)) == split for value in values]
-            chosen.append(self.files.bounds[group] + np.flatnonzero(wanted))
+            in_split = [split_of(str(value)) == split for value in values]
+            chosen.append(self.files.bounds[group] + np.flatnonzero(in_split))
         return ListedRows(np.concatenate(chosen))
 
     def locate(self, indices: Sequence[int] | IntArray) -> tuple[IntArray, IntArray]:
@@ -215,7 +207,7 @@ class ArrowTable(FileDataset):
             ) from error
 
     def _where(self, group: int, row: int, field: str) -> str:
-        column = next(one.column for one in self.fields if one.name == field)
+        column = next(known.column for known in self.fields if known.name == field)
         return self.files.where(group, row, column)
 
     def _prepare(
@@ -252,7 +244,7 @@ class ArrowTable(FileDataset):
     def fingerprint_parts(self, sized: bool) -> list[Part]:
         """The fields and rows, the files' names, and a spread of blocks of each."""
         parts: list[Part] = ["arrow_table", self._reader]
-        parts += [f"{one.name} {one.column} {one.kind}" for one in self.fields]
+        parts += [f"{known.name} {known.column} {known.kind}" for known in self.fields]
         parts += [
             f"{field} {name}" for field, names in self.label_classes.items() for name in names
         ]

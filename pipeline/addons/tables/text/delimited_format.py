@@ -18,8 +18,8 @@ from functools import cached_property
 from pathlib import PurePath
 from typing import Any
 
+from penstock.addons.record_files.expansion import text_bytes
 from penstock.addons.tables.text.record_index import QUOTES, Quoting
-from penstock.datasets.reading.expansion import text_bytes
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.batch_bytes import reserve, temporary
 from penstock.files.limits import Limits
@@ -112,9 +112,9 @@ class DelimitedFormat:
             self._check_count(fields)
             return fields
         fields = []
-        place = 0
+        at = 0
         while True:
-            match = self._field.match(text, place)
+            match = self._field.match(text, at)
             if match is None:
                 raise BadRecord(
                     f"in its field {len(fields) + 1} a quote neither opens nor closes the field "
@@ -125,12 +125,12 @@ class DelimitedFormat:
             self._check_count(fields)
             if not end:
                 return fields
-            place = match.end()
+            at = match.end()
 
     def _check_count(self, fields: Sequence[str]) -> None:
         if len(fields) > self.limits.columns:
-            found = f"the record has {len(fields)} fields or more"
-            raise BadRecord(f"{self.limits.refusal('columns', found)}.")
+            claim = f"the record has {len(fields)} fields or more"
+            raise BadRecord(f"{self.limits.refusal('columns', claim)}.")
 
     @cached_property
     def _field(self) -> re.Pattern[str]:
@@ -158,31 +158,31 @@ class DelimitedFormat:
             ConfigError: there is neither a header nor `names`.
         """
         try:
-            found = [name.strip() for name in self.fields(first)]
+            fields = [name.strip() for name in self.fields(first)]
         except BadRecord as bad:
             raise DataError(f"{name!r}, line 1: {bad}") from None
-        in_file = header if header is not None else names is None or found == list(names)
+        in_file = header if header is not None else names is None or fields == list(names)
         if names is None and not in_file:
             reason = "the file has no header (dataset.header=false): set the names of its columns"
             raise ConfigError(Problem("dataset.columns", reason))
-        chosen = found if names is None else list(names)
-        if len(found) != len(chosen) or (in_file and found != chosen):
+        chosen = fields if names is None else list(names)
+        if len(fields) != len(chosen) or (in_file and fields != chosen):
             raise DataError(
-                f"{name!r}, line 1: the columns are {_listed(found)}, but dataset.columns says "
+                f"{name!r}, line 1: the columns are {_listed(fields)}, but dataset.columns says "
                 f"{_listed(chosen)}. Correct one of them; dataset.delimiter is {self.delimiter!r}."
             )
         if len(set(chosen)) < len(chosen):
             double = Counter(chosen).most_common(1)[0][0]
             raise DataError(f"{name!r}, line 1: column {double!r} appears twice.")
-        for key, one in (("text", text), ("label", label)):
-            if one is not None and one not in chosen:
+        for key, column in (("text", text), ("label", label)):
+            if column is not None and column not in chosen:
                 raise DataError(
-                    f"{name!r}, line 1: column {one!r} (dataset.{key}) is missing; there are "
+                    f"{name!r}, line 1: column {column!r} (dataset.{key}) is missing; there are "
                     f"{_listed(chosen)}. Name one of these; if that is not a header, set "
                     f"dataset.columns. dataset.delimiter is {self.delimiter!r}."
                 )
-        place = None if label is None else chosen.index(label)
-        return Columns(tuple(chosen), chosen.index(text), place, in_file)
+        label_at = None if label is None else chosen.index(label)
+        return Columns(tuple(chosen), chosen.index(text), label_at, in_file)
 
     def sample(self, record: bytes, columns: Columns, codes: Mapping[str, int]) -> dict[str, Any]:
         """`text` (str) and, with a label column, `label` (int); raises BadRecord."""
@@ -214,9 +214,9 @@ class DelimitedFormat:
 
 def miscounted(count: int, columns: Columns, blank: bool = False) -> str:
     """The error of a record with too few or too many fields."""
-    found = "it is blank" if blank else f"it has {count} field{'s' * (count != 1)}"
+    has = "it is blank" if blank else f"it has {count} field{'s' * (count != 1)}"
     return (
-        f"{found}, but there are {len(columns.names)} columns ({_listed(columns.names)}). Repair "
+        f"{has}, but there are {len(columns.names)} columns ({_listed(columns.names)}). Repair "
         "or remove it."
     )
 
@@ -232,7 +232,7 @@ def unknown_label(label: str, columns: Columns, classes: Mapping[str, int]) -> s
 def class_codes(classes: Sequence[str]) -> dict[str, int]:
     """Class name -> number; ConfigError if a class appears twice, or there is none."""
     codes = {name: code for code, name in enumerate(classes)}
-    if len(codes) < len(classes) or not codes or not all(isinstance(one, str) for one in codes):
+    if len(codes) < len(classes) or not codes or not all(isinstance(name, str) for name in codes):
         reason = f"{list(classes)!r}; allowed: a list of different texts (quote numbers in YAML)"
         raise ConfigError(Problem("dataset.classes", reason))
     return codes

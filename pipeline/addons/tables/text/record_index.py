@@ -89,12 +89,12 @@ class RecordIndex:
 
     def _load(self) -> None:
         if self.folder is None:
-            found = self._scan()
+            arrays = self._scan()
         else:
-            found = self.folder.arrays("records", self._scan, _is_sound)
+            arrays = self.folder.arrays("records", self._scan, _is_sound)
         # Of the first record that begins in a cell, for each cell with one: number and offset.
-        self._numbers, self._offsets = found["places"]
-        self._records, self._stop = found["bounds"].tolist()
+        self._numbers, self._offsets = arrays["places"]
+        self._records, self._stop = arrays["bounds"].tolist()
 
     def _scan(self) -> NamedArrays:
         places, records, stop = scan(self.file, self.quoting, self._delimiter)
@@ -165,8 +165,8 @@ class RecordIndex:
 
     def blocks(self, size: int) -> list[tuple[int, int, int]]:
         """Pieces of about `size` bytes, whole records each: (first record, start, stop) of each."""
-        wanted = np.arange(0, self._stop + size, size)
-        cuts = np.unique(np.searchsorted(self._offsets, wanted))
+        bounds = np.arange(0, self._stop + size, size)
+        cuts = np.unique(np.searchsorted(self._offsets, bounds))
         cuts = cuts[cuts < len(self._offsets)]
         ends = [*self._offsets[cuts[1:]].tolist(), self._stop]
         starts = self._offsets[cuts].tolist()
@@ -201,17 +201,17 @@ def join_quoted(lines: list[bytes]) -> tuple[list[bytes], list[bytes]]:
     return records, unclosed
 
 
-def line_of(file: PositionedFile, place: int) -> int:
+def line_of(file: PositionedFile, offset: int) -> int:
     """The line, from 1, that the byte at `place` is in; about 1 s a GB, for messages."""
     size = 1 << 20
-    starts = range(0, place, size)
-    return 1 + sum(file.read(at, min(at + size, place)).count(b"\n") for at in starts)
+    starts = range(0, offset, size)
+    return 1 + sum(file.read(at, min(at + size, offset)).count(b"\n") for at in starts)
 
 
-def _is_sound(found: NamedArrays) -> bool:
+def _is_sound(arrays: NamedArrays) -> bool:
     """Whether an index is all there; a machine that lost its power may have torn it."""
-    check = fingerprint([found["places"], found["bounds"]]).encode()
-    return found["check"].tobytes() == check
+    check = fingerprint([arrays["places"], arrays["bounds"]]).encode()
+    return arrays["check"].tobytes() == check
 
 
 def scan(

@@ -15,8 +15,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from penstock.addons.record_files.expansion import check_expansion
 from penstock.addons.tables.text.record_index import QUOTES, Quoting, line_of, text_bounds
-from penstock.datasets.reading.expansion import check_expansion
 from penstock.datasets.reading.positioned_file import PositionedFile, open_regular
 from penstock.errors import DataError
 from penstock.files.batch_bytes import reserve
@@ -58,19 +58,19 @@ def read_records(
         first, last = text_bounds(file)
         start, stop = max(start, first), last if stop is None else min(stop, last)
         bounds = range(start, stop, _PIECE)
-        pieces = (file.read(place, min(place + _PIECE, stop)) for place in bounds)
+        pieces = (file.read(at, min(at + _PIECE, stop)) for at in bounds)
     yield from _Splitter(path, quoting, start, limits).records(pieces)
 
 
-def line_at(path: Path, place: int, limits: Limits) -> int:
+def line_at(path: Path, offset: int, limits: Limits) -> int:
     """The line of the text, from 1, with the byte at `place`; reads the file up to there."""
     if compression_of(path) is None:
-        return line_of(PositionedFile(path), place)
+        return line_of(PositionedFile(path), offset)
     lines, before = 1, 0
     for piece in unpacked(path, limits):
-        lines += piece[: place - before].count(b"\n")
+        lines += piece[: offset - before].count(b"\n")
         before += len(piece)
-        if before >= place:
+        if before >= offset:
             break
     return lines
 
@@ -117,24 +117,24 @@ class _Splitter:
 
     def _joined(self, lines: list[bytes]) -> list[bytes]:
         """Records from lines; those with a line end in quotes are joined."""
-        records, place = [], self._place
+        records, start = [], self._place
         for line in lines:
             inside = self._inside ^ (line.count(b'"') % 2 == 1)
             if inside:
-                self._keep(line + b"\n", place)
+                self._keep(line + b"\n", start)
             else:
                 records.append(self._ended(line) if self._begun else line)
                 self._inside = False
-                place += len(records[-1]) + 1
+                start += len(records[-1]) + 1
         return records
 
-    def _keep(self, part: bytes, place: int) -> None:
+    def _keep(self, part: bytes, start: int) -> None:
         """Add to the record that begins at `place`."""
         reserve(len(part), "a record of text")
         self._begun += part
         self._inside ^= self._quoted and part.count(b'"') % 2 == 1
         if len(self._begun) > self._limits.record_bytes:
-            raise self._too_long(place, len(self._begun))
+            raise self._too_long(start, len(self._begun))
 
     def _ended(self, last: bytes) -> bytes:
         reserve(len(self._begun) + len(last), "a record of text")
@@ -148,20 +148,20 @@ class _Splitter:
         most = self._limits.record_bytes
         # Only the first line can be longer than a piece.
         checked = len(lines) if most < _PIECE else 1
-        for place, line in zip(places[:checked], lines[:checked], strict=True):
+        for start, line in zip(places[:checked], lines[:checked], strict=True):
             if len(line) > most:
-                raise self._too_long(place, len(line))
+                raise self._too_long(start, len(line))
         return places, [line.removesuffix(b"\r") for line in lines]
 
-    def _too_long(self, place: int, size: int) -> DataError:
+    def _too_long(self, start: int, size: int) -> DataError:
         refusal = self._limits.refusal("record_bytes", f"a record has {size} bytes or more")
         return DataError(
-            f"{self._where(place)}: {refusal}. Is this a text file of lines, and are all quotes "
+            f"{self._where(start)}: {refusal}. Is this a text file of lines, and are all quotes "
             "closed (dataset.quoting)?"
         )
 
-    def _where(self, place: int) -> str:
-        return f"{str(self._path)!r}, line {line_at(self._path, place, self._limits)}"
+    def _where(self, offset: int) -> str:
+        return f"{str(self._path)!r}, line {line_at(self._path, offset, self._limits)}"
 
     def _without_blank_end(self, batch: Batch) -> Batch:
         places, records = batch

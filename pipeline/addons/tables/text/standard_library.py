@@ -50,7 +50,7 @@ def write(folder: Path) -> None:
     """Write the text, a file for each topic and module; about 2 s."""
     seen: set[str] = set()
     for file, documents in _all():
-        fresh = [one for one in dict.fromkeys(documents) if one.strip() and one not in seen]
+        fresh = [text for text in dict.fromkeys(documents) if text.strip() and text not in seen]
         seen.update(fresh)
         if fresh:
             (folder / file).write_text(PAGE.join(fresh), encoding="utf-8", newline="\n")

@@ -54,25 +54,25 @@ class ShardFiles:
             DataError: the root is missing, or has no file with one of the suffixes.
             ConfigError: a pattern of braces is invalid.
         """
-        found = _found(root, tuple(suffixes), files)
-        if not found:
+        addresses = _found(root, tuple(suffixes), files)
+        if not addresses:
             raise DataError(
                 f"dataset.root: {root!r} has no file that ends in {', '.join(suffixes)}. Set it "
                 "to a folder that does, or to a file."
             )
-        kinds = {name: split_of(name) for name in found}
+        kinds = {name: split_of(name) for name in addresses}
         divided = "val" in kinds.values()
-        wanted: str | None = split
+        kind: str | None = split
         if not divided:  # files for training are divided by rows, if there are any
-            wanted = "train" if "train" in kinds.values() else None
-        names = [name for name in found if kinds[name] == wanted]
+            kind = "train" if "train" in kinds.values() else None
+        names = [name for name in addresses if kinds[name] == kind]
         if not names:
-            first = next(name for name in found if kinds[name] == "val")
+            first = next(name for name in addresses if kinds[name] == "val")
             raise DataError(
                 f"dataset.root: {root!r} has files for validation ({first!r}) and none whose name "
                 "begins with 'train'. Add or rename them."
             )
-        return cls([found[name] for name in names], names, divided)
+        return cls([addresses[name] for name in names], names, divided)
 
 
 def _found(root: str, suffixes: tuple[str, ...], files: Files) -> dict[str, str]:
@@ -84,7 +84,7 @@ def _found(root: str, suffixes: tuple[str, ...], files: Files) -> dict[str, str]
         return {root.rpartition("/")[2]: root}
     if not is_remote(root):
         root = str(existing_root(local_path(root), "the files"))
-    names = [found.name for found in files.list(root) if found.name.lower().endswith(suffixes)]
+    names = [file.name for file in files.list(root) if file.name.lower().endswith(suffixes)]
     return {name: join(root, name) for name in names if name.rpartition("/")[2][0] != "_"}
 
 
@@ -108,7 +108,7 @@ def expand_braces(pattern: str) -> list[str]:
                 reason = f"stands for more than {_MOST_FILES} files"
             else:
                 width = len(bounds[1])
-                choices[number] = [str(one).zfill(width) for one in range(first, last + 1)]
+                choices[number] = [str(value).zfill(width) for value in range(first, last + 1)]
                 continue
             reason = f"{pattern!r}: the range {{{inside}}} {reason}"
             raise ConfigError(Problem("dataset.root", reason))

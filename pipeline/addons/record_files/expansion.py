@@ -29,8 +29,8 @@ def text_bytes(content: Buffer) -> int:
     return len(values) * (1 if highest < 0x80 else 2 if highest < 0xF0 else 4)
 
 
-def check_expansion(found: int, packed: int, limits: Limits, name: str) -> None:
-    """Raise DataError if `found` bytes are too many for `packed` compressed ones."""
-    if found > allowed(packed, limits):
-        shown = f"its {packed} compressed bytes expand to {found} or more"
+def check_expansion(unpacked: int, packed: int, limits: Limits, name: str) -> None:
+    """Raise DataError if `unpacked` bytes are too many for `packed` compressed ones."""
+    if unpacked > allowed(packed, limits):
+        shown = f"its {packed} compressed bytes expand to {unpacked} or more"
         raise DataError(f"{name}: {limits.refusal('expansion', shown)}.")
