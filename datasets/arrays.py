@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset
 
 from penstock.datasets.files import Files
-from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part
+from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, Sample
 from penstock.datasets.reading.folder import FolderFile, open_root
 from penstock.datasets.reading.labels import check_rows, class_names, read_labels
 from penstock.datasets.reading.mapped_array import MappedArray
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-class Arrays(FileDataset, Dataset[dict[str, Any]]):
+class Arrays(FileDataset, Dataset[Sample]):
     """One sample: `input` (Tensor [...]) and `target` (int for a class, else Tensor [...]).
 
     Floats of any width become float32; integers keep theirs (uint16 to uint64 become signed).
@@ -89,10 +89,10 @@ class Arrays(FileDataset, Dataset[dict[str, Any]]):
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
+    def __getitem__(self, index: int) -> Sample:
         return self.__getitems__([index])[0]
 
-    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+    def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
         """Samples of a whole batch, read at once."""
         chosen = np.asarray(indices, dtype=np.int64)
         rows = self.rows[chosen]

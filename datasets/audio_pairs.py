@@ -13,14 +13,14 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
 
 from penstock.datasets.files import Files
 from penstock.datasets.reading.audio import EXTENSIONS, check_soundfile, read_header
-from penstock.datasets.reading.fingerprint import DataFile, Part
+from penstock.datasets.reading.fingerprint import DataFile, Part, Sample
 from penstock.datasets.reading.folder import Folder, FolderFile, open_root
 from penstock.datasets.reading.folder_dataset import AudioFolder
 from penstock.datasets.reading.mapped_array import MappedArray
@@ -96,7 +96,7 @@ class AudioPairs(AudioFolder):
         self.names = np.array([os.fsencode(inputs_of[stem]) for stem in chosen])
         self.target_names = np.array([os.fsencode(partners[stem]) for stem in chosen])
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
+    def __getitem__(self, index: int) -> Sample:
         audio, rate = self.audio(index)
         target = _read_target(self._target(index), self.limits)
         if target.shape[1] != audio.shape[1]:

@@ -29,7 +29,7 @@ import torch
 from torchvision import tv_tensors
 
 from penstock.datasets.files import Files
-from penstock.datasets.reading.fingerprint import Part
+from penstock.datasets.reading.fingerprint import Part, Sample
 from penstock.datasets.reading.folder import FolderFile, leads_out, open_root
 from penstock.datasets.reading.folder_dataset import FolderDataset
 from penstock.datasets.reading.image import Reader, check_reader, read_image
@@ -112,7 +112,7 @@ class FaceLandmarks(FolderDataset):
         self.names, self.lines = table.names[rows], table.lines[rows]
         self.landmarks = table.landmarks[rows]
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
+    def __getitem__(self, index: int) -> Sample:
         image = self.folder.read(
             os.fsdecode(self.names[index]),
             lambda path, shown: read_image(path, self.reader, shown, self.limits),

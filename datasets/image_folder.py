@@ -13,12 +13,12 @@ import logging
 import os
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from penstock.datasets.files import Files
-from penstock.datasets.reading.fingerprint import Part
+from penstock.datasets.reading.fingerprint import Part, Sample
 from penstock.datasets.reading.folder import Folder, open_root
 from penstock.datasets.reading.folder_dataset import FolderDataset
 from penstock.datasets.reading.image import Reader, check_reader, encoded_image, read_image
@@ -104,7 +104,7 @@ class ImageFolder(FolderDataset):
             names, labels = names[rows], labels[rows]
         self.names, self.labels = names, labels
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
+    def __getitem__(self, index: int) -> Sample:
         read = encoded_image if self.lazy else read_image
         image = self.folder.read(
             os.fsdecode(self.names[index]),

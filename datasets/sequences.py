@@ -10,14 +10,14 @@ bytes of memory a sequence. Sequences have no names, so their numbers decide the
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset
 
 from penstock.datasets.files import Files
-from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part
+from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, Sample
 from penstock.datasets.reading.folder import FolderFile, open_root
 from penstock.datasets.reading.labels import check_rows, class_names, read_labels
 from penstock.datasets.reading.mapped_array import MappedArray
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-class Sequences(FileDataset, Dataset[dict[str, Any]]):
+class Sequences(FileDataset, Dataset[Sample]):
     """One sample: `sequence` (float32 [T, F]) and `label` (int).
 
     Args:
@@ -92,7 +92,7 @@ class Sequences(FileDataset, Dataset[dict[str, Any]]):
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
+    def __getitem__(self, index: int) -> Sample:
         start, end = int(self.starts[index]), int(self.ends[index])
         size = (end - start) * self._values.shape[1] * 4  # as float32
         if size > self.limits.record_bytes:

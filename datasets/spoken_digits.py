@@ -13,13 +13,13 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from penstock.datasets.files import Files
 from penstock.datasets.reading.audio import EXTENSIONS, check_soundfile
-from penstock.datasets.reading.fingerprint import Part
+from penstock.datasets.reading.fingerprint import Part, Sample
 from penstock.datasets.reading.folder import Folder, open_root
 from penstock.datasets.reading.folder_dataset import AudioFolder
 from penstock.datasets.reading.labels import check_classes
@@ -94,7 +94,7 @@ class SpokenDigits(AudioFolder):
         self.labels = np.array(digits, dtype=np.int64)[rows]
         self.speaker_codes, self.takes = codes[rows], numbers[rows]
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
+    def __getitem__(self, index: int) -> Sample:
         audio, rate = self.audio(index)
         label, speaker = int(self.labels[index]), int(self.speaker_codes[index])
         return {"audio": audio, "rate": rate, "label": label, "speaker": speaker}

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -45,6 +45,7 @@ def data_file(name: str, address: str, files: Files) -> DataFile:
     return DataFile(name, address, f"{info.version} {info.size}")
 
 
+Sample = dict[str, Any]  # fields by name
 Part = int | float | str | bytes | npt.NDArray[np.generic]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 from penstock.datasets.files import Remote
 from penstock.datasets.reading.audio import lengths_and_rates, read_audio
 from penstock.datasets.reading.damage import audio_damage, image_damage
-from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part
+from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, Sample
 from penstock.datasets.reading.folder import Folder
 from penstock.errors import DataError
 from penstock.files.limits import Limits
@@ -24,7 +24,7 @@ from penstock.order.randomness import IntArray
 T = TypeVar("T")
 
 
-class FolderDataset(FileDataset, Dataset[dict[str, Any]]):
+class FolderDataset(FileDataset, Dataset[Sample]):
     """A dataset of images or other files; its constructor sets the attributes.
 
     Attributes:

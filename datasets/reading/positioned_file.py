@@ -48,6 +48,8 @@ class PositionedFile:
         DataError: the file is missing or not regular, may not be read, or has changed since.
     """
 
+    _descriptor = -1
+
     def __init__(self, path: Path) -> None:
         self.path = path
         self._descriptor = self._open()
@@ -116,7 +118,7 @@ class PositionedFile:
         return self.__dict__ | {"_descriptor": -1}
 
     def __del__(self) -> None:
-        if getattr(self, "_descriptor", -1) >= 0:
+        if self._descriptor >= 0:
             os.close(self._descriptor)
 
 

@@ -198,10 +198,8 @@ def is_locked(path: Path) -> bool:
         return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
+    except OSError as error:  # this disk has no locks, if it is of another kind
+        return isinstance(error, BlockingIOError)
     finally:
         os.close(descriptor)
     return False
@@ -216,7 +214,7 @@ def remove_leftovers(folder: Path) -> list[Path]:
     """Delete what killed writers left in `folder`, and nothing that is still written to."""
     removed = []
     for path in folder.iterdir() if folder.is_dir() else ():
-        if not _LEFTOVER.fullmatch(path.name):
+        if not is_leftover(path):
             continue
         with suppress(OSError, NotOwnError):  # somebody else was faster, or has the right to
             held = path / HELD if path.is_dir() and not path.is_symlink() else path
@@ -235,7 +233,7 @@ def discard(path: Path) -> None:
     if not path.is_dir() or path.is_symlink():
         path.unlink()
         return
-    if not _LEFTOVER.fullmatch(path.name):
+    if not is_leftover(path):
         path = path.rename(beside(path))
     shutil.rmtree(path)
 
@@ -331,10 +329,8 @@ def _lock(descriptor: int) -> bool:
     if fcntl is not None:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        except OSError:  # this disk has no locks
-            pass
+        except OSError as error:  # this disk has no locks, if it is of another kind
+            return not isinstance(error, BlockingIOError)
     return True
 
 

@@ -22,6 +22,7 @@ from penstock.files.regular_file import KINDS
 _NAMES = ("O_CLOEXEC", "O_NOCTTY", "O_NONBLOCK", "O_BINARY")  # no system has all of them
 _SAFELY = sum(getattr(os, name, 0) for name in _NAMES)
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+_OWNERS = hasattr(os, "geteuid")  # not on Windows
 
 
 class NotOwnError(PenstockError):
@@ -110,7 +111,7 @@ def own_folder(path: Path, link: bool = False, key: str = "cache_dir") -> Path:
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
     if not stat.S_ISDIR(state.st_mode):
         raise _refusal(path, KINDS.get(stat.S_IFMT(state.st_mode), "a file"), "a folder")
-    if hasattr(os, "geteuid"):
+    if _OWNERS:
         if state.st_uid not in (os.geteuid(), 0) and state.st_uid != _owner_of_new_files(path):
             raise NotOwnError(
                 f"{path} belongs to another user (number {state.st_uid}), who could put anything "
@@ -135,7 +136,7 @@ def new_folder(parent: Path) -> Path:
     """
     path = parent / secrets.token_hex(8)
     path.mkdir(mode=0o700)
-    if hasattr(os, "geteuid") and path.lstat().st_mode & 0o077:
+    if _OWNERS and path.lstat().st_mode & 0o077:
         raise NotOwnError(
             f"other users can open {path}, as its disk keeps no permissions; what they put into it "
             "would be run. Use a folder on another disk"
@@ -151,7 +152,7 @@ def why_others_write(path: Path, state: os.stat_result) -> str | None:
     """
     if path.is_symlink():
         return "it is a symbolic link"
-    if not hasattr(os, "geteuid"):
+    if not _OWNERS:
         return None
     folder = path.parent.resolve()
     for what, status in (("it", state), (f"its folder {folder}", folder.stat())):
@@ -173,7 +174,7 @@ def why_not_private(folder: Path) -> str | None:
     Raises:
         OSError: it is not there.
     """
-    if not hasattr(os, "geteuid"):
+    if not _OWNERS:
         return None
     user, root = os.geteuid(), Path(folder.anchor).stat().st_uid  # not 0 in some containers
     for path in (folder, *folder.parents):
@@ -210,7 +211,7 @@ def _check(path: Path, state: os.stat_result, linked: bool) -> None:
         raise _refusal(path, KINDS.get(kind, "not a regular file"))
     if state.st_nlink > 1 and not linked:
         raise _refusal(path, "also the name of another file (a hard link)")
-    if not hasattr(os, "geteuid") or state.st_uid == os.geteuid():
+    if not _OWNERS or state.st_uid == os.geteuid():
         return
     # Some network drives and mounts give all files an owner of their own, the folder included.
     if state.st_uid != path.parent.stat().st_uid:

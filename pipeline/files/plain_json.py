@@ -106,7 +106,7 @@ def parse(text: str | bytes, limit: int = MAX_BYTES, nan: bool = False) -> Any:
     return value
 
 
-def mapping(value: Any) -> dict[str, Any]:
+def mapping(value: object) -> dict[str, Any]:
     """`value`, if it is a JSON object; raises JsonError."""
     if not isinstance(value, dict):
         raise JsonError(f"it is {name(value)}, not a mapping")
@@ -126,7 +126,7 @@ def checked(kind: Callable[..., T], value: Any) -> T:
         raise JsonError(f"{shown('.'.join(map(str, first['loc'])))}: {first['msg']}") from None
 
 
-def integer(values: Mapping[str, Any], key: str, least: int = 0, most: int = 2**63 - 1) -> int:
+def integer(values: Mapping[str, object], key: str, least: int = 0, most: int = 2**63 - 1) -> int:
     """The whole number at `key`; raises JsonError where there is none in that range."""
     value = values.get(key)
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
@@ -135,7 +135,7 @@ def integer(values: Mapping[str, Any], key: str, least: int = 0, most: int = 2**
     return value
 
 
-def name(value: Any) -> str:
+def name(value: object) -> str:
     """The kind of a value, for messages."""
     kinds = {
         dict: "a mapping",
@@ -149,7 +149,7 @@ def name(value: Any) -> str:
     return kinds.get(type(value), f"a {type(value).__name__}")
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """A value for messages, shortened to 60 characters."""
     text = repr(value) if isinstance(value, (int, float, str, bool, type(None))) else name(value)
     return text if len(text) <= 60 else f"{text[:60]}..."
@@ -182,7 +182,7 @@ def _no_constant(text: str) -> float:
     raise JsonError(f"it has {text}, which is not JSON")
 
 
-def _check_depth(value: Any) -> None:
+def _check_depth(value: object) -> None:
     """Raise RecursionError where code that walks through a value could."""
     level = [value] if isinstance(value, (dict, list)) else []
     for _ in range(_MAX_DEPTH):

@@ -28,7 +28,7 @@ from penstock.addons.record_files.shard_files import ShardFiles
 from penstock.addons.tables.arrow.columns import no_column
 from penstock.datasets.files import Files, Remote
 from penstock.datasets.reading.file_kind import stranger
-from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, data_file
+from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, Sample, data_file
 from penstock.datasets.reading.folder import leads_out
 from penstock.datasets.reading.image import Reader, check_reader, decode_image
 from penstock.datasets.reading.labels import check_label
@@ -69,7 +69,7 @@ _SCALARS = (
 )
 
 
-class MDS(FileDataset, Dataset[dict[str, Any]]):
+class MDS(FileDataset, Dataset[Sample]):
     """One sample: its columns, by name.
 
     Images become Image (uint8 [3, H, W]), arrays tensors, floats float32; whole numbers, text and
@@ -134,7 +134,7 @@ class MDS(FileDataset, Dataset[dict[str, Any]]):
     def __len__(self) -> int:
         return len(self._rows)
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
+    def __getitem__(self, index: int) -> Sample:
         shard, row = next(self._places([index]))
         values = self._values(shard, row)
         where = f"{self._shards[shard][0]!r}, sample {row}"

@@ -3,7 +3,7 @@
     shard-000000.tar        digits/000017.jpg, digits/000017.cls, digits/000018.jpg ...
     shard-000001.tar.gz     compressed ones are read forwards only
 
-`tar.samples` says which files make up a sample, `tar.fields` what they become. Of a plain archive
+`tar.archive` says which files make up a sample, `tar.fields` what they become. Of a plain archive
 the headers are read and the data is skipped; the owner of a sample reads it by one `pread`. So a
 raw record is where a sample lies (or its bytes, when compressed).
 
@@ -18,7 +18,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from torch.utils.data import IterableDataset
@@ -35,7 +34,7 @@ from penstock.addons.shards.tar.archive import (
 )
 from penstock.addons.shards.tar.fields import choose_fields, make_fields
 from penstock.datasets.files import Files
-from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, data_file
+from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, Sample, data_file
 from penstock.datasets.reading.image import Reader, check_reader
 from penstock.datasets.reading.labels import check_label
 from penstock.datasets.reading.positioned_file import PositionedFile
@@ -144,7 +143,7 @@ class TarShards(FileDataset, IterableDataset[Record]):
             if number >= start:
                 yield record
 
-    def decode(self, record: Record) -> dict[str, Any]:
+    def decode(self, record: Record) -> Sample:
         """The sample of a raw record.
 
         Raises:

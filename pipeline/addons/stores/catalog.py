@@ -10,7 +10,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -47,7 +47,7 @@ class Catalog:
 
     def __init__(
         self,
-        options: Mapping[str, Any],
+        options: Mapping[str, object],
         timeout: float,
         retry: RetryPolicy,
         limits: Limits,

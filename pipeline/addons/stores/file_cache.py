@@ -152,28 +152,26 @@ class FileCache:
     def _make_room(self, more: int, beyond: int | None) -> int:
         """Evict entries until `more` bytes fit; the bytes that remain."""
         total = self._sweep_parts()
-        names, times, sizes, paths = [], [], [], []
+        entries: list[tuple[os.DirEntry[str], float, int]] = []
         for folder in _scan(self.folder / "files"):
             for entry in _scan(folder.path):
                 with suppress(FileNotFoundError):
                     state = entry.stat(follow_symlinks=False)
-                    names.append(entry.name)
-                    times.append(state.st_mtime)
-                    sizes.append(state.st_size)
-                    paths.append(entry.path)
-        total += sum(sizes)
+                    entries.append((entry, state.st_mtime, state.st_size))
+        total += sum(size for _, _, size in entries)
         if total + more <= self.limit:
             return total
         readers = read_forecasts(self.folder)
         margin = self.limit // (64 if readers else 10)
         goal = max(0, self.limit - margin - more)
-        files = kept(names, times)
+        files = kept([entry.name for entry, _, _ in entries], [used for _, used, _ in entries])
         for number in victims(files, readers, time.time(), beyond).tolist():
             if total <= goal:
                 break
+            entry, _, size = entries[number]
             with suppress(FileNotFoundError):
-                Path(paths[number]).unlink()
-            total -= sizes[number]
+                Path(entry.path).unlink()
+            total -= size
         return total
 
     def _sweep_parts(self) -> int:

@@ -135,11 +135,10 @@ class RequestGate:
                     try:
                         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                         return descriptor
-                    except BlockingIOError:
+                    except BaseException as error:
                         os.close(descriptor)
-                    except BaseException:
-                        os.close(descriptor)
-                        raise
+                        if not isinstance(error, BlockingIOError):
+                            raise
                 if time.monotonic() > ends:
                     return None
             time.sleep(_POLL if now >= pace.waits else min(pace.waits - now, 0.2))

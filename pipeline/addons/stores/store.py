@@ -75,11 +75,11 @@ class _Kind:
 
     system: tuple[str, str]  # module and class of the file system
     module: str  # that has to be installed
-    defaults: Callable[[float], dict[str, Any]]  # timeout -> options of the file system
+    defaults: Callable[[float], dict[str, object]]  # timeout -> options of the file system
     lists: bool = True  # whether a listing has sizes and versions
 
 
-def _s3(timeout: float) -> dict[str, Any]:
+def _s3(timeout: float) -> dict[str, object]:
     retries = {"total_max_attempts": 1, "mode": "standard"}
     config = {
         "retries": retries,
@@ -91,12 +91,12 @@ def _s3(timeout: float) -> dict[str, Any]:
     return {"config_kwargs": config, "max_concurrency": 1}
 
 
-def _gs(timeout: float) -> dict[str, Any]:
+def _gs(timeout: float) -> dict[str, object]:
     logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it logs a traceback before it raises
     return {"requests_timeout": timeout, "access": "read_only"}
 
 
-def _http(timeout: float) -> dict[str, Any]:
+def _http(timeout: float) -> dict[str, object]:
     import aiohttp
 
     retry = aiohttp.ClientTimeout(total=None, sock_connect=timeout, sock_read=timeout)
@@ -142,7 +142,7 @@ class Store:
     """
 
     def __init__(
-        self, scheme: str, options: Mapping[str, Any], timeout: float, gate: RequestGate
+        self, scheme: str, options: Mapping[str, object], timeout: float, gate: RequestGate
     ) -> None:
         if scheme not in _KINDS:
             known = ", ".join(f"{name}://" for name in ("file", *_KINDS))
@@ -352,7 +352,7 @@ def _is_inside(name: str) -> bool:
     return "\0" not in name and not {"", ".", ".."} & set(name.split("/"))
 
 
-def check_options(options: Mapping[str, Any], key: str = "options") -> None:
+def check_options(options: Mapping[str, object], key: str = "options") -> None:
     """Raise ConfigError for options that are, or hold, credentials."""
     for name, value in options.items():
         where = f"{key}.{name}"
@@ -390,7 +390,7 @@ def checked_redirects() -> aiohttp.TraceConfig:
     """Refuses the redirects that `check_redirect` refuses."""
     import aiohttp
 
-    async def look(_: Any, __: Any, redirect: aiohttp.TraceRequestRedirectParams) -> None:
+    async def look(_: object, __: object, redirect: aiohttp.TraceRequestRedirectParams) -> None:
         headers = redirect.response.headers
         location = headers.get("Location") or headers.get("URI") or ""
         check_redirect(str(redirect.url), location, list(redirect.response.request_info.headers))

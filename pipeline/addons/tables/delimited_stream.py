@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, compress, islice, repeat
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from torch.utils.data import IterableDataset
@@ -26,7 +25,7 @@ from penstock.addons.tables.text.delimited_format import (
 from penstock.addons.tables.text.record_index import Quoting, RecordIndex, text_bounds
 from penstock.addons.tables.text.record_reader import compression_of, line_at, read_records
 from penstock.datasets.files import Files
-from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, data_file
+from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, Sample, data_file
 from penstock.datasets.reading.positioned_file import PositionedFile
 from penstock.datasets.reading.split import Split, check_split
 from penstock.errors import ConfigError, DataError, Problem
@@ -75,7 +74,7 @@ class DelimitedStream(FileDataset, IterableDataset[Record]):
 
     Args:
         root: a file, a folder of them, or a pattern of braces; a path or an address. File names
-            that begin with train and val divide the data (`reading.shard_files`).
+            that begin with train and val divide the data (`record_files.shard_files`).
         split: "train" or "val".
         suffixes: of the files of a folder, in small letters.
         delimiter, header, columns, text, label, quoting, encoding: as in `DelimitedText`; the same
@@ -155,7 +154,7 @@ class DelimitedStream(FileDataset, IterableDataset[Record]):
         """Raw records of a shard, from its record `start` on."""
         return islice(self._records(shard), start, None)
 
-    def decode(self, record: Record) -> dict[str, Any]:
+    def decode(self, record: Record) -> Sample:
         """The sample of a raw record.
 
         Raises:

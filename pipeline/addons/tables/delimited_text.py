@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +34,7 @@ from penstock.addons.tables.text.delimited_format import (
 from penstock.addons.tables.text.record_index import Quoting, RecordIndex
 from penstock.addons.tables.text.record_reader import compression_of
 from penstock.datasets.files import Files
-from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, fingerprint
+from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, Sample, fingerprint
 from penstock.datasets.reading.generated_folder import NamedArrays
 from penstock.datasets.reading.split import Split, check_split
 from penstock.errors import ConfigError, DataError, Problem
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-class DelimitedText(FileDataset, Dataset[dict[str, Any]]):
+class DelimitedText(FileDataset, Dataset[Sample]):
     """One sample: `text` (str) and, with a label column, `label` (int).
 
     Args:
@@ -133,10 +133,10 @@ class DelimitedText(FileDataset, Dataset[dict[str, Any]]):
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
+    def __getitem__(self, index: int) -> Sample:
         return self.__getitems__([index])[0]
 
-    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+    def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
         """Samples of a whole batch; their rows are found at once."""
         samples = []
         for number in (self.rows.rows(indices) + self._columns.in_file).tolist():

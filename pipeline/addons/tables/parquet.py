@@ -23,6 +23,7 @@ from penstock.addons.tables.arrow.columns import Fields, has_lengths, is_text, k
 from penstock.addons.tables.arrow.files import in_one_piece
 from penstock.addons.tables.arrow.labels import label_codes
 from penstock.addons.tables.arrow.table import ArrowTable
+from penstock.datasets.reading.fingerprint import Sample
 from penstock.datasets.reading.image import Reader
 from penstock.datasets.reading.split import Split
 from penstock.errors import ConfigError, Problem
@@ -44,7 +45,7 @@ _Made = tuple[str, Callable[["pa.Array"], Any] | None]
 _CLASS = "class"
 
 
-class Parquet(ArrowTable, Dataset[dict[str, Any]]):
+class Parquet(ArrowTable, Dataset[Sample]):
     """One sample: a row, with the fields that its columns are made into.
 
     `arrow.columns` lists what a column can become.
@@ -111,14 +112,14 @@ class Parquet(ArrowTable, Dataset[dict[str, Any]]):
         )
         self._metadata_columns = metadata_columns
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
+    def __getitem__(self, index: int) -> Sample:
         groups, rows = self.locate([index])
         return self.samples(int(groups[0]), rows.tolist())[0]
 
-    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+    def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
         """Samples of a whole batch; each row group is visited once."""
         groups, rows = self.locate(indices)
-        samples: list[dict[str, Any]] = [{}] * len(groups)
+        samples: list[Sample] = [{}] * len(groups)
         for group in np.unique(groups).tolist():
             places = np.flatnonzero(groups == group)
             made = self.samples(group, rows[places].tolist())

@@ -12,11 +12,11 @@ read again and again.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from torch.utils.data import IterableDataset
 
 from penstock.addons.tables.arrow.table import ArrowTable
+from penstock.datasets.reading.fingerprint import Sample
 
 Record = tuple[int, int]
 
@@ -54,7 +54,7 @@ class ParquetStream(ArrowTable, IterableDataset[Record]):
         for row in self.rows_in(shard, start).tolist():
             yield shard, row
 
-    def decode(self, record: Record) -> dict[str, Any]:
+    def decode(self, record: Record) -> Sample:
         """The sample of a row."""
         group, row = record
         return self.samples(group, [row])[0]

@@ -21,7 +21,7 @@ from torch.utils.data import Dataset
 
 from penstock.addons.tables.text import standard_library
 from penstock.datasets.files import Files
-from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, fingerprint
+from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, Sample, fingerprint
 from penstock.datasets.reading.folder import Folder, LocalFolder, open_root
 from penstock.datasets.reading.generated_folder import CacheFolder, generated_data
 from penstock.datasets.reading.split import Split, check_split, split_rows
@@ -41,7 +41,7 @@ _PIECE = 1 << 24  # bytes
 _MARKS = ("\n\n", "\n", " ")  # where a long document is cut, the best first
 
 
-class PlainText(FileDataset, Dataset[dict[str, Any]]):
+class PlainText(FileDataset, Dataset[Sample]):
     """One sample: `text` (str), a document.
 
     Files are divided between the splits by a keyed hash of their names; the documents of a single
@@ -150,7 +150,7 @@ class PlainText(FileDataset, Dataset[dict[str, Any]]):
     def __len__(self) -> int:
         return len(self.texts)
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
+    def __getitem__(self, index: int) -> Sample:
         return {"text": self.texts[index]}
 
     def path(self, index: int) -> str:

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.addons.record_files.expansion import text_bytes
+from penstock.datasets.reading.fingerprint import Sample
 from penstock.datasets.reading.image import decode_image
 from penstock.datasets.reading.plain_tensor import plain_tensor
 from penstock.errors import ConfigError, DataError, Problem
@@ -99,7 +100,7 @@ def make_fields(
     where: str,
     reader: str,
     limits: Limits,
-) -> dict[str, Any]:
+) -> Sample:
     """The fields of one sample.
 
     Args:

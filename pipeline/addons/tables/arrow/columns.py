@@ -156,7 +156,7 @@ def _chosen(schema: pa.Schema, field: str, choice: Any) -> TableField:
     raise ConfigError(Problem(key, reason))
 
 
-def no_column(name: Any, known: Sequence[str]) -> str:
+def no_column(name: object, known: Sequence[str]) -> str:
     """A message about a column that is not there."""
     near = get_close_matches(str(name), known, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""

@@ -208,11 +208,13 @@ def open_file(path: str, name: str, limits: Limits) -> ArrowFile:
 
 
 def _check_claims(opened: ArrowFile, size: int, name: str, limits: Limits) -> None:
+    from pyarrow import BaseExtensionType
+
     waiting = list(opened.schema)
     while waiting:
         field = waiting.pop()
         _ = field.name  # raises UnicodeDecodeError, which is better here than when it is used
-        kind = getattr(field.type, "storage_type", field.type)
+        kind = field.type.storage_type if isinstance(field.type, BaseExtensionType) else field.type
         waiting += [kind.field(number) for number in range(kind.num_fields)]
     columns = len(opened.schema.names)
     if columns > limits.columns:

@@ -38,7 +38,7 @@ from penstock.addons.tables.arrow.files import (
 )
 from penstock.addons.tables.arrow.labels import find_classes
 from penstock.datasets.files import Files, Remote
-from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, data_file
+from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, Sample, data_file
 from penstock.datasets.reading.image import Reader, check_reader
 from penstock.datasets.reading.positioned_file import PositionedFile
 from penstock.datasets.reading.split import Split, check_split
@@ -181,7 +181,7 @@ class ArrowTable(FileDataset):
         """Rows of the split in each row group."""
         return np.diff(rows_before(self.rows, self.files.bounds)).tolist()
 
-    def samples(self, group: int, rows: Sequence[int]) -> list[dict[str, Any]]:
+    def samples(self, group: int, rows: Sequence[int]) -> list[Sample]:
         """Samples of some rows of one row group.
 
         Raises:

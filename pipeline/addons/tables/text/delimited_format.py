@@ -16,10 +16,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import PurePath
-from typing import Any
 
 from penstock.addons.record_files.expansion import text_bytes
 from penstock.addons.tables.text.record_index import QUOTES, Quoting
+from penstock.datasets.reading.fingerprint import Sample
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.batch_bytes import reserve, temporary
 from penstock.files.limits import Limits
@@ -184,24 +184,15 @@ class DelimitedFormat:
         label_at = None if label is None else chosen.index(label)
         return Columns(tuple(chosen), chosen.index(text), label_at, in_file)
 
-    def sample(self, record: bytes, columns: Columns, codes: Mapping[str, int]) -> dict[str, Any]:
+    def sample(self, record: bytes, columns: Columns, codes: Mapping[str, int]) -> Sample:
         """`text` (str) and, with a label column, `label` (int); raises BadRecord."""
-        if len(record) > _LITTLE:
-            return self._long_sample(record, columns, codes)
-        return self._made(self.fields(record), record, columns, codes)
-
-    def _long_sample(
-        self, record: bytes, columns: Columns, codes: Mapping[str, int]
-    ) -> dict[str, Any]:
-        """The same of a record for whose text the batch may have no room."""
-        size = text_bytes(record)
-        reserve(size, "a text")
-        with temporary(2 * size, "to divide a text into fields"):
-            return self._made(self.fields(record), record, columns, codes)
-
-    def _made(
-        self, fields: Sequence[str], record: bytes, columns: Columns, codes: Mapping[str, int]
-    ) -> dict[str, Any]:
+        if len(record) > _LITTLE:  # the batch may have no room for its text
+            size = text_bytes(record)
+            reserve(size, "a text")
+            with temporary(2 * size, "to divide a text into fields"):
+                fields = self.fields(record)
+        else:
+            fields = self.fields(record)
         if len(fields) != len(columns.names):
             raise BadRecord(miscounted(len(fields), columns, blank=not record))
         if columns.label is None:
