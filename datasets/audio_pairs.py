@@ -19,10 +19,9 @@ import numpy as np
 import torch
 
 from penstock.datasets.files import Files
-from penstock.datasets.reading.audio import EXTENSIONS, check_soundfile, read_header
+from penstock.datasets.reading.audio import EXTENSIONS, AudioFolder, check_soundfile, read_header
 from penstock.datasets.reading.fingerprint import DataFile, Part, Sample
 from penstock.datasets.reading.folder import Folder, FolderFile, open_root
-from penstock.datasets.reading.folder_dataset import AudioFolder
 from penstock.datasets.reading.mapped_array import MappedArray
 from penstock.datasets.reading.plain_tensor import not_finite
 from penstock.datasets.reading.split import Split, check_split, split_rows
@@ -138,7 +137,7 @@ class AudioPairs(AudioFolder):
         """Channels of the first pair: num_features of its input, num_outputs of its target."""
         target = MappedArray(self._target(0), "dataset.targets", self.limits)
         outputs = target.shape[0] if len(target.shape) == 2 else 1
-        return {"num_features": self._read(0, read_header).channels, "num_outputs": outputs}
+        return {"num_features": self._audio(0, read_header).channels, "num_outputs": outputs}
 
     def fingerprint_parts(self, sized: bool) -> list[Part]:
         """This split's names and file sizes."""

@@ -113,9 +113,8 @@ class FaceLandmarks(FolderDataset):
         self.landmarks = table.landmarks[rows]
 
     def __getitem__(self, index: int) -> Sample:
-        image = self.folder.read(
-            os.fsdecode(self.names[index]),
-            lambda path, shown: read_image(path, self.reader, shown, self.limits),
+        image = self._read(
+            index, lambda path, shown: read_image(path, self.reader, shown, self.limits)
         )
         points = torch.from_numpy(self.landmarks[index].copy())
         height, width = image.shape[-2:]

@@ -106,10 +106,7 @@ class ImageFolder(FolderDataset):
 
     def __getitem__(self, index: int) -> Sample:
         read = encoded_image if self.lazy else read_image
-        image = self.folder.read(
-            os.fsdecode(self.names[index]),
-            lambda path, shown: read(path, self.reader, shown, self.limits),
-        )
+        image = self._read(index, lambda path, shown: read(path, self.reader, shown, self.limits))
         return {"image": image, "label": int(self.labels[index])}
 
     @property

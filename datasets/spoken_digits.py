@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from penstock.datasets.files import Files
-from penstock.datasets.reading.audio import EXTENSIONS, check_soundfile
+from penstock.datasets.reading.audio import EXTENSIONS, AudioFolder, check_soundfile
 from penstock.datasets.reading.fingerprint import Part, Sample
 from penstock.datasets.reading.folder import Folder, open_root
-from penstock.datasets.reading.folder_dataset import AudioFolder
 from penstock.datasets.reading.labels import check_classes
 from penstock.datasets.reading.split import Split, check_split
 from penstock.errors import ConfigError, DataError, Problem

@@ -7,9 +7,10 @@ libsndfile reads a WAV that was cut off as a shorter one. Decoding releases Pyth
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, BinaryIO, NamedTuple
+from functools import cached_property
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,7 @@ import torch
 
 from penstock.datasets.reading.file_kind import stranger
 from penstock.datasets.reading.folder import Folder
+from penstock.datasets.reading.folder_dataset import FolderDataset
 from penstock.datasets.reading.plain_tensor import not_finite
 from penstock.errors import ConfigError, DataError
 from penstock.files.batch_bytes import reserve, temporary
@@ -24,6 +26,8 @@ from penstock.files.limits import DEFAULT, Limits
 from penstock.files.regular_file import regular_descriptor
 from penstock.order.randomness import IntArray
 from penstock.terminal import watched
+
+T = TypeVar("T")
 
 EXTENSIONS = (".wav", ".flac")
 
@@ -233,3 +237,29 @@ def _chunks(file: BinaryIO) -> tuple[bytes, int]:
 
 def _refusal(path: str, what: str) -> DataError:
     return DataError(f"audio {path!r} {what}. {_REPLACE}")
+
+
+class AudioFolder(FolderDataset):
+    """A dataset of recordings, one a file."""
+
+    def check(self, index: int) -> str | None:
+        from penstock.datasets.reading.damage import audio_damage  # which imports this module
+
+        return self._audio(index, audio_damage)
+
+    def audio(self, index: int) -> tuple[torch.Tensor, int]:
+        """The recording of a sample, float32 [C, T], and its rate in Hz."""
+        return self._audio(index, read_audio)
+
+    def _audio(self, index: int, function: Callable[[str, Limits], T]) -> T:
+        def named(path: str, shown: str) -> T:
+            try:
+                return function(path, self.limits)
+            except DataError as error:  # it names the copy of a file that was fetched
+                raise DataError(str(error).replace(repr(path), repr(shown))) from error
+
+        return self._read(index, named)
+
+    @cached_property
+    def _headers(self) -> tuple[IntArray, IntArray]:
+        return lengths_and_rates(self.folder, self._names(), self.limits)

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
 from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch.utils.data import Dataset
 
 from penstock.datasets.files import Remote
-from penstock.datasets.reading.audio import lengths_and_rates, read_audio
-from penstock.datasets.reading.damage import audio_damage, image_damage
 from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, Sample
 from penstock.datasets.reading.folder import Folder
-from penstock.errors import DataError
 from penstock.files.limits import Limits
 from penstock.order.randomness import IntArray
 
@@ -43,8 +38,9 @@ class FolderDataset(FileDataset, Dataset[Sample]):
 
     def check(self, index: int) -> str | None:
         """Damage in the file of a sample that reading it does not show; None if there is none."""
-        name = os.fsdecode(self.names[index])
-        return self.folder.read(name, lambda path, _: image_damage(path, self.limits))
+        from penstock.datasets.reading.damage import image_damage  # which no training needs
+
+        return self._read(index, lambda path, _: image_damage(path, self.limits))
 
     def path(self, index: int) -> str:
         """The path or address of the file of a sample."""
@@ -66,6 +62,10 @@ class FolderDataset(FileDataset, Dataset[Sample]):
     def data_files(self) -> Iterator[DataFile]:
         return map(self.folder.data_file, self._names())
 
+    def _read(self, index: int, function: Callable[[str, str], T]) -> T:
+        """`function(path, shown)` for the file of a sample; see `Folder.read`."""
+        return self.folder.read(os.fsdecode(self.names[index]), function)
+
     def _names(self) -> list[str]:
         return [os.fsdecode(name) for name in self.names.tolist()]
 
@@ -76,27 +76,3 @@ class FolderDataset(FileDataset, Dataset[Sample]):
         """For the fingerprint: names, and with `sized` their sizes."""
         names = self._names()
         return [*names, self.folder.sizes(names)] if sized else [*names]
-
-
-class AudioFolder(FolderDataset):
-    """A dataset of recordings, one a file."""
-
-    def check(self, index: int) -> str | None:
-        return self._read(index, audio_damage)
-
-    def audio(self, index: int) -> tuple[torch.Tensor, int]:
-        """The recording of a sample, float32 [C, T], and its rate in Hz."""
-        return self._read(index, read_audio)
-
-    def _read(self, index: int, function: Callable[[str, Limits], T]) -> T:
-        def named(path: str, shown: str) -> T:
-            try:
-                return function(path, self.limits)
-            except DataError as error:  # it names the copy of a file that was fetched
-                raise DataError(str(error).replace(repr(path), repr(shown))) from error
-
-        return self.folder.read(os.fsdecode(self.names[index]), named)
-
-    @cached_property
-    def _headers(self) -> tuple[IntArray, IntArray]:
-        return lengths_and_rates(self.folder, self._names(), self.limits)

@@ -43,7 +43,8 @@ def _tensors_of(weights: Any, *args: Any, **options: Any) -> dict[str, Any]:
             )
         ) from error
     except (URLError, HTTPException, ConnectionError, TimeoutError) as error:
-        reason = one_line(getattr(error, "reason", error) or type(error).__name__)
+        cause = error.reason if isinstance(error, URLError) else error
+        reason = one_line(cause or type(error).__name__)
         raise UnreachableError(
             f"the pretrained weights {path.name} cannot be fetched from {url.hostname}: {reason}. "
             f"Download {weights.url} where that host can be reached, and put it into {folder}; or "

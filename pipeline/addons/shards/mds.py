@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
+from PIL import Image
 from torch.utils.data import Dataset
 from torchvision import tv_tensors
 
@@ -202,7 +203,7 @@ class MDS(FileDataset, Dataset[Sample]):
     def _value(self, value: Any, encoding: str, where: str) -> Any:
         if encoding in _IMAGES:
             return decode_image(value, where, self.reader, self.limits)
-        if hasattr(value, "convert") and hasattr(value, "mode"):  # a Pillow image ("pil")
+        if isinstance(value, Image.Image):  # of the encoding "pil"
             reserve(7 * value.width * value.height, where)
             pixels = np.array(value.convert("RGB"))
             return tv_tensors.Image(torch.from_numpy(pixels).permute(2, 0, 1))
