@@ -96,15 +96,15 @@ class Climb:
 
     def _grow(self, window: Window) -> int:
         self._from, self._tried = None, False
-        wanted = min(2 * self.workers, self._most)
+        workers = min(2 * self.workers, self._most)
         if self._budget is not None and self._each > 0:
             room = int((self._budget - window.memory) / self._each)
-            wanted = min(wanted, self.workers + max(room, 0))
-        if window.waited <= IDLE * window.elapsed or wanted <= self.workers:
+            workers = min(workers, self.workers + max(room, 0))
+        if window.waited <= IDLE * window.elapsed or workers <= self.workers:
             return self._settle(self.workers)
         self._from = self.workers, window.pace
-        self.workers = wanted
-        return wanted
+        self.workers = workers
+        return workers
 
     def _settle(self, workers: int) -> int:
         self.workers = workers
@@ -148,8 +148,8 @@ class Autotune:
         if self._skip > 0:
             self._skip -= 1
             return False
-        for place in range(3):
-            self._sums[place] += self._seen[place] - before[place]
+        for number in range(3):
+            self._sums[number] += self._seen[number] - before[number]
         if self._sums[0] < max(6, 2 * self.workers):
             return False
         now, memory = time.monotonic(), 0

@@ -361,7 +361,7 @@ class Budget:
         self._seen += samples
         if not left_out:
             return
-        new = [one for one in left_out if not one.known]
+        new = [sample for sample in left_out if not sample.known]
         self._count += len(new)
         self._left_out += new[: _NAMED - len(self._left_out)]
         length = self._length(self._epoch)
@@ -373,7 +373,7 @@ class Budget:
             allowed = math.ceil(self.limit * length)
         if self._count > allowed:
             of = f"{self._seen} so far" if length is None else str(length)
-            named = "".join(f"\n  {one}" for one in self._left_out)
+            named = "".join(f"\n  {sample}" for sample in self._left_out)
             more = f"\n  and {self._count - _NAMED} more" if self._count > _NAMED else ""
             raise DataError(
                 f"{self._count} bad samples in epoch {self._epoch} of the {self._split} split "

@@ -57,9 +57,9 @@ class _Padding:
 
     def __call__(self, samples: Sequence[Sample]) -> dict[str, Any]:
         batch: dict[str, Any] = {}
-        given = columns(samples)
-        padded = self._names(given)
-        for name, values in given.items():
+        by_field = columns(samples)
+        padded = self._names(by_field)
+        for name, values in by_field.items():
             if name in padded:
                 tensors = [plain(torch.as_tensor(value)) for value in values]
                 batch[name], batch[f"{name}_lengths"] = self._padded(name, tensors)
@@ -67,16 +67,16 @@ class _Padding:
                 batch[name] = stack(name, values)
         return batch
 
-    def _names(self, given: Mapping[str, list[Any]]) -> list[str]:
+    def _names(self, by_field: Mapping[str, list[Any]]) -> list[str]:
         if self.fields is None:
             return [
                 name
-                for name, values in given.items()
+                for name, values in by_field.items()
                 if getattr(values[0], "ndim", 0) >= self.least
             ]
         for name in self.fields:
-            if name not in given:
-                known = ", ".join(given)
+            if name not in by_field:
+                known = ", ".join(by_field)
                 raise Mismatch(name, (0, 0), f"to be padded, but the samples have only {known}")
         return list(self.fields)
 

@@ -66,8 +66,8 @@ def lengths_of(dataset: Any) -> Column | None:
         whole, rows = lengths_of(dataset.dataset), np.asarray(dataset.indices, dtype=np.int64)
         return None if whole is None else ChosenRows(whole, len(rows), lambda chosen: rows[chosen])
     if isinstance(dataset, ConcatDataset):
-        found = [one for one in map(lengths_of, dataset.datasets) if one is not None]
-        return EndToEnd(found) if len(found) == len(dataset.datasets) else None
+        columns = [column for column in map(lengths_of, dataset.datasets) if column is not None]
+        return EndToEnd(columns) if len(columns) == len(dataset.datasets) else None
     lengths = getattr(dataset, "lengths", None)
     if not all(hasattr(lengths, name) for name in ("dtype", "__len__", "__getitem__")):
         return None
@@ -90,7 +90,7 @@ def row_counts(dataset: Any) -> list[tuple[str, int | None]]:
     elif isinstance(sources := getattr(dataset, "sources", None), Mapping):
         inside = [*sources.values()]
     own = (type(dataset).__name__, length_of(dataset))
-    return [own, *(one for part in inside for one in row_counts(part))]
+    return [own, *(entry for part in inside for entry in row_counts(part))]
 
 
 def with_token_lengths(table: Any, dataset: Any, steps: Mapping[str, Any]) -> Any:
@@ -112,7 +112,7 @@ def with_token_lengths(table: Any, dataset: Any, steps: Mapping[str, Any]) -> An
 
 def tokenizer_of(steps: Mapping[str, Any]) -> Any:
     """The step that makes tokens of a text; None without one."""
-    return next((one for one in steps.values() if hasattr(one, "counting")), None)
+    return next((step for step in steps.values() if hasattr(step, "counting")), None)
 
 
 def facts_of(dataset: Any, fields: Fields | None = None) -> dict[str, int]:
@@ -137,10 +137,10 @@ def classes_of(dataset: Any) -> list[str]:
     """Names of the classes by number; empty where they are unknown."""
     dataset = _whole(dataset)
     if isinstance(dataset, ConcatDataset):
-        found = [classes_of(one) for one in dataset.datasets]
-        return found[0] if all(one == found[0] for one in found) else []
+        names = [classes_of(part) for part in dataset.datasets]
+        return names[0] if all(classes == names[0] for classes in names) else []
     classes = getattr(dataset, "classes", None)
-    return [str(one) for one in classes] if isinstance(classes, (list, tuple)) else []
+    return [str(name) for name in classes] if isinstance(classes, (list, tuple)) else []
 
 
 def _whole(dataset: Any) -> Any:
@@ -155,9 +155,9 @@ def _class_count(dataset: Any, fields: Fields) -> int:
     if names:
         return len(names)
     dataset = _whole(dataset)
-    given = getattr(dataset, "num_classes", None)
-    if isinstance(given, int) and not isinstance(given, bool):
-        return given
+    count = getattr(dataset, "num_classes", None)
+    if isinstance(count, int) and not isinstance(count, bool):
+        return count
     if hasattr(dataset, "metadata"):  # a dataset of our kind, without classes
         return 0
     columns = columns_of(dataset, fields)
@@ -176,13 +176,13 @@ def columns_of(dataset: Any, fields: Fields) -> Columns:
         rows = np.asarray(dataset.indices, dtype=np.int64)
         return {name: column[rows] for name, column in columns_of(dataset.dataset, fields).items()}
     if isinstance(dataset, ConcatDataset):
-        parts = [columns_of(one, fields) for one in dataset.datasets]
+        parts = [columns_of(part, fields) for part in dataset.datasets]
         shared = [name for name in parts[0] if all(name in part for part in parts)]
         return {name: np.concatenate([part[name] for part in parts]) for name in shared}
     if isinstance(dataset, TensorDataset):
         names = fields.of(len(dataset.tensors))
         columns = zip(names, dataset.tensors, strict=True)
-        return {name: one.cpu().numpy() for name, one in columns if one.ndim == 1}
+        return {name: tensor.cpu().numpy() for name, tensor in columns if tensor.ndim == 1}
     for values in (getattr(dataset, name, None) for name in _LABELS):
         if not isinstance(values, (list, tuple, np.ndarray, torch.Tensor)):
             continue

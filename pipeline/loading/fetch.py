@@ -299,15 +299,17 @@ class Fetch:
     ) -> Batch:
         samples = reader.taken_samples()
         request, restore, places = reader.request, reader.restore, reader.places
-        given = [restore(sample) for sample in samples] if self._restores and restore else samples
-        reorder = None if self._order is None else self._order(given)
+        as_given = (
+            [restore(sample) for sample in samples] if self._restores and restore else samples
+        )
+        reorder = None if self._order is None else self._order(as_given)
         order = np.arange(len(samples)) if reorder is None else np.asarray(reorder)
         if reorder is not None:
-            given = [given[place] for place in order]
+            as_given = [as_given[place] for place in order]
             samples = [samples[place] for place in order]
         try:
             parts, collate = request.parts, cast(Any, self.collate)
-            fields = dict(collate(given) if parts is None else collate(given, parts))
+            fields = dict(collate(as_given) if parts is None else collate(as_given, parts))
             if not account.taken:  # by somebody's own function
                 account.reserve(nbytes(fields), "what its samples were put together into")
         except BatchTooLargeError as error:
@@ -331,7 +333,7 @@ class Fetch:
                 hashes = [hash_sample([*both]) for both in zip(hashes, parts, strict=True)]
         kinds = kinds_of(samples[0])
         timer.lap("collate")
-        del given, samples
+        del as_given, samples
         return self._finished(
             fields,
             request,

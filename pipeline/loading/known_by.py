@@ -35,8 +35,8 @@ def parsed(text: str) -> dict[str, str]:
 
 def other_rows(first: str, second: str) -> list[str]:
     """The rows that both texts have a hash of, and not the same one."""
-    one, other = parsed(first), parsed(second)
-    return [row for row, digest in one.items() if other.get(row, digest) != digest]
+    digests, other = parsed(first), parsed(second)
+    return [row for row, digest in digests.items() if other.get(row, digest) != digest]
 
 
 def in_fingerprint(facts: Mapping[str, str]) -> dict[str, str]:
@@ -54,7 +54,7 @@ def agree(name: str, first: Mapping[str, Any], second: Mapping[str, Any]) -> boo
         lacking = name not in first or name not in second
         if lacking and name in _SEEN:
             return True
-        if lacking and not all(any(map(_is_known_by, one)) for one in (first, second)):
+        if lacking and not all(any(map(_is_known_by, facts)) for facts in (first, second)):
             return True
         if PLACE in (first.get(name), second.get(name)):
             return True
@@ -106,7 +106,7 @@ def relation(first: Any, second: Any, split: str = "train") -> Relation:
     Args:
         first, second: `data` of their manifests, which may come from anybody.
     """
-    runs = [_mapping(one) for one in (first, second)]
+    runs = [_mapping(manifest) for manifest in (first, second)]
     if all(run.get("train") and split not in run for run in runs):  # neither validates
         return Relation(True)
     if not all(run.get(split) for run in runs):
@@ -121,10 +121,10 @@ def relation(first: Any, second: Any, split: str = "train") -> Relation:
     if keys:
         return Relation(False, f"other data: {named(keys, *known)}", tuple(keys))
     by = [
-        one.get(KNOWN_BY) or (FINGERPRINT if tells(run[split]) else CONTENT)
-        for one, run in zip(known, runs, strict=True)
+        facts.get(KNOWN_BY) or (FINGERPRINT if tells(run[split]) else CONTENT)
+        for facts, run in zip(known, runs, strict=True)
     ]
-    lacks_source = any(_NO_SOURCE in one.values() for one in known)
+    lacks_source = any(_NO_SOURCE in facts.values() for facts in known)
     if by == [FINGERPRINT] * 2 and not lacks_source:
         return Relation(True)
     compared = compared_rows(*map(in_fingerprint, known))
@@ -135,7 +135,7 @@ def relation(first: Any, second: Any, split: str = "train") -> Relation:
 
 def compared_rows(first: Mapping[str, Any], second: Mapping[str, Any]) -> str:
     """How many rows two fingerprints have in common, of which none differs."""
-    both = [parsed(str(one.get(f"{PREFIX}rows", ""))) for one in (first, second)]
+    both = [parsed(str(facts.get(f"{PREFIX}rows", ""))) for facts in (first, second)]
     rows = both[0].keys() & both[1].keys()
     return f"{len(rows)} of its rows were compared" if rows else "none of its rows was compared"
 
@@ -144,12 +144,12 @@ def named(keys: Sequence[str], first: Mapping[str, Any], second: Mapping[str, An
     """Facts that differ, in words."""
     said = []
     for key in keys:
-        one, other = str(first.get(key, "none")), str(second.get(key, "none"))
+        value, other = str(first.get(key, "none")), str(second.get(key, "none"))
         if key == "rows":
-            rows = other_rows(one, other)
+            rows = other_rows(value, other)
             said.append(f"rows {', '.join(rows[:5])}{', ...' if len(rows) > 5 else ''}")
         elif key.startswith("arguments."):
-            said.append(f"{key.removeprefix('arguments.')} {one[:60]} and {other[:60]}")
+            said.append(f"{key.removeprefix('arguments.')} {value[:60]} and {other[:60]}")
         else:
             said.append(key.replace("code.", "code of "))
     return "; ".join(said)

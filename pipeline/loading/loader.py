@@ -255,7 +255,7 @@ class Loader:
             changes = False
             steps, delivered = (self.plan.skipped.steps(epoch, step, limit) for _ in range(2))
             requests: Iterator[Asked]
-            requests = (self.plan.request(epoch, one, world.rank, world.size) for one in steps)
+            requests = (self.plan.request(epoch, step, world.rank, world.size) for step in steps)
             if self._ahead is not None:
                 requests = self._ahead.requests(epoch, step, requests)
             if self._sample is not None:

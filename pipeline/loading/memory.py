@@ -61,16 +61,16 @@ def size_of(process: int) -> int:
 
 def limit() -> tuple[int, str]:
     """The least of the limits on what a process here may take: bytes, and what sets it."""
-    found = {"the memory of this machine": _field(_PROC / "meminfo", "MemTotal")}
+    limits = {"the memory of this machine": _field(_PROC / "meminfo", "MemTotal")}
     for folder in _cgroups():
         for name in ("memory.max", "memory.limit_in_bytes"):  # version 2, version 1
             with suppress(OSError, ValueError):  # no such file, or "max"
-                found[f"{name} of its cgroup"] = int((folder / name).read_text())
+                limits[f"{name} of its cgroup"] = int((folder / name).read_text())
     if resource is not None:
         space = resource.getrlimit(resource.RLIMIT_AS)[0]
         if space != resource.RLIM_INFINITY:
-            found["RLIMIT_AS (ulimit -v)"] = space
-    return min((size, name) for name, size in found.items())
+            limits["RLIMIT_AS (ulimit -v)"] = space
+    return min((size, name) for name, size in limits.items())
 
 
 def of_a_batch(workers: int, ahead: int, ranks: int = 1) -> int:
@@ -104,11 +104,11 @@ def _cgroups() -> Iterator[Path]:
     except OSError:
         return
     for line in lines:
-        _, kinds, place = line.split(":", 2)
+        _, kinds, path = line.split(":", 2)
         if kinds in ("", "memory"):
-            own = (_CGROUP / kinds / place.lstrip("/")).resolve()
-            roots = (one for one in (own, *own.parents) if one.is_relative_to(_CGROUP))
-            yield from (one for one in roots if one.is_dir())
+            own = (_CGROUP / kinds / path.lstrip("/")).resolve()
+            roots = (folder for folder in (own, *own.parents) if folder.is_relative_to(_CGROUP))
+            yield from (folder for folder in roots if folder.is_dir())
 
 
 def _field(path: Path, name: str, unit: int = 1024) -> int:

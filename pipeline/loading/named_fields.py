@@ -86,7 +86,7 @@ def own_names(sample: Any) -> tuple[str, ...] | None:
     if isinstance(sample, tuple):
         return getattr(sample, "_fields", None)
     if dataclasses.is_dataclass(sample) and not isinstance(sample, type):
-        return tuple(one.name for one in dataclasses.fields(sample))
+        return tuple(field.name for field in dataclasses.fields(sample))
     return None
 
 

@@ -131,11 +131,11 @@ def allocate_row(shape: Shape, dtype: type[np.generic]) -> OutputRow:
             return OutputRow(array, torch.from_numpy(array))
         array, _current.tensor = allocate((_current.rows, *shape), np.dtype(dtype))
         _current.outputs = list(map(OutputRow, array, _current.tensor.unbind(0)))
-    place = _current.taken
-    if place < _current.rows and _current.tensor is not None:
-        row = _current.outputs[place]
+    number = _current.taken
+    if number < _current.rows and _current.tensor is not None:
+        row = _current.outputs[number]
         if row.array.shape == shape and row.array.dtype == dtype:
-            _current.taken = place + 1
+            _current.taken = number + 1
             return row
     array = np.empty(shape, dtype)
     return OutputRow(array, torch.from_numpy(array))
@@ -173,7 +173,7 @@ def allocate(shape: Shape, dtype: np.dtype[Any]) -> OutputRow:
     if _current.is_own or _reuses or get_worker_info() is None:
         idle = _idle.get(size)
         if idle is None:
-            waits = sum(other * len(one) for other, one in _idle.items())
+            waits = sum(other * len(idle) for other, idle in _idle.items())
             if len(_idle) >= _MOST_SIZES or not batch_bytes.has_room(waits + size):
                 _idle.clear()
             idle = _idle.setdefault(size, _Idle())

@@ -121,14 +121,14 @@ class Again:
 def _hashes(sample: Any, hashed: Hashed) -> Hashes:
     """The hashes of a sample's fields; those that have none are left out."""
     fields = sample if isinstance(sample, Mapping) else {"": sample}
-    found: Hashes = {}
+    hashes: Hashes = {}
     for name, value in fields.items():
         try:
-            found[str(name)] = hashed(value)
+            hashes[str(name)] = hashed(value)
         except DataError:
             continue
-    return found
+    return hashes
 
 
-def _differing(one: Hashes, other: Hashes) -> list[str]:
-    return [name for name in {**one, **other} if one.get(name) != other.get(name)]
+def _differing(first: Hashes, other: Hashes) -> list[str]:
+    return [name for name in {**first, **other} if first.get(name) != other.get(name)]

@@ -234,8 +234,8 @@ class SampleReader:
         before, account = self._draws.save(), batch_bytes.at_hand()
         began = time.perf_counter()
         try:
-            found = self._rows.__getitems__(list(self._asked))
-            samples = [one if type(one) is dict else self._named(one) for one in found]
+            rows = self._rows.__getitems__(list(self._asked))
+            samples = [sample if type(sample) is dict else self._named(sample) for sample in rows]
             if account and not account.taken and time.perf_counter() - began > self._recipe.quick:
                 account.reserve(nbytes(samples), "samples that were read at once")
         except Exception as error:

@@ -62,15 +62,15 @@ def seen_of(
         hashes: one a row: reads it and returns a hash of it.
         rows: their numbers.
     """
-    found: dict[int, str] = {}
+    digests: dict[int, str] = {}
     for row, read in zip(rows, hashes, strict=True):
         with suppress(Exception):  # bad, or of a type that has no hash: training meets it, too
-            found[row] = read().hex()[:16]
+            digests[row] = read().hex()[:16]
     again = dict(list(zip(rows, hashes, strict=True))[:AGAIN])
     with suppress(Exception):
-        if any(read().hex()[:16] != found[row] for row, read in again.items() if row in found):
-            found = {}
-    seen = {"rows": written(found)} if found else {}
+        if any(read().hex()[:16] != digests[row] for row, read in again.items() if row in digests):
+            digests = {}
+    seen = {"rows": written(digests)} if digests else {}
     for name, parts in (("table", _table(dataset, fields)), ("files", _files(dataset, rows))):
         with suppress(Exception):  # made by code of somebody's own
             digest = hashlib.blake2b(digest_size=8)
@@ -111,10 +111,10 @@ def _text(value: Any) -> str:
 def _files(dataset: Any, rows: Sequence[int]) -> Iterator[bytes]:
     """Name and size of some files, and how many there are."""
     if callable(getattr(dataset, "data_files", None)):
-        listed = [[str(part) for part in one] for one in dataset.data_files()]
+        listed = [[str(part) for part in file] for file in dataset.data_files()]
         yield str(len(listed)).encode()
         some = np.unique(np.linspace(0, len(listed) - 1, min(len(listed), _MOST_FILES)).round())
-        files = [listed[int(place)] for place in some] if listed else []
+        files = [listed[int(number)] for number in some] if listed else []
     elif callable(getattr(dataset, "path", None)):
         paths = [str(dataset.path(row)) for row in rows]
         files = [[Path(path).name, path] for path in paths]

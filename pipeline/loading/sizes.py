@@ -23,25 +23,25 @@ def nbytes(value: Any) -> int:
     total = 0
     waiting = [value]  # no recursion: JSON may be nested as deeply as the interpreter allows
     while waiting:
-        one = waiting.pop()
-        kind = type(one)
-        if kind is torch.Tensor or kind is np.ndarray or isinstance(one, _TENSORS):
-            total += one.nbytes
-        elif isinstance(one, (list, tuple, set)):
-            total += sys.getsizeof(one)
-            waiting += one
-        elif isinstance(one, Mapping):
-            total += sys.getsizeof(one) if kind is dict else 0
-            waiting += one.values()
-        elif isinstance(one, bytes):
-            total += len(one)
-        elif isinstance(one, (str, int, float)):
-            total += sys.getsizeof(one)
-        elif isinstance(one, EncodedImage):
-            total += len(one.content)
-            waiting += [value for value in vars(one).values() if isinstance(value, torch.Tensor)]
-        elif hasattr(one, "getbands") and hasattr(one, "size"):  # a Pillow image
-            total += one.size[0] * one.size[1] * len(one.getbands())
+        item = waiting.pop()
+        kind = type(item)
+        if kind is torch.Tensor or kind is np.ndarray or isinstance(item, _TENSORS):
+            total += item.nbytes
+        elif isinstance(item, (list, tuple, set)):
+            total += sys.getsizeof(item)
+            waiting += item
+        elif isinstance(item, Mapping):
+            total += sys.getsizeof(item) if kind is dict else 0
+            waiting += item.values()
+        elif isinstance(item, bytes):
+            total += len(item)
+        elif isinstance(item, (str, int, float)):
+            total += sys.getsizeof(item)
+        elif isinstance(item, EncodedImage):
+            total += len(item.content)
+            waiting += [value for value in vars(item).values() if isinstance(value, torch.Tensor)]
+        elif hasattr(item, "getbands") and hasattr(item, "size"):  # a Pillow image
+            total += item.size[0] * item.size[1] * len(item.getbands())
     return total
 
 

@@ -77,16 +77,16 @@ class StreamReader:
                     if hasattr(self._dataset, "set_epoch"):
                         self._dataset.set_epoch(epoch)
                     self._open(0)
-                found = self._positions(start, stop)
+                records = self._positions(start, stop)
             self._states = draws.save()
         finally:
             draws.restore(outside)
-        return found
+        return records
 
     def _positions(self, start: int, stop: int) -> Records:
         if not self._order.buffer:
             return self._raw(start, stop)
-        found: Records = []
+        taken: Records = []
         while start < stop:
             first, last = self._order.block(self._epoch, start)
             if self._block[0] != first:
@@ -95,11 +95,11 @@ class StreamReader:
                 order = self._order.within(self._epoch, first, len(raw))
                 self._block = (first, [raw[place] for place in order.tolist()])
             records = self._block[1]
-            found += records[start - first : stop - first]
+            taken += records[start - first : stop - first]
             if len(records) < last - first:
                 break
             start = last
-        return found
+        return taken
 
     def _raw(self, start: int, stop: int) -> Records:
         """Raw records by number."""
@@ -223,22 +223,22 @@ class StreamFetch(Fetch):
         draws = draws if self._keyed else self._own.beside(draws, request.epoch)
         timer = StageTimer(self.traced)  # raw records are read before there are samples
         start = request.step * self.batch_size
-        found = self._records(request, start, start + self.batch_size, draws)
-        full = len(found) == self.batch_size
-        if not found or (self.tail == "drop" and not full):
+        numbered = self._records(request, start, start + self.batch_size, draws)
+        full = len(numbered) == self.batch_size
+        if not numbered or (self.tail == "drop" and not full):
             return End(request)
-        positions = start + np.arange(len(found), dtype=np.int64)
-        numbers = np.array([number for number, _ in found], dtype=np.int64)
-        size = self.batch_size if self.tail == "pad" else len(found)
+        positions = start + np.arange(len(numbered), dtype=np.int64)
+        numbers = np.array([number for number, _ in numbered], dtype=np.int64)
+        size = self.batch_size if self.tail == "pad" else len(numbered)
         share = deal(
-            Request(*request.address, positions, numbers, len(found)),
+            Request(*request.address, positions, numbers, len(numbered)),
             size,
             request.rank,
             request.world,
             self.together,
         )
         first = partial(self._records, request, 0, ATTEMPTS, draws)
-        records = _Decoded(self.dataset, found, first, self.seed)
+        records = _Decoded(self.dataset, numbered, first, self.seed)
         return self.work(share, records, draws, timer)
 
     def substitutes(self, rows: Any) -> Substitutes:
@@ -279,7 +279,7 @@ class StreamFetch(Fetch):
             local.reader, local.process = reader, os.getpid()
         reader, local.reader = local.reader, None  # a broken iterator cannot be read on
         try:
-            found = reader.read(request.epoch, start, stop, draws)
+            records = reader.read(request.epoch, start, stop, draws)
         except BatchTooLargeError as error:
             where = f"batch (epoch {request.epoch}, step {request.step})"
             raise BatchTooLargeError(f"{where}: {error}") from error
@@ -291,7 +291,7 @@ class StreamFetch(Fetch):
                 f"{request.step}: {type(error).__name__}: {error}"
             ) from error
         local.reader = reader
-        return found
+        return records
 
 
 class _Decoded:
@@ -303,12 +303,12 @@ class _Decoded:
     """
 
     def __init__(
-        self, stream: Any, found: Records, first: Callable[[], Records], seed: int
+        self, stream: Any, records: Records, first: Callable[[], Records], seed: int
     ) -> None:
         self._stream = stream
         self._decode = getattr(stream, "decode", None)
-        self._records = dict(found)
-        self._numbers = [number for number, _ in found]
+        self._records = dict(records)
+        self._numbers = [number for number, _ in records]
         self._first = first
         self._seed = seed
 
@@ -318,8 +318,8 @@ class _Decoded:
 
     def spare(self, numbers: list[int]) -> _Decoded:
         """The same with copies of some raw records, which transforms may write into."""
-        found = [(number, deepcopy(self._records[number])) for number in numbers]
-        return _Decoded(self._stream, found, self._first, self._seed)
+        records = [(number, deepcopy(self._records[number])) for number in numbers]
+        return _Decoded(self._stream, records, self._first, self._seed)
 
     def rows(self, request: Request, place: int) -> Iterator[int]:
         """Numbers of records for the place of a bad one, as `bad_samples.Substitutes`."""

@@ -46,11 +46,11 @@ class Buffers:
         )
         tensor = tensor if dense else tensor.contiguous()
         size = tensor.numel() * tensor.element_size()
-        place, self._used = self._used, self._used + 1
-        if place == len(self._kept) or len(self._kept[place]) < size:
+        number, self._used = self._used, self._used + 1
+        if number == len(self._kept) or len(self._kept[number]) < size:
             fresh = torch.empty(size, dtype=torch.uint8, pin_memory=self._pinned)
-            self._kept[place : place + 1] = [fresh]
-        memory = self._kept[place][:size].view(tensor.dtype)
+            self._kept[number : number + 1] = [fresh]
+        memory = self._kept[number][:size].view(tensor.dtype)
         return memory.as_strided(tensor.shape, tensor.stride()).copy_(tensor)
 
 

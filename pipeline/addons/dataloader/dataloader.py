@@ -321,14 +321,14 @@ class DataLoader(torch_data.DataLoader[Sample]):
                 f"{STATE_VERSION}; is it one of another kind of loader?"
             )
         try:
-            here, there = self._identity(), mapping(state.get("of"))
-            different = [name for name in here if here[name] != there.get(name)]
+            own, there = self._identity(), mapping(state.get("of"))
+            different = [name for name in own if own[name] != there.get(name)]
             if different:
-                told = "; ".join(
-                    f"{n} is {here[n]!r} and was {shown(there.get(n))}" for n in different
+                differences = "; ".join(
+                    f"{n} is {own[n]!r} and was {shown(there.get(n))}" for n in different
                 )
                 raise ValueError(
-                    f"the state is of another DataLoader, whose steps are others: {told}"
+                    f"the state is of another DataLoader, whose steps are others: {differences}"
                 )
             epoch, draws = integer(state, "epoch", most=_MOST), mapping(state.get("draws"))
             if draws.get("seed") is None:
@@ -362,7 +362,7 @@ class DataLoader(torch_data.DataLoader[Sample]):
     def _with_epochs(self) -> Any:
         """The sampler that is told which epoch it is (`DistributedSampler`), or None."""
         sampler = self.sampler if self.batch_sampler is None else self.batch_sampler
-        return next((one for one in wrapped(sampler) if hasattr(one, "set_epoch")), None)
+        return next((part for part in wrapped(sampler) if hasattr(part, "set_epoch")), None)
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies, which begin their own epochs."""

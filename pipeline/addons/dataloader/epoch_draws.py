@@ -73,7 +73,7 @@ class EpochDraws:
             snapshot["first"] = self.first
         # Other samplers than torch's may draw from `random` or `numpy.random`.
         rows = (list, tuple, range, torch.Tensor, np.ndarray)
-        others = (one for one in self._chain if not isinstance(one, rows))
+        others = (sampler for sampler in self._chain if not isinstance(sampler, rows))
         if any(not type(sampler).__module__.startswith("torch.") for sampler in others):
             snapshot |= {"random": random.getstate(), "numpy": np.random.get_state()}
         return snapshot
@@ -149,8 +149,12 @@ class EpochDraws:
 
     def _generators(self) -> list[torch.Generator]:
         """All that are drawn from besides the global one, each once."""
-        found = [self._generator, *(getattr(one, "generator", None) for one in self._chain)]
-        different = {id(one): one for one in found if isinstance(one, torch.Generator)}
+        candidates = [self._generator, *(getattr(one, "generator", None) for one in self._chain)]
+        different = {
+            id(generator): generator
+            for generator in candidates
+            if isinstance(generator, torch.Generator)
+        }
         return list(different.values())
 
 
@@ -202,7 +206,7 @@ def from_plain(saved: Mapping[str, Any]) -> Snapshot:
         if len(saved["generators"]) > _MOST_GENERATORS:
             raise ValueError(f"it has more than {_MOST_GENERATORS} generators")
         snapshot["torch"] = torch.from_numpy(_array(saved["torch"], np.uint8))
-        states = [_array(one, np.uint8) for one in saved["generators"]]
+        states = [_array(text, np.uint8) for text in saved["generators"]]
         snapshot["generators"] = [torch.from_numpy(state) for state in states]
         torch.Generator().set_state(snapshot["torch"])  # refuses what is no state
         if snapshot.get("first") is not None:
@@ -211,10 +215,10 @@ def from_plain(saved: Mapping[str, Any]) -> Snapshot:
             version, words, gauss = saved["random"]
             snapshot["random"] = version, tuple(_array(words, np.uint32).tolist()), gauss
             random.Random().setstate(snapshot["random"])
-            name, keys, place, *rest = saved["numpy"]
-            if type(place) is not int or not 0 <= place <= _WORDS:  # numpy reads at any place
-                raise ValueError(f"numpy's generator is at {shown(place)}")
-            snapshot["numpy"] = (name, _array(keys, np.uint32), place, *rest)
+            name, keys, position, *rest = saved["numpy"]
+            if type(position) is not int or not 0 <= position <= _WORDS:  # numpy reads at any place
+                raise ValueError(f"numpy's generator is at {shown(position)}")
+            snapshot["numpy"] = (name, _array(keys, np.uint32), position, *rest)
             np.random.RandomState(0).set_state(snapshot["numpy"])
         return snapshot
     except (ValueError, TypeError, KeyError, RuntimeError, OverflowError, zlib.error) as error:
@@ -229,7 +233,7 @@ def _array(text: str, kind: Any) -> Any:
     if len(text) > 2 * _LARGEST:
         raise ValueError(f"a state has {len(text)} characters")
     unpacking = zlib.decompressobj()
-    found = unpacking.decompress(base64.b64decode(text, validate=True), _LARGEST)
+    content = unpacking.decompress(base64.b64decode(text, validate=True), _LARGEST)
     if not unpacking.eof:
         raise ValueError(f"a state is cut off, or larger than {_LARGEST} bytes")
-    return np.frombuffer(found, dtype=kind).copy()
+    return np.frombuffer(content, dtype=kind).copy()

@@ -174,12 +174,12 @@ class ItemFetch(BackendFetch):
                 samples = many(keys)
             else:
                 samples, taken = [], 0
-                here = worker_status.current.cell
-                here[worker_status.STAGE] = worker_status.READ
+                cell = worker_status.current.cell
+                cell[worker_status.STAGE] = worker_status.READ
                 for place, key in enumerate(keys):
                     if seeds is not None:
                         draws.seed(seeds[place])
-                    here[worker_status.PLACE] = place
+                    cell[worker_status.PLACE] = place
                     samples.append(dataset[key])
                     if account.taken != taken:
                         taken = settled(account, taken, samples[-1])
@@ -386,4 +386,4 @@ def _load(part: Any, state: Any) -> None:
 def _states(**parts: Any) -> dict[str, Any] | None:
     """Copies of the states of those parts that have one, by name; None if none has."""
     states = {name: part.state_dict() for name, part in parts.items() if is_stateful(part)}
-    return {name: deepcopy(one) for name, one in states.items() if one is not None} or None
+    return {name: deepcopy(state) for name, state in states.items() if state is not None} or None

@@ -34,7 +34,7 @@ def check(state: Any, iterable: bool) -> None:
     if not iterable:
         integer(mapping(state), "step")
         ahead = state.get("ahead")
-        if not isinstance(ahead, list) or not all(type(one) is int for one in ahead):
+        if not isinstance(ahead, list) or not all(type(step) is int for step in ahead):
             raise JsonError(f"ahead is {shown(ahead)}, and must be a list of steps")
         sampler = state.get("sampler")
         if sampler is not None:
@@ -46,10 +46,10 @@ def check(state: Any, iterable: bool) -> None:
     workers, parts = integer(mapping(state), "workers", most=_MOST_WORKERS), state.get("parts")
     if not isinstance(parts, list) or len(parts) != max(workers, 1):
         raise JsonError(f"parts is {shown(parts)}, and must be a list, one for each worker")
-    for one in parts:
-        integer(mapping(one), "batches")
-        integer(one, "batch")
-        if one.keys() != {"batches", "ended", "batch", "state"}:
+    for part in parts:
+        integer(mapping(part), "batches")
+        integer(part, "batch")
+        if part.keys() != {"batches", "ended", "batch", "state"}:
             raise JsonError("a part has missing or unexpected keys")
 
 
@@ -151,7 +151,9 @@ class ShardsProgress(Progress):
         self._in_order = in_order or not processes
         self._copied = workers != processes
         known = saved.get("parts") or [{"state": state} for state in carried or ()]
-        self._shards = [Shard(**one) for one in known] or [Shard() for _ in range(max(workers, 1))]
+        self._shards = [Shard(**part) for part in known] or [
+            Shard() for _ in range(max(workers, 1))
+        ]
         self._begun_at = [(shard.batch, shard.state) for shard in self._shards]
         self._asked = [shard.batches for shard in self._shards]
         self._unheard = set(range(len(self._shards))) if stateful else set()
@@ -177,12 +179,12 @@ class ShardsProgress(Progress):
                 if all(shard.ended for shard in self._shards):
                     return
                 known = place < len(self._shards) and not self._shards[place].ended
-                wanted = known and number >= first[place]
-                yield self._step(place if wanted else -1, number)
+                is_asked = known and number >= first[place]
+                yield self._step(place if is_asked else -1, number)
 
     def _assigned(self, loads: Sequence[int]) -> tuple[int, ShardStep]:
         left = [place for place, shard in enumerate(self._shards) if not shard.ended] or [0]
-        place = min(left, key=lambda one: (loads[one % self._processes], self._asked[one]))
+        place = min(left, key=lambda shard: (loads[shard % self._processes], self._asked[shard]))
         self._asked[place] += 1
         return place % self._processes, self._step(place, self._asked[place] - 1)
 
@@ -265,7 +267,7 @@ class RowsProgress(Progress):
 
     def _begin(self, saved: Mapping[str, Any] | None, carried: Any) -> None:
         """Go to the next step, and draw it."""
-        owner: Any = next((one for one in wrapped(self._source) if is_stateful(one)), None)
+        owner: Any = next((part for part in wrapped(self._source) if is_stateful(part)), None)
         state = carried if saved is None else saved["state"]
         of_iterator = saved is not None and saved["of"] == "iterator"
         if state is not None and owner is not None and not of_iterator:

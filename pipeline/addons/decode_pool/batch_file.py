@@ -110,8 +110,8 @@ def _mapped(descriptor: int, size: int, sent: bool) -> tuple[bytes, list[Bytes]]
         raise ValueError("its arrays do not fill it")
     file = MappedFile(descriptor, size, sent)
     arrays = [
-        np.frombuffer(file, np.uint8, length, place)
-        for place, length in zip(starts, sizes, strict=True)
+        np.frombuffer(file, np.uint8, length, start)
+        for start, length in zip(starts, sizes, strict=True)
     ]
     return rest[8 * count :], arrays
 

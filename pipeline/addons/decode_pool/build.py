@@ -65,9 +65,9 @@ def _parts(split: Split) -> Iterator[Any]:
     # What batches have of the objective are the names of fields.
     yield split.fingerprint, fields.given, fields.usual, split.data.on_device
     # Statistics and facts of the training split go into steps of both.
-    for one in dict.fromkeys((split, split.data.train)):
-        pool = next(wrapper for wrapper in one.wrappers if isinstance(wrapper, SharedBatches))
-        yield one.name, pool.contents
+    for part in dict.fromkeys((split, split.data.train)):
+        pool = next(wrapper for wrapper in part.wrappers if isinstance(wrapper, SharedBatches))
+        yield part.name, pool.contents
     code = code_of(config)
     for key, modules in code.items():
         if UNKNOWN in modules.values():
@@ -83,7 +83,7 @@ def _parts(split: Split) -> Iterator[Any]:
     yield {name: version_of(name) for name in (*PACKAGES, *_READERS)}
 
 
-def contents_of(dataset: Any, told: str) -> str:
+def contents_of(dataset: Any, fingerprint: str) -> str:
     """A hash of what tells data apart, down to the times of its files; costs a `stat` a file.
 
     Args:
@@ -92,7 +92,7 @@ def contents_of(dataset: Any, told: str) -> str:
     Raises:
         ConfigError: it says nothing.
     """
-    if not tells(told):
+    if not tells(fingerprint):
         raise ConfigError(
             Problem(
                 KEY,
@@ -101,7 +101,7 @@ def contents_of(dataset: Any, told: str) -> str:
                 "(docs/own_dataset.md), or set loader.share=null",
             )
         )
-    digest = hashlib.blake2b(told.encode(), digest_size=16)
+    digest = hashlib.blake2b(fingerprint.encode(), digest_size=16)
     sources = getattr(dataset, "sources", None)
     mixes = type(unfiltered(dataset)).__module__.startswith("penstock.")
     if mixes and isinstance(sources, Mapping):  # which tell it each in its own way
@@ -114,12 +114,12 @@ def contents_of(dataset: Any, told: str) -> str:
         files = ((str(path), *map(str, rest)) for _, path, *rest in dataset.data_files())
     elif callable(getattr(dataset, "path", None)):
         files = ((str(dataset.path(index)),) for index in range(length_of(dataset) or 0))
-    for one in files:
+    for file in files:
         try:
-            found = Path(one[0]).stat()
+            status = Path(file[0]).stat()
         except (OSError, ValueError):  # at an address, where the version tells
-            place: list[Any] = list(one)
+            entry: list[Any] = list(file)
         else:
-            place = [str(Path(one[0]).absolute()), found.st_size, found.st_mtime_ns]
-        digest.update(json.dumps(place).encode() + b"\n")
+            entry = [str(Path(file[0]).absolute()), status.st_size, status.st_mtime_ns]
+        digest.update(json.dumps(entry).encode() + b"\n")
     return digest.hexdigest()

@@ -102,22 +102,22 @@ class PoolFolder:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """Let nobody else come or go meanwhile."""
-        place = own_folder(self.path.parent) / f"{self.path.name}.lock"
+        path = own_folder(self.path.parent) / f"{self.path.name}.lock"
         ends = time.monotonic() + _WAIT
         while True:
-            hold = Hold.take(place, os.O_RDWR | os.O_CREAT)
-            if hold is not None and hold.is_on(place):
+            hold = Hold.take(path, os.O_RDWR | os.O_CREAT)
+            if hold is not None and hold.is_on(path):
                 break
             if hold is not None:
                 hold.release()
             elif time.monotonic() > ends:
-                raise PenstockError(f"{place} has been locked for {_WAIT:g} s by another run")
+                raise PenstockError(f"{path} has been locked for {_WAIT:g} s by another run")
             time.sleep(0.005)
         try:
             yield
         finally:
             if not self.path.exists():
-                place.unlink(missing_ok=True)
+                path.unlink(missing_ok=True)
             hold.release()
 
 
@@ -142,8 +142,8 @@ def _room() -> Path:
 
 def _bytes_of(folder: Path) -> int:
     """The size of its file system."""
-    found = os.statvfs(folder)
-    return found.f_blocks * found.f_frsize
+    system = os.statvfs(folder)
+    return system.f_blocks * system.f_frsize
 
 
 _RECORD = struct.Struct("<32sqqqqqqdddI")

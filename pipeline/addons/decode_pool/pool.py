@@ -108,23 +108,23 @@ class DecodePool:
         began = time.perf_counter()
         path = self.folder.path / self.group / f"{_name(request)}.batch"
         warnings: dict[str, str] = {}
-        found, part = None, None
+        taken, part = None, None
         try:
             for number in range(_PARTS):
                 tried = path.with_suffix(f".{number}.part")
-                found, part = self._waited_for(path, tried, request.address, warnings)
-                if found is not None or part is not None:
+                taken, part = self._waited_for(path, tried, request.address, warnings)
+                if taken is not None or part is not None:
                     break
         except (OSError, NotOwnError) as error:
             warnings[TAKEN] = f"batches are not shared (loader.share): {error}"
-        if found is None:
+        if taken is None:
             worker_status.report(worker_status.WHOLE, worker_status.READ)
             result = self._made(make, path, part, warnings)
-        elif isinstance(found, Batch):
-            self._seconds.append(sum(found.timing.values()))
-            result = found.replace(timing={TAKEN: time.perf_counter() - began})
+        elif isinstance(taken, Batch):
+            self._seconds.append(sum(taken.timing.values()))
+            result = taken.replace(timing={TAKEN: time.perf_counter() - began})
         else:
-            result = found
+            result = taken
         if warnings and isinstance(result, Batch):
             result = result.replace(warnings={**warnings, **result.warnings})
         return result
@@ -137,9 +137,9 @@ class DecodePool:
         usual = max(self._seconds, default=_FIRST / _PATIENCE)
         patience, look, signs = min(_PATIENCE * usual, _MOST), min(usual / 8, _LOOK), 0
         while True:
-            found = self._read(path, address, warnings)
-            if found is not None:
-                return found, None
+            taken = self._read(path, address, warnings)
+            if taken is not None:
+                return taken, None
             hold = _lock(tried)
             if hold is not None and hold.is_on(tried) and not path.exists():
                 os.pwrite(hold.descriptor, str(os.getpid()).encode(), 0)
@@ -277,7 +277,9 @@ def _is_stopped(part: Path) -> bool:
 def _is_clean(result: Batch | End) -> bool:
     """Whether any run would have made the same."""
     return not isinstance(result, Batch) or (
-        not result.warnings and result.trace is None and all(one.known for one in result.left_out)
+        not result.warnings
+        and result.trace is None
+        and all(sample.known for sample in result.left_out)
     )
 
 
@@ -321,13 +323,13 @@ class Eviction:
 def _evict(folder: Path, runs: list[Position], most: float) -> None:
     """Delete batches until they take at most `most` bytes, those that are needed latest first."""
     kept = list(_files(folder, runs))
-    total = sum(one.size for one in kept)
+    total = sum(file.size for file in kept)
     if total <= most:
         return
-    for one in sorted(kept):
+    for file in sorted(kept):
         with suppress(OSError):
-            Path(one.path).unlink(missing_ok=True)
-        total -= one.size
+            Path(file.path).unlink(missing_ok=True)
+        total -= file.size
         if total <= most:
             return
 
@@ -338,28 +340,28 @@ def _files(folder: Path, runs: list[Position]) -> Iterator[_Kept]:
         ours = [run for run in runs if run.group == group.name]
         for file in _entries(group.path):
             try:
-                found = file.stat(follow_symlinks=False)
+                status = file.stat(follow_symlinks=False)
             except OSError:  # gone meanwhile
                 continue
             address = _NAME.fullmatch(file.name)
             if address is None:
-                if time.time() - found.st_mtime > _ABANDONED and not is_locked(Path(file.path)):
-                    yield _Kept((-1.0,), file.path, found.st_size)
+                if time.time() - status.st_mtime > _ABANDONED and not is_locked(Path(file.path)):
+                    yield _Kept((-1.0,), file.path, status.st_size)
                 continue
             epoch, step = map(int, address.groups())
             until = min(
                 (run.seconds_until(epoch, step, now, more_jobs) for run in ours), default=None
             )
             if until is None:  # no run of this kind is attached: the oldest first
-                order: tuple[float, ...] = (0.0, found.st_mtime)
+                order: tuple[float, ...] = (0.0, status.st_mtime)
             else:
                 order = (1.0, -until, -epoch, -step)
-            yield _Kept(order, file.path, found.st_size)
+            yield _Kept(order, file.path, status.st_size)
 
 
 def _entries(folder: str | Path) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as entries:
-            return [one for one in entries if not one.name.endswith(".run")]
+            return [entry for entry in entries if not entry.name.endswith(".run")]
     except OSError:  # a file, or gone meanwhile
         return []

@@ -142,7 +142,7 @@ class _Writer:
             "timing": dict(batch.timing),
             "trace": None if trace is None else list(astuple(trace)),
             "hashes": None if hashes is None else [digest.hex() for digest in hashes],
-            "left_out": [list(astuple(one)) for one in batch.left_out],
+            "left_out": [list(astuple(sample)) for sample in batch.left_out],
             "warnings": dict(batch.warnings),
             "slow": list(batch.slow),
         }
@@ -215,8 +215,8 @@ class _Writer:
         whole = tensor.resolve_neg().permute(order if moved else dims).contiguous()
         if not whole.numel():
             return [self.add(_EMPTY), dtype, shape]
-        place = self.add(whole.reshape(-1).view(torch.uint8).numpy())
-        return [place, dtype, shape, order] if moved else [place, dtype, shape]
+        number = self.add(whole.reshape(-1).view(torch.uint8).numpy())
+        return [number, dtype, shape, order] if moved else [number, dtype, shape]
 
 
 class _Reader:
@@ -289,32 +289,32 @@ class _Reader:
             return self._values[kind](content)
         return said
 
-    def ints(self, place: int) -> npt.NDArray[np.int64]:
-        return self._bytes(place).view(np.int64)
+    def ints(self, number: int) -> npt.NDArray[np.int64]:
+        return self._bytes(number).view(np.int64)
 
-    def _bytes(self, place: Any) -> Bytes:
-        if _int(place) < 0:
+    def _bytes(self, number: Any) -> Bytes:
+        if _int(number) < 0:
             raise IndexError("an array of a negative number")
-        array = self._arrays[place]
+        array = self._arrays[number]
         if array.dtype != np.uint8 or array.ndim != 1 or not array.flags.c_contiguous:
-            raise ValueError(f"array {place} is not of plain bytes")
+            raise ValueError(f"array {number} is not of plain bytes")
         return array
 
-    def _copy(self, place: Any) -> bytes:
-        content = self._bytes(place)
-        if place in self._copied:  # or a few bytes of the header could ask for any memory
-            raise ValueError(f"array {place} is asked for twice")
-        self._copied.add(place)
+    def _copy(self, number: Any) -> bytes:
+        content = self._bytes(number)
+        if number in self._copied:  # or a few bytes of the header could ask for any memory
+            raise ValueError(f"array {number} is asked for twice")
+        self._copied.add(number)
         return content.tobytes()
 
     def _tensor(self, said: Sequence[Any]) -> torch.Tensor:
-        place, name, shape, *order = said
+        number, name, shape, *order = said
         dtype, sizes = _DTYPES[name], [_int(size) for size in shape]
         dims = list(range(len(sizes)))
         (order,) = order or [dims]
         if sorted(map(_int, order)) != dims:
             raise ValueError(f"dimensions in the order {plain_json.shown(order)}")
-        array = self._bytes(place)
+        array = self._bytes(number)
         if min(sizes, default=1) < 0 or math.prod(sizes) * dtype.itemsize != array.nbytes:
             raise ValueError(f"a tensor of {name}{sizes} has {array.nbytes} bytes")
         if not array.nbytes:
@@ -323,12 +323,12 @@ class _Reader:
         return whole.permute([order.index(dim) for dim in dims])
 
     def _array(self, said: Sequence[Any]) -> npt.NDArray[Any]:
-        place, name, shape = said
-        return self._bytes(place).view(_dtype(name)).reshape([_int(size) for size in shape])
+        number, name, shape = said
+        return self._bytes(number).view(_dtype(name)).reshape([_int(size) for size in shape])
 
     def _scalar(self, said: Sequence[Any]) -> Any:
-        place, name = said
-        return self._bytes(place).view(_dtype(name))[0]
+        number, name = said
+        return self._bytes(number).view(_dtype(name))[0]
 
 
 _KNOWN = frozenset(

@@ -135,10 +135,10 @@ def by_token(ray: Any, address: str) -> Iterator[None]:
 
 
 @contextmanager
-def _variables(ray: Any, wanted: Mapping[str, str | None]) -> Iterator[None]:
+def _variables(ray: Any, variables: Mapping[str, str | None]) -> Iterator[None]:
     """Set environment variables, or remove them (None), for a time, and let Ray read them anew."""
-    before = {name: os.environ.get(name) for name in wanted}
-    _set(ray, wanted)
+    before = {name: os.environ.get(name) for name in variables}
+    _set(ray, variables)
     try:
         yield
     finally:
@@ -154,15 +154,15 @@ def _set(ray: Any, variables: Mapping[str, str | None]) -> None:
     ray._raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
-def address_of(ray: Any, wanted: str) -> str:
+def address_of(ray: Any, name: str) -> str:
     """HOST:PORT of the Ray that `loader.ray.address` names.
 
     Raises:
         ConfigError: there is none, there are several, it is for Ray's client, or on this machine
             and another user's.
     """
-    address = wanted
-    if wanted == "auto":
+    address = name
+    if name == "auto":
         address = os.environ.get("RAY_ADDRESS") or _running(ray)
     refuse_client(address)
     match = _SERVER.fullmatch(address)
@@ -208,7 +208,7 @@ def _running(ray: Any) -> str:
     """The address of the one Ray of which this user or root runs a node here."""
     flag, trusted = "--gcs-address=", _trusted_users()
     psutil = ray._private.services.psutil  # which Ray brings along
-    found = set()
+    addresses = set()
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
             words = process.cmdline()
@@ -216,12 +216,12 @@ def _running(ray: Any) -> str:
                 continue
             if any(f"/{PREFIX}" in word for word in words):
                 continue  # started by a program like this one, for itself
-            found |= {word.removeprefix(flag) for word in words if word.startswith(flag)}
-    if len(found) == 1:
-        return str(found.pop())
+            addresses |= {word.removeprefix(flag) for word in words if word.startswith(flag)}
+    if len(addresses) == 1:
+        return str(addresses.pop())
     reason = (
-        f"there are several: {', '.join(sorted(map(one_line, found)))}"
-        if found
+        f"there are several: {', '.join(sorted(map(one_line, addresses)))}"
+        if addresses
         else "none runs here as this user or root. Start one (ray start --head)"
     )
     raise ConfigError(
@@ -236,11 +236,11 @@ def _running(ray: Any) -> str:
 
 def _listeners(port: int) -> set[int]:
     """The users who listen at a port of this machine, by number; empty where no /proc tells."""
-    found = set()
+    users = set()
     for table in ("tcp", "tcp6"):
         with suppress(OSError):
             for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
                 _, address, _, state, _, _, _, user = line.split()[:8]
                 if state == _LISTENING and int(address.rpartition(":")[2], 16) == port:
-                    found.add(int(user))
-    return found
+                    users.add(int(user))
+    return users

@@ -80,8 +80,8 @@ class Begun(NamedTuple):
 class BatchActor:
     """Makes batches; each public method is called by `ray_pool.py` alone."""
 
-    def __init__(self, given: ActorContext) -> None:
-        self._given = given
+    def __init__(self, context: ActorContext) -> None:
+        self._given = context
         self._cell: Any = memoryview(array("q", bytes(8 * worker_status.FIELDS)))
         self._thread: int | None = None
         self._fetch: Any = None
@@ -89,9 +89,9 @@ class BatchActor:
 
     def begin(self, fetch: npt.NDArray[np.uint8]) -> Begun:
         """Unpickle the fetch, and be a worker; may raise anything that a person's code raises."""
-        given, number = self._given, self._given.number
+        context, number = self._given, self._given.number
         node = ray.get_runtime_context().get_node_id()
-        shares = node == given.node and self._share(Path(given.folder) / str(number))
+        shares = node == context.node and self._share(Path(context.folder) / str(number))
         worker_status.clear(self._cell)
         self._thread = threading.get_ident()
         worker_status.use(self._cell)
@@ -101,20 +101,20 @@ class BatchActor:
         torch_internals.share_by(torch.UntypedStorage)
         output_buffers.reuse()
         self._fetch = pickle.loads(fetch.data)
-        random.seed(given.seed)
-        torch.manual_seed(given.seed)
-        np.random.seed(numpy_seed(given.seed - number, number))
+        random.seed(context.seed)
+        torch.manual_seed(context.seed)
+        np.random.seed(numpy_seed(context.seed - number, number))
         info = WorkerInfo(
             id=number,
-            num_workers=given.workers,
-            seed=given.seed,
+            num_workers=context.workers,
+            seed=context.seed,
             dataset=self._fetch.dataset_of_worker(),
         )
         self._as_worker = torch_internals.worker_info(info)  # which ends with its object
         self._as_worker.__enter__()
         try:
-            if given.worker_init_fn is not None:
-                given.worker_init_fn(number)
+            if context.worker_init_fn is not None:
+                context.worker_init_fn(number)
         except Exception:
             self._error = self._wrapped()  # the first result
         worker_status.report(worker_status.WHOLE, worker_status.IDLE)

@@ -277,8 +277,8 @@ def environment(options: RayOptions) -> dict[str, Any]:
 
     Those that come behind the installed packages here do so in an actor as well.
     """
-    given = dict(options.runtime_env)
-    variables = {name: str(value) for name, value in (given.get("env_vars") or {}).items()}
+    configured = dict(options.runtime_env)
+    variables = {name: str(value) for name, value in (configured.get("env_vars") or {}).items()}
     installed = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib")}
     first = [*filter(None, [variables.get("PYTHONPATH")])]
     last: list[str] = []
@@ -289,12 +289,12 @@ def environment(options: RayOptions) -> dict[str, Any]:
         elif not entry.startswith(tuple(installed)) and not entry.endswith(".zip"):
             own.append(entry)
     path = {"PYTHONPATH": os.pathsep.join(first), LAST_ON_PATH: os.pathsep.join(last)}
-    return {**given, "env_vars": {**variables, **path}}
+    return {**configured, "env_vars": {**variables, **path}}
 
 
 def actor_options(options: RayOptions) -> dict[str, Any]:
     """What Ray is told of each actor; deaths are counted here, so it is not to start them again."""
-    told = {
+    settings = {
         "num_cpus": options.cpus_per_actor,
         "resources": dict(options.resources),
         "max_restarts": 0,
@@ -303,7 +303,9 @@ def actor_options(options: RayOptions) -> dict[str, Any]:
         # Each is a thread beside the one that makes batches.
         "concurrency_groups": {"life": 1, "watch": 1},
     }
-    return told if _state.left is not None else {**told, "runtime_env": environment(options)}
+    return (
+        settings if _state.left is not None else {**settings, "runtime_env": environment(options)}
+    )
 
 
 def _first_line(error: Exception) -> str:

@@ -59,23 +59,23 @@ class Placement:
         of_nodes = np.bincount(self._nodes, weights=votes)[self._nodes]
         limit = bound(loads)
         free = [worker for worker, load in enumerate(loads) if load < limit]
-        return min(free, key=lambda one: (-of_nodes[one], -votes[one], loads[one]))
+        return min(free, key=lambda worker: (-of_nodes[worker], -votes[worker], loads[worker]))
 
     def _shards(self, rows: IntArray) -> IntArray:
         assert self._locality is not None
         try:
-            found = np.asarray(self._locality(rows))
+            numbers = np.asarray(self._locality(rows))
         except Exception as error:
             raise ConfigError(
                 f"{self._kind}.locality failed: {type(error).__name__}: {error}. Repair it, or "
                 "take it out: it only keeps caches warm"
             ) from error
-        if found.dtype.kind not in "iu" or found.shape != rows.shape:
+        if numbers.dtype.kind not in "iu" or numbers.shape != rows.shape:
             raise ConfigError(
-                f"{self._kind}.locality gave {found.dtype}{list(found.shape)} for {len(rows)} "
+                f"{self._kind}.locality gave {numbers.dtype}{list(numbers.shape)} for {len(rows)} "
                 "rows; it has to give a whole number for each of them"
             )
-        return found.astype(np.int64)
+        return numbers.astype(np.int64)
 
 
 def bound(loads: Sequence[int]) -> int:

@@ -47,7 +47,7 @@ def pack(made: Made) -> bytes | list[bytes | Bytes]:
     sizes = np.array([_KINDS.index(made.kind), len(made.header), len(small), *small], np.int64)
     kept = [array.tobytes() for array in made.arrays if array.nbytes <= _SMALL]
     pieces = [sizes.tobytes(), made.header, *kept]
-    prefix = b"".join(part for one in pieces for part in (one, bytes(-len(one) % _PLACE)))
+    prefix = b"".join(part for piece in pieces for part in (piece, bytes(-len(piece) % _PLACE)))
     large = [array for array in made.arrays if array.nbytes > _SMALL]
     return [prefix, *large] if large else prefix
 
@@ -70,10 +70,10 @@ def unpack(value: bytes | Sequence[bytes | Bytes]) -> Made:
     start += _after(header)
     arrays, others = [], iter(large)
     for size in sizes:
-        one = memory[start : start + size] if size >= 0 else next(others, None)
-        if one is None or 0 <= size != len(one):
+        array = memory[start : start + size] if size >= 0 else next(others, None)
+        if array is None or 0 <= size != len(array):
             raise DataError(f"a message from Ray of {there} bytes, {len(large)} arrays, is cut off")
-        arrays.append(np.asarray(one))
+        arrays.append(np.asarray(array))
         start += _after(max(size, 0))
     return Made(_KINDS[kind], text, arrays)
 
@@ -117,8 +117,8 @@ class StoreMemory:
     def _is_writable(self, array: Bytes) -> bool:
         start = array.ctypes.data
         for again in (False, True):
-            place = bisect_right(self._mapped, (start, 2**64)) - 1
-            if place >= 0 and start + array.nbytes <= self._mapped[place][1]:
+            piece = bisect_right(self._mapped, (start, 2**64)) - 1
+            if piece >= 0 and start + array.nbytes <= self._mapped[piece][1]:
                 return True
             if not again:
                 self._mapped = _writable_memory()

@@ -148,17 +148,17 @@ class RayPool:
         """Look after the actors, then wait at most so long for results; whether there are any."""
         if time.monotonic() - self._looked >= _POLL:
             self._supervise()
-        found = self._come(_QUICK, list(self._flying))
-        if not found:
+        ready = self._come(_QUICK, list(self._flying))
+        if not ready:
             others = [ref for worker in self.workers for ref in worker.refs]
-            found = self._come(min(seconds, _POLL), [*self._flying, *others])
+            ready = self._come(min(seconds, _POLL), [*self._flying, *others])
         with waiting():  # a request to stop is raised here, since inside of Ray it gets lost
             heard = False
-        for ref in found:
+        for ref in ready:
             if ref in self._flying:
                 heard |= self._receive(self._flying[ref])
         for worker in self.workers:
-            if worker.hears(found):
+            if worker.hears(ready):
                 heard |= self._reap(worker)
         self._dispatch()
         return heard
@@ -169,16 +169,16 @@ class RayPool:
             return []
         try:
             with held():
-                found, _ = ray.wait(refs, timeout=seconds)
+                ready, _ = ray.wait(refs, timeout=seconds)
             now = time.monotonic()
-            if found and now - self._drained >= _OFTEN:
+            if ready and now - self._drained >= _OFTEN:
                 self._drained = now  # to know who is free; it costs as much as to wait
-                found, _ = ray.wait(refs, num_returns=len(refs), timeout=0)
+                ready, _ = ray.wait(refs, num_returns=len(refs), timeout=0)
         except RayError as error:
             raise WorkerError(f"the connection to Ray was lost: {one_line(error)}") from error
         except SystemError as error:  # which Ray makes of a Ctrl-C
             raise error.__cause__ or error from None
-        return found
+        return ready
 
     def late(self, limit: float) -> str:
         return ""
@@ -303,13 +303,13 @@ class RayPool:
         self._waits = waits
         if waits and now - self._began > _PATIENCE:
             self._waits = False
-            wanted = {"CPU": self._given.cpus_per_actor, **self._given.resources}
-            there = {name: ray.available_resources().get(name, 0.0) for name in wanted}
-            if any(there[name] < number for name, number in wanted.items()):
+            needed = {"CPU": self._given.cpus_per_actor, **self._given.resources}
+            there = {name: ray.available_resources().get(name, 0.0) for name in needed}
+            if any(there[name] < number for name, number in needed.items()):
                 log.warning(
                     "loader.ray: no actor has begun in %g s; each wants %s, and Ray has %s",
                     _PATIENCE,
-                    _listed(wanted),
+                    _listed(needed),
                     _listed(there),
                 )
 
@@ -320,8 +320,8 @@ class RayPool:
         held = self._held_by(worker)
         requests = [task.request for task in held]
         how = how or _why(worker.error)
-        found = FailureReport(worker.who, how, worker.status, requests, stack)
-        text = found.report(self._dataset)
+        report = FailureReport(worker.who, how, worker.status, requests, stack)
+        text = report.report(self._dataset)
         begun = worker.begun
         worker.end()
         if begun is None:
@@ -376,9 +376,9 @@ def _why(error: RayError | None) -> str:
     text = str(error)
     if "node has died" in text or "node was" in text:
         return "died with its node"
-    found = re.search(r"exit detail: ([^.\n]*)", text)
-    told = found[1] if found else text.strip().splitlines()[-1]
-    return f"died: {one_line(told)}"
+    detail = re.search(r"exit detail: ([^.\n]*)", text)
+    cause = detail[1] if detail else text.strip().splitlines()[-1]
+    return f"died: {one_line(cause)}"
 
 
 def _listed(resources: dict[str, float]) -> str:
@@ -413,14 +413,14 @@ def require_picklable(fetch: Fetch) -> None:
     try:
         cloudpickle.dumps(fetch)
     except Exception as error:
-        found = []
+        problems = []
         for key, part in parts_of(fetch).items():
             try:
                 cloudpickle.dumps(part)
             except Exception as own:
-                found.append(
+                problems.append(
                     Problem(key, f"cannot be sent to Ray actors: {own}. Use loader.backend=process")
                 )
-        if found:
-            raise ConfigError(found) from error
+        if problems:
+            raise ConfigError(problems) from error
         raise

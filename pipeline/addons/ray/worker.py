@@ -81,8 +81,8 @@ class RayWorker:
         with open(self._name.with_suffix(".status"), "r+b") as file:
             self._cell = memoryview(mmap.mmap(file.fileno(), 0)).cast("q")
         worker_status.clear(self._cell)
-        told = ray_cluster.actor_options(self._options)
-        actor: Any = ray.remote(**told)(BatchActor)
+        options = ray_cluster.actor_options(self._options)
+        actor: Any = ray.remote(**options)(BatchActor)
         self._actor = actor.remote(self._context)
         self._make = self._actor.make
         self._life = self._actor.live.remote()
@@ -95,23 +95,23 @@ class RayWorker:
         task.worker = self
         return self._make.remote(pickle.dumps(task.request))
 
-    def hears(self, found: Container[Any]) -> bool:
+    def hears(self, ready: Container[Any]) -> bool:
         """Take what has come of `refs`; whether the actor is no more.
 
         Raises:
             ConfigError: it cannot be a worker where it is.
         """
         try:
-            if self._starting in found:
+            if self._starting in ready:
                 ref, self._starting = self._starting, None
                 self.begun = ray.get(ref)
                 self.failed_starts = 0
-            if self._asked in found:
+            if self._asked in ready:
                 ref, self._asked = self._asked, None
                 for place, number in enumerate(ray.get(ref)):
                     self._cell[place] = number
                 self._told = True
-            if self._life in found:
+            if self._life in ready:
                 ray.get(self._life)
         except RayTaskError as error:
             raise _unable(str(error)) from None
@@ -151,8 +151,8 @@ class RayWorker:
         """The stack that a crash has left, or that of an actor that can still tell it."""
         if self.error is None:
             with suppress(RayError):
-                told: str = ray.get(self._actor.stack.remote(), timeout=_STACK_SECONDS)
-                return failures.without_start(told)
+                stack: str = ray.get(self._actor.stack.remote(), timeout=_STACK_SECONDS)
+                return failures.without_start(stack)
         with open(self._name.with_suffix(".stack"), "rb") as file:
             return failures.stack_of(file.fileno())
 

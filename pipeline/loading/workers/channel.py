@@ -80,11 +80,11 @@ class _Pickler(ForkingPickler):
         mapped = file_of(thing) if type(thing) is torch.UntypedStorage else None
         if mapped is not None:  # the file itself, once for all its tensors
             file, start = mapped
-            if not any(one is file for one in self.storages):
+            if not any(storage is file for storage in self.storages):
                 self.descriptors.append(file.descriptor)
                 self.storages.append(file)
-            place = self.descriptors.index(file.descriptor)
-            return _received_part, (place, len(file), start, thing.nbytes())
+            number = self.descriptors.index(file.descriptor)
+            return _received_part, (number, len(file), start, thing.nbytes())
         if (
             type(thing) is not torch.UntypedStorage
             or torch.multiprocessing.get_sharing_strategy() != "file_descriptor"
@@ -120,15 +120,15 @@ def share_anonymously() -> None:
 _incoming = threading.local()  # descriptors of the message that this thread unpacks
 
 
-def _received(place: int, size: int) -> torch.UntypedStorage:
-    return torch_internals.map_descriptor(_incoming.descriptors[place], size)
+def _received(number: int, size: int) -> torch.UntypedStorage:
+    return torch_internals.map_descriptor(_incoming.descriptors[number], size)
 
 
-def _received_part(place: int, size: int, start: int, length: int) -> torch.UntypedStorage:
+def _received_part(number: int, size: int, start: int, length: int) -> torch.UntypedStorage:
     files: dict[int, MappedFile] = _incoming.files
-    if place not in files:
-        files[place] = MappedFile(_incoming.descriptors[place], size)
-    return files[place].storage(start, length)
+    if number not in files:
+        files[number] = MappedFile(_incoming.descriptors[number], size)
+    return files[number].storage(start, length)
 
 
 def pack(thing: Any) -> Message:

@@ -69,7 +69,7 @@ class FailureReport:
             f"at stage '{worker_status.STAGES[status.stage]}' of epoch {status.epoch}, "
             f"step {status.step}"
         )
-        now = next((one for one in self.held if one.address == status[:2]), None)
+        now = next((request for request in self.held if request.address == status[:2]), None)
         rows = [] if now is None else _rows(now)
         if not 0 <= status.place < len(rows):
             return where

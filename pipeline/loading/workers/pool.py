@@ -86,10 +86,12 @@ class WorkerPool:
         deals = not options.keyed or getattr(fetch, "in_turn", False)
         self._queue = None if deals else RequestQueue(context, size)
         reader = None if self._queue is None else self._queue.reader
-        given = WorkerContext(
+        shared_context = WorkerContext(
             fetch, options.worker_init_fn, size, seed, self._shared, self._owner, reader
         )
-        self.workers = [Worker(number, context, given, self._queue) for number in range(size)]
+        self.workers = [
+            Worker(number, context, shared_context, self._queue) for number in range(size)
+        ]
         self._turns = count()
         self._lock = threading.RLock()
         self._ready: deque[tuple[Task, Any]] = deque()
@@ -293,8 +295,8 @@ class WorkerPool:
         if worker.stopped >= _STOPPED:
             return f"had been stopped for {_STOPPED:g} s"
         # Another worker that works may hold the lock that this one waits for.
-        others = (one for one in self.workers if one.tasks and one is not worker)
-        if worker.locked >= _LOCKED and all(one.locked for one in others):
+        others = (other for other in self.workers if other.tasks and other is not worker)
+        if worker.locked >= _LOCKED and all(other.locked for other in others):
             return f"waited for a lock that nobody was there to release, for {_LOCKED:g} s,"
         if worker.silent < limit:
             return ""
@@ -313,8 +315,8 @@ class WorkerPool:
         self._blame_for_start(worker)
         who = f"DataLoader worker {worker.number} (pid {worker.pid})"
         held = [task.request for task in worker.tasks]
-        found = FailureReport(who, how, worker.status, held, stack(), hint)
-        text = found.report(self._dataset)
+        report = FailureReport(who, how, worker.status, held, stack(), hint)
+        text = report.report(self._dataset)
         worker.end()
         worker.note_claims()
         if not worker.tasks:
@@ -322,17 +324,19 @@ class WorkerPool:
             self._take_back(worker)
             worker.replace()
             return
-        code, place = worker.exitcode, found.status[:2]
+        code, address = worker.exitcode, report.status[:2]
         # Results of those before it may have died with it.
-        task = next((one for one in worker.tasks if one.request.address == place), worker.tasks[0])
+        task = next(
+            (task for task in worker.tasks if task.request.address == address), worker.tasks[0]
+        )
         task.deaths += 1
-        last, task.last_death = task.last_death, (code, found.status)
+        last, task.last_death = task.last_death, (code, report.status)
         # Each try takes seconds where processes are slow to start.
         repeats = (
             self._is_slow_to_start
             and code in _FAULTS
             and last == task.last_death
-            and place == task.request.address
+            and address == task.request.address
         )
         limit = self._options.max_deaths
         if task.deaths < limit and not repeats:
@@ -368,10 +372,10 @@ class WorkerPool:
             self._take_back(worker)
             worker.start()
             return
-        others = [one for one in self.workers if one is not worker and one.is_alive()]
-        ready = [one for one in others if one.status.stage != worker_status.STARTING]
+        others = [other for other in self.workers if other is not worker and other.is_alive()]
+        ready = [other for other in others if other.status.stage != worker_status.STARTING]
         if self._is_slow_to_start and ready:
-            min(ready, key=lambda one: len(one.tasks)).take_over(worker)
+            min(ready, key=lambda other: len(other.tasks)).take_over(worker)
             worker.start()  # for the tasks to come
         else:
             worker.replace()
@@ -407,8 +411,8 @@ def _end_all(workers: list[Worker], shared: SharedState, lock: Any, closed: list
                 worker.process.kill()
         for worker in workers:
             worker.end()
-        for one in closed:
-            one.close()
+        for resource in closed:
+            resource.close()
 
 
 def _ring(bell: socket.socket) -> None:

@@ -138,16 +138,16 @@ class RequestQueue:
 
     def take_back(self, most: int | None = None) -> list[Task]:
         """Requests that nobody has taken, in order, which are in the queue no longer."""
-        found: list[Task] = []
-        while most is None or len(found) < most:
+        tasks: list[Task] = []
+        while most is None or len(tasks) < most:
             try:
                 token = os.read(self.reader.fileno(), _TOKEN.size)
             except BlockingIOError:
-                found += self._backlog
+                tasks += self._backlog
                 self._backlog.clear()
                 break
-            found.append(self._closed(_TOKEN.unpack(token)[0]))
-        return found
+            tasks.append(self._closed(_TOKEN.unpack(token)[0]))
+        return tasks
 
     def lost(self) -> list[Task]:
         """Requests that are neither here nor known to be with a process.

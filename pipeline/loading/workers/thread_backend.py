@@ -105,8 +105,8 @@ class _ThreadPool:
 
     def work(self, thread: _Thread) -> None:
         """Work on one task after another, in that thread."""
-        while (given := self._tasks.get()) is not None:
-            task, helpers = given
+        while (item := self._tasks.get()) is not None:
+            task, helpers = item
             thread.request = task.request
             try:
                 task.result = self._attempt(task.request, helpers)
@@ -114,7 +114,7 @@ class _ThreadPool:
                 task.result = error
             thread.request = None
             self._done.put(None)
-            del given, task  # a batch is its consumer's alone
+            del item, task  # a batch is its consumer's alone
 
     def _attempt(self, request: Asked, helpers: int) -> Result:
         with ThreadRandomness() as mode, intra_batch.extra_threads(helpers):
@@ -149,7 +149,7 @@ class _ThreadPool:
         for thread in busy:
             thread.gave_up = True
         reports = (thread.report(f"has made no batch in {limit:g} s (timeout)") for thread in busy)
-        return "\n" + "\n".join(one.report(self._fetch.dataset) for one in reports)
+        return "\n" + "\n".join(report.report(self._fetch.dataset) for report in reports)
 
     def close(self) -> None:
         """Drop tasks not begun; wait for the others unless they hang or the run is to stop."""

@@ -107,14 +107,14 @@ class _Feed:
         """The next tasks, in order; fewer at the end."""
         tasks = []
         for _ in range(count):
-            one = self._coming.popleft() if self._coming else next(self._requests, None)
-            if one is None:
+            item = self._coming.popleft() if self._coming else next(self._requests, None)
+            if item is None:
                 break
-            if isinstance(one, Task):
+            if isinstance(item, Task):
                 self._window.early -= 1
-                tasks.append(one)
+                tasks.append(item)
             else:
-                tasks.append(self._pool.submit(one))
+                tasks.append(self._pool.submit(item))
         if self._expects is not None:
             self._look_ahead(2 * max(count, 1))
         return tasks
@@ -142,7 +142,11 @@ def _taken(
     while pending:
         heard = time.monotonic()
         candidates = [pending[0]] if options.in_order else pending
-        while (task := next((one for one in candidates if one.result is not None), None)) is None:
+        while (
+            task := next(
+                (candidate for candidate in candidates if candidate.result is not None), None
+            )
+        ) is None:
             if options.in_order and window.grow(pending):
                 pending += feed.next(window.size - len(pending))
             if pool.wait(min(limit or POLL, POLL)):
@@ -200,7 +204,7 @@ class Window:
         """Grow by one if workers get idle while the first of `pending` is waited for."""
         if len(pending) < self.size or self.extra >= self.most or not self._budget:
             return False
-        there = [one.result for one in pending if one.result is not None]
+        there = [task.result for task in pending if task.result is not None]
         if len(pending) - len(there) >= self._spare:
             return False
         self.largest = max([self.largest, *map(_nbytes, there[-1:])])

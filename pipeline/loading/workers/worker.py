@@ -75,15 +75,15 @@ class Worker:
     """
 
     def __init__(
-        self, number: int, context: Any, given: WorkerContext, queue: RequestQueue | None
+        self, number: int, context: Any, shared_context: WorkerContext, queue: RequestQueue | None
     ) -> None:
         self.number, self._queue = number, queue
         self.tasks: deque[Task] = deque()
         self.deaths = 0
         self.process: Any = None
         self.sock: socket.socket | None = None
-        self._context, self._given = context, given
-        self._cell = given.shared.cell(number)
+        self._context, self._given = context, shared_context
+        self._cell = shared_context.shared.cell(number)
         self._last: tuple[int, int | None] = (-1, None)
         self.unsent: deque[memoryview] = deque()
         self._stack: Any = None
@@ -143,7 +143,7 @@ class Worker:
         steady = threading.current_thread() is threading.main_thread()
         with theirs:
             method = self._context.get_start_method()
-            given = replace(
+            own = replace(
                 self._given,
                 number=self.number,
                 steady=steady,
@@ -151,7 +151,7 @@ class Worker:
                 sock=theirs,
                 stack=self._stack,
             )
-            sent = given if method == "fork" else _Sent(given)
+            sent = own if method == "fork" else _Sent(own)
             process = self._context.Process(target=run, args=(sent,), daemon=True)
             try:
                 process.start()

@@ -97,42 +97,42 @@ class WorkerContext:
     stack: Any = None
 
 
-def run(given: WorkerContext) -> None:
+def run(context: WorkerContext) -> None:
     """The worker process."""
     # What a fork has copied is its owner's to collect: finalizers of libraries with threads, such
     # as Ray's, crash here. Memory that nobody goes through also stays shared. A new interpreter has
     # copied nothing, and at its end what is frozen would be reported as leaked.
-    if not given.spawned:
+    if not context.spawned:
         gc.freeze()
-    _end_with(given.owner, given.steady)
+    _end_with(context.owner, context.steady)
     # Enabled twice, it would not take its signals back from others, such as Ray.
     faulthandler.disable()
-    faulthandler.enable(given.stack.fileno(), all_threads=True)
-    faulthandler.register(DUMP, given.stack.fileno(), all_threads=True, chain=False)
+    faulthandler.enable(context.stack.fileno(), all_threads=True)
+    faulthandler.register(DUMP, context.stack.fileno(), all_threads=True, chain=False)
     # Signals that stop a run may reach the whole group; the main process ends its workers itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for signal_number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(signal_number, _ignore)
     share_anonymously()
-    number, fetch = given.number, given.fetch
-    worker_status.use(given.shared.cell(number))
+    number, fetch = context.number, context.fetch
+    worker_status.use(context.shared.cell(number))
     torch.set_num_threads(1)
-    random.seed(given.seed + number)
-    torch.manual_seed(given.seed + number)
-    np.random.seed(numpy_seed(given.seed, number))
+    random.seed(context.seed + number)
+    torch.manual_seed(context.seed + number)
+    np.random.seed(numpy_seed(context.seed, number))
     info = WorkerInfo(
         id=number,
-        num_workers=given.workers,
-        seed=given.seed + number,
+        num_workers=context.workers,
+        seed=context.seed + number,
         dataset=fetch.dataset_of_worker(),
     )
-    requests = PoolConnection(given)
+    requests = PoolConnection(context)
     where = f"in DataLoader worker process {number}"
     with worker_info(info):
         error: Any = None
         try:
-            if given.worker_init_fn is not None:
-                given.worker_init_fn(number)
+            if context.worker_init_fn is not None:
+                context.worker_init_fn(number)
         except Exception:
             error = ExceptionWrapper(where=where)  # the first result
         while (request := requests.get()) is not None:
@@ -182,10 +182,10 @@ def _ignore(number: int, frame: FrameType | None) -> None:
 class PoolConnection:
     """The worker's side of its socket."""
 
-    def __init__(self, given: WorkerContext) -> None:
-        sock: socket.socket = given.sock
-        self._sock, self._shared = sock, given.shared
-        self._queue, self._number = given.queue, given.number
+    def __init__(self, context: WorkerContext) -> None:
+        sock: socket.socket = context.sock
+        self._sock, self._shared = sock, context.shared
+        self._queue, self._number = context.queue, context.number
         self._parent = os.getppid()
         self._receiver = Receiver(sock)
         self._poll = select.poll()
