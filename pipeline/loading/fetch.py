@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -82,10 +82,13 @@ class Fetch:
         traced: batches have a `trace` of when and where they were worked on.
         most_bytes: `batch_bytes`, or what stands for it.
         recipe: what samples are made of.
+        in_turn: requests are dealt to workers, and not taken by whoever is free.
         repeat_checked: samples of a first batch were made twice and compared, or need not be.
         leaves_generators: in this process they stand after a batch where they stood.
         exchange: who may have made a batch, or want it.
     """
+
+    in_turn: ClassVar[bool] = False
 
     dataset: Any  # MapDataset | StreamDataset
     transform: Transform | None

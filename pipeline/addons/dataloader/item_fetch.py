@@ -91,6 +91,8 @@ class BackendFetch:
     transform: ClassVar[None] = None
     batch_transform: ClassVar[None] = None
     repeat_checked = True  # no sample is made twice here to compare the two
+    in_turn: ClassVar[bool] = False
+    leaves_generators: ClassVar[bool] = False
     dataset: Any
 
     def dataset_of_worker(self) -> Any:

@@ -56,6 +56,8 @@ _DTYPES = {
     for dtype in vars(torch).values()
     if isinstance(dtype, torch.dtype) and not str(dtype).startswith(("torch.q", "torch.bits"))
 }
+# `numpy.dtype` also takes texts that name records and objects; what another process has written may
+# only name plain types.
 _DTYPE = re.compile(r"[<>|=][biufcSUMm]\d{1,9}(\[\d{0,9}[A-Za-z]{1,9}(/\d{1,9})?\])?")
 _OF_BATCH = ("places", "positions", "indices")  # int64 arrays among a batch's attributes
 

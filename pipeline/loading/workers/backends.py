@@ -54,7 +54,7 @@ class MainBackend:
     def __init__(self, fetch: Fetch, keyed: bool = True) -> None:
         self._fetch = fetch
         # The training loop draws from the same generators.
-        self._is_scoped = keyed and not getattr(fetch, "leaves_generators", False)
+        self._is_scoped = keyed and not fetch.leaves_generators
 
     @contextmanager
     def run(self, requests: Iterator[Asked]) -> Iterator[Results]:

@@ -23,6 +23,9 @@ _MOST_LISTED = 32  # samples of a batch that are listed
 _STACK_BYTES = 64 << 10
 _STACK_SECONDS = 1.0
 _SWITCHES = re.compile(r"voluntary_ctxt_switches:\s*(\d+)")
+# A person looks for their own code in a stack, so ours at its start is cut off. faulthandler writes
+# a stack as text, in which our files have no other mark than their names. A file that is renamed
+# makes stacks longer, and nothing wrong.
 _OWN_THREAD = re.compile(r"worker_side\.py.* in _\w+$", re.MULTILINE)
 _START_OF_WORK = re.compile(r"\n[^\n]*loading/workers/(?:results|worker_side)\.py")
 

@@ -83,7 +83,7 @@ class WorkerPool:
         self._owner, size = os.getpid(), options.num_workers
         self._options, self._dataset = options, fetch.dataset
         self._shared = SharedState(context, size)
-        deals = not options.keyed or getattr(fetch, "in_turn", False)
+        deals = not options.keyed or fetch.in_turn
         self._queue = None if deals else RequestQueue(context, size)
         reader = None if self._queue is None else self._queue.reader
         shared_context = WorkerContext(
@@ -431,8 +431,11 @@ class ProcessBackend(PoolBackend):
 
     def __init__(self, fetch: Fetch, options: LoaderOptions, pin: bool) -> None:
         self._method = start_method(options)
-        if self._method == "forkserver":
-            _preload()
+        server: Any = forkserver._forkserver
+        # Nobody has asked for anything else. What workers need is imported once by the server, and
+        # not in each of them, where it takes 3 s.
+        if self._method == "forkserver" and server._preload_modules == ["__main__"]:
+            forkserver.set_forkserver_preload(["__main__", __name__])
         if pin and options.pin_memory_device:
             warnings.warn(
                 f"pin_memory_device={options.pin_memory_device!r} is ignored, as in torch: the "
@@ -471,13 +474,6 @@ def start_method(options: LoaderOptions) -> str:
     chosen = options.multiprocessing_context or multiprocessing.get_start_method(allow_none=True)
     # In a process of joblib's the default is "loky", which is joblib's own and pickles everything.
     return chosen if chosen in known else known[0]
-
-
-def _preload() -> None:
-    """Let the fork server import what workers need, once and not in each; 3 s of a start."""
-    server: Any = forkserver._forkserver
-    if server._preload_modules == ["__main__"]:  # nobody has asked for anything else
-        forkserver.set_forkserver_preload(["__main__", __name__])
 
 
 def require_picklable(fetch: Fetch, options: LoaderOptions) -> None:

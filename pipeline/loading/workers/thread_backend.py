@@ -59,7 +59,8 @@ class ThreadBackend:
             if not isinstance(first, SampleRequest):
                 self._probe(first)
                 self._probed = True
-            requests = Requests(chain([first], requests), getattr(requests, "expects", None))
+            expects = requests.expects if isinstance(requests, Requests) else None
+            requests = Requests(chain([first], requests), expects)
         yield from windowed(pool, requests, self._options)
 
     def _probe(self, request: Asked) -> None:

@@ -99,7 +99,7 @@ class _Feed:
 
     def __init__(self, pool: Pool, requests: Iterator[Asked], window: Window, reach: int) -> None:
         self._pool, self._requests, self._window, self._reach = pool, requests, window, reach
-        self._expects = getattr(requests, "expects", None) if reach else None
+        self._expects = requests.expects if reach and isinstance(requests, Requests) else None
         self._coming: deque[Asked | Task] = deque()
         window.measures = self._expects is not None
 
