@@ -6,7 +6,7 @@ import gc
 import sys
 from pathlib import Path
 
-# Before any other package named `pipeline`, wherever this is started from.
+# Before any other package named `penstock`, wherever this is started from.
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from penstock.distributed import preemption

@@ -1,5 +1,6 @@
 """What an installation writes, and that `penstock` then does all that `python run.py` does."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -134,6 +135,114 @@ def test_an_installation_runs_from_an_empty_folder(installed, empty):
     done = start(installed, empty, "task=digest", "steps=2", root, *SMALL, "loader.num_workers=1")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1].startswith("total ")
+
+
+# Files of somebody's project, three of whose names are those of folders of a checkout.
+PROJECT = {
+    "pipeline.py": """
+def scale(value):
+    return 2 * value
+
+class Same:
+    def __call__(self, sample):
+        return sample
+""",
+    "datasets/__init__.py": "",
+    "datasets/squares.py": """
+import torch
+from pipeline import scale
+
+class Squares(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return scale(index * index)
+""",
+    "conf/config.yaml": "[ this is no configuration of ours",
+    "pyproject.toml": '[tool.penstock]\ntrust = ["pipeline"]\n',
+    "script.py": """
+import sys
+import penstock
+assert "torch" not in sys.modules, "importing penstock imports torch"
+import pipeline
+from datasets.squares import Squares
+from penstock import DataLoader, Loader, Run, build_train_loader, build_val_loader, compose
+
+if __name__ == "__main__":
+    spawned = {"num_workers": 1, "multiprocessing_context": "spawn"}
+    batches = list(DataLoader(Squares(), batch_size=4, **spawned))
+    assert [batch.tolist() for batch in batches] == [[0, 2, 8, 18], [32, 50, 72, 98]]
+    config = compose(*sys.argv[1:], *(f"loader.{key}={value}" for key, value in spawned.items()))
+    with build_train_loader(config) as loader, build_val_loader(config) as validation:
+        assert isinstance(loader, Loader) and isinstance(validation, Loader)
+        assert len(next(iter(loader))["image"]) == 8
+    print(penstock.__file__)
+    print(Run.__name__)
+""",
+}
+
+
+@pytest.mark.parametrize("origin", ["wheel", "checkout"])
+def test_a_project_may_have_a_pipeline_datasets_and_conf_of_its_own(
+    origin, tmp_path, request, drawn
+):
+    """A script, a worker that it spawns, a run that calls the project's module, and resumes."""
+    project = tmp_path / "project"
+    for name, text in PROJECT.items():
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_text(text)
+    if origin == "wheel":
+        home = request.getfixturevalue("installed")
+        program = tmp_path / "penstock"
+        program.write_text("import sys\nfrom penstock.console import main\nsys.exit(main())\n")
+    else:
+        home, program = ROOT, ROOT / "run.py"
+    small = [f"dataset.root={drawn}", *SMALL]
+
+    def start(*words):
+        done = subprocess.run(
+            [sys.executable, *map(str, words)],
+            cwd=project,
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(home)},
+            timeout=300,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done
+
+    said = start("script.py", *small).stdout.splitlines()
+    assert said == [str(home / "penstock" / "__init__.py"), "Run"]
+    own = ["+transform.train.mine._target_=pipeline.Same", "run_dir=outputs/first", *small]
+    start(program, "trainer.max_steps=1", *own)
+    resumed = start(program, "trainer.max_steps=2", "resume=auto", *own)
+    assert "resum" in resumed.stderr
+    ledger = (project / "outputs/first/ledger.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in ledger] == [0, 1]
+
+
+def test_importing_penstock_imports_nothing_else():
+    """And each of its names is there when it is asked for."""
+    program = (
+        "import sys, penstock\n"
+        "assert not {'torch', 'numpy', 'hydra', 'omegaconf'} & sys.modules.keys()\n"
+        "assert [name for name in sys.modules if name.startswith('penstock')] == ['penstock']\n"
+        "for name in penstock.__all__: assert getattr(penstock, name).__name__ == name\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    with pytest.raises(AttributeError, match="module 'penstock' has no attribute 'Laoder'"):
+        _ = penstock.Laoder
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory):
+    """Where faces are drawn once."""
+    return tmp_path_factory.mktemp("drawn")
 
 
 @pytest.mark.stress

@@ -1,0 +1,323 @@
+"""Every add-on can be deleted: what is left runs, and makes the same batches.
+
+To an add-on `NAME` belong `pipeline/addons/NAME/`, `tests/NAME/`, its page, the YAML files that
+name it or choose what it brings, and in `conf/config.yaml` the lines that do. `delete` finds them
+by reading the YAML.
+"""
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from functools import cache
+from pathlib import Path
+
+import pytest
+import yaml
+
+from penstock import installed
+from tests.program import ROOT
+from tests.test_house import imports_of, tracked
+
+ADDONS = sorted(path.parent.name for path in (ROOT / "pipeline/addons").glob("*/__init__.py"))
+BY_DEFAULT = ("ray", "tokens", "trackers")
+SMALL = ["dataset.count=40", "dataset.size=48", "batch.size=8"]
+
+# Quick tests of packages that an add-on leaves behind.
+SMOKE = {
+    "order": "order/test_plan.py",
+    "transforms": "transforms/test_image.py",
+    "loading": "loading/test_output_buffers.py",
+    "config": "config/test_step_order.py",
+    "training": "training/test_models.py",
+    "files": "files/test_one_writer.py",
+    "distributed": "distributed/test_metric_states.py",
+    "datasets": "datasets/test_arrays.py",
+    "filters": "filters/test_costs.py",
+    "mixtures": "mixtures/test_mixture.py",
+    "reports": "reports/test_importance.py",
+    "tables": "tables/test_record_index.py",
+    "tokens": "tokens/test_flatten.py",
+    "trackers": "trackers/test_tracker_keys.py",
+    "tuning": "tuning/test_checkpoint_interval.py",
+}
+
+# Programs of one process that has imported torch: each is `python run.py WORDS`.
+PROGRAMS = """
+import json, os, runpy, sys
+sys.path.insert(0, os.getcwd())
+import torch
+import penstock
+assert os.path.dirname(penstock.__file__) == os.path.join(os.getcwd(), "penstock"), penstock
+for name, words in json.loads(sys.argv[1]).items():
+    child = os.fork()
+    if not child:
+        os.dup2(os.open(f"{name}.out", os.O_CREAT | os.O_WRONLY | os.O_TRUNC), 1)
+        os.dup2(os.open(f"{name}.err", os.O_CREAT | os.O_WRONLY | os.O_TRUNC), 2)
+        sys.argv = ["run.py", *words]
+        runpy.run_path("run.py", run_name="__main__")
+        sys.exit(0)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    with open(f"{name}.code", "w") as file:
+        print(code, file=file)
+"""
+
+
+@cache
+def edges():
+    """What of the core still imports an add-on, as `importer -> imported`."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    (core,) = (c for c in settings["contracts"] if c["name"] == "The core imports no add-on")
+    linted = core.get("ignore_imports", [])
+    return [*linted, *(edge for name in tracked("datasets/*.py") for edge in _edges_of(name))]
+
+
+def _edges_of(name):
+    for module in imports_of(name):
+        if module.startswith("penstock.addons."):
+            yield f"{name} -> {module}"
+
+
+def edges_to(*addons):
+    return [edge for edge in edges() if re.search(r"-> penstock\.addons\.(\w+)", edge)[1] in addons]
+
+
+def built_on(addon):
+    """Add-ons that import `addon`, whose own tests may need it."""
+    return {
+        name.split("/")[2]
+        for name in tracked("pipeline/addons/*.py")
+        if any(module.startswith(f"penstock.addons.{addon}.") for module in imports_of(name))
+    }
+
+
+def pages():
+    """The page of each add-on, as docs/architecture.md says."""
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    return dict(re.findall(r"^\| `(\w+)` \|.*\| \[[^]]+\]\((\w+\.md)\) \|$", text, re.MULTILINE))
+
+
+def delete(root, *addons):
+    """Take add-ons out of a copy of the tree, with all that belongs to them."""
+    for addon in addons:
+        shutil.rmtree(root / "pipeline/addons" / addon)
+        shutil.rmtree(root / "tests" / addon, ignore_errors=True)
+        (root / "docs" / pages().get(addon, "none")).unlink(missing_ok=True)
+    _Configuration(root / "conf").delete(addons)
+
+
+class _Configuration:
+    """The YAML files of a copy's `conf/`, by group and name."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.files = {}
+        for path in sorted(folder.rglob("*.yaml")):
+            group = path.relative_to(folder).parent.as_posix()
+            self.files["" if group == "." else group, path.stem] = yaml.safe_load(path.read_text())
+
+    def delete(self, addons):
+        records = [installed.addons()[addon] for addon in addons]
+        tasks = {("task", name) for record in records for name in record.tasks}
+        keys = [key for record in records for key in record.options]
+        names = [re.compile(rf"\bpenstock\.addons\.{addon}\b") for addon in addons]
+        gone = tasks | {
+            file
+            for file, content in self.files.items()
+            if file[0] and (file[0] in keys or _names(content, names))
+        }
+        while more := {
+            file for file in self.files.keys() - gone if file[0] and gone & set(self._choices(file))
+        }:
+            gone |= more
+        for file in gone:
+            self._path(file).unlink()
+            del self.files[file]
+        for file, content in self.files.items():
+            if self._clean(file, content, keys, names, gone):
+                head = re.match(r"(#.*\n)*", self._path(file).read_text())[0]
+                self._path(file).write_text(head + yaml.safe_dump(content, sort_keys=False))
+        for group in sorted({group for group, _ in gone}, reverse=True):
+            if not any((self.folder / group).iterdir()):
+                (self.folder / group).rmdir()
+
+    def _path(self, file):
+        return self.folder / file[0] / f"{file[1]}.yaml"
+
+    def _choices(self, file):
+        """(group, name) of what a file's defaults choose."""
+        for entry in (self.files[file] or {}).get("defaults", []):
+            if isinstance(entry, str):
+                yield file[0], entry
+            else:
+                for group, chosen in entry.items():
+                    for name in chosen if isinstance(chosen, list) else [chosen]:
+                        yield _group(group), name
+
+    def _clean(self, file, content, keys, names, gone):
+        """Take out keys of add-ons, entries that name them, and choices of files that are gone."""
+        before = yaml.safe_dump(content)
+        for key in keys:
+            _drop(content, key if not file[0] else key.removeprefix(f"{file[0]}."))
+        _drop_named(content, names)
+        if not file[0]:
+            kept = []
+            for entry in content["defaults"]:
+                ((group, chosen),) = entry.items() if isinstance(entry, dict) else [("", entry)]
+                if isinstance(chosen, list):
+                    chosen = [name for name in chosen if (_group(group), name) not in gone]
+                    entry = {group: chosen}
+                if chosen != [] and (_group(group), str(chosen)) not in gone:
+                    kept.append(entry)
+            content["defaults"] = kept
+        return yaml.safe_dump(content) != before
+
+
+def _group(written):
+    """The group of an entry such as `override /hydra/sweeper@_global_.hydra.sweeper`."""
+    return written.removeprefix("override ").strip("/").partition("@")[0]
+
+
+def _names(content, names):
+    return any(name.search(yaml.safe_dump(content)) for name in names)
+
+
+def _drop(content, key):
+    *above, last = key.split(".")
+    for name in above:
+        content = content.get(name) if isinstance(content, dict) else None
+    if isinstance(content, dict):
+        content.pop(last, None)
+
+
+def _drop_named(content, names):
+    """Take out the smallest entries with a `_target_` that names one of them."""
+    if isinstance(content, dict):
+        for key, value in list(content.items()):
+            if isinstance(value, dict) and _names(value.get("_target_"), names):
+                del content[key]
+            else:
+                _drop_named(value, names)
+
+
+def copy_of_the_tree(folder):
+    """A copy of all files of the checkout, with the native code that was built in it."""
+    built = [path.relative_to(ROOT) for path in (ROOT / "pipeline/native").glob("*.so")]
+    for name in [*tracked("*"), "penstock", "pipeline/datasets", "pipeline/conf", *built]:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, folder / name, follow_symlinks=False)
+
+
+def outcome_of(folder, data):
+    """Total of a digest, by a process in which the default run, a digest and --help succeed."""
+    root = f"dataset.root={data}"
+    programs = {
+        "run": ["trainer.max_steps=3", "run_dir=outputs/first", root, *SMALL],
+        "digest": ["task=digest", "steps=3", root, *SMALL],
+        "help": ["--help"],
+    }
+    words = [sys.executable, "-c", PROGRAMS, repr(programs).replace("'", '"')]
+    subprocess.run(words, cwd=folder, timeout=600, check=True)
+    for name in programs:
+        said = (folder / f"{name}.err").read_text()
+        assert (folder / f"{name}.code").read_text() == "0\n", f"{name}: {said}"
+    assert (folder / "outputs/first/config.yaml").exists()
+    assert "Parts, swapped with group=name" in (folder / "help.out").read_text()
+    return (folder / "digest.out").read_text()
+
+
+def smoke(folder, *addons):
+    """The quick tests of what is left, but of add-ons that are built on one that is gone."""
+    without = {*addons, *(name for addon in addons for name in built_on(addon))}
+    files = [f"tests/{file}" for package, file in SMOKE.items() if package not in without]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *files],
+        cwd=folder,
+        env={name: text for name, text in os.environ.items() if "PYTEST" not in name},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-6000:]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return tmp_path_factory.mktemp("drawn")
+
+
+@pytest.fixture(scope="module")
+def whole(data, tmp_path_factory):
+    """What a digest says with all add-ons."""
+    folder = tmp_path_factory.mktemp("whole")
+    copy_of_the_tree(folder)
+    return outcome_of(folder, data)
+
+
+def case(addon):
+    """An add-on, expected to fail for as long as the core imports it."""
+    left = edges_to(addon)
+    marks = [] if addon in BY_DEFAULT else [pytest.mark.stress]
+    if left:
+        marks.append(pytest.mark.xfail(reason=", ".join(left), strict=False))
+    return pytest.param(addon, marks=marks)
+
+
+@pytest.mark.parametrize("addon", [case(addon) for addon in ADDONS])
+def test_an_add_on_can_be_deleted(addon, whole, data, tmp_path):
+    copy_of_the_tree(tmp_path)
+    delete(tmp_path, addon)
+    assert outcome_of(tmp_path, data) == whole
+    smoke(tmp_path, addon)
+
+
+@pytest.mark.xfail(bool(edges()), reason=", ".join(edges()), strict=False)
+def test_the_core_runs_without_any_add_on(whole, data, tmp_path):
+    copy_of_the_tree(tmp_path)
+    delete(tmp_path, *ADDONS)
+    assert not [path for path in (tmp_path / "pipeline/addons").iterdir() if path.is_dir()]
+    assert outcome_of(tmp_path, data) == whole
+    smoke(tmp_path, *ADDONS)
+
+
+def test_what_belongs_to_an_add_on_is_found(tmp_path):
+    """Its YAML, what chooses that, and the lines of conf/config.yaml, but nothing else."""
+    copy_of_the_tree(tmp_path)
+    before = {path.relative_to(tmp_path).as_posix() for path in tmp_path.glob("conf/**/*.yaml")}
+    delete(tmp_path, "tokens", "trackers", "sweeps", "packs")
+    after = {path.relative_to(tmp_path).as_posix() for path in tmp_path.glob("conf/**/*.yaml")}
+    gone = {name.removeprefix("conf/").removesuffix(".yaml") for name in before - after}
+    assert {
+        "dataset/token_files",
+        "dataset/plain_text",  # chooses model=language_model
+        "experiment/tiny_lm",  # chooses dataset=plain_text
+        "model/language_model",
+        "sampler/packed",
+        "tracker/tensorboard",
+        "sweep/grid",
+        "sweep/optuna",
+        "hydra/sweeper/penstock_optuna",
+        "task/pack",
+        "dataset/packed",
+    } <= gone
+    assert not {"dataset/arrays", "loader/default", "task/fit", "experiment/sequences"} & gone
+    content = yaml.safe_load((tmp_path / "conf/config.yaml").read_text())
+    assert not {"tracker", "sweep"} & {
+        key for e in content["defaults"] if e != "_self_" for key in e
+    }
+    assert "pack" not in content
+    assert "penstock.addons" not in yaml.safe_dump(content)
+    assert not (tmp_path / "conf/sweep").exists()
+
+
+def test_every_add_on_has_its_record_and_its_page():
+    for addon in ADDONS:
+        tree = ast.parse((ROOT / "pipeline/addons" / addon / "__init__.py").read_text())
+        assert any(isinstance(node, ast.Assign) for node in tree.body), addon
+    assert pages().keys() == set(ADDONS)
+    for page in pages().values():
+        assert Path(ROOT / "docs" / page).is_file(), page
