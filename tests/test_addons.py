@@ -122,12 +122,18 @@ class _Configuration:
     def delete(self, addons):
         records = [installed.addons()[addon] for addon in addons]
         tasks = {("task", name) for record in records for name in record.tasks}
+        backends = {name for record in records for name in record.backends}
         keys = [key for record in records for key in record.options]
         names = [re.compile(rf"\bpenstock\.addons\.{addon}\b") for addon in addons]
         gone = tasks | {
             file
             for file, content in self.files.items()
-            if file[0] and (file[0] in keys or _names(content, names))
+            if file[0]
+            and (
+                file[0] in keys
+                or _names(content, names)
+                or (file[0] == "loader" and content.get("backend") in backends)
+            )
         }
         while more := {
             file for file in self.files.keys() - gone if file[0] and gone & set(self._choices(file))

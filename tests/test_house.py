@@ -32,10 +32,10 @@ KNOWN_TO_DATASETS = (
 KNOW_HYDRA = {
     "run.py",
     "pipeline/command.py",
-    "pipeline/tasks/fit.py",
     "pipeline/addons/sweeps/sweep.py",
     "pipeline/addons/sweeps/sweep_grid.py",
     "pipeline/addons/sweeps/optuna_sweeper.py",
+    "pipeline/addons/trackers/observing.py",
     *(
         f"pipeline/config/{name}.py"
         for name in (
