@@ -307,12 +307,14 @@ class _Fit(Observer):
         same_buffers(self.train_step.model, self.group)
         same_buffers(self.train_step.measured, self.group)
         epoch, step = self.address
+        # Observers are asked again when the run resumes, and may then have no reason to end it.
+        reason = "max_epochs" if self.result.reason == self.enough else self.result.reason
         return {
             **self.train_step.state_dict(),
             "loader": {**self.train.state_dict(), "epoch": epoch, "step": step},
             "metrics": self.metrics,
             "progress": {
-                "result": dict(vars(self.result)),
+                "result": {**vars(self.result), "reason": reason},
                 "begun": self.begun,
                 "meter": self.epoch_metrics.state_dict(self.train.stats.wait_seconds, self._lost()),
             },

@@ -18,7 +18,7 @@ from penstock.loading.loader import Loader
 from penstock.loading.workers.options import LoaderOptions
 from penstock.order.plan import Plan
 from penstock.order.samplers import Random, Sequential
-from penstock.runs import checkpoint
+from penstock.runs import checkpoint, run_state
 from penstock.runs.checkpoint import Checkpoints
 from penstock.training.objective import Regression
 from penstock.training.runner import (
@@ -294,6 +294,21 @@ def test_checkpoints_hold_all_that_training_goes_on_from(tmp_path):
     fresh = network()
     fresh.load_state_dict(state["model"])
     assert torch.equal(weights(fresh), weights(model))
+
+
+def test_a_run_that_an_observer_has_ended_can_be_resumed(tmp_path):
+    def fitted(session, *observers):
+        model, options = network(), TrainOptions(max_epochs=3)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        step = TrainStep(model, objective(), optimizer, None, options, Group(), 0)
+        result = fit(step, loader(), None, session, observers)
+        return result.reason, len(result.history)
+
+    tired = Observer()
+    tired.enough = "it is tired"
+    assert fitted(Session(Checkpoints(tmp_path)), tired) == ("it is tired", 1)
+    state = checkpoint.find_newest(tmp_path, run_state.check).state
+    assert fitted(Session(state=state)) == ("max_epochs", 3)
 
 
 def test_the_best_is_saved_between_two_saves(tmp_path):
