@@ -35,7 +35,6 @@ from penstock.addons.sweeps import batch_jobs, stored_sweep, sweep, sweep_grid, 
 from penstock.addons.sweeps.sweep_job import Job
 from penstock.config import (
     command_line_keys,
-    completion,
     disclosure,
     endpoints,
     hydra_internals,
@@ -122,15 +121,17 @@ def _main(
         )
     only_looks = bool(args.help or args.hydra_help or args.cfg or args.info is not None)
     if args.shell_completion:
-        completion.run(args)
+        installed.completion()(args)
         return 0
     composer, single = _checked(args, only_looks)
-    if not (only_looks or args.shell_completion or world.is_launched()):
+    if not (only_looks or world.is_launched()):
         outputs.remember()
     swept = (
         nullcontext()
-        if composer.grid is None
-        else hydra_internals.swept_by(partial(sweep_grid.run_grid, composer.grid, overrides, typed))
+        if composer.sweep is None
+        else hydra_internals.swept_by(
+            partial(sweep_grid.run_grid, composer.sweep, overrides, typed)
+        )
     )
     if entry is None:
         decorate = hydra.main(str(CONF), "config", version_base=VERSION_BASE)
@@ -141,7 +142,8 @@ def _main(
     kept = composer.kept if single or only_looks else None
     loads = hydra_loader.checked(single, kept, sweeps=args.multirun and not only_looks)
     try:
-        with hydra_internals.replaced(sys, argv=words), looks, loads:
+        checked = preflight.carried(composer)
+        with hydra_internals.replaced(sys, argv=words), looks, loads, checked:
             if only_looks or not args.multirun:
                 entry()
             else:
@@ -170,9 +172,7 @@ def _checked(args: argparse.Namespace, only_looks: bool) -> tuple[Composer, bool
         if only_looks:
             preflight.look(composer, args.overrides)
             return composer, False
-        config = preflight.run(
-            composer, args.overrides, args.multirun, _announce, sweep_grid.undone
-        )
+        config = preflight.run(composer, args.overrides, args.multirun, _announce)
         return composer, config is not None
     except ConfigError as error:
         if world.launched_rank()[1]:  # the first rank of each machine reports it

@@ -12,7 +12,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from penstock.protocols import AddOn, Task
+from penstock.errors import ConfigError, Problem
+from penstock.protocols import AddOn, Sweeps, Task
 
 if TYPE_CHECKING:
     from penstock.runs.checkpoint import CopiesPlace
@@ -33,7 +34,7 @@ def addons() -> Mapping[str, AddOn]:
 @cache
 def tasks() -> Mapping[str, Task]:
     """All tasks by name, the core's first."""
-    found: dict[str, Task] = dict(import_module("penstock.tasks").CORE)
+    found: dict[str, Task] = dict(load("penstock.tasks:CORE"))
     for addon in addons().values():
         found |= addon.tasks
     return found
@@ -61,7 +62,40 @@ def all_of(seam: Literal["explains", "observers", "pictures"]) -> list[Callable[
 def copies() -> CopiesPlace | None:
     """Another place that a fit's state is kept in, if an add-on has one."""
     module = next((addon.copies for addon in addons().values() if addon.copies), None)
-    return cast("CopiesPlace", import_module(module)) if module else None
+    return cast("CopiesPlace", load(module)) if module else None
+
+
+@cache
+def typed_keys() -> Mapping[str, str]:
+    """What may be typed at keys that only a command line sets; see `AddOn.typed`."""
+    return {key: name for addon in addons().values() for key, name in addon.typed.items()}
+
+
+def sends() -> list[Any]:
+    """What add-ons send to servers; see `AddOn.sends`."""
+    return [load(addon.sends) for addon in addons().values() if addon.sends]
+
+
+def rules() -> list[Callable[..., Any]]:
+    """What add-ons check of a configuration; see `AddOn.rules`."""
+    return [load(name) for addon in addons().values() for name in addon.rules]
+
+
+def completion() -> Callable[..., Any]:
+    """What answers `-sc`.
+
+    Raises:
+        ConfigError: no add-on does.
+    """
+    name = next((addon.completion for addon in addons().values() if addon.completion), None)
+    if name is None:
+        raise ConfigError(Problem("-sc", "completion by Tab needs the add-on completion"))
+    return load(name)
+
+
+def sweeps() -> Sweeps | None:
+    """How several jobs of one command line run; None if no add-on does that."""
+    return next((addon.sweeps for addon in addons().values() if addon.sweeps), None)
 
 
 def only_reads(task: object) -> bool:
@@ -75,8 +109,8 @@ def runner(task: str) -> Callable[..., Any]:
     return load(tasks()[task].run)
 
 
-def load(name: str) -> Callable[..., Any]:
-    """What "module:function" names."""
-    module, _, function = name.partition(":")
-    made: Callable[..., Any] = getattr(import_module(module), function)
-    return made
+def load(name: str) -> Any:
+    """What "module:NAME" names, or a module."""
+    module, _, attribute = name.partition(":")
+    loaded = import_module(module)
+    return getattr(loaded, attribute) if attribute else loaded

@@ -57,6 +57,23 @@ class Callables:
 
 
 @dataclass(frozen=True)
+class Sweeps:
+    """How an add-on runs the several jobs of a command line with `-m`.
+
+    Attributes:
+        check: "module:function" of (composer, overrides, what is composed of those that are fixed,
+            announce), which gives the problems of all jobs.
+        plugins: "module:function" of (hydra's section, its plain values, the overrides), which
+            gives the problems of a launcher and a sweeper that are not hydra's basic ones.
+        callbacks: what `hydra.callbacks` may name, beside hydra's own.
+    """
+
+    check: str
+    plugins: str
+    callbacks: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
 class AddOn:
     """What a package above the core adds to it: `ADDON` in the package's `__init__.py`.
 
@@ -88,6 +105,13 @@ class AddOn:
         copies: a module with the functions of `penstock.runs.checkpoint.CopiesPlace`.
         stores: "module:class" that reads files at addresses: (`penstock.datasets.files.Files`) ->
             `penstock.datasets.files.Remote`. It is imported with the first address.
+        typed: "module:NAME" of a `penstock.config.command_line_keys.TypedKey`, by a key that only a
+            command line sets.
+        sends: a module that is a `penstock.config.endpoints.Sends`: what goes to which servers.
+        rules: "module:function" of (Config, the callable of each part by key), which yields what
+            contradicts each other, `full.key: why; how to resolve it`.
+        completion: "module:function" of hydra's parsed command line: what stands behind `-sc`.
+        sweeps: how it runs several jobs; one add-on at most has it.
     """
 
     tasks: Mapping[str, Task] = field(default_factory=dict)
@@ -102,6 +126,11 @@ class AddOn:
     pictures: str = ""
     copies: str = ""
     stores: str = ""
+    typed: Mapping[str, str] = field(default_factory=dict)
+    sends: str = ""
+    rules: Sequence[str] = ()
+    completion: str = ""
+    sweeps: Sweeps | None = None
 
 
 Sample = Any  # a dict of fields, or what `dataset.fields` gives names to

@@ -32,7 +32,9 @@ KNOWN_TO_DATASETS = (
 KNOW_HYDRA = {
     "run.py",
     "pipeline/command.py",
+    "pipeline/addons/sweeps/plugins.py",
     "pipeline/addons/sweeps/sweep.py",
+    "pipeline/addons/sweeps/sweep_check.py",
     "pipeline/addons/sweeps/sweep_grid.py",
     "pipeline/addons/sweeps/optuna_sweeper.py",
     "pipeline/addons/trackers/observing.py",

@@ -2,5 +2,6 @@
 
 `composition` lets Hydra compose, `preflight` finds everything that is wrong, `allow_list` says what
 may be called, `contradictions` which options exclude each other, `schema` is the typed
-configuration, `instantiate` calls what a `_target_` names, `reference` describes every key.
+configuration, `instantiate` calls what a `_target_` names, `yaml_comments` reads what
+YAML files say of a key.
 """

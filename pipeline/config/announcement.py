@@ -7,12 +7,10 @@ It is made from the configuration alone, and has the names of what that calls.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from math import prod
+from collections.abc import Mapping
 from typing import Any
 
 from penstock import installed
-from penstock.config import disclosure
 from penstock.config.schema import Config
 
 
@@ -46,24 +44,6 @@ def of_run(config: Config) -> str:
     else:
         doing = task.sentence.format_map(names)
     return f"{config.task}: {doing}{place}"
-
-
-def of_sweep(lines: Sequence[str], sizes: Sequence[int]) -> str:
-    """One line on what a sweep will do.
-
-    Args:
-        lines: the overrides that it goes over, with all their values.
-        sizes: how many values each has.
-    """
-    jobs = prod(sizes)
-    over = f" over {' '.join(disclosure.words(lines))}" if lines else ""
-    return f"a sweep of {jobs} {'job' if jobs == 1 else 'jobs'}{over}; all are checked first"
-
-
-def of_study(lines: Sequence[str], trials: int) -> str:
-    """One line on what a study of optuna's will do; arguments as for `of_sweep`."""
-    over = " ".join(disclosure.words(lines))
-    return f"a study of {trials} {'trial' if trials == 1 else 'trials'} over {over}"
 
 
 def name_of(node: Any) -> str:

@@ -1,6 +1,4 @@
-"""Keys that only a command line sets, as what they hold is run by somebody.
-
-    loader.ray.runtime_env    what Ray puts into the processes of actors, on whatever nodes
+"""Keys that only a command line sets, as what they hold is run by somebody (`AddOn.typed`).
 
 A value is used if the overrides that were typed give it by themselves. So it comes from no YAML
 file, however the file was chosen (an experiment, `--config-dir`, `+group@key`), from no
@@ -13,18 +11,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
-from penstock.config import allow_list
-from penstock.config.environment import HARMLESS
-from penstock.config.messages import nearest, show
+from penstock import installed
+from penstock.config.messages import nearest
 from penstock.errors import ConfigError, Problem
 
 Values = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class TypedKey:
+    """A key that only a command line sets.
+
+    Attributes:
+        below: by name, what may be below of it, with what yields the problems of a value at a key:
+            nothing that is downloaded, installed or started.
+        why: nothing else may be there.
+    """
+
+    below: Mapping[str, Callable[[Any, str], Iterator[Problem]]]
+    why: str
 
 
 def check(config: Values, lines: Sequence[str]) -> list[Problem]:
@@ -34,22 +46,23 @@ def check(config: Values, lines: Sequence[str]) -> list[Problem]:
         lines: the overrides of the command line.
     """
     problems: list[Problem] = []
-    for key, rules in KEYS.items():
+    for key, named_rules in installed.typed_keys().items():
         content = _at(config, key)
         if not isinstance(content, Mapping) or not content:  # or the schema refuses it
             continue
+        rules: TypedKey = installed.load(named_rules)
         typed = dict(typed_values(line for line in lines if _may_give(line, key)))
         for name, value in content.items():
             below = f"{key}.{name}"
             foreign = [at for at, leaf in _leaves(value, below) if typed.get(at, _NOTHING) != leaf]
-            if name not in rules:
+            if name not in rules.below:
                 reason = (
-                    f"is not handed on, {_WHY}. What it installs, starts or sets belongs on the "
-                    f"nodes. Allowed: {', '.join(rules)}{nearest(str(name), rules)}"
+                    f"is not handed on, {rules.why}. What it installs, starts or sets belongs on "
+                    f"the nodes. Allowed: {', '.join(rules.below)}{nearest(str(name), rules.below)}"
                 )
                 problems.append(Problem(below, reason))
             elif not foreign:
-                problems += rules[name](value, below)
+                problems += rules.below[name](value, below)
             elif "${" in str(typed.get(foreign[0])):
                 reason = "holds an interpolation, which a file may change; type the value itself"
                 problems.append(Problem(below, reason))
@@ -65,7 +78,7 @@ def check(config: Values, lines: Sequence[str]) -> list[Problem]:
 def without(config: Values) -> dict[str, Any]:
     """A configuration that a run has stored, without these keys."""
     kept = deepcopy(dict(config))
-    for key in KEYS:
+    for key in installed.typed_keys():
         *path, name = key.split(".")
         section = _at(kept, ".".join(path))
         if isinstance(section, dict):
@@ -98,7 +111,9 @@ def of_folder(words: Sequence[str], typed: Sequence[str], folder: Path) -> list[
 def named(word: str) -> str | None:
     """The key that an override is about, or about something below of; None if about others."""
     name = _name(word)
-    return next((key for key in KEYS if name == key or name.startswith(f"{key}.")), None)
+    return next(
+        (key for key in installed.typed_keys() if name == key or name.startswith(f"{key}.")), None
+    )
 
 
 def swept(name: str, value: Any) -> str | None:
@@ -108,7 +123,7 @@ def swept(name: str, value: Any) -> str | None:
 
 def given(word: str) -> str | None:
     """The key that an override gives values, also inside of a mapping; None if it gives none."""
-    for key in KEYS:
+    for key in installed.typed_keys():
         if _may_give(word, key):
             values = dict(typed_values([word]))
             inside = [one for at, one in values.items() if at == key or at.startswith(f"{key}.")]
@@ -167,61 +182,3 @@ def _at(config: Any, key: str) -> Any:
 
 
 _NOTHING = object()
-_WHY = "so that only the program and packages that you trust run in actors"
-
-
-def _working_dir(content: Any, key: str) -> Iterator[Problem]:
-    if not _is_folder(content):
-        yield Problem(key, f"got {show(content)}, expected a folder of this machine, {_WHY}")
-
-
-def _py_modules(content: Any, key: str) -> Iterator[Problem]:
-    if not isinstance(content, list):
-        yield Problem(key, f"got {show(content)}, expected a list of folders")
-        return
-    for place, path in enumerate(content):
-        below = f"{key}[{place}]"
-        if not _is_folder(path):
-            yield Problem(below, f"got {show(path)}, expected the folder of a package, {_WHY}")
-            continue
-        package = Path(path).absolute().name  # as Ray names it
-        if package in allow_list.NEVER:
-            yield Problem(below, f"{package} is not replaced in actors")
-        elif not allow_list.is_trusted(package):
-            yield Problem(below, f"{package} is not trusted; if it is yours: --trust {package}")
-
-
-def _is_folder(path: Any) -> bool:
-    return isinstance(path, str) and "://" not in path and Path(path).is_dir()
-
-
-def _excludes(content: Any, key: str) -> Iterator[Problem]:
-    if not isinstance(content, list) or not all(isinstance(one, str) for one in content):
-        yield Problem(key, f"got {show(content)}, expected a list of patterns as in .gitignore")
-
-
-def _env_vars(content: Any, key: str) -> Iterator[Problem]:
-    if not isinstance(content, Mapping):
-        yield Problem(key, f"got {show(content)}, expected values by name")
-        return
-    for name, value in content.items():
-        if name not in HARMLESS:
-            yield Problem(
-                f"{key}.{name}",
-                "is not set for actors, since variables decide what runs; start Ray with it. "
-                f"Allowed: {', '.join(HARMLESS)}",
-            )
-        elif not isinstance(value, (str, int)):
-            yield Problem(f"{key}.{name}", f"got {show(value)}, expected text")
-
-
-# By key, what may be below of it, with what yields the problems of a value: nothing that is
-# downloaded, installed or started.
-KEYS: dict[str, dict[Any, Callable[[Any, str], Iterator[Problem]]]] = {
-    "loader.ray.runtime_env": {
-        "working_dir": _working_dir,
-        "py_modules": _py_modules,
-        "excludes": _excludes,
-        "env_vars": _env_vars,
-    },
-}

@@ -25,13 +25,11 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import InterpolationKeyError, MissingMandatoryValue, OmegaConfBaseException
 
 from penstock import program
-from penstock.addons.sweeps.grid import Grid
 from penstock.config import (
     environment,
     hydra_internals,
     hydra_section,
     plain_words,
-    reference,
     step_order,
     unknown_keys,
     whole_nodes,
@@ -39,10 +37,12 @@ from penstock.config import (
 from penstock.config.disclosure import Plain
 from penstock.config.hydra_loader import JOB_NAME, ConfigLoader, Kept, not_set
 from penstock.config.messages import show
+from penstock.config.schema import Config
 from penstock.distributed import preemption
 from penstock.errors import ConfigError, Problem
 
-CONF = reference.CONF
+# In a checkout, `pipeline/conf` is a link to the folder beside it.
+CONF = (Path(__file__).resolve().parent.parent / "conf").resolve()
 VERSION_BASE = "1.3"
 _HYDRAS_FOLDER = "hydra.run.dir"
 
@@ -92,7 +92,9 @@ class Composer:
     Attributes:
         path: the folder of the primary configuration.
         kept: the last configuration that hydra composed without a problem.
-        grid: the jobs of the sweep that was looked at, if it is one over a grid.
+        examined: the values of a single run that preflight has found nothing wrong with, and what
+            it made of them.
+        sweep: what the add-on that checked a sweep keeps of it.
 
     Raises:
         ConfigError: a folder is missing, or a search path would import an untrusted package.
@@ -115,7 +117,8 @@ class Composer:
         self.name = config_name or "config"
         self.loader = ConfigLoader(search_path)
         self.kept: Kept | None = None
-        self.grid: Grid | None = None
+        self.sweep: Any = None
+        self.examined: tuple[Plain, Config] | None = None
         setup_globals()  # ${now:...} and ${hydra:...}
         JobRuntime.instance().set("name", JOB_NAME)
         self._parser = OverridesParser.create(config_loader=self.loader)

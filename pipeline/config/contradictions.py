@@ -3,24 +3,29 @@
 Those that torch's DataLoader refuses, those that it lets through, and those between a dataset, a
 sampler and the machine. A rule sees plain values and the callables that the configuration names;
 nothing has been built. It yields messages, `full.key: what contradicts what; how to resolve it`.
+Add-ons bring rules of their own (`AddOn.rules`).
 """
 
 from __future__ import annotations
 
-import importlib.util
 import multiprocessing
-import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from penstock.addons.ray.access import refuse_client
-from penstock.addons.ray.cluster import require_installed
-from penstock.addons.ray.options import RaySection
+from penstock import installed
 from penstock.config import allow_list, data_rules, order_rules
 from penstock.config.messages import nearest, show
-from penstock.config.nodes import called, datasets, direction, metrics, trackers, validates, walk
-from penstock.config.order_rules import datasets_found
+from penstock.config.nodes import (
+    Parts,
+    called,
+    datasets,
+    datasets_found,
+    direction,
+    metrics,
+    validates,
+    walk,
+)
 from penstock.config.schema import Config
 from penstock.config.signatures import arguments
 from penstock.distributed import world
@@ -29,21 +34,20 @@ from penstock.order.samplers import Sequential
 from penstock.order.skipped import Skipped
 from penstock.order.streams import StreamOrder, is_stream
 
-Found = Mapping[str, Any]  # the callable of each part, by key
 Messages = Iterator[str]
 
 
-def find(config: Config, found: Found, partly: bool = False) -> list[Problem]:
+def find(config: Config, parts: Parts, partly: bool = False) -> list[Problem]:
     """All contradictions in a configuration.
 
     Args:
-        found: callable by key of its part, as far as they could be resolved.
+        parts: callable by key of its part, as far as they could be resolved.
         partly: the Config lacks attributes that were wrong; rules that need one are skipped.
     """
     problems: list[Problem] = []
-    for rule in RULES:
+    for rule in (*RULES, *installed.rules()):
         try:
-            for text in rule(config, found):
+            for text in rule(config, parts):
                 key, _, message = text.partition(": ")
                 problems.append(Problem(key, message))
         except AttributeError:
@@ -56,7 +60,7 @@ def _has_workers(config: Config) -> bool:
     return config.loader.backend != "main" and config.loader.num_workers != 0
 
 
-def no_workers(config: Config, found: Found) -> Messages:
+def no_workers(config: Config, parts: Parts) -> Messages:
     loader = config.loader
     if _has_workers(config):
         return
@@ -76,7 +80,7 @@ def no_workers(config: Config, found: Found) -> Messages:
             )
 
 
-def threads(config: Config, found: Found) -> Messages:
+def threads(config: Config, parts: Parts) -> Messages:
     loader = config.loader
     if loader.backend != "thread" or not _has_workers(config):
         return
@@ -89,34 +93,7 @@ def threads(config: Config, found: Found) -> Messages:
             )
 
 
-def actors(config: Config, found: Found) -> Messages:
-    loader, given = config.loader, RaySection.of(config)
-    if loader.backend != "ray":
-        for name, value in given.model_dump().items():
-            if value != getattr(RaySection(), name):
-                yield (
-                    f"loader.ray.{name}: {show(value)} is for Ray actors, but "
-                    f"loader.backend={loader.backend}; set loader.backend=ray or leave it out"
-                )
-        return
-    try:
-        require_installed()
-        refuse_client(given.address)
-    except ConfigError as error:
-        yield from map(str, error.problems)
-    if loader.multiprocessing_context:
-        yield (
-            f"loader.multiprocessing_context: {show(loader.multiprocessing_context)} is for "
-            "processes, but loader.backend=ray, and Ray starts its own; set it to null"
-        )
-    if not _has_workers(config) and given.num_actors != "auto":
-        yield (
-            f"loader.ray.num_actors: {given.num_actors} needs actors, but loader.num_workers=0, "
-            "which means none; leave that out, or set loader.backend=main"
-        )
-
-
-def start_method(config: Config, found: Found) -> Messages:
+def start_method(config: Config, parts: Parts) -> Messages:
     name = config.loader.multiprocessing_context
     known = multiprocessing.get_all_start_methods()
     if name is not None and name not in known:
@@ -126,7 +103,7 @@ def start_method(config: Config, found: Found) -> Messages:
         )
 
 
-def worker_function(config: Config, found: Found) -> Messages:
+def worker_function(config: Config, parts: Parts) -> Messages:
     name = config.loader.worker_init_fn
     try:
         if name is not None:
@@ -135,23 +112,7 @@ def worker_function(config: Config, found: Found) -> Messages:
         yield from map(str, error.problems)
 
 
-def share(config: Config, found: Found) -> Messages:
-    loader = config.loader
-    if loader.option("share") is None:
-        if loader.option("share_size") is not None:
-            yield "loader.share_size: nothing is shared; set loader.share=auto, or this to null"
-        return
-    if not hasattr(os, "geteuid"):
-        yield "loader.share: needs locks that only Linux and macOS have; set it to null"
-    if loader.worker_init_fn is not None:
-        yield (
-            f"loader.share: {loader.option('share')} hands batches to other runs, but what "
-            f"loader.worker_init_fn={loader.worker_init_fn} does to them is not known; set one of "
-            "the two to null"
-        )
-
-
-def unordered(config: Config, found: Found) -> Messages:
+def unordered(config: Config, parts: Parts) -> Messages:
     resumable = config.task == "fit" and config.trainer.checkpoint is not None
     if not config.loader.in_order and _has_workers(config) and resumable:
         yield (
@@ -161,26 +122,13 @@ def unordered(config: Config, found: Found) -> Messages:
         )
 
 
-def tracker_packages(config: Config, found: Found) -> Messages:
-    """Packages of trackers that are not installed."""
-    for key, node in trackers(config.tracker).items() if config.task == "fit" else ():
-        package = getattr(called(node), "needs", None)
-        # A folder of that name, as W&B makes one, has no loader of its own.
-        spec = importlib.util.find_spec(package) if package else None
-        if package and (spec is None or spec.origin is None):
-            yield (
-                f"{key}: needs the package {package}, which is not installed: pip install -e "
-                f"'.[{package}]', or leave it out (tracker=none)"
-            )
-
-
-def pinned_device(config: Config, found: Found) -> Messages:
+def pinned_device(config: Config, parts: Parts) -> Messages:
     name = config.loader.pin_memory_device
     if name and config.loader.pin_memory is False:
         yield f"loader.pin_memory_device: {name!r} is never used with loader.pin_memory=false"
 
 
-def ranks(config: Config, found: Found) -> Messages:
+def ranks(config: Config, parts: Parts) -> Messages:
     """Options that several ranks cannot share."""
     size, strategy = world.launched_size(), config.distributed.strategy
     if strategy == "none":
@@ -210,11 +158,11 @@ def ranks(config: Config, found: Found) -> Messages:
         )
 
 
-def streams(config: Config, found: Found) -> Messages:
+def streams(config: Config, parts: Parts) -> Messages:
     """A stream has an order of its own kind, and only a stream has."""
-    sampler: Any = found.get("sampler")
+    sampler: Any = parts.get("sampler")
     ordered = isinstance(sampler, type) and issubclass(sampler, StreamOrder)
-    for key, dataset in datasets_found(config, found):
+    for key, dataset in datasets_found(config, parts):
         stream = is_stream(dataset)
         if key == "dataset.val" or not (stream or isinstance(dataset, type)):
             continue
@@ -236,8 +184,8 @@ def streams(config: Config, found: Found) -> Messages:
             )
 
 
-def same_data_twice(config: Config, found: Found) -> Messages:
-    dataset = found.get("dataset")
+def same_data_twice(config: Config, parts: Parts) -> Messages:
+    dataset = parts.get("dataset")
     if not validates(config.dataset):
         return
     if dataset is None or config.task not in ("fit", "validate"):
@@ -253,7 +201,7 @@ def same_data_twice(config: Config, found: Found) -> Messages:
     )
 
 
-def no_validation(config: Config, found: Found) -> Messages:
+def no_validation(config: Config, parts: Parts) -> Messages:
     """What asks for a validation that `dataset.val=null` leaves out."""
     if validates(config.dataset):
         return
@@ -269,11 +217,9 @@ def no_validation(config: Config, found: Found) -> Messages:
         yield f"trainer.patience: {trainer.patience}, but {why}; set trainer.patience=null"
     if str(scheduler.get("_target_", "")).endswith(".ReduceLROnPlateau"):
         yield f"scheduler: ReduceLROnPlateau follows a metric, but {why}; set scheduler=none"
-    if config.option("sweep") is not None and config.option("sweep").optuna is not None:
-        yield f"sweep.optuna: chooses by a metric, but {why}; set sweep=grid"
 
 
-def device(config: Config, found: Found) -> Messages:
+def device(config: Config, parts: Parts) -> Messages:
     if config.task not in ("fit", "validate"):
         return
     try:
@@ -288,7 +234,7 @@ def device(config: Config, found: Found) -> Messages:
         )
 
 
-def monitor(config: Config, found: Found) -> Messages:
+def monitor(config: Config, parts: Parts) -> Messages:
     """The monitored metric has to be the loss or one of the objective's."""
     name, measured = config.trainer.monitor, metrics(config.objective)
     if name is None or not isinstance(measured, Mapping) or config.task != "fit":
@@ -309,7 +255,7 @@ def monitor(config: Config, found: Found) -> Messages:
         )
 
 
-def schedule(config: Config, found: Found) -> Messages:
+def schedule(config: Config, parts: Parts) -> Messages:
     node = config.scheduler
     if node is None:
         return
@@ -337,7 +283,7 @@ def schedule(config: Config, found: Found) -> Messages:
         )
 
 
-def both_splits(config: Config, found: Found) -> Messages:
+def both_splits(config: Config, parts: Parts) -> Messages:
     if config.split == "both" and config.task not in ("check", "pack"):
         yield (
             f"split: both is for task=check and task=pack; task={config.task} reads one of them: "
@@ -345,7 +291,7 @@ def both_splits(config: Config, found: Found) -> Messages:
         )
 
 
-def bad_samples(config: Config, found: Found) -> Messages:
+def bad_samples(config: Config, parts: Parts) -> Messages:
     given = config.bad_samples
     if given.on_error == "raise" and given.budget not in (0, 0.01):
         yield (
@@ -360,20 +306,18 @@ def bad_samples(config: Config, found: Found) -> Messages:
         )
 
 
-def skipped_ranges(config: Config, found: Found) -> Messages:
+def skipped_ranges(config: Config, parts: Parts) -> Messages:
     try:
         Skipped.of(config.trainer.skip)
     except ValueError as error:
         yield f"trainer.skip: {error}"
 
 
-RULES: tuple[Callable[[Config, Found], Messages], ...] = (
+RULES: tuple[Callable[[Config, Parts], Messages], ...] = (
     no_workers,
     threads,
-    actors,
     start_method,
     worker_function,
-    share,
     unordered,
     pinned_device,
     ranks,
@@ -386,7 +330,6 @@ RULES: tuple[Callable[[Config, Found], Messages], ...] = (
     monitor,
     schedule,
     skipped_ranges,
-    tracker_packages,
     *order_rules.RULES,
     *data_rules.RULES,
 )

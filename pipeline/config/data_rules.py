@@ -6,26 +6,21 @@ A rule gets the configuration and the callable of each part by key.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
-from penstock.addons.filters.row_filter import Expression, no_column
 from penstock.config.messages import nearest, not_allowed
 from penstock.config.nodes import (
     KEPT,
     SPLITS,
+    Parts,
     called,
-    choices_of_rows,
     datasets,
-    filters,
     is_of_a_split,
     of_the_build,
 )
 from penstock.config.schema import Config
 from penstock.distributed import world
-from penstock.errors import ConfigError
 from penstock.loading.collate import List, Single
-from penstock.order.streams import is_stream
 from penstock.transforms.image import Normalize
 
 KEY = "dataset.fingerprint"
@@ -39,7 +34,7 @@ def mode_of(config: Config) -> str:
     return mode
 
 
-def dataset_keys(config: Config, found: Mapping[str, Any]) -> Iterator[str]:
+def dataset_keys(config: Config, parts: Parts) -> Iterator[str]:
     """Names and facts of a dataset, and what `fingerprint` needs of it."""
     for key, node in (("dataset", config.dataset), ("collate", config.collate)):
         names = of_the_build(node, "fields")
@@ -72,7 +67,7 @@ def dataset_keys(config: Config, found: Mapping[str, Any]) -> Iterator[str]:
         yield f"{KEY}: {not_allowed(mode, ' | '.join(MODES), MODES)}"
         return
     for name, _ in datasets(config.dataset):
-        kind, needed = found.get(name), _NEEDS.get(mode, ())
+        kind, needed = parts.get(name), _NEEDS.get(mode, ())
         if needed and isinstance(kind, type) and not any(hasattr(kind, one) for one in needed):
             yield (
                 f"{KEY}: {mode} needs the files of a dataset, and {kind.__name__} does not tell "
@@ -81,30 +76,7 @@ def dataset_keys(config: Config, found: Mapping[str, Any]) -> Iterator[str]:
             )
 
 
-def packed(config: Config, found: Mapping[str, Any]) -> Iterator[str]:
-    """Packs, given or to be made."""
-    where = config.dataset.get("packed")
-    if where is not None and (not isinstance(where, str) or not where):
-        yield f"dataset.packed: {not_allowed(where, 'auto, the path of a pack, or null')}"
-    if where is None and config.task != "pack":
-        return
-    key = "task" if config.task == "pack" else "dataset.packed"
-    for name, _ in datasets(config.dataset):
-        kind = found.get(name)
-        if isinstance(kind, type) and is_stream(kind):
-            yield (
-                f"{key}: {kind.__name__} is a stream, which can only be read forwards; packing is "
-                "for datasets with rows"
-            )
-    pack = config.option("pack")
-    if pack is not None and pack.format == "encoded" and pack.size is not None:
-        yield (
-            f"pack.size: {pack.size} would decode the files that pack.format=encoded keeps; "
-            "set pack.size=null or pack.format=pixels"
-        )
-
-
-def batch_steps(config: Config, found: Mapping[str, Any]) -> Iterator[str]:
+def batch_steps(config: Config, parts: Parts) -> Iterator[str]:
     """Transforms of batches need stacked fields; mixing needs pairs; pixels are normalised once."""
     for split in ("train", "val"):
         steps, section = _steps(config, f"{split}_batch"), f"transform.{split}_batch"
@@ -113,7 +85,7 @@ def batch_steps(config: Config, found: Mapping[str, Any]) -> Iterator[str]:
                 f"{section}: works on batches, but batch.size=null passes samples through one by "
                 f"one; set batch.size, or {section}={{}}"
             )
-        if steps and found.get("collate") is List:
+        if steps and parts.get("collate") is List:
             yield (
                 f"{section}: works on stacked fields, but collate=list stacks nothing; set "
                 "collate=stack"
@@ -157,64 +129,4 @@ def _steps(config: Config, section: str) -> dict[str, Any]:
     return {key: step for key, step in found.items() if step is not None}
 
 
-def rows(config: Config, found: Mapping[str, Any]) -> Iterator[str]:
-    """Filters, and what else chooses rows: expressions, names of columns and rows, files."""
-    of_splits = {"dataset": [f"dataset.{name}" for name in SPLITS]}
-    for where, given in choices_of_rows(config.dataset):
-        kinds = [
-            kind
-            for key, kind in ((key, found.get(key)) for key, _ in datasets(config.dataset))
-            if kind is not None and where in ("dataset", key, *of_splits.get(key, ()))
-        ]
-        for kind in kinds:
-            if is_stream(kind):
-                yield (
-                    f"{where}.{next(iter(given))}: chooses rows by index, and {kind.__name__} is a "
-                    "stream, which can only be read forwards; leave records out where it yields "
-                    "them, or read the data with a dataset of rows"
-                )
-        columns: list[Any] = [getattr(kind, "columns", None) for kind in kinds]
-        told = [one for one in columns if isinstance(one, (list, tuple))]
-        for key, one in filters(given, where):
-            if isinstance(one, Mapping) and "_target_" in one:
-                continue
-            if not isinstance(one, str):
-                yield (
-                    f"{key}: {not_allowed(one, 'an expression, a node with _target_, or a list')}"
-                )
-                continue
-            try:
-                expression = Expression(one, key)
-                for names in told:
-                    expression.check(names)
-            except ConfigError as error:
-                yield from map(str, error.problems)
-        column = given.get("unique")
-        if column is not None and not isinstance(column, str):
-            yield f"{where}.unique: {not_allowed(column, 'the name of a column')}"
-        elif column is not None:
-            yield from (
-                f"{where}.unique: {no_column(column, names)}"
-                for names in told
-                if column not in names
-            )
-        yield from _left_out(f"{where}.without", given.get("without"))
-
-
-def _left_out(key: str, value: Any) -> Iterator[str]:
-    if value is None:
-        return
-    if isinstance(value, str):
-        if not Path(value).is_file():
-            yield f"{key}: there is no file {value!r}; give a quarantine.csv, or a list of rows"
-        return
-    by_split = value if isinstance(value, Mapping) else {"train": value}
-    listed = all(
-        isinstance(one, list) and all(type(row) is int for row in one) for one in by_split.values()
-    )
-    if not listed or not by_split.keys() <= {"train", "val"}:
-        allowed = "rows of the training split, {train: rows, val: rows}, or a quarantine.csv"
-        yield f"{key}: {not_allowed(value, allowed)}"
-
-
-RULES = (batch_steps, packed, dataset_keys, rows)
+RULES = (batch_steps, dataset_keys)

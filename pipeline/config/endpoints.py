@@ -5,9 +5,7 @@ credentials go to whomever the configuration names. So a server that is not the 
 refused before anything is built, unless the options hold `anon: true` (nothing is signed), it is
 this machine, or the command line names it: --allow-endpoint HOST.
 
-The same holds for a server that a tracker of ours names; users and passwords in its address are
-refused. What a tracker sends is announced. It also holds for a Ray that is joined: the program
-sends it code, and unpickles its answers.
+The same holds for servers of add-ons, which bring a `Sends` each (`AddOn.sends`).
 
 Requests that go elsewhere, and certificates that are not checked, are announced on stderr. An
 endpoint that a person's own environment names (AWS_ENDPOINT_URL) is not looked at.
@@ -19,12 +17,12 @@ import hashlib
 import ipaddress
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-from penstock.config import disclosure
+from penstock import installed
 from penstock.config.messages import allowing
 from penstock.errors import Problem
 
@@ -48,15 +46,6 @@ _PROVIDERS = re.compile(
     r"|(storage|www)\.googleapis\.com"
 )
 _LONGEST = 300  # characters of a server; a name has 253 at most
-# Trackers of ours that send, with the servers of their makers.
-TRACKERS = {
-    "penstock.addons.trackers.mlflow.MLflow": "",
-    "penstock.addons.trackers.wandb.WandB": "https://api.wandb.ai",
-}
-_SERVERS = {"uri": "MLFLOW_TRACKING_URI", "base_url": "WANDB_BASE_URL"}  # of trackers
-_LOCAL = re.compile(
-    r"(?:sqlite:///|file:)[^?#]*|(?![A-Za-z][\w+.\-]*:)[^?#]*|databricks(://[\w-]+)?"
-)
 _ALLOWED = re.compile(r"(\[[0-9A-Fa-f:]+\]|[A-Za-z0-9.\-]+)(:\d{1,5})?")
 
 
@@ -91,6 +80,25 @@ class Endpoint:
         names = [name.strip().lower() for name in os.environ.get(VARIABLE, "").split(",")]
         return bool(host) and (host in names or bool(port and f"{host}:{port}" in names))
 
+    @property
+    def way(self) -> str:
+        """The option that allows it; empty where the value is not one plain server."""
+        name = ":".join(filter(None, self.server[1:]))
+        return allowing("--allow-endpoint", name, "HOST") if name else ""
+
+
+class Sends(Protocol):
+    """What an add-on sends to servers, for a configuration of plain values: a module."""
+
+    def problems(self, config: Mapping[str, Any], /) -> Iterable[Problem]:
+        """Servers to which credentials would go, and that nobody has allowed."""
+
+    def notices(self, config: Mapping[str, Any], /) -> Iterable[str]:
+        """Announcements of what is sent where."""
+
+    def sent(self, config: Mapping[str, Any], /) -> Iterable[str]:
+        """Keys of nodes whose values leave this machine."""
+
 
 def check_allowed(names: list[str]) -> list[Problem]:
     """Problems with the names that --allow-endpoint was given."""
@@ -104,74 +112,17 @@ def check_allowed(names: list[str]) -> list[Problem]:
 def check(config: Mapping[str, Any]) -> list[Problem]:
     """Refuse servers to which a configuration would have credentials sent."""
     problems = []
-    for one in _of_trackers(config):
-        if one.is_allowed or one.given == TRACKERS["penstock.addons.trackers.wandb.WandB"]:
+    for endpoint in found(config):
+        if endpoint.is_allowed:
             continue
-        name = ":".join(filter(None, one.server[1:]))
-        way = f", {allowing('--allow-endpoint', name, 'HOST')}" if name else ""
-        variable = _SERVERS[one.key.rpartition(".")[2]]
-        problems.append(
-            Problem(
-                one.key,
-                f"sends this run's configuration, numbers and pictures to "
-                f"{disclosure.urls(one.given)!r}, with credentials of whoever "
-                f"runs this. If that is right{way}, or name it in {variable} of "
-                "the environment",
-            )
+        way = f", {way}" if (way := endpoint.way) else ""
+        reason = (
+            f"sends requests, signed with credentials of whoever runs this, to {endpoint.given!r}, "
+            f"which is not the provider's. If that is right{way}; public data: anon: true beside it"
         )
-    for one in _of_ray(config):
-        scheme, host, port = one.server
-        if scheme or not port or not one.given.endswith(f":{port}"):
-            reason = f"got {one.given!r}, expected auto or host:port"
-            problems.append(Problem(one.key, reason))
-        elif not one.is_allowed:
-            way = allowing("--allow-endpoint", f"{host}:{port}", "HOST")
-            reason = (
-                f"joins the Ray at {one.given!r}, which can run code here, and gets the data and "
-                f"the token of whoever runs this. If that is right, {way}"
-            )
-            problems.append(Problem(one.key, reason))
-    for one in found(config):
-        if one.is_allowed:
-            continue
-        name = ":".join(filter(None, one.server[1:]))
-        way = f", {allowing('--allow-endpoint', name, 'HOST')}" if name else ""
-        problems.append(
-            Problem(
-                one.key,
-                f"sends requests, signed with credentials of whoever runs "
-                f"this, to {one.given!r}, which is not the provider's. If that "
-                f"is right{way}; public data: anon: true beside it",
-            )
-        )
-    return problems
-
-
-def trackers(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Key and node of each tracker that sends what it is given."""
-    section = config.get("tracker")
-    if isinstance(section, Mapping):
-        for name, node in {None: section, **section}.items():
-            if isinstance(node, Mapping) and node.get("_target_") in TRACKERS:
-                yield "tracker" if name is None else f"tracker.{name}", node
-
-
-def _of_trackers(config: Mapping[str, Any]) -> Iterator[Endpoint]:
-    for key, node in trackers(config):
-        for name in _SERVERS:
-            value = node.get(name)
-            if isinstance(value, str) and value and not _LOCAL.fullmatch(value):
-                yield Endpoint(f"{key}.{name}", value, anonymous=False)
-
-
-def _of_ray(config: Mapping[str, Any]) -> Iterator[Endpoint]:
-    """The Ray that actors run in, where a configuration says which."""
-    node: Any = config
-    for name in ("loader", "ray", "address"):
-        node = node.get(name) if isinstance(node, Mapping) else None
-    # What is for Ray's client is refused with the other contradictions.
-    if isinstance(node, str) and node != "auto" and not node.startswith("ray://"):
-        yield Endpoint("loader.ray.address", node, anonymous=False)
+        problems.append(Problem(endpoint.key, reason))
+    of_addons = [problem for sends in installed.sends() for problem in sends.problems(config)]
+    return of_addons + problems
 
 
 def notices(config: Mapping[str, Any]) -> Iterator[str]:
@@ -185,23 +136,12 @@ def notices(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _texts(config: Mapping[str, Any]) -> Iterator[str]:
-    for key, node in trackers(config):
-        mode = node.get("mode", "online") or os.environ.get("WANDB_MODE")
-        if config.get("task") == "fit" and mode != "offline":
-            names = [name for name in _SERVERS if name in node]
-            own = [node[name] or os.environ.get(_SERVERS[name]) for name in names]
-            place = next(filter(None, own), TRACKERS[node["_target_"]])
-            if place and not _LOCAL.fullmatch(place):
-                yield (
-                    f"notice: configuration, numbers and pictures of this run go to "
-                    f"{disclosure.urls(place)} ({key})"
-                )
-    for one in _of_ray(config):
-        yield f"notice: batches come from the Ray at {one.given} ({one.key})"
-    for one in found(config):
-        if not one.is_providers:
-            how = "without credentials" if one.anonymous else f"signed with {_credentials()}"
-            yield f"notice: requests go to {one.given} ({one.key}), {how}"
+    for sends in installed.sends():
+        yield from sends.notices(config)
+    for endpoint in found(config):
+        if not endpoint.is_providers:
+            how = "without credentials" if endpoint.anonymous else f"signed with {_credentials()}"
+            yield f"notice: requests go to {endpoint.given} ({endpoint.key}), {how}"
     for key, value, _ in _options(config, "", False, None):
         name = key.rpartition(".")[2].partition("[")[0]
         text = str(value).lower()

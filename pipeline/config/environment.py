@@ -18,7 +18,8 @@ from typing import Any
 from omegaconf import OmegaConf
 from omegaconf.resolvers import oc
 
-from penstock.config import disclosure, endpoints
+from penstock import installed
+from penstock.config import disclosure
 from penstock.config.disclosure import Origin, Plain
 from penstock.config.messages import allowing
 from penstock.errors import Problem
@@ -151,7 +152,9 @@ def _leaves(config: Mapping[str, Any], key: str, origin: Origin) -> str:
     """How a value would leave the machine; empty if it stays."""
     if any(_ADDRESS.search(text) for text in (*_texts(origin.value), origin.text)):
         return "inside of an address"
-    if any(key.startswith(f"{tracker}.") for tracker, _ in endpoints.trackers(config)):
+    if any(
+        key.startswith(f"{node}.") for sends in installed.sends() for node in sends.sent(config)
+    ):
         return "to a tracker's server"
     if any(_LEAVING.search(part) for part in re.split(r"[.\[\]]+", key)):
         return "in the options of a store"

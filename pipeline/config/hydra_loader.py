@@ -85,7 +85,7 @@ class CheckedConfigLoader(ConfigLoader):
 
     Args:
         config_search_path: hydra's.
-        kept: a configuration that need not be composed again; it is checked like any other.
+        kept: a configuration that preflight has composed and checked: it is handed out as it is.
 
     Raises:
         SystemExit: caused by a ConfigError; hydra catches exceptions of other kinds.
@@ -106,9 +106,11 @@ class CheckedConfigLoader(ConfigLoader):
     ) -> DictConfig:
         """As hydra's, and checked."""
         given = list(overrides)
-        config = self._kept.take(config_name, given, run_mode) if self._kept else None
+        kept = self._kept.take(config_name, given, run_mode) if self._kept else None
+        if kept is not None:
+            return kept
         try:
-            config = config or super().load_configuration(
+            config = super().load_configuration(
                 config_name, overrides, run_mode, from_shell, validate_sweep_overrides
             )
         except KeyError as error:

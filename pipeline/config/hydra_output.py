@@ -20,7 +20,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from penstock import program, terminal
-from penstock.config import disclosure, environment, hydra_internals, reference
+from penstock.config import disclosure, environment, hydra_internals, yaml_comments
 from penstock.errors import PenstockError
 from penstock.files.disk import replace_own, write_atomically
 from penstock.files.own_files import NotOwnError
@@ -47,14 +47,14 @@ def shown(package: str | None) -> Iterator[None]:
     def without_secrets(config: DictConfig, section: DictConfig) -> DictConfig:
         folders = [Path(one.path) for one in section.runtime.config_sources if one.schema == "file"]
         choices = {str(group): option for group, option in section.runtime.choices.items()}
-        said.update(reference.comments(folders, choices, str(section.job.config_name)))
+        said.update(yaml_comments.comments(folders, choices, str(section.job.config_name)))
         return OmegaConf.create(written(config))
 
     def with_comments(cfg: Any, *, resolve: bool = False, sort_keys: bool = False) -> str:
         if OmegaConf.is_config(cfg):  # `--info` comes without what `--cfg` has gone through
             cfg = OmegaConf.create(written(cfg))
         text = to_yaml(cfg, resolve=resolve, sort_keys=sort_keys)
-        return reference.annotated(text, said, prefix or "")
+        return yaml_comments.annotated(text, said, prefix or "")
 
     def with_our_name(text: str) -> str:
         return text.replace("python run.py", program.text())

@@ -4,13 +4,11 @@ hydra imports and calls what this section names, before any code of ours runs. S
 
 1. callbacks, launcher, sweeper and logging hold literal values: what an interpolation gives when
    hydra uses it need not be what it gave when it was checked;
-2. what is called is named exactly. Launchers and sweepers are classes of installed plugins;
-   callbacks, handlers and formatters stand in a short list or in a package trusted by name;
-3. text for a plugin is what the plugin ships or what was typed on the command line, at that very
-   key: some plugins run it (submitit's `setup`) or import it (optuna's `custom_search_space`). So
-   are the names of a launcher's arguments, which become options of Slurm or variables of Ray;
-4. no handler writes to a file, and `.hydra` is the only subfolder;
-5. environment variables are those in `environment.HARMLESS`.
+2. what is called is named exactly. Callbacks, handlers and formatters stand in a short list or in a
+   package trusted by name; launchers and sweepers are hydra's basic ones, or what the add-on that
+   runs sweeps checks (`Sweeps.plugins`);
+3. no handler writes to a file, and `.hydra` is the only subfolder;
+4. environment variables are those in `environment.HARMLESS`.
 
 Works on raw values, before interpolation. Cost: below 1 ms a configuration.
 """
@@ -20,36 +18,29 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from functools import lru_cache
 from typing import Any
 
 from hydra.conf import HydraConf
-from hydra.core.config_store import ConfigStore
-from hydra.core.object_type import ObjectType
-from hydra.core.plugins import Plugins
 from hydra.experimental.callback import Callback
-from hydra.plugins.launcher import Launcher
-from hydra.plugins.sweeper import Sweeper
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
-from penstock.addons.sweeps import batch_scripts
-from penstock.config import allow_list, command_line_keys, outputs
-from penstock.config.command_line_keys import entries, typed_values
+from penstock import installed
+from penstock.config import allow_list, outputs
+from penstock.config.command_line_keys import entries
 from penstock.config.environment import HARMLESS
-from penstock.config.messages import allowing, show
+from penstock.config.hydra_internals import BASIC_LAUNCHER, BASIC_SWEEPER
+from penstock.config.messages import allowing
 from penstock.errors import ConfigError, Problem
 
-CALLBACKS = (
-    "penstock.addons.sweeps.sweep.SweepTable",
-    "hydra.experimental.callbacks.LogJobReturnCallback",
-)
-SWEEPERS = ("penstock.addons.sweeps.optuna_sweeper.OptunaSweeper",)  # beside those of plugins
+CALLBACKS = ("hydra.experimental.callbacks.LogJobReturnCallback",)  # beside those of add-ons
 HANDLERS = ("logging.StreamHandler", "logging.NullHandler", "rich.logging.RichHandler")
 FORMATTERS = ("logging.Formatter", "colorlog.ColoredFormatter")
 STREAMS = ("ext://sys.stdout", "ext://sys.stderr")
 
+_BASIC = {
+    "launcher": {"_target_": BASIC_LAUNCHER},
+    "sweeper": {"_target_": BASIC_SWEEPER, "max_batch_size": None, "params": None},
+}
 _HYDRAS_OWN = "outputs/${now:%Y-%m-%d}/${now:%H-%M-%S}"  # where a configuration says nothing
 
 _FILES = re.compile(r"\.\w*FileHandler$")
@@ -83,17 +74,15 @@ def problems(node: Any, given: Sequence[str], importing: bool = False) -> list[P
     section = raw(node)
     found = [*_literals(section), *_records(section, given)]
     found += _callbacks(section.get("callbacks"), importing)
-    typed = dict(typed_values(line for line in given if _of_plugin(line)))
-    for name, kind in (("launcher", Launcher), ("sweeper", Sweeper)):
-        found += _plugin(section.get(name), f"hydra.{name}", kind, typed)
-    launcher = _mapping(section.get("launcher"))
-    found += _tasks(launcher)
-    if str(launcher.get("_target_")).startswith(batch_scripts.PLUGIN):
-        found += batch_scripts.lines_with_interpolations(launcher)
-        found += batch_scripts.problems(_resolved(node, "launcher", launcher))
+    if any(section.get(name) != own for name, own in _BASIC.items()):
+        sweeps = installed.sweeps()
+        if sweeps is None:
+            found.append(Problem("hydra", "launchers and sweepers need the add-on sweeps"))
+        else:
+            found += installed.load(sweeps.plugins)(node, section, given)
     for name in ("hydra_logging", "job_logging"):
         found += _logging(section.get(name), f"hydra.{name}", importing)
-    folder = _mapping(section.get("run"))
+    folder = mapping(section.get("run"))
     if folder and folder.get("dir") not in (".", _HYDRAS_OWN):
         reason = "a configuration names the folder of a run by run_dir; set that"
         found.append(Problem("hydra.run.dir", f"got {folder.get('dir')!r}: {reason}"))
@@ -105,36 +94,17 @@ def problems(node: Any, given: Sequence[str], importing: bool = False) -> list[P
     return [problem for problem in found if first[problem.key] is problem]
 
 
-def _mapping(node: Any) -> Mapping[str, Any]:
+def mapping(node: Any) -> Mapping[str, Any]:
     return node if isinstance(node, Mapping) else {}
 
 
 def sweep_problems(node: Any) -> Iterator[Problem]:
     """The problems of where a sweep writes, from a composed section."""
     folder = OmegaConf.select(node, "sweep.dir", throw_on_resolution_failure=False)
-    subdir = _mapping(raw(node).get("sweep")).get("subdir")
+    subdir = mapping(raw(node).get("sweep")).get("subdir")
     if folder is not None:
         plain = subdir if isinstance(subdir, str) and "${" not in subdir else None
         yield from outputs.check_sweep(str(folder), plain)
-
-
-def _resolved(node: Any, name: str, raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries of a section's node with their interpolations followed, where that is possible.
-
-    What only a job knows stays text; what an interpolation gives later is checked again by then.
-    """
-    found = {}
-    for key, value in raw.items():
-        found[key] = value
-        with suppress(OmegaConfBaseException):
-            entry = OmegaConf.select(node, f"{name}.{key}")
-            container = OmegaConf.is_config(entry)
-            found[key] = OmegaConf.to_container(entry, resolve=True) if container else entry
-    return found
-
-
-def _of_plugin(line: str) -> bool:
-    return line.lstrip("+~").startswith(("hydra.launcher", "hydra.sweeper"))
 
 
 def raw(node: Any) -> dict[str, Any]:
@@ -177,7 +147,7 @@ def _literals(section: Mapping[str, Any]) -> Iterator[Problem]:
     else:
         nodes["hydra.job"] = job
     for node, value in nodes.items():
-        for key, text in _texts(value, node):
+        for key, text in texts(value, node):
             of_plugin = node in ("hydra.callbacks", "hydra.launcher", "hydra.sweeper")
             name = key.rpartition(".")[2]
             rest = _PLAIN.sub("", text) if of_plugin and not name.startswith("_") else text
@@ -191,14 +161,14 @@ def _literals(section: Mapping[str, Any]) -> Iterator[Problem]:
 
 def _records(section: Mapping[str, Any], given: Sequence[str]) -> Iterator[Problem]:
     """Overrides, which hydra hands to jobs and ranks as if they had been typed; variables."""
-    overrides = _mapping(section.get("overrides"))
+    overrides = mapping(section.get("overrides"))
     words = [*(overrides.get("hydra") or ()), *(overrides.get("task") or ())]
     if sorted(map(str, words)) != sorted(given):
         yield Problem(
             "hydra.overrides",
             "is hydra's record of the command line; a configuration may not write into it",
         )
-    for name in _mapping(_mapping(section.get("job")).get("env_set")):
+    for name in mapping(mapping(section.get("job")).get("env_set")):
         if name not in HARMLESS:
             yield Problem(
                 f"hydra.job.env_set.{name}",
@@ -214,20 +184,22 @@ def _callbacks(callbacks: Any, importing: bool) -> Iterator[Problem]:
     if not isinstance(callbacks, Mapping):
         yield Problem("hydra.callbacks", f"got {callbacks!r}, expected callbacks by name")
         return
+    sweeps = installed.sweeps()
+    known = (*(sweeps.callbacks if sweeps else ()), *CALLBACKS)
     for name, node in callbacks.items():
         key = f"hydra.callbacks.{name}"
         if not isinstance(node, Mapping) or "_target_" not in node:
             yield Problem(key, "has no _target_, so it is not a callback")
             continue
-        own = node["_target_"] in CALLBACKS
+        own = node["_target_"] in known
         for argument in node if own else ():
             if argument != "_target_":
                 yield Problem(f"{key}.{argument}", f"{node['_target_']} takes no arguments")
-        for place, target in _called(node, key, "_target_"):
+        for place, target in called(node, key, "_target_"):
             if not own or place != f"{key}._target_":
                 kind = Callback if place == f"{key}._target_" else object
-                yield from _trusted(place, target, kind, CALLBACKS, importing)
-        for place, _ in _called(node, key, "_partial_"):
+                yield from _trusted(place, target, kind, known, importing)
+        for place, _ in called(node, key, "_partial_"):
             yield Problem(place, "a callback is built whole")
 
 
@@ -256,135 +228,6 @@ def _trusted(
         yield Problem(key, f"{name} is not a subclass of {kind.__module__}.{kind.__name__}")
 
 
-def _plugin(node: Any, key: str, kind: type, typed: Mapping[str, Any]) -> Iterator[Problem]:
-    """A launcher or sweeper: a class of an installed plugin, with arguments of its own."""
-    if not isinstance(node, Mapping):
-        yield Problem(
-            key, f"got {node!r}, expected a {kind.__name__.lower()} of an installed plugin"
-        )
-        return
-    installed = {f"{one.__module__}.{one.__name__}" for one in Plugins.instance().discover(kind)}
-    if kind is Sweeper and node.get("_target_") in SWEEPERS:
-        yield from (
-            Problem(f"{key}.{name}", f"{node['_target_']} takes params alone")
-            for name in node
-            if name not in ("_target_", "params")
-        )
-        yield from _params(node.get("params"), f"{key}.params")
-        return
-    if str(node.get("_target_")) not in installed:
-        reason = f"is not a {kind.__name__.lower()} of an installed plugin; there are "
-        reason += ", ".join(sorted(installed))
-        yield Problem(f"{key}._target_", f"{node.get('_target_')} {reason}")
-        return
-    yield from _arguments(node, key, typed)
-
-
-def _tasks(launcher: Mapping[str, Any]) -> Iterator[Problem]:
-    """A job of a sweep is one process, which starts its ranks: others would run the job again."""
-    for name in ("nodes", "tasks_per_node"):
-        if launcher.get(name) not in (None, 1):
-            yield Problem(
-                f"hydra.launcher.{name}",
-                f"got {launcher[name]!r}: a job of a sweep is "
-                "one process, and starts its ranks itself on the machine that it gets; "
-                "set it to 1, and distributed=ddp distributed.nproc=N",
-            )
-
-
-def _arguments(node: Mapping[Any, Any], key: str, typed: Mapping[str, Any]) -> Iterator[Problem]:
-    shipped = _shipped().get(node["_target_"], [])
-    for name, value in node.items():
-        below = f"{key}.{name}"
-        if name == "_target_" or any(name in one and one[name] == value for one in shipped):
-            continue
-        if str(name).startswith("_"):
-            yield Problem(below, "is not for the arguments of a plugin")
-        elif name == "params" and key == "hydra.sweeper":
-            yield from _params(value, below)
-        elif isinstance(value, Mapping) and value.get("_target_") in _shipped():
-            yield from _arguments(value, below, typed)
-        elif called := next(_called(value, below, "_target_"), None):
-            yield Problem(
-                called[0], f"{called[1]} is not called: no installed plugin of hydra's ships it"
-            )
-        else:
-            known = [one[name] for one in shipped if name in one]
-            names = key.startswith("hydra.launcher")  # which its arguments' names are text for
-            for place, leaf in _foreign(value, below, known, names):
-                if place not in typed or not _same(typed[place], leaf):
-                    yield Problem(
-                        place,
-                        f"got {show(leaf)}, text for a plugin, which may run it; "
-                        "it is taken from the command line only",
-                    )
-
-
-def _foreign(value: Any, key: str, known: Sequence[Any], names: bool) -> Iterator[tuple[str, Any]]:
-    """Key and value of every text in an argument, and of entries that the plugin has no name for.
-
-    Args:
-        known: what the plugin ships at `key`; empty if it ships nothing there.
-        names: whether unknown names count.
-    """
-    if isinstance(value, Mapping) and value:
-        for name, inner in value.items():
-            below = [one[name] for one in known if isinstance(one, Mapping) and name in one]
-            yield from _foreign(inner, f"{key}.{name}", below, names)
-    elif isinstance(value, list) and value:
-        for place, inner in enumerate(value):
-            yield from _foreign(inner, f"{key}[{place}]", known, names)
-    elif isinstance(value, str) or (names and not known):
-        yield key, value
-
-
-def _same(typed: Any, value: Any) -> bool:
-    """Whether a value is what was typed; a schema makes text of a number."""
-    return bool(typed == value) or (isinstance(value, str) and str(typed) == value)
-
-
-def _params(params: Any, key: str) -> Iterator[Problem]:
-    """The keys that a sweeper goes through: none of hydra's, and no options."""
-    if params is not None and not isinstance(params, Mapping):
-        yield Problem(key, f"got {params!r}, expected values by key")
-        return
-    for name, value in (params or {}).items():
-        plain = str(name).lstrip("+~")
-        if not re.match(r"[A-Za-z_]", plain) or re.split(r"[./@=:]", plain)[0] == "hydra":
-            yield Problem(
-                f"{key}.{name}", "a sweep goes over the keys of a run, and not over hydra's own"
-            )
-        if typed := command_line_keys.swept(plain, value):
-            yield Problem(f"{key}.{name}", f"{typed} is taken from the command line only")
-        if "@hydra" in plain:
-            yield Problem(f"{key}.{name}", "a sweep puts nothing into hydra's own section")
-        if isinstance(value, Mapping):
-            for place, target in _called(value, f"{key}.{name}", "_target_"):
-                yield Problem(place, f"{target} is not called")
-
-
-@lru_cache(maxsize=1)
-def _shipped() -> dict[str, list[dict[str, Any]]]:
-    """The nodes that installed plugins have registered as launchers and sweepers, by `_target_`."""
-    found: dict[str, list[dict[str, Any]]] = {}
-    for node in (*_stored("hydra/launcher"), *_stored("hydra/sweeper")):
-        if isinstance(node.get("_target_"), str):
-            found.setdefault(node["_target_"], []).append(node)
-    return found
-
-
-def _stored(group: str) -> Iterator[dict[str, Any]]:
-    store = ConfigStore.instance()
-    for name in store.list(group):
-        path = f"{group}/{name}"
-        if store.get_type(path) is ObjectType.GROUP:
-            yield from _stored(path)
-            continue
-        node = OmegaConf.to_container(store.load(path).node, resolve=False)
-        if isinstance(node, dict):
-            yield {str(key): value for key, value in node.items()}
-
-
 _LOGS: dict[str, tuple[tuple[str, ...], type]] = {
     "handlers": (HANDLERS, logging.Handler),
     "formatters": (FORMATTERS, logging.Formatter),
@@ -399,7 +242,7 @@ def _logging(section: Any, key: str, importing: bool) -> Iterator[Problem]:
         yield Problem(key, f"got {section!r}, expected what logging.config.dictConfig takes")
         return
     for name in ("()", "class", "."):
-        for place, value in _called(section, key, name):
+        for place, value in called(section, key, name):
             group, _, inside = place.removesuffix(f".{name}").removeprefix(f"{key}.").partition(".")
             if group not in _LOGS or not inside or "." in inside or name == ".":
                 yield Problem(
@@ -417,17 +260,17 @@ def _logging(section: Any, key: str, importing: bool) -> Iterator[Problem]:
                 )
             elif value not in known:
                 yield from _trusted(place, value, kind, known, importing)
-    for place, text in _texts(section, key):
+    for place, text in texts(section, key):
         if text.startswith("cfg://") or (text.startswith("ext://") and text not in STREAMS):
             yield Problem(place, f"got {text}, expected {' | '.join(STREAMS)}")
 
 
-def _called(node: Any, key: str, wanted: str) -> Iterator[tuple[str, Any]]:
+def called(node: Any, key: str, wanted: str) -> Iterator[tuple[str, Any]]:
     """Key and value of every entry called `wanted`, at any depth."""
     return ((below, value) for below, name, value in entries(node, key) if name == wanted)
 
 
-def _texts(node: Any, key: str) -> Iterator[tuple[str, str]]:
+def texts(node: Any, key: str) -> Iterator[tuple[str, str]]:
     """Key and value of every text, at any depth; names of entries are none."""
     every = ((key, key, node), *entries(node, key))
     return ((below, value) for below, _, value in every if isinstance(value, str))

@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 from dataclasses import fields
 
-from penstock.addons.ray.cluster import RayOptions
 from penstock.config import allow_list
 from penstock.config.schema import LoaderSection
+from penstock.config.sections import BackendSection
 from penstock.distributed import world
 from penstock.loading.autotune import Auto
 from penstock.loading.memory import available, of_a_batch
@@ -34,8 +34,9 @@ def resolve(given: LoaderSection, backend: str, may_grow: bool, ranks: int = 1) 
     """
     cores, auto = world.usable_cpus(), None
     count = given.num_workers if isinstance(given.num_workers, int) else cores
-    if backend == "ray" and count and isinstance(given.option("ray").num_actors, int):
-        count = given.option("ray").num_actors
+    own = given.option(backend)
+    if isinstance(own, BackendSection):
+        count = own.workers(count)
     grows = may_grow and given.in_order and backend in ("process", "thread")
     if given.num_workers == "auto" and grows:
         auto = Auto(max(2 * cores, 16), budget(given.max_memory, ranks))
@@ -51,7 +52,7 @@ def resolve(given: LoaderSection, backend: str, may_grow: bool, ranks: int = 1) 
         "slow_memory": int(given.slow_memory * _GIB),
         "pin_memory": world.has_accelerator() if given.pin_memory is None else given.pin_memory,
         "worker_init_fn": allow_list.resolve(name, "loader.worker_init_fn") if name else None,
-        "own": RayOptions(**given.option("ray").model_dump(exclude={"num_actors"})),
+        "own": own.of_loader() if isinstance(own, BackendSection) else None,
     }
     same = given.model_dump(include={field.name for field in fields(LoaderOptions)})
     return LoaderOptions(**{**same, **resolved})
@@ -65,8 +66,9 @@ def batch_bytes(given: LoaderSection, ranks: int) -> int:
     """
     # `auto` may have more workers than cores later; then `loader.max_memory` bounds them.
     count = given.num_workers if isinstance(given.num_workers, int) else world.usable_cpus()
-    if given.backend == "ray" and isinstance(given.option("ray").num_actors, int):
-        count = given.option("ray").num_actors
+    own = given.option(given.backend)
+    if isinstance(own, BackendSection):
+        count = own.workers(count)
     workers = 0 if given.backend == "main" else count
     return of_a_batch(workers, given.prefetch_factor or 2, ranks * world.jobs_at_once())
 

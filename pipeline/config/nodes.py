@@ -47,6 +47,7 @@ _OWN_STEPS = {
     "train_dataloader": "dataset",
     "val_dataloader": "dataset",
 }
+Parts = Mapping[str, Any]  # the callable of each part of a configuration, by key
 SPLITS = ("train", "val")
 # Keys of any dataset node that choose its rows.
 KEPT = tuple(key for addon in installed.addons().values() for key in addon.row_keys)
@@ -117,6 +118,12 @@ def datasets(node: Any) -> list[tuple[str, Any]]:
     Without the keys that are not its arguments, see OF_THE_BUILD.
     """
     return [(key, _bare(one)) for key, one in choosing(node)]
+
+
+def datasets_found(config: Config, parts: Parts) -> list[tuple[str, Any]]:
+    """Key and callable of each dataset."""
+    keys = [key for key, _ in datasets(config.dataset)]
+    return [(key, parts[key]) for key in keys if parts.get(key) is not None]
 
 
 def choosing(node: Any) -> list[tuple[str, Any]]:

@@ -106,6 +106,18 @@ class Extension(Section):
         return config
 
 
+class BackendSection(Extension):
+    """The section `loader.NAME` of a backend NAME that an add-on brings."""
+
+    def workers(self, asked: int) -> int:
+        """How many workers there are, where `loader.num_workers` asks for so many."""
+        return asked
+
+    def of_loader(self) -> object:
+        """What the backend takes as `LoaderOptions.own`."""
+        return self
+
+
 @dataclass(frozen=True)
 class Option:
     """A single option that an add-on brings into a section of the core: its type and default."""

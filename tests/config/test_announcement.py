@@ -12,8 +12,8 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from penstock import command, installed
+from penstock.addons.sweeps.sweep_check import of_sweep
 from penstock.config import command_line_keys, outputs, preflight
-from penstock.config.announcement import of_sweep
 from penstock.config.composition import Composer
 from penstock.config.hydra_loader import CheckedConfigLoader
 

@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from penstock import command, installed
-from penstock.config import preflight
+from penstock.addons.sweeps import sweep_check
 from penstock.runs.run_folder import git_state
 
 ROOT = Path(__file__).parents[2]
@@ -971,7 +971,7 @@ PARTS = {
     ids=" ".join,
 )
 def test_no_job_of_a_sweep_goes_unseen(words, stranger, capsys, monkeypatch):
-    monkeypatch.setattr(preflight, "MOST_JOBS", 2)
+    monkeypatch.setattr(sweep_check, "MOST_JOBS", 2)
     files = {f"{name}.yaml": "# @package _global_\n" + text for name, text in PARTS.items()}
     words = ["-m", *words, "--config-dir=FOLDER", "hydra.sweep.dir=sweep"]
     assert stranger(Attack(words, files)) == 2

@@ -3,9 +3,11 @@
 import pytest
 
 import penstock
+from penstock import installed
 from penstock.config import preflight
 from penstock.config.composition import Composer
 from penstock.errors import ConfigError, DataError
+from tests.program import run
 
 
 @pytest.fixture
@@ -362,3 +364,37 @@ def test_a_mapping_that_cannot_be_merged_into_what_is_there():
     assert list(found) == ["sampler.fraction"]
     assert "add it with +sampler.fraction=..." in found["sampler.fraction"]
     assert "'~sampler' '+sampler={...}'" in found["sampler.fraction"]
+
+
+def test_a_configuration_is_examined_once_if_nothing_changed(capsys, tmp_path, monkeypatch):
+    """What was checked is what runs: what comes out other than it was checked, is checked again."""
+    examine, seen, configs = preflight.examine, [], []
+
+    def counted(container, *args, **options):
+        seen.append(container)
+        return examine(container, *args, **options)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(preflight, "examine", counted)
+    monkeypatch.setattr(installed, "runner", lambda name: configs.append)
+    assert run(capsys, "task=digest", "seed=3").code == 0
+    assert len(seen) == 1
+    assert configs[0].seed == 3
+    # Preflight has placeholders for what only a running job knows.
+    assert run(capsys, "task=digest", "run_dir=x/${hydra:runtime.output_dir}").code == 0
+    assert len(seen) == 3
+    assert seen[1]["run_dir"] != seen[2]["run_dir"] == configs[1].run_dir
+    assert run(capsys, "task=digest", "seed=4", "batch.size=true").code == 2
+
+
+def test_equal_values_of_other_types_are_other_values():
+    composer = Composer()
+    assert preflight.run(composer, ["seed=1"]) is not None
+    values, config = composer.examined
+    with preflight.carried(composer):
+        assert preflight.accept(values) is config
+        for seed in (True, 1.0):
+            other = type(values)({**values, "seed": seed})
+            with pytest.raises(ConfigError, match=r"^seed: got"):
+                preflight.accept(other)
+    assert preflight.accept(values) is not config

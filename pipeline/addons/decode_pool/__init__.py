@@ -3,6 +3,7 @@
 from penstock.protocols import AddOn
 
 ADDON = AddOn(
+    rules=("penstock.addons.decode_pool.rules:share",),
     options={
         "loader.share": "penstock.addons.decode_pool.options:share",
         "loader.share_size": "penstock.addons.decode_pool.options:share_size",

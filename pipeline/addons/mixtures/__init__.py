@@ -3,6 +3,7 @@
 from penstock.protocols import AddOn, Callables
 
 ADDON = AddOn(
+    rules=("penstock.addons.mixtures.rules:mixture",),
     callables=(
         Callables(
             "penstock.addons.mixtures.mixture",

@@ -7,6 +7,7 @@ reads one, `fields` turns fields of samples into rows of numbers and back.
 from penstock.protocols import AddOn, Callables, Task
 
 ADDON = AddOn(
+    rules=("penstock.addons.packs.rules:packed",),
     tasks={"pack": Task("penstock.addons.packs.task:run", "packing {data}")},
     callables=(
         Callables(

@@ -4,6 +4,9 @@ from penstock.protocols import AddOn
 
 ADDON = AddOn(
     backends={"ray": "penstock.addons.ray.cluster:open_backend"},
+    typed={"loader.ray.runtime_env": "penstock.addons.ray.runtime_env:TYPED"},
+    sends="penstock.addons.ray.joined",
+    rules=("penstock.addons.ray.rules:actors",),
     options={
         "loader.ray": "penstock.addons.ray.options:RaySection",
     },

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from penstock.config.sections import Extension
+from penstock.config.sections import BackendSection
 from penstock.ranges import Count
 
+if TYPE_CHECKING:
+    from penstock.addons.ray.cluster import RayOptions
 
-class RaySection(Extension):
+
+class RaySection(BackendSection):
     """Where the actors of `loader.backend=ray` run; see docs/loading.md."""
 
     KEY = "loader.ray"
@@ -25,3 +28,11 @@ class RaySection(Extension):
     ] = {}
     runtime_env: dict[str, Any] = {}
     window: Annotated[float, Field(gt=0, le=1_000_000)] = 1.0
+
+    def workers(self, asked: int) -> int:
+        return self.num_actors if asked and isinstance(self.num_actors, int) else asked
+
+    def of_loader(self) -> RayOptions:
+        from penstock.addons.ray.cluster import RayOptions
+
+        return RayOptions(**self.model_dump(exclude={"num_actors"}))

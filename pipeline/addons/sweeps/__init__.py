@@ -1,9 +1,15 @@
 """Many runs of one command: grids, stored sweeps, Optuna."""
 
-from penstock.protocols import AddOn
+from penstock.protocols import AddOn, Sweeps
 
 ADDON = AddOn(
     observers="penstock.addons.sweeps.pruning:observers",
+    rules=("penstock.addons.sweeps.rules:chooses_by_metric",),
+    sweeps=Sweeps(
+        check="penstock.addons.sweeps.sweep_check:check",
+        plugins="penstock.addons.sweeps.plugins:problems",
+        callbacks=("penstock.addons.sweeps.sweep.SweepTable",),
+    ),
     options={
         "sweep": "penstock.addons.sweeps.options:SweepSection",
     },

@@ -3,6 +3,7 @@
 from penstock.protocols import AddOn, Callables
 
 ADDON = AddOn(
+    rules=("penstock.addons.tokens.rules:packing",),
     callables=(
         Callables(
             "penstock.addons.tokens.token_files",

@@ -9,6 +9,8 @@ from penstock.protocols import AddOn, Callables
 
 ADDON = AddOn(
     observers="penstock.addons.trackers.observing:observers",
+    sends="penstock.addons.trackers.servers",
+    rules=("penstock.addons.trackers.rules:tracker_packages",),
     callables=(
         Callables(
             "penstock.addons.trackers", "a tracker", "penstock.addons.trackers.tracker.Tracker"

@@ -13,13 +13,14 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from penstock import command
-from penstock.config import completion
+from penstock.addons.completion import shells
 from tests.program import ROOT
 
 SHELLS = {
@@ -361,4 +362,19 @@ def test_anything_else_is_one_message(capsys):
     for words in (["install=tcsh"], ["instal=bash"], [], ["query=bash", "seed=1"]):
         assert command.main(["-sc", *words]) == 2
         assert "-sc: got" in capsys.readouterr().err
-    assert tuple(SHELLS) == completion.SHELLS
+    assert tuple(SHELLS) == shells.SHELLS
+
+
+def test_completion_can_be_installed_as_help_says():
+    script = 'eval "$(python run.py -sc install=bash)"; complete -p'
+    folder = Path(sys.executable).parent
+    done = subprocess.run(
+        ["bash", "-c", script],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        env={**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"},
+    )
+    assert "_penstock_completion" in done.stdout, done.stderr

@@ -1,18 +1,14 @@
-"""Every key is said with what its YAML says of it: in `--help`, `--cfg` and on a page."""
+"""Every key is said with what its YAML says of it: in `--help` and `--cfg`."""
 
 import inspect
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import yaml
 from torch.utils.data import DataLoader
 
 import penstock
-from penstock.config import reference
+from penstock.config import yaml_comments
 from penstock.config.composition import Composer
 from penstock.config.schema import LoaderSection
 from tests.program import ROOT, run
@@ -23,11 +19,6 @@ def keys(tree, prefix=""):
         yield f"{prefix}{name}"
         if isinstance(value, dict):
             yield from keys(value, f"{prefix}{name}.")
-
-
-def test_the_page_of_all_keys_is_up_to_date():
-    page = (ROOT / "docs" / "keys.md").read_text()
-    assert page == reference.page(), "python -m penstock.config.reference > docs/keys.md"
 
 
 def test_help_lists_every_group_and_key(capsys):
@@ -77,11 +68,11 @@ def test_groups_of_ones_own_are_read_too(capsys, tmp_path):
     ],
 )
 def test_comments_are_found_behind_values(line, key, value, comment):
-    first = reference.entries(line)[0]
+    first = yaml_comments.entries(line)[0]
     assert (first.key, first.value, first.comment) == (key, value, comment)
     plain = yaml.safe_dump(yaml.safe_load(line))
-    said = {entry.key: entry.comment for entry in reference.entries(line)}
-    assert yaml.safe_load(reference.annotated(plain, said)) == yaml.safe_load(line)
+    said = {entry.key: entry.comment for entry in yaml_comments.entries(line)}
+    assert yaml.safe_load(yaml_comments.annotated(plain, said)) == yaml.safe_load(line)
 
 
 def test_versions(capsys):
@@ -89,21 +80,6 @@ def test_versions(capsys):
     assert done.code == 0
     assert done.out.startswith(f"Penstock {penstock.__version__}, torch ")
     assert ", hydra-core 1.3" in done.out
-
-
-def test_completion_can_be_installed_as_help_says():
-    script = 'eval "$(python run.py -sc install=bash)"; complete -p'
-    folder = Path(sys.executable).parent
-    done = subprocess.run(
-        ["bash", "-c", script],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-        env={**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"},
-    )
-    assert "_penstock_completion" in done.stdout, done.stderr
 
 
 def table():

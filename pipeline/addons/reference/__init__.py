@@ -1,0 +1,5 @@
+"""The page of all keys."""
+
+from penstock.protocols import AddOn
+
+ADDON = AddOn()

@@ -1,0 +1,111 @@
+"""docs/keys.md: every key of the configuration, with its default and its comment in YAML.
+
+The page is written by
+
+    python -m penstock.addons.reference.page > docs/keys.md
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from penstock import terminal
+from penstock.config import allow_list, nodes, preflight, signatures
+from penstock.config.composition import CONF
+from penstock.config.yaml_comments import PACKAGE, YamlKey, keys_of, package_of
+
+_NOT_KEYS = ("defaults", "hydra")
+
+_HEAD = """# Every key
+
+What `python run.py` takes, by group: `key=value` on the command line changes a value,
+`group=option` swaps a part. `python run.py --cfg job` shows the keys of one run with their values.
+Made from the comments in `conf/` by `python -m penstock.addons.reference.page > docs/keys.md`.
+
+`+key` marks an argument that a part takes and its YAML leaves out: it is added with `+key=value`.
+Parts of other libraries (torch's optimizers, for instance) take theirs in the same way; a wrong
+name is answered with all that there are.
+
+Tab completes keys, options and names of files in a shell that was told so, in its start-up
+file (`zsh` in the place of `bash`; for fish, `python run.py -sc install=fish | source`):
+
+```sh
+eval "$(python run.py -sc install=bash)"
+```
+"""
+
+
+def page() -> str:
+    """docs/keys.md."""
+    supplied = {part.key: part.supplied for part in nodes.parts(preflight.compose())}
+    parts = [_HEAD, "## Of a run\n", _table(_own(CONF / "config.yaml", ""))]
+    for folder in sorted(path for path in CONF.iterdir() if path.is_dir() and path.name != "hydra"):
+        group = folder.name
+        parts.append(f"## {group}\n")
+        for path in sorted(folder.glob("*.yaml"), key=lambda one: (one.stem != "default", one)):
+            rows = [*_own(path, group), *_not_in_yaml(path, group, supplied.get(group, ()))]
+            parts += [f"### {group}={path.stem}\n", _description(path), _table(rows)]
+    return "\n".join(part for part in parts if part)
+
+
+def _own(path: Path, group: str) -> list[YamlKey]:
+    return [
+        one
+        for one in keys_of(path, group)
+        if (one.value or one.comment)
+        and one.key.removeprefix(f"{group}.").split(".")[0] not in _NOT_KEYS
+    ]
+
+
+def _description(path: Path) -> str:
+    """The comment at the head of a file."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    head = takewhile(lambda line: line.startswith("#"), lines)
+    said = " ".join(line.removeprefix("#").strip() for line in head if not line.startswith(PACKAGE))
+    return f"{said}\n" if said else ""
+
+
+def _not_in_yaml(path: Path, group: str, supplied: Iterable[str]) -> list[YamlKey]:
+    """Arguments of one of our own parts that its YAML leaves to their defaults.
+
+    Args:
+        supplied: those that the build gives the part of this group.
+    """
+    text = path.read_text(encoding="utf-8")
+    given = yaml.safe_load(text) or {}
+    where = package_of(text, group) or group
+    node = given.get(group, given)
+    target = str(node.get("_target_", "")) if isinstance(node, dict) else ""
+    if not isinstance(node, dict) or not target.startswith("penstock."):
+        return []
+    known = signatures.arguments(allow_list.resolve(target, group))
+    return [
+        YamlKey(f"+{where}.{name}", _plain(known.defaults[name]), "")
+        for name in known.names
+        if name not in {*supplied, *node} and name in known.defaults
+    ]
+
+
+def _plain(value: Any) -> str:
+    value = list(value) if isinstance(value, tuple) else value
+    if value is not None and not isinstance(value, (str, int, float, bool, list, dict)):
+        return "..."
+    text: str = yaml.safe_dump(value, default_flow_style=True, width=80)
+    return text.removesuffix("\n...\n").strip()
+
+
+def _table(rows: list[YamlKey]) -> str:
+    if not rows:
+        return ""
+    cells = [(f"`{row.key}`", f"`{row.value}`" if row.value else "", row.comment) for row in rows]
+    escaped = ["| " + " | ".join(cell.replace("|", r"\|") for cell in row) + " |" for row in cells]
+    return "\n".join(["| key | default | |", "|---|---|---|", *escaped]) + "\n"
+
+
+if __name__ == "__main__":
+    terminal.put(page().removesuffix("\n"))
