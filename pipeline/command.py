@@ -80,10 +80,9 @@ def main(
     if world.is_launched():  # presence.py says what torch's C++ warns of, as one message
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     try:
-        if list(argv[:1]) == ["init"]:
-            from penstock.addons.starter import init
-
-            return init.run(argv[1:])
+        own = installed.command(argv[0]) if argv else None
+        if own is not None:
+            return own(argv[1:])
         with (
             Preemption(_ECHO, _say, at_once=True),
             own_options.taken(argv, _announce) as (options, overrides),
@@ -95,11 +94,11 @@ def main(
             overrides, resumed = stored_sweep.resumed(overrides)
             if resumed and not {"-m", "--multirun"} & set(options):
                 options = [*options, "--multirun"]
-            own = with_run_dir(overrides)
-            given = with_overrides_of_run(own)
+            typed = with_run_dir(overrides)
+            given = with_overrides_of_run(typed)
             with (
                 own_options.environment_with({outputs.NAMED: outputs.as_variable(named)}),
-                from_folder(resumed is not None or given != own),
+                from_folder(resumed is not None or given != typed),
             ):
                 return _main(options, given, entry, argv)
     except BaseException as error:
@@ -138,6 +137,7 @@ def _main(
         entry = decorate(execute)
     # What was checked is what runs, wherever hydra would think the folder lies.
     words = [*(sys.argv[:1] or ["run.py"]), *options, "--config-path", composer.path, *overrides]
+    job = HydraConfig.instance().cfg  # of a command around this one; none is what a person has
     looks = hydra_output.shown(args.package) if only_looks else hydra_output.saved()
     kept = composer.kept if single or only_looks else None
     loads = hydra_loader.checked(single, kept, sweeps=args.multirun and not only_looks)
@@ -162,6 +162,7 @@ def _main(
         raise
     finally:
         GlobalHydra.instance().clear()
+        HydraConfig.instance().cfg = job  # hydra keeps its own where it prints what it composes
     return 0
 
 

@@ -6,7 +6,7 @@ The core's tasks stand in the same kind of record, `penstock.tasks.CORE`.
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -96,6 +96,12 @@ def completion() -> Callable[..., Any]:
 def sweeps() -> Sweeps | None:
     """How several jobs of one command line run; None if no add-on does that."""
     return next((addon.sweeps for addon in addons().values() if addon.sweeps), None)
+
+
+def command(word: str) -> Callable[[Sequence[str]], int] | None:
+    """What takes a command line whose first word this is; None for a run."""
+    names = (addon.commands[word] for addon in addons().values() if word in addon.commands)
+    return next(map(load, names), None)
 
 
 def only_reads(task: object) -> bool:

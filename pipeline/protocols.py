@@ -112,6 +112,8 @@ class AddOn:
             contradicts each other, `full.key: why; how to resolve it`.
         completion: "module:function" of hydra's parsed command line: what stands behind `-sc`.
         sweeps: how it runs several jobs; one add-on at most has it.
+        commands: what takes the place of a run, by the first word of the command line: takes the
+            words after it, and returns an exit code.
     """
 
     tasks: Mapping[str, Task] = field(default_factory=dict)
@@ -131,6 +133,7 @@ class AddOn:
     rules: Sequence[str] = ()
     completion: str = ""
     sweeps: Sweeps | None = None
+    commands: Mapping[str, str] = field(default_factory=dict)
 
 
 Sample = Any  # a dict of fields, or what `dataset.fields` gives names to

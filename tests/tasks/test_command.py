@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from penstock import command, installed
+from penstock.config import own_command
 from penstock.errors import ConfigError, DataError, PenstockError
 from tests.program import run
 
@@ -295,3 +296,13 @@ def test_a_job_after_the_first_keeps_no_garbage_of_those_before(faces, capsys):
         assert gc.isenabled()
     finally:
         gc.enable()
+
+
+def test_a_command_that_is_over_leaves_no_job_behind(here, task, capsys, caplog):
+    """Hydra sets its job once more where it prints what it composes, and keeps it."""
+    (here / "conf").mkdir()
+    task(lambda config: None)
+    caplog.set_level(logging.DEBUG, "hydra")
+    assert command.main(["--config-dir", str(here / "conf"), "seed=1"]) == 0
+    assert own_command.suggested("seed=2") == "python run.py seed=2"
+    assert own_command.overrides() == []

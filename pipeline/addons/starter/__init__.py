@@ -2,4 +2,4 @@
 
 from penstock.protocols import AddOn
 
-ADDON = AddOn()
+ADDON = AddOn(commands={"init": "penstock.addons.starter.init:run"})
