@@ -15,7 +15,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import yaml
-from PIL import Image
 
 from penstock.addons.reports import curves, run_report, settings, spikes, values, verdict
 from penstock.addons.reports.charts import MOST_POINTS, Curve, thinned
@@ -278,7 +277,7 @@ def test_starts_tell_what_is_repeated(runs, tmp_path, capsys):
     assert ">2</td>" in run_report.make(again)
 
 
-def test_deaths_left_out_samples_and_the_timeline_are_shown(runs, tmp_path):
+def test_deaths_and_left_out_samples_are_shown(runs, tmp_path):
     folder = copied(runs / "done", tmp_path / "run")
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     for line in lines:
@@ -291,7 +290,6 @@ def test_deaths_left_out_samples_and_the_timeline_are_shown(runs, tmp_path):
     ]
     with (folder / "quarantine.csv").open("w") as file:
         csv.writer(file).writerows([COLUMNS, *map(astuple, bad)])
-    Image.new("RGB", (20, 10)).save(folder / "timeline.png")
     record = RunRecord.read(folder)
     marks, said = curves.events(record, values.Steps(record))
     assert [one.x for one in marks if not one.label] == [3, 17]
@@ -299,9 +297,6 @@ def test_deaths_left_out_samples_and_the_timeline_are_shown(runs, tmp_path):
     html = run_report.make(record)
     row = html[html.index("Workers that died and") :].split("<tr>")[2]
     assert re.findall(r">(\d+)</t[hd]>", row)[:2] == ["1", "3"]
-    assert html.count('<img src="data:image/png;base64,') == 1
-    (folder / "timeline.png").write_text("<script>")
-    assert "<img" not in run_report.make(RunRecord.read(folder))
 
 
 def hostile(folder):

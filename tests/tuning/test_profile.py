@@ -1,4 +1,4 @@
-"""What `task=profile` sees, draws and says, on runs that are built to be bound by something."""
+"""What `task=profile` sees and says, on runs that are built to be bound by something."""
 
 import json
 import os
@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
 
 from benchmarks import built_cases
 from penstock.addons.tuning.measuring import steps_of
@@ -95,17 +94,12 @@ def test_what_it_leaves_behind(case, tmp_path):
     )
     assert done.code == 0, done.err
     left = {path.name for path in (tmp_path / "here").iterdir()}
-    assert {"timeline.png", "trace.json", "manifest.json", "config.yaml"} <= left
+    assert {"trace.json", "manifest.json", "config.yaml"} <= left
     assert not [name for name in left if "checkpoint" in name or name.startswith(".")]
     minutes = json.loads((tmp_path / "here" / "manifest.json").read_text())["checkpoint_minutes"]
     assert minutes > 0
     assert f"trainer.checkpoint.every_minutes={minutes:g}, " in done.out
     assert "at a failure in 10 hours (profile.nodes=630); " in done.out
-    with Image.open(tmp_path / "here" / "timeline.png") as picture:
-        colors = {tuple(color[:3]) for _, color in picture.getcolors(1 << 24)}
-        assert picture.width > 2 * picture.height
-    for part in ("#2a9d5c", "#f4a259", "#1d4e89"):
-        assert tuple(bytes.fromhex(part[1:])) in colors, "training, waiting and reading are there"
     for word in ("read", "collate", "training", "time waited", "samples/s", "cached batch"):
         assert word in done.out
     events = json.loads((tmp_path / "here" / "trace.json").read_text())["traceEvents"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,21 +11,15 @@ from penstock.addons.reports import page
 from penstock.addons.reports.charts import COLORS, MOST_POINTS, Curve, line_chart
 from penstock.addons.reports.page import Section
 from penstock.addons.reports.values import Steps, stages, thinned
-from penstock.files.regular_file import TooLargeError, read_bounded
 from penstock.runs.record import RunRecord
-
-TIMELINE = "timeline.png"  # of task=profile
-_LARGEST = 600 << 10  # bytes of a picture
-_PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def section(run: RunRecord) -> Section | None:
     """Share of waiting, speed, and milliseconds by stage, over the epochs (or the logs of one)."""
-    timeline = _timeline(run)
     by_epoch = len(run.epochs) > 1
     records = run.epochs if by_epoch else run.logs or run.epochs
     if not records:
-        return Section("Where the time went", timeline) if timeline else None
+        return None
     steps, x = Steps(run), "epoch" if by_epoch else "step"
     label = "epoch" if by_epoch else "optimizer steps"
 
@@ -64,7 +57,7 @@ def section(run: RunRecord) -> Section | None:
         ),
     ]
     return Section(
-        "Where the time went", page.together(page.charts_of(charts), _table(stages(run)), timeline)
+        "Where the time went", page.together(page.charts_of(charts), _table(stages(run)))
     )
 
 
@@ -81,20 +74,4 @@ def _table(spent: dict[str, float]) -> Markup | None:
         ("stage", "ms a sample", "share"),
         rows,
         (1, 2),
-    )
-
-
-def _timeline(run: RunRecord) -> Markup | None:
-    """The picture of `task=profile`, if it was drawn in this folder."""
-    try:
-        content = read_bounded(run.path / TIMELINE, _LARGEST)
-    except (OSError, TooLargeError):
-        return None
-    if not content.startswith(_PNG):
-        return None
-    return page.picture(
-        f"data:image/png;base64,{base64.b64encode(content).decode()}",
-        "Timeline of task=profile: a row for the training loop and one for each worker, "
-        "with what each was doing",
-        "The timeline that task=profile drew",
     )

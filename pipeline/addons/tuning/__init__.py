@@ -1,6 +1,4 @@
-"""The bottleneck of a run (`verdict`), the fastest loader (`search`), and pictures of a run's time
-(`timeline`).
-"""
+"""What bounds a run (`profile`), the fastest loader (`tune`), a learning rate (`lr_find`)."""
 
 from penstock.protocols import AddOn, Task
 

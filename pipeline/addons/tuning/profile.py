@@ -1,9 +1,8 @@
 """`task=profile`: the bottleneck of this run, measured on real training steps.
 
 `steps` steps on a cached batch (the ceiling), then with num_workers=0, then with the configured
-loader. Prints a table and a verdict; draws timeline.png and trace.json. Then saves the state of the
-training a few times, and prints how often a run should. Tracing costs about 2 us a sample and 50 us
-a batch.
+loader. Prints a table and a verdict; writes trace.json. Then saves the state of the training a few
+times, and prints how often a run should. Tracing costs about 2 us a sample and 50 us a batch.
 """
 
 from __future__ import annotations
@@ -14,10 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from penstock.addons.tuning import checkpoint_interval, timeline, verdict
+from penstock.addons.tuning import checkpoint_interval, verdict
 from penstock.addons.tuning.measuring import Course, fixed, steps_of
 from penstock.addons.tuning.options import ProfileSection
-from penstock.addons.tuning.timeline import Timeline
+from penstock.addons.tuning.timeline import Timeline, write_trace
 from penstock.addons.tuning.verdict import Measured, Verdict
 from penstock.config.own_command import command_line
 from penstock.config.schema import Config
@@ -50,11 +49,8 @@ def run(config: Config) -> None:
     print_table(timelines, ceiling, measured.samples)
     print_verdict(found, measured)
     folder = RunFolder.claim(Path(config.run_dir), config.written())
-    heading = f"bound by {found.bound}; {measured.samples / ceiling:,.0f} samples/s without loading"
-    with only_shown("the timeline"):
-        put(f"timeline     {timeline.draw(timelines, folder.path / 'timeline.png', heading)}")
     with only_shown("the trace"):
-        trace = timeline.write_trace(timelines, folder.path / "trace.json")
+        trace = write_trace(timelines, folder.path / "trace.json")
         put(f"trace        {trace}   (opens in https://ui.perfetto.dev)")
     minutes = recommend_interval(course, folder.path, timelines[-1].pace)
     folder.finish(
