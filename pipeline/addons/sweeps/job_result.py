@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated
+
+from pydantic import AfterValidator, ConfigDict
+from pydantic.dataclasses import dataclass
 
 from penstock.errors import ConfigError, Problem
 from penstock.files import plain_json
 from penstock.files.disk import write_atomically
-from penstock.files.plain_json import JsonError, mapping
+from penstock.files.plain_json import JsonError
 from penstock.runs.manifest import check_overrides
 from penstock.terminal import say
 
@@ -22,11 +25,19 @@ FINISHED = ("done", "pruned")  # statuses of jobs that a sweep passes over
 _LARGEST = 4 << 20  # bytes of a result
 
 
-@dataclass(frozen=True)
+def _few(words: list[str]) -> list[str]:
+    check_overrides(words)
+    return words
+
+
+Words = Annotated[list[str], AfterValidator(_few)]
+
+
+@dataclass(frozen=True, config=ConfigDict(strict=True, extra="forbid"))
 class JobResult:
     """The result of one job of a sweep."""
 
-    overrides: list[str]  # as on a command line
+    overrides: Words  # as on a command line
     status: str  # "done", "pruned", "failed", "preempted", "interrupted"; in a table "not started"
     metric: str | None  # the name of `value`
     mode: str | None  # "min" or "max" of the metric
@@ -51,36 +62,10 @@ class JobResult:
     def read(cls, path: Path) -> JobResult:
         """The result in a file that `write` made; raises ConfigError if it is damaged."""
         try:
-            return cls(**_checked(mapping(plain_json.read(path, _LARGEST))))
+            return plain_json.checked(cls, plain_json.read(path, _LARGEST))
         except (OSError, JsonError) as error:
             reason = f"{path} is damaged: {error}. Delete it to run its job again"
             raise ConfigError(Problem("hydra.sweep.dir", reason)) from error
-
-
-def _checked(values: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a result, with the right types; raises JsonError."""
-    known = {one.name for one in fields(JobResult)}
-    odd = sorted(map(str, known ^ (values.keys() | {"others", "cpu_seconds"})))
-    if odd:
-        raise JsonError(f"it has missing or unexpected keys: {', '.join(odd[:5])[:200]}")
-    check_overrides(values["overrides"])
-    texts = [values[key] for key in ("metric", "mode", "error")]
-    if not isinstance(values["status"], str) or not all(isinstance(v, str | None) for v in texts):
-        raise JsonError("its status, metric, mode or error is not a text")
-    measured = [
-        values["value"],
-        values.get("cpu_seconds"),
-        *mapping(values.get("others", {})).values(),
-    ]
-    numbers = [
-        values["seconds"],
-        values["started"],
-        values["exit_code"],
-        *(one for one in measured if one is not None),
-    ]
-    if not all(isinstance(v, int | float) and not isinstance(v, bool) for v in numbers):
-        raise JsonError("its value, seconds, started or exit_code is not a number")
-    return values
 
 
 def read_results(folder: Path, since: float = 0.0) -> list[tuple[str, JobResult]]:
@@ -113,7 +98,5 @@ def best_of(jobs: Sequence[tuple[str, JobResult]]) -> str | None:
         for name, result in jobs
         if result.value is not None and result.status != "pruned"
     ]
-    if not valued:
-        return None
     largest = any(result.mode == "max" for _, result in jobs)
-    return (max if largest else min)(valued)[1]
+    return (max if largest else min)(valued, default=(0.0, None))[1]

@@ -20,20 +20,30 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from itertools import count
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
 
 from penstock import program
-from penstock.addons.sweeps.job_result import FINISHED, RESULT, JobResult, in_order, read_results
+from penstock.addons.sweeps.job_result import (
+    FINISHED,
+    RESULT,
+    JobResult,
+    Words,
+    in_order,
+    read_results,
+)
 from penstock.config import command_line_keys, disclosure
 from penstock.errors import ConfigError, Problem
 from penstock.files import plain_json
 from penstock.files.disk import Hold, is_locked, refuse, write_atomically
 from penstock.files.one_writer import one_writer
 from penstock.files.plain_json import JsonError, mapping, shown
-from penstock.runs.manifest import check_overrides, has_manifest
+from penstock.runs.manifest import has_manifest
 from penstock.runs.resumption import is_harmless, key_of, why_not
 from penstock.terminal import one_line
 
@@ -43,28 +53,29 @@ MOST_JOBS = 100_000
 
 _LARGEST = 64 << 20  # bytes of the file
 _KEY = "hydra.sweep.dir"
+_CHECKED = ConfigDict(extra="forbid")  # strict would refuse mappings as jobs
 _NO_PART_OF_A_JOB = ("resume", "resume_despite", "run_dir", "sweep")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=_CHECKED)
 class StoredJob:
     """A job of a sweep: its folder below the sweep's, and its overrides without secrets."""
 
     folder: str
-    overrides: list[str]
+    overrides: Words
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=_CHECKED)
 class StoredSweep:
     """What sweep.json holds; see the module."""
 
-    words: list[str] = field(default_factory=list)
-    fixed: list[str] | None = None  # unknown for a folder from before there was this file
-    keys: list[str] = field(default_factory=list)
-    threads: int | None = None
-    began: float = 0.0
-    ends: list[str] = field(default_factory=list)
-    jobs: list[StoredJob] = field(default_factory=list)
+    words: Words = field(default_factory=list)
+    fixed: Words | None = None  # unknown for a folder from before there was this file
+    keys: Words = field(default_factory=list)
+    threads: Annotated[int, Field(strict=True, ge=1, le=4096)] | None = None
+    began: Annotated[float, Field(strict=True)] = 0.0
+    ends: Words = field(default_factory=list)
+    jobs: Annotated[list[StoredJob], Field(max_length=MOST_JOBS)] = field(default_factory=list)
     version: int = 1
 
     def find(self, jobs: Sequence[Sequence[str]], keys: Sequence[str]) -> list[str | None]:
@@ -88,7 +99,17 @@ def read_sweep(folder: Path) -> StoredSweep | None:
     """
     path = folder / NAME
     try:
-        return _checked(mapping(plain_json.read(path, _LARGEST)))
+        values = mapping(plain_json.read(path, _LARGEST))
+        if values.get("version") != 1:
+            raise JsonError(f"its version is {shown(values.get('version'))}, not 1")
+        stored = plain_json.checked(StoredSweep, values)
+        for name, number in Counter(job.folder for job in stored.jobs).items():
+            if number > 1:
+                raise JsonError(f"two jobs have the folder {shown(name)}")
+            if not is_below(name):
+                reason = "which is not one below the sweep's"
+                raise JsonError(f"the folder of a job is {shown(name)}, {reason}")
+        return stored
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -98,38 +119,6 @@ def read_sweep(folder: Path) -> StoredSweep | None:
             f"{path} is damaged: {error}. Put a copy of it in its place, or begin another sweep"
         )
     raise ConfigError(Problem(_KEY, reason))
-
-
-def _checked(values: dict[str, Any]) -> StoredSweep:
-    if values.get("version") != 1:
-        raise JsonError(f"its version is {shown(values.get('version'))}, not 1")
-    if odd := sorted(map(str, set(asdict(StoredSweep())) ^ values.keys())):
-        raise JsonError(f"it has missing or unexpected keys: {', '.join(odd[:5])[:200]}")
-    for name in ("words", "keys", "fixed", "ends"):
-        if name != "fixed" or values[name] is not None:
-            check_overrides(values[name])
-    for name, kinds in (("threads", int | None), ("began", int | float)):
-        if not isinstance(values[name], kinds) or isinstance(values[name], bool):
-            raise JsonError(f"{name} is {shown(values[name])}")
-    if values["threads"] is not None and not 1 <= values["threads"] <= 4096:
-        raise JsonError(f"threads is {shown(values['threads'])}")
-    if not isinstance(values["jobs"], list) or len(values["jobs"]) > MOST_JOBS:
-        raise JsonError(f"its jobs are not a list of at most {MOST_JOBS}")
-    jobs = [_checked_job(mapping(one)) for one in values["jobs"]]
-    twice = [name for name, number in Counter(job.folder for job in jobs).items() if number > 1]
-    if twice:
-        raise JsonError(f"two jobs have the folder {shown(twice[0])}")
-    return StoredSweep(**{**values, "jobs": jobs})
-
-
-def _checked_job(values: dict[str, Any]) -> StoredJob:
-    name = values.get("folder")
-    if values.keys() != {"folder", "overrides"} or not isinstance(name, str):
-        raise JsonError("a job has other keys than folder and overrides")
-    if not is_below(name):
-        raise JsonError(f"the folder of a job is {shown(name)}, which is not one below the sweep's")
-    check_overrides(values["overrides"])
-    return StoredJob(name, values["overrides"])
 
 
 def is_below(name: str) -> bool:

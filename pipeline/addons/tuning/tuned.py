@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated
 
 import torch
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from penstock.config.schema import Config, LoaderSection
 from penstock.config.sections import Section
@@ -23,7 +23,7 @@ from penstock.errors import ConfigError, Problem
 from penstock.files import plain_json
 from penstock.files.disk import write_atomically
 from penstock.files.own_files import check_own, own_folder
-from penstock.files.plain_json import mapping, shown
+from penstock.files.plain_json import JsonError
 from penstock.order.randomness import hash64
 
 _LARGEST = 1 << 20  # bytes
@@ -101,7 +101,7 @@ def load(path: Path) -> Tuned:
         if path.parent.exists():
             own_folder(path.parent)
             check_own(path)
-        return Tuned.model_validate(mapping(plain_json.read(path, _LARGEST)))
+        return plain_json.checked(Tuned, plain_json.read(path, _LARGEST))
     except FileNotFoundError:
         raise ConfigError(
             Problem(
@@ -111,11 +111,8 @@ def load(path: Path) -> Tuned:
                 "(loader=default)",
             )
         ) from None
-    except (OSError, ValueError) as error:
-        reason: object = getattr(error, "strerror", None) or error
-        if isinstance(error, ValidationError):
-            first = error.errors()[0]
-            reason = f"{shown('.'.join(map(str, first['loc'])))}: {first['msg']}"
+    except (OSError, JsonError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or error
         raise ConfigError(
             Problem(
                 "loader.num_workers",
