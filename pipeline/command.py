@@ -14,7 +14,6 @@ import errno
 import gc
 import logging
 import os
-import shlex
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -29,13 +28,9 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-import penstock
 from penstock import installed, program, terminal
-from penstock.addons.sweeps import batch_jobs, stored_sweep, sweep, sweep_grid, sweep_job
-from penstock.addons.sweeps.sweep_job import Job
 from penstock.config import (
     command_line_keys,
-    disclosure,
     endpoints,
     hydra_internals,
     hydra_loader,
@@ -91,14 +86,16 @@ def main(
         ):
             words = filter(outputs.may_name, with_run_dir(overrides))
             named = outputs.named(command_line_keys.typed_values(words))
-            overrides, resumed = stored_sweep.resumed(overrides)
-            if resumed and not {"-m", "--multirun"} & set(options):
-                options = [*options, "--multirun"]
+            sweeps, resumed = installed.sweeps(), False
+            if sweeps is not None and any(word.startswith("resume=") for word in overrides):
+                overrides, resumed = installed.load(sweeps.resumed)(overrides)
+                if resumed and not {"-m", "--multirun"} & set(options):
+                    options = [*options, "--multirun"]
             typed = with_run_dir(overrides)
             given = with_overrides_of_run(typed)
             with (
                 own_options.environment_with({outputs.NAMED: outputs.as_variable(named)}),
-                from_folder(resumed is not None or given != typed),
+                from_folder(resumed or given != typed),
             ):
                 return _main(options, given, entry, argv)
     except BaseException as error:
@@ -125,41 +122,20 @@ def _main(
     composer, single = _checked(args, only_looks)
     if not (only_looks or world.is_launched()):
         outputs.remember()
-    swept = (
-        nullcontext()
-        if composer.sweep is None
-        else hydra_internals.swept_by(
-            partial(sweep_grid.run_grid, composer.sweep, overrides, typed)
-        )
-    )
     if entry is None:
-        decorate = hydra.main(str(CONF), "config", version_base=VERSION_BASE)
-        entry = decorate(execute)
+        entry = hydra.main(str(CONF), "config", version_base=VERSION_BASE)(execute)
     # What was checked is what runs, wherever hydra would think the folder lies.
     words = [*(sys.argv[:1] or ["run.py"]), *options, "--config-path", composer.path, *overrides]
     job = HydraConfig.instance().cfg  # of a command around this one; none is what a person has
     looks = hydra_output.shown(args.package) if only_looks else hydra_output.saved()
     kept = composer.kept if single or only_looks else None
-    loads = hydra_loader.checked(single, kept, sweeps=args.multirun and not only_looks)
+    sweeps = installed.sweeps() if args.multirun and not only_looks else None
+    loads = hydra_loader.checked(single, kept, sweeps=sweeps is not None)
+    runs = installed.load(sweeps.running)(composer, overrides, typed) if sweeps else nullcontext()
     try:
         checked = preflight.carried(composer)
-        with hydra_internals.replaced(sys, argv=words), looks, loads, checked:
-            if only_looks or not args.multirun:
-                entry()
-            else:
-                from penstock.addons.sweeps.optuna_sweeper import OptunaSweeper
-
-                OptunaSweeper.given, OptunaSweeper.typed = overrides, typed
-                chooses = hydra_internals.with_plugin(OptunaSweeper)
-                environment = own_options.environment_with(_for_jobs())
-                with environment, preemption.job(), swept, chooses, batch_jobs.guarded():
-                    entry()
-    except BaseException as error:
-        sweep.say_how_far(typed)
-        if isinstance(error, Stop) and args.multirun:
-            text = "stopped in the sweep, where nothing is lost"
-            raise Preempted(f"{error.name}: {text}") from None
-        raise
+        with hydra_internals.replaced(sys, argv=words), looks, loads, checked, runs:
+            entry()
     finally:
         GlobalHydra.instance().clear()
         HydraConfig.instance().cfg = job  # hydra keeps its own where it prints what it composes
@@ -191,15 +167,10 @@ def execute(composed: DictConfig) -> float | None:
     if not logger.handlers:
         logger.addHandler(terminal.Handler())
         logger.setLevel(logging.INFO)
-    job = HydraConfig.get()
-    if job.mode == RunMode.MULTIRUN:
-        folder = Path(job.runtime.output_dir)
-        preflight.raise_if([*outputs.check_sweep(str(job.sweep.dir), str(folder))])
-        with preemption.job(), project.importable():  # also in a launcher's process
-            words = disclosure.words(hydra_output.overrides())
-            accept = partial(_accepted, composed, folder)
-            one = Job(Path(str(job.sweep.dir)).absolute(), folder, words, accept, _run, report)
-            return sweep_job.run_job(one, in_turn=bool(sweep.running))
+    sweeps = installed.sweeps() if HydraConfig.get().mode == RunMode.MULTIRUN else None
+    if sweeps is not None:
+        value: float | None = installed.load(sweeps.job)(partial(_accepted, composed), _run, report)
+        return value
     try:
         return _run(_accepted(composed))
     except KeyboardInterrupt:
@@ -329,18 +300,6 @@ def _announce(text: str) -> None:
     """Tell a person at the start; the launcher has done so for ranks that are ours."""
     if not launch.is_of_ours():
         _say(text)
-
-
-def _for_jobs() -> dict[str, str]:
-    """Variables for a launcher's programs: they import our code, and nothing of their folder."""
-    path = [str(Path(penstock.__file__).parent.parent), os.environ.get("PYTHONPATH", "")]
-    return {
-        "PYTHONPATH": os.pathsep.join(filter(None, path)),
-        "PYTHONSAFEPATH": "1",
-        program.VARIABLE: shlex.join(program.words()),
-        # What submitit has Slurm send before a job's time is over: a request to stop, as elsewhere.
-        "SUBMITIT_PREEMPT_SIGNAL": "USR1",
-    }
 
 
 if __name__ == "__main__":

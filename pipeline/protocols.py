@@ -66,10 +66,20 @@ class Sweeps:
         plugins: "module:function" of (hydra's section, its plain values, the overrides), which
             gives the problems of a launcher and a sweeper that are not hydra's basic ones.
         callbacks: what `hydra.callbacks` may name, beside hydra's own.
+        resumed: "module:function" of overrides, one of which is `resume`: the overrides with those
+            of the sweep that it names before them, and whether it names one.
+        running: "module:function" of (composer, overrides, words of the command line), which gives
+            the context manager in which hydra runs the jobs.
+        job: "module:function" of (accept, run, report), called in the process of each job: it
+            gives `accept` the job's folder for its configuration, and that to `run` for its value;
+            what is raised goes to `report`, for an exit code.
     """
 
     check: str
     plugins: str
+    resumed: str
+    running: str
+    job: str
     callbacks: Sequence[str] = ()
 
 

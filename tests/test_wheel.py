@@ -13,7 +13,8 @@ from email import message_from_string
 import pytest
 
 import penstock
-from penstock import command, program
+from penstock import program
+from penstock.addons.sweeps import launching
 from tests.program import ROOT, SHARED
 
 BUILD = "import sys, setuptools.build_meta as backend; getattr(backend, sys.argv[1])(sys.argv[2])"
@@ -273,7 +274,7 @@ def test_one_function_says_how_the_program_was_started(script, said, monkeypatch
 
 def test_what_a_launcher_starts_says_what_its_program_would(monkeypatch):
     monkeypatch.setattr(program, "_script", "/usr/bin/penstock")
-    for name, value in command._for_jobs().items():
+    for name, value in launching.for_jobs().items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(program, "_script", None)
     assert program.text("resume=auto") == "penstock resume=auto"

@@ -157,7 +157,7 @@ WRITERS = {
     "pipeline/addons/trackers/tensorboard.py": RUN,
     "pipeline/addons/trackers/wandb.py": RUN,
     "pipeline/addons/starter/init.py": "files that are not there yet, in the folder that was typed",
-    "pipeline/addons/sweeps/batch_jobs.py": SWEEP,
+    "pipeline/addons/sweeps/launching.py": SWEEP,
     "pipeline/tasks/fit.py": TEMPORARY,
     "pipeline/addons/tuning/lr_find.py": RUN,
     "pipeline/addons/sweeps/optuna_sweeper.py": SWEEP,

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.addons.sweeps import batch_jobs, batch_scripts
+from penstock.addons.sweeps import batch_scripts, launching
 from penstock.addons.sweeps.job_result import read_results
 from penstock.errors import ConfigError
 from penstock.files.own_files import NotOwnError
@@ -154,7 +154,7 @@ def test_pickles_in_a_strangers_sweep_are_not_read(tmp_path):
 
 def test_every_launch_has_a_folder_of_its_own(tmp_path):
     sweep = tmp_path / "multirun" / "a"
-    made = {batch_jobs._folder(f"{sweep}/.submitit/%j") for _ in range(3)}
+    made = {launching.folder_of_jobs(f"{sweep}/.submitit/%j") for _ in range(3)}
     assert len(made) == 3
     assert {path.stat().st_mode & 0o777 for path in made} == {0o700}
     assert {path.parent for path in made} == {sweep / ".submitit"}
@@ -162,16 +162,16 @@ def test_every_launch_has_a_folder_of_its_own(tmp_path):
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / ".submitit").symlink_to(tmp_path)
     with pytest.raises(NotOwnError, match=r"\.submitit is a symbolic link"):
-        batch_jobs._folder(f"{tmp_path}/b/.submitit/%j")
+        launching.folder_of_jobs(f"{tmp_path}/b/.submitit/%j")
     (tmp_path / "c").mkdir()
     (tmp_path / "c").chmod(0o777)
     with pytest.raises(
         NotOwnError, match=r"everybody can write to .*c, .* or set hydra\.sweep\.dir"
     ):
-        batch_jobs._folder(f"{tmp_path}/c/.submitit/%j")
+        launching.folder_of_jobs(f"{tmp_path}/c/.submitit/%j")
     for name in ("line\nbreak", "back\\slash", "pattern-%u"):
         with pytest.raises(ConfigError, match=r"hydra\.sweep\.dir: got"):
-            batch_jobs._folder(f"{tmp_path}/{name}/.submitit/%j")
+            launching.folder_of_jobs(f"{tmp_path}/{name}/.submitit/%j")
         assert not (tmp_path / name).exists()
 
 

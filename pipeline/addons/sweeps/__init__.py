@@ -8,6 +8,9 @@ ADDON = AddOn(
     sweeps=Sweeps(
         check="penstock.addons.sweeps.sweep_check:check",
         plugins="penstock.addons.sweeps.plugins:problems",
+        resumed="penstock.addons.sweeps.stored_sweep:resumed",
+        running="penstock.addons.sweeps.launching:running",
+        job="penstock.addons.sweeps.sweep_job:run",
         callbacks=("penstock.addons.sweeps.sweep.SweepTable",),
     ),
     options={

@@ -236,10 +236,10 @@ def store(folder: Path, sweep: StoredSweep) -> None:
     write_atomically(folder / NAME, (json.dumps(asdict(sweep), indent=1) + "\n").encode())
 
 
-def resumed(overrides: Sequence[str]) -> tuple[list[str], Path | None]:
-    """A command line's overrides, preceded by those of the sweep that it resumes; its folder.
+def resumed(overrides: Sequence[str]) -> tuple[list[str], bool]:
+    """A command line's overrides, preceded by those of the sweep that it resumes, if it does.
 
-    Overrides given now win. None, and the overrides as they are, if `resume` names no sweep.
+    Overrides given now win. They are as they were if `resume` names no sweep.
 
     Raises:
         ConfigError: the sweep's file is damaged, or holds what is taken from a command line only.
@@ -247,10 +247,9 @@ def resumed(overrides: Sequence[str]) -> tuple[list[str], Path | None]:
     given = [word for word in overrides if word.startswith("resume=")]
     value = program.text_of(given[-1].partition("=")[2]) if given else ""
     folder = Path(value)
-    if not value or not (folder / NAME).exists():
-        return list(overrides), None
-    stored = read_sweep(folder)
-    assert stored is not None
+    stored = read_sweep(folder) if value else None
+    if stored is None:
+        return list(overrides), False
     rest = [word for word in overrides if not word.startswith("resume=")]
     now = {_place(word) for word in rest}
     if _KEY in now:
@@ -275,7 +274,7 @@ def resumed(overrides: Sequence[str]) -> tuple[list[str], Path | None]:
         if disclosure.is_redacted(word):
             reason = f"is a secret of the sweep in {folder}, which was not written down"
             raise ConfigError(Problem(key_of(word), f"{reason}; give it again"))
-    return [*kept, *rest, program.override(_KEY, value)], folder
+    return [*kept, *rest, program.override(_KEY, value)], True
 
 
 def _place(word: str) -> str:

@@ -10,11 +10,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hydra.core.hydra_config import HydraConfig
+
 from penstock.addons.sweeps.job_result import FINISHED, PRUNING, JobResult
 from penstock.addons.sweeps.options import SweepSection
 from penstock.addons.sweeps.stored_sweep import job_lock, jobs_of, of_job, read_sweep, result_of
-from penstock.config import environment
+from penstock.addons.sweeps.sweep import running
+from penstock.config import disclosure, environment, hydra_output, outputs, project
 from penstock.config.nodes import direction, metrics, validates
+from penstock.config.preflight import raise_if
 from penstock.config.schema import Config
 from penstock.distributed import preemption, slurm
 from penstock.errors import PREEMPTED, ConfigError
@@ -26,12 +30,12 @@ _HOPELESS = (ConfigError.exit_code, PREEMPTED)  # exit codes of jobs that are no
 
 @dataclass(frozen=True)
 class Job:
-    """What a launcher hands to a job.
+    """A job of a sweep.
 
     Attributes:
         sweep, folder: the sweep's folder, and the job's own.
         overrides: without secrets.
-        accept: returns the checked configuration, or raises.
+        accept: returns the checked configuration of the job in that folder, or raises.
         run: the task.
         report: prints an error and returns the exit code.
     """
@@ -39,9 +43,24 @@ class Job:
     sweep: Path
     folder: Path
     overrides: Sequence[str]
-    accept: Callable[[], Config]
+    accept: Callable[[Path], Config]
     run: Callable[[Config], float | None]
     report: Callable[[BaseException], int]
+
+
+def run(
+    accept: Callable[[Path], Config],
+    task: Callable[[Config], float | None],
+    report: Callable[[BaseException], int],
+) -> float | None:
+    """Run the job that hydra has composed, in whatever process; see `Job` and `run_job`."""
+    hydra = HydraConfig.get()
+    folder = Path(hydra.runtime.output_dir)
+    raise_if([*outputs.check_sweep(str(hydra.sweep.dir), str(folder))])
+    with preemption.job(), project.importable():
+        words = disclosure.words(hydra_output.overrides())
+        job = Job(Path(str(hydra.sweep.dir)).absolute(), folder, words, accept, task, report)
+        return run_job(job, in_turn=bool(running))
 
 
 def run_job(job: Job, in_turn: bool) -> float | None:
@@ -112,7 +131,7 @@ def _attempt(job: Job) -> tuple[Config | None, JobResult, BaseException | None]:
     failure: BaseException | None = None
     status, code = "done", 0
     try:
-        config = job.accept()
+        config = job.accept(job.folder)
         if config.task == "fit" and has_manifest(job.folder):
             config = config.model_copy(update={"resume": "auto"})
         value = job.run(config)
