@@ -65,7 +65,6 @@ class Sweeps:
             announce), which gives the problems of all jobs.
         plugins: "module:function" of (hydra's section, its plain values, the overrides), which
             gives the problems of a launcher and a sweeper that are not hydra's basic ones.
-        callbacks: what `hydra.callbacks` may name, beside hydra's own.
         resumed: "module:function" of overrides, one of which is `resume`: the overrides with those
             of the sweep that it names before them, and whether it names one.
         running: "module:function" of (composer, overrides, words of the command line), which gives
@@ -80,7 +79,6 @@ class Sweeps:
     resumed: str
     running: str
     job: str
-    callbacks: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from hydra.core.override_parser import overrides_parser, overrides_visitor
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.errors import ConfigCompositionException
+from hydra.experimental.callback import Callback
 from hydra.plugins.config_source import ConfigSource
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.plugin import Plugin
@@ -42,6 +43,7 @@ from penstock.errors import ConfigError, PenstockError
 try:
     from hydra._internal import config_loader_impl as _loading
     from hydra._internal import hydra as _entry
+    from hydra._internal.callbacks import Callbacks
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
     from hydra._internal.config_repository import ConfigRepository
     from hydra._internal.core_plugins.basic_launcher import BasicLauncher
@@ -456,6 +458,19 @@ def with_plugin(kind: type[Plugin]) -> Iterator[None]:
     Plugins.instance().register(kind)
     allowed = staticmethod(lambda one: one == name or known(one))
     with replaced(Plugins, is_in_toplevel_plugins_module=allowed):
+        yield
+
+
+@contextmanager
+def called_back(callback: Callback) -> Iterator[None]:
+    """Let hydra call a callback beside those of the configuration."""
+    begin = Callbacks.__init__
+
+    def begin_with_it(self: Callbacks, config: DictConfig | None = None) -> None:
+        begin(self, config)
+        self.callbacks.append(callback)
+
+    with replaced(Callbacks, __init__=begin_with_it):
         yield
 
 

@@ -32,7 +32,7 @@ from penstock.config.hydra_internals import BASIC_LAUNCHER, BASIC_SWEEPER
 from penstock.config.messages import allowing
 from penstock.errors import ConfigError, Problem
 
-CALLBACKS = ("hydra.experimental.callbacks.LogJobReturnCallback",)  # beside those of add-ons
+CALLBACKS = ("hydra.experimental.callbacks.LogJobReturnCallback",)
 HANDLERS = ("logging.StreamHandler", "logging.NullHandler", "rich.logging.RichHandler")
 FORMATTERS = ("logging.Formatter", "colorlog.ColoredFormatter")
 STREAMS = ("ext://sys.stdout", "ext://sys.stderr")
@@ -184,21 +184,19 @@ def _callbacks(callbacks: Any, importing: bool) -> Iterator[Problem]:
     if not isinstance(callbacks, Mapping):
         yield Problem("hydra.callbacks", f"got {callbacks!r}, expected callbacks by name")
         return
-    sweeps = installed.sweeps()
-    known = (*(sweeps.callbacks if sweeps else ()), *CALLBACKS)
     for name, node in callbacks.items():
         key = f"hydra.callbacks.{name}"
         if not isinstance(node, Mapping) or "_target_" not in node:
             yield Problem(key, "has no _target_, so it is not a callback")
             continue
-        own = node["_target_"] in known
+        own = node["_target_"] in CALLBACKS
         for argument in node if own else ():
             if argument != "_target_":
                 yield Problem(f"{key}.{argument}", f"{node['_target_']} takes no arguments")
         for place, target in called(node, key, "_target_"):
             if not own or place != f"{key}._target_":
                 kind = Callback if place == f"{key}._target_" else object
-                yield from _trusted(place, target, kind, known, importing)
+                yield from _trusted(place, target, kind, CALLBACKS, importing)
         for place, _ in called(node, key, "_partial_"):
             yield Problem(place, "a callback is built whole")
 

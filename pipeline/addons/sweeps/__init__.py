@@ -11,7 +11,6 @@ ADDON = AddOn(
         resumed="penstock.addons.sweeps.stored_sweep:resumed",
         running="penstock.addons.sweeps.launching:running",
         job="penstock.addons.sweeps.sweep_job:run",
-        callbacks=("penstock.addons.sweeps.sweep.SweepTable",),
     ),
     options={
         "sweep": "penstock.addons.sweeps.options:SweepSection",

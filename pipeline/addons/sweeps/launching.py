@@ -21,7 +21,7 @@ from penstock import program
 from penstock.addons.sweeps import batch_scripts, sweep, sweep_grid
 from penstock.addons.sweeps.optuna_sweeper import OptunaSweeper
 from penstock.config.composition import Composer
-from penstock.config.hydra_internals import before_launch, swept_by, with_plugin
+from penstock.config.hydra_internals import before_launch, called_back, swept_by, with_plugin
 from penstock.config.own_options import environment_with
 from penstock.config.preflight import raise_if
 from penstock.distributed import preemption
@@ -54,6 +54,7 @@ def running(composer: Composer, overrides: Sequence[str], typed: Sequence[str]) 
                 grid = partial(sweep_grid.run_grid, composer.sweep, overrides, typed)
                 stack.enter_context(swept_by(grid))
             stack.enter_context(with_plugin(OptunaSweeper))
+            stack.enter_context(called_back(sweep.SweepTable()))
             stack.enter_context(before_launch(batch_scripts.PLUGIN, _prepare))
             yield
     except BaseException as error:
