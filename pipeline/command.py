@@ -92,12 +92,12 @@ def main(
                 if resumed and not {"-m", "--multirun"} & set(options):
                     options = [*options, "--multirun"]
             typed = with_run_dir(overrides)
-            given = with_overrides_of_run(typed)
+            all_words = with_overrides_of_run(typed)
             with (
                 own_options.environment_with({outputs.NAMED: outputs.as_variable(named)}),
-                from_folder(resumed or given != typed),
+                from_folder(resumed or all_words != typed),
             ):
-                return _main(options, given, entry, argv)
+                return _main(options, all_words, entry, argv)
     except BaseException as error:
         return report(error)
 
@@ -196,10 +196,10 @@ def _run_task(config: Config) -> float | None:
 
         for notice in (*notices.find(config), *endpoints.notices(config.plain())):
             _announce(notice)
-    count, wanted = 0, config.distributed  # of processes to start; 0 if this is (one of) them
-    if wanted.strategy != "none" and task.ranks and not world.is_launched():
-        count = world.default_processes() if wanted.nproc == "auto" else wanted.nproc
-        count = 0 if count == 1 and wanted.strategy == "ddp" else count
+    count, distributed = 0, config.distributed  # of processes to start; 0 if this is (one of) them
+    if distributed.strategy != "none" and task.ranks and not world.is_launched():
+        count = world.default_processes() if distributed.nproc == "auto" else distributed.nproc
+        count = 0 if count == 1 and distributed.strategy == "ddp" else count
     run = None if count else installed.runner(config.task)
     if not gc.isenabled():
         # It was turned off for the imports. What was imported is frozen: to search it takes 0.4 s,
@@ -210,7 +210,7 @@ def _run_task(config: Config) -> float | None:
     if run is None:
         command = launch.this_program(_arguments(config), program.script())
         with preemption.others():  # torch's launcher, which hands them on
-            value: float | None = launch.run(command, count, wanted.max_restarts)
+            value: float | None = launch.run(command, count, distributed.max_restarts)
         return value
     try:
         value = run(config)

@@ -44,11 +44,11 @@ def compare_data(record: RunRecord, split: Split) -> None:
         split.name: split.identity.data(mode),
         "identity": {split.name: known},
     }
-    found = relation(then, now, split.name)
-    if found.same is False:
-        say(f"WARNING: the data is not that of {record.path}: {found.why}")
-    elif found.same is None:
-        say(f"beside {record.path}, {found.why}")
+    related = relation(then, now, split.name)
+    if related.same is False:
+        say(f"WARNING: the data is not that of {record.path}: {related.why}")
+    elif related.same is None:
+        say(f"beside {record.path}, {related.why}")
 
 
 def rows_of(sample: Sample, split: Split) -> list[int]:
@@ -63,10 +63,10 @@ def rows_of(sample: Sample, split: Split) -> list[int]:
         ConfigError: there is no such sample, a name is that of several files, or a filter leaves
             the row out.
     """
-    given = [sample] if isinstance(sample, (int, str)) else list(sample)
-    if not given:
+    samples = [sample] if isinstance(sample, (int, str)) else list(sample)
+    if not samples:
         raise ConfigError(Problem(_KEY, "is empty; give a row, a path, or an expression"))
-    return sorted({row for one in given for row in _rows_of_one(one, split)})
+    return sorted({row for asked in samples for row in _rows_of_one(asked, split)})
 
 
 def own_row(dataset: Any, row: int) -> int:
@@ -91,10 +91,10 @@ def listed_in(path: Path | str, split: Split) -> dict[int, str]:
         ConfigError: it cannot be read, or is of another dataset.
     """
     dataset = split.dataset
-    found = known_rows(path, unfiltered(dataset), split.name, split.identity.unfiltered)
+    causes = known_rows(path, unfiltered(dataset), split.name, split.identity.unfiltered)
     if not isinstance(dataset, SomeRows):
-        return found
-    return {row: found[own] for row, own in dataset.places(list(found)).items()}
+        return causes
+    return {row: causes[own] for row, own in dataset.places(list(causes)).items()}
 
 
 def plan_of(split: Split) -> Plan:
@@ -116,8 +116,8 @@ def plan_of(split: Split) -> Plan:
     )
 
 
-def _rows_of_one(one: int | str, split: Split) -> Sequence[int]:
-    text = str(one).strip()
+def _rows_of_one(sample: int | str, split: Split) -> Sequence[int]:
+    text = str(sample).strip()
     if text.lstrip("+-").isdecimal():
         return [_kept(int(text), split)]
     lengths = getattr(unfiltered(split.dataset), "source_lengths", {})
@@ -127,9 +127,9 @@ def _rows_of_one(one: int | str, split: Split) -> Sequence[int]:
     if is_expression(text):
         return _matching(text, split)
     dataset = split.dataset
-    found = _named(text, _paths(dataset))
-    if found:
-        return found
+    rows = _named(text, _paths(dataset))
+    if rows:
+        return rows
     if isinstance(dataset, SomeRows) and _named(text, _paths(dataset.dataset)):
         raise ConfigError(Problem(_KEY, f"{text!r} is left out by the dataset's filter"))
     try:

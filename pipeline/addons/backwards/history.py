@@ -36,34 +36,34 @@ class RunHistory:
     """
 
     def __init__(self, record: RunRecord) -> None:
-        self._starts = [_start(one) for one in record.sessions]
+        self._starts = [_start(session) for session in record.sessions]
         self._ledger, self._path = record.ledger, record.path / LEDGER
 
     def world(self, address: Address) -> int:
         """The ranks of the start that trained on `address` last, or will if nothing changes."""
-        worlds = [one.world for one in self._starts if one.at <= address]
+        worlds = [start.world for start in self._starts if start.at <= address]
         return worlds[-1] if worlds else 1
 
     def loss(self, address: Address) -> float | None:
         """The mean loss of its batch; None if the ledger does not have it."""
-        place = self._place(address)
-        return None if self._ledger is None or place is None else float(self._ledger.loss[place])
+        line = self._place(address)
+        return None if self._ledger is None or line is None else float(self._ledger.loss[line])
 
     def fate(self, address: Address) -> str:
         """What became of `address`, in a few words."""
         ledger = self._ledger
         if ledger is None:
             return "unknown: no ledger"
-        place = self._place(address)
-        if place is None:
+        line = self._place(address)
+        if line is None:
             passed = len(ledger.epoch) and address < (ledger.epoch[-1], ledger.step[-1])
             if not passed:
                 return "not reached"
             return SKIPPED if address in self._skipped else "passed over"
         times = 1
-        for one in self._starts:
-            first = self._place(one.at)
-            times += first is not None and first <= place < first + one.repeated
+        for start in self._starts:
+            first = self._place(start.at)
+            times += first is not None and first <= line < first + start.repeated
         return "trained" if times == 1 else f"trained {times} times, last with this loss"
 
     @cached_property
@@ -76,14 +76,14 @@ class RunHistory:
             return None
         first, last = np.searchsorted(self._ledger.epoch, [address.epoch, address.epoch + 1])
         steps = self._ledger.step[first:last]
-        place = int(np.searchsorted(steps, address.step))
-        return int(first) + place if place < len(steps) and steps[place] == address.step else None
+        line = int(np.searchsorted(steps, address.step))
+        return int(first) + line if line < len(steps) and steps[line] == address.step else None
 
 
 def _start(session: dict[str, Any]) -> _Start:
     """A session of a manifest, which may be anybody's."""
     at, world, repeated = (session.get(name) for name in ("at", "world", "repeated"))
-    known = isinstance(at, list) and len(at) == 2 and all(type(one) is int for one in at)
+    known = isinstance(at, list) and len(at) == 2 and all(type(number) is int for number in at)
     return _Start(
         Address(*at) if known and isinstance(at, list) else Address(0, 0),
         world if type(world) is int and 1 <= world <= _MOST_RANKS else 1,

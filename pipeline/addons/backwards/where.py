@@ -85,11 +85,11 @@ class _Question:
         shown = rows[:MOST_ROWS]
         for row in shown:
             path, cause = path_of(self.split.dataset, row), self._left_out.get(row)
-            told = [one_line(text) for text in (source_of(self.split.dataset, row), path) if text]
+            names = [one_line(text) for text in (source_of(self.split.dataset, row), path) if text]
             if cause is not None:
-                told.append(f"left out wherever it stands: {one_line(cause)}")
-            if told:
-                put("  ".join([f"row {self._own(row)}", *told]))
+                names.append(f"left out wherever it stands: {one_line(cause)}")
+            if names:
+                put("  ".join([f"row {self._own(row)}", *names]))
         lines = list(islice(chain.from_iterable(map(self._lines, shown)), MOST_LINES + 1))
         loss = ["loss"] if self.history else []
         header = ["row", "epoch", "step", "position", "rank", "key", *self._packed, *loss, ""]
@@ -111,11 +111,11 @@ class _Question:
             )
         world = self._world(address)
         shares = [self.plan.request(*address, rank, world) for rank in range(world)]
-        told = [f"batch {address}", f"{sum(share.valid for share in shares)} rows"]
+        parts = [f"batch {address}", f"{sum(share.valid for share in shares)} rows"]
         if self.history:
             loss = self.history.loss(address)
-            told += [] if loss is None else [f"loss {loss:.6g}"]
-        put("  ".join([*told, self._fate(address)]).rstrip())
+            parts += [] if loss is None else [f"loss {loss:.6g}"]
+        put("  ".join([*parts, self._fate(address)]).rstrip())
         sampler = self.plan.sampler
         order = getattr(sampler, "order", None) if self._packed else sampler
         if isinstance(order, MixtureOrder):
@@ -130,7 +130,9 @@ class _Question:
             for place in range(share.valid):
                 row = int(share.indices[place])
                 known = [one_line(source_of(self.split.dataset, row))] if mixes else []
-                known += [] if table is None else [one_line(table[one].iloc[row]) for one in names]
+                known += (
+                    [] if table is None else [one_line(table[name].iloc[row]) for name in names]
+                )
                 note = "left out" if row in self._left_out else ""
                 lines.append(
                     [
@@ -149,20 +151,20 @@ class _Question:
         """What is known of a row, epoch by epoch."""
         own = str(self._own(row))
         for epoch in self._epochs():
-            found, steps = self.plan.steps_of(epoch, row), self.plan.steps(epoch)
-            if not found or found[0] >= steps:
+            met, steps = self.plan.steps_of(epoch, row), self.plan.steps(epoch)
+            if not met or met[0] >= steps:
                 empty = [""] * (4 + len(self._packed) + bool(self.history))
-                yield [own, str(epoch), *empty, self._why_not(found)]
-            for step in found:
+                yield [own, str(epoch), *empty, self._why_not(met)]
+            for step in met:
                 if step < steps:
                     yield from self._at(own, row, Address(epoch, step))
 
     def _at(self, own: str, row: int, address: Address) -> Iterator[list[str]]:
         """The lines of a row in a batch that has it."""
-        world, told = self._world(address), []
+        world, cells = self._world(address), []
         if self.history:
             loss = self.history.loss(address)
-            told = ["" if loss is None else f"{loss:.6g}"]
+            cells = ["" if loss is None else f"{loss:.6g}"]
         fate = self._fate(address)
         for rank in range(world):
             share = self.plan.request(*address, rank, world)
@@ -174,7 +176,7 @@ class _Question:
                     str(rank),
                     self._key(share, place),
                     *_part(share, place),
-                    *told,
+                    *cells,
                     fate,
                 ]
 
@@ -197,11 +199,11 @@ class _Question:
         return "in the rest that is less than a batch (batch.tail=drop)"
 
     def _epochs(self) -> range:
-        given = self.config.epochs
-        if isinstance(given, int):
-            return range(given, given + 1)
-        if given is not None:
-            return range(*map(int, given.split(":")))
+        epochs = self.config.epochs
+        if isinstance(epochs, int):
+            return range(epochs, epochs + 1)
+        if epochs is not None:
+            return range(*map(int, epochs.split(":")))
         if self._end is not None:
             return range(self._end.epoch + (self._end.step > 0))
         # Every epoch of validation has the same order.
@@ -227,10 +229,10 @@ class _Question:
         """The ranks that share the batch at `address`."""
         if self.history:
             return self.history.world(address)
-        given = self.config.distributed
-        if given.strategy == "none":
+        distributed = self.config.distributed
+        if distributed.strategy == "none":
             return 1
-        return default_processes() if given.nproc == "auto" else given.nproc
+        return default_processes() if distributed.nproc == "auto" else distributed.nproc
 
     def _own(self, row: int) -> int:
         return own_row(self.split.dataset, row)
@@ -250,10 +252,10 @@ class _Question:
         paths = [self.config.bad_samples.quarantine]
         if self.record is not None and (self.record.path / left_out.NAME).exists():
             paths.append(str(self.record.path / left_out.NAME))
-        found: dict[int, str] = {}
+        causes: dict[int, str] = {}
         for path in filter(None, paths):
-            found |= listed_in(path, self.split)
-        return found
+            causes |= listed_in(path, self.split)
+        return causes
 
 
 def _part(share: Request, place: int) -> list[str]:

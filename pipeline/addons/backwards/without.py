@@ -89,14 +89,14 @@ def run(config: Config) -> None:
     else:
         put(f"{'goes on':<10} from {_described(start)}")
         words.insert(0, program.override("resume", start.path))
-    for one in saved_in(record.path):
-        if one.address is None or one.address > at:
-            put(f"{'has seen':<10} {_described(one)}")
+    for saved in saved_in(record.path):
+        if saved.address is None or saved.address > at:
+            put(f"{'has seen':<10} {_described(saved)}")
     _quarantine(trained, at, file)
     put(f"{'left out':<10} {file}")
     line = command(record, *words, again=start is None)
-    told = f"\n  {line}" if line else " the overrides of this run cannot be used; give your own"
-    put(f"\nTo go on without it:{told}")
+    way = f"\n  {line}" if line else " the overrides of this run cannot be used; give your own"
+    put(f"\nTo go on without it:{way}")
 
 
 class _Trained:
@@ -113,7 +113,7 @@ class _Trained:
         self.plan: Plan = plan_of(split)
         self._history, ledger = RunHistory(record), record.ledger
         self._between: tuple[Address, Address] | None = None  # the ledger's first and last
-        ends = [one.address for one in saved_in(record.path) if one.address is not None]
+        ends = [saved.address for saved in saved_in(record.path) if saved.address is not None]
         if ledger is not None and len(ledger.epoch):
             first, last = (Address(int(ledger.epoch[n]), int(ledger.step[n])) for n in (0, -1))
             self._between = first, last
@@ -125,7 +125,7 @@ class _Trained:
         """The first address at which one of the rows was trained on, also in place of another."""
         met = self._met(self.rows, self.reached)
         instead = self._instead(met or self.reached)
-        return min((one for one in (met, instead) if one is not None), default=None)
+        return min((address for address in (met, instead) if address is not None), default=None)
 
     @property
     def is_ahead(self) -> bool:
@@ -135,20 +135,22 @@ class _Trained:
 
     def _met(self, rows: Sequence[int], until: Address) -> Address | None:
         """The first address before `until` whose batch has one of `rows` and is trained on."""
-        return next((one for one in self._of(rows, until) if self._is_trained(one)), None)
+        return next(
+            (address for address in self._of(rows, until) if self._is_trained(address)), None
+        )
 
     def _of(self, rows: Sequence[int], until: Address) -> Iterator[Address]:
         """The addresses before `until` whose batches have any of `rows`, in order."""
-        wanted = np.array(rows)
+        rows_asked = np.array(rows)
         for epoch in range(until.epoch + 1):
             stop = until.step if epoch == until.epoch else self.plan.steps(epoch)
             steps = range(min(stop, self.plan.steps(epoch)))
             if len(rows) <= _FEW:
-                found = {step for row in rows for step in self.plan.steps_of(epoch, row)}
-                yield from (Address(epoch, step) for step in sorted(found) if step in steps)
+                met = {step for row in rows for step in self.plan.steps_of(epoch, row)}
+                yield from (Address(epoch, step) for step in sorted(met) if step in steps)
                 continue
             for step in steps:
-                if np.isin(self.plan.request(epoch, step).indices, wanted).any():
+                if np.isin(self.plan.request(epoch, step).indices, rows_asked).any():
                     yield Address(epoch, step)
 
     def _is_trained(self, address: Address) -> bool:
@@ -236,7 +238,7 @@ def _warn(record: RunRecord, config: Config) -> None:
     if record.state == "running":
         say("the run goes on at this moment; stop it, or it may see the sample meanwhile")
     words = [
-        word for one in [record.manifest, *record.sessions] for word in one.get("overrides", [])
+        word for start in [record.manifest, *record.sessions] for word in start.get("overrides", [])
     ]
     if any(str(word).startswith("resume_despite=") for word in words):
         say(
@@ -251,13 +253,13 @@ def _warn(record: RunRecord, config: Config) -> None:
         )
 
 
-def _described(one: Saved) -> str:
-    if one.address is None:
-        return f"{one.path}, as far as is known: it cannot be read ({one.trouble})"
-    return f"{one.path}, at epoch {one.address.epoch}, step {one.address.step}"
+def _described(saved: Saved) -> str:
+    if saved.address is None:
+        return f"{saved.path}, as far as is known: it cannot be read ({saved.trouble})"
+    return f"{saved.path}, at epoch {saved.address.epoch}, step {saved.address.step}"
 
 
 def _free(path: Path) -> Path:
     """`path`, or one with a number in its name: neither it nor the run of its name exists."""
     names = (path.with_stem(f"{path.stem}-{number}") if number > 1 else path for number in count(1))
-    return next(one for one in names if not one.exists() and not one.with_suffix("").exists())
+    return next(path for path in names if not path.exists() and not path.with_suffix("").exists())

@@ -65,14 +65,14 @@ class Difference:
 
     def texts(self) -> tuple[str, str]:
         """Both values, each in a line; of long ones what surrounds the first difference."""
-        texts = [_text(one) for one in (self.first, self.second)]
+        texts = [_text(value) for value in (self.first, self.second)]
         pairs = enumerate(zip(*texts, strict=False))
-        same = next((place for place, (a, b) in pairs if a != b), min(map(len, texts)))
+        same = next((at for at, (a, b) in pairs if a != b), min(map(len, texts)))
         start = 0 if max(map(len, texts)) <= _LONGEST else max(0, same - _LONGEST // 3)
         parts = [
-            f"{'...' if start else ''}{one[start : start + _LONGEST]}"
-            f"{'...' if len(one) > start + _LONGEST else ''}"
-            for one in texts
+            f"{'...' if start else ''}{text[start : start + _LONGEST]}"
+            f"{'...' if len(text) > start + _LONGEST else ''}"
+            for text in texts
         ]
         return parts[0], parts[1]
 
@@ -119,7 +119,7 @@ class Comparison:
 
     def answer(self) -> list[str]:
         """Whether batches and weights are the same, and where to look if no key explains it."""
-        same = {one.what: one.same for one in self.findings}
+        same = {finding.what: finding.same for finding in self.findings}
         rows = same.get("samples", same.get("order"))
         batches = False if rows is False else same.get("digests")
         known = [same[what] for what in ("weights", "mean weights") if what in same]
@@ -130,10 +130,10 @@ class Comparison:
             None: "the same samples" if rows else "batches not compared",
         }[batches]
         changing = self.settings[Changes.BATCHES]
-        other_code = any(one.key.startswith("code.") for one in self.facts["code"])
+        other_code = any(difference.key.startswith("code.") for difference in self.facts["code"])
         if batches is None and rows and (changing or other_code):
             said = f"the same rows, made by other {'settings' if changing else 'code'}"
-        if batches is None and any(one.alike for one in self.findings):
+        if batches is None and any(finding.alike for finding in self.findings):
             first, second = (run.manifest.get("data") for run in (self.first, self.second))
             other = relation(first, second).same is False
             said = f"the same rows of {'other data' if other else _UNKNOWN_DATA}"
@@ -149,21 +149,25 @@ class Comparison:
         return lines
 
     def _suspects(self, *titles: str) -> str:
-        found = [title for title in titles if self.facts[title]]
-        return f"look at {' and '.join(found)}" if found else "nothing else that was noted differs"
+        differing = [title for title in titles if self.facts[title]]
+        return (
+            f"look at {' and '.join(differing)}"
+            if differing
+            else "nothing else that was noted differs"
+        )
 
 
 def compare(first: RunRecord, second: RunRecord) -> Comparison:
     """All but the weights. A damaged ledger is a finding, as the rest can be compared."""
     grouped: dict[Changes, list[Difference]] = {changes: [] for changes in TITLES}
-    for one in settings(first, second):
-        changes, note = between(one.key, first.known, second.known)
+    for difference in settings(first, second):
+        changes, note = between(difference.key, first.known, second.known)
         kind = changes if changes in TITLES else Changes.NOTHING
-        grouped[kind].append(replace(one, note=note))
+        grouped[kind].append(replace(difference, note=note))
     looks = {"ledger": compare_ledgers, "digests": compare_digests, "order": _orders}
     findings: list[Finding] = []
     for what, look in looks.items():
-        if what == "order" and any(one.what == "samples" for one in findings):
+        if what == "order" and any(finding.what == "samples" for finding in findings):
             continue
         try:
             findings += look(first, second)
@@ -192,7 +196,9 @@ def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[Dif
     Empty mappings and nothing are the same, and so are null and no such key: a key that came with a
     later version is null by default, if a run without it is the same.
     """
-    a, b = ({key: value for key, value in leaves(one) if value != {}} for one in (first, second))
+    a, b = (
+        {key: value for key, value in leaves(values) if value != {}} for values in (first, second)
+    )
     return [
         Difference(key, a.get(key, MISSING), b.get(key, MISSING))
         for key in {**a, **b}
@@ -202,37 +208,49 @@ def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[Dif
 
 def settings(first: RunRecord, second: RunRecord) -> list[Difference]:
     """The keys of the configuration that differ, but for the run's folder and other tasks' keys."""
-    found = differences(first.config, second.config)
-    found = [one for one in found if one.key.split(".")[0] not in ("run_dir", *TASK_KEYS)]
+    differing = differences(first.config, second.config)
+    differing = [
+        difference
+        for difference in differing
+        if difference.key.split(".")[0] not in ("run_dir", *TASK_KEYS)
+    ]
     transforms = [run.config.get("transform") for run in (first, second)]
-    a, b = (one if isinstance(one, Mapping) else {} for one in transforms)
+    a, b = (steps if isinstance(steps, Mapping) else {} for steps in transforms)
     for name in a.keys() & b.keys():  # steps are applied in the order of their mapping
         if isinstance(a[name], Mapping) and isinstance(b[name], Mapping):
             both = {key for key, step in a[name].items() if step and b[name].get(key)}
-            orders = [[str(key) for key in one if key in both] for one in (a[name], b[name])]
+            orders = [[str(key) for key in steps if key in both] for steps in (a[name], b[name])]
             if orders[0] != orders[1]:
-                found.append(Difference(f"transform.{name}", *map(", ".join, orders)))
-    return found
+                differing.append(Difference(f"transform.{name}", *map(", ".join, orders)))
+    return differing
 
 
 def facts(first: RunRecord, second: RunRecord) -> dict[str, list[Difference]]:
     """What else differs between the runs, by the names of FACTS."""
     known = {key for run in (first, second) for key, _ in leaves(run.config)}
     pairs = [_facts_of(run, known) for run in (first, second)]
-    found = {title: differences(*(one[title] for one in pairs)) for title in FACTS}
-    mode = next((one for one in found["data"] if one.key == "data.fingerprint"), None)
+    differing = {
+        title: differences(*(facts_of_run[title] for facts_of_run in pairs)) for title in FACTS
+    }
+    mode = next(
+        (difference for difference in differing["data"] if difference.key == "data.fingerprint"),
+        None,
+    )
     data = f"fingerprinted by {mode.first} and {mode.second}" if mode else "other data"
-    found["data"] = [
-        replace(one, note=data if one.key in _HASHES_OF_DATA else "") for one in found["data"]
+    differing["data"] = [
+        replace(difference, note=data if difference.key in _HASHES_OF_DATA else "")
+        for difference in differing["data"]
     ]
     code = {
-        one.texts(): replace(one, note="other code")
-        for one in reversed(found["code"])
-        if one.key.startswith("code.")
+        difference.texts(): replace(difference, note="other code")
+        for difference in reversed(differing["code"])
+        if difference.key.startswith("code.")
     }  # parts of one module have the same hash
-    rest = [one for one in found["code"] if not one.key.startswith("code.")]
-    found["code"] = [*rest, *reversed(code.values())]
-    return found
+    rest = [
+        difference for difference in differing["code"] if not difference.key.startswith("code.")
+    ]
+    differing["code"] = [*rest, *reversed(code.values())]
+    return differing
 
 
 def _facts_of(run: RunRecord, known: Set[str]) -> dict[str, dict[str, Any]]:
@@ -241,11 +259,11 @@ def _facts_of(run: RunRecord, known: Set[str]) -> dict[str, dict[str, Any]]:
         title: {name: run.manifest[name] for name in names if name in run.manifest}
         for title, names in FACTS.items()
     }
-    sizes = [str(one.get("world", 1)) for one in run.sessions] or ["1"]
+    sizes = [str(session.get("world", 1)) for session in run.sessions] or ["1"]
     own["run"]["starts"] = len(sizes)
     own["hardware"]["ranks"] = sizes[0] if len(set(sizes)) == 1 else ", ".join(sizes)
-    told = run.manifest.get("fingerprint")
-    for key, value in leaves(told) if isinstance(told, Mapping) else ():
+    fingerprint = run.manifest.get("fingerprint")
+    for key, value in leaves(fingerprint) if isinstance(fingerprint, Mapping) else ():
         if key not in known and not key.startswith(PREFIX):  # facts of data, which have it too
             title = "run" if key.startswith("scheduler.") else "data"
             own[title][f"fingerprint.{key}"] = value
@@ -263,30 +281,33 @@ def compare_ledgers(first: RunRecord, second: RunRecord) -> list[Finding]:
         text = f"{' and '.join(missing)} has none; train with trainer.ledger=true"
         return [Finding("ledger", text, None)]
     kinds: Kinds = {"samples": (_samples, None), "losses": (_losses, _relative)}
-    found, alone = _compared(first, second, LEDGER, kinds)
-    found = [_of_data(one, first, second) if one.what == "samples" else one for one in found]
+    findings, alone = _compared(first, second, LEDGER, kinds)
+    findings = [
+        _of_data(finding, first, second) if finding.what == "samples" else finding
+        for finding in findings
+    ]
     for run, other, count in zip((first, second), (second, first), alone, strict=True):
         if count:
             text = f"{count} are in {run.path} only"
             if skipped := skipped_in(other.path / LEDGER):
                 text += f"; {other.path} left out {skipped} (trainer.skip)"
-            found.append(Finding("steps", text, False))
-    return found
+            findings.append(Finding("steps", text, False))
+    return findings
 
 
-def _of_data(found: Finding, first: RunRecord, second: RunRecord) -> Finding:
+def _of_data(finding: Finding, first: RunRecord, second: RunRecord) -> Finding:
     """A finding on the rows of each step as one on samples: the same rows of the same data.
 
     Where that is not known of the data, the digests of batches may tell.
     """
     data = relation(first.manifest.get("data"), second.manifest.get("data"))
-    if not found.same or data.same:
-        return found
+    if not finding.same or data.same:
+        return finding
     with suppress(PenstockError):  # a finding of its own
-        if any(one.same for one in compare_digests(first, second)):
-            return found
-    text = found.text.replace("the same samples", "the same").replace("the same", "the same rows")
-    return replace(found, text=f"{text}; {data.why}", same=None, alike=True)
+        if any(digest.same for digest in compare_digests(first, second)):
+            return finding
+    text = finding.text.replace("the same samples", "the same").replace("the same", "the same rows")
+    return replace(finding, text=f"{text}; {data.why}", same=None, alike=True)
 
 
 def compare_digests(first: RunRecord, second: RunRecord) -> list[Finding]:
@@ -315,14 +336,14 @@ def _compared(
                 differing[what] += 1
                 parted.setdefault(what, f"first differ at epoch {epoch}, step {step}: {how}")
                 most[what] = max(most.get(what, 0.0), amount(a, b) if amount else 0.0)
-    found = []
+    findings = []
     for what, (_, amount) in kinds.items():
         by = f", by up to {most[what]:.2g} of the value" if amount and differing[what] else ""
         text = f"the same at {both} steps" if both else "no step in common"
         if differing[what]:
             text = f"{parted[what]}; {differing[what]} of {both} steps differ{by}"
-        found.append(Finding(what, text, not differing[what] if both else None))
-    return found, alone
+        findings.append(Finding(what, text, not differing[what] if both else None))
+    return findings, alone
 
 
 def _about(path: Path) -> int:
@@ -344,16 +365,16 @@ def _samples(a: Any, b: Any) -> str | None:
 def _losses(a: Any, b: Any) -> str | None:
     if a["loss"] == b["loss"]:
         return None
-    one, other = float.fromhex(a["loss"]), float.fromhex(b["loss"])
-    if not (math.isfinite(one) and math.isfinite(other)):
-        return f"{one} and {other}"
-    unit = float(np.spacing(np.float32(max(abs(one), abs(other)))))
-    return f"{one!r} and {other!r}, {abs(one - other) / unit:.3g} ulps of float32 apart"
+    loss, other = float.fromhex(a["loss"]), float.fromhex(b["loss"])
+    if not (math.isfinite(loss) and math.isfinite(other)):
+        return f"{loss} and {other}"
+    unit = float(np.spacing(np.float32(max(abs(loss), abs(other)))))
+    return f"{loss!r} and {other!r}, {abs(loss - other) / unit:.3g} ulps of float32 apart"
 
 
 def _relative(a: Any, b: Any) -> float:
-    one, other = float.fromhex(a["loss"]), float.fromhex(b["loss"])
-    apart = abs(one - other) / (max(abs(one), abs(other)) or 1.0)
+    loss, other = float.fromhex(a["loss"]), float.fromhex(b["loss"])
+    apart = abs(loss - other) / (max(abs(loss), abs(other)) or 1.0)
     return apart if math.isfinite(apart) else math.inf
 
 
@@ -365,7 +386,7 @@ def _pairs(first: Lines, second: Lines) -> Iterator[tuple[Address, Any, Any]]:
     """Both records of each address; None for a missing one."""
     a, b = next(first, None), next(second, None)
     while a or b:
-        address = min(one[0] for one in (a, b) if one)
+        address = min(record[0] for record in (a, b) if record)
         left = a[1] if a and a[0] == address else None
         right = b[1] if b and b[0] == address else None
         yield address, left, right

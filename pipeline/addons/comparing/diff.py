@@ -30,27 +30,27 @@ def run(config: Config) -> None:
         ConfigError: they are not the folders of two runs.
         DiskError: the page cannot be written.
     """
-    found = compare(*two_runs(config.runs))
-    _put_started(found)
-    _put_findings(found.findings)
-    weights = _weights(found, DiffSection.of(config).weights)
+    comparison = compare(*two_runs(config.runs))
+    _put_started(comparison)
+    _put_findings(comparison.findings)
+    weights = _weights(comparison, DiffSection.of(config).weights)
     _put_findings(weights)
-    found.findings += weights
+    comparison.findings += weights
     put("")
-    for line in found.answer():
+    for line in comparison.answer():
         put(line)
     if page := DiffSection.of(config).page:
         from penstock.addons.comparing import diff_page  # imports jinja2
 
-        put(f"page  {one_line(diff_page.write(found, Path(page)))}")
+        put(f"page  {one_line(diff_page.write(comparison, Path(page)))}")
 
 
-def _put_started(found: Comparison) -> None:
-    runs = zip("AB", (found.first, found.second), strict=True)
+def _put_started(comparison: Comparison) -> None:
+    runs = zip("AB", (comparison.first, comparison.second), strict=True)
     put_rows([(name, one_line(run.path), one_line(run.state)) for name, run in runs])
-    for effect, some in found.settings.items():
+    for effect, some in comparison.settings.items():
         _put_part(TITLES[effect], some)
-    for title, some in found.facts.items():
+    for title, some in comparison.facts.items():
         if some:
             _put_part(title, some)
     put("")
@@ -59,23 +59,28 @@ def _put_started(found: Comparison) -> None:
 def _put_part(title: str, some: Sequence[Difference]) -> None:
     put(f"\n{title}{'' if some else ': none'}")
     if some:
-        rows = [(f"  {one_line(one.key)}", *one.texts(), one_line(one.note)) for one in some]
+        rows = [
+            (f"  {one_line(difference.key)}", *difference.texts(), one_line(difference.note))
+            for difference in some
+        ]
         put_rows([("", "A", "B", ""), *rows])
 
 
-def _put_findings(found: Sequence[Finding]) -> None:
-    for one in found:
-        put(f"{one.what:<14}{one_line(one.text)}")
+def _put_findings(findings: Sequence[Finding]) -> None:
+    for finding in findings:
+        put(f"{finding.what:<14}{one_line(finding.text)}")
 
 
-def _weights(found: Comparison, wanted: bool) -> list[Finding]:
+def _weights(comparison: Comparison, wanted: bool) -> list[Finding]:
     if not wanted:
         return [Finding("weights", "not compared: diff.weights=false", None)]
-    if not all((run.path / "checkpoints").exists() for run in (found.first, found.second)):
+    if not all(
+        (run.path / "checkpoints").exists() for run in (comparison.first, comparison.second)
+    ):
         return [Finding("weights", "not compared: a run has no checkpoints", None)]
     from penstock.addons.comparing.weight_comparison import compare_weights  # imports torch
 
     try:
-        return compare_weights(found.first, found.second)
+        return compare_weights(comparison.first, comparison.second)
     except PenstockError as error:
         return [Finding("weights", f"not compared: {error}", None)]

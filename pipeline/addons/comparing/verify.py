@@ -39,12 +39,12 @@ def run(config: Config) -> None:
     """
     first, second = two_runs(config.runs)
     print_started(first, second)
-    found = []
+    findings = []
     for compare in (compare_ledgers, compare_digests, compare_weights):
         new = compare(first, second)
         print_findings(new)
-        found += new
-    known = [one.same for one in found if one.same is not None]
+        findings += new
+    known = [finding.same for finding in findings if finding.same is not None]
     if not known:
         raise PenstockError(
             "nothing to compare: the runs have neither both ledgers nor both "
@@ -52,7 +52,7 @@ def run(config: Config) -> None:
         )
     if not all(known):
         raise RunsDifferError("the two runs are not the same")
-    unknown = [one.what for one in found if one.alike]
+    unknown = [finding.what for finding in findings if finding.alike]
     put(
         f"not known to be the same: {unknown[0]}; what else was compared is"
         if unknown
@@ -63,18 +63,23 @@ def run(config: Config) -> None:
 def print_started(first: RunRecord, second: RunRecord) -> None:
     """Print differences of the runs' facts and settings; a key that changes a run "matters"."""
 
-    def matters(one: Difference) -> str:
-        changes, _ = between(one.key, first.known, second.known)
+    def matters(difference: Difference) -> str:
+        changes, _ = between(difference.key, first.known, second.known)
         return "matters" if changes >= Changes.WEIGHTS else ""
 
-    some = [one for part in facts(first, second).values() for one in part]
+    some = [difference for part in facts(first, second).values() for difference in part]
     rows = [("run", one_line(first.path), one_line(second.path), "")]
-    rows += [(one_line(one.key), *one.texts(), one.note) for one in some]
-    rows += [(one_line(one.key), *one.texts(), matters(one)) for one in settings(first, second)]
+    rows += [
+        (one_line(difference.key), *difference.texts(), difference.note) for difference in some
+    ]
+    rows += [
+        (one_line(difference.key), *difference.texts(), matters(difference))
+        for difference in settings(first, second)
+    ]
     put_rows(rows)
 
 
-def print_findings(found: Iterable[Finding]) -> None:
+def print_findings(findings: Iterable[Finding]) -> None:
     """Print what was compared and what was found, a line each."""
-    for one in found:
-        put(f"{one.what:<13}{one_line(one.text)}")
+    for finding in findings:
+        put(f"{finding.what:<13}{one_line(finding.text)}")

@@ -26,10 +26,10 @@ def compare_weights(first: RunRecord, second: RunRecord) -> list[Finding]:
     missing = [str(run.path) for run in (first, second) if not has_checkpoint(run.path)]
     if missing:
         return [Finding("weights", f"{' and '.join(missing)} has no checkpoint", None)]
-    states, found = [], []
+    states, findings = [], []
     for run in (first, second):
         newest = find_newest(run.path)
-        found += [
+        findings += [
             Finding("weights", f"cannot use {path}: {reason}", None)
             for path, reason in newest.skipped
         ]
@@ -37,11 +37,11 @@ def compare_weights(first: RunRecord, second: RunRecord) -> list[Finding]:
     steps = [state.get("updates") for state in states]
     if steps[0] != steps[1]:
         text = f"not compared: the last are of optimizer steps {steps[0]} and {steps[1]}"
-        return [*found, Finding("weights", text, False)]
+        return [*findings, Finding("weights", text, False)]
     for title, name in _PARTS.items():
         if any(name in state for state in states) or name != "averaged":
-            found.append(_compared(title, *(state.get(name) for state in states)))
-    return found
+            findings.append(_compared(title, *(state.get(name) for state in states)))
+    return findings
 
 
 def _compared(title: str, first: Any, second: Any) -> Finding:
@@ -61,7 +61,7 @@ def _compared(title: str, first: Any, second: Any) -> Finding:
 def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
-    flat = [one.contiguous().reshape(-1).view(torch.uint8) for one in (a, b)]
+    flat = [tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (a, b)]
     return not a.numel() or torch.equal(*flat)
 
 

@@ -74,15 +74,15 @@ def package_name(text: str) -> str:
         ConfigError: there is none.
     """
     name = re.sub(r"\W+", "_", text.lower(), flags=re.ASCII).strip("_")
-    for one in (name, f"my_{name}" if name else _NAME, _NAME):
+    for candidate in (name, f"my_{name}" if name else _NAME, _NAME):
         if (
-            one.isidentifier()
-            and not keyword.iskeyword(one)
-            and one not in NEVER | _BESIDE
-            and not (CONF / "dataset" / f"{one}.yaml").exists()
-            and importlib.util.find_spec(one) is None
+            candidate.isidentifier()
+            and not keyword.iskeyword(candidate)
+            and candidate not in NEVER | _BESIDE
+            and not (CONF / "dataset" / f"{candidate}.yaml").exists()
+            and importlib.util.find_spec(candidate) is None
         ):
-            return one
+            return candidate
     raise ConfigError(
         Problem(
             "init",

@@ -81,7 +81,7 @@ def problems(parameters: Mapping[str, Any]) -> Iterator[Problem]:
         if name not in _PARAMETERS:
             yield Problem(key, "is no parameter of submitit's")
         elif name in LINES:
-            if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+            if not isinstance(value, list) or not all(isinstance(line, str) for line in value):
                 yield Problem(key, f"got {show(value)}, expected a list of texts")
                 continue
             reasons = filter(None, map(_not_a_line, value))
@@ -127,12 +127,12 @@ def _options(value: Any, key: str) -> Iterator[Problem]:
     if not isinstance(value, Mapping):
         yield Problem(key, f"got {show(value)}, expected options of sbatch by name")
         return
-    for option, given in value.items():
+    for option, content in value.items():
         if not _OPTION.fullmatch(str(option)):
             yield Problem(key, f"{show(option)} is not the name of an option of sbatch")
-        elif given is None:
+        elif content is None:
             yield Problem(f"{key}.{option}", "is null; leave it out")
-        elif reason := _refusal(given):
+        elif reason := _refusal(content):
             yield Problem(f"{key}.{option}", reason)
 
 

@@ -60,8 +60,8 @@ def of(
             from its `seed` on, as the key that varies fastest.
         lines: those of one override; `values` when None.
     """
-    axes = {one.get_key_element(): (lines or values)(one) for one in overrides}
-    swept = [one.get_key_element() for one in overrides if one.is_sweep_override()]
+    axes = {override.get_key_element(): (lines or values)(override) for override in overrides}
+    swept = [override.get_key_element() for override in overrides if override.is_sweep_override()]
     problems = [
         Problem(key, "is the same for all jobs of a sweep; give it one value")
         for key in swept
@@ -87,8 +87,8 @@ def values(override: Override) -> list[str]:
         return [str(override.input_line)]
     key = override.get_key_element()
     if override.is_range_sweep():  # which hydra may make a list of
-        given: Any = override.value()
-        for _ in itertools.islice(given.range(), MOST_JOBS, None):
+        span: Any = override.value()
+        for _ in itertools.islice(span.range(), MOST_JOBS, None):
             reason = f"{override.input_line} has more than {MOST_JOBS} values"
             raise ConfigError(Problem(key, reason))
     if override.is_interval_sweep():
@@ -106,11 +106,11 @@ def values(override: Override) -> list[str]:
 def bounds(override: Override) -> list[str]:
     """The same for a sweep that chooses its values: of a range, its ends."""
     key = override.get_key_element()
-    given: Any = override.value()
+    span: Any = override.value()
     if override.is_interval_sweep():
-        return [f"{key}={given.start}", f"{key}={given.end}"]
+        return [f"{key}={span.start}", f"{key}={span.end}"]
     if override.is_range_sweep():
-        lines = [f"{key}={value}" for value in itertools.islice(given.range(), MOST_NUMBERS)]
+        lines = [f"{key}={value}" for value in itertools.islice(span.range(), MOST_NUMBERS)]
         if not lines:
             raise ConfigError(Problem(key, f"{override.input_line} has no value"))
         return lines[:: max(1, len(lines) - 1)]

@@ -94,12 +94,14 @@ class OptunaSweeper(Sweeper):
         study.check_installed()
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
         words = {
-            one.get_key_element(): one
-            for one in parser.parse_overrides([*self._params, *arguments])
+            override.get_key_element(): override
+            for override in parser.parse_overrides([*self._params, *arguments])
         }
-        self._lines = {key: grid.bounds(one)[0] for key, one in words.items()}
+        self._lines = {key: grid.bounds(override)[0] for key, override in words.items()}
         self._space = {
-            key: distribution(one) for key, one in words.items() if one.is_sweep_override()
+            key: distribution(override)
+            for key, override in words.items()
+            if override.is_sweep_override()
         }
         config = self._config()
         options, metric, mode = self._options(config)
@@ -114,7 +116,7 @@ class OptunaSweeper(Sweeper):
             ),
             keys=[key_of(key) for key in self._space],
             began=time.time(),
-            ends=[status for status, wanted in ends.items() if wanted == "stop"],
+            ends=[status for status, then in ends.items() if then == "stop"],
         )
         folder = Path(str(self.config.hydra.sweep.dir))
         prepare(folder)
@@ -200,7 +202,7 @@ class OptunaSweeper(Sweeper):
             if then[name] != about[name]
         ]
         stored = read_sweep(folder)
-        known = {str(one.number) for one in trials.trials}
+        known = {str(trial.number) for trial in trials.trials}
         if stored is not None and any(job.folder not in known for job in stored.jobs):
             problems.append(
                 Problem(
@@ -208,7 +210,7 @@ class OptunaSweeper(Sweeper):
                     f"{folder} holds jobs of a sweep without optuna; give another folder",
                 )
             )
-        if not problems and any(one.distributions != self._space for one in trials.trials):
+        if not problems and any(trial.distributions != self._space for trial in trials.trials):
             problems.append(
                 Problem(
                     "hydra.sweep.dir",
@@ -244,7 +246,7 @@ class OptunaSweeper(Sweeper):
                 trials.begin(self._space, at_once > 1, self._accept)
                 for _ in range(min(room, at_once))
             ]
-            jobs = [one for one in some if one is not None]
+            jobs = [trial for trial in some if trial is not None]
             if not jobs or self._launch(folder, trials, jobs):  # a grid has come to its end
                 return
 
@@ -259,14 +261,14 @@ class OptunaSweeper(Sweeper):
     def _launch(self, folder: Path, trials: Study, jobs: Sequence[FrozenTrial]) -> bool:
         """Run trials with successive numbers; whether the sweep ends after them."""
         known = [
-            StoredJob(str(one.number), of_job(disclosure.words(self._overrides(one.params))))
-            for one in trials.trials
+            StoredJob(str(trial.number), of_job(disclosure.words(self._overrides(trial.params))))
+            for trial in trials.trials
         ]
         stored_sweep.store(folder, replace(self._command, jobs=known))
         if sweep.running:
             sweep.running[0].mine = [job.folder for job in known]
             sweep.running[0].typed = self.typed
-        words = [self._overrides(one.params) for one in jobs]
+        words = [self._overrides(trial.params) for trial in jobs]
         try:
             for done in self.launcher.launch(words, initial_job_idx=jobs[0].number):
                 _ = done.return_value  # raises what a job raised: a bug, as jobs report errors
@@ -289,7 +291,7 @@ class OptunaSweeper(Sweeper):
         return ends
 
 
-def distribution(one: Override) -> Any:
+def distribution(override: Override) -> Any:
     """What optuna draws the value of an override from.
 
     Raises:
@@ -299,18 +301,18 @@ def distribution(one: Override) -> Any:
     from optuna.distributions import FloatDistribution as Floats
     from optuna.distributions import IntDistribution as Integers
 
-    key, given, line = one.get_key_element(), one.value(), str(one.input_line)
-    assert isinstance(given, Sweep)
+    key, span, line = override.get_key_element(), override.value(), str(override.input_line)
+    assert isinstance(span, Sweep)
     if disclosure.word(line) != line:
         raise ConfigError(
             Problem(
                 key, "is a secret, which a study would write into its journal; give it one value"
             )
         )
-    log = "log" in given.tags
+    log = "log" in span.tags
     try:
-        if isinstance(given, IntervalSweep):
-            low, high = given.start, given.end
+        if isinstance(span, IntervalSweep):
+            low, high = span.start, span.end
             assert low is not None
             assert high is not None
             if not (math.isfinite(low) and math.isfinite(high) and low < high):
@@ -318,11 +320,11 @@ def distribution(one: Override) -> Any:
             if isinstance(low, int) and isinstance(high, int):  # int(interval(...))
                 return Integers(low, high, log=log)
             return Floats(low, high, log=log)
-        if not isinstance(given, RangeSweep):
+        if not isinstance(span, RangeSweep):
             if log:
                 raise ValueError("a choice has no log scale")
-            return Choice([line.partition("=")[2] for line in grid.values(one)])
-        numbers = given.range()
+            return Choice([line.partition("=")[2] for line in grid.values(override)])
+        numbers = span.range()
         some = (
             numbers if isinstance(numbers, range) else list(islice(numbers, grid.MOST_NUMBERS + 1))
         )
@@ -331,8 +333,8 @@ def distribution(one: Override) -> Any:
         low, high = sorted((some[0], some[-1]))
         if isinstance(some, range):
             return Integers(low, high, log=log, step=abs(some.step))
-        return Floats(low, high, step=None if log else abs(float(given.step)), log=log)
+        return Floats(low, high, step=None if log else abs(float(span.step)), log=log)
     except ValueError as error:
         raise ConfigError(
-            Problem(key, f"optuna cannot choose from {one.input_line}: {error}")
+            Problem(key, f"optuna cannot choose from {override.input_line}: {error}")
         ) from None

@@ -38,24 +38,24 @@ SWEEPER = "penstock.addons.sweeps.optuna_sweeper.OptunaSweeper"
 _PLUGINS = ("hydra.launcher", "hydra.sweeper")
 
 
-def problems(node: Any, section: Mapping[str, Any], given: Sequence[str]) -> list[Problem]:
+def problems(node: Any, section: Mapping[str, Any], lines: Sequence[str]) -> list[Problem]:
     """The problems of the launcher and the sweeper of a composed section.
 
     Args:
         node: the section as hydra will use it.
         section: its plain values, interpolations as text.
-        given: the overrides that were composed.
+        lines: the overrides that were composed.
     """
-    typed = dict(typed_values(line for line in given if line.lstrip("+~").startswith(_PLUGINS)))
-    found: list[Problem] = []
+    typed = dict(typed_values(line for line in lines if line.lstrip("+~").startswith(_PLUGINS)))
+    problems: list[Problem] = []
     for name, kind in (("launcher", Launcher), ("sweeper", Sweeper)):
-        found += _plugin(section.get(name), f"hydra.{name}", kind, typed)
+        problems += _plugin(section.get(name), f"hydra.{name}", kind, typed)
     launcher = mapping(section.get("launcher"))
-    found += _tasks(launcher)
+    problems += _tasks(launcher)
     if str(launcher.get("_target_")).startswith(batch_scripts.PLUGIN):
-        found += batch_scripts.lines_with_interpolations(launcher)
-        found += batch_scripts.problems(_resolved(node, "launcher", launcher))
-    return found
+        problems += batch_scripts.lines_with_interpolations(launcher)
+        problems += batch_scripts.problems(_resolved(node, "launcher", launcher))
+    return problems
 
 
 def _plugin(node: Any, key: str, kind: type, typed: Mapping[str, Any]) -> Iterator[Problem]:
@@ -65,7 +65,9 @@ def _plugin(node: Any, key: str, kind: type, typed: Mapping[str, Any]) -> Iterat
             key, f"got {node!r}, expected a {kind.__name__.lower()} of an installed plugin"
         )
         return
-    known = {f"{one.__module__}.{one.__name__}" for one in Plugins.instance().discover(kind)}
+    known = {
+        f"{plugin.__module__}.{plugin.__name__}" for plugin in Plugins.instance().discover(kind)
+    }
     if kind is Sweeper and node.get("_target_") == SWEEPER:
         yield from (
             Problem(f"{key}.{name}", f"{node['_target_']} takes params alone")
@@ -98,7 +100,7 @@ def _arguments(node: Mapping[Any, Any], key: str, typed: Mapping[str, Any]) -> I
     shipped = _shipped().get(node["_target_"], [])
     for name, value in node.items():
         below = f"{key}.{name}"
-        if name == "_target_" or any(name in one and one[name] == value for one in shipped):
+        if name == "_target_" or any(name in ship and ship[name] == value for ship in shipped):
             continue
         if str(name).startswith("_"):
             yield Problem(below, "is not for the arguments of a plugin")
@@ -111,7 +113,7 @@ def _arguments(node: Mapping[Any, Any], key: str, typed: Mapping[str, Any]) -> I
                 target[0], f"{target[1]} is not called: no installed plugin of hydra's ships it"
             )
         else:
-            known = [one[name] for one in shipped if name in one]
+            known = [ship[name] for ship in shipped if name in ship]
             names = key.startswith("hydra.launcher")  # which its arguments' names are text for
             for place, leaf in _foreign(value, below, known, names):
                 if place not in typed or not _same(typed[place], leaf):
@@ -131,11 +133,11 @@ def _foreign(value: Any, key: str, known: Sequence[Any], names: bool) -> Iterato
     """
     if isinstance(value, Mapping) and value:
         for name, inner in value.items():
-            below = [one[name] for one in known if isinstance(one, Mapping) and name in one]
+            below = [ship[name] for ship in known if isinstance(ship, Mapping) and name in ship]
             yield from _foreign(inner, f"{key}.{name}", below, names)
     elif isinstance(value, list) and value:
-        for place, inner in enumerate(value):
-            yield from _foreign(inner, f"{key}[{place}]", known, names)
+        for number, inner in enumerate(value):
+            yield from _foreign(inner, f"{key}[{number}]", known, names)
     elif isinstance(value, str) or (names and not known):
         yield key, value
 
@@ -168,11 +170,11 @@ def _params(params: Any, key: str) -> Iterator[Problem]:
 @lru_cache(maxsize=1)
 def _shipped() -> dict[str, list[dict[str, Any]]]:
     """The nodes that installed plugins have registered as launchers and sweepers, by `_target_`."""
-    found: dict[str, list[dict[str, Any]]] = {}
+    nodes: dict[str, list[dict[str, Any]]] = {}
     for node in (*_stored("hydra/launcher"), *_stored("hydra/sweeper")):
         if isinstance(node.get("_target_"), str):
-            found.setdefault(node["_target_"], []).append(node)
-    return found
+            nodes.setdefault(node["_target_"], []).append(node)
+    return nodes
 
 
 def _stored(group: str) -> Iterator[dict[str, Any]]:
@@ -192,11 +194,11 @@ def _resolved(node: Any, name: str, raw: Mapping[str, Any]) -> dict[str, Any]:
 
     What only a job knows stays text; what an interpolation gives later is checked again by then.
     """
-    found = {}
+    resolved = {}
     for key, value in raw.items():
-        found[key] = value
+        resolved[key] = value
         with suppress(OmegaConfBaseException):
             entry = OmegaConf.select(node, f"{name}.{key}")
             container = OmegaConf.is_config(entry)
-            found[key] = OmegaConf.to_container(entry, resolve=True) if container else entry
-    return found
+            resolved[key] = OmegaConf.to_container(entry, resolve=True) if container else entry
+    return resolved

@@ -193,12 +193,14 @@ def extend(
     with one_writer(folder / NAME, "plans the same sweep"):
         stored = read_sweep(folder)
         if stored is None:
-            old = [StoredJob(place, of_job(one.overrides)) for place, one in read_results(folder)]
+            old = [
+                StoredJob(path, of_job(result.overrides)) for path, result in read_results(folder)
+            ]
             stored = StoredSweep(jobs=old)
         if problems := incompatible(stored, command.fixed or [], command.keys, folder):
             raise ConfigError(problems)
-        wanted = [job.overrides for job in command.jobs]
-        found = stored.find(wanted, command.keys)
+        jobs = [job.overrides for job in command.jobs]
+        known = stored.find(jobs, command.keys)
         taken = {job.folder for job in stored.jobs}
         free = (
             str(n)
@@ -206,20 +208,18 @@ def extend(
             if str(n) not in taken and not (folder / str(n)).exists()
         )
         folders = []
-        for place, old_folder in enumerate(found):
+        for number, old_folder in enumerate(known):
             new = old_folder or next(free)
             if old_folder is None and name is not None:
-                new = name(place, int(new))
+                new = name(number, int(new))
             folders.append(new)
         if len(set(folders)) < len(folders):
             reason = "gives several jobs one folder; it needs ${hydra.job.num}"
             raise ConfigError(Problem("hydra.sweep.subdir", reason))
-        if odd := next((one for one in folders if not is_below(one)), None):
+        if odd := next((path for path in folders if not is_below(path)), None):
             reason = f"gives a job the folder {shown(odd)}, which is not one below the sweep's"
             raise ConfigError(Problem("hydra.sweep.subdir", reason))
-        now = {
-            place: StoredJob(place, of_job(job)) for place, job in zip(folders, wanted, strict=True)
-        }
+        now = {path: StoredJob(path, of_job(job)) for path, job in zip(folders, jobs, strict=True)}
         stored = replace(
             command,
             keys=sorted({*stored.keys, *command.keys}),
@@ -244,8 +244,8 @@ def resumed(overrides: Sequence[str]) -> tuple[list[str], bool]:
     Raises:
         ConfigError: the sweep's file is damaged, or holds what is taken from a command line only.
     """
-    given = [word for word in overrides if word.startswith("resume=")]
-    value = program.text_of(given[-1].partition("=")[2]) if given else ""
+    words = [word for word in overrides if word.startswith("resume=")]
+    value = program.text_of(words[-1].partition("=")[2]) if words else ""
     folder = Path(value)
     stored = read_sweep(folder) if value else None
     if stored is None:
@@ -281,10 +281,10 @@ def _place(word: str) -> str:
     return key_of(word).partition("@")[0]
 
 
-def _above(place: str) -> Iterator[str]:
+def _above(key: str) -> Iterator[str]:
     """The keys by which a person replaces what stands at `place`: itself, and its group."""
-    parts = place.split(".")
-    yield from (place, parts[0])
+    parts = key.split(".")
+    yield from (key, parts[0])
     if parts[0] == "hydra":
         yield "/".join(parts[:2])
 
@@ -341,21 +341,21 @@ def jobs_of(folder: Path, stored: StoredSweep) -> list[tuple[str, JobResult]]:
 
     The status of a job that has not ended is "running", "interrupted" or "not started".
     """
-    found = []
+    results = []
     for job in stored.jobs:
-        place = folder / job.folder
+        path = folder / job.folder
         try:
-            result = result_of(place)
+            result = result_of(path)
         except ConfigError as error:
             result = _state(job, "failed", str(error.problems[0].message))
         if result is None or result.status not in FINISHED:
-            if is_locked(place / LOCK):
+            if is_locked(path / LOCK):
                 result = _state(job, "running")
             elif result is None:
-                begun = has_manifest(place)
+                begun = has_manifest(path)
                 result = _state(job, "interrupted" if begun else "not started")
-        found.append((job.folder, result))
-    return sorted(found, key=in_order)
+        results.append((job.folder, result))
+    return sorted(results, key=in_order)
 
 
 def _state(job: StoredJob, status: str, error: str | None = None) -> JobResult:

@@ -139,7 +139,7 @@ class Study:
 
     @property
     def unfinished(self) -> list[FrozenTrial]:
-        return [one for one in self.trials if not one.state.is_finished()]
+        return [trial for trial in self.trials if not trial.state.is_finished()]
 
     def begin(
         self, space: Mapping[str, BaseDistribution], liar: bool, accept: Callable[[Any], None]
@@ -176,7 +176,7 @@ class Study:
 
         assert self._section is not None
         if self._section.sampler == "grid":
-            lines = (_values(one) for one in space.values())
+            lines = (_values(drawn_from) for drawn_from in space.values())
             combination = next(islice(product(*lines), len(trials), None), None)
             return None if combination is None else dict(zip(space, combination, strict=True))
         seed = int(np.random.SeedSequence([self._section.seed, len(trials)]).generate_state(1)[0])
@@ -233,7 +233,7 @@ class Study:
             pruner=self._pruner(),
         )
         waiting = optuna.trial.create_trial(state=states.WAITING)
-        copy.add_trials([waiting if one is own else one for one in trials])
+        copy.add_trials([waiting if trial is own else trial for trial in trials])
         trial, ends = copy.ask(), False
         for epochs, value in sorted(own.intermediate_values.items()):
             trial.report(value, epochs)
@@ -266,19 +266,21 @@ def importance(folder: Path) -> dict[str, float]:
     study = Study(folder)
     import optuna
 
-    values = {one.value for one in study.trials if one.state is optuna.trial.TrialState.COMPLETE}
+    values = {
+        trial.value for trial in study.trials if trial.state is optuna.trial.TrialState.COMPLETE
+    }
     if len(values) < 2:
         return {}
     with _experiments():  # in optuna 4
         evaluator = optuna.importance.PedAnovaImportanceEvaluator()
-        found = optuna.importance.get_param_importances(study._study, evaluator=evaluator)
-    return {name: float(share) for name, share in found.items()}
+        shares = optuna.importance.get_param_importances(study._study, evaluator=evaluator)
+    return {name: float(share) for name, share in shares.items()}
 
 
 def check_grid(space: Mapping[str, BaseDistribution]) -> None:
     """Raise ConfigError unless a grid can go over all values of a space."""
-    for one in space.values():
-        _values(one)
+    for drawn_from in space.values():
+        _values(drawn_from)
 
 
 def _short(value: Any, drawn_from: Any) -> Any:
@@ -299,16 +301,16 @@ def _experiments() -> Iterator[None]:
         yield
 
 
-def _values(one: BaseDistribution) -> list[Any]:
+def _values(drawn_from: BaseDistribution) -> list[Any]:
     """The values of a distribution that has some; raises ConfigError for an interval."""
     import optuna
 
-    if isinstance(one, optuna.distributions.CategoricalDistribution):
-        return list(one.choices)
+    if isinstance(drawn_from, optuna.distributions.CategoricalDistribution):
+        return list(drawn_from.choices)
     assert isinstance(
-        one, optuna.distributions.IntDistribution | optuna.distributions.FloatDistribution
+        drawn_from, optuna.distributions.IntDistribution | optuna.distributions.FloatDistribution
     )
-    if one.step is None:
+    if drawn_from.step is None:
         raise ConfigError(
             Problem(
                 "sweep.optuna.sampler",
@@ -317,8 +319,8 @@ def _values(one: BaseDistribution) -> list[Any]:
                 "range(...), or choose tpe or random",
             )
         )
-    count = round((one.high - one.low) / one.step) + 1
-    return [_short(one.low + place * one.step, one) for place in range(count)]
+    count = round((drawn_from.high - drawn_from.low) / drawn_from.step) + 1
+    return [_short(drawn_from.low + step * drawn_from.step, drawn_from) for step in range(count)]
 
 
 def _cut(path: Path) -> None:
@@ -342,10 +344,10 @@ def _storage(path: Path) -> optuna.storages.JournalStorage:
 
     # The operating system frees this lock with its holder. optuna's own are files, and would keep a
     # study waiting for 30 s after a kill.
-    place = path.with_name(f".{path.name}.append")
-    if os.path.lexists(place):
-        check_own(place)
-    lock: Any = FileLock(place, mode=0o600)
+    lock_file = path.with_name(f".{path.name}.append")
+    if os.path.lexists(lock_file):
+        check_own(lock_file)
+    lock: Any = FileLock(lock_file, mode=0o600)
     return JournalStorage(JournalFileBackend(os.fspath(path), lock_obj=lock))
 
 

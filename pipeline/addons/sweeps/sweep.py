@@ -162,16 +162,16 @@ def say_how_far(words: Sequence[str]) -> None:
 
 def table(jobs: Sequence[tuple[str, JobResult]]) -> list[dict[str, str]]:
     """A row per job: overrides, status, metrics, time and error."""
-    given = {
-        name: {key: value for key, _, value in (line.partition("=") for line in one.overrides)}
-        for name, one in jobs
+    overrides_of = {
+        name: {key: value for key, _, value in (line.partition("=") for line in result.overrides)}
+        for name, result in jobs
     }
-    keys = dict.fromkeys(key for overrides in given.values() for key in overrides)
+    keys = dict.fromkeys(key for overrides in overrides_of.values() for key in overrides)
     metric = next((result.metric for _, result in jobs if result.metric), "value")
     others = dict.fromkeys(name for _, result in jobs for name in result.others)
     rows = []
     for name, result in jobs:
-        row = {"job": name} | {key: given[name].get(key, "") for key in keys}
+        row = {"job": name} | {key: overrides_of[name].get(key, "") for key in keys}
         row["status"] = result.status
         row[metric] = _number(result.value)
         row |= {key: _number(result.others.get(key), digits=4) for key in others}
@@ -188,7 +188,7 @@ def _number(value: float | None, digits: int = 6) -> str:
 def _write_csv(path: Path, rows: Sequence[dict[str, str]]) -> None:
     text = io.StringIO(newline="")
     lines = [list(rows[0]), *(list(row.values()) for row in rows)]
-    csv.writer(text).writerows([cell(one) for one in line] for line in lines)
+    csv.writer(text).writerows([cell(content) for content in line] for line in lines)
     replace_own(path, text.getvalue().encode(errors="backslashreplace"), _MADE)
 
 

@@ -97,11 +97,11 @@ def _in_parallel(launcher: object) -> list[Problem]:
         reason = "is for jobs that this machine runs; hydra/launcher has options of its own"
         return [Problem("sweep.jobs", reason)]
     try:
-        found = find_spec("hydra_plugins.hydra_joblib_launcher")
+        launcher_found = find_spec("hydra_plugins.hydra_joblib_launcher")
     except ModuleNotFoundError:
-        found = None
+        launcher_found = None
     reason = "needs hydra-joblib-launcher: pip install 'penstock-loader[sweep]'"
-    return [] if found else [Problem("sweep.jobs", reason)]
+    return [] if launcher_found else [Problem("sweep.jobs", reason)]
 
 
 def _jobs(composer: Composer, asked: Grid) -> Iterator[Sequence[str]]:

@@ -95,7 +95,7 @@ def run_grid(
         words=disclosure.words(
             word for word in words if not word.startswith(("resume=", "hydra.sweep.dir="))
         ),
-        ends=[status for status, wanted in ends.items() if wanted == "stop"],
+        ends=[status for status, then in ends.items() if then == "stop"],
         threads=threads_of(at_once),
     )
     jobs = list(asked.jobs())
@@ -103,7 +103,7 @@ def run_grid(
     naming = (
         None
         if pattern == _BY_NUMBER
-        else (lambda place, number: _name(config, context, jobs[place], number))
+        else (lambda at, number: _name(config, context, jobs[at], number))
     )
     stored, names = stored_sweep.extend(folder, command, naming)
     sweep.running[0].mine, sweep.running[0].typed = names, typed
@@ -123,7 +123,7 @@ def run_grid(
         before: list[str] = []
         while (todo := _todo(folder, names, stored)) and todo != before:
             before = todo
-            wanted = [
+            words_of_jobs = [
                 [
                     *lines[name],
                     program.override("hydra.sweep.dir", folder),
@@ -132,7 +132,7 @@ def run_grid(
                 for name in todo
             ]
             try:
-                _launch(launcher, wanted, todo, config)
+                _launch(launcher, words_of_jobs, todo, config)
             except BrokenExecutor as error:
                 deaths += 1
                 if deaths > options.retries:
@@ -156,8 +156,8 @@ def _launch(
         # One by one, as a job's number need not be its place among these.
         batches: list[tuple[Sequence[Sequence[str]], int]]
         batches = [
-            ([job], int(name) if name.isdecimal() else place)
-            for place, (job, name) in enumerate(zip(jobs, names, strict=True))
+            ([job], int(name) if name.isdecimal() else at)
+            for at, (job, name) in enumerate(zip(jobs, names, strict=True))
         ]
     else:
         size = config.hydra.sweeper.get("max_batch_size") or len(jobs)
@@ -187,7 +187,7 @@ def _launched(launcher: Any, jobs: Sequence[Sequence[str]], first: int) -> Any:
 def _todo(folder: Path, names: Sequence[str], stored: StoredSweep) -> list[str]:
     """The jobs to start: not done, not tried since this command began, in no other process."""
     results = {name: result_of(folder / name) for name in names}
-    since = {name for name, one in results.items() if one and one.started >= stored.began}
+    since = {name for name, result in results.items() if result and result.started >= stored.began}
     if any(results[name].status in stored.ends for name in since):  # type: ignore[union-attr]
         return []
     return [
@@ -202,10 +202,10 @@ def _is_done(folder: Path) -> bool:
     return result is not None and result.status in FINISHED
 
 
-def at_once_of(wanted: int | str, jobs: int, device: str) -> int:
+def at_once_of(most: int | str, jobs: int, device: str) -> int:
     """How many jobs run at the same time."""
-    if wanted != "auto":
-        return min(int(wanted), jobs)
+    if most != "auto":
+        return min(int(most), jobs)
     if device != "cpu" and world.has_accelerator():
         return 1  # each of them would take the first GPU
     return max(1, min(jobs, world.cores(), available() // _MEMORY or jobs))
@@ -238,7 +238,7 @@ def side_by_side(launcher: Any, config: DictConfig, context: Any, count: int) ->
     from hydra_plugins.hydra_joblib_launcher.joblib_launcher import JoblibLauncher
 
     options = {**asdict(JobLibLauncherConf()), "n_jobs": count, "batch_size": 1}
-    made = JoblibLauncher(**{name: one for name, one in options.items() if name != "_target_"})
+    made = JoblibLauncher(**{name: value for name, value in options.items() if name != "_target_"})
     made.setup(hydra_context=context, task_function=launcher.task_function, config=config)
     preemption.keep_from_children()
     return made

@@ -168,12 +168,14 @@ def _ahead(sweep: Path) -> str:
     stored = read_sweep(sweep)
     if stored is None or len(stored.jobs) < 2:
         return ""
-    ended = [one for _, one in jobs_of(sweep, stored) if one.status in (*FINISHED, "failed")]
-    here = sum(one.started >= stored.began for one in ended)
-    rest = len(stored.jobs) - len(ended) + here
-    time_left = left(here, rest, time.time() - stored.began)
-    told = f"{len(ended) + 1} of {len(stored.jobs)}"
-    return f" ({told}, {time_left})" if time_left else f" ({told})"
+    ended = [
+        result for _, result in jobs_of(sweep, stored) if result.status in (*FINISHED, "failed")
+    ]
+    ended_now = sum(result.started >= stored.began for result in ended)
+    rest = len(stored.jobs) - len(ended) + ended_now
+    time_left = left(ended_now, rest, time.time() - stored.began)
+    progress = f"{len(ended) + 1} of {len(stored.jobs)}"
+    return f" ({progress}, {time_left})" if time_left else f" ({progress})"
 
 
 def _done_before(job: Job) -> JobResult | None:
@@ -182,7 +184,9 @@ def _done_before(job: Job) -> JobResult | None:
     if before is None or before.status not in FINISHED:
         return None
     stored = read_sweep(job.sweep)
-    known = stored is not None and job.folder in [job.sweep / one.folder for one in stored.jobs]
+    known = stored is not None and job.folder in [
+        job.sweep / stored_job.folder for stored_job in stored.jobs
+    ]
     same = sorted(of_job(before.overrides)) == sorted(of_job(job.overrides))
     return before if known or same else None
 
@@ -195,17 +199,17 @@ def _is_stopped(sweep: Path) -> bool:
     stored = read_sweep(sweep)
     if stored is None:
         return False
-    since = [one for _, one in jobs_of(sweep, stored) if one.started >= stored.began]
-    return any(one.status in stored.ends for one in since)
+    since = [result for _, result in jobs_of(sweep, stored) if result.started >= stored.began]
+    return any(result.status in stored.ends for result in since)
 
 
 def _stops(result: JobResult, config: Config) -> bool:
     """Whether the sweep ends after this job."""
-    wanted = {
+    then = {
         "preempted": SweepSection.of(config).on_preempted,
         "failed": SweepSection.of(config).on_failure,
     }
-    return wanted.get(result.status) == "stop"
+    return then.get(result.status) == "stop"
 
 
 def _was_pruned(folder: Path, started: float) -> bool:

@@ -45,12 +45,12 @@ def run(config: Config) -> None:
     Raises:
         DataError: the loss exploded within the first steps.
     """
-    given, steps = LrFindSection.of(config), config.steps or _STEPS
-    if given.highest <= given.lowest:
+    limits, steps = LrFindSection.of(config), config.steps or _STEPS
+    if limits.highest <= limits.lowest:
         raise ConfigError(
             Problem(
                 "lr_find.highest",
-                f"{given.highest:g} is not above lr_find.lowest, {given.lowest:g}",
+                f"{limits.highest:g} is not above lr_find.lowest, {limits.lowest:g}",
             )
         )
     parts = TrainingParts(config, World(device=from_environment(config.trainer.device).device))
@@ -61,13 +61,13 @@ def run(config: Config) -> None:
         train_step = TrainStep(
             model, objective, parts.optimizer(model), None, options, Group(parts.world), config.seed
         )
-        found = list(rates_and_losses(train_step, train, given.lowest, given.highest, steps))
-    if len(found) < _FEWEST:
+        pairs = list(rates_and_losses(train_step, train, limits.lowest, limits.highest, steps))
+    if len(pairs) < _FEWEST:
         raise DataError(
-            f"the loss exploded after {len(found)} steps; lower lr_find.lowest, take "
+            f"the loss exploded after {len(pairs)} steps; lower lr_find.lowest, take "
             "more steps, or look at the data (task=check)"
         )
-    rates, losses = [rate for rate, _ in found], [loss for _, loss in found]
+    rates, losses = [rate for rate, _ in pairs], [loss for _, loss in pairs]
     smooth = smoothed(losses)
     best = suggestion(rates, smooth)
     folder = RunFolder.claim(Path(config.run_dir), config.written())
@@ -79,8 +79,8 @@ def run(config: Config) -> None:
     with only_shown("the picture"):
         picture = _curve(rates, losses, smooth, best, folder.path / "lr.png")
     folder.finish("done", suggestion=best)
-    end = "where the loss exploded" if len(found) < steps else "to the end"
-    put(f"{len(found)} learning rates, {rates[0]:.3g} to {rates[-1]:.3g}, {end}")
+    end = "where the loss exploded" if len(pairs) < steps else "to the end"
+    put(f"{len(pairs)} learning rates, {rates[0]:.3g} to {rates[-1]:.3g}, {end}")
     if picture is not None:
         put(f"picture      {picture}")
     put(f"the loss falls fastest at optimizer.lr={best:.2g}")
@@ -96,7 +96,7 @@ def rates_and_losses(
     factor = (highest / lowest) ** (1 / max(steps - 1, 1))
     scheduler = ExponentialLR(train_step.optimizer, factor)
     train_step.model.train()
-    found: list[float] = []
+    values: list[float] = []
     with closing(all_batches(train)) as batches:
         for _ in watched(range(steps), steps, "trying learning rates"):
             some = list(islice(batches, train_step.options.accumulate))
@@ -104,8 +104,8 @@ def rates_and_losses(
             if not losses:
                 return
             value, rate = math.fsum(losses) / len(losses), train_step.lr
-            found.append(value)
-            smooth = smoothed(found)
+            values.append(value)
+            smooth = smoothed(values)
             if not math.isfinite(value) or smooth[-1] > _EXPLODED * min(smooth):
                 return
             yield rate, value
@@ -115,11 +115,11 @@ def rates_and_losses(
 
 def smoothed(losses: Sequence[float]) -> list[float]:
     """The running mean of losses, with its beginning corrected (as Adam's moments are)."""
-    found, mean = [], 0.0
+    means, mean = [], 0.0
     for step, loss in enumerate(losses, start=1):
         mean = _MEMORY * mean + (1 - _MEMORY) * loss
-        found.append(mean / (1 - _MEMORY**step))
-    return found
+        means.append(mean / (1 - _MEMORY**step))
+    return means
 
 
 def suggestion(rates: Sequence[float], smooth: Sequence[float]) -> float:

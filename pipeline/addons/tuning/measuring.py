@@ -132,7 +132,7 @@ def all_batches(loader: Loader) -> Generator[Batch]:
 
 def steps_of(course: Course, batches: Generator[Batch | End], steps: int) -> list[StepTiming]:
     """Train on `steps` batches; the times of each."""
-    found: list[StepTiming] = []
+    timings: list[StepTiming] = []
     with closing(batches), ProgressDisplay("profiling", steps) as shown:
         asked, late = time.perf_counter(), delayed()
         for batch in batches:
@@ -141,7 +141,7 @@ def steps_of(course: Course, batches: Generator[Batch | End], steps: int) -> lis
             came, late = time.perf_counter(), so_far - late
             course.train(batch)
             done, starved = time.perf_counter(), delayed() - so_far
-            found.append(
+            timings.append(
                 StepTiming(
                     *batch.request.address,
                     len(batch.indices),
@@ -154,11 +154,11 @@ def steps_of(course: Course, batches: Generator[Batch | End], steps: int) -> lis
                     starved,
                 )
             )
-            if len(found) == steps:
+            if len(timings) == steps:
                 break
-            shown.to(len(found))
+            shown.to(len(timings))
             asked, late = time.perf_counter(), delayed()
-    return found
+    return timings
 
 
 def fixed(options: LoaderOptions, **changes: Any) -> LoaderOptions:

@@ -45,16 +45,16 @@ def run(config: Config) -> None:
     if options.backend != "main" and options.num_workers:
         timelines.append(record(course, None, steps))
     measured = measure(course, ceiling, alone, timelines[-1], options)
-    found = verdict.judge(measured)
+    judged = verdict.judge(measured)
     print_table(timelines, ceiling, measured.samples)
-    print_verdict(found, measured)
+    print_verdict(judged, measured)
     folder = RunFolder.claim(Path(config.run_dir), config.written())
     with only_shown("the trace"):
         trace = write_trace(timelines, folder.path / "trace.json")
         put(f"trace        {trace}   (opens in https://ui.perfetto.dev)")
     minutes = recommend_interval(course, folder.path, timelines[-1].pace)
     folder.finish(
-        "done", bound=found.bound, overrides=list(found.overrides), checkpoint_minutes=minutes
+        "done", bound=judged.bound, overrides=list(judged.overrides), checkpoint_minutes=minutes
     )
 
 
@@ -73,16 +73,16 @@ ALONE = {
 def record(course: Course, options: LoaderOptions | None, steps: int) -> Timeline:
     """Train with a loader, as configured if `options` is None."""
     loader = course.loader(options, traced=True)
-    given = loader.options
+    used = loader.options
     kind = {"thread": "threads", "process": "processes", "ray": "Ray actors", "main": ""}[
-        given.backend
+        used.backend
     ]
-    several = given.backend != "main" and given.num_workers > 0
-    title = f"{given.num_workers} {kind}" if several else "num_workers=0"
-    title = f"auto, from {title} on" if given.auto else title
+    several = used.backend != "main" and used.num_workers > 0
+    title = f"{used.num_workers} {kind}" if several else "num_workers=0"
+    title = f"auto, from {title} on" if used.auto else title
     say(f"profiling {steps} steps: {title}")
-    found = steps_of(course, course.batches(loader), steps)
-    return Timeline(title, given.num_workers if several else 0, found)
+    timings = steps_of(course, course.batches(loader), steps)
+    return Timeline(title, used.num_workers if several else 0, timings)
 
 
 def measure(
@@ -124,38 +124,38 @@ def print_table(timelines: Sequence[Timeline], ceiling: float, samples: float) -
 
     table = new_table()
     table.add_column("ms per sample")
-    for one in timelines:
-        table.add_column(one.title, justify="right")
+    for timeline in timelines:
+        table.add_column(timeline.title, justify="right")
     table.add_column("cached batch", justify="right")
-    stages = [one.per_step() for one in timelines]
+    stages = [timeline.per_step() for timeline in timelines]
     for stage in [*STAGES, *(set().union(*stages) - set(STAGES))]:
-        if any(stage in one for one in stages):
-            table.add_row(stage, *(each(one.get(stage, 0.0)) for one in stages), "")
-    cells = [each(one.training) for one in timelines]
+        if any(stage in times for times in stages):
+            table.add_row(stage, *(each(times.get(stage, 0.0)) for times in stages), "")
+    cells = [each(timeline.training) for timeline in timelines]
     table.add_row("training", *cells, each(ceiling), end_section=True)
-    table.add_row("time waited", *(f"{one.waited:.0%}" for one in timelines), "0%")
+    table.add_row("time waited", *(f"{timeline.waited:.0%}" for timeline in timelines), "0%")
     table.add_row(
         "samples/s",
-        *(f"{one.samples_per_second:,.0f}" for one in timelines),
+        *(f"{timeline.samples_per_second:,.0f}" for timeline in timelines),
         f"{samples / ceiling:,.0f}",
     )
-    table.add_row("first batch after", *(f"{one.first:.2f} s" for one in timelines), "")
+    table.add_row("first batch after", *(f"{timeline.first:.2f} s" for timeline in timelines), "")
     put_table(table)
 
 
-def print_verdict(found: Verdict, measured: Measured) -> None:
+def print_verdict(judged: Verdict, measured: Measured) -> None:
     """Print the bottleneck, the ceiling, and what to change."""
     now = measured.samples / measured.pace
     ceiling = measured.samples / measured.ceiling
-    put(f"bound by     {found.bound}: {found.reason}")
+    put(f"bound by     {judged.bound}: {judged.reason}")
     put(
         f"ceiling      {ceiling:,.0f} samples/s without loading, {ceiling / now:.2f} times as "
         "many as now"
     )
-    put(f"to change    {found.advice}")
-    if found.overrides:
-        put(f"to paste     {' '.join(found.overrides)}")
-        put(f"             {command_line(*found.overrides)}")
+    put(f"to change    {judged.advice}")
+    if judged.overrides:
+        put(f"to paste     {' '.join(judged.overrides)}")
+        put(f"             {command_line(*judged.overrides)}")
 
 
 def recommend_interval(course: Course, folder: Path, pace: float) -> float | None:
@@ -168,13 +168,13 @@ def recommend_interval(course: Course, folder: Path, pace: float) -> float | Non
     Args:
         pace: seconds of a batch.
     """
-    config, wanted = ProfileSection.of(course.config), course.config.trainer.checkpoint
-    if wanted is None:
+    config, saving = ProfileSection.of(course.config), course.config.trainer.checkpoint
+    if saving is None:
         return None
     blocked, written, size = [], [], 0
     try:
         with TemporaryDirectory(prefix=".profile-", dir=folder) as there:
-            checkpoints = Checkpoints(Path(there), background=wanted.background)
+            checkpoints = Checkpoints(Path(there), background=saving.background)
             for step in range(SAVES):
                 began = time.perf_counter()
                 path = checkpoints.save(course.train_step.state_dict(), step)

@@ -56,16 +56,18 @@ class Trial:
     @property
     def rate(self) -> float:
         """Batches per second, the median of the measurements; 0 if it cannot be used."""
-        rates = [one.batches / one.seconds for one in self.slices if one.seconds]
+        rates = [
+            measured.batches / measured.seconds for measured in self.slices if measured.seconds
+        ]
         return 0.0 if self.refused or not rates else statistics.median(rates)
 
     @property
     def waited(self) -> float:
-        return sum(one.waited for one in self.slices) / max(len(self.slices), 1)
+        return sum(measured.waited for measured in self.slices) / max(len(self.slices), 1)
 
     @property
     def memory(self) -> int:
-        return max((one.memory for one in self.slices), default=0)
+        return max((measured.memory for measured in self.slices), default=0)
 
 
 @dataclass(frozen=True)
@@ -119,16 +121,18 @@ class Search:
         """The cheapest of those that are about as fast as the fastest."""
         best = self.ranked()[0]
         # Only those that were measured as often have been compared with it.
-        finalists = [one for one in self.trials.values() if len(one.slices) >= len(best.slices)]
-        as_good = [one for one in finalists if one.rate >= AS_GOOD * best.rate]
+        finalists = [
+            trial for trial in self.trials.values() if len(trial.slices) >= len(best.slices)
+        ]
+        as_good = [trial for trial in finalists if trial.rate >= AS_GOOD * best.rate]
         return min(as_good or [best], key=lambda trial: trial.setting)
 
     def ranked(self) -> list[Trial]:
         """Trials, first those that were compared, then the fastest."""
-        most = max((len(one.slices) for one in self.trials.values() if one.rate), default=0)
+        most = max((len(trial.slices) for trial in self.trials.values() if trial.rate), default=0)
         return sorted(
             self.trials.values(),
-            key=lambda one: (len(one.slices) >= min(most, 2), one.rate),
+            key=lambda trial: (len(trial.slices) >= min(most, 2), trial.rate),
             reverse=True,
         )
 
@@ -147,10 +151,10 @@ class Search:
 
     def _around(self) -> Iterator[Setting]:
         """Settings near the fastest of each backend that is not far behind."""
-        best = max((one.rate for one in self.trials.values()), default=0.0)
+        best = max((trial.rate for trial in self.trials.values()), default=0.0)
         for backend in self.space.backends:
-            trials = [one for one in self.trials.values() if one.setting.backend == backend]
-            top = max(trials, key=lambda one: one.rate, default=None)
+            trials = [trial for trial in self.trials.values() if trial.setting.backend == backend]
+            top = max(trials, key=lambda trial: trial.rate, default=None)
             if top is None or top.rate < IN_REACH * best:
                 continue
             workers = top.setting.workers
@@ -162,9 +166,9 @@ class Search:
                 yield Setting(workers, 2, backend, True)
 
     def _compare(self) -> None:
-        able = _ordered([one for one in self.trials.values() if one.rate])
-        best = max((one.rate for one in able), default=0.0)
-        contenders = [one for one in able[:CONTENDERS] if one.rate > IN_REACH * best]
+        able = _ordered([trial for trial in self.trials.values() if trial.rate])
+        best = max((trial.rate for trial in able), default=0.0)
+        contenders = [trial for trial in able[:CONTENDERS] if trial.rate > IN_REACH * best]
         for _ in range(ROUNDS):
             if len(contenders) < 2 or not all(self._again(trial) for trial in contenders):
                 return
@@ -189,15 +193,15 @@ class Search:
         if trial.slices and self._late(backend):
             return False
         began = self._timer()
-        found = self._measure(trial.setting, self._slice)
+        measured = self._measure(trial.setting, self._slice)
         self._taken[backend] = max(self._timer() - began, self._taken.get(backend, 0.0))
-        trial.slices.append(found)
-        trial.refused = trial.refused or found.refused
+        trial.slices.append(measured)
+        trial.refused = trial.refused or measured.refused
         workers, base = trial.setting.workers, self.space.base
-        if workers and found.memory and base:
-            each = (found.memory - base) / workers
+        if workers and measured.memory and base:
+            each = (measured.memory - base) / workers
             self._each[backend] = max(each, self._each.get(backend, 0.0))
-        if self.space.memory is not None and found.memory > self.space.memory:
+        if self.space.memory is not None and measured.memory > self.space.memory:
             trial.refused = "over the memory budget"
         return True
 
@@ -209,7 +213,9 @@ class Search:
 
 def _ordered(trials: Sequence[Trial]) -> list[Trial]:
     """First those about as fast as the fastest, by cost; then the others, by rate."""
-    best = max((one.rate for one in trials), default=0.0)
-    good = [one for one in trials if one.rate >= AS_GOOD * best]
-    rest = [one for one in trials if one.rate < AS_GOOD * best]
-    return sorted(good, key=lambda one: one.setting) + sorted(rest, key=lambda one: -one.rate)
+    best = max((trial.rate for trial in trials), default=0.0)
+    good = [trial for trial in trials if trial.rate >= AS_GOOD * best]
+    rest = [trial for trial in trials if trial.rate < AS_GOOD * best]
+    return sorted(good, key=lambda trial: trial.setting) + sorted(
+        rest, key=lambda trial: -trial.rate
+    )

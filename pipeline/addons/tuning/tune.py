@@ -49,24 +49,24 @@ def run(config: Config) -> None:
     seconds = TuneSection.of(config).seconds
     began = time.perf_counter()
     ceiling = course.step_seconds(_STEPS, 0.05 * seconds)
-    found = search(course, ceiling, began + seconds)
+    trials = search(course, ceiling, began + seconds)
     took = time.perf_counter() - began
-    best = found.choice()
+    best = trials.choice()
     if not best.rate:
         raise ConfigError(
             f"no setting of the loader works: {best.refused or 'none was measured'}; "
             "give it more tune.seconds"
         )
-    print_trials(found, best, ceiling)
+    print_trials(trials, best, ceiling)
     put(f"took         {took:.1f} of {seconds:g} s")
     keep(course, best)
 
 
 def search(course: Course, ceiling: float, end: float) -> Search:
     """Search until `end`, in seconds of `time.perf_counter`."""
-    config, wanted, ranks = course.config, course.config.distributed, 1
-    if wanted.strategy != "none":
-        ranks = world.default_processes() if wanted.nproc == "auto" else wanted.nproc
+    config, distributed, ranks = course.config, course.config.distributed, 1
+    if distributed.strategy != "none":
+        ranks = world.default_processes() if distributed.nproc == "auto" else distributed.nproc
     most = TuneSection.of(config).workers or max(2 * world.usable_cpus() // ranks, 16)
     space = Space(
         backends(course),
@@ -78,15 +78,15 @@ def search(course: Course, ceiling: float, end: float) -> Search:
     left = end - time.perf_counter()
     each = max(left / 60, min(12 * ceiling, left / 20))
     with ProgressDisplay("tuning the loader", left, "s") as shown:
-        found = Search(space, Meter(course, end, shown), left, each)
-        found.run()
-    return found
+        trials = Search(space, Meter(course, end, shown), left, each)
+        trials.run()
+    return trials
 
 
 def backends(course: Course) -> list[Backend]:
     """Backends to try besides main; says why threads cannot be used."""
-    given = course.config.loader
-    if given.worker_init_fn or given.multiprocessing_context:
+    section = course.config.loader
+    if section.worker_init_fn or section.multiprocessing_context:
         return ["process"]
     refusal = course.threads_refused()
     if refusal is None:
@@ -143,7 +143,7 @@ class Meter:
 
 def options_of(course: Course, setting: Setting) -> LoaderOptions:
     """The configured options with a setting."""
-    given: dict[str, Any] = {
+    changes: dict[str, Any] = {
         "backend": setting.backend,
         "num_workers": setting.workers,
         "pin_memory": setting.pin,
@@ -151,8 +151,8 @@ def options_of(course: Course, setting: Setting) -> LoaderOptions:
         "persistent_workers": False,
     }
     if setting.backend != "process":
-        given |= {"worker_init_fn": None, "multiprocessing_context": None}
-    return fixed(course.options, **given)
+        changes |= {"worker_init_fn": None, "multiprocessing_context": None}
+    return fixed(course.options, **changes)
 
 
 def describe(setting: Setting) -> str:
@@ -164,7 +164,7 @@ def describe(setting: Setting) -> str:
     return f"{setting.workers} {setting.backend}{many}, {setting.prefetch} ahead each{pinned}"
 
 
-def print_trials(found: Search, best: Trial, ceiling: float) -> None:
+def print_trials(trials: Search, best: Trial, ceiling: float) -> None:
     """Print the trials, the fastest first."""
     table = new_table()
     for name in (
@@ -179,7 +179,7 @@ def print_trials(found: Search, best: Trial, ceiling: float) -> None:
         "",
     ):
         table.add_column(name, justify="left" if name in ("backend", "") else "right")
-    for trial in found.ranked():
+    for trial in trials.ranked():
         setting = trial.setting
         note = "chosen" if trial is best else trial.refused
         table.add_row(

@@ -132,22 +132,22 @@ def apply(config: Config, fingerprint: Mapping[str, str]) -> LoaderSection:
     Raises:
         ConfigError: nothing was tuned.
     """
-    given, found = config.loader, load(place(config, fingerprint))
+    section, kept = config.loader, load(place(config, fingerprint))
     now = found_for(config)
-    changed = [key for key, value in now.items() if found.found_for.get(key) != value]
+    changed = [key for key, value in now.items() if kept.found_for.get(key) != value]
     note = f"; for another {', '.join(changed)}: task=tune may find better" if changed else ""
     _log.info(
         "loader: %d workers (%s), tuned on %s%s",
-        found.num_workers,
-        found.backend,
-        found.when[:10],
+        kept.num_workers,
+        kept.backend,
+        kept.when[:10],
         note,
     )
-    return given.model_copy(
+    return section.model_copy(
         update={
-            "backend": found.backend if given.backend == "auto" else given.backend,
-            "num_workers": found.num_workers,
-            "prefetch_factor": given.prefetch_factor or found.prefetch_factor,
-            "pin_memory": found.pin_memory if given.pin_memory is None else given.pin_memory,
+            "backend": kept.backend if section.backend == "auto" else section.backend,
+            "num_workers": kept.num_workers,
+            "prefetch_factor": section.prefetch_factor or kept.prefetch_factor,
+            "pin_memory": kept.pin_memory if section.pin_memory is None else section.pin_memory,
         }
     )

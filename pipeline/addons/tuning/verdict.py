@@ -142,12 +142,12 @@ def _training(measured: Measured) -> Verdict:
         f"{measured.waited:.0%} of the time"
     )
     if measured.waited >= WAITS and not measured.workers:
-        wanted = min(_wanted(measured, measured.work), measured.cores)
+        workers = min(_wanted(measured, measured.work), measured.cores)
         return Verdict(
             "training",
             f"{reason}, as it makes the batches itself",
             "let workers make them meanwhile",
-            (f"loader.num_workers={wanted}",),
+            (f"loader.num_workers={workers}",),
         )
     if measured.waited >= WAITS:
         return Verdict(
@@ -239,8 +239,8 @@ def _wanted(measured: Measured, work: float) -> int:
 
 
 def _reading(measured: Measured) -> Verdict:
-    wanted = min(_wanted(measured, measured.work), 64)
-    wanted = max(wanted, measured.workers + 1 if measured.busy > 0.6 else 1)
+    workers = min(_wanted(measured, measured.work), 64)
+    workers = max(workers, measured.workers + 1 if measured.busy > 0.6 else 1)
     threads = measured.threads and measured.blocked > 3 * sum(measured.computing.values())
     way = ("loader=threads",) if threads and measured.backend != "thread" else ()
     return Verdict(
@@ -248,7 +248,7 @@ def _reading(measured: Measured) -> Verdict:
         f"a batch takes {_ms(measured.work)} to make, of which {_ms(measured.blocked)} are spent "
         "waiting for the data to arrive, with the core free",
         "ask for more at a time: more workers than cores are fine, since they wait",
-        (*way, f"loader.num_workers={wanted}"),
+        (*way, f"loader.num_workers={workers}"),
     )
 
 
@@ -258,13 +258,13 @@ def _decoding(measured: Measured, computing: float) -> Verdict:
         f"a batch takes {_ms(computing)} of a core to make ({_ms(measured.computing[stage])} of it "
         f"in {stage}), and training {_ms(measured.ceiling)}"
     )
-    wanted = min(_wanted(measured, computing), measured.cores)
-    if measured.workers < wanted:
+    workers = min(_wanted(measured, computing), measured.cores)
+    if measured.workers < workers:
         return Verdict(
             "decoding",
             reason,
             f"let more of the {measured.cores} cores work",
-            (f"loader.num_workers={wanted}",),
+            (f"loader.num_workers={workers}",),
         )
     if stage == "read":
         return Verdict(
