@@ -120,6 +120,12 @@ class AddOn:
             contradicts each other, `full.key: why; how to resolve it`.
         completion: "module:function" of hydra's parsed command line: what stands behind `-sc`.
         sweeps: how it runs several jobs; one add-on at most has it.
+        sweep_contexts: "module:function" of the configuration that the jobs of a sweep start from,
+            which gives a context manager that is open until no job comes any more.
+        sweep_pages: "module:function" of (that configuration, the sweep's folder, whether other
+            jobs come), called after each job in its process, and at the end.
+        launchers: "module:function" of a launcher of hydra's, by its module, which gives a context
+            manager that is open while it runs jobs.
         commands: what takes the place of a run, by the first word of the command line: takes the
             words after it, and returns an exit code.
     """
@@ -141,6 +147,9 @@ class AddOn:
     rules: Sequence[str] = ()
     completion: str = ""
     sweeps: Sweeps | None = None
+    sweep_contexts: Sequence[str] = ()
+    sweep_pages: Sequence[str] = ()
+    launchers: Mapping[str, str] = field(default_factory=dict)
     commands: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -3,6 +3,7 @@
 from penstock.protocols import AddOn
 
 ADDON = AddOn(
+    sweep_contexts=("penstock.addons.decode_pool.folder:jobs_to_come",),
     rules=("penstock.addons.decode_pool.rules:share",),
     options={
         "loader.share": "penstock.addons.decode_pool.options:share",

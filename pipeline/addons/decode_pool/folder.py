@@ -25,6 +25,8 @@ from dataclasses import astuple, dataclass
 from functools import cached_property
 from pathlib import Path
 
+from omegaconf import DictConfig, OmegaConf
+
 from penstock.errors import ConfigError, PenstockError, Problem
 from penstock.files.disk import Hold, is_locked
 from penstock.files.own_files import NotOwnError, own_folder
@@ -132,6 +134,18 @@ class JobsToCome:
         attached, self._attached = self._attached, None
         if attached is not None:
             self._folder.leave(attached)
+
+
+@contextmanager
+def jobs_to_come(config: DictConfig) -> Iterator[None]:
+    """Keep batches from one job of a sweep to the next, where its jobs share them."""
+    name = OmegaConf.select(config, "loader.share")
+    jobs = None if name is None else JobsToCome(str(name))
+    try:
+        yield
+    finally:
+        if jobs is not None:
+            jobs.end()
 
 
 def _room() -> Path:

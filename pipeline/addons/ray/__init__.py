@@ -5,6 +5,10 @@ from penstock.protocols import AddOn
 ADDON = AddOn(
     backends={"ray": "penstock.addons.ray.cluster:open_backend"},
     typed={"loader.ray.runtime_env": "penstock.addons.ray.runtime_env:TYPED"},
+    # Not that of hydra's other launcher, for clusters that are rented.
+    launchers={
+        "hydra_plugins.hydra_ray_launcher.ray_launcher": "penstock.addons.ray.cluster:for_jobs"
+    },
     sends="penstock.addons.ray.joined",
     rules=("penstock.addons.ray.rules:actors",),
     options={

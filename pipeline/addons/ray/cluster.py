@@ -163,15 +163,15 @@ def kept() -> Iterator[None]:
 
 
 @contextmanager
-def for_jobs(options: MutableMapping[str, Any]) -> Iterator[None]:
+def for_jobs(launcher: Any) -> Iterator[None]:
     """Let hydra's launcher for Ray start one that is this user's alone, and stop it at the end.
 
-    Args:
-        options: of the `ray.init` that it will call; they stay as they are if one is to be joined.
+    The options of the `ray.init` that it will call stay as they are if one is to be joined.
     """
     require_installed()
     import ray
 
+    options: MutableMapping[str, Any] = launcher.ray_cfg.init
     if ray.is_initialized() or options.get("address") or os.environ.get("RAY_ADDRESS"):
         yield
         return

@@ -5,6 +5,7 @@ from penstock.protocols import AddOn, Task
 ADDON = AddOn(
     pictures="penstock.addons.reports.predictions:draw_batch",
     observers="penstock.addons.reports.observing:observers",
+    sweep_pages=("penstock.addons.reports.report:of_sweep",),
     tasks={
         "report": Task(
             "penstock.addons.reports.report:run", "making the report of {runs}", reads=True

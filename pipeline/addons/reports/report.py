@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from omegaconf import DictConfig, OmegaConf
+
 from penstock.config.schema import Config
 from penstock.distributed.preemption import held
 from penstock.errors import ConfigError, Problem
@@ -50,6 +52,12 @@ def leave(folder: Path, is_done: bool, plan: Plan | StreamPlan) -> None:
             spikes.keep_rows(run, lambda epoch, step: plan.request(epoch, step).indices)
         path = run_report.save(run)
         (put if is_done else say)(f"{'report':<12} {path}")
+
+
+def of_sweep(config: DictConfig, folder: Path, in_between: bool) -> None:
+    """`leave_of_sweep`, unless the configuration of the sweep wants no reports."""
+    if OmegaConf.select(config, "trainer.report") is not False:
+        leave_of_sweep(folder, in_between)
 
 
 def leave_of_sweep(folder: Path, in_between: bool = False) -> None:

@@ -138,7 +138,7 @@ class OptunaSweeper(Sweeper):
             threads = (before and before.threads) or sweep_grid.threads_of(at_once)
             self._command = replace(self._command, threads=threads)
             variables = {world.JOBS: str(at_once), world.THREADS: str(threads)}
-            with environment_with(variables), sweep_grid.ray_of(self.launcher):
+            with environment_with(variables), sweep_grid.context_of(self.launcher):
                 self._run(folder, trials, options, at_once)
 
     def _config(self) -> Config:

@@ -13,6 +13,7 @@ import io
 import re
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,9 @@ from typing import Any
 from hydra.core.utils import JobReturn
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
-from penstock import program
-from penstock.addons.decode_pool.folder import JobsToCome
-from penstock.addons.reports import report
+from penstock import installed, program
 from penstock.addons.sweeps.job_result import FINISHED, JobResult, best_of, read_results
 from penstock.addons.sweeps.stored_sweep import jobs_of, must_be_typed, read_sweep
 from penstock.config import disclosure
@@ -47,18 +46,19 @@ class SweepTable(Callback):
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         if "joblib" in str(config.hydra.launcher._target_):
             preemption.keep_from_children()
-        folder = Path(str(config.hydra.sweep.dir))
-        name = OmegaConf.select(config, "loader.share")
-        shared = None if name is None else JobsToCome(str(name))
-        running[:] = [Running(folder, time.time(), reports=_reports(config), shared=shared)]
+        sweep = Running(Path(str(config.hydra.sweep.dir)), time.time(), config)
+        running[:] = [sweep]
+        for addon in installed.addons().values():
+            for name in addon.sweep_contexts:
+                sweep.contexts.enter_context(installed.load(name)(config))
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
-        if config.hydra.mode == RunMode.MULTIRUN and _reports(config):
-            report.leave_of_sweep(Path(str(config.hydra.sweep.dir)), in_between=True)
+        if config.hydra.mode == RunMode.MULTIRUN:
+            _make_pages(config, in_between=True)
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         sweep = running.pop()
-        sweep.leave()
+        sweep.contexts.close()
         jobs = sweep.jobs()
         if not jobs:
             return
@@ -84,23 +84,18 @@ class Running:
     Attributes:
         folder: the sweep's.
         began: seconds since 1970.
+        config: that its jobs start from.
         mine: the folders of this command's jobs; empty if only the sweeper knows them.
         typed: the words of the command line, after the program's own.
-        reports: whether it has a report.
-        shared: keeps batches from one job to the next, where jobs share them.
+        contexts: of add-ons; closed when no job comes any more.
     """
 
     folder: Path
     began: float
+    config: DictConfig
     mine: list[str] = field(default_factory=list)
     typed: Sequence[str] = ()
-    reports: bool = True
-    shared: JobsToCome | None = None
-
-    def leave(self) -> None:
-        """No job comes any more."""
-        if self.shared is not None:
-            self.shared.end()
+    contexts: ExitStack = field(default_factory=ExitStack)
 
     def jobs(self) -> list[tuple[str, JobResult]]:
         """Name and result of each job, or its state if it has none yet."""
@@ -117,8 +112,7 @@ class Running:
         if best is not None:
             result = dict(jobs)[best]
             put(f"best: {result.metric or 'value'} {result.value:.6g} by job {best}")
-        if self.reports:
-            report.leave_of_sweep(self.folder)
+        _make_pages(self.config, in_between=False)
 
     def say_how_to_resume(self) -> None:
         """Print the command that does what is not done."""
@@ -137,8 +131,10 @@ def check_folder(folder: Path) -> None:
     check_replaceable(folder / TABLE, _MADE)
 
 
-def _reports(config: DictConfig) -> bool:
-    return OmegaConf.select(config, "trainer.report") is not False
+def _make_pages(config: DictConfig, in_between: bool) -> None:
+    for addon in installed.addons().values():
+        for name in addon.sweep_pages:
+            installed.load(name)(config, Path(str(config.hydra.sweep.dir)), in_between)
 
 
 running: list[Running] = []  # the sweep whose own process this is; one at most
@@ -153,7 +149,7 @@ def say_how_far(words: Sequence[str]) -> None:
     if not running:
         return
     sweep = running.pop()
-    sweep.leave()
+    sweep.contexts.close()
     sweep.typed = words
     if jobs := sweep.jobs():
         sweep.show(jobs)

@@ -18,8 +18,7 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, open_dict
 
-from penstock import program
-from penstock.addons.ray import cluster as ray_cluster
+from penstock import installed, program
 from penstock.addons.sweeps import stored_sweep, sweep
 from penstock.addons.sweeps.grid import Grid
 from penstock.addons.sweeps.job_result import FINISHED
@@ -119,7 +118,7 @@ def run_grid(
             f"{done} of {len(names)} jobs are done"
             + (f", {others} run in other processes" if others else "")
         )
-    with environment_with(variables), ray_of(launcher):
+    with environment_with(variables), context_of(launcher):
         before: list[str] = []
         while (todo := _todo(folder, names, stored)) and todo != before:
             before = todo
@@ -141,12 +140,12 @@ def run_grid(
                 say("the process of a job died; its job is resumed")
 
 
-def ray_of(launcher: Any) -> AbstractContextManager[None]:
-    """Let a Ray that hydra's launcher starts on this machine be this user's alone."""
-    # There is another launcher, for clusters that are rented.
-    if type(launcher).__module__ != "hydra_plugins.hydra_ray_launcher.ray_launcher":
-        return nullcontext()
-    return ray_cluster.for_jobs(launcher.ray_cfg.init)
+def context_of(launcher: Any) -> AbstractContextManager[Any]:
+    """What an add-on brings for this launcher of hydra's."""
+    module = type(launcher).__module__
+    brought = [addon.launchers for addon in installed.addons().values()]
+    names = [launchers[module] for launchers in brought if module in launchers]
+    return installed.load(names[0])(launcher) if names else nullcontext()
 
 
 def _launch(
