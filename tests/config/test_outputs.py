@@ -163,7 +163,7 @@ WRITERS = {
     "pipeline/addons/sweeps/optuna_sweeper.py": SWEEP,
     "pipeline/addons/reports/predictions.py": RUN,
     "pipeline/addons/tuning/profile.py": RUN,
-    "pipeline/addons/reports/recording.py": RUN,
+    "pipeline/tasks/recording.py": RUN,
     "pipeline/tasks/replay.py": RUN,
     "pipeline/addons/reports/report_facts.py": RUN,
     "pipeline/addons/sweeps/sweep.py": SWEEP,

@@ -19,13 +19,12 @@ import struct
 import tempfile
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass
 from functools import cached_property
 from pathlib import Path
-
-from omegaconf import DictConfig, OmegaConf
+from typing import Any
 
 from penstock.errors import ConfigError, PenstockError, Problem
 from penstock.files.disk import Hold, is_locked
@@ -137,9 +136,9 @@ class JobsToCome:
 
 
 @contextmanager
-def jobs_to_come(config: DictConfig) -> Iterator[None]:
+def jobs_to_come(config: Mapping[str, Any]) -> Iterator[None]:
     """Keep batches from one job of a sweep to the next, where its jobs share them."""
-    name = OmegaConf.select(config, "loader.share")
+    name = config["loader"].get("share")
     jobs = None if name is None else JobsToCome(str(name))
     try:
         yield

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-from omegaconf import DictConfig, OmegaConf
+from typing import TYPE_CHECKING, Any
 
 from penstock.config.schema import Config
 from penstock.distributed.preemption import held
@@ -54,9 +53,9 @@ def leave(folder: Path, is_done: bool, plan: Plan | StreamPlan) -> None:
         (put if is_done else say)(f"{'report':<12} {path}")
 
 
-def of_sweep(config: DictConfig, folder: Path, in_between: bool) -> None:
+def of_sweep(config: Mapping[str, Any], folder: Path, in_between: bool) -> None:
     """`leave_of_sweep`, unless the configuration of the sweep wants no reports."""
-    if OmegaConf.select(config, "trainer.report") is not False:
+    if config["trainer"].get("report") is not False:
         leave_of_sweep(folder, in_between)
 
 
