@@ -105,7 +105,8 @@ def delete(root, *addons):
     for addon in addons:
         shutil.rmtree(root / "pipeline/addons" / addon)
         shutil.rmtree(root / "tests" / addon, ignore_errors=True)
-        (root / "docs" / pages().get(addon, "none")).unlink(missing_ok=True)
+        if pages()[addon] not in {page for other, page in pages().items() if other not in addons}:
+            (root / "docs" / pages()[addon]).unlink(missing_ok=True)
     _Configuration(root / "conf").delete(addons)
 
 
@@ -184,7 +185,7 @@ class _Configuration:
 
 def _group(written):
     """The group of an entry such as `override /hydra/sweeper@_global_.hydra.sweeper`."""
-    return written.removeprefix("override ").strip("/").partition("@")[0]
+    return written.removeprefix("optional ").removeprefix("override ").strip("/").partition("@")[0]
 
 
 def _names(content, names):
