@@ -39,7 +39,6 @@ KNOW_HYDRA = {
     "pipeline/addons/sweeps/sweep_job.py",
     "pipeline/addons/sweeps/sweep_check.py",
     "pipeline/addons/sweeps/sweep_grid.py",
-    "pipeline/addons/sweeps/sweep_job.py",
     "pipeline/addons/sweeps/optuna_sweeper.py",
     "pipeline/addons/trackers/observing.py",
     *(
