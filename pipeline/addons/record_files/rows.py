@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import Protocol
 
 import numpy as np
@@ -96,3 +98,10 @@ def rows_before(rows: TableRows, bounds: IntArray) -> IntArray:
         before[open_] = rows.rows(middle[open_]) < bounds[open_]
         low, high = np.where(before, middle + 1, low), np.where(before | ~open_, high, middle)
     return low
+
+
+def no_column(name: object, known: Sequence[str]) -> str:
+    """A message about a column that is not there."""
+    near = get_close_matches(str(name), known, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"there is no column {name!r}{hint} (there are {', '.join(known)})"

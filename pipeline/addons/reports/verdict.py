@@ -18,8 +18,8 @@ from penstock.addons.reports.values import (
     stages,
     weighted,
 )
-from penstock.addons.tuning.verdict import WAITS, slower_side
 from penstock.config.announcement import name_of
+from penstock.loading.stage_timer import WAITS, slower_side
 from penstock.runs.record import RunRecord
 
 _ADDRESS = re.compile(r"epoch (\d{1,12}), step (\d{1,12})", re.ASCII)

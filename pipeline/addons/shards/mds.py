@@ -24,9 +24,8 @@ from torch.utils.data import Dataset
 from torchvision import tv_tensors
 
 from penstock.addons.record_files.open_files import OpenFiles
-from penstock.addons.record_files.rows import RowSplit
+from penstock.addons.record_files.rows import RowSplit, no_column
 from penstock.addons.record_files.shard_files import ShardFiles
-from penstock.addons.tables.arrow.columns import no_column
 from penstock.datasets.files import Files, Remote
 from penstock.datasets.reading.file_kind import stranger
 from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, Sample, data_file

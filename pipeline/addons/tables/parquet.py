@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch.utils.data import Dataset
 
-from penstock.addons.tables.arrow.columns import Fields, has_lengths, is_text, kinds_of, no_column
+from penstock.addons.record_files.rows import no_column
+from penstock.addons.tables.arrow.columns import Fields, has_lengths, is_text, kinds_of
 from penstock.addons.tables.arrow.files import in_one_piece
 from penstock.addons.tables.arrow.labels import label_codes
 from penstock.addons.tables.arrow.table import ArrowTable

@@ -12,11 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from penstock.loading.stage_timer import WAITS, slower_side
+
 Bound = Literal[
     "training", "decoding", "reading", "collate", "transfer", "start-up", "hand-over", "cores"
 ]
 
-WAITS = 0.1  # share of the time waited from which on training is not the bottleneck
 SLOWED = 1.25  # times as long as alone from which on a step counts as slowed
 MARGIN = 0.85  # usable share of a worker's time
 
@@ -61,30 +62,6 @@ class Verdict:
     reason: str
     advice: str
     overrides: tuple[str, ...] = ()
-
-
-Side = Literal["training", "loading", "neither"]
-
-
-def slower_side(waited: float, work: float, step: float, workers: int, busy: float) -> Side:
-    """Which of the two bounds a run: what, made faster, makes the run faster.
-
-    "neither" is where batches come late though the workers have time to spare: at the starts of
-    epochs, in bursts, or because they are long under way.
-
-    Args:
-        waited: share of the time in which the training loop waited for data.
-        work: time that a batch takes to make, in the unit of `step`.
-        step: time that training on it takes.
-        workers: that make batches; 0: the training loop does, between its steps.
-        busy: share of the time in which a worker had work.
-    """
-    if not workers:
-        return "training" if waited < 0.5 else "loading"
-    stalls = waited < 2.5 * WAITS and work / workers < 0.5 * step and busy < 0.5
-    if waited < WAITS or stalls:  # little waiting that does not come from the work on batches
-        return "training"
-    return "neither" if work / workers < step and busy < 0.6 else "loading"
 
 
 def judge(measured: Measured) -> Verdict:

@@ -20,9 +20,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from penstock.addons.record_files.rows import no_column
 from penstock.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
@@ -154,13 +154,6 @@ def _chosen(schema: pa.Schema, field: str, choice: Any) -> TableField:
             f"column of another name write {{column: ..., kind: ...}})"
         )
     raise ConfigError(Problem(key, reason))
-
-
-def no_column(name: object, known: Sequence[str]) -> str:
-    """A message about a column that is not there."""
-    near = get_close_matches(str(name), known, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    return f"there is no column {name!r}{hint} (there are {', '.join(known)})"
 
 
 def _own_kind(kind: pa.DataType, field: str, feature: Mapping[str, Any]) -> Kind | None:

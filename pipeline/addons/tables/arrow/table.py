@@ -18,14 +18,19 @@ from typing import Any, ClassVar, Generic, TypeVar
 import numpy as np
 from torch.utils.data import get_worker_info
 
-from penstock.addons.record_files.rows import ListedRows, RowSplit, TableRows, rows_before
+from penstock.addons.record_files.rows import (
+    ListedRows,
+    RowSplit,
+    TableRows,
+    no_column,
+    rows_before,
+)
 from penstock.addons.record_files.shard_files import ShardFiles, split_of
 from penstock.addons.tables.arrow.cells import Cells, prepared_bytes, read_cells
 from penstock.addons.tables.arrow.columns import (
     Fields,
     TableField,
     choose_fields,
-    no_column,
     num_features,
     require_pyarrow,
 )
