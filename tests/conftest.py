@@ -10,14 +10,23 @@ import torch
 from hydra.core.hydra_config import HydraConfig
 from hypothesis import HealthCheck, settings
 
-from penstock.addons.reports import report, report_facts
+from penstock import installed
 from penstock.config import environment
 
 gc.disable()  # until all tests are imported
 
-LEAVE_REPORT = report.leave
-WRITE_FACTS = report_facts.write_facts, report_facts.write_data_facts
-LEAVE_REPORT, LEAVE_OF_SWEEP = report.leave, report.leave_of_sweep
+# What leaves reports, as (module, name, function); nothing where that add-on is deleted.
+REPORTERS = []
+if "reports" in installed.addons():
+    from penstock.addons.reports import report, report_facts
+
+    for module, name in (
+        (report, "leave"),
+        (report, "leave_of_sweep"),
+        (report_facts, "write_facts"),
+        (report_facts, "write_data_facts"),
+    ):
+        REPORTERS.append((module, name, getattr(module, name)))
 
 # How long an example takes says more of the machine than of the code.
 settings.register_profile(
@@ -94,20 +103,16 @@ def no_reports():
     They do in tests that ask for `reports`, and in subprocesses.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(report, "leave", lambda *given: None)
-        patch.setattr(report_facts, "write_facts", lambda *given: None)
-        patch.setattr(report_facts, "write_data_facts", lambda *given: None)
-        patch.setattr(report, "leave_of_sweep", lambda *given, **named: None)
+        for module, name, _ in REPORTERS:
+            patch.setattr(module, name, lambda *given, **named: None)
         yield
 
 
 @pytest.fixture
 def reports(monkeypatch):
     """Fits and sweeps of this test leave a report.html, as they do outside of tests."""
-    monkeypatch.setattr(report, "leave", LEAVE_REPORT)
-    monkeypatch.setattr(report_facts, "write_facts", WRITE_FACTS[0])
-    monkeypatch.setattr(report_facts, "write_data_facts", WRITE_FACTS[1])
-    monkeypatch.setattr(report, "leave_of_sweep", LEAVE_OF_SWEEP)
+    for module, name, function in REPORTERS:
+        monkeypatch.setattr(module, name, function)
 
 
 def pytest_unconfigure():

@@ -11,8 +11,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tomllib
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -64,25 +62,6 @@ for name, words in json.loads(sys.argv[1]).items():
     with open(f"{name}.code", "w") as file:
         print(code, file=file)
 """
-
-
-@cache
-def edges():
-    """What of the core still imports an add-on, as `importer -> imported`."""
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
-    (core,) = (c for c in settings["contracts"] if c["name"] == "The core imports no add-on")
-    linted = core.get("ignore_imports", [])
-    return [*linted, *(edge for name in tracked("datasets/*.py") for edge in _edges_of(name))]
-
-
-def _edges_of(name):
-    for module in imports_of(name):
-        if module.startswith("penstock.addons."):
-            yield f"{name} -> {module}"
-
-
-def edges_to(*addons):
-    return [edge for edge in edges() if re.search(r"-> penstock\.addons\.(\w+)", edge)[1] in addons]
 
 
 def built_on(addon):
@@ -265,16 +244,13 @@ def whole(data, tmp_path_factory):
     return outcome_of(folder, data)
 
 
-def case(addon):
-    """An add-on, expected to fail for as long as the core imports it."""
-    left = edges_to(addon)
-    marks = [] if addon in BY_DEFAULT else [pytest.mark.stress]
-    if left:
-        marks.append(pytest.mark.xfail(reason=", ".join(left), strict=False))
-    return pytest.param(addon, marks=marks)
-
-
-@pytest.mark.parametrize("addon", [case(addon) for addon in ADDONS])
+@pytest.mark.parametrize(
+    "addon",
+    [
+        pytest.param(addon, marks=[] if addon in BY_DEFAULT else [pytest.mark.stress])
+        for addon in ADDONS
+    ],
+)
 def test_an_add_on_can_be_deleted(addon, whole, data, tmp_path):
     copy_of_the_tree(tmp_path)
     delete(tmp_path, addon)
@@ -282,7 +258,6 @@ def test_an_add_on_can_be_deleted(addon, whole, data, tmp_path):
     smoke(tmp_path, addon)
 
 
-@pytest.mark.xfail(bool(edges()), reason=", ".join(edges()), strict=False)
 def test_the_core_runs_without_any_add_on(whole, data, tmp_path):
     copy_of_the_tree(tmp_path)
     delete(tmp_path, *ADDONS)
