@@ -83,10 +83,10 @@ class Rule:
     fits: Callable[[Any], bool]
     homes: tuple[str, ...] = ()
 
-    def admits(self, found: Any) -> bool:
-        home = getattr(found, "__module__", None) or ""
+    def admits(self, obj: Any) -> bool:
+        home = getattr(obj, "__module__", None) or ""
         homes = self.homes or (self.prefix,)
-        return any(_under(home, one) for one in homes) and self.fits(found)
+        return any(_under(home, module) for module in homes) and self.fits(obj)
 
 
 def _under(name: str, prefix: str) -> bool:
@@ -100,27 +100,27 @@ def _subclass(*bases: str) -> Callable[[Any], bool]:
         module, _, attribute = name.rpartition(".")
         return getattr(importlib.import_module(module), attribute)
 
-    def fits(found: Any) -> bool:
-        return isinstance(found, type) and any(issubclass(found, named(base)) for base in bases)
+    def fits(obj: Any) -> bool:
+        return isinstance(obj, type) and any(issubclass(obj, named(base)) for base in bases)
 
     return fits
 
 
-def _is_model(found: Any) -> bool:
+def _is_model(obj: Any) -> bool:
     """A builder that torchvision has registered, or a module class."""
-    if isinstance(found, type):
-        return _subclass("torch.nn.Module")(found)
+    if isinstance(obj, type):
+        return _subclass("torch.nn.Module")(obj)
     from torchvision.models import get_model_builder, list_models
 
-    return any(get_model_builder(name) is found for name in list_models())
+    return any(get_model_builder(name) is obj for name in list_models())
 
 
-def _is_function(found: Any) -> bool:
-    return isinstance(found, FunctionType) and not found.__name__.startswith(("_", "register_"))
+def _is_function(obj: Any) -> bool:
+    return isinstance(obj, FunctionType) and not obj.__name__.startswith(("_", "register_"))
 
 
-def _is_class(found: Any) -> bool:
-    return isinstance(found, type) and not issubclass(found, BaseException)
+def _is_class(obj: Any) -> bool:
+    return isinstance(obj, type) and not issubclass(obj, BaseException)
 
 
 # Of torch.utils.data besides samplers; its data pipes open files and run what they are given.
@@ -188,13 +188,13 @@ _OF_TORCHVISION = frozenset(
 )
 
 
-def _is_of_data(found: Any) -> bool:
-    known = getattr(found, "__name__", "") in _OF_TORCH
-    return known or _subclass("torch.utils.data.Sampler")(found)
+def _is_of_data(obj: Any) -> bool:
+    known = getattr(obj, "__name__", "") in _OF_TORCH
+    return known or _subclass("torch.utils.data.Sampler")(obj)
 
 
-def _is_known(found: Any) -> bool:
-    return isinstance(found, type) and found.__name__ in _OF_TORCHVISION
+def _is_known(obj: Any) -> bool:
+    return isinstance(obj, type) and obj.__name__ in _OF_TORCHVISION
 
 
 _METRICS = (
@@ -362,14 +362,14 @@ class _Refusal(Exception):
 @functools.lru_cache(maxsize=1024)
 def _resolve(name: str, packages: tuple[str, ...]) -> Any:
     rules = _rules_for(name, packages)
-    found = _walk(name, packages)
-    if not callable(found):
-        raise _Refusal(f"{name} is {type(found).__name__}, not something that can be called")
-    if not any(rule.admits(found) for rule in rules) and not _vouched(found, packages):
-        home = f"{getattr(found, '__module__', '?')}.{getattr(found, '__qualname__', name)}"
+    obj = _walk(name, packages)
+    if not callable(obj):
+        raise _Refusal(f"{name} is {type(obj).__name__}, not something that can be called")
+    if not any(rule.admits(obj) for rule in rules) and not _vouched(obj, packages):
+        home = f"{getattr(obj, '__module__', '?')}.{getattr(obj, '__qualname__', name)}"
         kinds = " or ".join(rule.kind for rule in rules) or f"defined in {', '.join(packages)}"
         raise _Refusal(f"{name} is {home}, which is not {kinds}, so it is not called. {HOW}")
-    return found
+    return obj
 
 
 HOW = f"A package of your own is trusted by name: --trust mypackage (or {VARIABLE}=mypackage)"
@@ -418,27 +418,27 @@ def _rules_for(name: Any, packages: tuple[str, ...]) -> list[Rule]:
 def _walk(name: str, packages: tuple[str, ...]) -> Any:
     """Import and look up `name`, part by part, through modules that it spells out only."""
     first, *parts = name.split(".")
-    found: Any = _import(first)
+    obj: Any = _import(first)
     path = first
     for part in parts:
-        found, path = _step(found, part, path), f"{path}.{part}"
-        elsewhere = isinstance(found, ModuleType) and found.__name__ != path
-        if elsewhere and not any(_under(found.__name__, package) for package in packages):
-            raise _Refusal(f"{name} leads through the module {found.__name__}. {HOW}")
-    return found
+        obj, path = _step(obj, part, path), f"{path}.{part}"
+        elsewhere = isinstance(obj, ModuleType) and obj.__name__ != path
+        if elsewhere and not any(_under(obj.__name__, package) for package in packages):
+            raise _Refusal(f"{name} leads through the module {obj.__name__}. {HOW}")
+    return obj
 
 
-def _step(found: Any, part: str, path: str) -> Any:
-    if hasattr(found, part):
-        return getattr(found, part)
-    if not isinstance(found, ModuleType):
-        raise _Refusal(f"{path} has no {part!r}{nearest(part, dir(found))}")
-    inside = getattr(found, "__path__", [])
+def _step(obj: Any, part: str, path: str) -> Any:
+    if hasattr(obj, part):
+        return getattr(obj, part)
+    if not isinstance(obj, ModuleType):
+        raise _Refusal(f"{path} has no {part!r}{nearest(part, dir(obj))}")
+    inside = getattr(obj, "__path__", [])
     if inside and importlib.util.find_spec(f"{path}.{part}") is not None:
         return _import(f"{path}.{part}")
     public = [
         name
-        for name, value in vars(found).items()
+        for name, value in vars(obj).items()
         if not name.startswith("_") and not isinstance(value, ModuleType) and callable(value)
     ]
     public += [entry.name for entry in pkgutil.iter_modules(inside)]
@@ -461,12 +461,12 @@ def _import(name: str) -> Any:
         ) from error
 
 
-def _vouched(found: Any, packages: tuple[str, ...]) -> bool:
+def _vouched(obj: Any, packages: tuple[str, ...]) -> bool:
     """Whether an object is defined in a trusted package, or imported there and allowed anyway."""
-    while isinstance(found, functools.partial):
-        found = found.func
-    found = found if hasattr(found, "__module__") else type(found)
-    home = found.__module__ or ""
+    while isinstance(obj, functools.partial):
+        obj = obj.func
+    obj = obj if hasattr(obj, "__module__") else type(obj)
+    home = obj.__module__ or ""
     if any(_under(home, package) for package in packages):
         return True
-    return bool(packages) and any(rule.admits(found) for rule in RULES)
+    return bool(packages) and any(rule.admits(obj) for rule in RULES)

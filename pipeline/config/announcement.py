@@ -17,15 +17,15 @@ from penstock.config.schema import Config
 def of_run(config: Config) -> str:
     """One line on what a single run will do; the parts of `config` need not have been looked at."""
     shown = config.written()  # without secrets
-    trainer, place = config.trainer, ""
+    trainer, folder = config.trainer, ""
     length = f"for {trainer.max_epochs} epoch{'s' * (trainer.max_epochs != 1)}"
     if trainer.max_steps is not None:
         length += f", {trainer.max_steps} steps at most"
     task = installed.tasks()[config.task]
     if config.resume not in (None, "auto"):
-        place = f"; resuming {shown['resume']}"
+        folder = f"; resuming {shown['resume']}"
     elif task.writes:
-        place = f"; run folder {shown['run_dir']}"
+        folder = f"; run folder {shown['run_dir']}"
     data = name_of(shown["dataset"])
     names = {
         "data": data,
@@ -43,7 +43,7 @@ def of_run(config: Config) -> str:
         doing = installed.load(task.sentence)(config, names)
     else:
         doing = task.sentence.format_map(names)
-    return f"{config.task}: {doing}{place}"
+    return f"{config.task}: {doing}{folder}"
 
 
 def name_of(node: Any) -> str:

@@ -78,7 +78,7 @@ class Known:
 @cache
 def fields() -> Mapping[str, Field]:
     """All fields of the schema, by key."""
-    return {one.key: one for one in _fields(Config, "", None)}
+    return {field.key: field for field in _fields(Config, "", None)}
 
 
 def _fields(section: type[BaseModel], above: str, inherited: Effect | None) -> Iterator[Field]:
@@ -107,8 +107,8 @@ def effect_of(key: str) -> Effect:
     """The careful answer for a key; that of a section is the strongest of its keys."""
     field = field_of(key)
     if field is None:
-        inside = [one.effect for one in fields().values() if one.key.startswith(f"{key}.")]
-        return max(filter(None, inside), key=lambda one: one.changes, default=_UNKNOWN)
+        inside = [known.effect for known in fields().values() if known.key.startswith(f"{key}.")]
+        return max(filter(None, inside), key=lambda known: known.changes, default=_UNKNOWN)
     effect = field.effect or _UNKNOWN
     rest = key[len(field.key) + 1 :].partition(".")[0]
     return effect.below.get(rest, effect)
@@ -208,10 +208,10 @@ def _data(first: Known, second: Known) -> Answer:
     """Arguments of the dataset, which its fingerprint stands for."""
     if first.data is None or second.data is None:
         return Changes.BATCHES, ""
-    one, other = first.data, second.data
-    if one.get("fingerprint") != other.get("fingerprint"):
+    own, other = first.data, second.data
+    if own.get("fingerprint") != other.get("fingerprint"):
         return Changes.BATCHES, "the data was fingerprinted in different ways"
-    train, val = (relation(one, other, split) for split in ("train", "val"))
+    train, val = (relation(own, other, split) for split in ("train", "val"))
     if train.same is False:
         return Changes.BATCHES, "the data differs"
     if None in (train.same, val.same):
@@ -236,9 +236,9 @@ def _pack(first: Known, second: Known) -> Answer:
 
 def _facts(first: Known, second: Known) -> Answer:
     """Facts of a dataset that the model is told, unless they are arguments of the dataset."""
-    found = _data(first, second)
-    same = found[0] != Changes.BATCHES
-    return (Changes.WEIGHTS, "the model is made of it") if same else found
+    answer = _data(first, second)
+    same = answer[0] != Changes.BATCHES
+    return (Changes.WEIGHTS, "the model is made of it") if same else answer
 
 
 def _validation(first: Known, second: Known) -> Answer:

@@ -146,11 +146,17 @@ class Composer:
     def compose(self, overrides: Sequence[Override], multirun: bool = False) -> Composed:
         """One configuration, without sweeps; `multirun` if it is what a sweep starts from."""
         composed = Composed()
-        first = [one for one in overrides if self._is_choice(one) or _is_search_path(one)]
-        composed.problems = [problem for one in first for problem in self._choice_problems(one)]
+        first = [
+            override
+            for override in overrides
+            if self._is_choice(override) or _is_search_path(override)
+        ]
+        composed.problems = [
+            problem for override in first for problem in self._choice_problems(override)
+        ]
         mode = RunMode.MULTIRUN if multirun else RunMode.RUN
         if not composed.problems:
-            lines = [str(one.input_line) for one in overrides]
+            lines = [str(override.input_line) for override in overrides]
             try:
                 config = self.loader.load_configuration(self.name, lines, mode)
             except Exception:  # of any kind: each override is applied by itself below
@@ -160,8 +166,8 @@ class Composer:
                 _finish(composed, config, lines)
                 return composed
         wrong = {problem.key for problem in composed.problems}
-        first = [one for one in first if one.key_or_group not in wrong]
-        lines = [str(one.input_line) for one in first]
+        first = [override for override in first if override.key_or_group not in wrong]
+        lines = [str(override.input_line) for override in first]
         try:
             config = self.loader.load_configuration(self.name, lines, mode)
         except ConfigError as error:
@@ -173,11 +179,11 @@ class Composer:
         except KeyError as error:
             composed.problems.append(not_set(error))
             return composed
-        for one in overrides:
-            if one not in first and not self._is_choice(one):
-                lines.append(str(one.input_line))
+        for override in overrides:
+            if override not in first and not self._is_choice(override):
+                lines.append(str(override.input_line))
                 config.hydra.overrides.task.append(lines[-1])  # as hydra would have
-                composed.problems += self._apply(one, config)
+                composed.problems += self._apply(override, config)
         _finish(composed, config, lines)
         return composed
 
@@ -189,7 +195,7 @@ class Composer:
 
     def chooses(self, line: str) -> bool:
         """Whether an override's line chooses the option of a group."""
-        return any(self._is_choice(one) for one in self.parse([line])[0])
+        return any(self._is_choice(override) for override in self.parse([line])[0])
 
     def _choice_problems(self, override: Override) -> Iterator[Problem]:
         group, value = override.key_or_group, override.value()
@@ -237,12 +243,12 @@ def with_run_dir(lines: Iterable[str]) -> list[str]:
     words = list(map(plain_words.quoted, lines))
     parts = [word.partition("=") for word in words]
     keys = [key.lstrip("+") if equals else "" for key, equals, _ in parts]
-    given = [value for key, (*_, value) in zip(keys, parts, strict=True) if key == _HYDRAS_FOLDER]
-    if given and len(given) + keys.count("run_dir") > 1:
+    folders = [value for key, (*_, value) in zip(keys, parts, strict=True) if key == _HYDRAS_FOLDER]
+    if folders and len(folders) + keys.count("run_dir") > 1:
         raise ConfigError(
             Problem(
                 _HYDRAS_FOLDER,
-                f"{given[-1]} is another name for run_dir, "
+                f"{folders[-1]} is another name for run_dir, "
                 "which is given too; leave one of them out",
             )
         )
@@ -366,8 +372,8 @@ class _Resolver:
         self.growth.values += 1
         try:
             with environment.reading() as read:
-                found = node[name]
-            value = self.plain(found, key)
+                entry = node[name]
+            value = self.plain(entry, key)
             if read:
                 environment.note(key, hydra_internals.raw_value(node, name), read, value)
         except MissingMandatoryValue:

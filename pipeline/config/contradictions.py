@@ -248,9 +248,9 @@ def monitor(config: Config, parts: Parts) -> Messages:
         )
     better, mode = direction(config, metric), config.trainer.mode
     if better is not None and better != mode:
-        wanted = "more" if better == "max" else "less"
+        word = "more" if better == "max" else "less"
         yield (
-            f"trainer.mode: {mode} would keep the worst: of {name}, {wanted} is better: "
+            f"trainer.mode: {mode} would keep the worst: of {name}, {word} is better: "
             f"trainer.mode={better}"
         )
 
@@ -292,16 +292,16 @@ def both_splits(config: Config, parts: Parts) -> Messages:
 
 
 def bad_samples(config: Config, parts: Parts) -> Messages:
-    given = config.bad_samples
-    if given.on_error == "raise" and given.budget not in (0, 0.01):
+    section = config.bad_samples
+    if section.on_error == "raise" and section.budget not in (0, 0.01):
         yield (
-            f"bad_samples.budget: {given.budget} would leave some bad samples out, but "
+            f"bad_samples.budget: {section.budget} would leave some bad samples out, but "
             "bad_samples.on_error=raise leaves out none; set bad_samples.on_error=skip or "
             "substitute"
         )
-    if given.quarantine is not None and not Path(given.quarantine).is_file():
+    if section.quarantine is not None and not Path(section.quarantine).is_file():
         yield (
-            f"bad_samples.quarantine: there is no file {given.quarantine!r}; give the "
+            f"bad_samples.quarantine: there is no file {section.quarantine!r}; give the "
             "quarantine.csv of an earlier run, or null"
         )
 

@@ -125,8 +125,8 @@ def _pairs(config: Config, key: str) -> Iterator[str]:
 def _steps(config: Config, section: str) -> dict[str, Any]:
     """The callables of a section of transforms, by key, without those that are wrong."""
     nodes = getattr(config.transform, section)
-    found = {f"transform.{section}.{name}": called(node) for name, node in nodes.items()}
-    return {key: step for key, step in found.items() if step is not None}
+    steps = {f"transform.{section}.{name}": called(node) for name, node in nodes.items()}
+    return {key: step for key, step in steps.items() if step is not None}
 
 
 RULES = (batch_steps, dataset_keys)

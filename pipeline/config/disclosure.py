@@ -171,19 +171,19 @@ def _entries(value: str) -> str:
 
 def _end_of_entry(text: str, start: int) -> int:
     """Where the entry of a mapping ends: at a comma or bracket outside of quotes and brackets."""
-    depth, quote, place = 0, "", start
-    while place < len(text):
-        letter = text[place]
+    depth, quote, at = 0, "", start
+    while at < len(text):
+        letter = text[at]
         if quote:
-            place += letter == "\\"
+            at += letter == "\\"
             quote = "" if letter == quote else quote
         elif letter in "'\"":
             quote = letter
         elif letter in "{[(":
             depth += 1
         elif letter in ")]}," and depth == 0:
-            return place
+            return at
         elif letter in ")]}":
             depth -= 1
-        place += 1
+        at += 1
     return len(text)

@@ -167,14 +167,14 @@ def _leaves(config: Mapping[str, Any], key: str, origin: Origin) -> str:
 def _part_of(config: Mapping[str, Any], key: str) -> Any:
     """The innermost part (a mapping with a _target_) that a key is in; {} if it is in none."""
     node: Any = config
-    found: Any = {}
+    part: Any = {}
     for name in re.split(r"[.\[\]]+", key.rstrip("]")):
         if isinstance(node, Mapping):
-            found = node if "_target_" in node else found
+            part = node if "_target_" in node else part
             node = node.get(name)
         elif isinstance(node, list) and name.isdigit() and int(name) < len(node):
             node = node[int(name)]
-    return found
+    return part
 
 
 def _texts(node: Any) -> Iterator[str]:

@@ -243,14 +243,14 @@ class HookedLoader(ConfigLoaderImpl):
         files: list[tuple[str, bool, Any]] = []
         with flag_override(config, "no_deepcopy_set_nodes", True):
             for default in defaults:
-                one = super()._compose_config_from_defaults_list([default], repo)
+                merged_file = super()._compose_config_from_defaults_list([default], repo)
                 path = str(default.config_path)
-                found = repo.load_config(path)
-                theirs = found is not None and found.provider == "command-line"
+                source = repo.load_config(path)
+                theirs = source is not None and source.provider == "command-line"
                 # Before it is merged, as the two share nodes from then on.
-                files.append((path, theirs, OmegaConf.to_container(one, resolve=False)))
+                files.append((path, theirs, OmegaConf.to_container(merged_file, resolve=False)))
                 try:
-                    self.merge(config, one)
+                    self.merge(config, merged_file)
                 except OmegaConfBaseException as error:
                     raise ConfigCompositionException(
                         f"In '{default.config_path}': {type(error).__name__} raised while "
@@ -361,11 +361,11 @@ def bounded(each: bool = False) -> Iterator[Growth]:
                 growth.steps = growth.given = 0
             depth += 1
             try:
-                found = resolve(*args, **options)
-                growth.add(found._value() if isinstance(found, Node) else found)
+                result = resolve(*args, **options)
+                growth.add(result._value() if isinstance(result, Node) else result)
             finally:
                 depth -= 1
-            return found
+            return result
 
         return resolved
 

@@ -63,8 +63,8 @@ class ConfigLoader(hydra_internals.HookedLoader):
         whole_nodes.merge(config, addition)
 
     def merged(self, config: DictConfig, files: Sequence[tuple[str, bool, Any]]) -> None:
-        if found := [*whole_nodes.overruled(config, files)]:
-            self._refuse(found)
+        if problems := [*whole_nodes.overruled(config, files)]:
+            self._refuse(problems)
 
     def apply(self, override: Override, config: DictConfig) -> None:
         whole_nodes.apply(override, config)
@@ -85,7 +85,7 @@ class CheckedConfigLoader(ConfigLoader):
 
     Args:
         config_search_path: hydra's.
-        kept: a configuration that preflight has composed and checked: it is handed out as it is.
+        kept: a configuration that need not be composed again; it is checked like any other.
 
     Raises:
         SystemExit: caused by a ConfigError; hydra catches exceptions of other kinds.
@@ -106,25 +106,23 @@ class CheckedConfigLoader(ConfigLoader):
     ) -> DictConfig:
         """As hydra's, and checked."""
         given = list(overrides)
-        kept = self._kept.take(config_name, given, run_mode) if self._kept else None
-        if kept is not None:
-            return kept
+        config = self._kept.take(config_name, given, run_mode) if self._kept else None
         try:
-            config = super().load_configuration(
+            config = config or super().load_configuration(
                 config_name, overrides, run_mode, from_shell, validate_sweep_overrides
             )
         except KeyError as error:
             self._refuse([not_set(error)])
-        found = hydra_section.problems(hydra_internals.raw_node(config, "hydra"), given)
-        if run_mode is RunMode.MULTIRUN and not found:
-            found = [*hydra_section.sweep_problems(hydra_internals.raw_node(config, "hydra"))]
+        problems = hydra_section.problems(hydra_internals.raw_node(config, "hydra"), given)
+        if run_mode is RunMode.MULTIRUN and not problems:
+            problems = [*hydra_section.sweep_problems(hydra_internals.raw_node(config, "hydra"))]
             folder = OmegaConf.select(config, "hydra.sweep.dir", throw_on_resolution_failure=False)
             record = Path(str(folder)) / "multirun.yaml"
             if folder and record.is_symlink():
                 reason = f"{record} is a link; hydra would write to its target. Give another folder"
-                found.append(Problem("hydra.sweep.dir", reason))
-        if found:
-            self._refuse(found)
+                problems.append(Problem("hydra.sweep.dir", reason))
+        if problems:
+            self._refuse(problems)
         return config
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -89,7 +89,7 @@ def named(values: Iterable[tuple[str, Any]]) -> tuple[Place, ...]:
     Args:
         values: full key and value of all that was typed.
     """
-    found = [Place("", str(Path.cwd()))]
+    places = [Place("", str(Path.cwd()))]
     for key, value in values:
         name = re.sub(r"\[\d+\]$", "", key).rpartition(".")[2]
         if isinstance(value, str) and name in (*_FOR_ALL, *_FOR_ONE):
@@ -98,8 +98,8 @@ def named(values: Iterable[tuple[str, Any]]) -> tuple[Place, ...]:
                 head, interpolated, _ = path.partition("${")
                 head = head.rpartition("/")[0] if interpolated else head
                 if head and "\0" not in head:
-                    found.append(Place(name, str(Path(head).expanduser().absolute())))
-    return tuple(dict.fromkeys(found))
+                    places.append(Place(name, str(Path(head).expanduser().absolute())))
+    return tuple(dict.fromkeys(places))
 
 
 def may_stand(values: Iterable[tuple[str, Any]]) -> bool:
@@ -111,8 +111,8 @@ def may_stand(values: Iterable[tuple[str, Any]]) -> bool:
         values: full key and value of all that an override gives.
     """
     return all(
-        _is_allowed(one.name, str(_real(one.path)), one.name in _OF_FILES)
-        for one in named(values)[1:]
+        _is_allowed(place.name, str(_real(place.path)), place.name in _OF_FILES)
+        for place in named(values)[1:]
     )
 
 
@@ -132,10 +132,10 @@ def as_variable(places: Iterable[Place]) -> str:
 
 
 def _now() -> tuple[Place, ...]:
-    given = _named.get()
-    if given is None:
-        given = tuple(Place(*one) for one in json.loads(os.environ.get(NAMED) or "[]"))
-    return given or (Place("", str(Path.cwd())),)
+    places = _named.get()
+    if places is None:
+        places = tuple(Place(*place) for place in json.loads(os.environ.get(NAMED) or "[]"))
+    return places or (Place("", str(Path.cwd())),)
 
 
 def remember() -> None:
@@ -144,11 +144,11 @@ def remember() -> None:
     So a run that was begun with them is resumed by its folder alone. Does nothing where they cannot
     be kept.
     """
-    here, *given = _now()
+    working, *places = _now()
     new = [
-        one
-        for one in given
-        if one.name in _REMEMBERED and not _is_below(str(_real(one.path)), here.path)
+        place
+        for place in places
+        if place.name in _REMEMBERED and not _is_below(str(_real(place.path)), working.path)
     ]
     if not new or set(new) <= {*(known := _remembered())}:
         return
@@ -164,8 +164,8 @@ def _remembered() -> list[Place]:
     with suppress(OSError, PenstockError, JsonError, TypeError):
         own_folder(path.parent, link=True)
         check_own(path)
-        kept = [Place(*map(str, one)) for one in plain_json.read(path, _LARGEST)]
-        return [one for one in kept if one.name in _REMEMBERED]
+        kept = [Place(*map(str, entry)) for entry in plain_json.read(path, _LARGEST)]
+        return [entry for entry in kept if entry.name in _REMEMBERED]
     return []
 
 
@@ -194,10 +194,10 @@ def check(config: Mapping[str, Any]) -> Iterator[Problem]:
         value: Any = config
         for name in key.split("."):
             value = value.get(name) if isinstance(value, Mapping) else None
-        for one in value if isinstance(value, list) else [value]:
+        for path in value if isinstance(value, list) else [value]:
             # A run is resumed in its folder; of a checkpoint, a new run begins.
-            if isinstance(one, str) and (key != "resume" or Path(one, "manifest.json").exists()):
-                yield from _problems(key, one, key in FILES)
+            if isinstance(path, str) and (key != "resume" or Path(path, "manifest.json").exists()):
+                yield from _problems(key, path, key in FILES)
 
 
 def of_part(key: str, node: Mapping[str, Any]) -> Iterator[Problem]:
@@ -230,8 +230,8 @@ def check_sweep(folder: str, subdir: str | None = None) -> Iterator[Problem]:
     """
     yield from _problems(SWEEP, folder)
     if subdir is not None and "\0" not in folder + subdir:
-        base, place = Path(folder).resolve(), Path(folder, subdir).resolve()
-        if place == base or not place.is_relative_to(base):
+        base, job = Path(folder).resolve(), Path(folder, subdir).resolve()
+        if job == base or not job.is_relative_to(base):
             reason = f"got {show(subdir)}, which is not a folder below the sweep's"
             yield Problem("hydra.sweep.subdir", reason)
 
@@ -239,7 +239,7 @@ def check_sweep(folder: str, subdir: str | None = None) -> Iterator[Problem]:
 def _problems(key: str, text: str, file: bool = False) -> Iterator[Problem]:
     # Some folders are read with ~ as the user's home, others as they are.
     meant = {} if "\0" in text else {Path(text), Path(text).expanduser()}
-    if meant and all(_is_allowed(key, str(one.resolve()), file) for one in meant):
+    if meant and all(_is_allowed(key, str(path.resolve()), file) for path in meant):
         return
     if file:
         reason = "is a file to write, which only the command line names; type this key there"
@@ -252,27 +252,30 @@ def _problems(key: str, text: str, file: bool = False) -> Iterator[Problem]:
     yield Problem(key, environment.unresolved(f"got {show(text)}: it {reason}"))
 
 
-def _is_allowed(key: str, place: str, file: bool) -> bool:
+def _is_allowed(key: str, path: str, file: bool) -> bool:
     """Whether a path without links may be written to."""
-    here, *given = _now()
+    working, *named_places = _now()
     if not file:
-        shipped = (str(Path(here.path, name)) for name in _SHIPPED)
-        if any(_is_below(place, root) for root in (here.path, *shipped)):
+        shipped = (str(Path(working.path, name)) for name in _SHIPPED)
+        if any(_is_below(path, root) for root in (working.path, *shipped)):
             return True
     names = [key.rpartition(".")[2], *([] if file else _FOR_ALL)]
     names += ["resume"] if key == SWEEP else []
-    roots = [one.path for one in given if one.name in names]
+    roots = [named_place.path for named_place in named_places if named_place.name in names]
     roots += [name.strip() for name in os.environ.get(VARIABLE, "").split(",") if name.strip()]
-    if any(_is_below(place, root) for root in roots):
+    if any(_is_below(path, root) for root in roots):
         return True
     if file:
         return False
-    roots = [str(_own_cache()), *(one.path for one in _remembered() if one.name in names)]
-    return any(_is_below(place, root) for root in roots)
+    roots = [
+        str(_own_cache()),
+        *(named_place.path for named_place in _remembered() if named_place.name in names),
+    ]
+    return any(_is_below(path, root) for root in roots)
 
 
-def _is_below(place: str, root: str) -> bool:
-    return Path(place).is_relative_to(_real(root))
+def _is_below(path: str, root: str) -> bool:
+    return Path(path).is_relative_to(_real(root))
 
 
 @lru_cache(maxsize=256)

@@ -36,7 +36,7 @@ def check(container: Mapping[str, Any]) -> tuple[Config, list[Problem]]:
         config._origins.update(origins)
     except ValidationError as error:
         places = {_place(container, entry): entry["type"] for entry in error.errors()}
-        problems = [_problem(container, place, kind) for place, kind in places.items()]
+        problems = [_problem(container, path, kind) for path, kind in places.items()]
         return _construct(Config, container, set(places)), problems
     return config, []
 
@@ -49,42 +49,42 @@ def _construct(model: type[Any], values: Mapping[str, Any], wrong: set[tuple[str
             continue
         value, section = values[name], _section(field.annotation)
         if section is not None and isinstance(value, Mapping):
-            value = _construct(section, value, {place[1:] for place in wrong if place[0] == name})
+            value = _construct(section, value, {path[1:] for path in wrong if path[0] == name})
         valid[name] = value
     return model.model_construct(**valid)
 
 
 def _place(container: Any, error: Mapping[str, Any]) -> tuple[str, ...]:
     """The key of an error, without the names pydantic adds for the members of a union."""
-    place: list[str] = []
+    path: list[str] = []
     for part in error["loc"]:
         there = isinstance(container, Mapping) and part in container
         if not there and error["type"] != "missing":
             break
-        place.append(str(part))
+        path.append(str(part))
         container = container[part] if there else None
-    return tuple(place)
+    return tuple(path)
 
 
-def _problem(container: Mapping[str, Any], place: tuple[str, ...], kind: str) -> Problem:
+def _problem(container: Mapping[str, Any], path: tuple[str, ...], kind: str) -> Problem:
     model: type[BaseModel] | None = Config
     value: Any = container
     annotation: Any = None
     metadata: list[Any] = []
-    for name in place:
+    for name in path:
         value = value.get(name) if isinstance(value, Mapping) else None
         fields = model.model_fields if model else {}
         if name not in fields and kind == "extra_forbidden":
-            way = familiar_names.key(".".join(place), show(value))
-            return unknown_key(".".join(place), name, fields, way=way)
+            way = familiar_names.key(".".join(path), show(value))
+            return unknown_key(".".join(path), name, fields, way=way)
         if name not in fields:  # an entry of an open mapping
             entry, allowed = (*get_args(annotation), Any)[1], "a mapping with _target_"
             if get_origin(entry) is Annotated:
                 allowed = f"a name of letters, digits and . : _ - with {describe(entry)}"
-            return Problem(".".join(place), not_allowed(value, allowed))
+            return Problem(".".join(path), not_allowed(value, allowed))
         annotation, metadata = fields[name].annotation, fields[name].metadata
         model = _section(annotation)
-    allowed, key = describe(annotation, metadata), ".".join(place)
+    allowed, key = describe(annotation, metadata), ".".join(path)
     if kind == "missing":
         return Problem(key, f"is missing; expected {allowed}")
     known = familiar_names.value(key, show(value).strip("'"))

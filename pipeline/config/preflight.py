@@ -68,11 +68,11 @@ def examine(
         begin(config)
     from penstock.config import contradictions  # imports torch
 
-    found = {}
+    called = {}
     for part in nodes.parts(config):
-        found[part.key], more = nodes.check(part)
+        called[part.key], more = nodes.check(part)
         problems += more
-    return config, problems + contradictions.find(config, found, partly=wrong)
+    return config, problems + contradictions.find(config, called, partly=wrong)
 
 
 def _parts(container: Mapping[str, Any]) -> Iterator[Problem]:
@@ -153,7 +153,9 @@ def stored(config: Mapping[str, Any]) -> Config:
 def look(composer: Composer, lines: Sequence[str]) -> None:
     """Check what only shows a configuration: its overrides, and what hydra would call."""
     overrides, problems = composer.parse(lines)
-    composed = composer.compose([one for one in overrides if not one.is_sweep_override()])
+    composed = composer.compose(
+        [override for override in overrides if not override.is_sweep_override()]
+    )
     raise_if(problems + composed.problems + hydra_problems(composed, importing=False))
 
 

@@ -102,7 +102,7 @@ def of_trusted(folder: Path, names: Iterable[str]) -> Project | None:
     Raises:
         ConfigError: others can write such a package, or into the folder.
     """
-    wanted = None
+    project = None
     for name in dict.fromkeys(name.partition(".")[0] for name in names):
         if name in sys.modules or importlib.util.find_spec(name) is not None:
             continue
@@ -120,8 +120,8 @@ def of_trusted(folder: Path, names: Iterable[str]) -> Project | None:
                         f"{reason}. If you have read it: PYTHONPATH=.",
                     )
                 )
-        wanted = Project(str(folder.resolve()), last=True)
-    return wanted
+        project = Project(str(folder.resolve()), last=True)
+    return project
 
 
 def _read(path: Path) -> tuple[bytes, os.stat_result | None]:
@@ -148,11 +148,11 @@ def _project(folder: Path, table: Any) -> Project:
         problems.append(Problem(f"{_TABLE}.trust", reason))
     else:
         problems += check_trusted(trust, f"{_TABLE}.trust")
-    found = None
+    configs = None
     if config_dir is not None:
         named = isinstance(config_dir, str) and config_dir and "\0" not in config_dir
-        found = (folder / config_dir).resolve() if named else None
-        if found is None or not (found.is_dir() and found.is_relative_to(folder)):
+        configs = (folder / config_dir).resolve() if named else None
+        if configs is None or not (configs.is_dir() and configs.is_relative_to(folder)):
             problems.append(
                 Problem(
                     f"{_TABLE}.config_dir",
@@ -161,7 +161,7 @@ def _project(folder: Path, table: Any) -> Project:
             )
     if problems:
         raise ConfigError(problems)
-    return Project(str(folder), tuple(trust), None if found is None else str(found))
+    return Project(str(folder), tuple(trust), None if configs is None else str(configs))
 
 
 def current() -> Project | None:
@@ -169,8 +169,8 @@ def current() -> Project | None:
     text = os.environ.get(VARIABLE)
     if not text:
         return None
-    given = json.loads(text)
-    return Project(**{**given, "trust": tuple(given["trust"])})
+    values = json.loads(text)
+    return Project(**{**values, "trust": tuple(values["trust"])})
 
 
 def as_variable(project: Project | None) -> str:

@@ -26,12 +26,12 @@ _PLUGINS = {
 }
 
 
-def option(group: str, given: str, known: Sequence[str]) -> Problem:
+def option(group: str, name: str, known: Sequence[str]) -> Problem:
     """The problem of an option that a group doesn't have."""
-    way = familiar_names.choice(group, given)
-    hint = familiar_names.hint(way) or nearest(given.lower(), known)
+    way = familiar_names.choice(group, name)
+    hint = familiar_names.hint(way) or nearest(name.lower(), known)
     more = f"; plugins bring more: pip install {_PLUGINS[group]}" if group in _PLUGINS else ""
-    return Problem(group, f"has no {given!r}{hint}; choose one of {', '.join(known)}{more}")
+    return Problem(group, f"has no {name!r}{hint}; choose one of {', '.join(known)}{more}")
 
 
 def key(key: str, value: str, config: DictConfig, loader: ConfigLoader) -> Problem:
@@ -99,13 +99,13 @@ def _at_the_top(
 
 def _elsewhere(name: str, config: DictConfig) -> str:
     """The keys of that name in other sections."""
-    found = []
+    keys = []
     for section in (str(one) for one in config if one != "hydra"):
         node = _child(config, section)
         below = map(str, node) if isinstance(node, DictConfig) else ()
-        found += [section] * (section == name)
-        found += [f"{section}.{one}" for one in below if one == name]
-    return f" (did you mean {' or '.join(found[:3])}?)" if found else ""
+        keys += [section] * (section == name)
+        keys += [f"{section}.{one}" for one in below if one == name]
+    return f" (did you mean {' or '.join(keys[:3])}?)" if keys else ""
 
 
 def _child(node: Any, part: str) -> Any:

@@ -64,13 +64,15 @@ def comments(
         choices: the option of each group.
         name: of the primary configuration.
     """
-    found: dict[str, str] = {}
+    said: dict[str, str] = {}
     places = list(folders)
     for group, option in [("", name), *choices.items()]:
         if option is not None and group.split("/")[0] != "hydra":
             for path in _files(places, group, str(option)):
-                found |= {one.key: one.comment for one in keys_of(path, group) if one.comment}
-    return found
+                said |= {
+                    entry.key: entry.comment for entry in keys_of(path, group) if entry.comment
+                }
+    return said
 
 
 def _files(folders: list[Path], group: str, option: str) -> list[Path]:
