@@ -33,8 +33,6 @@ KNOW_HYDRA = {
     "run.py",
     "pipeline/command.py",
     "pipeline/addons/sweeps/plugins.py",
-    "pipeline/addons/decode_pool/folder.py",
-    "pipeline/addons/reports/report.py",
     "pipeline/addons/sweeps/sweep.py",
     "pipeline/addons/sweeps/sweep_job.py",
     "pipeline/addons/sweeps/sweep_check.py",
