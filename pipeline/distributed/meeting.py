@@ -32,6 +32,7 @@ from torch.distributed import (  # type: ignore[attr-defined]
 )
 from torch.distributed.elastic.rendezvous import (
     RendezvousInfo,
+    RendezvousParameters,
     RendezvousStoreInfo,
     rendezvous_handler_registry,
 )
@@ -70,6 +71,10 @@ class Alone(StaticTCPRendezvous):
         return RendezvousInfo(HashStore(), self.rank, self.world_size, info)
 
 
+def _alone(asked: RendezvousParameters) -> Alone:
+    return Alone("127.0.0.1", _NO_PORT, 0, 1, asked.run_id, timeout=0)
+
+
 @contextmanager
 def announced(folder: Path) -> Iterator[str]:
     """Let processes started in this context meet in `folder`, of mode 0700, on this machine only.
@@ -77,9 +82,7 @@ def announced(folder: Path) -> Iterator[str]:
     Yields:
         the name of the rendezvous for torch's launcher.
     """
-    rendezvous_handler_registry.register(
-        BACKEND, lambda asked: Alone("127.0.0.1", _NO_PORT, 0, 1, asked.run_id, timeout=0)
-    )
+    rendezvous_handler_registry.register(BACKEND, _alone)  # once more is nothing new
     interfaces = {name for _, name in socket.if_nameindex()}
     loopback = next((name for name in _LOOPBACK if name in interfaces), _LOOPBACK[0])
     variables = {MEETING: str(folder), **dict.fromkeys(_INTERFACES, loopback)}

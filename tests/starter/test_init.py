@@ -175,8 +175,8 @@ def test_what_it_says_holds_in_all_processes_of_a_run(birds, capfd):
     assert done.err.count(SAID) == 1
 
 
-def test_the_commands_of_the_installation_page(tmp_path, monkeypatch, capsys):
-    text = (ROOT / "docs" / "installation.md").read_text()
+def test_the_commands_of_its_page(tmp_path, monkeypatch, capsys):
+    text = (ROOT / "docs" / "starter.md").read_text()
     (block,) = re.findall(r"```sh\n(penstock init.*?)```", text, re.DOTALL)
     monkeypatch.chdir(tmp_path)
     for program, *words in map(shlex.split, block.splitlines()):

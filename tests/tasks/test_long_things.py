@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from penstock import command, terminal
-from penstock.datasets import files
 from penstock.datasets.files import Files
 from penstock.runs.identity import contents
 from tests.broken_images import write_images
@@ -168,7 +167,7 @@ def test_files_that_were_hashed_before_ctrl_c_are_not_hashed_again(here, monkeyp
 
 def test_a_download_shows_how_much_came_and_leaves_no_part(here, made, monkeypatch):
     screen = made()
-    monkeypatch.setattr(files, "PIECE", 10_000)
+    monkeypatch.setattr("penstock.addons.stores.remote_files.PIECE", 10_000)
     sent = os.urandom(50_000)
     with WebServer() as server:
         server.contents["/data/a.bin"] = sent

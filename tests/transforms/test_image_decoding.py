@@ -392,8 +392,8 @@ def test_the_build_leaves_out_what_it_cannot_build(tmp_path, way):
         tmp_path / "pipeline" / "native",
         ignore=shutil.ignore_patterns("*.so", "__pycache__"),
     )
-    for name in ("setup.py", "pyproject.toml", "README.md", "pipeline/__init__.py"):
-        shutil.copy(root / name, tmp_path / name)
+    for name in ("setup.py", "pyproject.toml", "README.md", "pipeline/__init__.py", "penstock"):
+        shutil.copy(root / name, tmp_path / name, follow_symlinks=False)
     (tmp_path / "jpeglib.h").write_text('#error "not here"\n')
     given = {"CFLAGS": f"-I{tmp_path}"} if way == "headers" else {"PENSTOCK_NATIVE": "0"}
     done = subprocess.run(

@@ -110,7 +110,7 @@ def read_sweep(folder: Path) -> StoredSweep | None:
                 reason = "which is not one below the sweep's"
                 raise JsonError(f"the folder of a job is {shown(name)}, {reason}")
         return stored
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # a checkpoint may be resumed, too
         return None
     except OSError as error:
         reason = f"{path} cannot be read: {error.strerror or error}"

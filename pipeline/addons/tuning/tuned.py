@@ -11,10 +11,10 @@ import logging
 import platform
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 import torch
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from penstock.config.schema import Config, LoaderSection
 from penstock.config.sections import Section
@@ -46,6 +46,14 @@ class Tuned(Section):
     batches_per_second: float
     when: str
     found_for: dict[str, str]
+
+    @field_validator("backend")
+    @classmethod
+    def _is_known(cls, name: str) -> str:
+        known = get_args(LoaderSection.model_fields["backend"].annotation)
+        if name not in known:
+            raise ValueError(f"{name!r} is no backend; there are {', '.join(known)}")
+        return name
 
 
 def machine() -> str:
