@@ -60,6 +60,9 @@ class Goal(Regression):
         losses, outputs = super().__call__(model, batch)
         return (losses if model.training else losses.repeat(2)), outputs
 
+    def by_sample(self, losses, batch):
+        raise IndexError("no sample has a loss")
+
     def _from_mean(self, mean):
         raise RuntimeError("no constant")
 
