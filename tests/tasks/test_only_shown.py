@@ -73,7 +73,7 @@ def test_everything_that_is_shown_fails_and_the_run_does_not(folder, capsys):
         "the best and the worst samples": "IndexError",
         "the best constant prediction": "RuntimeError: no constant",
         "what else the result is compared with": "OSError: nothing to compare with",
-        "the picture of predictions": "AttributeError: 'dict'",
+        "the picture of predictions": "IndexError: no sample has a loss",
     }.items():
         (line,) = [
             one for one in warnings_of(done) if one.startswith(f"WARNING: {what} is missing")
