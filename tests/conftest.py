@@ -108,11 +108,17 @@ def no_reports():
         yield
 
 
+def leave_reports(patch, *names):
+    """Put back what leaves reports: all of it, or the functions of these names."""
+    for module, name, function in REPORTERS:
+        if not names or name in names:
+            patch.setattr(module, name, function)
+
+
 @pytest.fixture
 def reports(monkeypatch):
     """Fits and sweeps of this test leave a report.html, as they do outside of tests."""
-    for module, name, function in REPORTERS:
-        monkeypatch.setattr(module, name, function)
+    leave_reports(monkeypatch)
 
 
 def pytest_unconfigure():

@@ -1,4 +1,4 @@
-"""Ranks that save and load sharded checkpoints; `python -m tests.shards <folder>` runs them all.
+"""Ranks that save and load sharded checkpoints; `python -m tests.shard_files FOLDER` runs them all.
 
 Worlds of 1, 2, 4 and 3 processes follow each other, forked from one that has imported torch. Each
 goes on from the checkpoint of the world before and leaves its own. <folder>/result.json has what

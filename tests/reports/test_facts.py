@@ -34,7 +34,7 @@ from penstock.errors import PenstockError
 from penstock.runs.record import RunRecord
 from penstock.tasks.validate import load_weights
 from tests.broken_images import cut, write_images
-from tests.conftest import WRITE_FACTS
+from tests.conftest import leave_reports
 from tests.program import run
 from tests.reports import browser as browsers
 
@@ -65,8 +65,7 @@ def images(tmp_path, monkeypatch):
 @pytest.fixture
 def told(monkeypatch):
     """Fits write facts, and no page."""
-    monkeypatch.setattr(report_facts, "write_facts", WRITE_FACTS[0])
-    monkeypatch.setattr(report_facts, "write_data_facts", WRITE_FACTS[1])
+    leave_reports(monkeypatch, "write_facts", "write_data_facts")
 
 
 def written(tmp_path):

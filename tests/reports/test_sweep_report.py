@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from penstock import command, installed
-from penstock.addons.reports import report, sweep_report
+from penstock.addons.reports import sweep_report
 from penstock.addons.reports.same_data import SameData
 from penstock.addons.reports.sweep_data import SweepRecord, is_sweep
 from penstock.addons.sweeps.job_result import JobResult
@@ -50,7 +50,7 @@ def swept(tmp_path_factory, faces_root):
         *SMALL,
     ]
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as out:
-        patch.setattr(report, "leave_of_sweep", conftest.LEAVE_OF_SWEEP)
+        conftest.leave_reports(patch, "leave_of_sweep")
         assert command.main(words) == 0
     return folder, out.getvalue()
 

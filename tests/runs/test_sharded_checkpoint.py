@@ -23,7 +23,7 @@ def ran(tmp_path_factory):
     """The folder in which worlds of 1, 2, 4 and 3 ranks have followed each other."""
     folder = tmp_path_factory.mktemp("shards")
     done = warm.run(
-        [sys.executable, "-m", "tests.shards", str(folder)],
+        [sys.executable, "-m", "tests.shard_files", str(folder)],
         cwd=ROOT,
         capture_output=True,
         text=True,
