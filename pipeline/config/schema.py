@@ -276,9 +276,9 @@ def _extended(section: type[BaseModel], brought: dict[str, Any]) -> type[BaseMod
             fields[name] = (Annotated[value, value.EFFECT], value())
         else:
             fields[name] = (value.annotation, value.default)
-    return create_model(
-        section.__name__, __base__=section, __module__=__name__, __doc__=section.__doc__, **fields
-    )
+    made = create_model(section.__name__, __base__=section, __module__=__name__, **fields)
+    made.__doc__ = section.__doc__
+    return made
 
 
 def _inside(field: Any, brought: dict[str, Any]) -> tuple[Any, Any]:

@@ -37,7 +37,7 @@ class _Numbers(_Part):
     """Numbers by name, some of which have to be there."""
 
     model_config = ConfigDict(extra="allow")
-    __pydantic_extra__: dict[str, float] = Field(init=False)
+    __pydantic_extra__: dict[str, float]
 
 
 class _Loader(_Part):
