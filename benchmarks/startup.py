@@ -31,8 +31,8 @@ ROOT = Path(__file__).parent.parent
 STEP = """
 import json, os, sys
 sys.path.insert(0, {root!r})
-from penstock import command, tasks
-load = tasks.load
+from penstock import command, installed
+load = installed.runner
 
 def watched(name):
     task = load(name)
@@ -49,7 +49,7 @@ def watched(name):
     TrainStep.update = once
     return task
 
-tasks.load = watched
+installed.runner = watched
 sys.exit(command.main(sys.argv[1:]))
 """
 IMPORTS = """
