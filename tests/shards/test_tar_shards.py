@@ -308,8 +308,6 @@ def test_wherever_an_archive_is_cut(tmp_path_factory, place, packed):
     cut = content[: place % (len(content) - 1 if packed else end)]
     path = tmp_path_factory.mktemp("cut")
     match = r"it was cut off\. Copy or make it again|end mark should be there"
-    if packed and len(cut) == 1:  # not even the two bytes that gzip begins with
-        match = "Not a gzipped file"
     refused(path, cut, match, "x.tar.gz" if packed else "x.tar")
 
 
@@ -329,7 +327,7 @@ def test_damage(tmp_path):
     refused(tmp_path, content, rf"member 3, byte {place}: is damaged \(the checksum")
     refused(tmp_path, b"hello" * 500, r"member 0, byte 0: is not a tar archive")
     (tmp_path / "x.tar").unlink()
-    refused(tmp_path, b"no gzip" * 100, r"cannot be decompressed: Not a gzipped", "x.tar.gz")
+    refused(tmp_path, b"no gzip" * 100, r"cannot be decompressed: .*incorrect header", "x.tar.gz")
 
 
 def test_archives_joined_by_cat(tmp_path):

@@ -236,6 +236,28 @@ def test_what_zstd_gives_at_once_is_bounded(tmp_path):
     assert len(next(unpacked(tmp_path / "x", Limits()))) == MIB
 
 
+@pytest.mark.parametrize("name", ["x.csv.gz", "x.tar.gz"])
+@pytest.mark.parametrize("zeros", [0, 30 * MIB, 1 << 40])
+def test_zeros_behind_a_member_of_gzip(tmp_path, name, zeros):
+    """They are skipped, and beyond a bound refused; byte by byte, these would take days."""
+    path = tmp_path / name
+    text = b"text,label\n" + b"x,a\n" * 50
+    if "tar" in name:
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w") as tar:
+            for number in range(50):
+                tar.addfile(tarfile.TarInfo(f"{number}.txt"))
+        text = packed.getvalue()
+    half = len(text) // 2
+    path.write_bytes(gzip.compress(text[:half]) + bytes(512) + gzip.compress(text[half:]))
+    os.truncate(path, path.stat().st_size + zeros)
+    if zeros > 1 << 30:
+        with pytest.raises(DataError, match=r"bytes of padding follow its content"):
+            list(opened(path))
+    else:
+        assert len(list(opened(path))) == 50
+
+
 def test_long_records_and_their_neighbours(tmp_path):
     path = tmp_path / "x.csv"
     path.write_bytes(b'text,label\nshort,a\n"' + b"x\n" * 40_000 + b'",b\nlast,a\n')

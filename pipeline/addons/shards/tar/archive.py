@@ -19,14 +19,13 @@ https://pubs.opengroup.org/onlinepubs/9699919799/utilities/pax.html
 
 from __future__ import annotations
 
-import gzip
 import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from penstock.addons.record_files.expansion import check_expansion
+from penstock.addons.record_files.expansion import DamagedError, check_expansion, decompressed_gzip
 from penstock.datasets.reading.positioned_file import PositionedFile, open_regular
 from penstock.errors import DataError
 from penstock.files.batch_bytes import temporary
@@ -101,7 +100,7 @@ class GzipTar(TarBytes):
             self._raw = open_regular(path)
         except OSError as error:
             raise DataError(f"{name!r} cannot be read: {error.strerror}.") from error
-        self._file: Any = gzip.GzipFile(fileobj=self._raw, mode="rb")
+        self._file = decompressed_gzip(self._raw)
         self._kept = bytearray()
         self._start = self._done = 0
 
@@ -138,18 +137,17 @@ class GzipTar(TarBytes):
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._file.close()
         self._raw.close()
 
     def _decompressed(self, size: int) -> bytes:
         try:
-            content: bytes = self._file.read(size)
+            content = self._file.read(size)
         except EOFError as error:
             raise DataError(
                 f"{self.name!r} ends in the middle of its compressed data: it was cut off. Copy or "
                 "make it again."
             ) from error
-        except (OSError, zlib.error) as error:
+        except (OSError, DamagedError) as error:
             raise DataError(
                 f"{self.name!r} cannot be decompressed: {error}. Copy or make it again."
             ) from error

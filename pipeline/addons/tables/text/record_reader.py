@@ -8,14 +8,17 @@ then 0.15 us a record and 1 ms a MB without quotes: only lines with quotes are j
 
 from __future__ import annotations
 
-import gzip
-import zlib
 from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
-from penstock.addons.record_files.expansion import check_expansion
+from penstock.addons.record_files.expansion import (
+    DamagedError,
+    Decompressed,
+    check_expansion,
+    decompressed_gzip,
+)
 from penstock.addons.tables.text.record_index import QUOTES, Quoting, line_of, text_bounds
 from penstock.datasets.reading.positioned_file import PositionedFile, open_regular
 from penstock.errors import DataError
@@ -25,9 +28,6 @@ from penstock.files.limits import Limits
 _PIECE = 1 << 20
 _BLANK = 1 << 20  # lines in a row, which are kept until it is known whether they end the file
 _MAGIC = {"gzip": b"\x1f\x8b", "zstd": b"\x28\xb5\x2f\xfd"}
-# Bytes given to zstd at once. A block can be 4 bytes for 128 KiB, so they expand to 64 MiB at most;
-# for ordinary text, 64 KiB at once are 5 % faster.
-_FED = 2048
 _WINDOW = 27  # log2 of the bytes that a frame of zstd may look back, the default limit of `zstd`
 
 Batch = tuple[list[int], list[bytes]]
@@ -204,15 +204,15 @@ def unpacked(path: Path, limits: Limits) -> Iterator[bytes]:
     done = 0
     try:
         with open_regular(path) as raw:
-            text: BinaryIO | gzip.GzipFile | _Zstd = raw
+            text: BinaryIO | Decompressed = raw
             if kind is not None:
-                text = gzip.GzipFile(fileobj=raw, mode="rb") if kind == "gzip" else _Zstd(raw, name)
+                text = decompressed_gzip(raw) if kind == "gzip" else _decompressed_zstd(raw, name)
             while piece := text.read(_PIECE):
                 done += len(piece)
                 if kind is not None:
                     check_expansion(done, raw.tell(), limits, name)
                 yield piece
-    except (EOFError, gzip.BadGzipFile, zlib.error, _Damage) as error:
+    except (EOFError, DamagedError) as error:
         raise DataError(
             f"{name} is damaged or cut off ({kind}: {error}). Copy or write it again."
         ) from error
@@ -220,55 +220,14 @@ def unpacked(path: Path, limits: Limits) -> Iterator[bytes]:
         raise DataError(f"{name} cannot be read: {error.strerror or error}.") from error
 
 
-class _Damage(Exception):
-    """A file of zstd is cut off or damaged."""
-
-
-class _Zstd:
-    """Reads frames of zstd; raises _Damage if the last one is not complete."""
-
-    def __init__(self, raw: BinaryIO, name: str) -> None:
-        self._raw = raw
-        self._new, self._errors = _zstd(name)
-        self._frame = self._new()
-        self._begun = False  # whether the current frame has any bytes
-        self._left = b""  # packed, of the next frame
-        self._text = memoryview(b"")  # unpacked, and not returned yet
-
-    def read(self, size: int) -> bytes:
-        parts, missing = [], size
-        while missing:
-            packed = b"" if self._text else self._left or self._raw.read(_FED)
-            if packed:
-                self._unpack(packed)
-            elif not self._text:
-                break
-            parts.append(bytes(self._text[:missing]))
-            self._text = self._text[missing:]
-            missing -= len(parts[-1])
-        if missing and self._begun:
-            raise _Damage("the last frame is not complete")
-        return b"".join(parts)
-
-    def _unpack(self, packed: bytes) -> None:
-        if self._frame.eof:
-            self._frame = self._new()
-        try:
-            self._text = memoryview(self._frame.decompress(packed[:_FED]))
-        except self._errors as error:
-            raise _Damage(str(error)) from error
-        self._begun = not self._frame.eof
-        unused = self._frame.unused_data if self._frame.eof else b""
-        self._left = unused + packed[_FED:]
-
-
-def _zstd(name: str) -> tuple[Any, Any]:
-    """(maker of decompressors of one frame, their error)."""
+def _decompressed_zstd(raw: BinaryIO, name: str) -> Decompressed:
+    # A block can be 4 bytes for 128 KiB, so the 2048 bytes that it gets at once expand to 64 MiB at
+    # most; for ordinary text, 64 KiB at once are 5 % faster.
     try:
         from compression import zstd  # type: ignore[import-not-found,unused-ignore]
 
         options = {zstd.DecompressionParameter.window_log_max: _WINDOW}
-        return lambda: zstd.ZstdDecompressor(options=options), zstd.ZstdError
+        return Decompressed(raw, lambda: zstd.ZstdDecompressor(options=options), zstd.ZstdError)
     except ImportError:
         pass
     try:
@@ -279,4 +238,4 @@ def _zstd(name: str) -> tuple[Any, Any]:
             "zstandard"
         ) from error
     decompressor = zstandard.ZstdDecompressor(max_window_size=1 << _WINDOW)
-    return decompressor.decompressobj, zstandard.ZstdError
+    return Decompressed(raw, decompressor.decompressobj, zstandard.ZstdError)
