@@ -1,4 +1,4 @@
-"""Which add-ons are installed, and what they bring.
+"""Which add-ons are installed, and what they bring: an `AddOn` each.
 
 The core's tasks stand in the same kind of record, `penstock.tasks.CORE`.
 """
@@ -6,19 +6,158 @@ The core's tasks stand in the same kind of record, `penstock.tasks.CORE`.
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from penstock.errors import ConfigError, Problem
-from penstock.protocols import AddOn, Sweeps, Task
 
 if TYPE_CHECKING:
     from penstock.runs.checkpoint import CopiesPlace
 
 _FOLDER = Path(__file__).parent / "addons"
+
+
+@dataclass(frozen=True)
+class Task:
+    """What `task=NAME` does; `conf/task/NAME.yaml` has its keys.
+
+    Attributes:
+        run: "module:function" that takes the `Config`, imported when the task runs.
+        sentence: what it is about to do, in a few words with names in braces, which
+            `config/announcement.py` lists; or "module:function" that takes the `Config` and the
+            same names.
+        reads: it only reads folders of runs, and needs no torch.
+        ranks: several ranks share it; one process does the others.
+        writes: it writes into the run's folder.
+    """
+
+    run: str
+    sentence: str
+    reads: bool = False
+    ranks: bool = False
+    writes: bool = False
+
+
+@dataclass(frozen=True)
+class Callables:
+    """What of a module, or of all modules of a package, a configuration may call: its classes.
+
+    Attributes:
+        module: its full name.
+        kind: what they are, for messages: "a sampler".
+        base: full name of the class that they have to be kinds of.
+    """
+
+    module: str
+    kind: str
+    base: str | None = None
+
+
+@dataclass(frozen=True)
+class Sweeps:
+    """How an add-on runs the several jobs of a command line with `-m`.
+
+    Attributes:
+        check: "module:function" of (composer, overrides, what is composed of those that are fixed,
+            announce), which gives the problems of all jobs.
+        plugins: "module:function" of (hydra's section, its plain values, the overrides), which
+            gives the problems of a launcher and a sweeper that are not hydra's basic ones.
+        resumed: "module:function" of overrides, one of which is `resume`: the overrides with those
+            of the sweep that it names before them, and whether it names one.
+        running: "module:function" of (composer, overrides, words of the command line), which gives
+            the context manager in which hydra runs the jobs.
+        job: "module:function" of (accept, run, report), called in the process of each job: it
+            gives `accept` the job's folder for its configuration, and that to `run` for its value;
+            what is raised goes to `report`, for an exit code.
+    """
+
+    check: str
+    plugins: str
+    resumed: str
+    running: str
+    job: str
+
+
+@dataclass(frozen=True)
+class AddOn:
+    """What a package above the core adds to it: `ADDON` in the package's `__init__.py`.
+
+    The core never imports an add-on. It finds the packages in `penstock.addons` by their folder
+    (`penstock.installed`), and imports a module when it is needed. What is called is named
+    "module:function".
+
+    Attributes:
+        tasks: by name.
+        callables: what a configuration may call of it.
+        options: "module:NAME" of its sections and options, `penstock.config.sections.Extension` and
+            `Option`, by the key where they stand. A module of options imports nothing slow.
+        backends: "module:function" of a `Fetch` and its `LoaderOptions` to a `Backend`
+            (`penstock.loading.workers.backends`), by the name that `loader.backend` has for it.
+        ahead: "module:function" of `(plan, dataset, rank, world, options)` to a `ReadsAhead`, or
+            None: those of a `Loader`, whose dataset has `remote_files`.
+        wrapper: "module:Class" of what it does to the data of a split, a
+            `penstock.build.wrapper.SplitWrapper`: opens or wraps the dataset, completes nodes
+            before they are built, gives costs of rows, settles values of `loader`, brings an
+            `Exchange` of batches.
+        row_keys: keys that any dataset's node may have, by which its `wrapper` chooses among rows.
+        explains: "module:function" for a run that resumes with other data, `(problems, saved, own,
+            address) -> problems`: what differs (`Problem`s by key) between the fingerprints of
+            the run and of the configuration, said better.
+        observers: "module:function" that takes a `penstock.tasks.fit.Fit` on the first rank, when
+            its folder is open, and returns a list of `penstock.training.observer.Observer`s.
+        pictures: "module:function" that takes a `penstock.build.data.Split`, a `Batch` of it and a
+            folder, draws the batch there, and returns the path of the picture, or None.
+        copies: a module with the functions of `penstock.runs.checkpoint.CopiesPlace`.
+        stores: "module:class" that reads files at addresses: (`penstock.datasets.files.Files`) ->
+            `penstock.datasets.files.Remote`. It is imported with the first address.
+        typed: "module:NAME" of a `penstock.config.command_line_keys.TypedKey`, by a key that only a
+            command line sets.
+        sends: a module that is a `penstock.config.endpoints.Sends`: what goes to which servers.
+        rules: "module:function" of (Config, the callable of each part by key), which yields what
+            contradicts each other, `full.key: why; how to resolve it`.
+        completion: "module:function" of hydra's parsed command line: what stands behind `-sc`.
+        sweeps: how it runs several jobs; one add-on at most has it.
+        sweep_contexts: "module:function" of the configuration that the jobs of a sweep start from,
+            which gives a context manager that is open until no job comes any more.
+        sweep_pages: "module:function" of (that configuration, the sweep's folder, whether other
+            jobs come), called after each job in its process, and at the end.
+        launchers: "module:function" of a launcher of hydra's, by its module, which gives a context
+            manager that is open while it runs jobs.
+        commands: what takes the place of a run, by the first word of the command line: takes the
+            words after it, and returns an exit code.
+        only_with: names of keys, or NAME=VALUE. A configuration that has none of them at any depth
+            (or null) is none of the add-on's business, if its options have their defaults and no
+            module of its `callables` is imported: nothing of `wrapper`, `observers`, `sends` and
+            `rules` is loaded. None: it is always asked.
+    """
+
+    tasks: Mapping[str, Task] = field(default_factory=dict)
+    callables: Sequence[Callables] = ()
+    options: Mapping[str, str] = field(default_factory=dict)
+    backends: Mapping[str, str] = field(default_factory=dict)
+    ahead: str = ""
+    wrapper: str = ""
+    row_keys: Sequence[str] = ()
+    explains: str = ""
+    observers: str = ""
+    pictures: str = ""
+    copies: str = ""
+    stores: str = ""
+    typed: Mapping[str, str] = field(default_factory=dict)
+    sends: str = ""
+    rules: Sequence[str] = ()
+    completion: str = ""
+    sweeps: Sweeps | None = None
+    sweep_contexts: Sequence[str] = ()
+    sweep_pages: Sequence[str] = ()
+    launchers: Mapping[str, str] = field(default_factory=dict)
+    commands: Mapping[str, str] = field(default_factory=dict)
+    only_with: Sequence[str] | None = None
 
 
 @cache
@@ -53,10 +192,55 @@ def backends() -> dict[str, str]:
     return {name: opener for addon in addons().values() for name, opener in addon.backends.items()}
 
 
-def all_of(seam: Literal["explains", "observers", "pictures"]) -> list[Callable[..., Any]]:
+def all_of(seam: Literal["explains", "pictures"]) -> list[Callable[..., Any]]:
     """The functions that add-ons bring to a seam."""
     names = (getattr(addon, seam) for addon in addons().values())
     return [load(name) for name in names if name]
+
+
+def asked(config: object, seam: Literal["observers", "rules", "sends", "wrapper"]) -> list[Any]:
+    """What add-ons bring to a seam that a configuration is about; see `AddOn.only_with`.
+
+    Args:
+        config: a `Config` or a mapping; of keys that are missing, or wrong, nothing is asked.
+    """
+    said = set(_said(config))
+    return [
+        load(name)
+        for addon in addons().values()
+        if (names := getattr(addon, seam))
+        and (
+            addon.only_with is None
+            or not said.isdisjoint(addon.only_with)
+            or any(_is_set(config, key, load(option)) for key, option in addon.options.items())
+            or any(brought.module in sys.modules for brought in addon.callables)
+        )
+        for name in ([names] if isinstance(names, str) else names)
+    ]
+
+
+def _said(config: object) -> Iterator[str]:
+    """NAME and NAME=VALUE of every key at any depth that is not null."""
+    if isinstance(config, (list, tuple)):
+        for value in config:
+            yield from _said(value)
+    elif isinstance(config, Mapping) or hasattr(config, "model_fields_set"):
+        for name, value in (config if isinstance(config, Mapping) else vars(config)).items():
+            if isinstance(value, (str, int)):
+                yield f"{name}={value}"
+            if value is not None:
+                yield str(name)
+                yield from _said(value)
+
+
+def _is_set(config: Any, key: str, option: Any) -> bool:
+    """Whether an option of an add-on has another value than its default."""
+    for name in key.split("."):
+        config = config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
+    default = option() if isinstance(option, type) else option.default
+    if isinstance(config, Mapping) and isinstance(option, type):
+        return {**default.model_dump(), **config} != default.model_dump()
+    return config is not None and config != default
 
 
 def copies() -> CopiesPlace | None:
@@ -69,16 +253,6 @@ def copies() -> CopiesPlace | None:
 def typed_keys() -> Mapping[str, str]:
     """What may be typed at keys that only a command line sets; see `AddOn.typed`."""
     return {key: name for addon in addons().values() for key, name in addon.typed.items()}
-
-
-def sends() -> list[Any]:
-    """What add-ons send to servers; see `AddOn.sends`."""
-    return [load(addon.sends) for addon in addons().values() if addon.sends]
-
-
-def rules() -> list[Callable[..., Any]]:
-    """What add-ons check of a configuration; see `AddOn.rules`."""
-    return [load(name) for addon in addons().values() for name in addon.rules]
 
 
 def completion() -> Callable[..., Any]:

@@ -8,8 +8,7 @@ wraps a dataset (a filter, a mixture, a pack) answers as it does.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,140 +17,6 @@ if TYPE_CHECKING:
     from penstock.loading.batch import Batch
     from penstock.order.plan import Request
     from penstock.order.streams import End, StreamRequest
-
-
-@dataclass(frozen=True)
-class Task:
-    """What `task=NAME` does; `conf/task/NAME.yaml` has its keys.
-
-    Attributes:
-        run: "module:function" that takes the `Config`, imported when the task runs.
-        sentence: what it is about to do, in a few words with names in braces, which
-            `config/announcement.py` lists; or "module:function" that takes the `Config` and the
-            same names.
-        reads: it only reads folders of runs, and needs no torch.
-        ranks: several ranks share it; one process does the others.
-        writes: it writes into the run's folder.
-    """
-
-    run: str
-    sentence: str
-    reads: bool = False
-    ranks: bool = False
-    writes: bool = False
-
-
-@dataclass(frozen=True)
-class Callables:
-    """What of a module, or of all modules of a package, a configuration may call: its classes.
-
-    Attributes:
-        module: its full name.
-        kind: what they are, for messages: "a sampler".
-        base: full name of the class that they have to be kinds of.
-    """
-
-    module: str
-    kind: str
-    base: str | None = None
-
-
-@dataclass(frozen=True)
-class Sweeps:
-    """How an add-on runs the several jobs of a command line with `-m`.
-
-    Attributes:
-        check: "module:function" of (composer, overrides, what is composed of those that are fixed,
-            announce), which gives the problems of all jobs.
-        plugins: "module:function" of (hydra's section, its plain values, the overrides), which
-            gives the problems of a launcher and a sweeper that are not hydra's basic ones.
-        resumed: "module:function" of overrides, one of which is `resume`: the overrides with those
-            of the sweep that it names before them, and whether it names one.
-        running: "module:function" of (composer, overrides, words of the command line), which gives
-            the context manager in which hydra runs the jobs.
-        job: "module:function" of (accept, run, report), called in the process of each job: it
-            gives `accept` the job's folder for its configuration, and that to `run` for its value;
-            what is raised goes to `report`, for an exit code.
-    """
-
-    check: str
-    plugins: str
-    resumed: str
-    running: str
-    job: str
-
-
-@dataclass(frozen=True)
-class AddOn:
-    """What a package above the core adds to it: `ADDON` in the package's `__init__.py`.
-
-    The core never imports an add-on. It finds the packages in `penstock.addons` by their folder
-    (`penstock.installed`), and imports a module when it is needed. What is called is named
-    "module:function".
-
-    Attributes:
-        tasks: by name.
-        callables: what a configuration may call of it.
-        options: "module:NAME" of its sections and options, `penstock.config.sections.Extension` and
-            `Option`, by the key where they stand. A module of options imports nothing slow.
-        backends: "module:function" of a `Fetch` and its `LoaderOptions` to a `Backend`
-            (`penstock.loading.workers.backends`), by the name that `loader.backend` has for it.
-        ahead: "module:function" of `(plan, dataset, rank, world, options)` to a `ReadsAhead`, or
-            None: those of a `Loader`, whose dataset has `remote_files`.
-        wrapper: "module:Class" of what it does to the data of a split, a
-            `penstock.build.wrapper.SplitWrapper`: opens or wraps the dataset, completes nodes
-            before they are built, gives costs of rows, settles values of `loader`, brings an
-            `Exchange` of batches.
-        row_keys: keys that any dataset's node may have, by which its `wrapper` chooses among rows.
-        explains: "module:function" for a run that resumes with other data, `(problems, saved, own,
-            address) -> problems`: what differs (`Problem`s by key) between the fingerprints of
-            the run and of the configuration, said better.
-        observers: "module:function" that takes a `penstock.tasks.fit.Fit` on the first rank, when
-            its folder is open, and returns a list of `penstock.training.observer.Observer`s.
-        pictures: "module:function" that takes a `penstock.build.data.Split`, a `Batch` of it and a
-            folder, draws the batch there, and returns the path of the picture, or None.
-        copies: a module with the functions of `penstock.runs.checkpoint.CopiesPlace`.
-        stores: "module:class" that reads files at addresses: (`penstock.datasets.files.Files`) ->
-            `penstock.datasets.files.Remote`. It is imported with the first address.
-        typed: "module:NAME" of a `penstock.config.command_line_keys.TypedKey`, by a key that only a
-            command line sets.
-        sends: a module that is a `penstock.config.endpoints.Sends`: what goes to which servers.
-        rules: "module:function" of (Config, the callable of each part by key), which yields what
-            contradicts each other, `full.key: why; how to resolve it`.
-        completion: "module:function" of hydra's parsed command line: what stands behind `-sc`.
-        sweeps: how it runs several jobs; one add-on at most has it.
-        sweep_contexts: "module:function" of the configuration that the jobs of a sweep start from,
-            which gives a context manager that is open until no job comes any more.
-        sweep_pages: "module:function" of (that configuration, the sweep's folder, whether other
-            jobs come), called after each job in its process, and at the end.
-        launchers: "module:function" of a launcher of hydra's, by its module, which gives a context
-            manager that is open while it runs jobs.
-        commands: what takes the place of a run, by the first word of the command line: takes the
-            words after it, and returns an exit code.
-    """
-
-    tasks: Mapping[str, Task] = field(default_factory=dict)
-    callables: Sequence[Callables] = ()
-    options: Mapping[str, str] = field(default_factory=dict)
-    backends: Mapping[str, str] = field(default_factory=dict)
-    ahead: str = ""
-    wrapper: str = ""
-    row_keys: Sequence[str] = ()
-    explains: str = ""
-    observers: str = ""
-    pictures: str = ""
-    copies: str = ""
-    stores: str = ""
-    typed: Mapping[str, str] = field(default_factory=dict)
-    sends: str = ""
-    rules: Sequence[str] = ()
-    completion: str = ""
-    sweeps: Sweeps | None = None
-    sweep_contexts: Sequence[str] = ()
-    sweep_pages: Sequence[str] = ()
-    launchers: Mapping[str, str] = field(default_factory=dict)
-    commands: Mapping[str, str] = field(default_factory=dict)
-
 
 Sample = Any  # a dict of fields, or what `dataset.fields` gives names to
 
@@ -387,7 +252,6 @@ class Collate(Protocol):
     def __call__(self, samples: list[Any], /) -> Mapping[str, Any]: ...
 
 
-@runtime_checkable
 class ReadsRows(Protocol):
     """A collate function that can make a whole batch of rows without their samples; optional.
 
@@ -405,9 +269,6 @@ class ReadsRows(Protocol):
         Raises:
             DataError, penstock.loading.collate.Mismatch: the batch has to be made by its samples.
         """
-
-
-TAKEN = "shared"  # the one stage in the timing of a batch that somebody else has made
 
 
 class ReadsAhead(Protocol):

@@ -198,7 +198,7 @@ def test_importing_a_package_imports_nothing(name):
     """But an add-on's the record with which it joins, `ADDON`."""
     imported = {module.split(".")[0] for module in imports_of(name)}
     if name.startswith("pipeline/addons/"):
-        assert all(under(module, ("penstock.protocols",)) for module in imports_of(name))
+        assert all(under(module, ("penstock.installed",)) for module in imports_of(name))
     else:
         assert imported <= {"__future__", "importlib", "typing"}
 

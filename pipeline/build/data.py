@@ -32,7 +32,6 @@ from penstock.loading.workers.options import LoaderOptions
 from penstock.loading.wrapped import unfiltered
 from penstock.order.plan import Plan
 from penstock.order.streams import StreamPlan, length_of
-from penstock.protocols import Exchange
 from penstock.runs import quarantine
 from penstock.transforms.batch import BatchCompose
 from penstock.transforms.device_decoding import files_first
@@ -42,6 +41,7 @@ from penstock.transforms.statistics import statistics_of
 
 if TYPE_CHECKING:
     from penstock.build.wrapper import SplitWrapper
+    from penstock.protocols import Exchange
 
 
 class DataParts:
@@ -172,9 +172,8 @@ class Split:
 
     @cached_property
     def wrappers(self) -> list[SplitWrapper]:
-        """What installed add-ons do to the split, see `AddOn.wrapper`."""
-        names = [addon.wrapper for addon in installed.addons().values() if addon.wrapper]
-        return [installed.load(name)(self) for name in names]
+        """What add-ons do to the split, see `AddOn.wrapper`."""
+        return [wrapper(self) for wrapper in installed.asked(self.config, "wrapper")]
 
     def prepared(self, key: str, node: Mapping[str, Any], supply: dict[str, Any]) -> Any:
         """A node as add-ons leave it before it is built; they may add to `supply`."""

@@ -45,7 +45,7 @@ def find(config: Config, parts: Parts, partly: bool = False) -> list[Problem]:
         partly: the Config lacks attributes that were wrong; rules that need one are skipped.
     """
     problems: list[Problem] = []
-    for rule in (*RULES, *installed.rules()):
+    for rule in (*RULES, *installed.asked(config, "rules")):
         try:
             for text in rule(config, parts):
                 key, _, message = text.partition(": ")

@@ -121,7 +121,9 @@ def check(config: Mapping[str, Any]) -> list[Problem]:
             f"which is not the provider's. If that is right{way}; public data: anon: true beside it"
         )
         problems.append(Problem(endpoint.key, reason))
-    of_addons = [problem for sends in installed.sends() for problem in sends.problems(config)]
+    of_addons = [
+        problem for sends in installed.asked(config, "sends") for problem in sends.problems(config)
+    ]
     return of_addons + problems
 
 
@@ -136,7 +138,7 @@ def notices(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _texts(config: Mapping[str, Any]) -> Iterator[str]:
-    for sends in installed.sends():
+    for sends in installed.asked(config, "sends"):
         yield from sends.notices(config)
     for endpoint in found(config):
         if not endpoint.is_providers:

@@ -152,9 +152,8 @@ def _leaves(config: Mapping[str, Any], key: str, origin: Origin) -> str:
     """How a value would leave the machine; empty if it stays."""
     if any(_ADDRESS.search(text) for text in (*_texts(origin.value), origin.text)):
         return "inside of an address"
-    if any(
-        key.startswith(f"{node}.") for sends in installed.sends() for node in sends.sent(config)
-    ):
+    sent = (node for sends in installed.asked(config, "sends") for node in sends.sent(config))
+    if any(key.startswith(f"{node}.") for node in sent):
         return "to a tracker's server"
     if any(_LEAVING.search(part) for part in re.split(r"[.\[\]]+", key)):
         return "in the options of a store"

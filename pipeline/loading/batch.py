@@ -15,6 +15,8 @@ from penstock.loading.stage_timer import StageTrace
 from penstock.order.plan import Request
 from penstock.order.randomness import IntArray
 
+TAKEN = "shared"  # the one stage in the timing of a batch that somebody else has made
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Batch(dict[str, Any]):

@@ -27,11 +27,12 @@ from penstock.loading.named_fields import Fields
 from penstock.loading.wrapped import SomeRows
 from penstock.order.columns import ChosenRows, EndToEnd
 from penstock.order.streams import length_of
-from penstock.protocols import Column
 from penstock.terminal import watched
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from penstock.protocols import Column
 
 _LABELS = ("targets", "labels", "_labels")
 Columns = dict[str, npt.NDArray[Any]]

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -60,7 +60,9 @@ from penstock.order.randomness import (
     scope,
 )
 from penstock.order.seeding import UNSEEDED, Seeding
-from penstock.protocols import Collate, Exchange, Transform
+
+if TYPE_CHECKING:
+    from penstock.protocols import Collate, Exchange, Transform
 
 
 @dataclass(eq=False, repr=False)

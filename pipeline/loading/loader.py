@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock import installed
 from penstock.distributed.world import World, has_accelerator
@@ -23,7 +23,7 @@ from penstock.files.batch_bytes import bounded
 from penstock.files.plain_json import JsonError, integer, mapping, shown
 from penstock.loading.autotune import Autotune
 from penstock.loading.bad_samples import Budget
-from penstock.loading.batch import Batch
+from penstock.loading.batch import TAKEN, Batch
 from penstock.loading.dataset_facts import row_counts
 from penstock.loading.fetch import Fetch
 from penstock.loading.known_by import agree
@@ -40,7 +40,9 @@ from penstock.loading.workers.window import Requests
 from penstock.loading.wrapped import unfiltered
 from penstock.order.plan import Plan
 from penstock.order.streams import End, StreamPlan
-from penstock.protocols import TAKEN, Exchange, ReadsAhead
+
+if TYPE_CHECKING:
+    from penstock.protocols import Exchange, ReadsAhead
 
 STATE_VERSION = 1
 _MOST_PROBLEMS = 50  # that a message names

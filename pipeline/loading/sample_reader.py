@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch.utils.data import Subset
@@ -38,7 +38,9 @@ from penstock.loading.stage_timer import StageTimer
 from penstock.loading.wrapped import own_row, sample_name
 from penstock.order.plan import Request
 from penstock.order.randomness import Draws, IntArray
-from penstock.protocols import Collate, Transform
+
+if TYPE_CHECKING:
+    from penstock.protocols import Collate, Transform
 
 FASTEST = 20e9  # bytes a second, as fast as a core fills fresh memory
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from penstock.protocols import Column
+if TYPE_CHECKING:
+    from penstock.protocols import Column
 
 
 class SomeRows(ABC):

@@ -7,14 +7,16 @@ which for 10^9 rows would take 8 GB and a minute.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.order.randomness import IntArray
-from penstock.protocols import Column
+
+if TYPE_CHECKING:
+    from penstock.protocols import Column
 
 _PIECE = 1 << 20  # rows that are read at once where all are wanted
 _SMALLEST_WEIGHT = 2.0**-1000  # in units of the largest; quotients by it are finite

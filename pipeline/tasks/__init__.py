@@ -3,7 +3,7 @@
 A module is imported when its task runs, so that no task pays for another's imports.
 """
 
-from penstock.protocols import Task
+from penstock.installed import Task
 
 CORE = {
     "fit": Task("penstock.tasks.fit:run", "training {both} {length}", ranks=True, writes=True),

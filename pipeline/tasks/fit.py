@@ -322,7 +322,7 @@ class Fit:
         refused = False
         try:
             if not trainer.fast_dev_run:  # which leaves nothing anywhere
-                for observers in installed.all_of("observers"):
+                for observers in installed.asked(self.config, "observers"):
                     self.observers += observers(self)
             try:
                 yield

@@ -1,6 +1,6 @@
 """Where a row is used, and the same run without it."""
 
-from penstock.protocols import AddOn, Task
+from penstock.installed import AddOn, Task
 
 ADDON = AddOn(
     tasks={

@@ -1,6 +1,6 @@
 """Two runs, or a run and its repetition, address by address."""
 
-from penstock.protocols import AddOn, Task
+from penstock.installed import AddOn, Task
 
 ADDON = AddOn(
     tasks={

@@ -1,5 +1,5 @@
 """Completion of keys, options and files by Tab in a shell."""
 
-from penstock.protocols import AddOn
+from penstock.installed import AddOn
 
 ADDON = AddOn(completion="penstock.addons.completion.shells:run")

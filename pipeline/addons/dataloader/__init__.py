@@ -1,5 +1,5 @@
 """The parts of `penstock.addons.dataloader.dataloader`, a DataLoader with torch's arguments."""
 
-from penstock.protocols import AddOn
+from penstock.installed import AddOn
 
 ADDON = AddOn()

@@ -1,8 +1,9 @@
 """Batches that runs of one machine hand each other: `pool.py`, with files in `batch_file.py`."""
 
-from penstock.protocols import AddOn
+from penstock.installed import AddOn
 
 ADDON = AddOn(
+    only_with=(),
     sweep_contexts=("penstock.addons.decode_pool.folder:jobs_to_come",),
     rules=("penstock.addons.decode_pool.rules:share",),
     options={

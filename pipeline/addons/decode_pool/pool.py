@@ -41,9 +41,8 @@ from penstock.files.disk import Hold, is_locked
 from penstock.files.own_files import NotOwnError
 from penstock.files.regular_file import regular_descriptor
 from penstock.loading import output_buffers, worker_status
-from penstock.loading.batch import Batch
+from penstock.loading.batch import TAKEN, Batch
 from penstock.order.plan import Request
-from penstock.protocols import TAKEN
 
 if TYPE_CHECKING:
     from penstock.order.streams import End, StreamRequest

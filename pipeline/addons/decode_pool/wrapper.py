@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from penstock.build.wrapper import SplitWrapper
 from penstock.distributed.world import World
-from penstock.protocols import Exchange
+
+if TYPE_CHECKING:
+    from penstock.protocols import Exchange
 
 # Other tasks measure the loader, or look for errors in the data.
 TASKS = ("fit", "validate", "digest", "lr_find")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,9 @@ from penstock.errors import DataError
 from penstock.loading.wrapped import SomeRows
 from penstock.order.columns import ColumnView
 from penstock.order.randomness import IntArray
-from penstock.protocols import Column
+
+if TYPE_CHECKING:
+    from penstock.protocols import Column
 
 _OF_A_ROW = frozenset({"path", "check"})  # methods of one row
 _OF_ROWS = frozenset({"locality", "files_of", "fetch_batch"})  # of several

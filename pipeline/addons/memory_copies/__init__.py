@@ -1,6 +1,6 @@
 """Copies of the training state in the memory of ranks."""
 
-from penstock.protocols import AddOn
+from penstock.installed import AddOn
 
 ADDON = AddOn(
     copies="penstock.addons.memory_copies.memory",

@@ -1,8 +1,9 @@
 """Several sources in one order, with weights."""
 
-from penstock.protocols import AddOn, Callables
+from penstock.installed import AddOn, Callables
 
 ADDON = AddOn(
+    only_with=(),
     rules=("penstock.addons.mixtures.rules:mixture",),
     callables=(
         Callables(

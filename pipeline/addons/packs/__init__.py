@@ -4,9 +4,10 @@
 reads one, `fields` turns fields of samples into rows of numbers and back.
 """
 
-from penstock.protocols import AddOn, Callables, Task
+from penstock.installed import AddOn, Callables, Task
 
 ADDON = AddOn(
+    only_with=("packed", "task=pack"),
     rules=("penstock.addons.packs.rules:packed",),
     tasks={"pack": Task("penstock.addons.packs.task:run", "packing {data}")},
     callables=(

@@ -1,8 +1,9 @@
 """Loader workers on a Ray cluster."""
 
-from penstock.protocols import AddOn
+from penstock.installed import AddOn
 
 ADDON = AddOn(
+    only_with=("backend=ray",),
     backends={"ray": "penstock.addons.ray.cluster:open_backend"},
     typed={"loader.ray.runtime_env": "penstock.addons.ray.runtime_env:TYPED"},
     # Not that of hydra's other launcher, for clusters that are rented.

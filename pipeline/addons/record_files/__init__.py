@@ -4,6 +4,6 @@
 and `expansion` bounds what comes out of compressed ones.
 """
 
-from penstock.protocols import AddOn
+from penstock.installed import AddOn
 
 ADDON = AddOn()

@@ -1,5 +1,5 @@
 """The page of all keys."""
 
-from penstock.protocols import AddOn
+from penstock.installed import AddOn
 
 ADDON = AddOn()

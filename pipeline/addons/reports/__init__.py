@@ -1,6 +1,6 @@
 """What did runs see, do and reach, on one page? Made from the files of run folders only."""
 
-from penstock.protocols import AddOn, Task
+from penstock.installed import AddOn, Task
 
 ADDON = AddOn(
     pictures="penstock.addons.reports.predictions:draw_batch",

@@ -1,6 +1,6 @@
 """Shards of samples: tar files and MDS."""
 
-from penstock.protocols import AddOn, Callables
+from penstock.installed import AddOn, Callables
 
 ADDON = AddOn(
     callables=(

@@ -1,6 +1,6 @@
 """Stores at addresses: listing their files, reading them, and keeping them on this machine."""
 
-from penstock.protocols import AddOn
+from penstock.installed import AddOn
 
 ADDON = AddOn(
     ahead="penstock.addons.stores.read_ahead:read_ahead",

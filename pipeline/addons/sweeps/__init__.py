@@ -1,8 +1,9 @@
 """Many runs of one command: grids, stored sweeps, Optuna."""
 
-from penstock.protocols import AddOn, Sweeps
+from penstock.installed import AddOn, Sweeps
 
 ADDON = AddOn(
+    only_with=(),
     observers="penstock.addons.sweeps.pruning:observers",
     rules=("penstock.addons.sweeps.rules:chooses_by_metric",),
     sweeps=Sweeps(

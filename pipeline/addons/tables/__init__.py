@@ -1,6 +1,6 @@
 """Delimited text, Parquet, Arrow and plain text."""
 
-from penstock.protocols import AddOn, Callables
+from penstock.installed import AddOn, Callables
 
 ADDON = AddOn(
     callables=(

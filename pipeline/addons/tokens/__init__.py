@@ -1,8 +1,9 @@
 """Files of tokens: where sequences lie in them, as Megatron or flat files say."""
 
-from penstock.protocols import AddOn, Callables
+from penstock.installed import AddOn, Callables
 
 ADDON = AddOn(
+    only_with=(),
     rules=("penstock.addons.tokens.rules:packing",),
     callables=(
         Callables(

@@ -5,7 +5,7 @@ threads of their own, so that none of them can stop a run; `known` remembers a s
 Trackers: `tensorboard`, `csv_file`, `mlflow`, `wandb`.
 """
 
-from penstock.protocols import AddOn, Callables
+from penstock.installed import AddOn, Callables
 
 ADDON = AddOn(
     observers="penstock.addons.trackers.observing:observers",

@@ -1,8 +1,9 @@
 """What bounds a run (`profile`), the fastest loader (`tune`), a learning rate (`lr_find`)."""
 
-from penstock.protocols import AddOn, Task
+from penstock.installed import AddOn, Task
 
 ADDON = AddOn(
+    only_with=("num_workers=tuned",),
     tasks={
         "profile": Task(
             "penstock.addons.tuning.profile:run", "timing the training of {both}", writes=True
