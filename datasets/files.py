@@ -83,7 +83,7 @@ class Remote(Protocol):
 
     def prefetcher(
         self,
-        rows_of: Callable[[int, int], Any],
+        rows_of: Callable[[int, int], object],
         steps_of: Callable[[int], int],
     ) -> Any:
         """What fetches files ahead of a reader, where `ahead` is more than 0.
@@ -120,7 +120,7 @@ class Files:
         retries: Index = 5,
         first_wait: float = 1.0,
         timeout: float = 60.0,
-        options: Mapping[str, Any] | None = None,
+        options: Mapping[str, object] | None = None,
         limits: Limits | None = None,
         concurrency: Count = 32,
         ahead: str | int = "256MB",

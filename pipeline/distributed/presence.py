@@ -110,7 +110,7 @@ class Presence:
         if self._thread.is_alive():
             self._thread.join(_LOOK)
 
-    def meet(self, store: Any) -> None:
+    def meet(self, store: object) -> None:
         """Be seen by the other ranks.
 
         Args:

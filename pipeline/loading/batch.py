@@ -67,7 +67,7 @@ class Batch(dict[str, Any]):
     valid: torch.Tensor | None = field(init=False)
 
     def __post_init__(
-        self, fields: Mapping[str, Any] | Iterable[tuple[str, Any]], order: IntArray | None
+        self, fields: Mapping[str, object] | Iterable[tuple[str, object]], order: IntArray | None
     ) -> None:
         self.update(fields)
         request, rows = self.request, dict.fromkeys(("positions", "indices", "valid"))
@@ -87,7 +87,7 @@ class Batch(dict[str, Any]):
             warnings=MappingProxyType(self.warnings),
         )
 
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
+    def __setstate__(self, state: Mapping[str, object]) -> None:
         self.__dict__.update(
             (name, MappingProxyType(value) if type(value) is dict else value)
             for name, value in state.items()
@@ -123,7 +123,7 @@ class Batch(dict[str, Any]):
         return self.replace({name: _map(value, change) for name, value in self.items()})
 
 
-def _map(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def _map(value: object, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, Mapping):

@@ -67,7 +67,7 @@ class _Padding:
                 batch[name] = stack(name, values)
         return batch
 
-    def _names(self, by_field: Mapping[str, list[Any]]) -> list[str]:
+    def _names(self, by_field: Mapping[str, list[object]]) -> list[str]:
         if self.fields is None:
             return [
                 name

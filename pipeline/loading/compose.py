@@ -16,7 +16,7 @@ class Compose:
         keyed: whether no step draws from a generator: each has `keyed = True`.
     """
 
-    def __init__(self, steps: Mapping[str, Callable[[Any], Any] | None]) -> None:
+    def __init__(self, steps: Mapping[str, Callable[[Any], object] | None]) -> None:
         self.steps = {name: step for name, step in steps.items() if step is not None}
         self.keyed = all(getattr(step, "keyed", False) for step in self.steps.values())
 
@@ -32,7 +32,7 @@ class Compose:
         return sample
 
 
-def _require_pictures(name: str, step: Any, sample: Any, error: Exception) -> None:
+def _require_pictures(name: str, step: object, sample: object, error: Exception) -> None:
     tv_tensors, pillow = sys.modules.get("torchvision.tv_tensors"), sys.modules.get("PIL.Image")
     kinds: tuple[type, ...] = (tv_tensors.TVTensor,) if tv_tensors is not None else ()
     kinds += (pillow.Image,) if pillow is not None else ()

@@ -38,7 +38,7 @@ _LABELS = ("targets", "labels", "_labels")
 Columns = dict[str, npt.NDArray[Any]]
 
 
-def table_of(dataset: Any, fields: Fields | None = None) -> pd.DataFrame | None:
+def table_of(dataset: object, fields: Fields | None = None) -> pd.DataFrame | None:
     """A row per sample: `dataset.metadata`, or by torch's conventions; None without any."""
     table = getattr(dataset, "metadata", None)
     if hasattr(table, "columns"):
@@ -116,7 +116,7 @@ def tokenizer_of(steps: Mapping[str, Any]) -> Any:
     return next((step for step in steps.values() if hasattr(step, "counting")), None)
 
 
-def facts_of(dataset: Any, fields: Fields | None = None) -> dict[str, int]:
+def facts_of(dataset: object, fields: Fields | None = None) -> dict[str, int]:
     """Numbers that models and metrics ask for: num_classes, num_outputs, num_features ..."""
     own = getattr(dataset, "facts", None)
     if isinstance(own, Mapping):
@@ -134,7 +134,7 @@ def facts_of(dataset: Any, fields: Fields | None = None) -> dict[str, int]:
     return facts
 
 
-def classes_of(dataset: Any) -> list[str]:
+def classes_of(dataset: object) -> list[str]:
     """Names of the classes by number; empty where they are unknown."""
     dataset = _whole(dataset)
     if isinstance(dataset, ConcatDataset):
@@ -144,14 +144,14 @@ def classes_of(dataset: Any) -> list[str]:
     return [str(name) for name in classes] if isinstance(classes, (list, tuple)) else []
 
 
-def _whole(dataset: Any) -> Any:
+def _whole(dataset: object) -> Any:
     """The dataset that a `Subset` is of, or whose rows are filtered."""
     while isinstance(dataset, (Subset, SomeRows)):
         dataset = dataset.dataset
     return dataset
 
 
-def _class_count(dataset: Any, fields: Fields) -> int:
+def _class_count(dataset: object, fields: Fields) -> int:
     names = classes_of(dataset)
     if names:
         return len(names)

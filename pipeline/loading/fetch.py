@@ -127,7 +127,7 @@ class Fetch:
         # Where nothing can draw, they need not be saved and put back: 30 us a batch.
         self.leaves_generators = self._keyed and self._whole.reads and self.batch_transform is None
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         """In a worker that was not forked."""
         self.__dict__.update(state)
         postscript.refuse()
@@ -194,7 +194,7 @@ class Fetch:
         """The dataset of `get_worker_info()` in a worker process, for `worker_init_fn`."""
         return self.dataset
 
-    def substitutes(self, rows: Any) -> Substitutes | None:
+    def substitutes(self, rows: object) -> Substitutes | None:
         """Rows that may take the place of bad ones."""
         return self.bad.substitutes
 
@@ -405,7 +405,7 @@ def hash_sample(sample: Any) -> bytes:
     return digest.digest()
 
 
-def _feed(update: Callable[[bytes], None], value: Any) -> None:
+def _feed(update: Callable[[bytes], None], value: object) -> None:
     """Feed a value in a form that tells every two different values apart."""
     if isinstance(value, Mapping):
         update(b"{%d" % len(value))

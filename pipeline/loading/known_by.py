@@ -44,7 +44,7 @@ def in_fingerprint(facts: Mapping[str, str]) -> dict[str, str]:
     return {PREFIX + name: value for name, value in facts.items()}
 
 
-def agree(name: str, first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
+def agree(name: str, first: Mapping[str, object], second: Mapping[str, object]) -> bool:
     """Whether an entry of two fingerprints is no difference.
 
     What a dataset is known by is one only where both are of a version that notes it; what is seen
@@ -67,7 +67,7 @@ def _is_known_by(name: object) -> bool:
     return str(name).startswith(PREFIX) and name not in _SEEN
 
 
-def tells(fingerprint: Any) -> bool:
+def tells(fingerprint: object) -> bool:
     """Whether it says more than a number of samples, as of a dataset that offers none."""
     own = fingerprint.partition(" kept=")[0] if isinstance(fingerprint, str) else "None"
     return own != "None" and not own.isdigit()
@@ -90,7 +90,7 @@ class Relation:
     alike: bool = False
 
 
-def other_facts(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
+def other_facts(first: Mapping[str, object], second: Mapping[str, object]) -> list[str]:
     """The names of facts that two fingerprints have, and that differ."""
     names = [name for name in {**first, **second} if name.startswith(PREFIX)]
     return [
@@ -100,7 +100,7 @@ def other_facts(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str
     ]
 
 
-def relation(first: Any, second: Any, split: str = "train") -> Relation:
+def relation(first: object, second: object, split: str = "train") -> Relation:
     """How a split of two runs compares.
 
     Args:
@@ -133,7 +133,7 @@ def relation(first: Any, second: Any, split: str = "train") -> Relation:
     )
 
 
-def compared_rows(first: Mapping[str, Any], second: Mapping[str, Any]) -> str:
+def compared_rows(first: Mapping[str, object], second: Mapping[str, object]) -> str:
     """How many rows two fingerprints have in common, of which none differs."""
     both = [parsed(str(facts.get(f"{PREFIX}rows", ""))) for facts in (first, second)]
     rows = both[0].keys() & both[1].keys()
@@ -155,5 +155,5 @@ def named(keys: Sequence[str], first: Mapping[str, Any], second: Mapping[str, An
     return "; ".join(said)
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
+def _mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}

@@ -81,7 +81,7 @@ class Fields:
 NAMELESS = Fields()
 
 
-def own_names(sample: Any) -> tuple[str, ...] | None:
+def own_names(sample: object) -> tuple[str, ...] | None:
     """The names of the parts of a named tuple or a dataclass; None for anything else."""
     if isinstance(sample, tuple):
         return getattr(sample, "_fields", None)
@@ -90,7 +90,7 @@ def own_names(sample: Any) -> tuple[str, ...] | None:
     return None
 
 
-def restorer(sample: Any) -> Restore | None:
+def restorer(sample: object) -> Restore | None:
     """A function that makes a sample of this one's kind of fields; None if it is a mapping.
 
     Fields that transforms have added come last. Where a named tuple or dataclass cannot hold them,
@@ -108,7 +108,7 @@ def restorer(sample: Any) -> Restore | None:
     return lambda fields: next(iter(fields.values())) if len(fields) == 1 else (*fields.values(),)
 
 
-def _value(value: Any) -> Any:
+def _value(value: object) -> Any:
     """A field's value; of a Pillow picture its pixels."""
     pillow = sys.modules.get("PIL.Image")  # where nobody has imported it, nothing is a picture
     if pillow is None or not isinstance(value, pillow.Image):
@@ -130,7 +130,9 @@ class OwnCollate:
         one: automatic batching is off (`batch.size=null`).
     """
 
-    def __init__(self, function: Callable[[Any], Any], fields: Fields, one: bool = False) -> None:
+    def __init__(
+        self, function: Callable[[Any], object], fields: Fields, one: bool = False
+    ) -> None:
         self.function, self.fields, self.one = function, fields, one
         if hasattr(function, "order"):
             self.order = function.order

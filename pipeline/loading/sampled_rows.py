@@ -54,7 +54,7 @@ class SampleRequest(Request):
 
 
 def seen_of(
-    dataset: Any, fields: Fields, hashes: Sequence[Callable[[], bytes]], rows: Sequence[int]
+    dataset: object, fields: Fields, hashes: Sequence[Callable[[], bytes]], rows: Sequence[int]
 ) -> Seen:
     """What is seen of a dataset; without `rows` if they are not the same when they are read again.
 

@@ -45,7 +45,7 @@ def nbytes(value: Any) -> int:
     return total
 
 
-def leaves(value: Any) -> int:
+def leaves(value: object) -> int:
     """Values in the lists and mappings that a value is made of; 0 for one that is neither."""
     total, waiting = 0, [value]
     while waiting:
@@ -59,7 +59,7 @@ def leaves(value: Any) -> int:
     return total
 
 
-def held(sample: Any, reserved: int) -> int:
+def held(sample: object, reserved: int) -> int:
     """Bytes that a sample keeps in memory, of which `reserved` were asked for to make it.
 
     A part of a picture that was cut out without a copy keeps the whole picture. A row of what the
@@ -72,7 +72,7 @@ def held(sample: Any, reserved: int) -> int:
     return max(size, min(reserved, sum(map(_whole, _arrays(values)))))
 
 
-def _arrays(values: Iterable[Any]) -> Iterable[Any]:
+def _arrays(values: Iterable[object]) -> Iterable[Any]:
     return (value for value in values if isinstance(value, _TENSORS))
 
 

@@ -53,7 +53,7 @@ class SlowRows:
     def __bool__(self) -> bool:
         return bool(self._rows)
 
-    def expects(self, request: Any) -> bool:
+    def expects(self, request: object) -> bool:
         """Whether a request has slow rows; not known of one that names no rows."""
         rows = getattr(request, "indices", None)
         return rows is not None and not self._rows.isdisjoint(rows.tolist())

@@ -91,7 +91,7 @@ class Transfer:
                 result.map(partial(_mark, stream))
             yield result
 
-    def _begin(self, result: Any) -> tuple[Any, torch.cuda.Event | None]:
+    def _begin(self, result: object) -> tuple[Any, torch.cuda.Event | None]:
         if not isinstance(result, Batch):  # an error or the end, which stands in a batch's place
             return result, None
         turn, self._turn = self._turn, (self._turn + 1) % len(self._slots)

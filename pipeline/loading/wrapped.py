@@ -46,17 +46,17 @@ class SomeRows(ABC):
         """The fingerprint of the dataset in one that `told` has given."""
 
 
-def unfiltered(dataset: Any) -> Any:
+def unfiltered(dataset: object) -> Any:
     """The dataset with all of its rows."""
     return dataset.dataset if isinstance(dataset, SomeRows) else dataset
 
 
-def unfiltered_fingerprint(dataset: Any, fingerprint: str) -> str:
+def unfiltered_fingerprint(dataset: object, fingerprint: str) -> str:
     """The fingerprint of `unfiltered(dataset)`, given that of `dataset`."""
     return dataset.untold(fingerprint) if isinstance(dataset, SomeRows) else fingerprint
 
 
-def own_row(dataset: Any, index: int) -> int | None:
+def own_row(dataset: object, index: int) -> int | None:
     """The dataset's own number of a row, where a filter has given it another one; else None."""
     return dataset.row(index) if isinstance(dataset, SomeRows) else None
 

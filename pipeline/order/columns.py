@@ -51,7 +51,7 @@ def column_of(
 
 
 def weights_of(
-    length: int, metadata: Any, column: str | None, weights: str | npt.ArrayLike | None
+    length: int, metadata: object, column: str | None, weights: str | npt.ArrayLike | None
 ) -> npt.NDArray[np.float64]:
     if weights is None:
         if column is None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from penstock.errors import ConfigError, DataError, Problem
@@ -30,7 +28,7 @@ class Curriculum(Order):
         self,
         length: int,
         seed: int,
-        metadata: Any,
+        metadata: object,
         column: str = "length",
         stages: Count = 4,
         descending: bool = False,

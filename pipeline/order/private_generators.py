@@ -102,7 +102,7 @@ _REPEATABLE = frozenset(
         "torchvision",
     }
 )
-_PYTHON: Any = random.seed.__self__  # type: ignore[attr-defined]
+_PYTHON: object = random.seed.__self__  # type: ignore[attr-defined]
 
 
 class PrivateGenerators:
@@ -118,10 +118,10 @@ class PrivateGenerators:
             so once is enough.
     """
 
-    def __init__(self, parts: Mapping[str, Any]) -> None:
+    def __init__(self, parts: Mapping[str, object]) -> None:
         self._parts = dict(parts)
         self._epoch: int | None = None
-        self._found: dict[str, Any] = {}
+        self._found: dict[str, object] = {}
         self.is_foreign = False
         self.refreshed = False
 
@@ -154,7 +154,7 @@ class PrivateGenerators:
 class PrivateDraws:
     """Generators by name beside `others`, the global ones, each seeded by key and name."""
 
-    def __init__(self, others: Draws, generators: Mapping[str, Any]) -> None:
+    def __init__(self, others: Draws, generators: Mapping[str, object]) -> None:
         self.others = others
         # A numpy Generator has its state in its BitGenerator.
         self._own = {
@@ -187,14 +187,14 @@ class PrivateDraws:
         ]
 
 
-def generators_in(parts: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
+def generators_in(parts: Mapping[str, object]) -> tuple[dict[str, Any], bool]:
     """The generators of `parts` by path, and whether the parts contain code of other packages.
 
     Global generators are left out. An object that can be reached in two ways has the shorter path.
     """
-    generators: dict[str, Any] = {}
+    generators: dict[str, object] = {}
     foreign = False
-    seen: dict[int, Any] = {}  # keeps objects alive, whose ids would be used again
+    seen: dict[int, object] = {}  # keeps objects alive, whose ids would be used again
     waiting = deque(parts.items())
     while waiting and len(seen) < _MOST_LOOKS:
         path, thing = waiting.popleft()
@@ -225,7 +225,7 @@ def _is_generator(thing: Any) -> bool:
     return isinstance(thing, (np.random.Generator, np.random.BitGenerator))
 
 
-def _root(thing: Any) -> str:
+def _root(thing: object) -> str:
     owner = thing if isinstance(thing, FunctionType) else type(thing)
     return (getattr(owner, "__module__", None) or "").partition(".")[0]
 
@@ -234,7 +234,7 @@ def _root(thing: Any) -> str:
 # generators a part draws from. If parts named theirs, all of what follows could go.
 
 
-def _inside(thing: Any) -> Iterator[tuple[str, Any]]:
+def _inside(thing: object) -> Iterator[tuple[str, Any]]:
     """The objects that a thing refers to, each with the step to it."""
     if isinstance(thing, (dict, list, tuple, deque)):
         items = thing.items() if isinstance(thing, dict) else enumerate(thing)
@@ -271,7 +271,7 @@ def _names_in(code: CodeType) -> list[str]:
     return [*code.co_names, *(name for function in inner for name in _names_in(function))]
 
 
-def _of_instance(thing: Any) -> Iterator[tuple[str, Any]]:
+def _of_instance(thing: object) -> Iterator[tuple[str, Any]]:
     """Attributes; outside of known packages also those of the class and what its methods read."""
     yield from ((f".{name}", value) for name, value in list(getattr(thing, "__dict__", {}).items()))
     for kind in type(thing).__mro__:

@@ -7,7 +7,6 @@ dataset's table are read once, when a sampler is made; no sampler loads a sample
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -172,7 +171,7 @@ class Weighted(Order):
         self,
         length: int,
         seed: int,
-        metadata: Any = None,
+        metadata: object = None,
         column: str | None = "label",
         weights: str | npt.ArrayLike | None = None,
         num_samples: Count | None = None,
@@ -262,7 +261,7 @@ class Bucket(BatchStrategy):
         self,
         length: int,
         seed: int,
-        metadata: Any,
+        metadata: object,
         batch_size: int,
         tail: Tail = "keep",
         column: str = "length",
@@ -329,7 +328,7 @@ class Identity(BatchStrategy):
         self,
         length: int,
         seed: int,
-        metadata: Any,
+        metadata: object,
         column: str = "label",
         identities: Count = 8,
         samples: Count = 4,

@@ -145,7 +145,7 @@ def _listening() -> Iterator[None]:
         random.getstate, np.random.get_state = kept
 
 
-def _noticed(name: str, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+def _noticed(name: str, function: Callable[..., T], *args: object, **kwargs: object) -> T:
     _asked.add(name)
     return function(*args, **kwargs)
 
@@ -203,7 +203,7 @@ _DRAWING = frozenset(
 
 # The `_like` functions take a generator only in newer versions of torch; filling an empty tensor
 # is what they do inside, with the same numbers.
-_FILLING: dict[Any, Callable[..., torch.Tensor]] = {
+_FILLING: dict[object, Callable[..., torch.Tensor]] = {
     torch.rand_like: torch.Tensor.uniform_,
     torch.randn_like: torch.Tensor.normal_,
     torch.randint_like: torch.Tensor.random_,
@@ -252,7 +252,7 @@ class ThreadRandomness(TorchFunctionMode):
         super().__enter__()
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         super().__exit__(*error)
         _of_thread.generator = None
         _substituted.end()

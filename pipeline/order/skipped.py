@@ -132,7 +132,7 @@ def _is_range(value: list[Any] | tuple[Any, ...]) -> bool:
     return depth == 2
 
 
-def _range(value: Any) -> Range:
+def _range(value: object) -> Range:
     ends = value if isinstance(value, list | tuple) else ()
     if len(ends) != 2 or not all(isinstance(end, list | tuple) and len(end) == 2 for end in ends):
         raise ValueError(f"{_shown(value)} is not a range of addresses; expected {_FORM}")
@@ -151,6 +151,6 @@ def _range(value: Any) -> Range:
     return start, stop
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

@@ -26,7 +26,7 @@ from penstock.order.skipped import Skipped
 from penstock.ranges import LARGEST, Count, Index, Seed
 
 
-def is_stream(dataset: Any) -> bool:
+def is_stream(dataset: object) -> bool:
     """Whether `dataset` (an object, a class, a function that yields) can only be read forwards."""
     if isgeneratorfunction(dataset):
         return True
@@ -161,7 +161,7 @@ class StreamPlan:
         return StreamRequest(epoch, step, rank, world)
 
 
-def length_of(dataset: Any) -> int | None:
+def length_of(dataset: object) -> int | None:
     """`len(dataset)`, or None if it has no length.
 
     Raises:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Protocol
 
 from penstock.config.schema import Config
 from penstock.distributed.group import Group
@@ -82,7 +82,7 @@ class Checkpoints:
         self.keep_last = keep_last
         self._background = background
         self._group = group or Group()
-        self._own: tuple[Group, Any] | None = None  # of the same ranks, for writing alone
+        self._own: tuple[Group, object] | None = None  # of the same ranks, for writing alone
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
 

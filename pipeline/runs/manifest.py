@@ -71,7 +71,7 @@ def read_manifest(folder: Path, key: str = "resume") -> dict[str, Any]:
     raise ConfigError(Problem(key, reason))
 
 
-def _checked(manifest: dict[str, Any]) -> dict[str, Any]:
+def _checked(manifest: dict[str, object]) -> dict[str, Any]:
     sessions = manifest.get("sessions", [])
     if not isinstance(sessions, list) or not all(isinstance(one, dict) for one in sessions):
         raise JsonError("its sessions are not a list of mappings")
@@ -83,7 +83,7 @@ def _checked(manifest: dict[str, Any]) -> dict[str, Any]:
     return manifest
 
 
-def check_overrides(words: Any) -> None:
+def check_overrides(words: object) -> None:
     """Refuse what is not a list of a command line's words; raises JsonError."""
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise JsonError("its overrides are not a list of texts")

@@ -250,7 +250,7 @@ def _is_plain(records: Sequence[Record]) -> bool:
     return True
 
 
-def _check(record: Mapping[str, Any]) -> None:
+def _check(record: Mapping[str, object]) -> None:
     if record.get("event") not in EVENTS:
         raise JsonError(f"event is {shown(record.get('event'))}")
     integer(record, "epoch")

@@ -110,7 +110,7 @@ def _cut_half_line(path: Path) -> None:
         refuse(path, error)
 
 
-def known_rows(path: str | Path, dataset: Any, split: str, fingerprint: str) -> dict[int, str]:
+def known_rows(path: str | Path, dataset: object, split: str, fingerprint: str) -> dict[int, str]:
     """Causes by row, of the rows of `dataset` that the quarantine at `path` names.
 
     Raises:

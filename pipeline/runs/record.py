@@ -79,7 +79,7 @@ class RunRecord:
     """A run's folder, with its configuration and manifest."""
 
     path: Path
-    config: Mapping[str, Any]
+    config: Mapping[str, object]
     manifest: Mapping[str, Any]
 
     @classmethod

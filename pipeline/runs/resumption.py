@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -261,7 +260,10 @@ def spans(facts: Mapping[str, str]) -> list[int]:
 
 
 def with_schedules(
-    saved: Mapping[str, str], own: Mapping[str, str], done: int, scheduler: Mapping[str, Any] | None
+    saved: Mapping[str, str],
+    own: Mapping[str, str],
+    done: int,
+    scheduler: Mapping[str, object] | None,
 ) -> tuple[dict[str, str], int | None]:
     """The fingerprint `own` as that of a run that resumes from a checkpoint.
 
@@ -346,7 +348,7 @@ def _schedule(facts: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _is_endless(node: Mapping[str, Any]) -> bool:
+def _is_endless(node: Mapping[str, object]) -> bool:
     """Whether a schedule is independent of the run's length, up to its warm-up."""
     from torch.optim.lr_scheduler import ConstantLR  # `--cfg` imports this file without torch
 

@@ -64,7 +64,7 @@ class _Record(_Numbers):
     wait_share: float
 
 
-def _check_records(history: list[Any]) -> list[Any]:
+def _check_records(history: list[object]) -> list[Any]:
     for record in history:  # here, as pydantic would list what is wrong with all of a million
         _Record.model_validate(record)
     return history
@@ -160,7 +160,7 @@ def _check_groups(groups: Any, optimizer: Optimizer) -> None:
                 raise JsonError(f"optimizer/param_groups has {shown(saved[key])} as {key}")
 
 
-def _kind(value: Any) -> str:
+def _kind(value: object) -> str:
     if isinstance(value, bool | Tensor):
         return type(value).__name__
     if isinstance(value, int | float):

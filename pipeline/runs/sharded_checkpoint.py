@@ -46,7 +46,7 @@ def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def write_folder(
-    path: Path, text: str, tensors: dict[str, Tensor], group: Group, parts: Any
+    path: Path, text: str, tensors: dict[str, Tensor], group: Group, parts: object
 ) -> None:
     """Write an encoded state to the new folder `path`; every rank makes this call.
 
@@ -212,7 +212,7 @@ def _check_files(path: Path, files: dict[str, str]) -> None:
             raise damaged(path, f"{name} does not match its checksum")
 
 
-def _digest(content: dict[str, Any]) -> str:
+def _digest(content: dict[str, object]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

@@ -211,7 +211,7 @@ def _orders(batches: Sequence[Batch]) -> list[int]:
     return (sums[ends] - sums[ends - lengths]).tolist()  # modulo 2^64
 
 
-def _step(batch: Batch, loss: float, ranks: tuple[Any, ...]) -> tuple[Step, int]:
+def _step(batch: Batch, loss: float, ranks: tuple[object, ...]) -> tuple[Step, int]:
     """A step, and how many losses its loss is the mean of."""
     samples, counts, orders, rows, left_out = zip(*ranks, strict=True)
     weight = sum(counts)

@@ -12,7 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -246,7 +246,7 @@ class Objective(ABC):
             raise ValueError("no batch to take the constant from")
         return self._from_mean(total / count).float()
 
-    def comparisons(self, train: Any, val: Any) -> dict[str, dict[str, float]]:
+    def comparisons(self, train: object, val: object) -> dict[str, dict[str, float]]:
         """Metrics of what else a result compares with, by name; from the two splits' datasets."""
         return {}
 
@@ -263,7 +263,7 @@ class Objective(ABC):
         return [Rendered(predicted=error) for error in self._errors(outputs, batch)]
 
     def examples(
-        self, model: nn.Module, dataset: Any, transform: Any, count: int
+        self, model: nn.Module, dataset: object, transform: object, count: int
     ) -> list[Sequence[str]] | None:
         """Predictions that no batch has, as a table with a head; None: `rendered` shows enough.
 
@@ -585,7 +585,7 @@ class Constant(nn.Module):
         return self.output.expand(len(inputs[0]), *self.output.shape)
 
 
-def _is_known(metric: Any) -> bool:
+def _is_known(metric: object) -> bool:
     return type(metric).__module__.startswith("torchmetrics.")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
 from itertools import chain
-from typing import Any
 
 import torch
 from torch import nn
@@ -47,7 +46,7 @@ def validate(
     model.eval()
     objective.to(device).reset()
     sums = torch.zeros(2, dtype=torch.float64, device=device)
-    left_out: list[Any] = []
+    left_out: list[object] = []
     steps = loader.plan.steps(0)
     _tell(observers, 0, steps)
     # Without turns, ranks meet at the end only, and so does an error of one of them.

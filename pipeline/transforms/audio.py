@@ -354,7 +354,7 @@ def _frames(seconds: float, rate: int) -> int:
     return max(1, round(seconds * rate))
 
 
-def _fields(sample: Sample, names: Sequence[str], transform: Any) -> dict[str, Tensor]:
+def _fields(sample: Sample, names: Sequence[str], transform: object) -> dict[str, Tensor]:
     """The tensors of a sample that a transform works on."""
     for name in names:
         if not isinstance(sample.get(name), Tensor):
@@ -366,7 +366,7 @@ def _fields(sample: Sample, names: Sequence[str], transform: Any) -> dict[str, T
     return {name: sample[name] for name in names}
 
 
-def _rate(sample: Sample, transform: Any) -> int:
+def _rate(sample: Sample, transform: object) -> int:
     if "rate" not in sample:
         raise DataError(
             f"{type(transform).__name__} needs the field 'rate' (frames a second, in Hz) beside "
@@ -375,7 +375,7 @@ def _rate(sample: Sample, transform: Any) -> int:
     return int(sample["rate"])
 
 
-def _common_length(audio: dict[str, Tensor], transform: Any) -> int:
+def _common_length(audio: dict[str, Tensor], transform: object) -> int:
     lengths = {name: value.shape[-1] for name, value in audio.items()}
     if len(set(lengths.values())) > 1:
         raise DataError(
@@ -385,7 +385,7 @@ def _common_length(audio: dict[str, Tensor], transform: Any) -> int:
     return next(iter(lengths.values()))
 
 
-def _check(name: str, value: Any, good: bool, allowed: str) -> None:
+def _check(name: str, value: object, good: bool, allowed: str) -> None:
     if not good:
         raise ConfigError(Problem(name, f"{value!r}; allowed: {allowed}"))
 

@@ -131,7 +131,7 @@ def _received_part(number: int, size: int, start: int, length: int) -> torch.Unt
     return files[number].storage(start, length)
 
 
-def pack(thing: Any) -> Message:
+def pack(thing: object) -> Message:
     """A message of `thing`; raises pickling's errors."""
     file = io.BytesIO()
     pickler = _Pickler(file)
@@ -139,7 +139,7 @@ def pack(thing: Any) -> Message:
     return Message(file.getbuffer(), pickler.descriptors, pickler.storages)
 
 
-def framed(thing: Any) -> memoryview:
+def framed(thing: object) -> memoryview:
     """The bytes of a message without tensors."""
     data = ForkingPickler.dumps(thing)
     return memoryview(_HEADER.pack(len(data), 0) + bytes(data))

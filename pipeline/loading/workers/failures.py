@@ -62,7 +62,7 @@ class FailureReport:
             lines += ["    its stack:", *(f"      {line}" for line in self.stack.splitlines())]
         return "\n".join(lines)
 
-    def _place(self, dataset: Any) -> str:
+    def _place(self, dataset: object) -> str:
         status = self.status
         if status.stage == worker_status.STARTING:
             return "starting"

@@ -79,7 +79,7 @@ class WorkerPool:
     def __init__(
         self, fetch: Fetch, seed: int, method: str, options: LoaderOptions, pin: bool
     ) -> None:
-        context: Any = multiprocessing.get_context(method)
+        context = multiprocessing.get_context(method)
         self._owner, size = os.getpid(), options.num_workers
         self._options, self._dataset = options, fetch.dataset
         self._shared = SharedState(context, size)
@@ -94,7 +94,7 @@ class WorkerPool:
         ]
         self._turns = count()
         self._lock = threading.RLock()
-        self._ready: deque[tuple[Task, Any]] = deque()
+        self._ready: deque[tuple[Task, object]] = deque()
         # The thread that pins is woken by the bell, and reports each result or its own error.
         self._bell, self._rings = socket.socketpair()
         self._rings.setblocking(False)
@@ -206,7 +206,7 @@ class WorkerPool:
         except BaseException as error:
             self._pinned.put(error)
 
-    def _pin(self, result: Any) -> Any:
+    def _pin(self, result: object) -> Any:
         if isinstance(result, ExceptionWrapper):
             return result
         try:

@@ -38,7 +38,7 @@ class QueueReader:
         claims: the numbers of what processes have taken, and how many, for each process.
     """
 
-    def __init__(self, pipe: Connection, file: Connection, claims: Any) -> None:
+    def __init__(self, pipe: Connection, file: Connection, claims: object) -> None:
         self._pipe, self._file, self._claims = pipe, file, claims
 
     def fileno(self) -> int:

@@ -38,7 +38,7 @@ class Task:
         self.request = request
         self.result: Any = None
         self.deaths = 0
-        self.last_death: Any = None
+        self.last_death: object = None
 
     def take(self) -> Result:
         """The result, which belongs to its consumer alone; raises an unexpected error."""
@@ -211,7 +211,7 @@ class Window:
         self.extra = self.size - self._normal + 1
         return len(pending) < self.size
 
-    def deliver(self, result: Any) -> None:
+    def deliver(self, result: object) -> None:
         """Take note of a batch that is its consumer's from now on."""
         if self.extra or self.measures:
             self.largest = max(self.largest, _nbytes(result))
@@ -221,5 +221,5 @@ class Window:
                 self.extra -= 1
 
 
-def _nbytes(result: Any) -> int:
+def _nbytes(result: object) -> int:
     return nbytes(getattr(result, "value", result))  # of a DataLoader's results

@@ -217,7 +217,7 @@ class PoolConnection:
         while True:
             self._send(self._out.get())
 
-    def _send(self, result: Any) -> None:
+    def _send(self, result: object) -> None:
         try:
             packed = pack(result)
         except Exception:

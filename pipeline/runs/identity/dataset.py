@@ -35,7 +35,7 @@ _MOST_TEXT = 200  # characters of an argument
 Facts = dict[str, str]
 
 
-def tells_all(dataset: Any) -> bool:
+def tells_all(dataset: object) -> bool:
     """Whether a dataset, and each that it is made of, has a fingerprint."""
     if isinstance(dataset, SomeRows):
         return tells_all(dataset.dataset)
@@ -45,7 +45,7 @@ def tells_all(dataset: Any) -> bool:
     return tells(str(getattr(dataset, "fingerprint", None)))
 
 
-def code_and_arguments(node: Any, dataset: Any, told: bool) -> Facts:
+def code_and_arguments(node: object, dataset: object, told: bool) -> Facts:
     """The code and the arguments of a dataset; none where all of it is ours.
 
     Args:
@@ -71,7 +71,7 @@ def code_and_arguments(node: Any, dataset: Any, told: bool) -> Facts:
     return {**{f"code.{name}": digest for name, digest in sorted(code.items())}, **given}
 
 
-def _defaults(target: Any) -> dict[str, Any]:
+def _defaults(target: object) -> dict[str, Any]:
     """The arguments that a target has by default, but for what the build supplies."""
     plain = (str, int, float, bool, list, tuple, type(None))
     return {
@@ -89,7 +89,7 @@ def _text(value: Any) -> str:
     return f"{text[: _MOST_TEXT // 2]}... {digest}"
 
 
-def _is_ours(found: Any) -> bool:
+def _is_ours(found: object) -> bool:
     return str(getattr(found, "__module__", "")).startswith(_OURS)
 
 
@@ -106,7 +106,7 @@ def _leaves(node: Any, key: str) -> Iterator[tuple[str, Any]]:
             yield inner, value
 
 
-def _names_a_place(value: Any) -> bool:
+def _names_a_place(value: object) -> bool:
     if not isinstance(value, str) or not value:
         return False
     try:

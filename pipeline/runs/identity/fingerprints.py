@@ -25,7 +25,7 @@ from penstock.runs.identity.contents import UNREADABLE, digests, read_list, writ
 _HASH = re.compile(r"[0-9a-f]{32}")
 
 
-def fingerprint_of(dataset: Any, mode: str, cache_dir: str | Path) -> str:
+def fingerprint_of(dataset: object, mode: str, cache_dir: str | Path) -> str:
     """The fingerprint of a dataset.
 
     Args:
@@ -47,13 +47,13 @@ def fingerprint_of(dataset: Any, mode: str, cache_dir: str | Path) -> str:
     return own if mode == "sizes" else _with_content(dataset, own, cache_dir)
 
 
-def other_than_own(dataset: Any, config: Config) -> str | None:
+def other_than_own(dataset: object, config: Config) -> str | None:
     """The configured fingerprint; None if that is the dataset's own one."""
     mode = mode_of(config)
     return None if mode == "sizes" else fingerprint_of(dataset, mode, config.cache_dir)
 
 
-def _with_content(dataset: Any, own: str, cache_dir: str | Path) -> str:
+def _with_content(dataset: object, own: str, cache_dir: str | Path) -> str:
     """The hash of `own` and all files, which a list in the cache names."""
     given = dataset.data_files() if hasattr(dataset, "data_files") else _by_path(dataset)
     files = list(dict.fromkeys((str(n), str(p), *map(str, v)) for n, p, *v in given))
@@ -87,7 +87,7 @@ def _by_path(dataset: Any) -> Iterator[tuple[str, ...]]:
     return ((os.path.relpath(path, root), path) for path in paths)
 
 
-def _refusal(dataset: Any, mode: str) -> ConfigError:
+def _refusal(dataset: object, mode: str) -> ConfigError:
     wanted = "`names_fingerprint()`" if mode == "names" else "`data_files()`"
     return ConfigError(
         Problem(

@@ -46,7 +46,7 @@ def code_of(config: Config) -> Code:
     return found
 
 
-def changes(before: Any, now: Code) -> Iterator[tuple[str, str, str, str]]:
+def changes(before: object, now: Code) -> Iterator[tuple[str, str, str, str]]:
     """Part, module, old and new hash of each changed module, once.
 
     Args:
@@ -62,7 +62,7 @@ def changes(before: Any, now: Code) -> Iterator[tuple[str, str, str, str]]:
                 yield part, name, was, digest
 
 
-def modules_of(found: Any) -> Iterator[tuple[str, str]]:
+def modules_of(found: object) -> Iterator[tuple[str, str]]:
     """Name and hash of the modules in which a class, and those that it derives from, or a function
     is defined.
     """
