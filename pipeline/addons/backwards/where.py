@@ -237,8 +237,8 @@ class _Question:
     def _own(self, row: int) -> int:
         return own_row(self.split.dataset, row)
 
-    def _key(self, share: Request, place: int) -> str:
-        position = share.positions[place : place + 1]
+    def _key(self, share: Request, row: int) -> str:
+        position = share.positions[row : row + 1]
         return f"{int(sample_keys(self.config.seed, share.epoch, position)[0]):016x}"
 
     @cached_property
@@ -258,9 +258,9 @@ class _Question:
         return causes
 
 
-def _part(share: Request, place: int) -> list[str]:
+def _part(share: Request, row: int) -> list[str]:
     """Which tokens of its row stand at a place, and in which block of the global batch."""
     if share.parts is None:
         return []
-    start, stop, length, block = share.parts[place].tolist()
+    start, stop, length, block = share.parts[row].tolist()
     return [f"{start}:{stop} of {length}", str(block)]

@@ -185,8 +185,8 @@ class _Trained:
         policy = rule("substitute", {}, self.plan.sampler, len(dataset), self.config.seed)
         for address in self._of(list(bad), until):
             request: Any = self.plan.request(*address)
-            for place in np.flatnonzero(np.isin(request.indices[: request.valid], list(bad))):
-                rows = policy.substitutes.rows(request, int(place)) if policy.substitutes else ()
+            for at in np.flatnonzero(np.isin(request.indices[: request.valid], list(bad))):
+                rows = policy.substitutes.rows(request, int(at)) if policy.substitutes else ()
                 taken = next((row for row in islice(rows, ATTEMPTS) if row not in bad), None)
                 if taken in self.rows and self._is_trained(address):
                     return address

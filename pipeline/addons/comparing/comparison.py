@@ -178,10 +178,10 @@ def compare(first: RunRecord, second: RunRecord) -> Comparison:
 
 def _orders(first: RunRecord, second: RunRecord) -> list[Finding]:
     """By the manifests' hashes over all rows and addresses, which only runs that ended have."""
-    one, other = (run.manifest.get("order") for run in (first, second))
-    if not (one and other):
+    order, other = (run.manifest.get("order") for run in (first, second))
+    if not (order and other):
         return []
-    if one == other:
+    if order == other:
         return [_of_data(Finding("order", "the same samples at all steps", True), first, second)]
     ends = [run.epochs[-1]["step"] if run.epochs else 0 for run in (first, second)]
     if ends[0] != ends[1]:

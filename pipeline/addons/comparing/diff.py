@@ -71,8 +71,8 @@ def _put_findings(findings: Sequence[Finding]) -> None:
         put(f"{finding.what:<14}{one_line(finding.text)}")
 
 
-def _weights(comparison: Comparison, wanted: bool) -> list[Finding]:
-    if not wanted:
+def _weights(comparison: Comparison, compares: bool) -> list[Finding]:
+    if not compares:
         return [Finding("weights", "not compared: diff.weights=false", None)]
     if not all(
         (run.path / "checkpoints").exists() for run in (comparison.first, comparison.second)

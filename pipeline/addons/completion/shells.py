@@ -110,8 +110,8 @@ def run(args: Namespace) -> None:
         or shell not in SHELLS
         or does not in ("install", "uninstall", "query")
     ):
-        given = " ".join(args.overrides)
-        reason = f"got {given!r}, expected install=SHELL or uninstall=SHELL, of {', '.join(SHELLS)}"
+        typed = " ".join(args.overrides)
+        reason = f"got {typed!r}, expected install=SHELL or uninstall=SHELL, of {', '.join(SHELLS)}"
         raise ConfigError(Problem("-sc", reason))
     if does == "query":
         for word in _answer(shell, args):
@@ -166,10 +166,10 @@ def _answer(shell: str, args: Namespace) -> list[str]:
     if not line.endswith(current) or kept is None or read is None:
         return []
     (*_, before), quote = kept
-    found = (word[len(before) :] for word in _words(read[0], args) if word.startswith(before))
+    endings = (word[len(before) :] for word in _words(read[0], args) if word.startswith(before))
     if quote:
-        return sorted(word for word in found if _PLAIN.fullmatch(word))
-    return sorted(_SPECIAL.sub(r"\\\g<0>", word) for word in found)
+        return sorted(word for word in endings if _PLAIN.fullmatch(word))
+    return sorted(_SPECIAL.sub(r"\\\g<0>", word) for word in endings)
 
 
 def _read(line: str) -> tuple[list[str], str] | None:
@@ -204,10 +204,10 @@ def _words(typed: list[str], args: Namespace) -> Iterator[str]:
     """The words that can stand in the place of the last one of a command line."""
     *before, last = typed[2 if _is_python(typed[0]) else 1 :] or [""]
     if before and before[-1] in _TAKES_FOLDER:
-        found: Iterator[str] = (path for path in _paths(last) if path.endswith("/"))
+        candidates: Iterator[str] = (path for path in _paths(last) if path.endswith("/"))
     else:
-        found = _of_key(*_composed(before, args), last)
-    yield from (word for word in dict.fromkeys(found) if word.isprintable())
+        candidates = _of_key(*_composed(before, args), last)
+    yield from (word for word in dict.fromkeys(candidates) if word.isprintable())
 
 
 def _is_python(word: str) -> bool:
@@ -230,7 +230,9 @@ def _composed(before: list[str], args: Namespace) -> tuple[Composer, Composed]:
             }
         )
     composer = Composer(named.config_path, named.config_name, named.config_dir)
-    overrides = [one for one in composer.parse(words)[0] if not one.is_sweep_override()]
+    overrides = [
+        override for override in composer.parse(words)[0] if not override.is_sweep_override()
+    ]
     composed = composer.compose(overrides)
     if not composed.complete and composed.problems:
         raise ConfigError(composed.problems)
@@ -268,7 +270,7 @@ def _node(config: Mapping[str, Any], key: str) -> Any:
 def _values(composer: Composer, composed: Composed, key: str, typed: str) -> Iterator[str]:
     """The options of a group; or the value that a key has, and the files of that name."""
     if options := composer.options(key):
-        yield from (one for one in options if one.startswith(typed))
+        yield from (option for option in options if option.startswith(typed))
         return
     value = _node(composed.config, key)
     hidden = key in composed.config.origins or disclosure.names_secret(key, value)
@@ -297,6 +299,6 @@ def _paths(typed: str) -> Iterator[str]:
     """Files and folders whose paths begin so; a folder ends in a slash."""
     folder, slash, begin = typed.rpartition("/")
     with suppress(OSError, ValueError), os.scandir(f"{folder}{slash}" or ".") as entries:
-        for one in islice(entries, _MOST_FILES):
-            if one.name.startswith(begin) and (begin or not one.name.startswith(".")):
-                yield f"{folder}{slash}{one.name}{'/' if one.is_dir() else ''}"
+        for entry in islice(entries, _MOST_FILES):
+            if entry.name.startswith(begin) and (begin or not entry.name.startswith(".")):
+                yield f"{folder}{slash}{entry.name}{'/' if entry.is_dir() else ''}"

@@ -149,7 +149,10 @@ class EpochDraws:
 
     def _generators(self) -> list[torch.Generator]:
         """All that are drawn from besides the global one, each once."""
-        candidates = [self._generator, *(getattr(one, "generator", None) for one in self._chain)]
+        candidates = [
+            self._generator,
+            *(getattr(sampler, "generator", None) for sampler in self._chain),
+        ]
         different = {
             id(generator): generator
             for generator in candidates

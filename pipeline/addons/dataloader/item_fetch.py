@@ -178,10 +178,10 @@ class ItemFetch(BackendFetch):
                 samples, taken = [], 0
                 cell = worker_status.current.cell
                 cell[worker_status.STAGE] = worker_status.READ
-                for place, key in enumerate(keys):
+                for position, key in enumerate(keys):
                     if seeds is not None:
-                        draws.seed(seeds[place])
-                    cell[worker_status.PLACE] = place
+                        draws.seed(seeds[position])
+                    cell[worker_status.PLACE] = position
                     samples.append(dataset[key])
                     if account.taken != taken:
                         taken = settled(account, taken, samples[-1])
@@ -358,11 +358,11 @@ class StreamShard:
             self.next += 1
             worker_status.report(0, worker_status.READ)
             samples, taken = [], 0
-            for place, sample in enumerate(islice(self._forwards, size or 1)):
+            for position, sample in enumerate(islice(self._forwards, size or 1)):
                 samples.append(sample)
                 if account.taken != taken:
                     taken = settled(account, taken, sample)
-                worker_status.report(place + 1, worker_status.READ)
+                worker_status.report(position + 1, worker_status.READ)
         short = size is not None and len(samples) < size
         self._ended = not samples or short
         if not samples or (short and self._fetch.drop_last):

@@ -161,7 +161,7 @@ class ShardsProgress(Progress):
 
     @property
     def is_waiting(self) -> bool:
-        unheard = (self._shards[place] for place in self._unheard)
+        unheard = (self._shards[index] for index in self._unheard)
         return any(shard.state is None and not shard.ended for shard in unheard)
 
     def requests(self) -> Iterator[ShardStep | OpenShard]:
@@ -175,32 +175,32 @@ class ShardsProgress(Progress):
         turns = -(-len(self._shards) // self._processes) * self._processes
         first = list(self._asked)
         for number in count(min((s.batches for s in self._shards if not s.ended), default=0)):
-            for place in range(turns):
+            for index in range(turns):
                 if all(shard.ended for shard in self._shards):
                     return
-                known = place < len(self._shards) and not self._shards[place].ended
-                is_asked = known and number >= first[place]
-                yield self._step(place if is_asked else -1, number)
+                known = index < len(self._shards) and not self._shards[index].ended
+                is_asked = known and number >= first[index]
+                yield self._step(index if is_asked else -1, number)
 
     def _assigned(self, loads: Sequence[int]) -> tuple[int, ShardStep]:
-        left = [place for place, shard in enumerate(self._shards) if not shard.ended] or [0]
-        place = min(left, key=lambda shard: (loads[shard % self._processes], self._asked[shard]))
-        self._asked[place] += 1
-        return place % self._processes, self._step(place, self._asked[place] - 1)
+        left = [index for index, shard in enumerate(self._shards) if not shard.ended] or [0]
+        index = min(left, key=lambda index: (loads[index % self._processes], self._asked[index]))
+        self._asked[index] += 1
+        return index % self._processes, self._step(index, self._asked[index] - 1)
 
-    def _step(self, place: int, number: int) -> ShardStep:
-        step = ShardStep(self._epoch, next(self._steps), place, self.workers, number, self._seed)
-        if place < 0:
+    def _step(self, shard: int, number: int) -> ShardStep:
+        step = ShardStep(self._epoch, next(self._steps), shard, self.workers, number, self._seed)
+        if shard < 0:
             return step
-        batch, state = self._begun_at[place]
+        batch, state = self._begun_at[shard]
         at = None if state is None else (batch, state)
         return replace(step, state=at, copied=self._copied)
 
     def note(self, result: FetchResult) -> None:
-        place = result.request.worker
-        self._unheard.discard(place)
-        if place >= 0 and result.begun is not None and self._shards[place].state is None:
-            self._shards[place].state = result.begun
+        shard = result.request.worker
+        self._unheard.discard(shard)
+        if shard >= 0 and result.begun is not None and self._shards[shard].state is None:
+            self._shards[shard].state = result.begun
 
     def accept(self, result: FetchResult) -> bool:
         step: ShardStep = result.request

@@ -18,7 +18,7 @@ from penstock.order.streams import is_stream
 def rows(config: Config, parts: Parts) -> Iterator[str]:
     """Filters, and what else chooses rows: expressions, names of columns and rows, files."""
     of_splits = {"dataset": [f"dataset.{name}" for name in SPLITS]}
-    for where, given in choices_of_rows(config.dataset):
+    for where, choices in choices_of_rows(config.dataset):
         kinds = [
             kind
             for key, kind in ((key, parts.get(key)) for key, _ in datasets(config.dataset))
@@ -27,36 +27,35 @@ def rows(config: Config, parts: Parts) -> Iterator[str]:
         for kind in kinds:
             if is_stream(kind):
                 yield (
-                    f"{where}.{next(iter(given))}: chooses rows by index, and {kind.__name__} is a "
-                    "stream, which can only be read forwards; leave records out where it yields "
+                    f"{where}.{next(iter(choices))}: chooses rows by index, and {kind.__name__} is "
+                    "a stream, which can only be read forwards; leave records out where it yields "
                     "them, or read the data with a dataset of rows"
                 )
         columns: list[Any] = [getattr(kind, "columns", None) for kind in kinds]
-        told = [one for one in columns if isinstance(one, (list, tuple))]
-        for key, one in filters(given, where):
-            if isinstance(one, Mapping) and "_target_" in one:
+        known = [names for names in columns if isinstance(names, (list, tuple))]
+        for key, condition in filters(choices, where):
+            if isinstance(condition, Mapping) and "_target_" in condition:
                 continue
-            if not isinstance(one, str):
-                yield (
-                    f"{key}: {not_allowed(one, 'an expression, a node with _target_, or a list')}"
-                )
+            if not isinstance(condition, str):
+                allowed = "an expression, a node with _target_, or a list"
+                yield f"{key}: {not_allowed(condition, allowed)}"
                 continue
             try:
-                expression = Expression(one, key)
-                for names in told:
+                expression = Expression(condition, key)
+                for names in known:
                     expression.check(names)
             except ConfigError as error:
                 yield from map(str, error.problems)
-        column = given.get("unique")
+        column = choices.get("unique")
         if column is not None and not isinstance(column, str):
             yield f"{where}.unique: {not_allowed(column, 'the name of a column')}"
         elif column is not None:
             yield from (
                 f"{where}.unique: {no_column(column, names)}"
-                for names in told
+                for names in known
                 if column not in names
             )
-        yield from _left_out(f"{where}.without", given.get("without"))
+        yield from _left_out(f"{where}.without", choices.get("without"))
 
 
 def _left_out(key: str, value: Any) -> Iterator[str]:
@@ -68,7 +67,8 @@ def _left_out(key: str, value: Any) -> Iterator[str]:
         return
     by_split = value if isinstance(value, Mapping) else {"train": value}
     listed = all(
-        isinstance(one, list) and all(type(row) is int for row in one) for one in by_split.values()
+        isinstance(rows, list) and all(type(row) is int for row in rows)
+        for rows in by_split.values()
     )
     if not listed or not by_split.keys() <= {"train", "val"}:
         allowed = "rows of the training split, {train: rows, val: rows}, or a quarantine.csv"

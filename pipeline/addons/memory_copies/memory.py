@@ -117,8 +117,8 @@ class Memory:
             shutil.rmtree(self._files.folder, ignore_errors=True)
 
     def _check_room(self, size: int) -> None:
-        found = os.statvfs(_SHARED)
-        room = found.f_bavail * found.f_frsize
+        state = os.statvfs(_SHARED)
+        room = state.f_bavail * state.f_frsize
         if room < _SPARE * size:
             raise CheckpointError(
                 f"{_SHARED} has {room >> 20} MiB left, and a copy of the state "
@@ -129,11 +129,11 @@ class Memory:
         """Remove the copies of earlier starts, once this one has its own."""
         assert self._files is not None
         assert self._folder is not None
-        others = [one for one in self._folder.iterdir() if one != self._files.folder]
+        others = [path for path in self._folder.iterdir() if path != self._files.folder]
         if others:
             self._files.flush()
-        for one in others:
-            shutil.rmtree(one, ignore_errors=True)
+        for path in others:
+            shutil.rmtree(path, ignore_errors=True)
 
     def _give_up(self, error: CheckpointError) -> None:
         assert self._files is not None

@@ -68,22 +68,22 @@ class Interleaving:
 
     def split(self, positions: IntArray) -> tuple[IntArray, IntArray]:
         """The source at each position, and how many rows it has before there: int64[n] each."""
-        block, place = np.divmod(positions, BLOCK)
-        source = self._layout[place]
+        block, at = np.divmod(positions, BLOCK)
+        source = self._layout[at]
         shared = np.flatnonzero(source == len(self._whole))
-        source[shared] = self._holder[block[shared] % PERIOD, self._number[place[shared]]]
-        return source, self._count(source, block, place)
+        source[shared] = self._holder[block[shared] % PERIOD, self._number[at[shared]]]
+        return source, self._count(source, block, at)
 
     def counts(self, position: int) -> IntArray:
         """Rows of each source before a position: int64[sources]."""
-        block, place = divmod(position, BLOCK)
+        block, at = divmod(position, BLOCK)
         sources = np.arange(len(self._whole))
-        return self._count(sources, np.array(block), np.array(place))
+        return self._count(sources, np.array(block), np.array(at))
 
     def given(self, source: int, positions: IntArray) -> IntArray:
         """Rows of one source before each position: int64[n]."""
-        block, place = np.divmod(positions, BLOCK)
-        return self._count(np.full(len(positions), source), block, place)
+        block, at = np.divmod(positions, BLOCK)
+        return self._count(np.full(len(positions), source), block, at)
 
     def place_of(self, surplus: FloatArray) -> int:
         """The position in the first block before which sources have most nearly such a surplus.
@@ -97,12 +97,12 @@ class Interleaving:
         far = np.square(own - surplus[:, None]).sum(axis=0)
         return int(far.round(6).argmin())  # the same on machines that round in another way
 
-    def _count(self, source: IntArray, block: IntArray, place: IntArray) -> IntArray:
+    def _count(self, source: IntArray, block: IntArray, at: IntArray) -> IntArray:
         periods, turn = np.divmod(block, PERIOD)
         count = self._whole[source] * block + self._parts[source] * periods
         count += self._extras[turn, source]
-        count += self._before[source, place]
-        count += self._held[turn, source] < place
+        count += self._before[source, at]
+        count += self._held[turn, source] < at
         return count
 
 
@@ -119,11 +119,11 @@ def spread(counts: IntArray) -> IntArray:
     )
     ready: list[tuple[int, int]] = []  # deadline, thing
     order, following = np.empty(total, np.int64), 0
-    for place in range(total):
-        while following < total and waiting[following][0] <= place:
+    for at in range(total):
+        while following < total and waiting[following][0] <= at:
             heappush(ready, waiting[following][1:])
             following += 1
-        order[place] = heappop(ready)[1]
+        order[at] = heappop(ready)[1]
     return order
 
 

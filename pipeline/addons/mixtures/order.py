@@ -230,9 +230,9 @@ class MixtureOrder(Order):
                     return laid_out, start
                 units = units_of(weights)
                 # From where sources have the surplus that they have here, so that it never grows.
-                place = interleaved(units).place_of(surplus)
-                rows = interleaved(units).counts(place)
-                stage = _Stage(start, units, place, before - rows)
+                offset = interleaved(units).place_of(surplus)
+                rows = interleaved(units).counts(offset)
+                stage = _Stage(start, units, offset, before - rows)
                 laid_out.append(stage)
                 end = _until(stage, stop, np.where(weights > 0, limits, _FOR_EVER))
                 after = stage.counts(end)

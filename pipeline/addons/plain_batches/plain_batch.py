@@ -191,7 +191,7 @@ class _Writer:
         if kind is bytes:
             return {"bytes": self.add(np.frombuffer(value, np.uint8))}
         if kind in (list, tuple):
-            items = [self.value(item, f"{where}, [{place}]") for place, item in enumerate(value)]
+            items = [self.value(item, f"{where}, [{number}]") for number, item in enumerate(value)]
             return items if kind is list else {"tuple": items}
         if kind in (dict, MappingProxyType):
             for key in value:

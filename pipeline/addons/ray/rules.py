@@ -14,9 +14,9 @@ from penstock.errors import ConfigError
 
 
 def actors(config: Config, parts: Parts) -> Iterator[str]:
-    loader, given = config.loader, RaySection.of(config)
+    loader, section = config.loader, RaySection.of(config)
     if loader.backend != "ray":
-        for name, value in given.model_dump().items():
+        for name, value in section.model_dump().items():
             if value != getattr(RaySection(), name):
                 yield (
                     f"loader.ray.{name}: {show(value)} is for Ray actors, but "
@@ -25,7 +25,7 @@ def actors(config: Config, parts: Parts) -> Iterator[str]:
         return
     try:
         require_installed()
-        refuse_client(given.address)
+        refuse_client(section.address)
     except ConfigError as error:
         yield from map(str, error.problems)
     if loader.multiprocessing_context:
@@ -33,8 +33,8 @@ def actors(config: Config, parts: Parts) -> Iterator[str]:
             f"loader.multiprocessing_context: {show(loader.multiprocessing_context)} is for "
             "processes, but loader.backend=ray, and Ray starts its own; set it to null"
         )
-    if config.loader.num_workers == 0 and given.num_actors != "auto":
+    if config.loader.num_workers == 0 and section.num_actors != "auto":
         yield (
-            f"loader.ray.num_actors: {given.num_actors} needs actors, but loader.num_workers=0, "
+            f"loader.ray.num_actors: {section.num_actors} needs actors, but loader.num_workers=0, "
             "which means none; leave that out, or set loader.backend=main"
         )

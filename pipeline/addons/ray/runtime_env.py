@@ -27,8 +27,8 @@ def _py_modules(content: Any, key: str) -> Iterator[Problem]:
     if not isinstance(content, list):
         yield Problem(key, f"got {show(content)}, expected a list of folders")
         return
-    for place, path in enumerate(content):
-        below = f"{key}[{place}]"
+    for number, path in enumerate(content):
+        below = f"{key}[{number}]"
         if not _is_folder(path):
             yield Problem(below, f"got {show(path)}, expected the folder of a package, {_WHY}")
             continue
@@ -44,7 +44,7 @@ def _is_folder(path: Any) -> bool:
 
 
 def _excludes(content: Any, key: str) -> Iterator[Problem]:
-    if not isinstance(content, list) or not all(isinstance(one, str) for one in content):
+    if not isinstance(content, list) or not all(isinstance(entry, str) for entry in content):
         yield Problem(key, f"got {show(content)}, expected a list of patterns as in .gitignore")
 
 

@@ -108,8 +108,8 @@ class RayWorker:
                 self.failed_starts = 0
             if self._asked in ready:
                 ref, self._asked = self._asked, None
-                for place, number in enumerate(ray.get(ref)):
-                    self._cell[place] = number
+                for field, number in enumerate(ray.get(ref)):
+                    self._cell[field] = number
                 self._told = True
             if self._life in ready:
                 ray.get(self._life)

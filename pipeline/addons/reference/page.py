@@ -47,7 +47,7 @@ def page() -> str:
     for folder in sorted(path for path in CONF.iterdir() if path.is_dir() and path.name != "hydra"):
         group = folder.name
         parts.append(f"## {group}\n")
-        for path in sorted(folder.glob("*.yaml"), key=lambda one: (one.stem != "default", one)):
+        for path in sorted(folder.glob("*.yaml"), key=lambda file: (file.stem != "default", file)):
             rows = [*_own(path, group), *_not_in_yaml(path, group, supplied.get(group, ()))]
             parts += [f"### {group}={path.stem}\n", _description(path), _table(rows)]
     return "\n".join(part for part in parts if part)
@@ -55,10 +55,10 @@ def page() -> str:
 
 def _own(path: Path, group: str) -> list[YamlKey]:
     return [
-        one
-        for one in keys_of(path, group)
-        if (one.value or one.comment)
-        and one.key.removeprefix(f"{group}.").split(".")[0] not in _NOT_KEYS
+        key
+        for key in keys_of(path, group)
+        if (key.value or key.comment)
+        and key.key.removeprefix(f"{group}.").split(".")[0] not in _NOT_KEYS
     ]
 
 
@@ -77,9 +77,9 @@ def _not_in_yaml(path: Path, group: str, supplied: Iterable[str]) -> list[YamlKe
         supplied: those that the build gives the part of this group.
     """
     text = path.read_text(encoding="utf-8")
-    given = yaml.safe_load(text) or {}
+    content = yaml.safe_load(text) or {}
     where = package_of(text, group) or group
-    node = given.get(group, given)
+    node = content.get(group, content)
     target = str(node.get("_target_", "")) if isinstance(node, dict) else ""
     if not isinstance(node, dict) or not target.startswith("penstock."):
         return []

@@ -44,7 +44,7 @@ _NAMES = {
     GRID: "grid",
     MUTED: "muted",
     PAPER: "bg",
-    **{color: f"c{place}" for place, color in enumerate(COLORS, 1)},
+    **{color: f"c{number}" for number, color in enumerate(COLORS, 1)},
 }
 # matplotlib writes no CSS variables and no ids of one's own, so its SVG is rewritten: colours to
 # variables, ids and references to them with a prefix, paths with one decimal. A backend that can do
@@ -328,11 +328,11 @@ def _settle(
 
     if log and min(value for curve in curves for value in _values(curve)) > 0:
         axes.set_yscale("log")
-        axes.yaxis.set_minor_formatter(lambda value, place: "")
+        axes.yaxis.set_minor_formatter(lambda value, number: "")
     if percent:
         axes.set_ylim(0, 1)
     axes.yaxis.set_major_formatter(
-        lambda value, place: (
+        lambda value, number: (
             f"{value:.0%}" if percent else f"{value:,.3g}" if abs(value) < 1e4 else f"{value:,.0f}"
         )
     )
@@ -342,7 +342,7 @@ def _settle(
     if span is not None and span[0] < span[1]:
         axes.set_xlim(span[0] - 0.01 * (span[1] - span[0]), span[1] + 0.02 * (span[1] - span[0]))
     axes.xaxis.set_major_locator(MaxNLocator(8, integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
-    axes.xaxis.set_major_formatter(lambda value, place: f"{value:,.0f}")
+    axes.xaxis.set_major_formatter(lambda value, number: f"{value:,.0f}")
 
 
 def _readings(

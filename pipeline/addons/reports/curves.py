@@ -102,7 +102,7 @@ def _curve(
         label,
         records.column("step")[at].tolist(),
         records.column(name)[at].tolist(),
-        [steps.note(records.address(place)) for place in at],
+        [steps.note(records.address(row)) for row in at],
         color,
         **more,
     )
@@ -113,7 +113,7 @@ def of_ledger(ledger: Ledger, steps: Steps) -> Curve:
     chosen = thinned(ledger.loss, _MOST_STEPS)
     pairs = list(zip(ledger.epoch[chosen].tolist(), ledger.step[chosen].tolist(), strict=True))
     places = [steps.at(epoch, step) for epoch, step in pairs]
-    kept = [place for place, x in enumerate(places) if x is not None]
+    kept = [i for i, x in enumerate(places) if x is not None]
     losses = ledger.loss[chosen].tolist()
     return Curve(
         "each step",
@@ -184,8 +184,8 @@ def _metrics(run: RunRecord, steps: Steps, marks: list[Mark], axis: dict[str, An
                 most=max(40, _MOST_POINTS // max(count, 1)),
                 levels={
                     name: level
-                    for name, one in levels.items()
-                    if (level := number(one, title)) is not None
+                    for name, values in levels.items()
+                    if (level := number(values, title)) is not None
                 },
             )
         )

@@ -83,9 +83,9 @@ class Shown(Observer):
                 files["predictions"] = predictions.draw(fit.data.val, model, fit.objective, drawn)
         with only_shown("the picture of confused classes"):
             best = fit.result.best
-            found = self.confusions.best(int(best["epoch"]) if best else None)
-            if found is not None and isinstance(fit.objective, Classification):
-                epoch, counts = found
+            confused = self.confusions.best(int(best["epoch"]) if best else None)
+            if confused is not None and isinstance(fit.objective, Classification):
+                epoch, counts = confused
                 files["confusion"] = pictures.confusion_matrix(
                     counts,
                     fit.objective.names,

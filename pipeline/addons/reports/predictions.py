@@ -65,9 +65,9 @@ def draw(
     if is_signals(batch.get(name)):
         return signals(unpadded(batch, name)[0], path, [_caption(row) for row in rendered])
     table: list[Sequence[str]] = [("row", "sample", "true", "predicted")]
-    for place, row in enumerate(rendered):
-        sample = words_of(batch, objective, place)
-        table.append((str(int(batch.indices[place])), sample, row.truth, row.predicted))
+    for number, row in enumerate(rendered):
+        sample = words_of(batch, objective, number)
+        table.append((str(int(batch.indices[number])), sample, row.truth, row.predicted))
     return _listed(table, path.with_suffix(".md"), 100)
 
 
@@ -177,13 +177,13 @@ def _listed(table: Sequence[Sequence[str]], path: Path, most: int) -> Path:
     return path
 
 
-def words_of(batch: Batch, objective: Objective, place: int) -> str:
+def words_of(batch: Batch, objective: Objective, number: int) -> str:
     """A sample in words: its texts, or else the beginning of the model's input."""
-    lists = [value for value in batch.values() if isinstance(value, list) and len(value) > place]
-    texts = [value[place] for value in lists if isinstance(value[place], str)]
+    lists = [value for value in batch.values() if isinstance(value, list) and len(value) > number]
+    texts = [value[number] for value in lists if isinstance(value[number], str)]
     if texts:
         return " / ".join(texts)
-    value = batch[objective.inputs[0]][place].flatten()
+    value = batch[objective.inputs[0]][number].flatten()
     return in_words(value[:8]) + (" ..." if value.numel() > 8 else "")
 
 

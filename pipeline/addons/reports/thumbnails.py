@@ -68,9 +68,9 @@ def signal(values: npt.NDArray[np.float32], wave: npt.NDArray[np.float32] | None
         "RGBA", (SIDE, sum(part.height for part in parts)), (0, 0, 0, 0) if lines else _HEAT[0]
     )
     top = 0
-    for one in parts:
-        whole.alpha_composite(one, (0, top))
-        top += one.height
+    for part in parts:
+        whole.alpha_composite(part, (0, top))
+        top += part.height
     return _encoded(whole, "PNG") if lines else _encoded(whole.convert("RGB"), "JPEG")
 
 
@@ -135,7 +135,7 @@ def _heat(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
     """[T, F] as colours [F, T, 3], the lowest band at the bottom."""
     least, most = np.percentile(values, [1, 99])
     shares = ((values - least) / ((most - least) or 1.0)).clip(0, 1)
-    dark, middle, light = (np.array(one, float) for one in _HEAT)
+    dark, middle, light = (np.array(color, float) for color in _HEAT)
     first, second = (2 * shares).clip(0, 1)[..., None], (2 * shares - 1).clip(0, 1)[..., None]
     colors = dark + (middle - dark) * first + (light - middle) * second
     return np.ascontiguousarray(colors.round().astype(np.uint8).transpose(1, 0, 2)[::-1])

@@ -27,7 +27,7 @@ def section(run: RunRecord) -> Section | None:
         if chosen is None:
             finite = records.finite(name)
             chosen = finite[thinned(records.column(name)[finite], 10 * MOST_POINTS)].tolist()
-        notes = [steps.note(records.address(place)) for place in chosen]
+        notes = [steps.note(records.address(row)) for row in chosen]
         return Curve(
             title,
             records.column(x)[chosen].tolist(),
@@ -43,7 +43,7 @@ def section(run: RunRecord) -> Section | None:
     whole = np.flatnonzero(complete)
     # Areas on top of each other need the same records, so they are not thinned one by one.
     even = whole[np.linspace(0, len(whole) - 1, min(len(whole), MOST_POINTS)).astype(int)].tolist()
-    stacked = [curve(name, name[3:], COLORS[place], even) for place, name in enumerate(names)]
+    stacked = [curve(name, name[3:], COLORS[number], even) for number, name in enumerate(names)]
     charts = [
         line_chart(
             "Share of the time spent waiting for data",

@@ -67,8 +67,12 @@ def seconds_of(run: RunRecord) -> float:
 
 def furthest(run: RunRecord) -> dict[str, Any] | None:
     """Event, epoch and step of the first record of the latest step; None if there is no record."""
-    last = [one.address(int(one.column("step").argmax())) for one in (run.logs, run.epochs) if one]
-    return max(last, key=lambda one: one["step"], default=None)
+    last = [
+        series.address(int(series.column("step").argmax()))
+        for series in (run.logs, run.epochs)
+        if series
+    ]
+    return max(last, key=lambda record: record["step"], default=None)
 
 
 def thinned(values: np.ndarray, most: int) -> np.ndarray:
@@ -104,9 +108,9 @@ class Steps:
         """Optimizer steps before an epoch; None if they are not known."""
         if not 0 <= epoch < 2**63:
             return None
-        place = int(np.searchsorted(self._epochs, epoch - 1, side="right")) - 1
-        if place >= 0 and self._epochs[place] == epoch - 1:
-            return int(self._ends[place])
+        row = int(np.searchsorted(self._epochs, epoch - 1, side="right")) - 1
+        if row >= 0 and self._epochs[row] == epoch - 1:
+            return int(self._ends[row])
         return 0 if epoch == 0 else None
 
     def at(self, epoch: int, step: int) -> float | None:
@@ -142,8 +146,8 @@ def command(run: RunRecord, *words: str, again: bool = False) -> str | None:
         None where one of the folder's overrides cannot go into a command.
     """
     keys = {word.partition("=")[0] for word in words}
-    given = overrides(run) if again else []
-    asked = tuple(word for word in given if word.partition("=")[0].lstrip("+") not in keys)
+    words_of_run = overrides(run) if again else []
+    asked = tuple(word for word in words_of_run if word.partition("=")[0].lstrip("+") not in keys)
     if not _are_overrides(asked):
         return None
     if not any(map(must_be_typed, asked)):
@@ -168,7 +172,7 @@ def overrides(run: RunRecord) -> list[str]:
     return of_run(run.manifest.get("overrides", []))
 
 
-def as_yaml(given: object) -> str:
+def as_yaml(value: object) -> str:
     """A value as it would stand in a YAML file, on one line."""
-    text = yaml.safe_dump(given, default_flow_style=True, allow_unicode=True, width=10**6)
+    text = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=10**6)
     return str(text).removesuffix("\n").removesuffix("\n...").strip()

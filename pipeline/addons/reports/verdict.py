@@ -112,7 +112,7 @@ def _bound(run: RunRecord) -> str:
             f"{_capital(waiting)}, though workers had work for {busy:.0%} of it: batches came "
             "late at the starts of epochs, or unevenly; task=profile finds why."
         )
-    most = max(spent, key=lambda one: spent[one], default="")
+    most = max(spent, key=lambda stage: spent[stage], default="")
     mostly = f", most of it into {most}" if most else ""
     return f"Loading bounded it: {waiting}, which take {work:.3g} ms of work a sample{mostly}."
 

@@ -276,8 +276,8 @@ class OptunaSweeper(Sweeper):
             reason = "the process of a job died; maybe the machine was out of memory"
             raise PenstockError(reason) from error
         ends = False
-        for one in jobs:
-            result = result_of(folder / str(one.number))
+        for job in jobs:
+            result = result_of(folder / str(job.number))
             stale = (
                 result and result.status not in FINISHED and result.started < self._command.began
             )
@@ -287,7 +287,7 @@ class OptunaSweeper(Sweeper):
             if result.status in (*FINISHED, "failed"):
                 measured = result.status == "done" and result.metric == trials.about["metric"]
                 value = result.value if measured else None
-                trials.end(one.number, value, result.status == "pruned")
+                trials.end(job.number, value, result.status == "pruned")
         return ends
 
 

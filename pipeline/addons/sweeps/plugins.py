@@ -115,10 +115,10 @@ def _arguments(node: Mapping[Any, Any], key: str, typed: Mapping[str, Any]) -> I
         else:
             known = [ship[name] for ship in shipped if name in ship]
             names = key.startswith("hydra.launcher")  # which its arguments' names are text for
-            for place, leaf in _foreign(value, below, known, names):
-                if place not in typed or not _same(typed[place], leaf):
+            for path, leaf in _foreign(value, below, known, names):
+                if path not in typed or not _same(typed[path], leaf):
                     yield Problem(
-                        place,
+                        path,
                         f"got {show(leaf)}, text for a plugin, which may run it; "
                         "it is taken from the command line only",
                     )
@@ -163,8 +163,8 @@ def _params(params: Any, key: str) -> Iterator[Problem]:
         if "@hydra" in plain:
             yield Problem(f"{key}.{name}", "a sweep puts nothing into hydra's own section")
         if isinstance(value, Mapping):
-            for place, target in called(value, f"{key}.{name}", "_target_"):
-                yield Problem(place, f"{target} is not called")
+            for path, target in called(value, f"{key}.{name}", "_target_"):
+                yield Problem(path, f"{target} is not called")
 
 
 @lru_cache(maxsize=1)

@@ -354,11 +354,11 @@ class _Classes:
     """Codes of raw labels, in order of appearance unless classes are given."""
 
     def __init__(
-        self, format: DelimitedFormat, columns: Columns, given: Mapping[str, int] | None
+        self, format: DelimitedFormat, columns: Columns, codes: Mapping[str, int] | None
     ) -> None:
-        self._format, self._columns, self._given = format, columns, given
+        self._format, self._columns, self._given = format, columns, codes
         self._raw: dict[bytes, int] = {}
-        self.names: dict[str, int] = dict(given or {})
+        self.names: dict[str, int] = dict(codes or {})
 
     def code(self, raw: bytes) -> int:
         if raw in self._raw:

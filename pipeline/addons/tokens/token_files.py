@@ -254,8 +254,8 @@ class TokenFiles(FileDataset, Dataset[dict[str, Any]]):
         size = self.vocab_size or 0
         if int(into.min()) >= 0 and int(into.max()) < size:
             return
-        for place, index, length in zip(places, indices, lengths, strict=True):  # padding may be
-            tokens = into[place : place + length]
+        for start, index, length in zip(places, indices, lengths, strict=True):  # padding may be
+            tokens = into[start : start + length]
             wrong = (tokens < 0) | (tokens >= size)
             if wrong.any():
                 raise DataError(

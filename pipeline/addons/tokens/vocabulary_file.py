@@ -102,13 +102,13 @@ def _check_pattern(pattern: str) -> None:
     """
     letters = re.sub(r"\\[^gk]|\[(?:\\.|[^\]\\])*\]", "x", pattern, flags=re.DOTALL)
     inside = [False]  # of each open group: whether it holds a choice or a repetition
-    place = in_a_row = 0
+    at = in_a_row = 0
     harmless = "\\" not in letters  # no call of a group, and no reference to one
-    while place < len(letters) and harmless:
-        letter = letters[place]
-        times = _TIMES.match(letters, place + 1) if letter not in "(|" else None
+    while at < len(letters) and harmless:
+        letter = letters[at]
+        times = _TIMES.match(letters, at + 1) if letter not in "(|" else None
         is_many = times is not None and _is_many(times[0])
-        place = times.end() if times is not None else place + 1
+        at = times.end() if times is not None else at + 1
         if letter == "(":
             inside.append(False)
             continue

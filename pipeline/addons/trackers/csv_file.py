@@ -42,13 +42,15 @@ class Csv(Tracker):
         with open_regular(self.path) as file:  # the head changes, and with it every row
             rows = csv.reader(io.TextIOWrapper(file, "utf-8", newline=""))
             next(rows)
-            self._write(chain((dict(zip(before, one, strict=False)) for one in rows), [row]))
+            self._write(chain((dict(zip(before, values, strict=False)) for values in rows), [row]))
 
     def _write(self, rows: Iterable[Mapping[str, object]]) -> None:
         """Replace the table by its head and `rows`, of which one is in memory at a time."""
         with replacing(self.path) as descriptor:
             lines = chain([{name: cell(name) for name in self._names}], rows)
-            write(descriptor, (self._text(one).encode(errors="backslashreplace") for one in lines))
+            write(
+                descriptor, (self._text(line).encode(errors="backslashreplace") for line in lines)
+            )
 
     def _text(self, row: Mapping[str, object]) -> str:
         text = io.StringIO(newline="")

@@ -112,28 +112,34 @@ class Trackers:
 
     def __init__(self, made: Mapping[str, Callable[[], Any]]) -> None:
         self.guarded = [Guarded(key, make) for key, make in made.items()]
-        self._call(lambda one: one.start() if isinstance(one, Tracker) else None)
+        self._call(lambda tracker: tracker.start() if isinstance(tracker, Tracker) else None)
 
     def log(self, metrics: Points, step: int) -> None:
         """See `Tracker.log`."""
         kept = dict(metrics)
-        self._call(lambda one: one.log(kept, step))
+        self._call(lambda tracker: tracker.log(kept, step))
 
     def picture(self, name: str, path: Path, step: int) -> None:
         """See `Tracker.picture`."""
-        self._call(lambda one: one.picture(name, path, step))
+        self._call(lambda tracker: tracker.picture(name, path, step))
 
     def close(self, ending: str = "done", files: Sequence[Path] = ()) -> None:
         """Hand over the files that are there, and end; waits `END_SECONDS` for all together."""
         there = [path for path in files if path.is_file()]
-        self._call(lambda one: [one.file(path) for path in there if hasattr(one, "file")])
-        self._call(lambda one: one.close(ending) if isinstance(one, Tracker) else one.close())
-        for one in self.guarded:
-            one.end()
+        self._call(
+            lambda tracker: [tracker.file(path) for path in there if hasattr(tracker, "file")]
+        )
+        self._call(
+            lambda tracker: (
+                tracker.close(ending) if isinstance(tracker, Tracker) else tracker.close()
+            )
+        )
+        for tracker in self.guarded:
+            tracker.end()
         deadline = time.monotonic() + END_SECONDS.get(ending, STOPPED_SECONDS)
-        for one in self.guarded:
-            one.wait(deadline - time.monotonic())
+        for tracker in self.guarded:
+            tracker.wait(deadline - time.monotonic())
 
     def _call(self, call: Call) -> None:
-        for one in self.guarded:
-            one.call(call)
+        for tracker in self.guarded:
+            tracker.call(call)

@@ -25,18 +25,18 @@ def read(folder: Path) -> dict[str, Any] | None:
     """
     path = folder / NAME
     try:
-        found = mapping(plain_json.read(path, _LARGEST))
-        integer(found, "version", 1, 1)
-        for name, value in found.items():
+        known = mapping(plain_json.read(path, _LARGEST))
+        integer(known, "version", 1, 1)
+        for name, value in known.items():
             if isinstance(value, str) and not _ID.fullmatch(value):
                 raise JsonError(f"{name} is {shown(value)}, which is no id")
-        if not isinstance(found.get("id"), str):
-            raise JsonError(f"id is {shown(found.get('id'))}")
+        if not isinstance(known.get("id"), str):
+            raise JsonError(f"id is {shown(known.get('id'))}")
     except FileNotFoundError:
         return None
     except (OSError, JsonError) as error:
         raise PenstockError(f"{path} is damaged: {error}. Delete it to begin a new run") from error
-    return found
+    return known
 
 
 def write(folder: Path, id: str, token: str) -> dict[str, Any]:

@@ -109,20 +109,20 @@ class MLflow(Tracker):
         if kept is None:
             return None
         try:
-            found = client.get_run(kept["id"])
+            run = client.get_run(kept["id"])
         except MlflowException as error:
             if error.error_code != "RESOURCE_DOES_NOT_EXIST":
                 raise
             return None  # it was deleted, or this is another server
-        if found.data.tags.get(_TOKEN) != kept.get("token"):
+        if run.data.tags.get(_TOKEN) != kept.get("token"):
             return None
-        folder = self._folder_of_files(str(found.info.artifact_uri), str(kept["id"]))
+        folder = self._folder_of_files(str(run.info.artifact_uri), str(kept["id"]))
         if folder is not None and folder.parent.exists():
             check_tree(folder.parent)  # a database and a run folder may come from one stranger
         if not self.run.altered:
-            for name in found.data.metrics:
+            for name in run.data.metrics:
                 history = client.get_metric_history(kept["id"], name)
-                self._seen.update((name, one.step) for one in history)
+                self._seen.update((name, measurement.step) for measurement in history)
         client.update_run(kept["id"], status="RUNNING")
         return str(kept["id"])
 
@@ -158,15 +158,15 @@ class MLflow(Tracker):
     def _experiment(self, client: MlflowClient) -> str:
         from mlflow.exceptions import MlflowException
 
-        found = client.get_experiment_by_name(self.experiment)
-        if found is None:
+        experiment = client.get_experiment_by_name(self.experiment)
+        if experiment is None:
             try:
                 return str(client.create_experiment(self.experiment))
             except MlflowException:  # another run was faster
-                found = client.get_experiment_by_name(self.experiment)
-                if found is None:
+                experiment = client.get_experiment_by_name(self.experiment)
+                if experiment is None:
                     raise
-        return str(found.experiment_id)
+        return str(experiment.experiment_id)
 
     def _parent(self, client: MlflowClient, experiment: str, sweep: Path) -> str:
         """The run of the sweep, which its first job makes."""
@@ -212,16 +212,16 @@ class MLflow(Tracker):
     def _upload(self, path: Path, folder: str | None = None) -> None:
         client = self._open()
         try:
-            place = self._folder_of_files(str(client.get_run(self._id).info.artifact_uri), self._id)
+            files = self._folder_of_files(str(client.get_run(self._id).info.artifact_uri), self._id)
         except ValueError as error:
             raise ValueError(f"{error}, so {path.name} is not sent") from None
-        if place is not None:
-            copy = (place / folder if folder else place) / path.name
+        if files is not None:
+            copy = (files / folder if folder else files) / path.name
             if os.path.lexists(copy):
                 check_own(copy)
         client.log_artifact(self._id, str(path), folder)
 
-    def _folder_of_files(self, place: str, run: str) -> Path | None:
+    def _folder_of_files(self, address: str, run: str) -> Path | None:
         """Where MLflow puts a run's files on this machine; None if they are sent to a server.
 
         A database says so of each run, and a trigger in it can change what MLflow has written. So
@@ -230,7 +230,7 @@ class MLflow(Tracker):
         Raises:
             ValueError: it is another one, or a store that the configuration alone has named.
         """
-        scheme = re.match(r"([A-Za-z][\w+.\-]*):", place)
+        scheme = re.match(r"([A-Za-z][\w+.\-]*):", address)
         if scheme is not None and scheme[1].lower() != "file":
             if scheme[1] == "mlflow-artifacts" or _is_remote(self.uri) or not self._is_configured:
                 return None
@@ -243,7 +243,7 @@ class MLflow(Tracker):
                 "the server names a folder of this machine for files (start it with "
                 "--artifacts-destination)"
             )
-        folder = Path(url2pathname(urlsplit(place).path) if scheme else place).resolve()
+        folder = Path(url2pathname(urlsplit(address).path) if scheme else address).resolve()
         if folder.parts[-2:] != (run, "artifacts"):
             raise ValueError(
                 f"{self.uri} names the folder {folder} for files, which is not one "

@@ -58,7 +58,7 @@ class Measured(Sequence[tuple[Points, int]]):
     def __init__(self, folder: Path) -> None:
         record = RunRecord.read(folder, "resume")
         self._series = record.logs, record.epochs
-        steps = np.concatenate([one.column("step") for one in self._series])
+        steps = np.concatenate([series.column("step") for series in self._series])
         self._order = np.argsort(steps, kind="stable")
 
     def __len__(self) -> int:
@@ -70,10 +70,10 @@ class Measured(Sequence[tuple[Points, int]]):
     def __getitem__(self, index: slice) -> list[tuple[Points, int]]: ...
     def __getitem__(self, index: int | slice) -> Any:
         if isinstance(index, slice):
-            return [self[place] for place in range(*index.indices(len(self)))]
-        place, (logs, epochs) = int(self._order[index]), self._series
-        one = logs[place] if place < len(logs) else epochs[place - len(logs)]
-        line = {name: math.nan if value is None else value for name, value in one.items()}
+            return [self[row] for row in range(*index.indices(len(self)))]
+        row, (logs, epochs) = int(self._order[index]), self._series
+        record = logs[row] if row < len(logs) else epochs[row - len(logs)]
+        line = {name: math.nan if value is None else value for name, value in record.items()}
         return points(str(line["event"]), line), int(line["step"])
 
 

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 def find_classes(
-    files: ArrowFiles, labels: Sequence[TableField], given: Sequence[str] | None, limits: Limits
+    files: ArrowFiles, labels: Sequence[TableField], classes: Sequence[str] | None, limits: Limits
 ) -> dict[str, list[str]]:
     """Names of the classes of each label field.
 
-    They are those `given` (for the first label), those in the schema, or the values of the columns:
+    They are `classes` (for the first label), those in the schema, or the values of the columns:
     texts in alphabetical order, "0" up to the largest number.
 
     Cost: nothing where they are known; else the label columns are read once.
@@ -33,11 +33,10 @@ def find_classes(
     """
     classes_of = {}
     for number, label in enumerate(labels):
-        known = given if number == 0 and given is not None else None
-        known = known or written_classes(files.schema, label.column)
-        classes = list(known) if known else _in_files(files, label.column, limits)
-        _check_count(files, label.column, limits, len(classes), f"it has {len(classes)} classes")
-        classes_of[label.name] = classes
+        known = (classes if number == 0 else None) or written_classes(files.schema, label.column)
+        names = list(known) if known else _in_files(files, label.column, limits)
+        _check_count(files, label.column, limits, len(names), f"it has {len(names)} classes")
+        classes_of[label.name] = names
     return classes_of
 
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 # Number of a field -> its bits, for an integer; its wanted fields, for a struct; a list of these,
 # for a list of structs.
-_Wanted = Mapping[int, Any]
+_Layout = Mapping[int, Any]
 _DEPTH = 16  # of structs and lists; Parquet has eight
 # Types of Thrift: true, false (both in the field's own byte), a byte, a double; bits of integers.
 _FIXED = {1: 0, 2: 0, 3: 1, 7: 8}
@@ -229,7 +229,7 @@ def _page_header(source: pa.NativeFile, start: int, stop: int) -> tuple[dict[int
 
 
 def _read_struct(
-    content: bytes, at: int, wanted: _Wanted, depth: int = 0
+    content: bytes, at: int, layout: _Layout, depth: int = 0
 ) -> tuple[dict[int, Any], int]:
     """The wanted fields of the struct at `at` in Thrift's compact protocol, and where it ends.
 
@@ -249,17 +249,17 @@ def _read_struct(
             number += step
         else:
             number, at = _integer(content, at, 16)
-        value, at = _value(content, at, kind, wanted.get(number), depth)
+        value, at = _value(content, at, kind, layout.get(number), depth)
         if value is not None:
             fields[number] = value
     return fields, at + 1
 
 
-def _value(content: bytes, at: int, kind: int, wanted: Any, depth: int) -> tuple[Any, int]:
+def _value(content: bytes, at: int, kind: int, layout: Any, depth: int) -> tuple[Any, int]:
     """A value, None unless it is of the wanted type, and where it ends."""
     if kind in _INTEGERS:
         value, at = _integer(content, at, _INTEGERS[kind])
-        return value if wanted == _INTEGERS[kind] else None, at
+        return value if layout == _INTEGERS[kind] else None, at
     if kind in _FIXED:
         return None, at + _FIXED[kind]
     if kind == _BYTES:
@@ -270,15 +270,15 @@ def _value(content: bytes, at: int, kind: int, wanted: Any, depth: int) -> tuple
     if depth >= _DEPTH:
         raise ValueError("its structs are nested too deeply")
     if kind == _STRUCT:
-        inner = wanted if isinstance(wanted, Mapping) else None
+        inner = layout if isinstance(layout, Mapping) else None
         fields, at = _read_struct(content, at, inner or {}, depth + 1)
         return None if inner is None else fields, at
     if kind in _LISTS:
-        return _read_list(content, at, wanted[0] if isinstance(wanted, list) else None, depth + 1)
+        return _read_list(content, at, layout[0] if isinstance(layout, list) else None, depth + 1)
     raise ValueError(f"it has a field of type {kind}")
 
 
-def _read_list(content: bytes, at: int, wanted: Any, depth: int) -> tuple[list[Any] | None, int]:
+def _read_list(content: bytes, at: int, layout: Any, depth: int) -> tuple[list[Any] | None, int]:
     count, kind = content[at] >> 4, content[at] & 15
     at += 1
     if count == 15:
@@ -287,10 +287,10 @@ def _read_list(content: bytes, at: int, wanted: Any, depth: int) -> tuple[list[A
         raise IndexError
     values = []
     for _ in range(count):
-        value, at = (None, at + 1) if kind in (1, 2) else _value(content, at, kind, wanted, depth)
-        if wanted is not None:
+        value, at = (None, at + 1) if kind in (1, 2) else _value(content, at, kind, layout, depth)
+        if layout is not None:
             values.append(value)
-    return None if wanted is None or kind != _STRUCT else values, at
+    return None if layout is None or kind != _STRUCT else values, at
 
 
 def _integer(content: bytes, at: int, bits: int) -> tuple[int, int]:
