@@ -22,7 +22,8 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from penstock import program
-from penstock.addons.reports import environment, run_report, sweep_report, values, verdict
+from penstock.addons.reports import run_report, sweep_report, values, verdict
+from penstock.addons.reports.settings import reproduction
 from penstock.addons.reports.sweep_data import SweepRecord
 from penstock.addons.sweeps.job_result import JobResult
 from penstock.addons.sweeps.stored_sweep import StoredJob, StoredSweep, store
@@ -334,7 +335,7 @@ def test_a_folder_of_any_name_is_named_by_what_is_offered(shell, here):
         folder = written(here / name.replace("/", "_"), state="interrupted")
         record = RunRecord.read(folder)
         lines = [line for line, _ in verdict.to_type(record)]
-        started = checked([*lines, *environment.reproduction(record, {})[0]], shell)
+        started = checked([*lines, *reproduction(record, {})[0]], shell)
         resumes = [word for words in started for word in words if word.startswith("resume=")]
         assert resumes
         assert {given_by(word) for word in resumes} == {str(folder)}

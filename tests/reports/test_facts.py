@@ -20,12 +20,11 @@ from penstock.addons.reports import (
     facts,
     report_facts,
     run_report,
-    samples_section,
-    thumbnails,
 )
-from penstock.addons.reports.data_facts import data_facts
 from penstock.addons.reports.facts import Facts, read_facts
+from penstock.addons.reports.pictures import signal_thumbnail, thumbnail
 from penstock.addons.reports.predictions import denormalized
+from penstock.addons.reports.report_facts import data_facts
 from penstock.addons.reports.values import replay
 from penstock.build.data import DataParts
 from penstock.build.training import TrainingParts
@@ -129,7 +128,7 @@ def test_the_line_beside_a_batch_makes_those_very_pictures_again(faces, told, tm
     split = DataParts(penstock.compose(*faces), World()).train
     images = denormalized(made["image"], split.transform)
     assert [one.picture for one in batch.samples] == [
-        thumbnails.picture(image, [(points, "#22e08a")])
+        thumbnail(image, [(points, "#22e08a")])
         for image, points in zip(images, made["landmarks"], strict=True)
     ]
 
@@ -195,7 +194,7 @@ def test_what_fails_is_noted_and_the_run_is_done(faces, reports, tmp_path, capsy
     def fail(*given):
         raise OSError("no more \x1b[31mpictures")
 
-    monkeypatch.setattr(thumbnails, "picture", fail)
+    monkeypatch.setattr(report_facts, "thumbnail", fail)
     done = run(capsys, *faces, *QUICK, f"run_dir={tmp_path / 'run'}")
     assert done.code == 0
     assert "a part of the report (the first batches) is missing: OSError: no more \\x1b" in done.err
@@ -343,7 +342,7 @@ def test_what_is_wrong_with_facts_is_one_message(folder, kind):
     with pytest.raises(PenstockError, match=r"facts\.json cannot be used: "):
         read_facts(folder)
     run_ = RunRecord.read(folder)
-    assert samples_section.section(run_) is None
+    assert data_section.samples(run_) is None
     assert "facts.json cannot be used" in str(data_section.section(run_).body)
 
 
@@ -384,7 +383,7 @@ def test_names_and_texts_come_out_as_text(images, reports, tmp_path, capsys):
 
 
 def test_pictures_are_bounded_and_whole_facts_come_back():
-    image = thumbnails.picture(torch.randint(0, 256, (3, 200, 100), dtype=torch.uint8))
+    image = thumbnail(torch.randint(0, 256, (3, 200, 100), dtype=torch.uint8))
     sample = facts.ShownSample(3, picture=image, loss=float("1e-3"))
     assert sample.uri == f"data:image/jpeg;base64,{base64.b64encode(image).decode()}"
     size = facts.MOST_PICTURES // len(image) + 5
@@ -398,11 +397,11 @@ def test_pictures_are_bounded_and_whole_facts_come_back():
 
 def test_signals_and_images_of_every_shape_can_be_drawn():
     for shape in ((1, 1, 1), (3, 28, 28), (1, 5, 700), (3, 700, 5)):
-        assert Image.open(BytesIO(thumbnails.picture(torch.rand(shape)))).size[0] >= 1
+        assert Image.open(BytesIO(thumbnail(torch.rand(shape)))).size[0] >= 1
     odd = np.array([[np.nan], [np.inf], [1.0]])
     for values in (odd, np.zeros((1, 1)), np.zeros((1, 40)), np.random.rand(7, 3)):
         for wave in (None, np.zeros(0), np.ones(3), np.random.rand(100_000) - 0.5):
-            made = Image.open(BytesIO(thumbnails.signal(values, wave)))
+            made = Image.open(BytesIO(signal_thumbnail(values, wave)))
             assert made.size == (160, 80 if wave is None else 120)
 
 

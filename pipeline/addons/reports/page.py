@@ -3,8 +3,8 @@
     Section("Curves", body)            a heading and what is below it
     render(title, kind, lead, sections, foot) -> str
     write(path, page)                  unless that would replace a file of another kind
-    table, facts, figures, command, code, folded, listed, picture, charts_of,
-    beside, together -> Markup
+    table, facts, figures, command, code, folded, listed, charts_of, beside,
+    together -> Markup
 
 Every text is escaped, unless it is `Markup` that one of these functions returned; control
 characters and marks that turn the direction of reading become visible first. The page's only script
@@ -142,16 +142,6 @@ def charts_of(some: Iterable[Markup]) -> Markup:
 def listed(some: Iterable[object]) -> Markup:
     """Short remarks, one below the other."""
     return part("listed", list(some))
-
-
-def picture(source: str, alt: str, caption: str = "") -> Markup:
-    """A picture.
-
-    Args:
-        source: a data: URI of a PNG, JPEG or WebP; the page's policy allows no other.
-        alt: what it shows, for those who don't see it.
-    """
-    return part("picture", source, alt, caption)
 
 
 def paragraph(text: object) -> Markup:

@@ -13,12 +13,9 @@ from typing import Any
 from penstock.addons.reports import (
     curves,
     data_section,
-    environment,
     page,
-    samples_section,
     settings,
     spikes,
-    starts,
     time_spent,
     verdict,
 )
@@ -34,11 +31,11 @@ SECTIONS: tuple[Callable[[RunRecord], Section | None], ...] = (
     settings.section,
     curves.section,
     time_spent.section,
-    samples_section.section,
+    data_section.samples,
     spikes.section,
     data_section.section,
-    starts.section,
-    environment.section,
+    time_spent.starts,
+    settings.environment,
 )
 
 
