@@ -27,17 +27,13 @@ from penstock.loading.fetch import Fetch
 from penstock.loading.loader import Loader
 from penstock.loading.named_fields import Fields
 from penstock.loading.sampled_rows import SampleRequest
-from penstock.loading.stream_fetch import StreamFetch
 from penstock.loading.workers.options import LoaderOptions
 from penstock.loading.wrapped import unfiltered
 from penstock.order.plan import Plan
 from penstock.order.streams import StreamPlan, length_of
 from penstock.runs import quarantine
 from penstock.transforms.batch import BatchCompose
-from penstock.transforms.device_decoding import files_first
 from penstock.transforms.image import Compose, Normalize
-from penstock.transforms.image_decoding import fused
-from penstock.transforms.statistics import statistics_of
 
 if TYPE_CHECKING:
     from penstock.build.wrapper import SplitWrapper
@@ -132,6 +128,8 @@ class DataParts:
 
     @cached_property
     def _statistics(self) -> dict[str, list[float]]:
+        from penstock.transforms.statistics import statistics_of
+
         dataset, config = self.train.dataset, self.config
         own, options = self.train.identity.cache_key(dataset), None
         if config.loader.backend in installed.backends():
@@ -311,10 +309,14 @@ class Split:
         """
         transform, plan, batch_steps = self.transform, self.plan, self.batch_transform
         of_batch = batch_steps if whole or not self.data.on_device else None
-        if self.data.world.device == "cpu" or whole:
-            transform = files_first(transform, batch_steps)
-        if of_batch:
-            transform, of_batch = fused(transform, of_batch)
+        if batch_steps:
+            from penstock.transforms.device_decoding import files_first
+            from penstock.transforms.image_decoding import fused
+
+            if self.data.world.device == "cpu" or whole:
+                transform = files_first(transform, batch_steps)
+            if of_batch:
+                transform, of_batch = fused(transform, of_batch)
         fields = self.data.fields
         common = (
             self.dataset,
@@ -329,6 +331,8 @@ class Split:
         )
         if not isinstance(plan, StreamPlan):
             return Fetch(*common)
+        from penstock.loading.stream_fetch import StreamFetch
+
         return StreamFetch(
             *common,
             order=plan.sampler,

@@ -14,7 +14,6 @@ from penstock.loading.known_by import CONTENT, FINGERPRINT, KNOWN_BY, in_fingerp
 from penstock.loading.wrapped import unfiltered_fingerprint
 from penstock.runs.identity.dataset import code_and_arguments, tells_all
 from penstock.runs.identity.fingerprints import fingerprint_of, recorded
-from penstock.transforms.image_decoding import decode_step
 
 if TYPE_CHECKING:
     from penstock.build.data import Split
@@ -106,10 +105,13 @@ class DataIdentity:
             for wrapper in split.wrappers:
                 parts |= wrapper.recorded()
             parts |= lengths_told(config, split.transform.steps)
-        step = decode_step(split.transform)
-        if step is not None:  # pixels differ by rounding from one decoder to another
-            parts["decoder"] = step.decoder
-        elif split.decodes:  # whole batches do
-            device = split.data.world.device if split.data.on_device else "cpu"
-            parts["decoder"] = f"torchvision on {device}"
+        if split.decodes:
+            from penstock.transforms.image_decoding import decode_step
+
+            step = decode_step(split.transform)
+            if step is not None:  # pixels differ by rounding from one decoder to another
+                parts["decoder"] = step.decoder
+            else:  # whole batches do
+                device = split.data.world.device if split.data.on_device else "cpu"
+                parts["decoder"] = f"torchvision on {device}"
         return parts

@@ -20,7 +20,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from penstock import program, terminal
-from penstock.config import disclosure, environment, hydra_internals, yaml_comments
+from penstock.config import disclosure, environment, hydra_internals
 from penstock.errors import PenstockError
 from penstock.files.disk import replace_own, write_atomically
 from penstock.files.own_files import NotOwnError
@@ -40,6 +40,8 @@ def shown(package: str | None) -> Iterator[None]:
     Args:
         package: the key of what is printed (`--package`); everything if None.
     """
+    from penstock.config import yaml_comments  # a run shows nothing
+
     to_yaml = OmegaConf.to_yaml
     said: dict[str, str] = {}
     prefix = "" if package in (None, "_global_") else package

@@ -13,11 +13,9 @@ from penstock.config import allow_list
 from penstock.config.schema import LoaderSection
 from penstock.config.sections import BackendSection
 from penstock.distributed import world
-from penstock.loading.autotune import Auto
 from penstock.loading.memory import available, of_a_batch
 from penstock.loading.workers.options import LoaderOptions
 from penstock.transforms.image import Compose
-from penstock.transforms.image_decoding import decode_step, describe, thread_safe
 
 _GIB = 2**30
 _log = logging.getLogger(__name__)
@@ -39,6 +37,8 @@ def resolve(section: LoaderSection, backend: str, may_grow: bool, ranks: int = 1
         count = own.workers(count)
     grows = may_grow and section.in_order and backend in ("process", "thread")
     if section.num_workers == "auto" and grows:
+        from penstock.loading.autotune import Auto
+
         auto = Auto(max(2 * cores, 16), budget(section.max_memory, ranks))
         count = max(1, cores // 4)
     kept = backend not in ("main", "thread") and count > 0
@@ -94,9 +94,14 @@ def backend(section: LoaderSection, transform: Compose, decodes: bool, log: bool
     """
     if section.backend != "auto":
         return section.backend
-    step = decode_step(transform)
-    of_processes = (section.worker_init_fn, section.multiprocessing_context, section.timeout)
-    threads = decodes and thread_safe(transform) and not any(of_processes)
+    step, threads = "", False
+    if decodes:
+        from penstock.transforms.image_decoding import decode_step, describe, thread_safe
+
+        decode = decode_step(transform)
+        step = "" if decode is None else f", {describe(decode)}"
+        of_processes = (section.worker_init_fn, section.multiprocessing_context, section.timeout)
+        threads = thread_safe(transform) and not any(of_processes)
     if log and section.num_workers != 0:
         grows = section.num_workers == "auto"
         _log.info(
@@ -104,6 +109,6 @@ def backend(section: LoaderSection, transform: Compose, decodes: bool, log: bool
             "as many" if grows else section.num_workers,
             "threads" if threads else "processes",
             " as help" if grows else "",
-            f", {describe(step)}" if step is not None else "",
+            step,
         )
     return "thread" if threads else "process"

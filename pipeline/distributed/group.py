@@ -9,17 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from penstock import program
-from penstock.distributed import meeting
-from penstock.distributed.presence import LateError, Presence
 from penstock.distributed.world import World, is_launched
 from penstock.errors import ConfigError, PenstockError, Problem
+
+if TYPE_CHECKING:
+    from penstock.distributed.presence import Presence
 
 # The watchdog of NCCL ends the process with a traceback of its own; agreements, on gloo, find out
 # first who is late.
@@ -188,6 +189,9 @@ def join(
     if world.size == 1 and not (together and is_launched()):
         yield Group(world)
         return
+    from penstock.distributed import meeting
+    from penstock.distributed.presence import LateError, Presence
+
     limit = timedelta(seconds=timeout)
     cuda = world.device.startswith("cuda")
     if cuda:

@@ -21,27 +21,23 @@ from penstock.distributed.world import World, has_accelerator
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.batch_bytes import bounded
 from penstock.files.plain_json import JsonError, integer, mapping, shown
-from penstock.loading.autotune import Autotune
 from penstock.loading.bad_samples import Budget
 from penstock.loading.batch import TAKEN, Batch
 from penstock.loading.dataset_facts import row_counts
 from penstock.loading.fetch import Fetch
 from penstock.loading.known_by import agree
-from penstock.loading.memory import tree_pss
 from penstock.loading.sampled_rows import SampleRequest
 from penstock.loading.slow_rows import SlowRows
-from penstock.loading.transfer import Transfer
-from penstock.loading.workers.backends import Backend, MainBackend
+from penstock.loading.workers.backends import Backend, MainBackend, Requests
 from penstock.loading.workers.options import LoaderOptions
-from penstock.loading.workers.pool import ProcessBackend, require_picklable
 from penstock.loading.workers.results import Asked, Failure
-from penstock.loading.workers.thread_backend import ThreadBackend
-from penstock.loading.workers.window import Requests
 from penstock.loading.wrapped import unfiltered
 from penstock.order.plan import Plan
 from penstock.order.streams import End, StreamPlan
 
 if TYPE_CHECKING:
+    from penstock.loading.autotune import Autotune
+    from penstock.loading.transfer import Transfer
     from penstock.protocols import Exchange, ReadsAhead
 
 STATE_VERSION = 1
@@ -78,12 +74,20 @@ class LoaderStats:
 
 
 def open_backend(fetch: Fetch, options: LoaderOptions, pin: bool) -> Backend:
-    """The backend that `options` name."""
+    """The backend that `options` name, whose modules alone are imported.
+
+    Raises:
+        ConfigError: names the parts that cannot be sent to workers.
+    """
     if options.backend == "main" or options.num_workers == 0:
         return MainBackend(fetch, options.keyed)
     if options.backend == "thread":
+        from penstock.loading.workers.thread_backend import ThreadBackend
+
         return ThreadBackend(fetch, options)
     if options.backend == "process":
+        from penstock.loading.workers.pool import ProcessBackend
+
         return ProcessBackend(fetch, options, pin)
     backend: Backend = installed.load(installed.backends()[options.backend])(fetch, options)
     return backend
@@ -146,9 +150,12 @@ class Loader:
         self._rows = [] if isinstance(plan, StreamPlan) else row_counts(fetch.dataset)
         self._pin = self.options.pin_memory and has_accelerator()
         moves = self._pin and self.world.device.startswith("cuda")
-        self._transfer = Transfer(self.world.device) if moves else None
+        self._transfer: Transfer | None = None
+        if moves:
+            from penstock.loading.transfer import Transfer
+
+            self._transfer = Transfer(self.world.device)
         self._moved_ahead = moves or self.world.device == "cpu"
-        require_picklable(fetch, self.options)
         self._backend = open_backend(fetch, self.options, self._pin)
         self._ahead: ReadsAhead | None = None
         if getattr(fetch.dataset, "remote_files", None) is not None:
@@ -156,7 +163,12 @@ class Loader:
             openers = [addon.ahead for addon in installed.addons().values() if addon.ahead]
             self._ahead = installed.load(openers[0])(*given) if openers else None
         auto, first = self.options.auto, self.options.num_workers
-        self._tuner = Autotune(first, auto, tree_pss) if auto else None
+        self._tuner: Autotune | None = None
+        if auto:
+            from penstock.loading.autotune import Autotune
+            from penstock.loading.memory import tree_pss
+
+            self._tuner = Autotune(first, auto, tree_pss)
         self._deaths = 0  # in backends that were left
         self._next = (0, 0)
         self._broken_off = False

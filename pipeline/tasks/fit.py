@@ -36,7 +36,8 @@ from penstock.loading.loader import Loader
 from penstock.order.plan import Plan
 from penstock.order.skipped import Skipped
 from penstock.order.streams import StreamPlan
-from penstock.runs import resumption, run_state
+from penstock.runs import resumption
+from penstock.runs.checkpoint import State
 from penstock.runs.identity.sources import code_of
 from penstock.runs.left_out import NAME as QUARANTINE
 from penstock.runs.only_shown import only_shown
@@ -178,12 +179,18 @@ class Fit:
             },
             "code": code_of(config),
         }
+
+        def fits(state: State) -> None:
+            from penstock.runs import run_state  # a new run has no state to check
+
+            run_state.check_fit(state, self.model, self.optimizer)
+
         opened = Opening(
             config,
             group,
             data.train,
             self.train_loader,
-            lambda state: run_state.check_fit(state, self.model, self.optimizer),
+            fits,
             self._scheduled,
             moves,
             facts,

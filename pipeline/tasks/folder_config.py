@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.config import own_command, preflight
 from penstock.config.changes import effect_of
 from penstock.config.schema import TASK_KEYS, Config
 from penstock.errors import ConfigError, Problem
-from penstock.runs.record import RunRecord
 from penstock.runs.resumption import is_harmless, key_of, run_of
+
+if TYPE_CHECKING:
+    from penstock.runs.record import RunRecord
 
 _OF_THE_TASK = ("task", "run_dir", "hydra", "tracker", *TASK_KEYS)
 
@@ -30,6 +32,8 @@ def asked_of(config: Config) -> tuple[Config, RunRecord | None]:
     """
     if config.run is None:
         return config, None
+    from penstock.runs.record import RunRecord
+
     path, typed = Path(config.run), config.plain()
     record = RunRecord.read(run_of(path) or path, "run")
     asked: dict[str, Any] = deepcopy(dict(record.config))

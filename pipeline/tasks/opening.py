@@ -24,7 +24,7 @@ from penstock.loading.known_by import ADVICE, compared_rows, in_fingerprint
 from penstock.loading.loader import Loader
 from penstock.order.address import Address
 from penstock.order.skipped import Skipped
-from penstock.runs import checkpoint, resumption, run_state
+from penstock.runs import checkpoint, resumption
 from penstock.runs.checkpoint import Checkpoints, Newest, State
 from penstock.runs.identity.fingerprints import first_difference, in_mode_of, mode_in
 from penstock.runs.identity.sources import changes
@@ -111,6 +111,8 @@ class Opening:
         where = group.from_first(where)
         copy = None
         if where is not None and copies is not None:
+            from penstock.runs import run_state
+
             rank, start = where
             copy = copies.share(group, rank, start, run_state.check)
         if group.is_first:
@@ -231,6 +233,8 @@ class Opening:
 
     def _check(self, state: State) -> None:
         """Raise ValueError for a state that this fit cannot load, if it is one of this run."""
+        from penstock.runs import run_state
+
         run_state.check(state)
         own = self.fingerprint
         saved = same_but_for_length(state["fingerprint"], own)

@@ -18,9 +18,10 @@ from penstock.loading.batch import Batch
 from penstock.loading.fetch import Fetch
 from penstock.loading.sizes import nbytes
 from penstock.loading.slow_rows import SlowRows, slow_among
+from penstock.loading.workers.backends import Requests
 from penstock.loading.workers.options import LoaderOptions
 from penstock.loading.workers.request_queue import RequestQueue
-from penstock.loading.workers.window import Requests, Task, Window, windowed
+from penstock.loading.workers.window import Task, Window, windowed
 from penstock.order.plan import Plan, Request
 from penstock.order.samplers import Sequential
 from tests import toy

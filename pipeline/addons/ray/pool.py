@@ -34,12 +34,11 @@ from penstock.addons.ray.worker import RayWorker
 from penstock.distributed.preemption import held, waiting
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.loading.fetch import Fetch
-from penstock.loading.workers.backends import PoolBackend
 from penstock.loading.workers.failures import FailureReport
 from penstock.loading.workers.options import LoaderOptions
 from penstock.loading.workers.pool import parts_of
 from penstock.loading.workers.results import Asked, Failure, Result, WorkerError
-from penstock.loading.workers.window import Task
+from penstock.loading.workers.window import PoolBackend, Task
 from penstock.terminal import one_line
 
 log = logging.getLogger(__name__)

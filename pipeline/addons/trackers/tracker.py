@@ -14,8 +14,6 @@ from typing import Any, ClassVar, overload
 
 import numpy as np
 
-from penstock.runs.record import RunRecord
-
 Points = Mapping[str, float]
 
 
@@ -56,6 +54,8 @@ class Measured(Sequence[tuple[Points, int]]):
     """
 
     def __init__(self, folder: Path) -> None:
+        from penstock.runs.record import RunRecord
+
         record = RunRecord.read(folder, "resume")
         self._series = record.logs, record.epochs
         steps = np.concatenate([series.column("step") for series in self._series])

@@ -9,17 +9,30 @@ Add-ons bring others (`AddOn.backends`).
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
 from penstock.distributed.preemption import waiting
 from penstock.loading.fetch import Fetch
-from penstock.loading.workers.options import LoaderOptions
 from penstock.loading.workers.results import Asked, Result, Results, attempt
-from penstock.loading.workers.window import StartedPool, windowed
-from penstock.order.randomness import hash64, scope
+from penstock.order.randomness import scope
+
+
+class Requests(Iterator[Asked]):
+    """Requests in order.
+
+    Attributes:
+        expects: whether one will take long, as far as is known; None: nothing is known of any.
+    """
+
+    def __init__(
+        self, requests: Iterator[Asked], expects: Callable[[Asked], bool] | None = None
+    ) -> None:
+        self._requests, self.expects = requests, expects
+
+    def __next__(self) -> Asked:
+        return next(self._requests)
 
 
 class Backend(Protocol):
@@ -66,43 +79,3 @@ class MainBackend:
 
     def close(self) -> None:
         pass
-
-
-class PoolBackend(ABC):
-    """Works in a pool, which lives for one run, or is persistent."""
-
-    def __init__(self, fetch: Fetch, options: LoaderOptions) -> None:
-        self._fetch, self._options = fetch, options
-        seed = options.generator
-        self._seed = hash64(fetch.seed, "workers") if seed is None else seed
-        self._pool: StartedPool | None = None
-        self._deaths = 0  # in pools that were shut down
-
-    @abstractmethod
-    def _new_pool(self) -> StartedPool:
-        """Start the workers."""
-
-    @property
-    def deaths(self) -> int:
-        return self._deaths + (self._pool.deaths if self._pool else 0)
-
-    @contextmanager
-    def run(self, requests: Iterator[Asked]) -> Iterator[Results]:
-        if self._pool is None:
-            self._pool = self._new_pool()
-        try:
-            self._pool.begin()
-            yield windowed(self._pool, requests, self._options)  # from now on the workers work
-        finally:
-            if not self._options.persistent_workers:
-                self.close()
-
-    def close(self) -> None:
-        pool, self._pool = self._pool, None
-        if pool is not None:
-            pool.shut_down()
-            self._deaths += pool.deaths
-
-    def __del__(self) -> None:
-        if hasattr(self, "_pool"):
-            self.close()

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from penstock.loading.autotune import Auto
+if TYPE_CHECKING:
+    from penstock.loading.autotune import Auto
+
 
 DEFAULT_TIMEOUT = 300.0
 SLOW_MEMORY = 256 << 20

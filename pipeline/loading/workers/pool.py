@@ -41,13 +41,12 @@ from penstock.errors import ConfigError, Problem
 from penstock.loading import memory, worker_status
 from penstock.loading.fetch import Fetch
 from penstock.loading.workers import failures
-from penstock.loading.workers.backends import PoolBackend
 from penstock.loading.workers.channel import ChannelError
 from penstock.loading.workers.failures import FailureReport
 from penstock.loading.workers.options import LoaderOptions
 from penstock.loading.workers.request_queue import RequestQueue
 from penstock.loading.workers.results import Asked, Failure, WorkerError
-from penstock.loading.workers.window import Task
+from penstock.loading.workers.window import PoolBackend, Task
 from penstock.loading.workers.worker import Worker
 from penstock.loading.workers.worker_side import SharedState, WorkerContext
 from penstock.torch_internals import ExceptionWrapper, pin_memory
@@ -424,13 +423,21 @@ _NOT_SENT = (pickle.PicklingError, AttributeError, TypeError)
 
 
 class ProcessBackend(PoolBackend):
-    """Works in worker processes."""
+    """Works in worker processes.
+
+    Raises:
+        ConfigError: names the parts that cannot be sent to one; all are pickled to find out.
+    """
 
     pins = True
     executor = "worker process"
 
     def __init__(self, fetch: Fetch, options: LoaderOptions, pin: bool) -> None:
         self._method = start_method(options)
+        if options.num_workers and self._method != "fork":  # refused before anything has begun
+            problems = _unpicklable(fetch, self._method)
+            if problems:
+                raise ConfigError(problems)
         server: Any = forkserver._forkserver
         # Nobody has asked for anything else. What workers need is imported once by the server, and
         # not in each of them, where it takes 3 s.
@@ -474,18 +481,6 @@ def start_method(options: LoaderOptions) -> str:
     chosen = options.multiprocessing_context or multiprocessing.get_start_method(allow_none=True)
     # In a process of joblib's the default is "loky", which is joblib's own and pickles everything.
     return chosen if chosen in known else known[0]
-
-
-def require_picklable(fetch: Fetch, options: LoaderOptions) -> None:
-    """Refuse what cannot be sent to a worker before anything has begun; pickles all of it.
-
-    Raises:
-        ConfigError: names the parts.
-    """
-    if options.backend == "process" and options.num_workers and start_method(options) != "fork":
-        problems = _unpicklable(fetch, start_method(options))
-        if problems:
-            raise ConfigError(problems)
 
 
 def parts_of(fetch: Fetch) -> dict[str, Any]:

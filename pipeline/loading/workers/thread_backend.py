@@ -22,10 +22,11 @@ from penstock.distributed.preemption import asked, waiting
 from penstock.loading import intra_batch, worker_status
 from penstock.loading.fetch import Fetch
 from penstock.loading.sampled_rows import SampleRequest
+from penstock.loading.workers.backends import Requests
 from penstock.loading.workers.failures import FailureReport
 from penstock.loading.workers.options import LoaderOptions
 from penstock.loading.workers.results import Asked, Failure, Result, Results, WorkerError, attempt
-from penstock.loading.workers.window import POLL, Requests, Task, windowed
+from penstock.loading.workers.window import POLL, Task, windowed
 from penstock.order.plan import Request
 from penstock.order.randomness import scope
 from penstock.order.seeding import SharedGeneratorError, ThreadRandomness, Watch, probe

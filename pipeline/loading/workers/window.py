@@ -9,14 +9,19 @@ the next slow one is ready in time. What it grows by is bounded, in batches and 
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any, Protocol
 
+from penstock.loading.fetch import Fetch
 from penstock.loading.sizes import nbytes
+from penstock.loading.workers.backends import Requests
 from penstock.loading.workers.options import LoaderOptions
 from penstock.loading.workers.results import Asked, Result, Results
+from penstock.order.randomness import hash64
 from penstock.torch_internals import ExceptionWrapper
 
 POLL = 0.5  # seconds between two looks at workers that report nothing
@@ -72,22 +77,6 @@ class StartedPool(Pool, Protocol):
         """Another run begins, which knows nothing of what the last one asked for."""
 
     def shut_down(self) -> None: ...
-
-
-class Requests(Iterator[Asked]):
-    """Requests in order.
-
-    Attributes:
-        expects: whether one will take long, as far as is known; None: nothing is known of any.
-    """
-
-    def __init__(
-        self, requests: Iterator[Asked], expects: Callable[[Asked], bool] | None = None
-    ) -> None:
-        self._requests, self.expects = requests, expects
-
-    def __next__(self) -> Asked:
-        return next(self._requests)
 
 
 class _Feed:
@@ -223,3 +212,43 @@ class Window:
 
 def _nbytes(result: object) -> int:
     return nbytes(getattr(result, "value", result))  # of a DataLoader's results
+
+
+class PoolBackend(ABC):
+    """Works in a pool, which lives for one run, or is persistent."""
+
+    def __init__(self, fetch: Fetch, options: LoaderOptions) -> None:
+        self._fetch, self._options = fetch, options
+        seed = options.generator
+        self._seed = hash64(fetch.seed, "workers") if seed is None else seed
+        self._pool: StartedPool | None = None
+        self._deaths = 0  # in pools that were shut down
+
+    @abstractmethod
+    def _new_pool(self) -> StartedPool:
+        """Start the workers."""
+
+    @property
+    def deaths(self) -> int:
+        return self._deaths + (self._pool.deaths if self._pool else 0)
+
+    @contextmanager
+    def run(self, requests: Iterator[Asked]) -> Iterator[Results]:
+        if self._pool is None:
+            self._pool = self._new_pool()
+        try:
+            self._pool.begin()
+            yield windowed(self._pool, requests, self._options)  # from now on the workers work
+        finally:
+            if not self._options.persistent_workers:
+                self.close()
+
+    def close(self) -> None:
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shut_down()
+            self._deaths += pool.deaths
+
+    def __del__(self) -> None:
+        if hasattr(self, "_pool"):
+            self.close()

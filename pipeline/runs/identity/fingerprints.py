@@ -20,7 +20,6 @@ from penstock.config.schema import Config
 from penstock.errors import ConfigError, Problem
 from penstock.loading.wrapped import SomeRows
 from penstock.order.streams import length_of
-from penstock.runs.identity.contents import UNREADABLE, digests, read_list, write_list
 
 _HASH = re.compile(r"[0-9a-f]{32}")
 
@@ -55,6 +54,8 @@ def other_than_own(dataset: object, config: Config) -> str | None:
 
 def _with_content(dataset: object, own: str, cache_dir: str | Path) -> str:
     """The hash of `own` and all files, which a list in the cache names."""
+    from penstock.runs.identity.contents import UNREADABLE, digests, write_list
+
     given = dataset.data_files() if hasattr(dataset, "data_files") else _by_path(dataset)
     files = list(dict.fromkeys((str(n), str(p), *map(str, v)) for n, p, *v in given))
     if not files:
@@ -132,6 +133,8 @@ def first_difference(cache_dir: str | Path, before: str, now: str) -> str:
     """In words, the first file that differs between two fingerprints; empty if unknown."""
     if not all(_HASH.fullmatch(str(one)) for one in (before, now)):
         return ""
+    from penstock.runs.identity.contents import read_list
+
     old, new = (read_list(_list(cache_dir, one)) for one in (before, now))
     if old is None or new is None:
         return ""
