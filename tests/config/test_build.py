@@ -293,15 +293,13 @@ def test_optimizers_get_the_weights_that_learn():
 
 
 def test_statistics_of_the_training_split(monkeypatch, tmp_path):
-    from penstock.build import data
-
     asked = []
 
     def statistics(dataset, cache_dir, *rest):
         asked.append((dataset.split, cache_dir))
         return {"mean": [0.1] * 3, "std": [0.2] * 3}
 
-    monkeypatch.setattr(data, "statistics_of", statistics)
+    monkeypatch.setattr("penstock.transforms.statistics.statistics_of", statistics)
     config = penstock.compose(
         *OWN, "transform=faces", "transform.train.normalize.statistics=dataset", "cache_dir=here"
     )
