@@ -173,18 +173,18 @@ def addons() -> Mapping[str, AddOn]:
 @cache
 def tasks() -> Mapping[str, Task]:
     """All tasks by name, the core's first."""
-    found: dict[str, Task] = dict(load("penstock.tasks:CORE"))
+    by_name: dict[str, Task] = dict(load("penstock.tasks:CORE"))
     for addon in addons().values():
-        found |= addon.tasks
-    return found
+        by_name |= addon.tasks
+    return by_name
 
 
 def options() -> dict[str, Any]:
     """What add-ons bring into the configuration, by key: `Extension` classes and `Option`s."""
-    found: dict[str, Any] = {}
+    by_key: dict[str, Any] = {}
     for addon in addons().values():
-        found |= {key: load(name) for key, name in addon.options.items()}
-    return found
+        by_key |= {key: load(name) for key, name in addon.options.items()}
+    return by_key
 
 
 def backends() -> dict[str, str]:

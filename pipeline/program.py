@@ -111,7 +111,7 @@ def text_of(literal: str) -> str:
     if len(literal) < 2 or literal[0] not in "'\"" or literal[-1] != literal[0]:
         return literal
     text = re.sub(rf"(?<!\\)(\\*)({literal[0]}|\Z)", _after_quote, literal[1:-1])
-    return re.sub(r"(?<!\\)(\\*)\\\$\{", lambda found: found[1][: len(found[1]) // 2] + "${", text)
+    return re.sub(r"(?<!\\)(\\*)\\\$\{", lambda match: match[1][: len(match[1]) // 2] + "${", text)
 
 
 def _after_quote(match: re.Match[str]) -> str:

@@ -24,9 +24,9 @@ OPTIONS = {
 }
 
 
-def names(given: Iterable[str]) -> list[str]:
+def names(values: Iterable[str]) -> list[str]:
     """The names in values such as "a,b"."""
-    return [name.strip() for word in given for name in word.split(",") if name.strip()]
+    return [name.strip() for word in values for name in word.split(",") if name.strip()]
 
 
 def check(named: Mapping[str, list[str]]) -> list[Problem]:

@@ -84,11 +84,11 @@ def fields() -> Mapping[str, Field]:
 def _fields(section: type[BaseModel], above: str, inherited: Effect | None) -> Iterator[Field]:
     for name, field in section.model_fields.items():
         key = f"{above}.{name}" if above else name
-        effect = next((one for one in field.metadata if isinstance(one, Effect)), inherited)
+        effect = next((part for part in field.metadata if isinstance(part, Effect)), inherited)
         if effect is not None and above:
             effect = effect.below.get(name, effect) if effect is inherited else effect
         kinds = (field.annotation, *getattr(field.annotation, "__args__", ()))
-        inner = next((one for one in kinds if hasattr(one, "model_fields")), None)
+        inner = next((part for part in kinds if hasattr(part, "model_fields")), None)
         if inner is not None:
             yield from _fields(inner, key, effect)
         else:

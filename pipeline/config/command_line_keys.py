@@ -126,8 +126,12 @@ def given(word: str) -> str | None:
     for key in installed.typed_keys():
         if _may_give(word, key):
             values = dict(typed_values([word]))
-            inside = [one for at, one in values.items() if at == key or at.startswith(f"{key}.")]
-            if not values or any(one not in ({}, None) for one in inside):  # or it cannot be read
+            inside = [
+                value for at, value in values.items() if at == key or at.startswith(f"{key}.")
+            ]
+            if not values or any(
+                value not in ({}, None) for value in inside
+            ):  # or it cannot be read
                 return key
     return None
 
@@ -141,10 +145,10 @@ def typed_values(lines: Iterable[str]) -> Iterator[tuple[str, Any]]:
         except (HydraException, RecursionError, ValueError):
             continue  # it is reported where it is composed
         value = override.value()
-        for one in getattr(value, "list", None) or [value]:
+        for choice in getattr(value, "list", None) or [value]:
             key = override.key_or_group
-            yield key, one
-            yield from ((place, leaf) for place, _, leaf in entries(one, key))
+            yield key, choice
+            yield from ((leaf_key, leaf) for leaf_key, _, leaf in entries(choice, key))
 
 
 def entries(node: Any, key: str) -> Iterator[tuple[str, Any, Any]]:

@@ -112,8 +112,8 @@ class Composer:
         self.path = _folder(config_path, "--config-path", base) if config_path else str(CONF)
         search_path = hydra_internals.create_config_search_path(self.path)
         if config_dir is not None:
-            found = f"file://{_folder(config_dir, '--config-dir', Path())}"
-            search_path.prepend("command-line", found, SearchPathQuery(provider="schema"))
+            provider = f"file://{_folder(config_dir, '--config-dir', Path())}"
+            search_path.prepend("command-line", provider, SearchPathQuery(provider="schema"))
         self.name = config_name or "config"
         self.loader = ConfigLoader(search_path)
         self.kept: Kept | None = None

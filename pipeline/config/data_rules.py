@@ -43,8 +43,8 @@ def dataset_keys(config: Config, parts: Parts) -> Iterator[str]:
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             yield f"{key}.fields: {not_allowed(names, 'names of positions: [image, label]')}"
         elif len(set(names)) != len(names) or not names:
-            given = ", ".join(names) or "no name"
-            yield f"{key}.fields: got {given}; every position needs a name of its own"
+            listed = ", ".join(names) or "no name"
+            yield f"{key}.fields: got {listed}; every position needs a name of its own"
     for split in SPLITS:
         own = config.dataset.get(split) if is_of_a_split(config.dataset, split) else None
         for name in (own or {}).keys() - set(KEPT):
@@ -54,7 +54,7 @@ def dataset_keys(config: Config, parts: Parts) -> Iterator[str]:
             )
     facts = of_the_build(config.dataset, "facts")
     if facts is not None and not (
-        isinstance(facts, Mapping) and all(type(one) is int for one in facts.values())
+        isinstance(facts, Mapping) and all(type(fact) is int for fact in facts.values())
     ):
         yield f"dataset.facts: {not_allowed(facts, 'whole numbers by name')}"
     if called(config.collate) is Single and config.batch.size is not None:
@@ -68,7 +68,11 @@ def dataset_keys(config: Config, parts: Parts) -> Iterator[str]:
         return
     for name, _ in datasets(config.dataset):
         kind, needed = parts.get(name), _NEEDS.get(mode, ())
-        if needed and isinstance(kind, type) and not any(hasattr(kind, one) for one in needed):
+        if (
+            needed
+            and isinstance(kind, type)
+            and not any(hasattr(kind, member) for member in needed)
+        ):
             yield (
                 f"{KEY}: {mode} needs the files of a dataset, and {kind.__name__} does not tell "
                 f"them: it has no `{needed[0]}()` (docs/own_dataset.md); add it, or set the key to "
@@ -115,7 +119,7 @@ def _pairs(config: Config, key: str) -> Iterator[str]:
     if size is None or size % (2 * ranks) == 0:
         return
     low = size // (2 * ranks) * 2 * ranks
-    ways = " or ".join(str(one) for one in (low, low + 2 * ranks) if one)
+    ways = " or ".join(str(even) for even in (low, low + 2 * ranks) if even)
     yield (
         f"batch.size: {size} cannot be cut into pairs for {ranks} process(es), and {key} mixes "
         f"pairs; take {ways}"

@@ -63,8 +63,8 @@ class Plain(dict[str, Any]):
         origins: full key -> where a value came from, if from the environment.
     """
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self.origins: dict[str, Origin] = {}
 
 
@@ -106,8 +106,8 @@ def tree(value: Any, origins: Mapping[str, Origin], digests: bool = False, key: 
         return [
             HIDDEN
             if not isinstance(item, (Mapping, list, tuple)) and names_secret(key, item)
-            else tree(item, origins, digests, f"{key}[{place}]")
-            for place, item in enumerate(value)
+            else tree(item, origins, digests, f"{key}[{number}]")
+            for number, item in enumerate(value)
         ]
     if key.endswith("._target_"):
         return value
@@ -139,14 +139,14 @@ def word(text: str) -> str:
     return f"{key}={urls(_entries(value))}"
 
 
-def words(given: Iterable[str]) -> list[str]:
+def words(line: Iterable[str]) -> list[str]:
     """Words of a command line, as they may be written down."""
-    return [word(one) for one in given]
+    return list(map(word, line))
 
 
-def command(given: Sequence[str]) -> str:
+def command(line: Sequence[str]) -> str:
     """A command line as it may be written down, quoted so that it can be pasted."""
-    return program.joined(words(given))
+    return program.joined(words(line))
 
 
 def is_redacted(text: str) -> bool:

@@ -164,8 +164,8 @@ def _credentials() -> str:
         "AWS_PROFILE": "AWS_PROFILE's",
         "GOOGLE_APPLICATION_CREDENTIALS": "those of GOOGLE_APPLICATION_CREDENTIALS",
     }
-    given = [words for name, words in known.items() if os.environ.get(name)]
-    return " or ".join(given) or "whatever credentials ~/.aws or gcloud hold"
+    credentials = [words for name, words in known.items() if os.environ.get(name)]
+    return " or ".join(credentials) or "whatever credentials ~/.aws or gcloud hold"
 
 
 def found(config: Mapping[str, Any]) -> Iterator[Endpoint]:
@@ -197,7 +197,7 @@ def _options(
             )
             yield from _options(value, f"{key}.{name}".lstrip("."), within or starts, anonymous)
     elif isinstance(node, (list, tuple)):
-        for place, value in enumerate(node):
-            yield from _options(value, f"{key}[{place}]", within, anonymous)
+        for number, value in enumerate(node):
+            yield from _options(value, f"{key}[{number}]", within, anonymous)
     elif within:
         yield key, node, bool(anonymous)

@@ -241,14 +241,14 @@ VALUES: dict[str, dict[str, str]] = {
 }
 
 
-def key(given: str, value: str = "...") -> str | None:
+def key(typed: str, value: str = "...") -> str | None:
     """The way to write a key that does not exist here; None for an unknown name.
 
     Args:
         given: the whole key, e.g. "loader.batch_size".
         value: as it was written.
     """
-    name = given.rpartition(".")[2].lower().replace("-", "_")
+    name = typed.rpartition(".")[2].lower().replace("-", "_")
     known = KEYS.get(name)
     if known is None:
         return None
@@ -256,20 +256,20 @@ def key(given: str, value: str = "...") -> str | None:
         ways = known.get(value.lower().strip("'\""))
         return ways or " or ".join(known.values())
     written = known.replace(VALUE, value if len(value) <= 40 else "...")
-    return None if written.partition("=")[0].lstrip("+") == given else written
+    return None if written.partition("=")[0].lstrip("+") == typed else written
 
 
-def choice(group: str, given: str) -> str | None:
+def choice(group: str, typed: str) -> str | None:
     """The way to write an option that a group doesn't have; None for an unknown name."""
-    name = given.lower().replace("-", "").replace("_", "")
+    name = typed.lower().replace("-", "").replace("_", "")
     if group == "model" and name.startswith(_TORCHVISION):
-        return f"model=torchvision model.name={given}"
+        return f"model=torchvision model.name={typed}"
     return CHOICES.get(group, {}).get(name)
 
 
-def value(key: str, given: str) -> str | None:
+def value(key: str, typed: str) -> str | None:
     """The value of a key that means `given`, which the key does not take; None if unknown."""
-    return VALUES.get(key, {}).get(given.lower())
+    return VALUES.get(key, {}).get(typed.lower())
 
 
 def hint(way: str | None) -> str:

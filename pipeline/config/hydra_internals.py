@@ -199,9 +199,9 @@ class HookedLoader(ConfigLoaderImpl):
         skip_missing: bool,
     ) -> DefaultsList:
         overrides = Overrides(repo=repo, overrides_list=overrides_list)
-        values = {id(one) for one in overrides.config_overrides}
-        choices = [one.input_line for one in overrides_list if id(one) not in values]
-        sources = [(type(one), one.provider, one.path) for one in repo.get_sources()]
+        values = {id(item) for item in overrides.config_overrides}
+        choices = [item.input_line for item in overrides_list if id(item) not in values]
+        sources = [(type(item), item.provider, item.path) for item in repo.get_sources()]
         self._key = (
             type(self).merge,
             config_name,
@@ -306,18 +306,18 @@ def _stamps(repo: Any, paths: Iterable[str], since: float = math.inf) -> tuple[A
         elif source.path not in ("", "hydra.conf"):
             return None
     names = [_file_name(path) for path in paths]
-    found: list[Any] = []
-    for place in (f"{folder}/{name}" for folder in folders for name in names):
+    stamps: list[Any] = []
+    for file in (f"{folder}/{name}" for folder in folders for name in names):
         try:
-            state = os.stat(place)  # noqa: PTH116  (a Path costs more than that)
+            state = os.stat(file)  # noqa: PTH116  (a Path costs more than that)
         except (OSError, ValueError):
-            found.append(None)
+            stamps.append(None)
             continue
         changed = max(state.st_mtime_ns, state.st_ctime_ns)
         if changed > since - _SETTLED:
             return None
-        found.append((state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns))
-    return tuple(found)
+        stamps.append((state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns))
+    return tuple(stamps)
 
 
 class Growth:
@@ -456,7 +456,7 @@ def with_plugin(kind: type[Plugin]) -> Iterator[None]:
     name = f"{kind.__module__}.{kind.__name__}"
     known = Plugins.is_in_toplevel_plugins_module
     Plugins.instance().register(kind)
-    allowed = staticmethod(lambda one: one == name or known(one))
+    allowed = staticmethod(lambda module: module == name or known(module))
     with replaced(Plugins, is_in_toplevel_plugins_module=allowed):
         yield
 
@@ -508,7 +508,7 @@ def swept_by(
             raise SystemExit(error.exit_code) from error
 
     # hydra runs the file of each plugin anew when it looks for plugins.
-    classes = {one.__name__: one for one in Plugins.instance().discover(Sweeper)}
+    classes = {kind.__name__: kind for kind in Plugins.instance().discover(Sweeper)}
     return replaced(classes[BasicSweeper.__name__], sweep=replacement)
 
 
@@ -532,9 +532,9 @@ def before_launch(plugin: str, prepare: Callable[[Any], None]) -> Iterator[None]
         plugin: the name of its package.
     """
     kinds = [
-        one for one in Plugins.instance().discover(Launcher) if one.__module__.startswith(plugin)
+        kind for kind in Plugins.instance().discover(Launcher) if kind.__module__.startswith(plugin)
     ]
-    owners = {next(base for base in one.__mro__ if "launch" in vars(base)) for one in kinds}
+    owners = {next(base for base in kind.__mro__ if "launch" in vars(base)) for kind in kinds}
     with ExitStack() as stack:
         for owner in owners:
             stack.enter_context(replaced(owner, launch=_prepared(vars(owner)["launch"], prepare)))

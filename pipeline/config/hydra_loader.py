@@ -71,10 +71,10 @@ class ConfigLoader(hydra_internals.HookedLoader):
 
     def check_search_path(self, primary: Any, overrides: Sequence[Override]) -> None:
         entries = [_search_path(primary)] if isinstance(primary, DictConfig) else []
-        entries += [one.value() for one in overrides if one.key_or_group == "hydra.searchpath"]
-        found = [one for entry in entries for one in hydra_section.search_path_problems(entry)]
-        if found:
-            self._refuse(found)
+        entries += [item.value() for item in overrides if item.key_or_group == "hydra.searchpath"]
+        problems = [item for entry in entries for item in hydra_section.search_path_problems(entry)]
+        if problems:
+            self._refuse(problems)
 
     def _refuse(self, problems: list[Problem]) -> NoReturn:
         raise ConfigError(list(dict.fromkeys(problems)))
@@ -105,15 +105,15 @@ class CheckedConfigLoader(ConfigLoader):
         validate_sweep_overrides: bool = True,
     ) -> DictConfig:
         """As hydra's, and checked."""
-        given = list(overrides)
-        config = self._kept.take(config_name, given, run_mode) if self._kept else None
+        words = list(overrides)
+        config = self._kept.take(config_name, words, run_mode) if self._kept else None
         try:
             config = config or super().load_configuration(
                 config_name, overrides, run_mode, from_shell, validate_sweep_overrides
             )
         except KeyError as error:
             self._refuse([not_set(error)])
-        problems = hydra_section.problems(hydra_internals.raw_node(config, "hydra"), given)
+        problems = hydra_section.problems(hydra_internals.raw_node(config, "hydra"), words)
         if run_mode is RunMode.MULTIRUN and not problems:
             problems = [*hydra_section.sweep_problems(hydra_internals.raw_node(config, "hydra"))]
             folder = OmegaConf.select(config, "hydra.sweep.dir", throw_on_resolution_failure=False)

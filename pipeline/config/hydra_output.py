@@ -47,7 +47,11 @@ def shown(package: str | None) -> Iterator[None]:
     prefix = "" if package in (None, "_global_") else package
 
     def without_secrets(config: DictConfig, section: DictConfig) -> DictConfig:
-        folders = [Path(one.path) for one in section.runtime.config_sources if one.schema == "file"]
+        folders = [
+            Path(source.path)
+            for source in section.runtime.config_sources
+            if source.schema == "file"
+        ]
         choices = {str(group): option for group, option in section.runtime.choices.items()}
         said.update(yaml_comments.comments(folders, choices, str(section.job.config_name)))
         return OmegaConf.create(written(config))
@@ -93,10 +97,10 @@ def save_sweep(config: DictConfig, folder: Path) -> None:
 
 def _save(config: Any, name: str, folder: Path) -> None:
     """As hydra saves a configuration, but a folder that leads elsewhere is refused."""
-    for one in (folder.parent, folder):
-        if one.is_symlink():
+    for path in (folder.parent, folder):
+        if path.is_symlink():
             raise NotOwnError(
-                f"{one} is a symbolic link; nothing was written through it. Give "
+                f"{path} is a symbolic link; nothing was written through it. Give "
                 "another hydra.sweep.dir, or hydra.output_subdir=null"
             )
     folder.mkdir(parents=True, exist_ok=True)
@@ -115,8 +119,8 @@ def overrides() -> list[str]:
     """The overrides of this job as they were given: reading them one by one would resolve them."""
     if not HydraConfig.initialized():
         return []
-    given: Any = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
-    return list(map(str, given))
+    words: Any = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
+    return list(map(str, words))
 
 
 def written(config: Any) -> Any:
@@ -127,8 +131,8 @@ def written(config: Any) -> Any:
     shown = disclosure.tree(plain, {})
     hydra = shown.get("hydra")
     if isinstance(hydra, dict):
-        given = plain["hydra"].get("overrides") or {}
-        hydra["overrides"] = {name: disclosure.words(lines) for name, lines in given.items()}
+        typed = plain["hydra"].get("overrides") or {}
+        hydra["overrides"] = {name: disclosure.words(lines) for name, lines in typed.items()}
         if isinstance(hydra.get("job"), dict) and "override_dirname" in hydra["job"]:
             hydra["job"]["override_dirname"] = ",".join(hydra["overrides"].get("task", []))
     return shown

@@ -61,37 +61,37 @@ _PLAIN = re.compile(
 )
 
 
-def problems(node: Any, given: Sequence[str], importing: bool = False) -> list[Problem]:
+def problems(node: Any, overrides: Sequence[str], importing: bool = False) -> list[Problem]:
     """The problems of a composed section.
 
     Args:
         node: the section as hydra will use it.
-        given: the overrides that were composed; all that may stand in `hydra.overrides`.
+        overrides: that were composed; all that may stand in `hydra.overrides`.
         importing: import what is named in trusted packages, and check its kind.
     """
     if OmegaConf.get_type(node) is not HydraConf:
         return [Problem("hydra", "is not what hydra takes; it is changed key by key")]
     section = raw(node)
-    found = [*_literals(section), *_records(section, given)]
-    found += _callbacks(section.get("callbacks"), importing)
+    result = [*_literals(section), *_records(section, overrides)]
+    result += _callbacks(section.get("callbacks"), importing)
     if any(section.get(name) != own for name, own in _BASIC.items()):
         sweeps = installed.sweeps()
         if sweeps is None:
-            found.append(Problem("hydra", "launchers and sweepers need the add-on sweeps"))
+            result.append(Problem("hydra", "launchers and sweepers need the add-on sweeps"))
         else:
-            found += installed.load(sweeps.plugins)(node, section, given)
+            result += installed.load(sweeps.plugins)(node, section, overrides)
     for name in ("hydra_logging", "job_logging"):
-        found += _logging(section.get(name), f"hydra.{name}", importing)
+        result += _logging(section.get(name), f"hydra.{name}", importing)
     folder = mapping(section.get("run"))
     if folder and folder.get("dir") not in (".", _HYDRAS_OWN):
         reason = "a configuration names the folder of a run by run_dir; set that"
-        found.append(Problem("hydra.run.dir", f"got {folder.get('dir')!r}: {reason}"))
-    found += search_path_problems(section.get("searchpath"))
+        result.append(Problem("hydra.run.dir", f"got {folder.get('dir')!r}: {reason}"))
+    result += search_path_problems(section.get("searchpath"))
     if section.get("output_subdir") not in (None, ".hydra"):
         reason = "hydra writes its files there; set it to null, or to .hydra"
-        found.append(Problem("hydra.output_subdir", f"got {section['output_subdir']!r}: {reason}"))
-    first = {problem.key: problem for problem in reversed(found)}
-    return [problem for problem in found if first[problem.key] is problem]
+        result.append(Problem("hydra.output_subdir", f"got {section['output_subdir']!r}: {reason}"))
+    first = {problem.key: problem for problem in reversed(result)}
+    return [problem for problem in result if first[problem.key] is problem]
 
 
 def mapping(node: Any) -> Mapping[str, Any]:
@@ -159,11 +159,11 @@ def _literals(section: Mapping[str, Any]) -> Iterator[Problem]:
                 )
 
 
-def _records(section: Mapping[str, Any], given: Sequence[str]) -> Iterator[Problem]:
+def _records(section: Mapping[str, Any], overrides: Sequence[str]) -> Iterator[Problem]:
     """Overrides, which hydra hands to jobs and ranks as if they had been typed; variables."""
-    overrides = mapping(section.get("overrides"))
-    words = [*(overrides.get("hydra") or ()), *(overrides.get("task") or ())]
-    if sorted(map(str, words)) != sorted(given):
+    recorded = mapping(section.get("overrides"))
+    words = [*(recorded.get("hydra") or ()), *(recorded.get("task") or ())]
+    if sorted(map(str, words)) != sorted(overrides):
         yield Problem(
             "hydra.overrides",
             "is hydra's record of the command line; a configuration may not write into it",
@@ -193,12 +193,12 @@ def _callbacks(callbacks: Any, importing: bool) -> Iterator[Problem]:
         for argument in node if own else ():
             if argument != "_target_":
                 yield Problem(f"{key}.{argument}", f"{node['_target_']} takes no arguments")
-        for place, target in called(node, key, "_target_"):
-            if not own or place != f"{key}._target_":
-                kind = Callback if place == f"{key}._target_" else object
-                yield from _trusted(place, target, kind, CALLBACKS, importing)
-        for place, _ in called(node, key, "_partial_"):
-            yield Problem(place, "a callback is built whole")
+        for at, target in called(node, key, "_target_"):
+            if not own or at != f"{key}._target_":
+                kind = Callback if at == f"{key}._target_" else object
+                yield from _trusted(at, target, kind, CALLBACKS, importing)
+        for at, _ in called(node, key, "_partial_"):
+            yield Problem(at, "a callback is built whole")
 
 
 def _trusted(
@@ -217,11 +217,11 @@ def _trusted(
         return
     try:
         allow_list.check_name(name, key)
-        found = allow_list.resolve(name, key) if importing else None
+        target = allow_list.resolve(name, key) if importing else None
     except ConfigError as error:
         yield from error.problems
         return
-    fits = kind is object or (isinstance(found, type) and issubclass(found, kind))
+    fits = kind is object or (isinstance(target, type) and issubclass(target, kind))
     if importing and not fits:
         yield Problem(key, f"{name} is not a subclass of {kind.__module__}.{kind.__name__}")
 
@@ -240,32 +240,32 @@ def _logging(section: Any, key: str, importing: bool) -> Iterator[Problem]:
         yield Problem(key, f"got {section!r}, expected what logging.config.dictConfig takes")
         return
     for name in ("()", "class", "."):
-        for place, value in called(section, key, name):
-            group, _, inside = place.removesuffix(f".{name}").removeprefix(f"{key}.").partition(".")
+        for at, value in called(section, key, name):
+            group, _, inside = at.removesuffix(f".{name}").removeprefix(f"{key}.").partition(".")
             if group not in _LOGS or not inside or "." in inside or name == ".":
                 yield Problem(
-                    place, f"{value} is not called; only a handler or a formatter is made here"
+                    at, f"{value} is not called; only a handler or a formatter is made here"
                 )
                 continue
             known, kind = _LOGS[group]
             if isinstance(value, str) and value.startswith("logging.") and _FILES.search(value):
                 yield Problem(
-                    place,
+                    at,
                     f"{value} writes to a file of the configuration's choice, so "
                     "it is refused. What modules log goes to stderr, and metrics to the "
                     "run folder; choose hydra/job_logging=stdout, or redirect "
                     "stderr",
                 )
             elif value not in known:
-                yield from _trusted(place, value, kind, known, importing)
-    for place, text in texts(section, key):
+                yield from _trusted(at, value, kind, known, importing)
+    for at, text in texts(section, key):
         if text.startswith("cfg://") or (text.startswith("ext://") and text not in STREAMS):
-            yield Problem(place, f"got {text}, expected {' | '.join(STREAMS)}")
+            yield Problem(at, f"got {text}, expected {' | '.join(STREAMS)}")
 
 
-def called(node: Any, key: str, wanted: str) -> Iterator[tuple[str, Any]]:
-    """Key and value of every entry called `wanted`, at any depth."""
-    return ((below, value) for below, name, value in entries(node, key) if name == wanted)
+def called(node: Any, key: str, word: str) -> Iterator[tuple[str, Any]]:
+    """Key and value of every entry called `word`, at any depth."""
+    return ((below, value) for below, name, value in entries(node, key) if name == word)
 
 
 def texts(node: Any, key: str) -> Iterator[tuple[str, str]]:

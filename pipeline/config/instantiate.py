@@ -86,10 +86,10 @@ def _passed_by_hydra(name: str) -> Any:
 def _function(name: str, key: str) -> Any:
     function = allow_list.resolve(name, key)
     try:
-        found = _passed_by_hydra(name)
+        located = _passed_by_hydra(name)
     except Exception as error:
         raise ConfigError(Problem(key, f"hydra refuses {name}: {error}")) from error
-    if found is not function and found != function:  # bound methods are made anew, but equal
+    if located is not function and located != function:  # bound methods are made anew, but equal
         raise ConfigError(Problem(key, f"{name} changed between its check and its call"))
     if name.startswith("torchvision.models."):
         read_weights_as_tensors()

@@ -34,7 +34,7 @@ def allowing(option: str, name: str, kind: str) -> str:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """`, did you mean 'x'?` where something is near, else nothing."""
-    close = difflib.get_close_matches(name, [str(one) for one in known], n=1, cutoff=0.6)
+    close = difflib.get_close_matches(name, [str(choice) for choice in known], n=1, cutoff=0.6)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
@@ -56,7 +56,7 @@ def not_allowed(value: Any, allowed: str, known: Iterable[str] = ()) -> str:
 def members(annotation: Any) -> tuple[Any, ...]:
     """The types that an annotation allows."""
     if get_origin(annotation) in (Union, UnionType):
-        return tuple(one for member in get_args(annotation) for one in members(member))
+        return tuple(inner for member in get_args(annotation) for inner in members(member))
     return (annotation,)
 
 

@@ -80,24 +80,24 @@ def parts(config: Config) -> list[Part]:
     """Every part of a configuration; those whose section is wrong are left out."""
     sections = vars(config)
     data = datasets(sections.get("dataset"))
-    found = [Part(key, node, SUPPLIED, nested=True) for key, node in data]
+    result = [Part(key, node, SUPPLIED, nested=True) for key, node in data]
     # A function that filters is called with the table.
-    found += [
+    result += [
         Part(key, {**node, "_partial_": True})
-        for where, given in choices_of_rows(sections.get("dataset"))
-        for key, node in filters(given, where)
+        for where, choices in choices_of_rows(sections.get("dataset"))
+        for key, node in filters(choices, where)
         if isinstance(node, Mapping)
     ]
     for split in ("train", "val"):
         steps = getattr(sections.get("transform"), split, None)
-        found.append(Part(f"transform.{split}", steps, is_map=True))
+        result.append(Part(f"transform.{split}", steps, is_map=True))
         steps = getattr(sections.get("transform"), f"{split}_batch", None)
-        found.append(Part(f"transform.{split}_batch", steps, FACTS, nested=True, is_map=True))
+        result.append(Part(f"transform.{split}_batch", steps, FACTS, nested=True, is_map=True))
     scheduler = sections.get("scheduler")
     if isinstance(scheduler, Mapping):
         scheduler = {name: v for name, v in scheduler.items() if name not in SCHEDULE_KEYS}
     measured = sections.get("task") not in _DATA_ONLY
-    found += [
+    result += [
         Part("sampler", sections.get("sampler"), _SAMPLER, nested=True),
         Part("collate", collate_of(sections.get("collate"))),
         Part("model", sections.get("model"), FACTS),
@@ -109,7 +109,7 @@ def parts(config: Config) -> list[Part]:
             for key, node in trackers(sections.get("tracker")).items()
         ),
     ]
-    return [part for part in found if part.node is not None]
+    return [part for part in result if part.node is not None]
 
 
 def datasets(node: Any) -> list[tuple[str, Any]]:
@@ -117,7 +117,7 @@ def datasets(node: Any) -> list[tuple[str, Any]]:
 
     Without the keys that are not its arguments, see OF_THE_BUILD.
     """
-    return [(key, _bare(one)) for key, one in choosing(node)]
+    return [(key, _bare(source)) for key, source in choosing(node)]
 
 
 def datasets_found(config: Config, parts: Parts) -> list[tuple[str, Any]]:
@@ -132,8 +132,10 @@ def choosing(node: Any) -> list[tuple[str, Any]]:
         splits = {name for name in SPLITS if is_of_a_split(node, name)}
         node = without_own(node, OF_THE_BUILD)
         if "_target_" not in node and ("train" in node or "val" in node):
-            nodes = {name: without_own(one, KEPT) for name, one in node.items()}
-            return [(f"dataset.{name}", one) for name, one in nodes.items() if one is not None]
+            nodes = {name: without_own(source, KEPT) for name, source in node.items()}
+            return [
+                (f"dataset.{name}", source) for name, source in nodes.items() if source is not None
+            ]
         node = {name: value for name, value in node.items() if name not in splits}
     return [] if node is None else [("dataset", node)]
 
@@ -170,10 +172,10 @@ def without_own(node: Any, names: Sequence[str] = KEPT) -> Any:
 
 def metrics(objective: Mapping[str, Any]) -> Any:
     """The metrics of an objective's node; one that is null is left out, as steps of transforms."""
-    found = objective.get("metrics")
-    if not isinstance(found, Mapping) or "_target_" in found:
-        return found
-    return {name: node for name, node in found.items() if node is not None}
+    by_name = objective.get("metrics")
+    if not isinstance(by_name, Mapping) or "_target_" in by_name:
+        return by_name
+    return {name: node for name, node in by_name.items() if node is not None}
 
 
 def _bare(node: Any) -> Any:
@@ -181,27 +183,30 @@ def _bare(node: Any) -> Any:
     if isinstance(node, Mapping):
         bare = without_own(node, KEPT) if "_target_" in node else node
         return {name: _bare(value) for name, value in bare.items()}
-    return [_bare(one) for one in node] if isinstance(node, list) else node
+    return [_bare(item) for item in node] if isinstance(node, list) else node
 
 
 def choices_of_rows(node: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     """The keys of `dataset`, and of every node inside, that choose rows: by the key of the node."""
     if not isinstance(node, Mapping):
         return
-    nodes = [("dataset", node), *(one for one in walk(node, "dataset") if one[0] != "dataset")]
+    nodes = [
+        ("dataset", node),
+        *(inner for inner in walk(node, "dataset") if inner[0] != "dataset"),
+    ]
     nodes += [(f"dataset.{name}", node[name] or {}) for name in SPLITS if is_of_a_split(node, name)]
-    for key, one in nodes:
-        given = {name: of_the_build(one, name) for name in KEPT}
-        given = {name: value for name, value in given.items() if value is not None}
-        if given:
-            yield key, given
+    for key, inner in nodes:
+        choices = {name: of_the_build(inner, name) for name in KEPT}
+        choices = {name: value for name, value in choices.items() if value is not None}
+        if choices:
+            yield key, choices
 
 
-def filters(given: Mapping[str, Any], where: str) -> list[tuple[str, Any]]:
+def filters(choices: Mapping[str, Any], where: str) -> list[tuple[str, Any]]:
     """Key and value of each filter of a node at `where`, one or a list."""
-    value, key = given.get("filter"), f"{where}.filter"
+    value, key = choices.get("filter"), f"{where}.filter"
     if isinstance(value, list):
-        return [(f"{key}[{place}]", one) for place, one in enumerate(value)]
+        return [(f"{key}[{number}]", item) for number, item in enumerate(value)]
     return [] if value is None else [(key, value)]
 
 
@@ -209,7 +214,7 @@ def trackers(node: Any) -> dict[str, Any]:
     """Node of each tracker by its key: `tracker` itself, or `tracker.NAME`."""
     if not isinstance(node, Mapping) or "_target_" in node:
         return {"tracker": node}
-    return {f"tracker.{name}": one for name, one in node.items()}
+    return {f"tracker.{name}": tracker for name, tracker in node.items()}
 
 
 def of_the_build(node: Mapping[str, Any], name: str) -> Any:
@@ -225,8 +230,8 @@ def of_the_build(node: Mapping[str, Any], name: str) -> Any:
 
 def _takes(node: Mapping[str, Any], name: str) -> bool:
     """Whether what a node calls has an argument of that name."""
-    found = called(node)
-    return found is not None and name in signatures.arguments(found).names
+    target = called(node)
+    return target is not None and name in signatures.arguments(target).names
 
 
 def collate_of(node: Any) -> Any:
@@ -238,10 +243,10 @@ def collate_of(node: Any) -> Any:
         return node
     if of_the_build(node, "fields") is not None:
         node = {name: value for name, value in node.items() if name != "fields"}
-    found = called(node)
-    if found is None or isinstance(found, type) or "_partial_" in node:
+    target = called(node)
+    if target is None or isinstance(target, type) or "_partial_" in node:
         return node
-    lacking = set(signatures.arguments(found).required) - set(node)
+    lacking = set(signatures.arguments(target).required) - set(node)
     return {**node, "_partial_": True} if lacking and not node.get("_args_") else node
 
 
@@ -290,8 +295,8 @@ def walk(node: Any, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
             if name != "_target_":
                 yield from walk(value, f"{key}.{name}")
     elif isinstance(node, (list, tuple)):
-        for place, value in enumerate(node):
-            yield from walk(value, f"{key}[{place}]")
+        for number, value in enumerate(node):
+            yield from walk(value, f"{key}[{number}]")
 
 
 def check(part: Part) -> tuple[Any, list[Problem]]:
@@ -304,23 +309,23 @@ def check(part: Part) -> tuple[Any, list[Problem]]:
             allow_list.check_name(node["_target_"], f"{key}._target_")
             if not part.measured and node["_target_"].startswith(_SLOW):
                 continue
-            found = allow_list.resolve(node["_target_"], f"{key}._target_")
+            target = allow_list.resolve(node["_target_"], f"{key}._target_")
         except ConfigError as error:
             problems += error.problems
             continue
         is_root = key == part.key
-        root = found if is_root else root
+        root = target if is_root else root
         supplied = part.supplied if is_root or part.nested else ()
-        problems += signatures.check(found, node, key, supplied)
-        problems += outputs.of_part(key, _positional(found, node))
+        problems += signatures.check(target, node, key, supplied)
+        problems += outputs.of_part(key, _positional(target, node))
     return root, problems
 
 
 def _positional(function: Any, node: Mapping[str, Any]) -> dict[str, Any]:
     """A node with its positional arguments, and no others, by name."""
-    given = node["_args_"] if isinstance(node.get("_args_"), list) else []
+    arguments = node["_args_"] if isinstance(node.get("_args_"), list) else []
     names = signatures.arguments(function).positional
-    return {"_target_": node["_target_"], **dict(zip(names, given, strict=False))}
+    return {"_target_": node["_target_"], **dict(zip(names, arguments, strict=False))}
 
 
 def _shape_problems(part: Part) -> list[Problem]:

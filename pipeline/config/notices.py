@@ -71,8 +71,8 @@ def _rows_read_forwards(config: Config) -> Iterator[str]:
     sources = config.dataset.get("sources")
     if not getattr(nodes.called(config.dataset), "mixes_streams", False) or not sources:
         return
-    found = [nodes.called(node) for node in sources.values()]
-    if all(isinstance(one, type) and not is_stream(one) for one in found):
+    targets = [nodes.called(node) for node in sources.values()]
+    if all(isinstance(target, type) and not is_stream(target) for target in targets):
         yield (
             "dataset: all sources have rows that can be chosen; dataset=mixture finds any position "
             "of their mixture at once, and its weights may change (docs/mixtures.md)"

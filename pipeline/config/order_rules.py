@@ -113,7 +113,7 @@ def repetitions(config: Config, parts: Parts) -> Messages:
         return
     if isinstance(times, int) and times > 0 and size % times:
         low = size // times * times
-        ways = " or ".join(str(one) for one in (low, low + times) if one)
+        ways = " or ".join(str(even) for even in (low, low + times) if even)
         yield (
             f"sampler.times: {times} does not divide batch.size={size}, so a row's repetitions "
             f"would stand in two batches; take batch.size={ways}"

@@ -93,7 +93,7 @@ def named(values: Iterable[tuple[str, Any]]) -> tuple[Place, ...]:
     for key, value in values:
         name = re.sub(r"\[\d+\]$", "", key).rpartition(".")[2]
         if isinstance(value, str) and name in (*_FOR_ALL, *_FOR_ONE):
-            text = _VARIABLE.sub(lambda one: os.environ.get(one[1], one[2] or ""), value)
+            text = _VARIABLE.sub(lambda match: os.environ.get(match[1], match[2] or ""), value)
             for path in _paths_of(text) if name == "uri" else [_path_of(text) or ""]:
                 head, interpolated, _ = path.partition("${")
                 head = head.rpartition("/")[0] if interpolated else head
@@ -111,8 +111,8 @@ def may_stand(values: Iterable[tuple[str, Any]]) -> bool:
         values: full key and value of all that an override gives.
     """
     return all(
-        _is_allowed(place.name, str(_real(place.path)), place.name in _OF_FILES)
-        for place in named(values)[1:]
+        _is_allowed(output.name, str(_real(output.path)), output.name in _OF_FILES)
+        for output in named(values)[1:]
     )
 
 
@@ -134,7 +134,7 @@ def as_variable(places: Iterable[Place]) -> str:
 def _now() -> tuple[Place, ...]:
     places = _named.get()
     if places is None:
-        places = tuple(Place(*place) for place in json.loads(os.environ.get(NAMED) or "[]"))
+        places = tuple(Place(*fields) for fields in json.loads(os.environ.get(NAMED) or "[]"))
     return places or (Place("", str(Path.cwd())),)
 
 
@@ -172,8 +172,8 @@ def _remembered() -> list[Place]:
 def _own_cache() -> Path:
     from platformdirs import user_cache_path
 
-    given = os.environ.get("PENSTOCK_CACHE")
-    return Path(given).expanduser().absolute() if given else user_cache_path("penstock", False)
+    folder = os.environ.get("PENSTOCK_CACHE")
+    return Path(folder).expanduser().absolute() if folder else user_cache_path("penstock", False)
 
 
 def check_allowed(names: list[str]) -> list[Problem]:

@@ -49,13 +49,13 @@ def how_to_skip(folder: Path, skipped: Skipped) -> str:
     return f"To go on without it:\n  {suggested(*words)}"
 
 
-def command_line(*given: str) -> str:
+def command_line(*words: str) -> str:
     """This job's command with its task's overrides replaced by `given`."""
     own = of_run(overrides())
     kept = [word for word in own if outputs.may_stand(typed_values([word]))]
     if len(kept) < len(own):  # typed ones may, so the folder that is resumed gives it
         kept = [*(word for word in overrides() if word.startswith("resume=")), *kept]
-    return suggested(*kept, *given)
+    return suggested(*kept, *words)
 
 
 def of_run(words: Sequence[str]) -> list[str]:

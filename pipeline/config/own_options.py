@@ -53,7 +53,7 @@ def taken(
         parser.add_argument(option, dest=variable, action="append", default=[])
     with terminal.held_back():
         own, rest = parser.parse_known_args(list(argv))
-    named = {variable: allowances.names(given) for variable, given in vars(own).items()}
+    named = {variable: allowances.names(values) for variable, values in vars(own).items()}
     preflight.raise_if(allowances.check(named))
     if "--version" in rest:
         versions = [

@@ -18,6 +18,8 @@ def quoted(word: str) -> str:
     key, equals, value = word.partition("=")
     if equals and _EXPRESSIONS.fullmatch(key) and not _READABLE.fullmatch(value):
         # A backslash stands for itself, but before a quote.
-        text = re.sub(r"(\\*)('|$)", lambda one: one[1] * 2 + ("\\'" if one[2] else ""), value)
+        text = re.sub(
+            r"(\\*)('|$)", lambda match: match[1] * 2 + ("\\'" if match[2] else ""), value
+        )
         return f"{key}='{text}'"
     return _ADDRESS.sub(r"address=[\1,\2]", word) if _ADDRESS.fullmatch(word) else word

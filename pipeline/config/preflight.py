@@ -174,7 +174,7 @@ def run(
         ConfigError: with everything that is wrong, in any job.
     """
     overrides, problems = composer.parse(lines)
-    fixed = [one for one in overrides if not one.is_sweep_override()]
+    fixed = [override for override in overrides if not override.is_sweep_override()]
     base = composer.compose(fixed, multirun)
     if multirun or base.hydra.get("mode") == RunMode.MULTIRUN:
         sweeps = installed.sweeps()
@@ -184,15 +184,15 @@ def run(
         return None
     problems += [
         Problem(
-            one.key_or_group,
-            f"{one.input_line} is several values: add -m to sweep over them, "
-            f"or write a list as {one.key_or_group}=[a,b]",
+            override.key_or_group,
+            f"{override.input_line} is several values: add -m to sweep over them, "
+            f"or write a list as {override.key_or_group}=[a,b]",
         )
-        for one in overrides
-        if one.is_sweep_override()
+        for override in overrides
+        if override.is_sweep_override()
     ]
     config, more = check_job(
-        base, None if problems else lambda one: announce(announcement.of_run(one))
+        base, None if problems else lambda config: announce(announcement.of_run(config))
     )
     raise_if(problems + more)
     composer.examined = None if config is None else (base.config, config)

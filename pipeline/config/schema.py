@@ -268,9 +268,9 @@ def _extended(section: type[BaseModel], brought: dict[str, Any]) -> type[BaseMod
     for key, value in brought.items():
         name, _, rest = key.partition(".")
         if rest:
-            inner = [one for one in brought if one.startswith(f"{name}.")]
+            inner = [inner_key for inner_key in brought if inner_key.startswith(f"{name}.")]
             if key == inner[0]:
-                below = {one[len(name) + 1 :]: brought[one] for one in inner}
+                below = {inner_key[len(name) + 1 :]: brought[inner_key] for inner_key in inner}
                 fields[name] = _inside(section.model_fields[name], below)
         elif isinstance(value, type) and issubclass(value, Extension):
             fields[name] = (Annotated[value, value.EFFECT], value())
@@ -285,7 +285,9 @@ def _inside(field: Any, brought: dict[str, Any]) -> tuple[Any, Any]:
     """The annotation and default of a field whose section has more below it."""
     optional = type(None) in get_args(field.annotation)
     kinds = [
-        one for one in get_args(field.annotation) or [field.annotation] if one is not type(None)
+        member
+        for member in get_args(field.annotation) or [field.annotation]
+        if member is not type(None)
     ]
     made = _extended(kinds[0], brought)
     default = made() if isinstance(field.default, BaseModel) else ...

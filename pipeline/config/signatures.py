@@ -128,8 +128,8 @@ def check(
         supplied: names that the build puts in when the callable takes them.
     """
     known = arguments(function)
-    given = [name for name in node if name not in SPECIAL]
-    unknown = [name for name in given if name not in known.names]
+    named = [name for name in node if name not in SPECIAL]
+    unknown = [name for name in named if name not in known.names]
     positional = node["_args_"] if isinstance(node.get("_args_"), list) else []
     problems = [
         unknown_key(f"{key}.{name}", str(name), known.names, f"argument of {_name(function)}")
@@ -147,7 +147,7 @@ def check(
     if not node.get("_partial_"):
         # A misspelt name has been reported; what it was meant for is not missing as well.
         meant = [near for name in unknown for near in get_close_matches(name, known.names, n=1)]
-        filled = {*given, *supplied, *meant, *known.positional[: len(positional)]}
+        filled = {*named, *supplied, *meant, *known.positional[: len(positional)]}
         problems += [
             Problem(f"{key}.{name}", f"is missing; {_name(function)} needs it")
             for name in known.required
@@ -155,7 +155,7 @@ def check(
         ]
     problems += [
         Problem(f"{key}.{name}", not_allowed(node[name], describe(known.hints[name])))
-        for name in given
+        for name in named
         # `size: int = None` is written more often than it should be
         if name in known.hints
         and node[name] is not known.defaults.get(name, _NOTHING)

@@ -41,8 +41,8 @@ def _settled(steps: Mapping[str, Any], key: str, problems: list[Problem]) -> Map
     around: dict[str, dict[str, list[str]]] = {name: {BEFORE: [], AFTER: []} for name in steps}
     wishes: dict[str, str] = {}
     for name, node in steps.items():
-        given = node if isinstance(node, Mapping) else {}
-        wish = {word: given[word] for word in (AFTER, BEFORE) if given.get(word) is not None}
+        keys = node if isinstance(node, Mapping) else {}
+        wish = {word: keys[word] for word in (AFTER, BEFORE) if keys.get(word) is not None}
         if not wish:
             continue
         ((word, other), *second) = wish.items()
@@ -61,10 +61,10 @@ def _settled(steps: Mapping[str, Any], key: str, problems: list[Problem]) -> Map
         problems.append(Problem(f"{key}.{name}", problem))
 
     def group(name: str) -> list[str]:
-        before = [one for other in around[name][BEFORE] for one in group(other)]
-        return [*before, name, *(one for other in around[name][AFTER] for one in group(other))]
+        before = [step for other in around[name][BEFORE] for step in group(other)]
+        return [*before, name, *(step for other in around[name][AFTER] for step in group(other))]
 
-    order = [one for name in steps if name not in wishes for one in group(name)]
+    order = [step for name in steps if name not in wishes for step in group(name)]
     for name in steps:
         if name not in order:
             reason = f"{wishes[name]} leads back to {name} itself, so it has no place"

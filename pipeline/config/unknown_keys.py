@@ -46,9 +46,9 @@ def key(key: str, value: str, config: DictConfig, loader: ConfigLoader) -> Probl
     while rest and (below := _child(node, name)) is not None:
         node, where = below, f"{where}.{name}".lstrip(".")
         name, *rest = rest
-    known = [str(one) for one in node] if isinstance(node, DictConfig) else []
+    known = list(map(str, node)) if isinstance(node, DictConfig) else []
     if not where:
-        known = [one for one in known if one != "hydra"]
+        known = [section for section in known if section != "hydra"]
         return Problem(key, _at_the_top(name, value, known, config, loader))
     function = None
     with suppress(ConfigError, TypeError, OmegaConfBaseException):
@@ -60,7 +60,7 @@ def key(key: str, value: str, config: DictConfig, loader: ConfigLoader) -> Probl
                 "is a section of its own: set limits.pixels, "
                 "limits.record_bytes ... (see conf/limits)",
             )
-        taken = [one for one in signatures.arguments(function).names if one not in known]
+        taken = [word for word in signatures.arguments(function).names if word not in known]
         if name in taken:
             return Problem(
                 key, f"is not in the YAML, but {function.__name__} takes it: add it with +{key}=..."
@@ -69,7 +69,7 @@ def key(key: str, value: str, config: DictConfig, loader: ConfigLoader) -> Probl
             where.startswith("dataset.") and name in KEPT
         ):
             return Problem(key, f"is not in the YAML; add it with +{key}=...")
-        known = [one for one in known if not one.startswith("_")] + taken
+        known = [word for word in known if not word.startswith("_")] + taken
     way = familiar_names.key(key, value)
     if way:
         return Problem(key, f"unknown key {name!r}{familiar_names.hint(way)}")
@@ -87,12 +87,12 @@ def _at_the_top(
     if name in TASK_KEYS:
         read = loader.repository.load_config
         tasks = [
-            one
-            for one in loader.get_group_options("task")
-            if (file := read(f"task/{one}")) is not None and name in file.config
+            task
+            for task in loader.get_group_options("task")
+            if (file := read(f"task/{task}")) is not None and name in file.config
         ]
         return f"is a key of task={' | '.join(tasks)}, and not of task={config.task}"
-    groups = [str(one) for one in loader.list_groups("") if one != "hydra"]
+    groups = [str(group) for group in loader.list_groups("") if group != "hydra"]
     hint = _elsewhere(name, config) or nearest(name, {*known, *groups})
     return f"unknown key{hint}; there are {', '.join(sorted({*known, *groups}))}"
 
@@ -100,11 +100,11 @@ def _at_the_top(
 def _elsewhere(name: str, config: DictConfig) -> str:
     """The keys of that name in other sections."""
     keys = []
-    for section in (str(one) for one in config if one != "hydra"):
+    for section in (str(top) for top in config if top != "hydra"):
         node = _child(config, section)
         below = map(str, node) if isinstance(node, DictConfig) else ()
         keys += [section] * (section == name)
-        keys += [f"{section}.{one}" for one in below if one == name]
+        keys += [f"{section}.{inner}" for inner in below if inner == name]
     return f" (did you mean {' or '.join(keys[:3])}?)" if keys else ""
 
 

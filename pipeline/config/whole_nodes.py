@@ -68,9 +68,9 @@ def overruled(config: DictConfig, files: Sequence[tuple[str, bool, Any]]) -> Ite
         for group, (*_, file) in zip(groups, files, strict=True)
     ]
     whole: dict[str, Any] | None = None
-    for place, (path, theirs, _) in enumerate(files):
-        group = groups[place]
-        for key, value in known[place].items():
+    for number, (path, theirs, _) in enumerate(files):
+        group = groups[number]
+        for key, value in known[number].items():
             own = key.partition(".")[0] == group
             if group == _OVER_ALL or (own and not theirs) or value == {}:
                 continue
@@ -79,7 +79,7 @@ def overruled(config: DictConfig, files: Sequence[tuple[str, bool, Any]]) -> Ite
                 continue
             later = [
                 files[other][0]
-                for other in range(place + 1, len(files))
+                for other in range(number + 1, len(files))
                 if groups[other] != group and any(_touches(key, one) for one in known[other])
             ]
             if later and not later[-1].startswith(f"{_OVER_ALL}/"):
@@ -126,5 +126,5 @@ def _is_splits(node: DictConfig) -> bool:
 
 def _target(node: Any) -> str | None:
     """The `_target_` of a mapping as it is written; None without one."""
-    found = raw_value(node, "_target_")
-    return None if found is None else str(found)
+    target = raw_value(node, "_target_")
+    return None if target is None else str(target)

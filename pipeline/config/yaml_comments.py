@@ -77,15 +77,14 @@ def comments(
 
 def _files(folders: list[Path], group: str, option: str) -> list[Path]:
     """The file of an option, after those of its own group that it builds on."""
-    path = next(
-        (one for folder in folders if (one := folder / group / f"{option}.yaml").is_file()), None
-    )
+    files = (folder / group / f"{option}.yaml" for folder in folders)
+    path = next((file for file in files if file.is_file()), None)
     if path is None:
         return []
-    given = yaml.safe_load(path.read_text(encoding="utf-8"))
-    before = given.get("defaults", []) if isinstance(given, dict) and group else []
-    names = [one for one in before if isinstance(one, str) and one not in ("_self_", option)]
-    return [file for one in names for file in _files(folders, group, one)] + [path]
+    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    before = content.get("defaults", []) if isinstance(content, dict) and group else []
+    names = [name for name in before if isinstance(name, str) and name not in ("_self_", option)]
+    return [file for name in names for file in _files(folders, group, name)] + [path]
 
 
 def keys_of(path: Path, group: str) -> list[YamlKey]:

@@ -70,7 +70,7 @@ class BatchBytes:
         self.taken = 0
         self.count: Callable[[], None] | None = None
 
-    def reserve(self, size: int, what: str = "it", place: int | None = None) -> None:
+    def reserve(self, size: int, what: str = "it", slot: int | None = None) -> None:
         """Count `size` bytes that are about to be allocated.
 
         Args:
@@ -84,17 +84,17 @@ class BatchBytes:
             self.count()
         taken = self.taken + size
         if taken > self.most:
-            raise self.refusal(size, what, place)
+            raise self.refusal(size, what, slot)
         self.taken = taken
 
-    def refusal(self, size: int, what: str, place: int | None = None) -> BatchTooLargeError:
+    def refusal(self, size: int, what: str, slot: int | None = None) -> BatchTooLargeError:
         """The error of `size` bytes for which there is no room; arguments as for `reserve`."""
         beside = f" beside the {self.taken} bytes of the batch so far" if self.taken else ""
         error = BatchTooLargeError(
             f"{what} would take {size} bytes{beside}, more than {self.key}={self.most} allows for "
             f"one batch; {self.advice}, or, if the data is sound, raise {self.key}"
         )
-        error.place = place
+        error.place = slot
         return error
 
 
@@ -160,7 +160,7 @@ def at_hand() -> BatchBytes | None:
     return _at_hand.account
 
 
-def reserve(size: int, what: str = "it", place: int | None = None) -> None:
+def reserve(size: int, what: str = "it", slot: int | None = None) -> None:
     """Count bytes that are about to be allocated for the batch at hand; see `BatchBytes.reserve`.
 
     Raises:
@@ -168,7 +168,7 @@ def reserve(size: int, what: str = "it", place: int | None = None) -> None:
     """
     account = _at_hand.account
     if account is not None:
-        account.reserve(size, what, place)
+        account.reserve(size, what, slot)
 
 
 def has_room(size: int) -> bool:

@@ -138,8 +138,8 @@ class LeftOut:
 class Substitutes(Protocol):
     """Chooses rows that may take the place of others."""
 
-    def rows(self, request: Request, place: int) -> Iterator[int]:
-        """Candidates for the row at `place` of `request`; a function of its key."""
+    def rows(self, request: Request, slot: int) -> Iterator[int]:
+        """Candidates for the row in `slot` of `request`; a function of its key."""
 
 
 @dataclass(frozen=True)
@@ -190,17 +190,17 @@ class FromOrder:
         self.sampler = sampler
         self.seed = seed
 
-    def rows(self, request: Request, place: int) -> Iterator[int]:
-        sampler, epoch, position = self.sampler, request.epoch, int(request.positions[place])
+    def rows(self, request: Request, slot: int) -> Iterator[int]:
+        sampler, epoch, position = self.sampler, request.epoch, int(request.positions[slot])
         key = hash64(self.seed, "substitute", epoch, position)
         if isinstance(sampler, BatchStrategy):
             positions, rows = sampler.batch(*request.address)
             own = int(np.flatnonzero(positions == position)[0])
             places = Permutation(len(rows), key)(np.arange(len(rows)))
-            others = [place for place in places.tolist() if rows[place] != rows[own]]
+            others = [slot for slot in places.tolist() if rows[slot] != rows[own]]
             if sampler.group > 1:
-                others.sort(key=lambda place: place // sampler.group != own // sampler.group)
-            yield from (int(rows[place]) for place in others)
+                others.sort(key=lambda slot: slot // sampler.group != own // sampler.group)
+            yield from (int(rows[slot]) for slot in others)
             for attempt in range(len(others), ATTEMPTS):
                 step = hash64(key, "batch", attempt) % sampler.size(epoch)
                 _, rows = sampler.batch(epoch, step)
@@ -220,8 +220,8 @@ class FromDataset:
         self.length = length
         self.seed = seed
 
-    def rows(self, request: Request, place: int) -> Iterator[int]:
-        key = hash64(self.seed, "filler", request.epoch, int(request.positions[place]))
+    def rows(self, request: Request, slot: int) -> Iterator[int]:
+        key = hash64(self.seed, "filler", request.epoch, int(request.positions[slot]))
         rows = Permutation(self.length, key)(np.arange(min(ATTEMPTS, self.length)))
         return iter(rows.tolist())
 
@@ -260,7 +260,7 @@ def explained(
     error: Exception,
     stage: Stage,
     request: Request,
-    place: int = 0,
+    slot: int = 0,
     path: str = "",
     on_error: OnError = "raise",
     own: int | None = None,
@@ -272,7 +272,7 @@ def explained(
         own: the dataset's own row, see `LeftOut.row`.
         way_out: see `BadSamples`.
     """
-    row, position = sample_name(int(request.indices[place]), own), int(request.positions[place])
+    row, position = sample_name(int(request.indices[slot]), own), int(request.positions[slot])
     where = f"sample {row} (epoch {request.epoch}, step {request.step}, position {position})"
     path = f" {path}" if path and path not in str(error) else ""
     leaves_out = on_error == "raise" and is_bad(error, stage)

@@ -268,19 +268,19 @@ class Fetch:
                 account.count = partial(reader.count, samples, began, ended, account)
             bad: dict[int, BadSampleError] = {}
             begin = begin_sample if self._keyed or draws is UNSEEDED else draws.seed
-            for place, key in enumerate(keys):
+            for slot, key in enumerate(keys):
                 begin(key)
                 try:
-                    samples.append(reader.sample(place))
+                    samples.append(reader.sample(slot))
                 except BadSampleError as error:
                     samples.append(None)
-                    bad[place] = error.kept()
+                    bad[slot] = error.kept()
                 now = timer.lap("transform")
                 ended.append(now)
                 if now > due:
                     if account.count is not None:
                         account.count()
-                        reader.check_room(account, place)
+                        reader.check_room(account, slot)
                     due = now + self.recipe.quick
             if again is not None:
                 with discarded():
@@ -310,8 +310,8 @@ class Fetch:
         reorder = None if self._order is None else self._order(as_given)
         order = np.arange(len(samples)) if reorder is None else np.asarray(reorder)
         if reorder is not None:
-            as_given = [as_given[place] for place in order]
-            samples = [samples[place] for place in order]
+            as_given = [as_given[slot] for slot in order]
+            samples = [samples[slot] for slot in order]
         try:
             parts, collate = request.parts, cast(Any, self.collate)
             fields = dict(collate(as_given) if parts is None else collate(as_given, parts))

@@ -159,9 +159,9 @@ class Loader:
         self._backend = open_backend(fetch, self.options, self._pin)
         self._ahead: ReadsAhead | None = None
         if getattr(fetch.dataset, "remote_files", None) is not None:
-            given = plan, fetch.dataset, self.world.rank, self.world.size, self.options
+            arguments = plan, fetch.dataset, self.world.rank, self.world.size, self.options
             openers = [addon.ahead for addon in installed.addons().values() if addon.ahead]
-            self._ahead = installed.load(openers[0])(*given) if openers else None
+            self._ahead = installed.load(openers[0])(*arguments) if openers else None
         auto, first = self.options.auto, self.options.num_workers
         self._tuner: Autotune | None = None
         if auto:

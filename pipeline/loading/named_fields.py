@@ -41,7 +41,7 @@ class Fields:
     def of(self, count: int) -> tuple[str, ...]:
         """The names of `count` positions."""
         names = (self.given or self.usual)[:count]
-        return names + tuple(f"field_{place}" for place in range(len(names), count))
+        return names + tuple(f"field_{number}" for number in range(len(names), count))
 
     def named(self, sample: Any) -> dict[str, Any]:
         """A sample as a dict of its fields.

@@ -68,29 +68,29 @@ class Again:
             hashed: a hash of a value; DataError for an unknown type.
         """
         try:
-            for place, sample in enumerate(samples[:SAMPLES]):
-                first = _hashes(sample, hashed) if place not in bad else {}
+            for slot, sample in enumerate(samples[:SAMPLES]):
+                first = _hashes(sample, hashed) if slot not in bad else {}
                 if not first:
                     continue
-                *_, (_, again) = self._stages(place)
+                *_, (_, again) = self._stages(slot)
                 fields = _differing(first, _hashes(again, hashed))
                 if fields:
-                    row, position = self._indices[place], int(self._request.positions[place])
+                    row, position = self._indices[slot], int(self._request.positions[slot])
                     named = " and ".join(repr(name) for name in fields if name)
                     return (
                         f"sample {row} (epoch {self._request.epoch}, position {position}) "
                         f"{f'has another {named}' if named else 'is another'} when it is made again"
-                        f"{self._culprit(place, hashed)}. {_ADVICE}"
+                        f"{self._culprit(slot, hashed)}. {_ADVICE}"
                     )
         except Exception:  # fetch itself meets what goes wrong the first time
             return ""
         return ""
 
-    def _stages(self, place: int) -> Iterator[tuple[str, Any]]:
+    def _stages(self, slot: int) -> Iterator[tuple[str, Any]]:
         """The name that messages use for each stage, and the sample after it."""
-        self._draws.seed(self._keys[place])
-        worker_status.report(place, worker_status.READ)
-        row = self._indices[place]
+        self._draws.seed(self._keys[slot])
+        worker_status.report(slot, worker_status.READ)
+        row = self._indices[slot]
         read = self._rows.__getitems__([row])[0] if self._many else self._rows[row]
         # Of a copy: a step may write into a row that the dataset hands out again.
         sample = deepcopy(self._named(read))
@@ -99,16 +99,16 @@ class Again:
             sample = step(sample)
             yield f"the transform {name!r}", sample
 
-    def _culprit(self, place: int, hashed: Hashed) -> str:
+    def _culprit(self, slot: int, hashed: Hashed) -> str:
         """The first stage that gives another sample the second time, or writes into its sample."""
         for _ in range(_ATTEMPTS):
-            once = [(stage, _hashes(sample, hashed)) for stage, sample in self._stages(place)]
-            twice = [_hashes(sample, hashed) for _, sample in self._stages(place)]
+            once = [(stage, _hashes(sample, hashed)) for stage, sample in self._stages(slot)]
+            twice = [_hashes(sample, hashed) for _, sample in self._stages(slot)]
             for (stage, first), second in zip(once, twice, strict=True):
                 if _differing(first, second):
                     return f": {stage} does not give the same twice"
         before: tuple[Any, Hashes] | None = None
-        for stage, sample in self._stages(place):
+        for stage, sample in self._stages(slot):
             if before is not None and _differing(before[1], _hashes(before[0], hashed)):
                 return (
                     f": {stage} changes its sample in place, and the dataset hands out what it "

@@ -120,21 +120,21 @@ class SampleReader:
             account = batch_bytes.at_hand()
             self._taken = account.taken if account else 0
 
-    def sample(self, place: int, row: int | None = None, as_read: bool = False) -> Any:
-        """The sample at `place`, or of another row in its place, transformed unless `as_read`.
+    def sample(self, slot: int, row: int | None = None, as_read: bool = False) -> Any:
+        """The sample in `slot`, or of another row in its place, transformed unless `as_read`.
 
         Raises:
             BadSampleError: it is to be left out.
             DataError, SampleError: it ends the run.
         """
         cell = self._cell
-        cell[worker_status.PLACE], cell[worker_status.STAGE] = place, worker_status.READ
+        cell[worker_status.PLACE], cell[worker_status.STAGE] = slot, worker_status.READ
         if self._early is not None and row is None:
-            sample = self._early[place]
+            sample = self._early[slot]
             if isinstance(sample, BadSampleError):
                 raise sample
         else:
-            index = self._asked[place] if row is None else row
+            index = self._asked[slot] if row is None else row
             if index in self._known:
                 raise BadSampleError(self._known[index], known=True)
             try:
@@ -143,7 +143,7 @@ class SampleReader:
                 if type(sample) is not dict:
                     sample = self._named(sample)
             except Exception as error:
-                raise self._failed(error, "read", place) from error
+                raise self._failed(error, "read", slot) from error
         if as_read:
             return sample
         cell[worker_status.STAGE] = worker_status.TRANSFORM
@@ -154,7 +154,7 @@ class SampleReader:
         try:
             return self._transform(sample)
         except Exception as error:
-            raise self._failed(error, "transform", place) from error
+            raise self._failed(error, "transform", slot) from error
 
     def count(
         self, samples: Sequence[Any], began: float, ended: Sequence[float], account: BatchBytes
@@ -169,22 +169,22 @@ class SampleReader:
         """
         first, self._counted = self._counted, len(samples)
         reserved = account.taken - self._taken
-        for place in range(first, len(samples)):
+        for slot in range(first, len(samples)):
             if reserved:
-                self._taken += held(samples[place], reserved)
+                self._taken += held(samples[slot], reserved)
                 reserved = 0
             else:
-                seconds = ended[place] - (ended[place - 1] if place else began)
-                self._taken += min(nbytes(samples[place]), int(seconds * FASTEST))
+                seconds = ended[slot] - (ended[slot - 1] if slot else began)
+                self._taken += min(nbytes(samples[slot]), int(seconds * FASTEST))
         if first < len(samples):
             account.taken = self._taken
 
-    def check_room(self, account: BatchBytes, place: int) -> None:
-        """Raise BatchTooLargeError if the samples up to `place` take more than they may."""
+    def check_room(self, account: BatchBytes, slot: int) -> None:
+        """Raise BatchTooLargeError if the samples up to `slot` take more than they may."""
         if account.taken > account.most:
             self._taken, account.taken = account.taken, 0
             error = account.refusal(self._taken, "the batch up to this sample")
-            raise self._failed(error, "transform", place) from error
+            raise self._failed(error, "transform", slot) from error
 
     def taken_samples(self) -> list[Any]:
         """The samples, which are the caller's alone from now on."""
@@ -204,17 +204,17 @@ class SampleReader:
         """
         request, substitute = self.request, self._bad.action == "substitute"
         self.left_out = tuple(
-            self._left_out(place, bad[place]) for place in bad if place < request.valid
+            self._left_out(slot, bad[slot]) for slot in bad if slot < request.valid
         )
-        places = [place for place in range(len(request)) if substitute or place not in bad]
-        valid = sum(place < request.valid for place in places)
+        places = [slot for slot in range(len(request)) if substitute or slot not in bad]
+        valid = sum(slot < request.valid for slot in places)
         places = places or [0]
         indices = request.indices.copy()
         parts = None if request.parts is None else request.parts.copy()
-        for place in bad.keys() & places:
-            indices[place], samples[place] = self._substitute(place, bad[place], keys[place])
+        for slot in bad.keys() & places:
+            indices[slot], samples[slot] = self._substitute(slot, bad[slot], keys[slot])
             if parts is not None:
-                parts[place, 2] = -1  # another row has another length
+                parts[slot, 2] = -1  # another row has another length
         self.request = replace(
             request,
             positions=request.positions[places],
@@ -223,7 +223,7 @@ class SampleReader:
             parts=None if parts is None else parts[places],
         )
         self.places = np.array(places, dtype=np.int64)
-        return [samples[place] for place in places]
+        return [samples[slot] for slot in places]
 
     def _named(self, sample: Any) -> dict[str, Any]:
         self.restore = self.restore or restorer(sample)
@@ -259,26 +259,26 @@ class SampleReader:
     def _one_by_one(self) -> list[Any]:
         """Read one by one what could not be read at once; a row that ends the run does so here."""
         samples: list[Any] = []
-        for place in range(len(self._asked)):
+        for slot in range(len(self._asked)):
             try:
-                samples.append(self.sample(place, as_read=True))
+                samples.append(self.sample(slot, as_read=True))
             except BadSampleError as error:
                 samples.append(error.kept())
         return samples
 
     def _failed(
-        self, error: Exception, stage: Stage, place: int, never_left_out: bool = False
+        self, error: Exception, stage: Stage, slot: int, never_left_out: bool = False
     ) -> Exception:
         """The error to raise for a row that failed: it leaves the row out, or ends the run."""
         if self._bad.on_error != "raise" and not never_left_out and is_bad(error, stage):
             return BadSampleError(in_one_line(error))
-        path = path_of(self._recipe.dataset, self._asked[place])
-        own = own_row(self._recipe.dataset, self._asked[place])
+        path = path_of(self._recipe.dataset, self._asked[slot])
+        own = own_row(self._recipe.dataset, self._asked[slot])
         on_error, way_out = self._bad.on_error, self._bad.way_out
-        return explained(error, stage, self.request, place, path, on_error, own, way_out)
+        return explained(error, stage, self.request, slot, path, on_error, own, way_out)
 
-    def _left_out(self, place: int, error: BadSampleError) -> LeftOut:
-        row, position = self._asked[place], int(self.request.positions[place])
+    def _left_out(self, slot: int, error: BadSampleError) -> LeftOut:
+        row, position = self._asked[slot], int(self.request.positions[slot])
         dataset = self._recipe.dataset
         return LeftOut(
             row,
@@ -291,16 +291,16 @@ class SampleReader:
             own_row(dataset, row),
         )
 
-    def _substitute(self, place: int, bad: BadSampleError, key: int) -> tuple[int, Any]:
+    def _substitute(self, slot: int, bad: BadSampleError, key: int) -> tuple[int, Any]:
         """Row and sample for the place of a bad one; its draws are those of the place."""
         spare = self._substitutes
-        rows = spare.rows(self.request, place) if spare else iter(())
+        rows = spare.rows(self.request, slot) if spare else iter(())
         for row in islice(rows, ATTEMPTS):
             self._draws.seed(key)
             account = batch_bytes.at_hand()
             taken = account.taken if account else 0
             try:
-                sample = self.sample(place, row)
+                sample = self.sample(slot, row)
             except BadSampleError:
                 if account:
                     account.taken = taken
@@ -311,7 +311,7 @@ class SampleReader:
                 account.reserve(size, "the sample")
             return row, sample
         raise DataError(
-            f"{self._left_out(place, bad)}. Nothing could be read in its place either "
+            f"{self._left_out(slot, bad)}. Nothing could be read in its place either "
             f"({ATTEMPTS} attempts at most)"
         )
 
@@ -324,10 +324,10 @@ def in_batch(
     Args:
         order: of the samples in the batch, where it is another one than the request's.
     """
-    longest, place = "", getattr(error, "place", None)
-    if place is not None:
-        place = place if order is None else int(order[place])
-        row = int(request.indices[place])
+    longest, slot = "", getattr(error, "place", None)
+    if slot is not None:
+        slot = slot if order is None else int(order[slot])
+        row = int(request.indices[slot])
         path = path_of(dataset, row)
         longest = f". Its longest sample is {sample_name(row, own_row(dataset, row))}"
         longest += f" ({path})" if path else ""

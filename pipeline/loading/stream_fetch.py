@@ -93,7 +93,7 @@ class StreamReader:
                 self._block = (-1, [])  # before there is another one
                 raw = self._raw(first, last)
                 order = self._order.within(self._epoch, first, len(raw))
-                self._block = (first, [raw[place] for place in order.tolist()])
+                self._block = (first, [raw[slot] for slot in order.tolist()])
             records = self._block[1]
             taken += records[start - first : stop - first]
             if len(records) < last - first:
@@ -255,11 +255,11 @@ class StreamFetch(Fetch):
             reader = StreamReader(self.dataset, StreamOrder(0), self.most_bytes)
             return [record for _, record in reader.read(0, 0, count, draws)]
 
-        def read(place: int, key: int) -> bytes:
-            if place in begun:  # the second time
+        def read(slot: int, key: int) -> bytes:
+            if slot in begun:  # the second time
                 passes[:] = passes if len(passes) > 1 else [*passes, records(AGAIN)]
-            begun.add(place)
-            record = passes[-1][place]
+            begun.add(slot)
+            record = passes[-1][slot]
             draws.seed(key)
             return hash_sample(self.fields.named(record if decode is None else decode(record)))
 
@@ -269,7 +269,7 @@ class StreamFetch(Fetch):
         except Exception:  # the first batch meets it
             return []
         keys = sample_keys(0, 0, request.positions).tolist()
-        return [partial(read, place, keys[place]) for place in range(len(passes[0]))]
+        return [partial(read, slot, keys[slot]) for slot in range(len(passes[0]))]
 
     def _records(self, request: StreamRequest, start: int, stop: int, draws: Draws) -> Records:
         """(number, raw record) at positions of the request's epoch."""
@@ -321,10 +321,10 @@ class _Decoded:
         records = [(number, deepcopy(self._records[number])) for number in numbers]
         return _Decoded(self._stream, records, self._first, self._seed)
 
-    def rows(self, request: Request, place: int) -> Iterator[int]:
+    def rows(self, request: Request, slot: int) -> Iterator[int]:
         """Numbers of records for the place of a bad one, as `bad_samples.Substitutes`."""
-        key = hash64(self._seed, "substitute", request.epoch, int(request.positions[place]))
-        own = int(request.indices[place])
+        key = hash64(self._seed, "substitute", request.epoch, int(request.positions[slot]))
+        own = int(request.indices[slot])
         order = Permutation(len(self._numbers), key)(np.arange(len(self._numbers)))
         others = [number for number in (self._numbers[n] for n in order) if number != own]
         yield from others

@@ -98,7 +98,7 @@ class WholeBatches:
         if self._by_sample:
             reader = SampleReader(self._recipe, request, rows, None, draws, timer)
             try:
-                samples = [reader.sample(place) for place in range(len(request))]
+                samples = [reader.sample(slot) for slot in range(len(request))]
             except BadSampleError as error:
                 raise NotAtOnceError from error
             problem = _problem_of(samples)

@@ -74,8 +74,8 @@ def read(cell: Cell) -> WorkerStatus:
     return WorkerStatus(*cell.tolist())
 
 
-def report(place: int, stage: int, address: tuple[int, int] | None = None) -> None:
-    """Report that this thread is at `stage` of the sample at `place`, or of the WHOLE batch.
+def report(slot: int, stage: int, address: tuple[int, int] | None = None) -> None:
+    """Report that this thread is at `stage` of the sample in `slot`, or of the WHOLE batch.
 
     Args:
         address: of the batch, where it begins.
@@ -83,7 +83,7 @@ def report(place: int, stage: int, address: tuple[int, int] | None = None) -> No
     cell = current.cell
     if address is not None:
         cell[EPOCH], cell[STEP] = address
-    cell[PLACE], cell[STAGE] = place, stage
+    cell[PLACE], cell[STAGE] = slot, stage
 
 
 def place() -> memoryview:

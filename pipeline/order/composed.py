@@ -60,11 +60,11 @@ class Curriculum(Order):
         return rows
 
     def positions_of(self, epoch: int, row: int) -> list[int]:
-        for place in np.flatnonzero(self._rows == row).tolist():  # of one at most
-            stage = int(np.searchsorted(self._edges, place, side="right")) - 1
+        for position in np.flatnonzero(self._rows == row).tolist():  # of one at most
+            stage = int(np.searchsorted(self._edges, position, side="right")) - 1
             first, last = int(self._edges[stage]), int(self._edges[stage + 1])
             order = Permutation(last - first, hash64(self.seed, "stage", epoch, stage))
-            return (first + order.inverse([place - first])).tolist()
+            return (first + order.inverse([position - first])).tolist()
         return []
 
 
@@ -120,9 +120,9 @@ class Repeated(Order):
         return self._distinct(epoch) * self.times
 
     def indices(self, epoch: int, start: int, stop: int) -> IntArray:
-        batch, place = np.divmod(np.arange(start, stop, dtype=np.int64), self._rows * self.times)
+        batch, slot = np.divmod(np.arange(start, stop, dtype=np.int64), self._rows * self.times)
         first, distinct = batch * self._rows, self._distinct(epoch)
-        others = first + place % np.minimum(self._rows, distinct - first)
+        others = first + slot % np.minimum(self._rows, distinct - first)
         if not len(others):
             return others
         low, high = int(others.min()), int(others.max()) + 1
@@ -134,10 +134,10 @@ class Repeated(Order):
 
     def positions_of(self, epoch: int, row: int) -> list[int]:
         distinct, positions = self._distinct(epoch), list[int]()
-        for place in self.order.positions_of(epoch, row):
-            batch, inside = divmod(place, self._rows)
+        for position in self.order.positions_of(epoch, row):
+            batch, inside = divmod(position, self._rows)
             width = min(self._rows, distinct - batch * self._rows)  # of the rows, each once
             first = batch * self._rows * self.times + inside
-            if place < distinct:
+            if position < distinct:
                 positions += range(first, first + width * self.times, width)
         return sorted(positions)

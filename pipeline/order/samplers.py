@@ -146,7 +146,7 @@ class Subset(Order):
 
     def positions_of(self, epoch: int, row: int) -> list[int]:
         places = np.flatnonzero(self.rows == row).tolist()  # several where a list names it again
-        return sorted(at for place in places for at in self._order.positions_of(epoch, place))
+        return sorted(at for position in places for at in self._order.positions_of(epoch, position))
 
 
 class Weighted(Order):
@@ -296,11 +296,11 @@ class Bucket(BatchStrategy):
 
     def steps_of(self, epoch: int, row: int) -> list[int]:
         places = np.flatnonzero(self._rows == row).tolist()  # 0.7 ms for a million rows
-        for place in places:
-            bucket = int(np.searchsorted(self._starts, place, side="right")) - 1
+        for position in places:
+            bucket = int(np.searchsorted(self._starts, position, side="right")) - 1
             first, last = int(self._starts[bucket]), int(self._starts[bucket + 1])
             inside = Permutation(last - first, hash64(self.seed, "bucket", epoch, bucket))
-            batch = int(inside.inverse([place - first])[0]) // self._batch_sizes[bucket]
+            batch = int(inside.inverse([position - first])[0]) // self._batch_sizes[bucket]
             number = int(self._first_batch[bucket]) + batch
             if number < self._first_batch[bucket + 1]:  # else it is in the tail that is dropped
                 order = Permutation(self.size(epoch), hash64(self.seed, "batches", epoch))
@@ -372,11 +372,11 @@ class Identity(BatchStrategy):
     def steps_of(self, epoch: int, row: int) -> list[int]:
         """By a look at each round in which the row's identity may give it."""
         steps = []
-        for place in np.flatnonzero(self._rows == row).tolist():
-            identity = int(np.searchsorted(self._starts, place, side="right")) - 1
+        for position in np.flatnonzero(self._rows == row).tolist():
+            identity = int(np.searchsorted(self._starts, position, side="right")) - 1
             first, last = int(self._starts[identity]), int(self._starts[identity + 1])
             own = Permutation(last - first, hash64(self.seed, "identity", epoch, identity))
-            at = int(own.inverse([place - first])[0])
+            at = int(own.inverse([position - first])[0])
             turns = np.arange(-(-self._batches // self._round))
             turns = turns[(at - turns * self.samples) % (last - first) < self.samples]
             for turn in turns.tolist():

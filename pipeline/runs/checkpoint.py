@@ -202,14 +202,14 @@ class Checkpoints:
         """After `path` is on the disk: link the best, delete old ones."""
         if best:
             _link(path, self.folder)
-        known = [one for one in self.saved() if _number(one)[0] <= step]
-        replaced = [one for one in known if _number(one)[0] == step and one != path]
-        old = [one for one in known if one not in replaced][: -self.keep_last]
+        known = [file for file in self.saved() if _number(file)[0] <= step]
+        replaced = [file for file in known if _number(file)[0] == step and file != path]
+        old = [file for file in known if file not in replaced][: -self.keep_last]
         held = (self.folder / BEST_FOLDER).resolve().name
-        for one in [*replaced, *old]:
-            if one.name != held:
+        for file in [*replaced, *old]:
+            if file.name != held:
                 with suppress(OSError):  # then the next save tries again
-                    discard(one)
+                    discard(file)
 
 
 def find(path: Path) -> Path:
@@ -264,14 +264,14 @@ def find_newest(path: Path, check: Callable[[State], None] = lambda state: None)
         CheckpointError: there is none, or none can be used; with what is wrong with each.
     """
     skipped: list[tuple[Path, str]] = []
-    for one in _newest_first(path):
+    for file in _newest_first(path):
         try:
-            return Newest(one, load_checked(one, check), skipped)
+            return Newest(file, load_checked(file, check), skipped)
         except CheckpointError as error:
-            skipped.append((one, str(error).removeprefix(f"{one}: ")))
+            skipped.append((file, str(error).removeprefix(f"{file}: ")))
     if not skipped:
         raise NoCheckpointError(f"{path}: {_NONE}")
-    reasons = "".join(f"\n  {one.name}: {reason}" for one, reason in skipped)
+    reasons = "".join(f"\n  {file.name}: {reason}" for file, reason in skipped)
     raise CheckpointError(f"{path}: none of its checkpoints can be used:{reasons}")
 
 
@@ -281,7 +281,7 @@ def _newest_first(path: Path) -> Iterator[Path]:
     numbered = sorted(_numbered(folder), key=_number, reverse=True)
     yield from numbered
     for best in (folder / name for name in BESTS):
-        if best.exists() and not any(best.samefile(one) for one in numbered if one.exists()):
+        if best.exists() and not any(best.samefile(file) for file in numbered if file.exists()):
             yield best
 
 

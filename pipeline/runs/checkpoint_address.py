@@ -37,10 +37,12 @@ def saved_in(run: Path) -> list[Saved]:
     """The checkpoints in a run's folder under all their names, by address, the best first."""
     folder = run / "checkpoints"
     paths = folder.iterdir() if folder.is_dir() else ()
-    found = [
+    checkpoints = [
         _read(path) for path in paths if path.suffix == ".safetensors" or (path / STATE).exists()
     ]
-    return sorted(found, key=lambda one: (one.address or (0, 0), one.path.name))
+    return sorted(
+        checkpoints, key=lambda checkpoint: (checkpoint.address or (0, 0), checkpoint.path.name)
+    )
 
 
 def _read(path: Path) -> Saved:
@@ -68,7 +70,9 @@ def _header(path: Path) -> dict[str, Any]:
 
 def newest_before(saved: list[Saved], address: Address) -> Iterator[Saved]:
     """Those that a run may resume from and that have not learned from `address`, latest first."""
-    usable = [one for one in saved if one.is_usable]
+    usable = [checkpoint for checkpoint in saved if checkpoint.is_usable]
     yield from (
-        one for one in reversed(usable) if one.address is not None and one.address <= address
+        checkpoint
+        for checkpoint in reversed(usable)
+        if checkpoint.address is not None and checkpoint.address <= address
     )

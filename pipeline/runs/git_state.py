@@ -68,11 +68,11 @@ def git_state(folder: Path) -> dict[str, Any] | None:
     takes to look at every file.
     """
     try:
-        found = next(_checkouts(folder.resolve()), None)
-        if found is None or not _is_own(found):
+        checkout = next(_checkouts(folder.resolve()), None)
+        if checkout is None or not _is_own(checkout):
             return None
-        commit = _commit(found)
-        return None if commit is None else {"commit": commit, "dirty": _is_dirty(found, commit)}
+        commit = _commit(checkout)
+        return None if commit is None else {"commit": commit, "dirty": _is_dirty(checkout, commit)}
     except (OSError, ValueError, subprocess.SubprocessError):
         return None
 
@@ -88,24 +88,24 @@ def _checkouts(folder: Path) -> Iterator[_Checkout]:
             yield _Checkout(top, own, common)
 
 
-def _is_own(found: _Checkout) -> bool:
+def _is_own(checkout: _Checkout) -> bool:
     """Whether all of a checkout belongs to this user, as git itself wants it."""
     if not hasattr(os, "geteuid"):
         return True
-    places = (found.top, found.top / ".git", found.own, found.common)
-    return all(place.stat().st_uid == os.geteuid() for place in places)
+    places = (checkout.top, checkout.top / ".git", checkout.own, checkout.common)
+    return all(path.stat().st_uid == os.geteuid() for path in places)
 
 
-def _commit(found: _Checkout) -> str | None:
+def _commit(checkout: _Checkout) -> str | None:
     """What HEAD leads to; None before the first commit."""
-    text = _line(found.own / "HEAD")
+    text = _line(checkout.own / "HEAD")
     for _ in range(_DEEPEST):
         if not text.startswith("ref: "):
             break
         name = text.removeprefix("ref: ")
         if not _REFERENCE.fullmatch(name) or ".." in name:
             return None
-        text = _reference(found, name)
+        text = _reference(checkout, name)
     return text if is_commit(text) else None
 
 
@@ -114,41 +114,41 @@ def is_commit(text: object) -> TypeGuard[str]:
     return isinstance(text, str) and _HASH.fullmatch(text) is not None
 
 
-def _reference(found: _Checkout, name: str) -> str:
+def _reference(checkout: _Checkout, name: str) -> str:
     """The content of a reference; empty if there is none."""
-    for folder in (found.own, found.common):
+    for folder in (checkout.own, checkout.common):
         if (folder / name).is_file():
             return _line(folder / name)
-    packed = found.common / "packed-refs"
+    packed = checkout.common / "packed-refs"
     if packed.is_file():
-        wanted = f" {name}\n".encode()
+        ending = f" {name}\n".encode()
         with open_regular(packed) as file:
             for line in iter(lambda: file.readline(_LONGEST), b""):
-                if line.endswith(wanted):
+                if line.endswith(ending):
                     return line.split(b" ")[0].decode("ascii", "replace")
     return ""
 
 
-def _is_dirty(found: _Checkout, commit: str) -> bool:
+def _is_dirty(checkout: _Checkout, commit: str) -> bool:
     """Whether files were changed, added or removed, or are neither tracked nor ignored."""
     with TemporaryDirectory(prefix="penstock-git-") as name:
         folder = Path(name)
         for part in ("objects", "refs", "info"):
             (folder / part).mkdir()
         (folder / "HEAD").write_text(f"{commit}\n")
-        (folder / "config").write_text(_settings(folder, found))
-        ignored = found.common / "info" / "exclude"
+        (folder / "config").write_text(_settings(folder, checkout))
+        ignored = checkout.common / "info" / "exclude"
         if ignored.is_file():
             (folder / "info" / "exclude").write_bytes(_content(ignored))
-        for shared in found.own.glob("sharedindex.*"):  # parts of an index that git has split
+        for shared in checkout.own.glob("sharedindex.*"):  # parts of an index that git has split
             (folder / shared.name).symlink_to(shared.resolve())
-        index = found.own / "index"
+        index = checkout.own / "index"
         if index.exists() and not index.is_file():  # git would wait for a pipe
             raise ValueError(f"{index} is no file")
         places = {
-            "GIT_WORK_TREE": str(found.top),
+            "GIT_WORK_TREE": str(checkout.top),
             "GIT_INDEX_FILE": str(index),
-            "GIT_OBJECT_DIRECTORY": str(found.common / "objects"),
+            "GIT_OBJECT_DIRECTORY": str(checkout.common / "objects"),
         }
         return bool(_git(folder, _STATUS, places))
 
@@ -156,9 +156,9 @@ def _is_dirty(found: _Checkout, commit: str) -> bool:
 _STATUS = ["status", "--porcelain=v2", "--ignore-submodules=all"]
 
 
-def _settings(folder: Path, found: _Checkout) -> str:
+def _settings(folder: Path, checkout: _Checkout) -> str:
     """A configuration with what the checkout's own says of how files lie on this disk."""
-    content = _content(found.common / "config")
+    content = _content(checkout.common / "config")
     listed = _git(folder, ["config", "--file", "-", "--no-includes", "--list", "-z"], {}, content)
     lines = ["[core]", "repositoryformatversion = 1"]
     for entry in listed.split("\0"):

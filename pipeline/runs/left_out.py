@@ -52,7 +52,7 @@ def read(path: str | Path) -> list[Entry]:
     Raises:
         ConfigError: there is no such file, or it is something else, or larger than any run's.
     """
-    found: list[Entry] = []
+    entries: list[Entry] = []
     try:
         with open_regular(Path(path)) as file:
             if (size := os.fstat(file.fileno()).st_size) > _LARGEST:
@@ -72,12 +72,12 @@ def read(path: str | Path) -> list[Entry]:
             for number, line in enumerate(lines, 2):
                 if number > _MOST:
                     raise csv.Error(f"it has more than {_MOST} lines")
-                found.append(_entry(number, line, str(path)))
+                entries.append(_entry(number, line, str(path)))
                 text.taken = 0
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(Problem(KEY, f"{str(path)!r} cannot be read: {reason}")) from error
-    return found
+    return entries
 
 
 class _Lines:

@@ -73,7 +73,7 @@ def read_manifest(folder: Path, key: str = "resume") -> dict[str, Any]:
 
 def _checked(manifest: dict[str, object]) -> dict[str, Any]:
     sessions = manifest.get("sessions", [])
-    if not isinstance(sessions, list) or not all(isinstance(one, dict) for one in sessions):
+    if not isinstance(sessions, list) or not all(isinstance(session, dict) for session in sessions):
         raise JsonError("its sessions are not a list of mappings")
     if len(sessions) > _MAX_SESSIONS:
         raise JsonError(f"it has {len(sessions)} sessions, more than {_MAX_SESSIONS}")

@@ -55,14 +55,14 @@ class Series(Sequence[Record]):
 
     def column(self, name: str) -> npt.NDArray[Any]:
         """A number of all records, [N]: int64, or float64 if any is not whole or missing (NaN)."""
-        found = self._columns.get(name)
-        return np.full(self._count, math.nan) if found is None else found.whole(self._count)
+        column = self._columns.get(name)
+        return np.full(self._count, math.nan) if column is None else column.whole(self._count)
 
-    def address(self, place: int) -> Record:
+    def address(self, index: int) -> Record:
         """Event, epoch and step of a record."""
         return {
             "event": self._event,
-            **{name: self.column(name)[place].item() for name in ("epoch", "step")},
+            **{name: self.column(name)[index].item() for name in ("epoch", "step")},
         }
 
     def finite(self, name: str) -> npt.NDArray[np.int64]:
@@ -71,7 +71,7 @@ class Series(Sequence[Record]):
 
     def extend(self, records: Sequence[Record]) -> None:
         """Append checked records of the same names; raises JsonError for a name too many."""
-        columns = zip(*(one.values() for one in records), strict=True)
+        columns = zip(*(record.values() for record in records), strict=True)
         for name, values in zip(records[0], columns, strict=True):
             if name != "event":
                 if name not in self._columns:
@@ -90,17 +90,17 @@ class Series(Sequence[Record]):
     def __getitem__(self, index: slice) -> list[Record]: ...
     def __getitem__(self, index: int | slice) -> Record | list[Record]:
         if isinstance(index, slice):
-            return [self[place] for place in range(*index.indices(self._count))]
-        place = index + self._count if index < 0 else index
-        if not 0 <= place < self._count:
+            return [self[row] for row in range(*index.indices(self._count))]
+        row = index + self._count if index < 0 else index
+        if not 0 <= row < self._count:
             raise IndexError(index)
-        found: Record = {"event": self._event}
+        record: Record = {"event": self._event}
         for name, column in self._columns.items():
-            at = column.place(place)
+            at = column.place(row)
             if at is not None:
                 value = column.values[at]
-                found[name] = None if value != value else value
-        return found
+                record[name] = None if value != value else value
+        return record
 
 
 class _Column:
@@ -122,7 +122,7 @@ class _Column:
         if self.rows is not None:
             self.rows.extend(range(row, row + len(values)))
         if None in values:
-            values = [math.nan if one is None else one for one in values]
+            values = [math.nan if value is None else value for value in values]
         self.values.extend(values)
 
     def place(self, row: int) -> int | None:
@@ -136,10 +136,10 @@ class _Column:
         values = np.frombuffer(self.values, self.values.typecode)
         if len(values) == count:
             return values
-        found = np.full(count, math.nan)
+        column = np.full(count, math.nan)
         rows = slice(len(values)) if self.rows is None else np.frombuffer(self.rows, np.int32)
-        found[rows] = values
-        return found
+        column[rows] = values
+        return column
 
 
 @contextmanager
@@ -164,11 +164,11 @@ def read(path: Path, events: Sequence[str] = EVENTS) -> dict[str, Series]:
     Raises:
         PenstockError: a line is broken, or there are more numbers or names than a run's.
     """
-    found = {event: Series(event) for event in events}
+    by_event = {event: Series(event) for event in events}
     numbers = 0
     with naming(path):
         for number, records in _checked(path):
-            series = found.get(records[0]["event"])
+            series = by_event.get(records[0]["event"])
             if series is None:
                 continue
             numbers += len(records) * len(records[0])
@@ -181,7 +181,7 @@ def read(path: Path, events: Sequence[str] = EVENTS) -> dict[str, Series]:
                 series.extend(records)
             except JsonError as error:
                 raise JsonError(f"line {number}: {error}") from error
-    return found
+    return by_event
 
 
 def _checked(path: Path) -> Iterator[tuple[int, list[Record]]]:
@@ -216,7 +216,7 @@ def _parsed(block: bytes) -> list[list[Record]] | None:
     count = block.count(b"\n")
     if not count:
         return []
-    if any(block.count(one) != count for one in (b'{"event": "', b"{", b"}\n", b"}")):
+    if any(block.count(part) != count for part in (b'{"event": "', b"{", b"}\n", b"}")):
         return None
     if b"NaN" in block or b"Infinity" in block:
         return None
@@ -226,7 +226,9 @@ def _parsed(block: bytes) -> list[list[Record]] | None:
         return None
     if len(records) != count or block.count(b'": ') != sum(map(len, records)):
         return None  # two on a line, or a name twice
-    groups = [list(group) for _, group in groupby(records, key=lambda one: (one["event"], *one))]
+    groups = [
+        list(group) for _, group in groupby(records, key=lambda record: (record["event"], *record))
+    ]
     return groups if all(map(_is_plain, groups)) else None
 
 
@@ -235,7 +237,7 @@ def _is_plain(records: Sequence[Record]) -> bool:
     first = records[0]
     if first["event"] not in EVENTS or not {"epoch", "step"} <= first.keys():
         return False
-    columns = zip(*(one.values() for one in records), strict=True)
+    columns = zip(*(value.values() for value in records), strict=True)
     for name, values in zip(first, columns, strict=True):
         if name == "event":
             continue
@@ -244,7 +246,7 @@ def _is_plain(records: Sequence[Record]) -> bool:
             return False
         if name in ("epoch", "step") and (kinds != {int} or min(values) < 0):
             return False
-        known = [one for one in values if one is not None] if type(None) in kinds else values
+        known = [value for value in values if value is not None] if type(None) in kinds else values
         if known and not -_HUGE < min(known) <= max(known) < _HUGE:
             return False
     return True

@@ -49,9 +49,18 @@ def entries(left_out: Iterable[LeftOut], split: str, dataset: str) -> list[Entry
             that it holds whatever is filtered.
     """
     first: dict[tuple[str, str | int], Entry] = {}
-    for one in sorted(left_out, key=lambda one: (one.epoch, one.step, one.position)):
-        row = one.index if one.row is None else one.row
-        entry = Entry(split, row, one.path, one.epoch, one.step, one.position, one.cause, dataset)
+    for sample in sorted(left_out, key=lambda sample: (sample.epoch, sample.step, sample.position)):
+        row = sample.index if sample.row is None else sample.row
+        entry = Entry(
+            split,
+            row,
+            sample.path,
+            sample.epoch,
+            sample.step,
+            sample.position,
+            sample.cause,
+            dataset,
+        )
         first.setdefault(entry.sample, entry)
     return list(first.values())
 
@@ -64,7 +73,7 @@ class QuarantineFile:
         self._samples: set[tuple[str, str | int]] = set()
         if os.path.lexists(path):
             _cut_half_line(path)
-            self._samples |= {one.sample for one in read(path)}
+            self._samples |= {entry.sample for entry in read(path)}
 
     def __len__(self) -> int:
         return len(self._samples)
@@ -75,15 +84,15 @@ class QuarantineFile:
         Raises:
             DiskError: they cannot be written.
         """
-        new = {one.sample: one for one in some if one.sample not in self._samples}
+        new = {entry.sample: entry for entry in some if entry.sample not in self._samples}
         if not new:
             return []
         begun = self.path.exists() and self.path.stat().st_size > 0
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         lines = [
-            [cell(value) if isinstance(value, str) else value for value in astuple(one)]
-            for one in new.values()
+            [cell(value) if isinstance(value, str) else value for value in astuple(entry)]
+            for entry in new.values()
         ]
         writer.writerows([*([] if begun else [COLUMNS]), *lines])
         append(self.path, [written(text.getvalue()).removesuffix("\n")])
@@ -117,10 +126,10 @@ def known_rows(path: str | Path, dataset: object, split: str, fingerprint: str) 
         ConfigError: the file cannot be read, or is of another dataset than that of `fingerprint`.
     """
     listed = read(path)
-    found = _by_path([one for one in listed if one.path], dataset)
-    own = [one for one in listed if one.split == split]
-    others = [one for one in own if one.dataset != fingerprint]
-    if any(not one.path for one in others) or (others and not found):
+    by_path = _by_path([entry for entry in listed if entry.path], dataset)
+    own = [entry for entry in listed if entry.split == split]
+    others = [entry for entry in own if entry.dataset != fingerprint]
+    if any(not entry.path for entry in others) or (others and not by_path):
         raise ConfigError(
             Problem(
                 KEY,
@@ -130,7 +139,7 @@ def known_rows(path: str | Path, dataset: object, split: str, fingerprint: str) 
                 f"{NAME} of a run on this dataset (and of the same dataset.fingerprint)",
             )
         )
-    return found | {one.index: one.cause for one in own if not one.path}
+    return by_path | {entry.index: entry.cause for entry in own if not entry.path}
 
 
 def _by_path(some: Sequence[Entry], dataset: Any) -> dict[int, str]:
@@ -142,28 +151,28 @@ def _by_path(some: Sequence[Entry], dataset: Any) -> dict[int, str]:
         paths = map(str, table["path"])
     elif callable(getattr(dataset, "path", None)):
         paths = (path_of(dataset, row) for row in range(len(dataset)))
-    causes = {normal(one.path): one for one in some}
+    causes = {normal(entry.path): entry for entry in some}
     rows_of: dict[str, list[int]] = {}
     for row, path in enumerate(map(normal, paths)):
         if path in causes:
             rows_of.setdefault(path, []).append(row)
-    found: dict[int, str] = {}
+    cause_of: dict[int, str] = {}
     for path, rows in rows_of.items():
         entry = causes[path]
         # Of several samples in one file, such as a table, the index says which.
         chosen = [entry.index] if len(rows) > 1 and entry.index in rows else rows
-        found |= dict.fromkeys(chosen, entry.cause)
-    return found
+        cause_of |= dict.fromkeys(chosen, entry.cause)
+    return cause_of
 
 
 def notes(new: Sequence[Entry], before: int) -> Iterator[str]:
     """Messages about new samples in a quarantine that had `before`: the first ones by name."""
-    for number, one in enumerate(new, before + 1):
+    for number, entry in enumerate(new, before + 1):
         if number <= _NAMED:
-            path = f" {one.path}" if one.path and one.path not in one.cause else ""
+            path = f" {entry.path}" if entry.path and entry.path not in entry.cause else ""
             yield (
-                f"left out: sample {one.index} of the {one.split} split (epoch {one.epoch}, "
-                f"step {one.step}, position {one.position}){path}: {one.cause}"
+                f"left out: sample {entry.index} of the {entry.split} split (epoch {entry.epoch}, "
+                f"step {entry.step}, position {entry.position}){path}: {entry.cause}"
             )
         elif number == _NAMED + 1:
             yield f"left out: more than {_NAMED} samples; all are listed in {NAME}"
@@ -210,5 +219,5 @@ def policy(
         path, unfiltered(dataset), split, unfiltered_fingerprint(dataset, fingerprint)
     )
     if isinstance(dataset, SomeRows):
-        known = {place: known[row] for place, row in dataset.places(list(known)).items()}
+        known = {number: known[row] for number, row in dataset.places(list(known)).items()}
     return rule(on_error, known, plan.sampler, length, seed)

@@ -132,19 +132,21 @@ class RunRecord:
     @cached_property
     def known(self) -> Known:
         """What is known of the run, to tell what differs between it and another one."""
-        told: Any = self.manifest.get("fingerprint")
+        fingerprint: Any = self.manifest.get("fingerprint")
         data: Any = self.manifest.get("data")
-        world = [one.get("world") if isinstance(one, dict) else None for one in self.sessions]
+        worlds = [
+            session.get("world") if isinstance(session, dict) else None for session in self.sessions
+        ]
         try:
-            bad = {(one.split, one.sample[1]) for one in self.left_out}
+            bad = {(entry.split, entry.sample[1]) for entry in self.left_out}
         except ConfigError:
             bad = None
         return Known(
             {key: str(value) for key, value in leaves(self.config)},
             data if isinstance(data, Mapping) else {},
             None if (device := self.manifest.get("device")) is None else str(device),
-            all(one == 1 for one in world),
-            isinstance(told, Mapping) and "decoder" in told,
+            all(world == 1 for world in worlds),
+            isinstance(fingerprint, Mapping) and "decoder" in fingerprint,
             bad,
         )
 
@@ -164,23 +166,23 @@ def read_ledger(path: Path, least: int | None = None) -> Ledger:
     Raises:
         PenstockError: a line is broken, or the addresses don't increase.
     """
-    found = _LedgerColumns(path)
+    columns = _LedgerColumns(path)
     try:
         with open_regular(path) as file:
-            while (least is None or len(found) < least) and (block := file.read(_BLOCK)):
+            while (least is None or len(columns) < least) and (block := file.read(_BLOCK)):
                 block += file.readline(LONGEST_LINE)
-                found.add(_parsed(block))
-        return found.ledger()
+                columns.add(_parsed(block))
+        return columns.ledger()
     except (OSError, ValueError):
         pass  # line by line, for what is wrong and where; or because somebody else wrote it
-    found = _LedgerColumns(path)
+    columns = _LedgerColumns(path)
     rows = (
-        (*address, one["samples"], int(one["order"], 16), float.fromhex(one["loss"]))
-        for address, one in by_address(path)
+        (*address, line["samples"], int(line["order"], 16), float.fromhex(line["loss"]))
+        for address, line in by_address(path)
     )
     while some := list(islice(rows, _LINES)):
-        found.add(zip(*some, strict=True))
-    return found.ledger()
+        columns.add(zip(*some, strict=True))
+    return columns.ledger()
 
 
 class _LedgerColumns:
@@ -196,7 +198,7 @@ class _LedgerColumns:
 
     def add(self, columns: Iterable[Any]) -> None:
         """Append values of all columns; raises ValueError unless their addresses increase."""
-        parts = [np.asarray(one, kind) for one, kind in zip(columns, _KINDS, strict=True)]
+        parts = [np.asarray(values, kind) for values, kind in zip(columns, _KINDS, strict=True)]
         if len(self) + len(parts[0]) > _MOST_STEPS:
             raise PenstockError(
                 f"{self._path} has more than {_MOST_STEPS} steps, which are not read into memory"
@@ -227,10 +229,10 @@ def _parsed(block: bytes) -> tuple[np.ndarray, ...]:
         raise ValueError
     epoch, step, samples, order, loss = zip(*rows, strict=True) if rows else [()] * 5
     epochs, steps, counts = (
-        np.array(one, "S18").astype(np.int64) for one in (epoch, step, samples)
+        np.array(texts, "S18").astype(np.int64) for texts in (epoch, step, samples)
     )
     hashes = np.frombuffer(bytes.fromhex(b"".join(order).decode()), ">u8").astype(np.uint64)
-    losses = np.array([float.fromhex(one.decode()) for one in loss])
+    losses = np.array([float.fromhex(text.decode()) for text in loss])
     return epochs, steps, counts, hashes, losses
 
 
@@ -322,11 +324,11 @@ def skipped_in(path: Path) -> Skipped:
     Raises:
         PenstockError: a line of the ledger is broken, or there are more ranges than anybody names.
     """
-    ranges = (_range_of(one) for one in _lines(path, _check_ledger) if "skipped_to" in one)
-    found = list(islice(ranges, _MOST_SKIPPED + 1))
-    if len(found) > _MOST_SKIPPED:
+    ranges = (_range_of(line) for line in _lines(path, _check_ledger) if "skipped_to" in line)
+    skipped = list(islice(ranges, _MOST_SKIPPED + 1))
+    if len(skipped) > _MOST_SKIPPED:
         raise PenstockError(f"{path} has more than {_MOST_SKIPPED} ranges that were left out")
-    return Skipped(found)
+    return Skipped(skipped)
 
 
 class Digests:
@@ -338,10 +340,10 @@ class Digests:
     def __init__(self, path: Path) -> None:
         self._epochs, self._steps, self._ends = array("q"), array("q"), array("q")
         self._text = bytearray()
-        for address, one in by_address(path):
+        for address, line in by_address(path):
             self._epochs.append(address.epoch)
             self._steps.append(address.step)
-            self._text += one["hash"].encode(errors="surrogatepass")
+            self._text += line["hash"].encode(errors="surrogatepass")
             self._ends.append(len(self._text))
             if len(self._text) > _MOST_HASHES:
                 raise PenstockError(
@@ -352,11 +354,11 @@ class Digests:
     def hash(self, address: Address) -> str | None:
         """The hash of a batch; None if the file lacks it."""
         first, last = (bisect_left(self._epochs, address.epoch + more) for more in (0, 1))
-        place = bisect_left(self._steps, address.step, first, last)
-        if place == last or self._steps[place] != address.step:
+        row = bisect_left(self._steps, address.step, first, last)
+        if row == last or self._steps[row] != address.step:
             return None
-        start = self._ends[place - 1] if place else 0
-        return self._text[start : self._ends[place]].decode(errors="surrogatepass")
+        start = self._ends[row - 1] if row else 0
+        return self._text[start : self._ends[row]].decode(errors="surrogatepass")
 
 
 def _check_digest(record: Mapping[str, Any]) -> None:

@@ -110,8 +110,8 @@ def with_overrides_of_run(overrides: Sequence[str]) -> list[str]:
         ConfigError: the run's manifest cannot be read, is damaged, or holds other words than
             overrides, secrets that were not written down, or what only a command line says.
     """
-    given = [word for word in overrides if word.startswith("resume=")]
-    value = program.text_of(given[-1].partition("=")[2]) if given else "null"
+    named = [word for word in overrides if word.startswith("resume=")]
+    value = program.text_of(named[-1].partition("=")[2]) if named else "null"
     folder = run_of(Path(value)) if value not in ("null", "auto", "") else None
     if folder is None:
         return list(overrides)
@@ -187,8 +187,8 @@ def is_harmless(line: str) -> bool:
     option = CONF / key / f"{value}.yaml"
     if not re.fullmatch(r"\w+=\w+", line) or not option.is_file():
         return False
-    given = yaml.safe_load(option.read_text(encoding="utf-8"))
-    keys = changes.leaves({name: one for name, one in given.items() if name != "defaults"}, key)
+    content = yaml.safe_load(option.read_text(encoding="utf-8"))
+    keys = changes.leaves({name: one for name, one in content.items() if name != "defaults"}, key)
     return all(
         changes.effect_of(name).changes == Changes.NOTHING or changes.is_default(name, one)
         for name, one in keys
@@ -317,7 +317,7 @@ def other_skips(saved: Mapping[str, str], own: Mapping[str, str], at: Address) -
             f"the run that is resumed has left out {then} before {at}, where its checkpoint "
             f"stands; keep that: {SKIP}={then | now}, {regardless}"
         )
-    first = next(one for one in now.before(at).ranges if one not in then.ranges)[0]
+    first = next(skipped for skipped in now.before(at).ranges if skipped not in then.ranges)[0]
     return (
         f"leaves out batches from {first} on, and the checkpoint has learned from those before "
         f"{at}; resume from a checkpoint of {first} or before (trainer.checkpoint.keep_last "

@@ -135,7 +135,7 @@ class RunFolder:
             run.manifest.pop("ended", None)
             run.manifest["sessions"] = list(manifest.get("sessions", []))
             keys = {_key(word) for word in longer}
-            others = [one for one in manifest.get("overrides", []) if _key(one) not in keys]
+            others = [word for word in manifest.get("overrides", []) if _key(word) not in keys]
             run.manifest["overrides"] = [*others, *longer]
             run._begin_session(provenance(), world, **facts)
         except BaseException:
@@ -247,7 +247,7 @@ class RunFolder:
         """Whether this is a new run that has recorded and saved nothing."""
         written = (self.path / name for name in ("metrics.jsonl", *BY_ADDRESS))
         saved = (self.path / "checkpoints").glob("*")
-        return not self._before and not any(chain((one.exists() for one in written), saved))
+        return not self._before and not any(chain((path.exists() for path in written), saved))
 
     def remove(self) -> None:
         """Delete the folder, and release it."""
@@ -275,7 +275,7 @@ def last_code(folder: Path) -> Any:
     try:
         manifest = read_manifest(folder)
         starts = [manifest, *manifest.get("sessions", ())]
-        return next(one["code"] for one in reversed(starts) if one.get("code"))
+        return next(start["code"] for start in reversed(starts) if start.get("code"))
     except (PenstockError, StopIteration, TypeError, AttributeError):
         return None
 

@@ -40,7 +40,7 @@ T = TypeVar("T")
 def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Copies of this rank's parts of tensors on the CPU; raises TypeError for partial sums."""
     for name, tensor in tensors.items():
-        if any(one.is_partial() for one in getattr(tensor, "placements", ())):
+        if any(placement.is_partial() for placement in getattr(tensor, "placements", ())):
             raise TypeError(f"{name} is a tensor whose parts have yet to be added up")
     return {name: on_cpu(tensor) for name, tensor in tensors.items()}
 
@@ -133,7 +133,7 @@ def _empty(path: Path, described: dict[str, Any]) -> dict[str, Tensor]:
     known = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
     room = sum(file.stat().st_size for file in path.glob("*.safetensors"))
     for name, (dtype, shape) in described.items():
-        if dtype not in known or not all(type(one) is int and one >= 0 for one in shape):
+        if dtype not in known or not all(type(side) is int and side >= 0 for side in shape):
             raise ValueError(f"{shown(name)} is not a tensor of numbers")
         room -= math.prod(shape) * known[dtype].itemsize
         if room < 0:
@@ -165,10 +165,10 @@ def _together(group: Group, path: Path, work: Callable[[], T]) -> list[T]:
     except BaseException as error:  # torch's CheckpointException is not an Exception
         failure = _failure(path, error)
     outcomes = group.gather((result, failure))
-    failures = [(rank, found) for rank, (_, found) in enumerate(outcomes) if found]
+    failures = [(rank, reason) for rank, (_, reason) in enumerate(outcomes) if reason]
     if failures:
-        rank, found = failures[0]
-        raise CheckpointError(found if len(outcomes) == 1 else f"rank {rank}: {found}")
+        rank, reason = failures[0]
+        raise CheckpointError(reason if len(outcomes) == 1 else f"rank {rank}: {reason}")
     return [result for result, _ in outcomes]
 
 
@@ -201,9 +201,9 @@ def _described(path: Path) -> dict[str, Any]:
 
 
 def _check_files(path: Path, files: dict[str, str]) -> None:
-    found = {file.name for file in path.glob("*.safetensors")}
-    if found != set(files):
-        odd = ", ".join(sorted(found ^ set(files))[:5])[:200]
+    present = {file.name for file in path.glob("*.safetensors")}
+    if present != set(files):
+        odd = ", ".join(sorted(present ^ set(files))[:5])[:200]
         raise damaged(path, f"{odd} is missing or unexpected")
     for name, digest in files.items():
         with open_regular(path / name) as file:

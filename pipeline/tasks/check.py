@@ -48,10 +48,10 @@ def run(config: Config) -> None:
         DataError: something is wrong with it.
     """
     data = DataParts(config, World())
-    splits = tuple(one.name for one in data.splits)
+    splits = tuple(split.name for split in data.splits)
     if config.split != "both":
         splits = (config.split,)
-    found: list[Entry] = []
+    bad: list[Entry] = []
     count = 0
     for split in map(data.split, splits):
         wrong: list[LeftOut] = []
@@ -60,24 +60,24 @@ def run(config: Config) -> None:
             count += check(split, wrong)
         except Stop as stop:
             stopped = stop
-        found += entries(wrong, split.name, split.identity.unfiltered)
+        bad += entries(wrong, split.name, split.identity.unfiltered)
         if stopped is not None:
-            if found:
-                print_table(found)
+            if bad:
+                print_table(bad)
             if stopped.name == "SIGINT":
                 raise stopped
             raise Preempted(
                 f"{stopped.name}: the check was interrupted; the same command starts it again"
             )
-    if not found:
+    if not bad:
         put(f"{count} samples, nothing wrong with them")
         return
-    print_table(found)
+    print_table(bad)
     folder = RunFolder.claim(Path(config.run_dir), config.written())
-    QuarantineFile(folder.path / NAME).add(found)
+    QuarantineFile(folder.path / NAME).add(bad)
     folder.finish("done")
     raise DataError(
-        f"{len(found)} of {count} samples are bad. Repair or remove them, or leave them out of a "
+        f"{len(bad)} of {count} samples are bad. Repair or remove them, or leave them out of a "
         f"run: bad_samples.quarantine={folder.path / NAME}"
     )
 
@@ -125,11 +125,11 @@ class Check(Fetch):
 
     def _wrong(self, reader: SampleReader, request: Request, draws: Draws) -> Iterator[LeftOut]:
         keys = sample_keys(self.seed, request.epoch, request.positions).tolist()
-        for place, key in enumerate(keys):
-            row = int(request.indices[place])
+        for slot, key in enumerate(keys):
+            row = int(request.indices[slot])
             draws.seed(key)
             try:
-                cause = not_finite(reader.sample(place))
+                cause = not_finite(reader.sample(slot))
                 if cause is None and hasattr(self.dataset, "check"):
                     try:
                         cause = self.dataset.check(row)
@@ -140,7 +140,7 @@ class Check(Fetch):
             except BadSampleError as error:
                 cause = error.cause
             if cause is not None:
-                path, position = path_of(self.dataset, row), int(request.positions[place])
+                path, position = path_of(self.dataset, row), int(request.positions[slot])
                 own = own_row(self.dataset, row)
                 yield LeftOut(row, position, *request.address, path, cause, "skip", row=own)
 
@@ -153,10 +153,10 @@ class _Suspicious(SampleReader):
     """Makes a BadSampleError of every failure of a sample."""
 
     def _failed(
-        self, error: Exception, stage: Stage, place: int, never_left_out: bool = False
+        self, error: Exception, stage: Stage, slot: int, never_left_out: bool = False
     ) -> Exception:
         if never_left_out:
-            return super()._failed(error, stage, place, never_left_out)
+            return super()._failed(error, stage, slot, never_left_out)
         cause = in_one_line(error)
         return BadSampleError(cause if stage == "read" else f"{stage} failed: {cause}")
 
@@ -173,9 +173,12 @@ def not_finite(sample: Any) -> str | None:
     return None
 
 
-def print_table(found: Sequence[Entry]) -> None:
+def print_table(bad: Sequence[Entry]) -> None:
     """Print bad samples to stdout, a line each."""
-    lines = [(one.split, str(one.index), one_line(one.path), one_line(one.cause)) for one in found]
+    lines = [
+        (entry.split, str(entry.index), one_line(entry.path), one_line(entry.cause))
+        for entry in bad
+    ]
     put_rows([("split", "index", "path", "cause"), *lines])
 
 

@@ -24,8 +24,8 @@ from penstock.terminal import put, watched
 
 def run(config: Config) -> None:
     """Print the digest of `config.split` for `config.epoch`, up to `config.steps` batches."""
-    here = world.from_environment("cpu")  # nothing is computed on the batches
-    with join(here, "gloo", config.distributed.timeout) as group:
+    process = world.from_environment("cpu")  # nothing is computed on the batches
+    with join(process, "gloo", config.distributed.timeout) as group:
         total = hashlib.blake2b(digest_size=16)
         for line in lines(config, group):
             if group.is_first:
@@ -53,8 +53,8 @@ def lines(config: Config, group: Group | None = None) -> Iterator[str]:
             done = step + 1
             shares = group.gather((batch.request.valid, row_hashes(batch)))
             count = sum(valid for valid, _ in shares)
-            found = hash_of_rows(row for _, rows in shares for row in rows)
-            yield f"{epoch} {step} {count} {found}"
+            digest = hash_of_rows(row for _, rows in shares for row in rows)
+            yield f"{epoch} {step} {count} {digest}"
         rest = range(done, total or 0) if steps is not None else ()  # a stream may have ended
         for step in rest:
             if Address(config.epoch, step) in skipped:

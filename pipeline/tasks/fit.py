@@ -93,9 +93,9 @@ def _fit(config: Config) -> float | None:
     if parts.world.size == 1:
         resumption.source(config)  # a wrong path is told of before data is read
     spare_cores(parts.world)
-    wanted = config.distributed
-    together = wanted.strategy != "none"
-    with join(parts.world, wanted.backend, wanted.timeout, together) as group:
+    asked = config.distributed
+    together = asked.strategy != "none"
+    with join(parts.world, asked.backend, asked.timeout, together) as group:
         return _run(config, parts, group)
 
 
@@ -392,9 +392,9 @@ def spare_cores(world: World) -> None:
     not depend on the workers, because sums in another number of threads round differently.
     """
     if world.device == "cpu":
-        given = threads_of_job()  # the same whenever and however the sweep is resumed
-        most = torch.get_num_threads() if given is None else given
-        share = (usable_cpus() // 2 if given is None else given) // world.local_size
+        threads = threads_of_job()  # the same whenever and however the sweep is resumed
+        most = torch.get_num_threads() if threads is None else threads
+        share = (usable_cpus() // 2 if threads is None else threads) // world.local_size
         torch.set_num_threads(max(1, min(most, share)))
 
 

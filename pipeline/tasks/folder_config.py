@@ -48,12 +48,12 @@ def asked_of(config: Config) -> tuple[Config, RunRecord | None]:
             )
         *above, name = key_of(word).split(".")
         if [*above, name][0] not in _OF_THE_TASK:
-            given, there = typed, asked
-            for one in above:
-                given = given[one]
-                there[one] = there[one] if isinstance(there.get(one), dict) else {}
-                there = there[one]
-            there[name] = given[name]
+            section, there = typed, asked
+            for part in above:
+                section = section[part]
+                there[part] = there[part] if isinstance(there.get(part), dict) else {}
+                there = there[part]
+            there[name] = section[name]
     own = {name: value for name, value in typed.items() if name in _OF_THE_TASK}
     return preflight.stored({**asked, **own, "tracker": {}}), record
 

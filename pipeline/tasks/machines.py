@@ -72,8 +72,8 @@ class Machines:
 
         If that start ended before it had a copy, what it was resumed from is still in memory.
         """
-        place = installed.copies()
-        if place is None:
+        seam = installed.copies()
+        if seam is None:
             return None
         for entry in self._starts if self.same_launch else []:
             start, resumed = str(entry.get("id")), str(entry.get("resumed"))
@@ -85,7 +85,7 @@ class Machines:
             if copies:
                 steps, rank = max(copies)
                 return steps, -rank, start
-            if not place.is_copy(Path(resumed)):
+            if not seam.is_copy(Path(resumed)):
                 break
         return None
 
@@ -116,7 +116,7 @@ class Machines:
 
 def gather(group: Group) -> list[Member]:
     """All ranks' `Member`s, on all of them."""
-    place = installed.copies()
-    copies = place.found() if place is not None and group.world.local_rank == 0 else {}
+    seam = installed.copies()
+    copies = seam.found() if seam is not None and group.world.local_rank == 0 else {}
     own = Member(platform.node(), world.launcher_start(), world.restarts() > 0, copies)
     return group.gather(own)

@@ -143,7 +143,7 @@ class Opening:
         return resumption.source(self.config)
 
     def _open(
-        self, source: Source | None, found: Machines, copy: Newest | None
+        self, source: Source | None, machines: Machines, copy: Newest | None
     ) -> tuple[RunFolder, Newest | None]:
         """The folder, and the state that is resumed from; on the first rank."""
         config, scheduler, own = self.config, self.config.scheduler, self.fingerprint
@@ -180,7 +180,7 @@ class Opening:
                 **self.facts,
             )
             began = {"at": list(at), "resumed": str(newest.path)} if newest else {}
-            folder.note(**found.facts, **began)
+            folder.note(**machines.facts, **began)
         else:
             kept = (*resumption.LENGTH, resumption.SKIP)
             folder = RunFolder.reopen(
@@ -191,8 +191,8 @@ class Opening:
                 at=list(at),
                 code=self.facts["code"],
                 resumed=str(newest.path) if newest else None,
-                lost=found.same_launch,
-                **found.facts,
+                lost=machines.same_launch,
+                **machines.facts,
             )
             folder.had_other_data(self.facts["data"])
             repeated = folder.rewind(*at, int(newest.state["updates"]) if newest else 0)
@@ -200,7 +200,7 @@ class Opening:
                 folder.note(repeated=repeated)
         if skipped := Skipped.of(config.trainer.skip):
             folder.note(skipped=skipped.ranges)
-        _say(folder, newest, found, copy is not None)
+        _say(folder, newest, machines, copy is not None)
         if newest is not None and renewed is not None and scheduler is not None:
             planned = sum(resumption.spans(newest.state["fingerprint"]))
             unit = "epochs" if scheduler.get("interval") == "epoch" else "steps"
@@ -278,9 +278,9 @@ class Opening:
             )
 
 
-def _copy(source: Source | None, found: Machines) -> tuple[int, str] | None:
+def _copy(source: Source | None, machines: Machines) -> tuple[int, str] | None:
     """Rank and start of a copy of the state, if no checkpoint is newer."""
-    copy = found.newest_copy()
+    copy = machines.newest_copy()
     if source is None or source.folder is None or source.checkpoint is not None or copy is None:
         return None
     steps, rank, start = copy
@@ -291,9 +291,9 @@ def _address(state: State) -> Address:
     return Address(int(state["loader"]["epoch"]), int(state["loader"]["step"]))
 
 
-def _say(folder: RunFolder, newest: Newest | None, found: Machines, copied: bool) -> None:
+def _say(folder: RunFolder, newest: Newest | None, machines: Machines, copied: bool) -> None:
     """Say where the run resumes, who takes part, and the cost of damaged checkpoints."""
-    change = f"{changed}; " if (changed := found.changes()) else ""
+    change = f"{changed}; " if (changed := machines.changes()) else ""
     if newest is None:
         if change:
             say(f"{change}starting {folder.path} again, as there is no checkpoint")
@@ -306,7 +306,7 @@ def _say(folder: RunFolder, newest: Newest | None, found: Machines, copied: bool
         lost = f"the {steps} steps" if steps > 0 else "the steps"
         say(f"resuming from an older one, after {updates} steps; {lost} since then are repeated")
     epoch, step = _address(newest.state)
-    source, copy = newest.path.name, found.newest_copy()
+    source, copy = newest.path.name, machines.newest_copy()
     if copied and copy is not None:
-        source = f"from the memory of rank {copy[1]} on {found.members[copy[1]].host}"
+        source = f"from the memory of rank {copy[1]} on {machines.members[copy[1]].host}"
     say(f"{change}resuming {folder.path} at epoch {epoch}, step {step} ({source})")

@@ -44,21 +44,23 @@ def summary(
 
 def known_by(data: DataParts) -> dict[str, dict[str, dict[str, str]]]:
     """What each split that is not all ours is known by, for the manifest; none where both are."""
-    found = {one.name: one.identity.known_by for one in data.splits if one.identity.known_by}
-    return {"identity": found} if found else {}
+    facts = {
+        split.name: split.identity.known_by for split in data.splits if split.identity.known_by
+    }
+    return {"identity": facts} if facts else {}
 
 
 def left_out(data: DataParts) -> dict[str, dict[str, dict[str, int]]]:
     """How many rows of each split its filters leave out, by filter: for the manifest."""
-    found = {split.name: split.left_out for split in data.splits if split.left_out}
-    return {"left_out": found} if found else {}
+    counts = {split.name: split.left_out for split in data.splits if split.left_out}
+    return {"left_out": counts} if counts else {}
 
 
 def _left_out(data: DataParts) -> str:
-    found = left_out(data).get("left_out", {})
+    counts = left_out(data).get("left_out", {})
     return "; ".join(
         f"{split}: " + ", ".join(f"{count:,} by {by}" for by, count in reasons.items())
-        for split, reasons in found.items()
+        for split, reasons in counts.items()
     )
 
 

@@ -144,8 +144,9 @@ class Ledger(Observer):
 
     def _passed(self, address: Address) -> list[dict[str, Any]]:
         """Lines of the ranges between the last address that was written and `address`."""
-        found = self._skipped.starting(self._next, address)
+        skipped = self._skipped.starting(self._next, address)
         self._next = max(self._next, address)
         return [
-            {"epoch": start.epoch, "step": start.step, "skipped_to": stop} for start, stop in found
+            {"epoch": start.epoch, "step": start.step, "skipped_to": stop}
+            for start, stop in skipped
         ]

@@ -26,17 +26,17 @@ def check(plan: Plan | StreamPlan, max_epochs: int) -> None:
 
 def describe(plan: Plan | StreamPlan, max_epochs: int) -> str:
     """The ranges, and how many batches of the run they leave out; empty without any."""
-    return "; ".join(_of_range(one, plan, max_epochs) for one in plan.skipped.ranges)
+    return "; ".join(_of_range(skipped, plan, max_epochs) for skipped in plan.skipped.ranges)
 
 
-def _of_range(one: Range, plan: Plan | StreamPlan, max_epochs: int) -> str:
-    start, stop = one
+def _of_range(skipped: Range, plan: Plan | StreamPlan, max_epochs: int) -> str:
+    start, stop = skipped
     text, count = f"from {start} to before {stop}", 0
     for epoch in range(start.epoch, min(stop.epoch + 1, max_epochs)):
         steps = plan.steps(epoch)
         if steps is None:
             return text
-        count += Skipped([one]).count(epoch, 0, steps)
+        count += Skipped([skipped]).count(epoch, 0, steps)
     if not count:
         return f"{text}, where this run has no batch"
     return f"{text}, {count:,} batch{'' if count == 1 else 'es'}"

@@ -84,9 +84,9 @@ class OnlyShows(Observer):
             if name.startswith("on_"):
                 setattr(self, name, partial(self._tell, getattr(observer, name)))
 
-    def _tell(self, call: Any, *given: Any) -> None:
+    def _tell(self, call: Any, *arguments: Any) -> None:
         if self._works:
             self._works = False
             with only_shown(self._what):
-                call(*given)
+                call(*arguments)
                 self._works = True

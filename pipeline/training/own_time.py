@@ -73,7 +73,7 @@ class RankWaiting:
 
     def add(self, seconds: Sequence[float | None]) -> None:
         """A batch's own times of all ranks; None: not measured."""
-        known = [one for one in seconds if one is not None]
+        known = [time for time in seconds if time is not None]
         if len(known) == len(seconds):
             self.longest += max(known)
             self.waited += max(known) - sum(known) / len(known)

@@ -29,6 +29,6 @@ def predicted_waiting(group: Group, loader: Loader, epoch: int) -> Record:
     """How long ranks would wait for each other by what rows cost: so, and in contiguous shares."""
     if group.world.size == 1 or not isinstance(loader.plan, Plan):
         return {}
-    found = loader.plan.predicted_waiting(epoch, group.world.size)
+    waiting = loader.plan.predicted_waiting(epoch, group.world.size)
     names = "rank_wait_share_contiguous", "rank_wait_share_by_cost"
-    return {} if found is None else dict(zip(names, found, strict=True))
+    return {} if waiting is None else dict(zip(names, waiting, strict=True))

@@ -61,22 +61,22 @@ class Albumentations:
 
     def __call__(self, sample: Sample) -> Sample:
         name = _picture(sample, self.picture)
-        given: dict[str, Any] = {"image": _array(sample[name])}
+        arguments: dict[str, Any] = {"image": _array(sample[name])}
         masks = [field for field, value in sample.items() if isinstance(value, tv_tensors.Mask)]
         points = _only(sample, tv_tensors.KeyPoints)
         boxes = _only(sample, tv_tensors.BoundingBoxes)
         if masks:
-            given["masks"] = [_array(sample[field]) for field in masks]
+            arguments["masks"] = [_array(sample[field]) for field in masks]
         if points:
-            given["keypoints"] = sample[points].reshape(-1, 2).numpy()
+            arguments["keypoints"] = sample[points].reshape(-1, 2).numpy()
         if boxes:
             corners = F.convert_bounding_box_format(
                 sample[boxes], new_format=tv_tensors.BoundingBoxFormat.XYXY
             )
-            given["bboxes"] = corners.as_subclass(torch.Tensor).to(torch.float32).numpy()
-            given["rows"] = np.arange(len(given["bboxes"]))
-        kinds = tuple(kind for kind in ("masks", "keypoints", "bboxes") if kind in given)
-        made = self._compose(kinds)(**given)
+            arguments["bboxes"] = corners.as_subclass(torch.Tensor).to(torch.float32).numpy()
+            arguments["rows"] = np.arange(len(arguments["bboxes"]))
+        kinds = tuple(kind for kind in ("masks", "keypoints", "bboxes") if kind in arguments)
+        made = self._compose(kinds)(**arguments)
         done = sample | {name: tv_tensors.Image(_tensor(made["image"]))}
         size: Size = (int(done[name].shape[-2]), int(done[name].shape[-1]))
         for field, mask in zip(masks, made.get("masks", ()), strict=True):
@@ -93,7 +93,7 @@ class Albumentations:
         corners = torch.as_tensor(np.asarray(made["bboxes"], np.float32)).reshape(-1, 4)
         left = tv_tensors.BoundingBoxes(corners, format="XYXY", canvas_size=size)
         moved = F.convert_bounding_box_format(left, new_format=old.format).to(old.dtype)
-        found: Sample = {name: tv_tensors.wrap(moved, like=left, format=old.format)}
+        fields: Sample = {name: tv_tensors.wrap(moved, like=left, format=old.format)}
         for field in self.with_boxes:
             if field not in sample or len(sample[field]) != len(old):
                 raise DataError(
@@ -102,8 +102,8 @@ class Albumentations:
                 )
             value = sample[field]
             array = isinstance(value, (torch.Tensor, np.ndarray))
-            found[field] = value[rows] if array else [value[row] for row in rows.tolist()]
-        return found
+            fields[field] = value[rows] if array else [value[row] for row in rows.tolist()]
+        return fields
 
     def _compose(self, kinds: tuple[str, ...]) -> Any:
         """The transforms for samples with these; with others the library would warn."""
@@ -144,10 +144,10 @@ class OnPicture:
         self.function = function
         self.keyword = keyword
         self.picture = picture
-        given = function.keywords if isinstance(function, partial) else {}
-        self._whole_range = bool(given.get("preserve_range", False))
+        keywords = function.keywords if isinstance(function, partial) else {}
+        self._whole_range = bool(keywords.get("preserve_range", False))
         try:
-            free = set(inspect.signature(function).parameters) - set(given)
+            free = set(inspect.signature(function).parameters) - set(keywords)
         except (TypeError, ValueError):
             free = set()
         self._extra: dict[str, Any] = {"channel_axis": -1} if "channel_axis" in free else {}
@@ -224,8 +224,10 @@ def _picture(sample: Any, name: str | None) -> str:
         raise DataError(f"the sample is a {type(sample).__name__}, not a dict of fields")
     names = [field for field, value in sample.items() if isinstance(value, tv_tensors.Image)]
     if name is None and len(names) != 1:
-        told = f"{len(names)} pictures ({', '.join(names)}); set picture" if names else "no picture"
-        raise DataError(f"the sample has {told} (tv_tensors.Image)")
+        fields = (
+            f"{len(names)} pictures ({', '.join(names)}); set picture" if names else "no picture"
+        )
+        raise DataError(f"the sample has {fields} (tv_tensors.Image)")
     if name is not None and name not in names:
         raise DataError(
             f"picture: the field {name!r} of the sample is not a picture (tv_tensors.Image)"

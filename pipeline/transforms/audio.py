@@ -71,12 +71,12 @@ class RandomCrop:
 
     def __call__(self, sample: Sample) -> Sample:
         audio = _fields(sample, self.fields, self)
-        wanted = _frames(self.seconds, _rate(sample, self))
+        frames = _frames(self.seconds, _rate(sample, self))
         length = _common_length(audio, self)
-        if length <= wanted:
+        if length <= frames:
             return sample
-        start = _whole_below(length - wanted + 1)
-        return {**sample, **{k: v[..., start : start + wanted] for k, v in audio.items()}}
+        start = _whole_below(length - frames + 1)
+        return {**sample, **{k: v[..., start : start + frames] for k, v in audio.items()}}
 
 
 class PadOrCrop:
@@ -390,7 +390,7 @@ def _check(name: str, value: object, good: bool, allowed: str) -> None:
         raise ConfigError(Problem(name, f"{value!r}; allowed: {allowed}"))
 
 
-def _range(name: str, given: Sequence[float]) -> tuple[float, float]:
-    good = not isinstance(given, str) and len(given) == 2 and given[0] <= given[1]
-    _check(name, given, good, "[lowest, highest]")
-    return float(given[0]), float(given[1])
+def _range(name: str, bounds: Sequence[float]) -> tuple[float, float]:
+    good = not isinstance(bounds, str) and len(bounds) == 2 and bounds[0] <= bounds[1]
+    _check(name, bounds, good, "[lowest, highest]")
+    return float(bounds[0]), float(bounds[1])

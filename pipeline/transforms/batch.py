@@ -58,10 +58,10 @@ class BatchCompose:
         self.seed = seed
         self.together = math.lcm(*(getattr(step, "together", 1) for step in self.steps.values()))
         # Rows of a batch have a key each, so a generator of a step could not be seeded.
-        found, _ = generators_in(self.steps)
-        if found:
+        generators, _ = generators_in(self.steps)
+        if generators:
             raise ConfigError(
-                f"there is a generator in {' and in '.join(found)}, a transform of whole batches. "
+                f"there is a generator in {' and in '.join(generators)}, a transform of whole batches. "
                 "It has no key for a batch: draw from the KeyedRandom that the step is called with"
             )
 
@@ -80,7 +80,7 @@ class BatchCompose:
         for name, step in self.steps.items():
             batch = self._applied(name, step, batch)
         tensors = (value for value in batch.values() if isinstance(value, Tensor))
-        if batch.hashes is None or any(one.device.type != "cpu" for one in tensors):
+        if batch.hashes is None or any(tensor.device.type != "cpu" for tensor in tensors):
             return batch
         changed = {name: value for name, value in batch.items() if before.get(name) is not value}
         hashes = [
@@ -125,11 +125,11 @@ def _row(batch: Batch, fields: Mapping[str, Any], row: int) -> dict[str, Any]:
     sample = {}
     for name, value in fields.items():
         lengths = batch.get(f"{name}_lengths")
-        one = value[row]
-        if lengths is not None and isinstance(one, Tensor):
-            padded = one.shape.index(int(lengths.max()))
-            one = one.narrow(padded, 0, int(lengths[row]))
-        sample[name] = one
+        field = value[row]
+        if lengths is not None and isinstance(field, Tensor):
+            padded = field.shape.index(int(lengths.max()))
+            field = field.narrow(padded, 0, int(lengths[row]))
+        sample[name] = field
     return sample
 
 
@@ -140,23 +140,23 @@ def images_of(batch: Batch, owner: object) -> dict[str, Tensor]:
         DataError: there is none, or they are not stacked; names `owner`, the transform.
     """
     name = type(owner).__name__
-    found = {field: batch[field] for field, kind in batch.kinds.items() if kind == "image"}
-    if not found:
+    images = {field: batch[field] for field, kind in batch.kinds.items() if kind == "image"}
+    if not images:
         raise DataError(
             f"{name} works on pictures, and no field of the batch ({', '.join(batch)}) "
             "is one: the dataset has to give them as tv_tensors.Image"
         )
-    for field, images in found.items():
-        if not isinstance(images, Tensor) or images.ndim != 4:
-            shape = f"{list(images.shape)}" if isinstance(images, Tensor) else type(images).__name__
+    for field, stack in images.items():
+        if not isinstance(stack, Tensor) or stack.ndim != 4:
+            shape = f"{list(stack.shape)}" if isinstance(stack, Tensor) else type(stack).__name__
             raise DataError(
                 f"{name} needs the field {field!r} as a stack of pictures [B, C, H, W],"
                 f" not {shape}: resize them in transform.train, and choose "
                 "collate=stack"
             )
-    if len({images.shape[-2:] for images in found.values()}) > 1:
-        raise DataError(f"{name}: the pictures of a sample ({', '.join(found)}) differ in size")
-    return found
+    if len({stack.shape[-2:] for stack in images.values()}) > 1:
+        raise DataError(f"{name}: the pictures of a sample ({', '.join(images)}) differ in size")
+    return images
 
 
 def blocks(images: Tensor) -> list[slice]:

@@ -125,7 +125,7 @@ class ColorJitter:
 def _change(pixels: Tensor, factors: Tensor, changes: Sequence[int], active: set[int]) -> None:
     """Change each row in place, by the number of its change, if that is active."""
     for number in active:
-        rows = [row for row, one in enumerate(changes) if one == number]
+        rows = [row for row, chosen in enumerate(changes) if chosen == number]
         change, factor = _CHANGES[number], by_row(factors[rows, number], pixels)
         if len(rows) == len(pixels):
             change(pixels, factor)
@@ -176,8 +176,8 @@ def _turn_hue(pixels: Tensor, turns: Tensor) -> Tensor:
     # Each channel's distance to the value is a trapezoid over the hue: 0 within 60 degrees of the
     # channel's own hue, the chroma beyond 120 (Smith: "Color gamut transform pairs", 1978).
     offset = torch.tensor([5.0, 3.0, 1.0], device=pixels.device).view(1, 3, 1, 1)
-    place = (hue + offset).remainder(6)
-    lacking = torch.minimum(place, 4 - place).clamp_(0, 1)
+    sixth = (hue + offset).remainder(6)
+    lacking = torch.minimum(sixth, 4 - sixth).clamp_(0, 1)
     return pixels.copy_(value - chroma * lacking)
 
 
@@ -232,14 +232,14 @@ class RandomErasing:
             most = 1.0 if pixels.is_floating_point() else 256.0
             colour = random.uniform(0.0, most, (channels,))
         else:
-            given = [self.value] if isinstance(self.value, (int, float)) else list(self.value)
-            if len(given) not in (1, channels):
+            values = [self.value] if isinstance(self.value, (int, float)) else list(self.value)
+            if len(values) not in (1, channels):
                 raise ConfigError(
                     Problem(
-                        "value", f"has {len(given)} numbers, but pictures have {channels} channels"
+                        "value", f"has {len(values)} numbers, but pictures have {channels} channels"
                     )
                 )
-            colour = torch.tensor([given])
+            colour = torch.tensor([values])
         return colour.to(pixels.device, pixels.dtype)[:, :, None, None]
 
 

@@ -83,7 +83,7 @@ def _moved(batch: Batch, name: str, kind: str, move: Move) -> Any:
     if isinstance(value, list):  # samples have different numbers of them
         whole = torch.nn.utils.rnn.pad_sequence(value, batch_first=True)
         moved = _coordinates(whole, kind, move)
-        return [rows[: len(one)] for rows, one in zip(moved, value, strict=True)]
+        return [rows[: len(points)] for rows, points in zip(moved, value, strict=True)]
     moved = _coordinates(value, kind, move)
     lengths = batch.get(f"{name}_lengths")
     if lengths is None:
@@ -107,10 +107,12 @@ def _boxes(boxes: Tensor, form: str, move: Move) -> Tensor:
         raise DataError(f"boxes of the format {form!r} cannot be moved; use xyxy, xywh or cxcywh")
     left, top, right, bottom = box_convert(boxes, form, "xyxy").unbind(-1)
     places = ((left, top), (right, top), (right, bottom), (left, bottom))
-    corners = torch.stack([move.points(torch.stack(place, -1)) for place in places])
+    corners = torch.stack([move.points(torch.stack(corner, -1)) for corner in places])
     low, high = (
-        torch.stack([one[..., 0].clamp(0, move.width), one[..., 1].clamp(0, move.height)], -1)
-        for one in (corners.amin(0), corners.amax(0))
+        torch.stack(
+            [extreme[..., 0].clamp(0, move.width), extreme[..., 1].clamp(0, move.height)], -1
+        )
+        for extreme in (corners.amin(0), corners.amax(0))
     )
     return box_convert(torch.cat([low, high], -1), "xyxy", form)
 
@@ -158,7 +160,7 @@ def random_sides(random: KeyedRandom, scale: Pair, ratio: Pair, area: int) -> Te
         ratio: least and largest ratio; its logarithm is drawn evenly.
     """
     areas = random.uniform(*scale, (10,)) * area
-    low, high = (math.log(one) for one in ratio)
+    low, high = (math.log(bound) for bound in ratio)
     ratios = random.uniform(low, high, (10,)).exp()
     return torch.stack([(areas * ratios).sqrt(), (areas / ratios).sqrt()], -1).round().long()
 

@@ -108,14 +108,14 @@ class RandomAreaCrop:
         share = self.scale[0] + (self.scale[1] - self.scale[0]) * tries[..., 0]
         # numpy's exp is not that of `math` to the last bit, and the crops have to be.
         logarithms = (low + (most - low) * tries[..., 1]).ravel().tolist()
-        ratio = np.array([math.exp(one) for one in logarithms]).reshape(share.shape)
+        ratio = np.array([math.exp(logarithm) for logarithm in logarithms]).reshape(share.shape)
         across = np.rint(np.sqrt(area * share * ratio))
         down = np.rint(np.sqrt(area * share / ratio))
         left = np.floor((wide - across + 1) * tries[..., 2])
         top = np.floor((high - down + 1) * tries[..., 3])
         fits = (across > 0) & (across <= wide) & (down > 0) & (down <= high)
-        found = np.stack([left, top, left + across, top + down], axis=-1)
-        regions = found[np.arange(len(keys)), fits.argmax(axis=1)]
+        boxes = np.stack([left, top, left + across, top + down], axis=-1)
+        regions = boxes[np.arange(len(keys)), fits.argmax(axis=1)]
         for row in np.flatnonzero(~fits.any(axis=1)).tolist():
             regions[row] = self(int(keys[row]), int(widths[row]), int(heights[row]))[:4]
         return Crops(regions, draws[:, 0] < self.flip, inside=True)

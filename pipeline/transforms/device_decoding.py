@@ -77,19 +77,19 @@ class DecodeBatch:
 
     def __call__(self, batch: Batch, random: KeyedRandom) -> Batch:
         device = next((v.device for v in batch.values() if isinstance(v, Tensor)), "cpu")
-        found = [
+        crops = [
             name
             for name, value in batch.items()
             if isinstance(value, list) and value and isinstance(value[0], EncodedImage)
         ]
-        if not found:
+        if not crops:
             raise DataError(
                 f"{type(self).__name__} decodes image files, and no field of the batch "
                 f"({', '.join(batch)}) holds any: take a dataset of images with an argument `lazy` "
                 "(image_folder, face_landmarks), and leave transform.train empty"
             )
         keys = random.keys.tolist()
-        for name in found:
+        for name in crops:
             pictures = _pixels(batch[name], torch.device(device))
             reserve(3 * len(keys) * math.prod(self.size), f"{len(keys)} pictures")
             out = torch.empty((len(keys), 3, *self.size), dtype=torch.uint8, device=device)
@@ -145,8 +145,8 @@ def files_first(transform: Compose, batch: BatchCompose) -> Compose:
 def _pixels(files: list[EncodedImage], device: torch.device) -> list[Tensor]:
     """The whole pictures, upright, uint8 [3, H, W]."""
     if device.type != "cuda":
-        found = (one if isinstance(one, DecodedImage) else _decoded(one) for one in files)
-        return [one.pixels.to(device) for one in found]
+        images = (file if isinstance(file, DecodedImage) else _decoded(file) for file in files)
+        return [image.pixels.to(device) for image in images]
     headers = [checked_header(file) for file in files]
     data = [
         torch.frombuffer(bytearray(file.content), dtype=torch.uint8)
@@ -191,9 +191,9 @@ def _seen(pixels: Tensor, crop: Crop, size: tuple[int, int]) -> Tensor:
     """A crop at any place, resized with the pixels beside it: float32 [3, *size]."""
     rows, columns = (
         resize_weights(
-            torch.tensor([low]), torch.tensor([high - low]), length, wanted, pixels.device, False
+            torch.tensor([low]), torch.tensor([high - low]), length, side, pixels.device, False
         )[0]
-        for low, high, length, wanted in (
+        for low, high, length, side in (
             (crop.top, crop.bottom, pixels.shape[1], size[0]),
             (crop.left, crop.right, pixels.shape[2], size[1]),
         )

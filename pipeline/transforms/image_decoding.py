@@ -157,10 +157,10 @@ class Decode:
             return False
         crop = self.crop(key, header.width, header.height)
         if self.decoder == "native":
-            one = Crops.of([crop], crop.inside)
+            crops = Crops.of([crop], crop.inside)
             with temporary(_coefficients(image.content, header), f"to decode {image.name!r}"):
                 done = native_images.decode(
-                    [image.content], [header], one, target[None], self.reduce, self._normal
+                    [image.content], [header], crops, target[None], self.reduce, self._normal
                 )
             return bool(done[0])
         size = _PURE * header.width * header.height

@@ -28,9 +28,9 @@ SOFT = "_soft"  # ends the name of the field of soft labels
 def partners(batch: Batch) -> Tensor:
     """The row that each row of a batch is mixed with, int64[B]; itself if it has none."""
     places = np.asarray(batch.places)
-    row_of = {int(place): row for row, place in enumerate(places)}
-    found = np.array([row_of.get(int(place) ^ 1, row) for row, place in enumerate(places)])
-    chosen = torch.from_numpy(found.astype(np.int64))
+    row_of = {int(position): row for row, position in enumerate(places)}
+    pairs = [row_of.get(int(position) ^ 1, row) for row, position in enumerate(places)]
+    chosen = torch.from_numpy(np.array(pairs, dtype=np.int64))
     if batch.valid is None:
         return chosen
     rows = torch.arange(len(places))

@@ -35,19 +35,19 @@ def decode(
         reduce: let the DCT decode smaller where that still covers the result.
     """
     rows, columns = size
-    wanted = 1  # the divisor of the DCT
+    divisor = 1  # the divisor of the DCT
     while (
         reduce
-        and wanted < 8
-        and crop.right - crop.left >= columns * wanted * 2
-        and crop.bottom - crop.top >= rows * wanted * 2
+        and divisor < 8
+        and crop.right - crop.left >= columns * divisor * 2
+        and crop.bottom - crop.top >= rows * divisor * 2
     ):
-        wanted *= 2
+        divisor *= 2
     try:
-        if crop.inside and wanted == 1:
+        if crop.inside and divisor == 1:
             data = torch.frombuffer(bytearray(content), dtype=torch.uint8)
             return _cut(torch.ops.image.decode_jpeg(data, 3, True), crop, size)
-        return _with_pillow(content, header, crop, size, wanted)
+        return _with_pillow(content, header, crop, size, divisor)
     except (RuntimeError, OSError, SyntaxError, ValueError):
         return None
 
@@ -62,16 +62,14 @@ def resize(pixels: torch.Tensor, crop: Crop, size: Sides) -> Pixels:
     return _resized(Image.fromarray(whole), crop, size)
 
 
-def _with_pillow(
-    content: bytes, header: JpegHeader, crop: Crop, size: Sides, wanted: int
-) -> Pixels:
+def _with_pillow(content: bytes, header: JpegHeader, crop: Crop, size: Sides, most: int) -> Pixels:
     from PIL import ImageOps
     from PIL.JpegImagePlugin import JpegImageFile
 
     with JpegImageFile(io.BytesIO(content)) as image:
         image.decodermaxblock = len(content)  # all at once, without copies of parts
-        if wanted > 1:
-            image.draft(None, (image.width // wanted, image.height // wanted))
+        if most > 1:
+            image.draft(None, (image.width // most, image.height // most))
         divisor = image.decoderconfig[0] if image.decoderconfig else 1
         upright: Any = image
         if header.orientation != 1:

@@ -92,11 +92,13 @@ def _kept(path: Path) -> dict[str, list[float]]:
         kept = mapping(plain_json.read(path, _LARGEST))
         numbers = {key: kept.get(key) for key in ("mean", "std")}
         for key, values in numbers.items():
-            if not isinstance(values, list) or not all(type(one) in (int, float) for one in values):
+            if not isinstance(values, list) or not all(
+                type(value) in (int, float) for value in values
+            ):
                 raise JsonError(f"{key} is {shown(values)}, and must be a list of numbers")
         if not 1 <= len(kept["mean"]) == len(kept["std"]) <= _MOST_CHANNELS:
             raise JsonError(f"mean and std must have one length from 1 to {_MOST_CHANNELS}")
-        return {key: [float(one) for one in kept[key]] for key in numbers}
+        return {key: [float(value) for value in kept[key]] for key in numbers}
     except (OSError, ValueError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
         raise DataError(f"{path} is damaged: {reason}. Delete it to compute it again") from error
@@ -105,8 +107,8 @@ def _kept(path: Path) -> dict[str, list[float]]:
 def _computed(dataset: Any, names: Fields, options: LoaderOptions | None) -> dict[str, list[float]]:
     pixels, total, squares = 0, torch.zeros(()), torch.zeros(())
     total_rows = len(dataset)
-    found = _sums(dataset, names) if options is None else _sums_by(options, dataset, names)
-    shown = watched(found, total_rows, "computing image statistics")
+    batches = _sums(dataset, names) if options is None else _sums_by(options, dataset, names)
+    shown = watched(batches, total_rows, "computing image statistics")
     for count, sums, square_sums in shown:
         pixels, total, squares = pixels + count, total + sums, squares + square_sums
     if not pixels:

@@ -89,11 +89,11 @@ class Tokenize:
             return {**sample, "tokens": self._tokens(text)}
 
     def _tokens(self, text: str) -> torch.Tensor:
-        found = self._split(text)
-        if not isinstance(found, bytes):
-            tokens = torch.tensor([_id(word, self.size) for word in found] or [EMPTY])
-        elif found:
-            tokens = torch.frombuffer(bytearray(found), dtype=torch.uint8).long() + _FIRST
+        pieces = self._split(text)
+        if not isinstance(pieces, bytes):
+            tokens = torch.tensor([_id(word, self.size) for word in pieces] or [EMPTY])
+        elif pieces:
+            tokens = torch.frombuffer(bytearray(pieces), dtype=torch.uint8).long() + _FIRST
         else:
             tokens = torch.tensor([EMPTY])
         return tokens
@@ -105,8 +105,8 @@ class Tokenize:
 
     def length(self, text: str) -> int:
         """The number of tokens of a text, without making them; about 3 us for 80 characters."""
-        found = self._split(text)
-        return max(1, len(found) if isinstance(found, (bytes, list)) else sum(1 for _ in found))
+        pieces = self._split(text)
+        return max(1, len(pieces) if isinstance(pieces, (bytes, list)) else sum(1 for _ in pieces))
 
     def _split(self, text: str) -> bytes | list[str] | Iterator[str]:
         text = text.lower() if self.lower else text

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
 
 from penstock.distributed.world import usable_cpus
@@ -47,30 +48,30 @@ def digests(paths: Sequence[str], cache_dir: str | Path, settled: float = SETTLE
     # Hashes are kept together with those of the same folder.
     folder = os.path.commonpath({str(Path(path).parent.absolute()) for path in paths})
     name = hashlib.blake2b(os.fsencode(folder), digest_size=8).hexdigest()
-    place = Path(cache_dir).expanduser().absolute() / "fingerprints" / f"files-{name}.bin"
+    file = Path(cache_dir).expanduser().absolute() / "fingerprints" / f"files-{name}.bin"
     looks = _looks(paths)
-    found = _known(looks, _read(place))
-    if all(one is not None for one in found):
-        return [one or "" for one in found]
+    hashes = _known(looks, _read(file))
+    if all(digest is not None for digest in hashes):
+        return [digest or "" for digest in hashes]
     with ExitStack() as stack:
         try:
-            place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            stack.enter_context(one_writer(place, "hashes the same files"))
+            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            stack.enter_context(one_writer(file, "hashes the same files"))
         except (OSError, PenstockError) as error:
             message = "%s cannot be used: %s; each start hashes all files"
-            _log.warning(message, place.parent, error)
-        kept = _read(place)
-        found = _known(looks, kept)
-        wanted = [row for row, one in enumerate(found) if one is None]
+            _log.warning(message, file.parent, error)
+        kept = _read(file)
+        hashes = _known(looks, kept)
+        unknown = [row for row, digest in enumerate(hashes) if digest is None]
         before = time.time_ns() - int(settled * 1e9)
         try:
-            for row, record in zip(wanted, _hashed(paths, looks, wanted), strict=True):
-                found[row] = record[-16:].hex() if record else UNREADABLE
+            for row, record in zip(unknown, _hashed(paths, looks, unknown), strict=True):
+                hashes[row] = record[-16:].hex() if record else UNREADABLE
                 if record and max(_RECORD.unpack(record)[3:5]) < before:
                     kept[record[: _FILE.size]] = record
         finally:
-            _write(place, kept)  # also what was done before Ctrl-C
-    return [one or "" for one in found]
+            _write(file, kept)  # also what was done before Ctrl-C
+    return [digest or "" for digest in hashes]
 
 
 def _looks(paths: Sequence[str]) -> list[bytes | None]:
@@ -78,45 +79,45 @@ def _looks(paths: Sequence[str]) -> list[bytes | None]:
 
     def look(path: str) -> bytes | None:
         try:
-            found = Path(path).stat()
+            status = Path(path).stat()
         except (OSError, ValueError):
             return None
-        return _packed(found) if stat.S_ISREG(found.st_mode) else None
+        return _packed(status) if stat.S_ISREG(status.st_mode) else None
 
     starts = range(0, len(paths), _AT_ONCE)
     with ThreadPoolExecutor(usable_cpus()) as pool:
         parts = pool.map(lambda start: [*map(look, paths[start : start + _AT_ONCE])], starts)
-        return [one for part in parts for one in part]
+        return list(chain.from_iterable(parts))
 
 
-def _packed(found: os.stat_result) -> bytes:
-    times = found.st_mtime_ns, found.st_ctime_ns
-    return _RECORD.pack(found.st_dev, found.st_ino, found.st_size, *times, b"")[:-16]
+def _packed(status: os.stat_result) -> bytes:
+    times = status.st_mtime_ns, status.st_ctime_ns
+    return _RECORD.pack(status.st_dev, status.st_ino, status.st_size, *times, b"")[:-16]
 
 
 def _known(looks: Sequence[bytes | None], kept: Mapping[bytes, bytes]) -> list[str | None]:
     """The kept hashes; None for the others."""
-    found: list[str | None] = []
+    hashes: list[str | None] = []
     for look in looks:
         record = b"" if look is None else kept.get(look[: _FILE.size], b"")
         same = look is not None and record[:-16] == look
-        found.append(UNREADABLE if look is None else record[-16:].hex() if same else None)
-    return found
+        hashes.append(UNREADABLE if look is None else record[-16:].hex() if same else None)
+    return hashes
 
 
 def _hashed(
-    paths: Sequence[str], looks: Sequence[bytes | None], wanted: Sequence[int]
+    paths: Sequence[str], looks: Sequence[bytes | None], rows: Sequence[int]
 ) -> Iterator[bytes]:
     """The record of each of the files `wanted`; empty for one that cannot be read."""
-    sizes = [_RECORD.unpack((looks[row] or b"") + bytes(16))[2] for row in wanted]
-    files = "1 file" if len(wanted) == 1 else f"{len(wanted)} files"
+    sizes = [_RECORD.unpack((looks[row] or b"") + bytes(16))[2] for row in rows]
+    files = "1 file" if len(rows) == 1 else f"{len(rows)} files"
     hashing = _Hashing()
     with (
         ProgressDisplay(f"hashing {files} once", sum(sizes), "bytes") as shown,
         ThreadPoolExecutor(usable_cpus()) as pool,
     ):
         try:
-            results = [pool.submit(hashing.record, paths[row]) for row in wanted]
+            results = [pool.submit(hashing.record, paths[row]) for row in rows]
             for count, result in enumerate(results):
                 while not result.done():
                     shown.to(hashing.bytes_done, f"{count} of {files}")
@@ -156,10 +157,10 @@ class _Hashing:
             return b""
 
 
-def _read(place: Path) -> Kept:
+def _read(file: Path) -> Kept:
     """The kept records; none if the file is damaged."""
     try:
-        data = place.read_bytes()
+        data = file.read_bytes()
     except OSError:
         return {}
     body = data[_HEAD:]
@@ -169,10 +170,10 @@ def _read(place: Path) -> Kept:
     return {record[: _FILE.size]: record for record in records}
 
 
-def _write(place: Path, kept: Kept) -> None:
+def _write(file: Path, kept: Kept) -> None:
     body = b"".join(kept.values())
     try:
-        write_atomically(place, _WORD + _check(body) + body)
+        write_atomically(file, _WORD + _check(body) + body)
     except PenstockError as error:
         _log.warning("hashes of files are not kept: %s", error)
 

@@ -45,7 +45,7 @@ def tells_all(dataset: object) -> bool:
     return tells(str(getattr(dataset, "fingerprint", None)))
 
 
-def code_and_arguments(node: object, dataset: object, told: bool) -> Facts:
+def code_and_arguments(node: object, dataset: object, has_fingerprint: bool) -> Facts:
     """The code and the arguments of a dataset; none where all of it is ours.
 
     Args:
@@ -56,19 +56,19 @@ def code_and_arguments(node: object, dataset: object, told: bool) -> Facts:
     kinds = [*targets.values(), type(unfiltered(dataset))]
     code = dict(one for kind in kinds for one in modules_of(kind))
     code.pop(OURS, None)
-    own = {key: not _is_ours(found) for key, found in targets.items()}
-    if told and not any(own.values()):
+    own = {key: not _is_ours(target) for key, target in targets.items()}
+    if has_fingerprint and not any(own.values()):
         return {}
-    given: dict[str, str] = {}
+    facts: dict[str, str] = {}
     # What ours takes is in its fingerprint, unless it stands in something that has none.
-    whole_tree = not told and own.get("", True)
+    whole_tree = not has_fingerprint and own.get("", True)
     for key, one in walk(node, ""):
         if own[key] or whole_tree:
             whole = {**_defaults(targets[key]), **one}
             for name, value in _leaves(whole, key.lstrip(".")):
-                moves = told and _names_a_place(value)
-                given[f"arguments.{name}"] = PLACE if moves else _text(value)
-    return {**{f"code.{name}": digest for name, digest in sorted(code.items())}, **given}
+                moves = has_fingerprint and _names_a_place(value)
+                facts[f"arguments.{name}"] = PLACE if moves else _text(value)
+    return {**{f"code.{name}": digest for name, digest in sorted(code.items())}, **facts}
 
 
 def _defaults(target: object) -> dict[str, Any]:
@@ -89,8 +89,8 @@ def _text(value: Any) -> str:
     return f"{text[: _MOST_TEXT // 2]}... {digest}"
 
 
-def _is_ours(found: object) -> bool:
-    return str(getattr(found, "__module__", "")).startswith(_OURS)
+def _is_ours(target: object) -> bool:
+    return str(getattr(target, "__module__", "")).startswith(_OURS)
 
 
 def _leaves(node: Any, key: str) -> Iterator[tuple[str, Any]]:

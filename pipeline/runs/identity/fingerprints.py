@@ -56,18 +56,18 @@ def _with_content(dataset: object, own: str, cache_dir: str | Path) -> str:
     """The hash of `own` and all files, which a list in the cache names."""
     from penstock.runs.identity.contents import UNREADABLE, digests, write_list
 
-    given = dataset.data_files() if hasattr(dataset, "data_files") else _by_path(dataset)
-    files = list(dict.fromkeys((str(n), str(p), *map(str, v)) for n, p, *v in given))
+    listed = dataset.data_files() if hasattr(dataset, "data_files") else _by_path(dataset)
+    files = list(dict.fromkeys((str(n), str(p), *map(str, v)) for n, p, *v in listed))
     if not files:
         raise _refusal(dataset, "content")
-    here = {path: "" for _, path, *version in files if not any(version)}
-    if here:
-        here = dict(zip(here, digests(list(here), cache_dir), strict=True))
-    if here and not hasattr(dataset, "data_files") and set(here.values()) == {UNREADABLE}:
+    hashes = {path: "" for _, path, *version in files if not any(version)}
+    if hashes:
+        hashes = dict(zip(hashes, digests(list(hashes), cache_dir), strict=True))
+    if hashes and not hasattr(dataset, "data_files") and set(hashes.values()) == {UNREADABLE}:
         raise _refusal(dataset, "content")
     # A name may hold a line feed, a version never does.
     rows = [
-        (here.get(path) or " ".join(version[:1]).replace("\n", " "), name)
+        (hashes.get(path) or " ".join(version[:1]).replace("\n", " "), name)
         for name, path, *version in files
     ]
     digest = hashlib.blake2b(f"content {own}\n".encode(), digest_size=16)
@@ -89,12 +89,12 @@ def _by_path(dataset: Any) -> Iterator[tuple[str, ...]]:
 
 
 def _refusal(dataset: object, mode: str) -> ConfigError:
-    wanted = "`names_fingerprint()`" if mode == "names" else "`data_files()`"
+    member = "`names_fingerprint()`" if mode == "names" else "`data_files()`"
     return ConfigError(
         Problem(
             KEY,
             f"{mode} needs the files of the dataset, which {type(dataset).__name__} does "
-            f"not list; add {wanted} to it (docs/own_dataset.md), or set this to sizes",
+            f"not list; add {member} to it (docs/own_dataset.md), or set this to sizes",
         )
     )
 
@@ -131,11 +131,11 @@ def in_mode_of(
 
 def first_difference(cache_dir: str | Path, before: str, now: str) -> str:
     """In words, the first file that differs between two fingerprints; empty if unknown."""
-    if not all(_HASH.fullmatch(str(one)) for one in (before, now)):
+    if not all(_HASH.fullmatch(str(fingerprint)) for fingerprint in (before, now)):
         return ""
     from penstock.runs.identity.contents import read_list
 
-    old, new = (read_list(_list(cache_dir, one)) for one in (before, now))
+    old, new = (read_list(_list(cache_dir, fingerprint)) for fingerprint in (before, now))
     if old is None or new is None:
         return ""
     changed = [name for name in {**old, **new} if old.get(name) != new.get(name)]

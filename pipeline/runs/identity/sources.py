@@ -33,17 +33,17 @@ Code = dict[str, dict[str, str]]
 
 def code_of(config: Config) -> Code:
     """Hash by module, by part; 16 hex digits, UNKNOWN where there is no source."""
-    found: Code = {}
+    code: Code = {}
     for part in parts(config):
         if part.key.split(".")[0] in _PARTS:
             hashes = dict(
-                one
+                module
                 for _, node in walk(part.node, part.key)
-                for one in _hashes(allow_list.resolve(node["_target_"], part.key))
+                for module in _hashes(allow_list.resolve(node["_target_"], part.key))
             )
             if hashes:
-                found[part.key] = dict(sorted(hashes.items()))
-    return found
+                code[part.key] = dict(sorted(hashes.items()))
+    return code
 
 
 def changes(before: object, now: Code) -> Iterator[tuple[str, str, str, str]]:
@@ -62,20 +62,20 @@ def changes(before: object, now: Code) -> Iterator[tuple[str, str, str, str]]:
                 yield part, name, was, digest
 
 
-def modules_of(found: object) -> Iterator[tuple[str, str]]:
+def modules_of(target: object) -> Iterator[tuple[str, str]]:
     """Name and hash of the modules in which a class, and those that it derives from, or a function
     is defined.
     """
-    return _hashes(found, whole=False)
+    return _hashes(target, whole=False)
 
 
-def _hashes(found: Any, whole: bool = True) -> Iterator[tuple[str, str]]:
+def _hashes(target: Any, whole: bool = True) -> Iterator[tuple[str, str]]:
     """Name and hash of the modules that a class or function comes from.
 
     Args:
         whole: with all loaded modules of a person's own package.
     """
-    owners = inspect.getmro(found) if isinstance(found, type) else (inspect.unwrap(found),)
+    owners = inspect.getmro(target) if isinstance(target, type) else (inspect.unwrap(target),)
     for owner in owners:
         name = getattr(owner, "__module__", None) or UNKNOWN
         top = name.partition(".")[0]
@@ -92,8 +92,10 @@ def _hashes(found: Any, whole: bool = True) -> Iterator[tuple[str, str]]:
         elif path.startswith(_INSTALLED) or not whole:
             yield name, _of_files((path,))
         else:
-            loaded = [one for one in list(sys.modules) if one.partition(".")[0] == top]
-            yield from ((one, _of_files((file,))) for one in loaded if (file := _path(one)))
+            loaded = [module for module in list(sys.modules) if module.partition(".")[0] == top]
+            yield from (
+                (module, _of_files((file,))) for module in loaded if (file := _path(module))
+            )
 
 
 def _path(module: str) -> str | None:
@@ -105,12 +107,12 @@ def _path(module: str) -> str | None:
 def of_penstock() -> str:
     """The hash of all of Penstock's own code; UNKNOWN if it cannot be read."""
     # In a checkout, `pipeline/datasets` is a link to the folder beside it.
-    found = (
+    paths = (
         Path(folder, name)
         for folder, _, names in os.walk(_OURS, followlinks=True)
         for name in names
     )
-    return _of_files(sorted(str(path) for path in found if path.suffix in (".py", ".c")))
+    return _of_files(sorted(str(path) for path in paths if path.suffix in (".py", ".c")))
 
 
 def _of_files(paths: Any) -> str:
