@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from functools import cache, cached_property
 from heapq import heappop, heappush
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Protocol, TypeVar
 
 from penstock import installed
 from penstock.errors import ConfigError, DataError, Problem
@@ -85,7 +85,7 @@ class Remote(Protocol):
         self,
         rows_of: Callable[[int, int], object],
         steps_of: Callable[[int], int],
-    ) -> Any:
+    ) -> object:
         """What fetches files ahead of a reader, where `ahead` is more than 0.
 
         Args:

@@ -49,7 +49,7 @@ class FilesAhead(Protocol):
     """
 
     @property
-    def remote_files(self) -> Any:
+    def remote_files(self) -> object:
         """The `penstock.datasets.files.Remote` that fetches them; None where none is remote."""
 
     def files_of(self, indices: Sequence[int], /) -> Sequence[Sequence[str]]:
@@ -141,7 +141,7 @@ class StreamDataset(Protocol):
     from that raw record on, makes resuming fast. `len()` serves progress and schedules only.
     """
 
-    def __iter__(self) -> Iterator[Any]: ...
+    def __iter__(self) -> Iterator[object]: ...
 
 
 class ShardedStream(Protocol):
@@ -235,7 +235,7 @@ class Renders(Protocol):
         """A `penstock.training.rendered.Rendered` for each row of a batch: words, and points to
         draw on it. Without `outputs`, the truth alone."""
 
-    def examples(self, model: Any, dataset: Any, transform: Any, count: int, /) -> Any:
+    def examples(self, model: object, dataset: object, transform: object, count: int, /) -> object:
         """A table of texts with a head, for predictions that no batch has; None: there are none."""
 
     def by_sample(self, losses: Any, batch: Any, /) -> tuple[Any, Any]:
@@ -287,7 +287,7 @@ class ReadsAhead(Protocol):
     def close(self) -> None:
         """The loader is closed."""
 
-    def __enter__(self) -> Any: ...
+    def __enter__(self) -> object: ...
 
     def __exit__(self, *_: object) -> None: ...
 

@@ -44,7 +44,7 @@ _UNDECODED = range(0xDC80, 0xDD00)  # bytes 0x80 to 0xff, as os.fsdecode gives t
 
 
 _kind: ProgressKind = "auto"
-_drawn: list[Any] = []  # the bar that is drawn; one at most
+_drawn: list[object] = []  # the bar that is drawn; one at most
 
 
 def printable(text: object) -> str:

@@ -27,7 +27,7 @@ try:
     from torch.utils.data._utils.pin_memory import pin_memory
 
     WorkerInfo = _worker.WorkerInfo
-    DRAWING: tuple[Any, ...] = (torch._standard_gamma, torch._sample_dirichlet)
+    DRAWING: tuple[object, ...] = (torch._standard_gamma, torch._sample_dirichlet)
     numpy_seed: Any = _worker._generate_state
     scale: Any = torch._foreach_mul_
     queue_callback: Any = torch.autograd.Variable._execution_engine.queue_callback
@@ -69,7 +69,7 @@ def worker_info(info: Any) -> Iterator[None]:
         _worker._worker_info = kept
 
 
-def shared_storage(size: int) -> Any:
+def shared_storage(size: int) -> object:
     """CPU memory of `size` bytes, uninitialised, that other processes can map."""
     return torch.UntypedStorage._new_shared(size, device="cpu")
 

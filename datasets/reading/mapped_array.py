@@ -58,7 +58,7 @@ class MappedArray:
             self._map = _opened(self.path, "dataset.root")
         return self._map
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return self.__dict__ | {"_map": None}  # a pickled map would hold all of the array
 
     def fingerprint_parts(self, sized: bool) -> list[Part]:

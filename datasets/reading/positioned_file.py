@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import BinaryIO, TypeVar
 
 from penstock.errors import DataError
 from penstock.files import regular_file
@@ -114,7 +114,7 @@ class PositionedFile:
             "a run, and restart the run."
         )
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return self.__dict__ | {"_descriptor": -1}
 
     def __del__(self) -> None:

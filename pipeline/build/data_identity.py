@@ -57,7 +57,7 @@ class DataIdentity:
         """Whether the dataset tells what it is, so that nothing need be looked at."""
         return self._tells(self._split.dataset)
 
-    def _tells(self, dataset: Any) -> bool:
+    def _tells(self, dataset: object) -> bool:
         return self.mode != "sizes" or tells_all(dataset)
 
     @cached_property
@@ -81,7 +81,7 @@ class DataIdentity:
         by = FINGERPRINT if self.is_told else CONTENT
         return {KNOWN_BY: by, **self.beside} if self.beside or by == CONTENT else {}
 
-    def cache_key(self, dataset: Any) -> str:
+    def cache_key(self, dataset: object) -> str:
         """The name of what is kept of a dataset of this split; "" where nothing may be kept, since
         nothing tells when it changes.
         """

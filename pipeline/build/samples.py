@@ -24,10 +24,10 @@ from penstock.loading.named_fields import Fields, OwnCollate
 class Yielded(IterableDataset[Any]):
     """The samples that a generator function yields; each epoch calls it again."""
 
-    def __init__(self, function: Callable[[], Iterator[Any]]) -> None:
+    def __init__(self, function: Callable[[], Iterator[object]]) -> None:
         self.function = function
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[object]:
         return self.function()
 
 

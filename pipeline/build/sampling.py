@@ -109,7 +109,7 @@ def _without_order(node: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in node.items() if key != "order"}
 
 
-def _function(node: Mapping[str, Any]) -> Any:
+def _function(node: Mapping[str, object]) -> object:
     return allow_list.resolve(node["_target_"], "sampler._target_")
 
 
@@ -118,7 +118,7 @@ def packs_rows(config: Config) -> bool:
     return bool(getattr(_function(config.sampler), "packs", False))
 
 
-def _table(config: Config, dataset: Any, fields: Fields, steps: Mapping[str, Any]) -> Any:
+def _table(config: Config, dataset: object, fields: Fields, steps: Mapping[str, object]) -> object:
     """What the sampler chooses rows by: the dataset's table, or its lengths alone."""
     read = _columns_read(config.sampler)
     if read == {"length"} and tokenizer_of(steps) is None:
@@ -128,7 +128,7 @@ def _table(config: Config, dataset: Any, fields: Fields, steps: Mapping[str, Any
     return with_token_lengths(table_of(dataset, fields), dataset, steps if "length" in read else {})
 
 
-def _columns_read(node: Mapping[str, Any]) -> set[str]:
+def _columns_read(node: Mapping[str, object]) -> set[str]:
     """The names of the columns by which a sampler, and an order in it, choose rows."""
     sampler = _function(node)
     known = arguments(sampler).defaults

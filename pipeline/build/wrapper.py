@@ -32,7 +32,7 @@ class SplitWrapper:
         """A dataset that is read in place of the configured one; None: that one is built."""
         return None
 
-    def wrapped(self, dataset: Any) -> Any:
+    def wrapped(self, dataset: object) -> object:
         """The dataset that samplers, workers and reports see, given the one that is read."""
         return dataset
 

@@ -83,7 +83,7 @@ class Rule:
     fits: Callable[[Any], bool]
     homes: tuple[str, ...] = ()
 
-    def admits(self, obj: Any) -> bool:
+    def admits(self, obj: object) -> bool:
         home = getattr(obj, "__module__", None) or ""
         homes = self.homes or (self.prefix,)
         return any(_under(home, module) for module in homes) and self.fits(obj)
@@ -106,7 +106,7 @@ def _subclass(*bases: str) -> Callable[[Any], bool]:
     return fits
 
 
-def _is_model(obj: Any) -> bool:
+def _is_model(obj: object) -> bool:
     """A builder that torchvision has registered, or a module class."""
     if isinstance(obj, type):
         return _subclass("torch.nn.Module")(obj)
@@ -115,11 +115,11 @@ def _is_model(obj: Any) -> bool:
     return any(get_model_builder(name) is obj for name in list_models())
 
 
-def _is_function(obj: Any) -> bool:
+def _is_function(obj: object) -> bool:
     return isinstance(obj, FunctionType) and not obj.__name__.startswith(("_", "register_"))
 
 
-def _is_class(obj: Any) -> bool:
+def _is_class(obj: object) -> bool:
     return isinstance(obj, type) and not issubclass(obj, BaseException)
 
 
@@ -188,12 +188,12 @@ _OF_TORCHVISION = frozenset(
 )
 
 
-def _is_of_data(obj: Any) -> bool:
+def _is_of_data(obj: object) -> bool:
     known = getattr(obj, "__name__", "") in _OF_TORCH
     return known or _subclass("torch.utils.data.Sampler")(obj)
 
 
-def _is_known(obj: Any) -> bool:
+def _is_known(obj: object) -> bool:
     return isinstance(obj, type) and obj.__name__ in _OF_TORCHVISION
 
 
@@ -347,7 +347,7 @@ def resolve(name: Any, key: str) -> Any:
         raise ConfigError(Problem(key, str(refusal))) from refusal.__cause__
 
 
-def check_name(name: Any, key: str) -> None:
+def check_name(name: object, key: str) -> None:
     """The first half of `resolve`: raise ConfigError unless the written name may be called."""
     try:
         _rules_for(name, trusted())
@@ -360,7 +360,7 @@ class _Refusal(Exception):
 
 
 @functools.lru_cache(maxsize=1024)
-def _resolve(name: str, packages: tuple[str, ...]) -> Any:
+def _resolve(name: str, packages: tuple[str, ...]) -> object:
     rules = _rules_for(name, packages)
     obj = _walk(name, packages)
     if not callable(obj):
@@ -385,7 +385,7 @@ def _renamed(name: str) -> str:
     return ".".join(("penstock", *places[0].relative_to(root).with_suffix("").parts, what))
 
 
-def _rules_for(name: Any, packages: tuple[str, ...]) -> list[Rule]:
+def _rules_for(name: object, packages: tuple[str, ...]) -> list[Rule]:
     """The rules that cover a written name; empty for a name in a trusted package."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise _Refusal(f"{name!r} is not a dotted name such as torch.nn.Linear")
@@ -428,7 +428,7 @@ def _walk(name: str, packages: tuple[str, ...]) -> Any:
     return obj
 
 
-def _step(obj: Any, part: str, path: str) -> Any:
+def _step(obj: object, part: str, path: str) -> object:
     if hasattr(obj, part):
         return getattr(obj, part)
     if not isinstance(obj, ModuleType):
@@ -445,7 +445,7 @@ def _step(obj: Any, part: str, path: str) -> Any:
     raise _Refusal(f"there is no {part!r} in {path}{nearest(part, public)}")
 
 
-def _import(name: str) -> Any:
+def _import(name: str) -> object:
     if name not in sys.modules and importlib.util.find_spec(name) is None:
         raise _Refusal(f"there is no package {name!r} here; is it installed, or on PYTHONPATH?")
     if name == "albumentations":
@@ -461,7 +461,7 @@ def _import(name: str) -> Any:
         ) from error
 
 
-def _vouched(obj: Any, packages: tuple[str, ...]) -> bool:
+def _vouched(obj: object, packages: tuple[str, ...]) -> bool:
     """Whether an object is defined in a trusted package, or imported there and allowed anyway."""
     while isinstance(obj, functools.partial):
         obj = obj.func

@@ -8,7 +8,6 @@ It is made from the configuration alone, and has the names of what that calls.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from penstock import installed
 from penstock.config.schema import Config
@@ -46,7 +45,7 @@ def of_run(config: Config) -> str:
     return f"{config.task}: {doing}{folder}"
 
 
-def name_of(node: Any) -> str:
+def name_of(node: object) -> str:
     """The name of what a node calls, which may be another thing than the option of its group.
 
     A dataset that is given by split goes by the training split's.

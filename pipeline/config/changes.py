@@ -150,7 +150,7 @@ def making(config: Config, split: str) -> dict[str, str]:
     return {key: str(value) for key, value in values if split in effect_of(key).makes}
 
 
-def is_default(key: str, value: Any) -> bool:
+def is_default(key: str, value: object) -> bool:
     """Whether a key has the value that the schema gives it."""
     field = fields().get(key)
     return field is not None and field.default == str(value)

@@ -179,7 +179,7 @@ def _name(word: str) -> str:
     return word.partition("=")[0].lstrip("+~").partition("@")[0]
 
 
-def _at(config: Any, key: str) -> Any:
+def _at(config: object, key: str) -> object:
     for name in key.split("."):
         config = config.get(name) if isinstance(config, Mapping) else None
     return config

@@ -63,7 +63,7 @@ class Plain(dict[str, Any]):
         origins: full key -> where a value came from, if from the environment.
     """
 
-    def __init__(self, *arguments: Any) -> None:
+    def __init__(self, *arguments: object) -> None:
         super().__init__(*arguments)
         self.origins: dict[str, Origin] = {}
 

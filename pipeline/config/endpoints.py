@@ -93,7 +93,7 @@ class Sends(Protocol):
     def problems(self, config: Mapping[str, Any], /) -> Iterable[Problem]:
         """Servers to which credentials would go, and that nobody has allowed."""
 
-    def notices(self, config: Mapping[str, Any], /) -> Iterable[str]:
+    def notices(self, config: Mapping[str, object], /) -> Iterable[str]:
         """Announcements of what is sent where."""
 
     def sent(self, config: Mapping[str, Any], /) -> Iterable[str]:
@@ -127,7 +127,7 @@ def check(config: Mapping[str, Any]) -> list[Problem]:
     return of_addons + problems
 
 
-def notices(config: Mapping[str, Any]) -> Iterator[str]:
+def notices(config: Mapping[str, object]) -> Iterator[str]:
     """Announcements about a configuration's stores, once for a process and all that it starts."""
     for text in _texts(config):
         mark = hashlib.blake2b(text.encode(errors="replace"), digest_size=8).hexdigest()
@@ -179,8 +179,8 @@ def found(config: Mapping[str, Any]) -> Iterator[Endpoint]:
 
 
 def _options(
-    node: Any, key: str, within: bool, anonymous: bool | None
-) -> Iterator[tuple[str, Any, bool]]:
+    node: object, key: str, within: bool, anonymous: bool | None
+) -> Iterator[tuple[str, object, bool]]:
     """Key and value of every leaf of options, and whether these are of requests without signature.
 
     Args:

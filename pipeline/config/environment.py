@@ -63,7 +63,7 @@ def check_allowed(names: list[str]) -> list[Problem]:
 
 
 @contextmanager
-def _resolving(function: Callable[..., Any]) -> Iterator[None]:
+def _resolving(function: Callable[..., object]) -> Iterator[None]:
     """Let `${oc.env:...}` be resolved by `function`."""
     OmegaConf.register_new_resolver("oc.env", function, replace=True)
     try:
@@ -106,7 +106,7 @@ def note(key: str, text: object, names: list[str], value: Any) -> None:
         origins[key] = Origin(written, tuple(dict.fromkeys(names)), value)
 
 
-def _env(*arguments: Any) -> Any:
+def _env(*arguments: Any) -> object:
     value = oc.env(*arguments)
     names = _names.get()
     if names is not None:
@@ -163,10 +163,10 @@ def _leaves(config: Mapping[str, Any], key: str, origin: Origin) -> str:
     return ""
 
 
-def _part_of(config: Mapping[str, Any], key: str) -> Any:
+def _part_of(config: Mapping[str, object], key: str) -> object:
     """The innermost part (a mapping with a _target_) that a key is in; {} if it is in none."""
     node: Any = config
-    part: Any = {}
+    part: object = {}
     for name in re.split(r"[.\[\]]+", key.rstrip("]")):
         if isinstance(node, Mapping):
             part = node if "_target_" in node else part
@@ -176,7 +176,7 @@ def _part_of(config: Mapping[str, Any], key: str) -> Any:
     return part
 
 
-def _texts(node: Any) -> Iterator[str]:
+def _texts(node: object) -> Iterator[str]:
     """Every text at any depth, names of keys included."""
     if isinstance(node, str):
         yield node

@@ -140,7 +140,7 @@ class _Repository(ConfigRepository):
     is large and only read.
     """
 
-    def __deepcopy__(self, memo: Any) -> _Repository:
+    def __deepcopy__(self, memo: object) -> _Repository:
         return copy.copy(self)
 
 
@@ -285,7 +285,7 @@ _MOST_COMPOSED = 16
 _SETTLED = 100_000_000  # nanoseconds; a file that changed later may change again in the same tick
 
 
-def _names(nodes: dict[str, Any], above: str = "") -> Iterator[tuple[str, int]]:
+def _names(nodes: dict[str, object], above: str = "") -> Iterator[tuple[str, int]]:
     """The nodes of hydra's store of schemas, which plugins add to."""
     for name, node in nodes.items():
         if isinstance(node, dict):
@@ -354,8 +354,8 @@ def bounded(each: bool = False) -> Iterator[Growth]:
     """
     growth, depth = Growth(), 0
 
-    def counted(resolve: Callable[..., Any]) -> Callable[..., Any]:
-        def resolved(*args: Any, **options: Any) -> Any:
+    def counted(resolve: Callable[..., object]) -> Callable[..., object]:
+        def resolved(*args: object, **options: object) -> object:
             nonlocal depth
             if each and not depth:
                 growth.steps = growth.given = 0
@@ -541,8 +541,10 @@ def before_launch(plugin: str, prepare: Callable[[Any], None]) -> Iterator[None]
         yield
 
 
-def _prepared(launch: Callable[..., Any], prepare: Callable[[Any], None]) -> Callable[..., Any]:
-    def launch_prepared(self: Any, *args: Any, **options: Any) -> Any:
+def _prepared(
+    launch: Callable[..., object], prepare: Callable[[Any], None]
+) -> Callable[..., object]:
+    def launch_prepared(self: object, *args: object, **options: object) -> object:
         prepare(self)
         return launch(self, *args, **options)
 

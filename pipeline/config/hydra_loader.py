@@ -69,7 +69,7 @@ class ConfigLoader(hydra_internals.HookedLoader):
     def apply(self, override: Override, config: DictConfig) -> None:
         whole_nodes.apply(override, config)
 
-    def check_search_path(self, primary: Any, overrides: Sequence[Override]) -> None:
+    def check_search_path(self, primary: object, overrides: Sequence[Override]) -> None:
         entries = [_search_path(primary)] if isinstance(primary, DictConfig) else []
         entries += [item.value() for item in overrides if item.key_or_group == "hydra.searchpath"]
         problems = [item for entry in entries for item in hydra_section.search_path_problems(entry)]
@@ -125,7 +125,7 @@ class CheckedConfigLoader(ConfigLoader):
             self._refuse(problems)
         return config
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         """Launchers send it to their processes, where hydra then saves configurations."""
         self.__dict__.update(state)
         hydra_output.save_without_secrets()
@@ -152,10 +152,10 @@ def checked(
     return hydra_internals.loaded_by(partial(CheckedConfigLoader, kept=kept), single, sweeps)
 
 
-def _search_path(primary: DictConfig) -> Any:
+def _search_path(primary: DictConfig) -> object:
     """The entry `hydra.searchpath` of a primary configuration, raw."""
     try:
-        node: Any = OmegaConf.to_container(primary, resolve=False)
+        node: object = OmegaConf.to_container(primary, resolve=False)
     except OmegaConfBaseException:
         return None  # hydra says what is wrong with it
     for name in ("hydra", "searchpath"):

@@ -95,7 +95,7 @@ def save_sweep(config: DictConfig, folder: Path) -> None:
     replace_own(folder / SWEEP, OmegaConf.to_yaml(config).encode(), _MADE)
 
 
-def _save(config: Any, name: str, folder: Path) -> None:
+def _save(config: object, name: str, folder: Path) -> None:
     """As hydra saves a configuration, but a folder that leads elsewhere is refused."""
     for path in (folder.parent, folder):
         if path.is_symlink():
@@ -107,7 +107,7 @@ def _save(config: Any, name: str, folder: Path) -> None:
     write_atomically(folder / name, OmegaConf.to_yaml(config).encode())
 
 
-def _save_or_leave(config: Any, name: str, folder: Path) -> None:
+def _save_or_leave(config: object, name: str, folder: Path) -> None:
     """The same; hydra catches exceptions of other kinds."""
     try:
         _save(config, name, folder)
@@ -138,7 +138,7 @@ def written(config: Any) -> Any:
     return shown
 
 
-def _to_yaml(cfg: Any, *, resolve: bool = False, sort_keys: bool = False) -> str:
+def _to_yaml(cfg: object, *, resolve: bool = False, sort_keys: bool = False) -> str:
     text: str = yaml.safe_dump(written(cfg), sort_keys=sort_keys, allow_unicode=True)
     return text
 

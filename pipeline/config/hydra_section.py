@@ -113,7 +113,7 @@ def raw(node: Any) -> dict[str, Any]:
     return section if isinstance(section, dict) else {"callbacks": section}
 
 
-def search_path_problems(entries: Any, key: str = "hydra.searchpath") -> list[Problem]:
+def search_path_problems(entries: object, key: str = "hydra.searchpath") -> list[Problem]:
     """Refuse what is no folder and no trusted package: hydra would import it to look there."""
     if not isinstance(entries, (list, tuple)):
         reason = f"got {entries!r}, expected a list of folders"
@@ -122,7 +122,7 @@ def search_path_problems(entries: Any, key: str = "hydra.searchpath") -> list[Pr
     return [Problem(key, reason) for reason in reasons if reason]
 
 
-def _not_a_place(entry: Any) -> str | None:
+def _not_a_place(entry: object) -> str | None:
     if not isinstance(entry, str) or "${" in entry:
         return f"{entry!r} is not the name of a folder; an interpolation is not followed here"
     scheme, separator, path = entry.partition("://")
@@ -138,7 +138,7 @@ def _not_a_place(entry: Any) -> str | None:
     return f"{entry} imports {package}, which is not trusted. If it is yours: {way}"
 
 
-def _literals(section: Mapping[str, Any]) -> Iterator[Problem]:
+def _literals(section: Mapping[str, object]) -> Iterator[Problem]:
     """Interpolations in what decides how hydra runs."""
     nodes = {f"hydra.{name}": section.get(name) for name in _LITERAL}
     job = section.get("job")
@@ -178,7 +178,7 @@ def _records(section: Mapping[str, Any], overrides: Sequence[str]) -> Iterator[P
             )
 
 
-def _callbacks(callbacks: Any, importing: bool) -> Iterator[Problem]:
+def _callbacks(callbacks: object, importing: bool) -> Iterator[Problem]:
     if callbacks is None:
         return
     if not isinstance(callbacks, Mapping):
@@ -202,7 +202,7 @@ def _callbacks(callbacks: Any, importing: bool) -> Iterator[Problem]:
 
 
 def _trusted(
-    key: str, name: Any, kind: type, known: Sequence[str], importing: bool
+    key: str, name: object, kind: type, known: Sequence[str], importing: bool
 ) -> Iterator[Problem]:
     """The problem of a name that has to be in a package of the person's own."""
     if not isinstance(name, str) or not allow_list.is_trusted(name):

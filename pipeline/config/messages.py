@@ -46,14 +46,14 @@ def show(value: Any) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def not_allowed(value: Any, allowed: str, known: Iterable[str] = ()) -> str:
+def not_allowed(value: object, allowed: str, known: Iterable[str] = ()) -> str:
     """The message for a value of a wrong type or outside its bounds or choices."""
     if type(value) is int and value > LARGEST:
         allowed += " that fits into 64 bits"
     return f"got {show(value)}, expected {allowed}{nearest(str(value), known)}"
 
 
-def members(annotation: Any) -> tuple[Any, ...]:
+def members(annotation: object) -> tuple[object, ...]:
     """The types that an annotation allows."""
     if get_origin(annotation) in (Union, UnionType):
         return tuple(inner for member in get_args(annotation) for inner in members(member))
@@ -80,7 +80,7 @@ _NAMES: dict[Any, str] = {
 }
 
 
-def describe(annotation: Any, metadata: Iterable[Any] = ()) -> str:
+def describe(annotation: object, metadata: Iterable[object] = ()) -> str:
     """An annotation in words: `a whole number of at least 1 or null`."""
     return " or ".join(_describe_one(member, metadata) for member in members(annotation))
 
@@ -103,7 +103,7 @@ def _describe_one(member: Any, metadata: Iterable[Any]) -> str:
     return _NAMES.get(origin or member, str(getattr(member, "__name__", member)))
 
 
-def _is_number(annotation: Any) -> bool:
+def _is_number(annotation: object) -> bool:
     return getattr(annotation, "__origin__", annotation) in (int, float)
 
 

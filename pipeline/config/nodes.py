@@ -6,7 +6,7 @@ a `_target_`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,7 +112,7 @@ def parts(config: Config) -> list[Part]:
     return [part for part in result if part.node is not None]
 
 
-def datasets(node: Any) -> list[tuple[str, Any]]:
+def datasets(node: object) -> list[tuple[str, object]]:
     """Key and node of each dataset: one for both splits, or one each under `train` and `val`.
 
     Without the keys that are not its arguments, see OF_THE_BUILD.
@@ -120,7 +120,7 @@ def datasets(node: Any) -> list[tuple[str, Any]]:
     return [(key, _bare(source)) for key, source in choosing(node)]
 
 
-def datasets_found(config: Config, parts: Parts) -> list[tuple[str, Any]]:
+def datasets_found(config: Config, parts: Parts) -> list[tuple[str, Callable[..., object]]]:
     """Key and callable of each dataset."""
     keys = [key for key, _ in datasets(config.dataset)]
     return [(key, parts[key]) for key in keys if parts.get(key) is not None]
@@ -140,7 +140,7 @@ def choosing(node: Any) -> list[tuple[str, Any]]:
     return [] if node is None else [("dataset", node)]
 
 
-def is_of_a_split(node: Mapping[str, Any], name: str) -> bool:
+def is_of_a_split(node: Mapping[str, object], name: str) -> bool:
     """Whether `dataset.train` or `dataset.val`, beside a `_target_`, is about that split: keys that
     choose rows, or null for no validation; and no argument of what is called.
     """
@@ -152,14 +152,14 @@ def is_of_a_split(node: Mapping[str, Any], name: str) -> bool:
     return name == "val" and value is None and not _takes(node, name)
 
 
-def validates(dataset: Mapping[str, Any]) -> bool:
+def validates(dataset: Mapping[str, object]) -> bool:
     """Whether a run has validation; not if `dataset.val` is null."""
     if "val" not in dataset or dataset["val"] is not None:
         return True
     return "_target_" in dataset and not is_of_a_split(dataset, "val")
 
 
-def without_own(node: Any, names: Sequence[str] = KEPT) -> Any:
+def without_own(node: object, names: Sequence[str] = KEPT) -> Any:
     """A node without those of the keys `names` that are not its arguments."""
     if not isinstance(node, Mapping):
         return node
@@ -178,7 +178,7 @@ def metrics(objective: Mapping[str, Any]) -> Any:
     return {name: node for name, node in by_name.items() if node is not None}
 
 
-def _bare(node: Any) -> Any:
+def _bare(node: object) -> Any:
     """A tree of nodes without the keys that choose rows."""
     if isinstance(node, Mapping):
         bare = without_own(node, KEPT) if "_target_" in node else node
@@ -186,7 +186,7 @@ def _bare(node: Any) -> Any:
     return [_bare(item) for item in node] if isinstance(node, list) else node
 
 
-def choices_of_rows(node: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+def choices_of_rows(node: object) -> Iterator[tuple[str, dict[str, object]]]:
     """The keys of `dataset`, and of every node inside, that choose rows: by the key of the node."""
     if not isinstance(node, Mapping):
         return
@@ -210,14 +210,14 @@ def filters(choices: Mapping[str, Any], where: str) -> list[tuple[str, Any]]:
     return [] if value is None else [(key, value)]
 
 
-def trackers(node: Any) -> dict[str, Any]:
+def trackers(node: object) -> dict[str, object]:
     """Node of each tracker by its key: `tracker` itself, or `tracker.NAME`."""
     if not isinstance(node, Mapping) or "_target_" in node:
         return {"tracker": node}
     return {f"tracker.{name}": tracker for name, tracker in node.items()}
 
 
-def of_the_build(node: Mapping[str, Any], name: str) -> Any:
+def of_the_build(node: Mapping[str, object], name: str) -> Any:
     """The value of `fields` (names of positions), `facts` (what a dataset does not tell), or of a
     key that chooses rows.
 
@@ -228,13 +228,13 @@ def of_the_build(node: Mapping[str, Any], name: str) -> Any:
     return None if _takes(node, name) else node[name]
 
 
-def _takes(node: Mapping[str, Any], name: str) -> bool:
+def _takes(node: Mapping[str, object], name: str) -> bool:
     """Whether what a node calls has an argument of that name."""
     target = called(node)
     return target is not None and name in signatures.arguments(target).names
 
 
-def collate_of(node: Any) -> Any:
+def collate_of(node: object) -> object:
     """The node of a collate function, as the build makes it.
 
     A function that still needs an argument is the collate function itself, not a factory of one.
@@ -350,7 +350,7 @@ def _shape_problems(part: Part) -> list[Problem]:
     return problems
 
 
-def _key_problems(node: Mapping[str, Any], key: str) -> list[Problem]:
+def _key_problems(node: Mapping[str, object], key: str) -> list[Problem]:
     reason = "is not for configurations: parts always get plain values, built inside out"
     problems = [
         Problem(f"{key}.{name}", reason) for name in ("_convert_", "_recursive_") if name in node

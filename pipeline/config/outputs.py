@@ -102,7 +102,7 @@ def named(values: Iterable[tuple[str, Any]]) -> tuple[Place, ...]:
     return tuple(dict.fromkeys(places))
 
 
-def may_stand(values: Iterable[tuple[str, Any]]) -> bool:
+def may_stand(values: Iterable[tuple[str, object]]) -> bool:
     """Whether values that nobody has typed may stand in a command that is offered for pasting.
 
     There they would count as typed, and be remembered: so all that they would name is allowed.

@@ -41,7 +41,7 @@ def check(container: Mapping[str, Any]) -> tuple[Config, list[Problem]]:
     return config, []
 
 
-def _construct(model: type[Any], values: Mapping[str, Any], wrong: set[tuple[str, ...]]) -> Any:
+def _construct(model: type[Any], values: Mapping[str, object], wrong: set[tuple[str, ...]]) -> Any:
     """A model without validation that holds what is not wrong."""
     valid = {}
     for name, field in model.model_fields.items():
@@ -66,11 +66,11 @@ def _place(container: Any, error: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(path)
 
 
-def _problem(container: Mapping[str, Any], path: tuple[str, ...], kind: str) -> Problem:
+def _problem(container: Mapping[str, object], path: tuple[str, ...], kind: str) -> Problem:
     model: type[BaseModel] | None = Config
-    value: Any = container
-    annotation: Any = None
-    metadata: list[Any] = []
+    value: object = container
+    annotation: object = None
+    metadata: list[object] = []
     for name in path:
         value = value.get(name) if isinstance(value, Mapping) else None
         fields = model.model_fields if model else {}
@@ -107,7 +107,7 @@ def unknown_key(
     return Problem(key, f"unknown {what} {name!r}{nearest(name, known)}; allowed: {allowed}")
 
 
-def _section(annotation: Any) -> type[BaseModel] | None:
+def _section(annotation: object) -> type[BaseModel] | None:
     """The section that a field holds, if it holds one."""
     for member in members(annotation):
         if isinstance(member, type) and issubclass(member, BaseModel):

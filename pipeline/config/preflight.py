@@ -40,7 +40,7 @@ from penstock.errors import ConfigError, Problem
 
 
 def examine(
-    container: Mapping[str, Any],
+    container: Mapping[str, object],
     begin: Callable[[Config], None] | None = None,
     wrong: bool = False,
     lines: Sequence[str] = (),
@@ -75,7 +75,7 @@ def examine(
     return config, problems + contradictions.find(config, called, partly=wrong)
 
 
-def _parts(container: Mapping[str, Any]) -> Iterator[Problem]:
+def _parts(container: Mapping[str, object]) -> Iterator[Problem]:
     """Names of targets that may not be called, by the name alone, and places to write to."""
     reads = not installed.only_reads(container.get("task"))
     for section, value in container.items():

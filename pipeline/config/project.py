@@ -26,7 +26,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import Any
 
 from penstock.config.allow_list import check_trusted
 from penstock.config.messages import nearest, show
@@ -134,7 +133,7 @@ def _read(path: Path) -> tuple[bytes, os.stat_result | None]:
     return b"", None
 
 
-def _project(folder: Path, table: Any) -> Project:
+def _project(folder: Path, table: object) -> Project:
     if not isinstance(table, dict):
         raise ConfigError(Problem(_TABLE, f"got {show(table)}, expected a table"))
     problems = [

@@ -54,7 +54,7 @@ class Arguments:
         hints: annotation by name, where it can be evaluated.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., object]) -> None:
         parameters = _parameters(function)
         named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
         fillable = (_Parameter.POSITIONAL_ONLY, _Parameter.POSITIONAL_OR_KEYWORD)
@@ -80,7 +80,7 @@ def arguments(function: Callable[..., Any]) -> Arguments:
     return Arguments(function)
 
 
-def _parameters(function: Callable[..., Any]) -> list[_Parameter]:
+def _parameters(function: Callable[..., object]) -> list[_Parameter]:
     try:
         return list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):  # written in C without a signature: anything goes
@@ -90,7 +90,7 @@ def _parameters(function: Callable[..., Any]) -> list[_Parameter]:
         ]
 
 
-def _passed_on(function: Callable[..., Any]) -> tuple[list[str], bool]:
+def _passed_on(function: Callable[..., object]) -> tuple[list[str], bool]:
     """Names that **kwargs take from the callable they are passed to, and whether it is open."""
     if isinstance(function, type):
         return _of_bases(function)
@@ -168,7 +168,7 @@ def _name(function: Callable[..., Any]) -> str:
     return getattr(function, "__name__", type(function).__name__)
 
 
-def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+def _hints(function: Callable[..., object]) -> dict[str, object]:
     try:
         return typing.get_type_hints(
             getattr(function, "__init__", function) if isinstance(function, type) else function,

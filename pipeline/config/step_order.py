@@ -19,7 +19,7 @@ AFTER, BEFORE = "_after_", "_before_"
 SPLITS = ("train", "val", "train_batch", "val_batch")
 
 
-def settle(transform: Any, problems: list[Problem]) -> Any:
+def settle(transform: object, problems: list[Problem]) -> object:
     """The section `transform` with its steps in order, and without the two words.
 
     Args:
@@ -36,7 +36,7 @@ def settle(transform: Any, problems: list[Problem]) -> Any:
     }
 
 
-def _settled(steps: Mapping[str, Any], key: str, problems: list[Problem]) -> Mapping[str, Any]:
+def _settled(steps: Mapping[str, Any], key: str, problems: list[Problem]) -> Mapping[str, object]:
     # Around each step, those that go before and after it, as they were written.
     around: dict[str, dict[str, list[str]]] = {name: {BEFORE: [], AFTER: []} for name in steps}
     wishes: dict[str, str] = {}

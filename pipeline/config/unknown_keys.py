@@ -108,7 +108,7 @@ def _elsewhere(name: str, config: DictConfig) -> str:
     return f" (did you mean {' or '.join(keys[:3])}?)" if keys else ""
 
 
-def _child(node: Any, part: str) -> Any:
+def _child(node: object, part: str) -> object:
     """A node's value; None if it has none."""
     try:
         return node[part] if isinstance(node, DictConfig) else None

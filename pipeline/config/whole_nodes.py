@@ -53,7 +53,7 @@ def apply(override: Override, config: DictConfig) -> None:
     apply_override(override, config)
 
 
-def overruled(config: DictConfig, files: Sequence[tuple[str, bool, Any]]) -> Iterator[Problem]:
+def overruled(config: DictConfig, files: Sequence[tuple[str, bool, object]]) -> Iterator[Problem]:
     """The keys of options that have no effect, since an option of a later group sets them too.
 
     An option may set keys of other groups (`# @package _global_`), and a dataset brings arguments

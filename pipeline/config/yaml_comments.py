@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import yaml
 
@@ -36,7 +36,7 @@ def entries(text: str, prefix: str = "") -> list[YamlKey]:
     return list(_entries(yaml.compose(text, Loader=yaml.SafeLoader), prefix, text.splitlines()))
 
 
-def _entries(node: Any, prefix: str, lines: list[str]) -> Iterator[YamlKey]:
+def _entries(node: object, prefix: str, lines: list[str]) -> Iterator[YamlKey]:
     for name, value in node.value if isinstance(node, yaml.MappingNode) else ():
         key = f"{prefix}.{name.value}".lstrip(".")
         start, end = value.start_mark, value.end_mark

@@ -74,7 +74,7 @@ def _check(metric: Metric) -> None:
         )
 
 
-def _to(value: Any, device: Any) -> Any:
+def _to(value: Any, device: Any) -> object:
     return [state.to(device) for state in value] if isinstance(value, list) else value.to(device)
 
 

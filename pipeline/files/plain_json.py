@@ -59,7 +59,7 @@ def lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 def lines_of(
     file: BinaryIO, before: int = 0, stop: int | None = None
-) -> Iterator[tuple[int, dict[str, Any]]]:
+) -> Iterator[tuple[int, dict[str, object]]]:
     """The same from where `file` stands, after `before` lines, to the first line from `stop` on."""
     number = before
     while stop is None or file.tell() < stop:
@@ -170,7 +170,7 @@ def _number(text: str) -> float:
     return number
 
 
-def _mapping(pairs: list[tuple[str, object]]) -> dict[str, Any]:
+def _mapping(pairs: list[tuple[str, object]]) -> dict[str, object]:
     values = dict(pairs)
     if len(values) < len(pairs):
         twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)

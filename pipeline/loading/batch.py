@@ -93,7 +93,7 @@ class Batch(dict[str, Any]):
             for name, value in state.items()
         )
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {
             name: dict(value) if type(value) is MappingProxyType else value
             for name, value in self.__dict__.items()
@@ -123,7 +123,7 @@ class Batch(dict[str, Any]):
         return self.replace({name: _map(value, change) for name, value in self.items()})
 
 
-def _map(value: object, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def _map(value: object, change: Callable[[torch.Tensor], torch.Tensor]) -> object:
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, Mapping):

@@ -144,7 +144,7 @@ def classes_of(dataset: object) -> list[str]:
     return [str(name) for name in classes] if isinstance(classes, (list, tuple)) else []
 
 
-def _whole(dataset: object) -> Any:
+def _whole(dataset: object) -> object:
     """The dataset that a `Subset` is of, or whose rows are filtered."""
     while isinstance(dataset, (Subset, SomeRows)):
         dataset = dataset.dataset

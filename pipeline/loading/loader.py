@@ -351,7 +351,7 @@ class Loader:
         took = time.perf_counter() - began
         return batch.replace(timing={**batch.timing, "transfer": took})
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """The address of the next batch to deliver, and the fingerprint."""
         epoch, step = self._next
         return {

@@ -72,7 +72,7 @@ def held(sample: object, reserved: int) -> int:
     return max(size, min(reserved, sum(map(_whole, _arrays(values)))))
 
 
-def _arrays(values: Iterable[object]) -> Iterable[Any]:
+def _arrays(values: Iterable[object]) -> Iterable[object]:
     return (value for value in values if isinstance(value, _TENSORS))
 
 

@@ -125,7 +125,7 @@ class PrivateGenerators:
         self.is_foreign = False
         self.refreshed = False
 
-    def __reduce__(self) -> tuple[type[PrivateGenerators], tuple[dict[str, Any]]]:
+    def __reduce__(self) -> tuple[type[PrivateGenerators], tuple[dict[str, object]]]:
         return type(self), (self._parts,)
 
     def beside(self, draws: Draws, epoch: int) -> Draws:
@@ -168,7 +168,7 @@ class PrivateDraws:
         for generator, purpose in zip(self._own.values(), self._purposes, strict=True):
             _seed(generator, hash64(key, purpose))
 
-    def save(self) -> Any:
+    def save(self) -> object:
         return self.others.save(), [_state(generator) for generator in self._own.values()]
 
     def restore(self, states: Any) -> None:
@@ -187,7 +187,7 @@ class PrivateDraws:
         ]
 
 
-def generators_in(parts: Mapping[str, object]) -> tuple[dict[str, Any], bool]:
+def generators_in(parts: Mapping[str, object]) -> tuple[dict[str, object], bool]:
     """The generators of `parts` by path, and whether the parts contain code of other packages.
 
     Global generators are left out. An object that can be reached in two ways has the shorter path.
@@ -250,7 +250,7 @@ def _inside(thing: object) -> Iterator[tuple[str, Any]]:
         yield from _of_instance(thing)
 
 
-def _of_function(function: FunctionType) -> Iterator[tuple[str, Any]]:
+def _of_function(function: FunctionType) -> Iterator[tuple[str, object]]:
     """Defaults, the closure, and the names of its module that it reads."""
     yield from (("", value) for value in function.__defaults__ or ())
     yield from ((f" {name}", value) for name, value in (function.__kwdefaults__ or {}).items())
@@ -271,7 +271,7 @@ def _names_in(code: CodeType) -> list[str]:
     return [*code.co_names, *(name for function in inner for name in _names_in(function))]
 
 
-def _of_instance(thing: object) -> Iterator[tuple[str, Any]]:
+def _of_instance(thing: object) -> Iterator[tuple[str, object]]:
     """Attributes; outside of known packages also those of the class and what its methods read."""
     yield from ((f".{name}", value) for name, value in list(getattr(thing, "__dict__", {}).items()))
     for kind in type(thing).__mro__:

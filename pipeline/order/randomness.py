@@ -287,7 +287,7 @@ class Draws(Protocol):
     def seed(self, key: int) -> None:
         """Begin a sample, whose draws depend on `key` alone."""
 
-    def save(self) -> Any:
+    def save(self) -> object:
         """The generators' states."""
 
     def restore(self, states: Any) -> None:

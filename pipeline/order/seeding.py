@@ -323,7 +323,7 @@ class Watch:
             raise _drawn_from(names)
 
     @staticmethod
-    def _look() -> dict[str, Any]:
+    def _look() -> dict[str, object]:
         state: Any = np.random.get_state()
         return {
             "random": hash(random.getstate()),

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from penstock.files import plain_json
 from penstock.files.plain_json import integer, mapping
@@ -59,7 +58,7 @@ def _read(path: Path) -> Saved:
         return Saved(path, None, f"{type(error).__name__}: {str(error)[:200]}")
 
 
-def _header(path: Path) -> dict[str, Any]:
+def _header(path: Path) -> dict[str, object]:
     """The header of a safetensors file: 8 bytes with its length, and JSON."""
     with open_regular(path) as file:
         size = int.from_bytes(file.read(8), "little")

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 from penstock.files.regular_file import open_regular
 
@@ -60,7 +60,7 @@ class _Checkout:
     common: Path
 
 
-def git_state(folder: Path) -> dict[str, Any] | None:
+def git_state(folder: Path) -> dict[str, object] | None:
     """The commit of the checkout around `folder`, and whether files differ from it.
 
     None without git, checkout or commit, where the checkout is another user's, or where its

@@ -93,7 +93,7 @@ def check_overrides(words: object) -> None:
         raise JsonError(f"it has an override of more than {_LONGEST} characters")
 
 
-def read_config(path: Path) -> dict[str, Any]:
+def read_config(path: Path) -> dict[str, object]:
     """A run's config.yaml, without aliases, by which YAML can grow exponentially.
 
     Raises:

@@ -64,7 +64,7 @@ class _Record(_Numbers):
     wait_share: float
 
 
-def _check_records(history: list[object]) -> list[Any]:
+def _check_records(history: list[object]) -> list[object]:
     for record in history:  # here, as pydantic would list what is wrong with all of a million
         _Record.model_validate(record)
     return history

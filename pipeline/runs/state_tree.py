@@ -60,7 +60,9 @@ def is_sharded(tensor: Tensor) -> bool:
     return hasattr(tensor, "placements")
 
 
-def _encode(value: object, path: str, tensors: dict[str, Tensor], seen: dict[object, str]) -> Any:
+def _encode(
+    value: object, path: str, tensors: dict[str, Tensor], seen: dict[object, str]
+) -> object:
     """`value` as JSON; adds its tensors to `tensors`, by path."""
     if value is None or isinstance(value, (bool, str)):
         return value

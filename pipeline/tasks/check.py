@@ -161,7 +161,7 @@ class _Suspicious(SampleReader):
         return BadSampleError(cause if stage == "read" else f"{stage} failed: {cause}")
 
 
-def not_finite(sample: Any) -> str | None:
+def not_finite(sample: object) -> str | None:
     """Which field of a sample has NaN or infinite numbers; None: none."""
     fields = sample.items() if isinstance(sample, dict) else ()
     for name, value in fields:

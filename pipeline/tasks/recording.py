@@ -6,7 +6,6 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from penstock.files.disk import append
 from penstock.loading.bad_samples import Budget, LeftOut
@@ -124,7 +123,7 @@ class Ledger(Observer):
         self._skipped, self._next = skipped or Skipped(), start or Address(0, 0)
 
     def on_steps(self, steps: Sequence[Step]) -> None:
-        lines: list[dict[str, Any]] = []
+        lines: list[dict[str, object]] = []
         for step in steps:
             lines += self._passed(Address(step.epoch, step.step))
             lines.append(
@@ -142,7 +141,7 @@ class Ledger(Observer):
         if passed := self._passed(Address(int(record["epoch"]) + 1, 0)):
             append(self.path, map(json.dumps, passed))
 
-    def _passed(self, address: Address) -> list[dict[str, Any]]:
+    def _passed(self, address: Address) -> list[dict[str, object]]:
         """Lines of the ranges between the last address that was written and `address`."""
         skipped = self._skipped.starting(self._next, address)
         self._next = max(self._next, address)

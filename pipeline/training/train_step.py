@@ -323,7 +323,7 @@ class TrainStep:
             self.scheduler.step()
 
 
-def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[Any]:
+def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[object]:
     """The context in which a forward pass has that precision."""
     if precision == "fp32":
         return nullcontext()

@@ -61,8 +61,9 @@ class BatchCompose:
         generators, _ = generators_in(self.steps)
         if generators:
             raise ConfigError(
-                f"there is a generator in {' and in '.join(generators)}, a transform of whole batches. "
-                "It has no key for a batch: draw from the KeyedRandom that the step is called with"
+                f"there is a generator in {' and in '.join(generators)}, a transform of whole "
+                "batches. It has no key for a batch: draw from the KeyedRandom that the step is "
+                "called with"
             )
 
     def __bool__(self) -> bool:

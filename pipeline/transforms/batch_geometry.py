@@ -10,7 +10,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -73,7 +72,7 @@ class Geometric(ABC):
         return batch
 
 
-def _moved(batch: Batch, name: str, kind: str, move: Move) -> Any:
+def _moved(batch: Batch, name: str, kind: str, move: Move) -> object:
     value = batch[name]
     if kind == "image":
         return move.image(value)

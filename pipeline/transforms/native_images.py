@@ -37,7 +37,7 @@ def pixels() -> Any:
     return _module("pixels")
 
 
-def _module(name: str) -> Any:
+def _module(name: str) -> object:
     try:
         return importlib.import_module(f"penstock.native.{name}")
     except ImportError:

@@ -145,7 +145,7 @@ def framed(thing: object) -> memoryview:
     return memoryview(_HEADER.pack(len(data), 0) + bytes(data))
 
 
-def unpack(message: Message) -> Any:
+def unpack(message: Message) -> object:
     """The thing that was sent; raises pickling's errors."""
     _incoming.descriptors, _incoming.files = message.descriptors, {}
     try:

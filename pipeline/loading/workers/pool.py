@@ -205,7 +205,7 @@ class WorkerPool:
         except BaseException as error:
             self._pinned.put(error)
 
-    def _pin(self, result: object) -> Any:
+    def _pin(self, result: object) -> object:
         if isinstance(result, ExceptionWrapper):
             return result
         try:
@@ -483,7 +483,7 @@ def start_method(options: LoaderOptions) -> str:
     return chosen if chosen in known else known[0]
 
 
-def parts_of(fetch: Fetch) -> dict[str, Any]:
+def parts_of(fetch: Fetch) -> dict[str, object]:
     """What a fetch is made of, by key; each goes to workers."""
     steps = getattr(fetch.transform, "steps", {"": fetch.transform})
     parts = {"dataset": fetch.dataset, "collate": fetch.collate}

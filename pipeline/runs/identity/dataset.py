@@ -71,7 +71,7 @@ def code_and_arguments(node: object, dataset: object, has_fingerprint: bool) -> 
     return {**{f"code.{name}": digest for name, digest in sorted(code.items())}, **facts}
 
 
-def _defaults(target: object) -> dict[str, Any]:
+def _defaults(target: object) -> dict[str, object]:
     """The arguments that a target has by default, but for what the build supplies."""
     plain = (str, int, float, bool, list, tuple, type(None))
     return {
