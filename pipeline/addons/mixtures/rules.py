@@ -29,7 +29,7 @@ def mixture(config: Config, parts: Parts) -> Iterator[str]:
                     f"{dataset.__name__} has none; set sampler=random"
                 )
             continue
-        dataset = config.dataset if "_target_" in config.dataset else config.dataset["train"]
+        mixture = config.dataset if "_target_" in config.dataset else config.dataset["train"]
         if not {"mixing", "order"} & set(taken):
             yield (
                 f"sampler: {sampler.__name__} chooses rows of all sources by itself, and "
@@ -41,14 +41,14 @@ def mixture(config: Config, parts: Parts) -> Iterator[str]:
                 "dataset.packed: a pack is one dataset without sources; pack each source "
                 "(task=pack), and name the packs in dataset.sources"
             )
-        weights = dataset.get("weights") or {}
+        weights = mixture.get("weights") or {}
         changing = isinstance(weights, Mapping) and any(
             isinstance(weight, list) for weight in weights.values()
         )
         if (
             changing
             and "mixing" not in arguments(outer).names
-            and dataset.get("knots") != "samples"
+            and mixture.get("knots") != "samples"
         ):
             yield (
                 f"{key}.knots: a step of {outer.__name__} has not batch.size samples of the "
