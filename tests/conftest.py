@@ -1,32 +1,40 @@
-"""What several test files share."""
+"""What several test files share.
 
+It imports nothing slow at its top: the process that deals tests out to workers would wait for it.
+"""
+
+import atexit
 import collections
+import functools
 import gc
 import logging
 import os
 
 import pytest
-import torch
-from hydra.core.hydra_config import HydraConfig
 from hypothesis import HealthCheck, settings
-
-from penstock import installed
-from penstock.config import environment
 
 gc.disable()  # until all tests are imported
 
-# What leaves reports, as (module, name, function); nothing where that add-on is deleted.
-REPORTERS = []
-if "reports" in installed.addons():
+
+@functools.cache
+def reporters():
+    """What leaves reports, as (module, name, function); nothing where that add-on is deleted."""
+    from penstock import installed
+
+    if "reports" not in installed.addons():
+        return []
     from penstock.addons.reports import report, report_facts
 
-    for module, name in (
-        (report, "leave"),
-        (report, "leave_of_sweep"),
-        (report_facts, "write_facts"),
-        (report_facts, "write_data_facts"),
-    ):
-        REPORTERS.append((module, name, getattr(module, name)))
+    return [
+        (module, name, getattr(module, name))
+        for module, name in (
+            (report, "leave"),
+            (report, "leave_of_sweep"),
+            (report_facts, "write_facts"),
+            (report_facts, "write_data_facts"),
+        )
+    ]
+
 
 # How long an example takes says more of the machine than of the code.
 settings.register_profile(
@@ -64,15 +72,33 @@ def own_cache(tmp_path_factory):
 @pytest.fixture(scope="session", autouse=True)
 def one_thread():
     """Tests run side by side; torch's threads would only wait for each other's cores."""
+    import torch
+
     torch.set_num_threads(1)
+
+
+# Files that take a worker longest. They come first, so that no worker is alone with one at the end.
+LONGEST = (
+    "test_addons.py",
+    "distributed/test_ranks.py",
+    "runs/test_stopped_runs.py",
+    "test_wheel.py",
+    "starter/test_init.py",
+    "sweeps/test_optuna.py",
+    "tokens/test_documents.py",
+)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Of a matrix marked `one_in(n)`, the default suite takes each n-th case, `stress` the rest.
+    """Put the longest files first, and leave out cases of matrices.
+
+    Of a matrix marked `one_in(n)`, the default suite takes each n-th case, `stress` the rest.
 
     With an n that does not divide the number of columns, it meets every row and every column.
     """
+    order = {f"tests/{name}": number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.nodeid.partition("::")[0], len(order)))
     numbers = collections.Counter()
     for item in items:
         if mark := item.get_closest_marker("one_in"):
@@ -84,6 +110,7 @@ def pytest_collection_modifyitems(items):
 def pytest_collection_finish():
     """Leave what was imported to no more collections: they would go through it again and again."""
     gc.freeze()
+    atexit.register(gc.unfreeze)  # or C libraries would report at the end what nobody has freed
     gc.enable()
     gc.set_threshold(20_000, 20, 50)  # a run makes few cycles and many objects
 
@@ -103,14 +130,14 @@ def no_reports():
     They do in tests that ask for `reports`, and in subprocesses.
     """
     with pytest.MonkeyPatch.context() as patch:
-        for module, name, _ in REPORTERS:
+        for module, name, _ in reporters():
             patch.setattr(module, name, lambda *given, **named: None)
         yield
 
 
 def leave_reports(patch, *names):
     """Put back what leaves reports: all of it, or the functions of these names."""
-    for module, name, function in REPORTERS:
+    for module, name, function in reporters():
         if not names or name in names:
             patch.setattr(module, name, function)
 
@@ -121,14 +148,13 @@ def reports(monkeypatch):
     leave_reports(monkeypatch)
 
 
-def pytest_unconfigure():
-    """At the end it is taken apart with the rest."""
-    gc.unfreeze()
-
-
 @pytest.fixture(autouse=True)
 def no_job():
     """Forget hydra's job and the variables it read; later tests would see them in their texts."""
+    from hydra.core.hydra_config import HydraConfig
+
+    from penstock.config import environment
+
     yield
     HydraConfig.instance().cfg = None
     environment._read.clear()

@@ -6,10 +6,10 @@ by reading the YAML.
 """
 
 import ast
+import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from penstock import installed
+from tests import warm
 from tests.program import ROOT
 from tests.test_house import imports_of, tracked
 
@@ -43,20 +44,29 @@ SMOKE = {
     "tuning": "tuning/test_checkpoint_interval.py",
 }
 
-# Programs of one process that has imported torch: each is `python run.py WORDS`.
+# Programs and tests of one process that has imported torch and the copy: each program is
+# `python run.py WORDS`, and the tests are `python -m pytest FILES`.
 PROGRAMS = """
 import json, os, runpy, sys
-sys.path.insert(0, os.getcwd())
-import torch
+import pytest
 import penstock
+from penstock import command
+from penstock.build import training
 assert os.path.dirname(penstock.__file__) == os.path.join(os.getcwd(), "penstock"), penstock
+
+def run():
+    runpy.run_path("run.py", run_name="__main__")
+
+def test():
+    sys.exit(pytest.main(sys.argv[1:]))
+
 for name, words in json.loads(sys.argv[1]).items():
     child = os.fork()
     if not child:
         os.dup2(os.open(f"{name}.out", os.O_CREAT | os.O_WRONLY | os.O_TRUNC), 1)
         os.dup2(os.open(f"{name}.err", os.O_CREAT | os.O_WRONLY | os.O_TRUNC), 2)
         sys.argv = ["run.py", *words]
-        runpy.run_path("run.py", run_name="__main__")
+        test() if name == "tests" else run()
         sys.exit(0)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     with open(f"{name}.code", "w") as file:
@@ -194,41 +204,42 @@ def copy_of_the_tree(folder):
     built = [path.relative_to(ROOT) for path in (ROOT / "pipeline/native").glob("*.so")]
     for name in [*tracked("*"), "penstock", "pipeline/datasets", "pipeline/conf", *built]:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, folder / name, follow_symlinks=False)
+        shutil.copy2(ROOT / name, folder / name, follow_symlinks=False)
 
 
-def outcome_of(folder, data):
-    """Total of a digest, by a process in which the default run, a digest and --help succeed."""
+def outcome_of(folder, data, tests=()):
+    """Total of a digest, where the default run, a digest, --help and test files succeed."""
     root = f"dataset.root={data}"
     programs = {
         "run": ["trainer.max_steps=3", "run_dir=outputs/first", root, *SMALL],
         "digest": ["task=digest", "steps=3", root, *SMALL],
         "help": ["--help"],
     }
-    words = [sys.executable, "-c", PROGRAMS, repr(programs).replace("'", '"')]
-    subprocess.run(words, cwd=folder, timeout=600, check=True)
+    if tests:
+        imported = ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # plugins are, by then
+        programs["tests"] = ["-q", "-n", "0", "-p", "no:cacheprovider", *imported, *tests]
+    environment = {name: text for name, text in os.environ.items() if "PYTEST" not in name}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # copies of the copy need not compile again
+    warm.run(
+        [sys.executable, "-c", PROGRAMS, json.dumps(programs)],
+        cwd=folder,
+        env=environment,
+        timeout=600,
+        check=True,
+        libraries_only=True,
+    )
     for name in programs:
-        said = (folder / f"{name}.err").read_text()
-        assert (folder / f"{name}.code").read_text() == "0\n", f"{name}: {said}"
+        said = (folder / f"{name}.err").read_text() + (folder / f"{name}.out").read_text()
+        assert (folder / f"{name}.code").read_text() == "0\n", f"{name}: {said[-6000:]}"
     assert (folder / "outputs/first/config.yaml").exists()
     assert "Parts, swapped with group=name" in (folder / "help.out").read_text()
     return (folder / "digest.out").read_text()
 
 
-def smoke(folder, *addons):
+def smoke_tests(*addons):
     """The quick tests of what is left, but of add-ons that are built on one that is gone."""
     without = {*addons, *(name for addon in addons for name in built_on(addon))}
-    files = [f"tests/{file}" for package, file in SMOKE.items() if package not in without]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *files],
-        cwd=folder,
-        env={name: text for name, text in os.environ.items() if "PYTEST" not in name},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-6000:]
+    return [f"tests/{file}" for package, file in SMOKE.items() if package not in without]
 
 
 @pytest.fixture(scope="module")
@@ -238,10 +249,24 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def whole(data, tmp_path_factory):
-    """What a digest says with all add-ons."""
+    """A copy with all add-ons, whose modules have been compiled; what a digest says in it."""
     folder = tmp_path_factory.mktemp("whole")
     copy_of_the_tree(folder)
-    return outcome_of(folder, data)
+    return folder, outcome_of(folder, data)
+
+
+def check_without(addons, whole, data, folder):
+    """Delete add-ons from a copy: what is left has to run, make the same batches, and be tested."""
+    original, total = whole
+    shutil.copytree(
+        original,
+        folder,
+        symlinks=True,
+        dirs_exist_ok=True,
+        ignore=shutil.ignore_patterns("outputs", "*.code"),
+    )
+    delete(folder, *addons)
+    assert outcome_of(folder, data, smoke_tests(*addons)) == total
 
 
 @pytest.mark.parametrize(
@@ -252,18 +277,13 @@ def whole(data, tmp_path_factory):
     ],
 )
 def test_an_add_on_can_be_deleted(addon, whole, data, tmp_path):
-    copy_of_the_tree(tmp_path)
-    delete(tmp_path, addon)
-    assert outcome_of(tmp_path, data) == whole
-    smoke(tmp_path, addon)
+    check_without([addon], whole, data, tmp_path)
 
 
 def test_the_core_runs_without_any_add_on(whole, data, tmp_path):
-    copy_of_the_tree(tmp_path)
-    delete(tmp_path, *ADDONS)
-    assert not [path for path in (tmp_path / "pipeline/addons").iterdir() if path.is_dir()]
-    assert outcome_of(tmp_path, data) == whole
-    smoke(tmp_path, *ADDONS)
+    check_without(ADDONS, whole, data, tmp_path)
+    left = {path.name for path in (tmp_path / "pipeline/addons").iterdir() if path.is_dir()}
+    assert left <= {"__pycache__"}
 
 
 def test_what_belongs_to_an_add_on_is_found(tmp_path):

@@ -106,3 +106,39 @@ def test_its_changes_are_its_own():
 def test_a_folder_that_is_not_there_is_said(tmp_path):
     with pytest.raises(OSError, match="No such file"):
         warm.start([sys.executable, "-c", "pass"], cwd=tmp_path / "nowhere")
+
+
+SERVER = (
+    "import os; from pathlib import Path; print(Path(f'/proc/{os.getppid()}/stat').read_text())"
+)
+
+
+def test_all_workers_of_pytest_share_the_process_from_which_it_starts():
+    """The program's parent is its keeper, and the keeper's parent that process."""
+    program = ["-c", SERVER]
+    other = f"import sys; from tests import warm; warm.run([sys.executable, *{program!r}])"
+    started = [
+        warm.run([sys.executable, *program], capture_output=True, text=True),
+        subprocess.run(
+            [sys.executable, "-c", other],
+            env=os.environ | {"PYTEST_XDIST_TESTRUNUID": warm.SESSION},
+            cwd=warm.ROOT,
+            capture_output=True,
+            text=True,
+        ),
+    ]
+    keepers = [done.stdout.rpartition(")")[2].split() for done in started]
+    assert keepers[0][1] == keepers[1][1] != str(os.getpid())
+
+
+def test_libraries_only_are_imported_for_another_copy(tmp_path):
+    (tmp_path / "penstock.py").write_text("print('another')")
+    code = "import sys; print('torch' in sys.modules, 'tests' in sys.modules); import penstock"
+    done = warm.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        libraries_only=True,
+    )
+    assert done.stdout == "True False\nanother\n", done.stderr

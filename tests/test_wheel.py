@@ -15,6 +15,7 @@ import pytest
 import penstock
 from penstock import program
 from penstock.addons.sweeps import launching
+from tests import warm
 from tests.program import ROOT, SHARED
 
 BUILD = "import sys, setuptools.build_meta as backend; getattr(backend, sys.argv[1])(sys.argv[2])"
@@ -79,14 +80,13 @@ def start(installed, folder, *words):
         "import sys\nfrom penstock.console import main\n"
         "if __name__ == '__main__':\n    sys.exit(main())\n"
     )
-    return subprocess.run(
+    return warm.run(
         [sys.executable, str(script), *map(str, words)],
         cwd=folder,
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": str(installed)},
-        timeout=300,
-        check=False,
+        libraries_only=True,
     )
 
 
@@ -165,7 +165,6 @@ class Squares(torch.utils.data.Dataset):
     "script.py": """
 import sys
 import penstock
-assert "torch" not in sys.modules, "importing penstock imports torch"
 import pipeline
 from datasets.squares import Squares
 from penstock import DataLoader, Loader, Run, build_train_loader, build_val_loader, compose
@@ -174,7 +173,7 @@ if __name__ == "__main__":
     spawned = {"num_workers": 1, "multiprocessing_context": "spawn"}
     batches = list(DataLoader(Squares(), batch_size=4, **spawned))
     assert [batch.tolist() for batch in batches] == [[0, 2, 8, 18], [32, 50, 72, 98]]
-    config = compose(*sys.argv[1:], *(f"loader.{key}={value}" for key, value in spawned.items()))
+    config = compose(*sys.argv[1:], "loader.num_workers=0")
     with build_train_loader(config) as loader, build_val_loader(config) as validation:
         assert isinstance(loader, Loader) and isinstance(validation, Loader)
         assert len(next(iter(loader))["image"]) == 8
@@ -202,14 +201,13 @@ def test_a_project_may_have_a_pipeline_datasets_and_conf_of_its_own(
     small = [f"dataset.root={drawn}", *SMALL]
 
     def start(*words):
-        done = subprocess.run(
+        done = warm.run(
             [sys.executable, *map(str, words)],
             cwd=project,
             capture_output=True,
             text=True,
             env={**os.environ, "PYTHONPATH": str(home)},
-            timeout=300,
-            check=False,
+            libraries_only=True,
         )
         assert done.returncode == 0, done.stderr
         return done
@@ -217,6 +215,7 @@ def test_a_project_may_have_a_pipeline_datasets_and_conf_of_its_own(
     said = start("script.py", *small).stdout.splitlines()
     assert said == [str(home / "penstock" / "__init__.py"), "Run"]
     own = ["+transform.train.mine._target_=pipeline.Same", "run_dir=outputs/first", *small]
+    own += ["trainer.baseline=false", "trainer.pictures=false", "trainer.report=false"]
     start(program, "trainer.max_steps=1", *own)
     resumed = start(program, "trainer.max_steps=2", "resume=auto", *own)
     assert "resum" in resumed.stderr
@@ -230,12 +229,14 @@ def test_importing_penstock_imports_nothing_else():
         "import sys, penstock\n"
         "assert not {'torch', 'numpy', 'hydra', 'omegaconf'} & sys.modules.keys()\n"
         "assert [name for name in sys.modules if name.startswith('penstock')] == ['penstock']\n"
+    )
+    names = (
+        "import penstock\n"
         "for name in penstock.__all__: assert getattr(penstock, name).__name__ == name\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    for begin, code in ((subprocess.run, program), (warm.run, names)):
+        done = begin([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
     with pytest.raises(AttributeError, match="module 'penstock' has no attribute 'Laoder'"):
         _ = penstock.Laoder
 

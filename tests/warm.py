@@ -9,12 +9,12 @@ hundredths. The program is a process of its own, with its own pid, session, work
 environment, arguments, streams and `__main__`; it can be killed, ends as an interpreter ends, and
 its exit code is the one that a shell sees (tests/test_warm.py).
 
-This cannot show what a start itself does: the order of imports, variables that are read when the
-interpreter starts or a module is imported, another package of the same name on the path. Tests of
-such things start `sys.executable` themselves. With PENSTOCK_TEST_COLD=1 all programs start so.
+This cannot show what a start itself does: the order of imports, and variables that are read when
+the interpreter starts or a module is imported. Tests of such things start `sys.executable`
+themselves. With PENSTOCK_TEST_COLD=1 all programs start so. Programs that find another copy of
+Penstock on their path start from a process that has imported `libraries_only`.
 """
 
-import atexit
 import contextlib
 import io
 import json
@@ -26,6 +26,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -116,11 +117,13 @@ def start(
     text=False,
     bufsize=-1,
     start_new_session=False,
+    libraries_only=False,
 ):
     """Start `python script ...`, `python -m module ...` or `python -c code ...`.
 
     Args:
         words: the command; its first word is `sys.executable`.
+        libraries_only: it imports the modules of Penstock itself, wherever it finds them.
     """
     words = [os.fspath(word) for word in words]
     if COLD:
@@ -148,7 +151,7 @@ def start(
         err, ours_err = (out, None) if stderr == subprocess.STDOUT else _stream(stderr, 2, theirs)
         nothing, _ = _stream(subprocess.DEVNULL, 0, theirs)
         report, status = _stream(subprocess.PIPE, None, theirs)
-        _ask(request, [nothing, out, err, report])
+        _ask(request, [nothing, out, err, report], "libraries" if libraries_only else "all")
     pipes = [None if fd is None else os.fdopen(fd, "rb", bufsize) for fd in (ours_out, ours_err)]
     if text:
         pipes = [None if pipe is None else io.TextIOWrapper(pipe) for pipe in pipes]
@@ -186,36 +189,54 @@ def _stream(given, inherited, closed_later):
     return (given if isinstance(given, int) else given.fileno()), None
 
 
-_servers = {}  # by the pid of who started it: a forked child has none
+# The name of a session's servers: pytest's workers share them.
+SESSION = os.environ.get("PYTEST_XDIST_TESTRUNUID") or uuid.uuid4().hex
+
+_connections = {}  # by the pid of who connected, as a forked child has none, and kind
 
 
-def _ask(request, descriptors):
-    """Hand a request to the server of this process, which is started for the first one."""
-    if os.getpid() not in _servers:
-        ours, theirs = socket.socketpair()
-        # One thread, since it forks; its own streams stay empty.
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        environment.pop("PYTHONPATH", None)
-        with theirs:
-            server = subprocess.Popen(
-                [sys.executable, "-m", "tests.warm_server", str(theirs.fileno())],
-                cwd=ROOT,
-                env=environment,
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-            )
-        _servers[os.getpid()] = ours, server
-        atexit.register(_end, os.getpid())
+def _ask(request, descriptors, kind):
+    """Hand a request to the server of that kind."""
+    connection = _connections.get((os.getpid(), kind))
+    if connection is None:
+        connection = _connections[os.getpid(), kind] = _connect(kind)
     sent = json.dumps(request).encode()
-    server = _servers[os.getpid()][0]
-    socket.send_fds(server, [len(sent).to_bytes(4, "big")], descriptors)
-    server.sendall(sent)
+    socket.send_fds(connection, [len(sent).to_bytes(4, "big")], descriptors)
+    connection.sendall(sent)
 
 
-def _end(pid):
-    """Close the connection, at which the server ends."""
-    if pid == os.getpid():
-        connection, server = _servers.pop(pid)
+def _connect(kind):
+    """A connection to this session's server, which the first one starts and the last one ends."""
+    address = f"\0penstock-tests-{SESSION}-{kind}"
+    while not any(server.poll() for server in _servers):  # one that fails has said why
+        with socket.socket(socket.AF_UNIX) as listener, contextlib.suppress(OSError):
+            listener.bind(address)
+            listener.listen()
+            _start_server(listener, kind)
+        connection = socket.socket(socket.AF_UNIX)
+        with contextlib.suppress(OSError):  # bound, and not listening yet; or about to end
+            connection.connect(address)
+            if connection.recv(1):
+                return connection
         connection.close()
-        server.wait()
+        time.sleep(0.01)
+    raise RuntimeError("the process that starts programs has failed")
+
+
+def _start_server(listener, kind):
+    # One thread, since it forks; its own streams stay empty.
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    environment.pop("PYTHONPATH", None)
+    _servers.append(
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.warm_server", str(listener.fileno()), kind],
+            cwd=ROOT,
+            env=environment,
+            pass_fds=[listener.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+        )
+    )
+
+
+_servers = []

@@ -1,4 +1,4 @@
-"""The process from which tests/warm.py starts programs.
+"""The process from which tests/warm.py starts programs, for all of pytest's workers.
 
 test -- socket: command, descriptors --> server, which has imported everything
                                            | fork
@@ -15,8 +15,10 @@ import importlib.util
 import json
 import os
 import pkgutil
+import select
 import signal
 import socket
+import struct
 import sys
 import threading
 import types
@@ -43,45 +45,89 @@ LATE = (
     "multiprocessing.sharedctypes",
     "PIL.JpegImagePlugin",
 )
+# What the modules of `penstock` import.
+USED = (
+    "hydra.core.plugins",
+    "pydantic",
+    "safetensors.torch",
+    "torch.utils.data",
+    "torchvision.io",
+    "torchvision.transforms.v2",
+)
 BASE = sys.path[1:]  # without the folder of `-m`, and PYTHONPATH is not set
 
 
-def main(connection):
+def main(listener, libraries_only):
     """Fork a program for each request; returns in the program only, with what it asks for."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's is for the tests and programs
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers vanish by themselves
-    import_everything()
+    signal.signal(signal.SIGCHLD, reap_keepers)
+    import_everything(libraries_only)
     gc.freeze()  # a collection in a program would copy every page
     threads = list(Path("/proc/self/task").iterdir())
     assert len(threads) == 1, f"a process of {len(threads)} threads cannot be forked safely"
+    connections = []
     while True:
-        size, descriptors, _, _ = socket.recv_fds(connection, 4, 4)
-        if not size:
+        for ready in select.select([listener, *connections], [], [])[0]:
+            if ready is listener:
+                connection, _ = listener.accept()
+                if user_of(connection) == os.geteuid():
+                    connection.send(b"!")  # from here on this server answers
+                    connections.append(connection)
+            elif request := answer(ready, [listener, *connections]):
+                return request
+            elif request is None:
+                connections.remove(ready)
+                ready.close()
+        if not connections:
             os._exit(0)
-        request = json.loads(connection.recv(int.from_bytes(size, "big"), socket.MSG_WAITALL))
-        if os.fork() == 0:
-            connection.close()
-            *streams, report = descriptors
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            keep(streams, report)
-            become(request, streams, report)
-            return request
-        for descriptor in descriptors:
-            os.close(descriptor)
 
 
-def import_everything():
-    import penstock
-    import penstock.datasets
+def user_of(connection):
+    """Who is on the other side: the name of an abstract socket keeps nobody out."""
+    peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return struct.unpack("3i", peer)[1]
 
-    found = [
-        module.name
-        for package in (penstock, penstock.datasets)
-        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
-    ]
-    for name in (*LATE, *found):
+
+def reap_keepers(*_):
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def answer(connection, sockets):
+    """Start a program. Returns its request in the program, {} in the server, None at the end."""
+    size, descriptors, _, _ = socket.recv_fds(connection, 4, 4)
+    if not size:
+        return None
+    request = json.loads(connection.recv(int.from_bytes(size, "big"), socket.MSG_WAITALL))
+    if os.fork() == 0:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for other in sockets:
+            other.close()
+        *streams, report = descriptors
+        keep(streams, report)
+        become(request, streams, report)
+        return request
+    for descriptor in descriptors:
+        os.close(descriptor)
+    return {}
+
+
+def import_everything(libraries_only):
+    modules = [*LATE, *USED]
+    if not libraries_only:
+        import penstock
+        import penstock.datasets
+
+        for package in (penstock, penstock.datasets):
+            walked = pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
+            modules += [module.name for module in walked]
+    for name in modules:
         with contextlib.suppress(ImportError):  # an optional library, which tests skip too
             importlib.import_module(name)
+    if libraries_only:  # programs have tests of their own
+        assert "penstock" not in sys.modules
+        del sys.modules["tests"]
 
 
 def keep(streams, report):
@@ -190,4 +236,5 @@ def exit_status(given):
 
 
 if __name__ == "__main__":
-    run(*prepare(main(socket.socket(fileno=int(sys.argv[1])))["words"]))
+    listening = socket.socket(fileno=int(sys.argv[1]))
+    run(*prepare(main(listening, libraries_only="libraries" in sys.argv)["words"]))

@@ -280,8 +280,8 @@ def test_a_pillow_picture_becomes_an_image_in_any_sample(kind):
     assert sample["image"][:, 0, 0].tolist() == [10, 100, 0]
 
 
-def test_a_metric_that_is_null_is_left_out():
-    config = penstock.compose("objective.metrics.nme=null")
+def test_a_metric_that_is_null_is_left_out(faces):
+    config = penstock.compose("objective.metrics.nme=null", *faces)
     assert TrainingParts(config).objective().metrics == {}
     with pytest.raises(ConfigError, match="the objective measures no 'nme'; it has loss"):
         penstock.compose("objective.metrics.nme=null", "trainer.monitor=nme")
