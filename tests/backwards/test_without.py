@@ -12,7 +12,7 @@ from penstock.build.data import DataParts
 from penstock.distributed.world import World
 from penstock.order.randomness import hash64, hash64_each
 from penstock.runs import left_out
-from penstock.runs.checkpoint_address import saved_in
+from penstock.addons.backwards.checkpoint_address import saved_in
 from penstock.runs.record import by_address
 from tests.packs.test_packed_runs import FIT as PACKED_FIT
 from tests.packs.test_packed_runs import messages  # noqa: F401  (a fixture)

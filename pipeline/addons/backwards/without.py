@@ -36,7 +36,7 @@ from penstock.loading.wrapped import own_row
 from penstock.order.address import Address
 from penstock.order.plan import Plan
 from penstock.runs import left_out, quarantine
-from penstock.runs.checkpoint_address import Saved, newest_before, saved_in
+from penstock.addons.backwards.checkpoint_address import Saved, newest_before, saved_in
 from penstock.runs.left_out import KEY, Entry
 from penstock.runs.quarantine import QuarantineFile
 from penstock.runs.record import RunRecord
