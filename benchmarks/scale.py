@@ -36,7 +36,7 @@ import numpy.typing as npt
 import torch
 
 from benchmarks.failures import SECONDS, Clock, Policy, day, failures_of
-from penstock.addons.tuning.checkpoint_interval import daly, useful_share
+from penstock.addons.tuning.profile import daly, useful_share
 from penstock.distributed.world import World
 from penstock.loading.collate import Stack
 from penstock.loading.fetch import Fetch

@@ -53,7 +53,7 @@ def mlflow(run, uri):
 
 def wandb_records(run):
     """Records of all offline sessions, in their order."""
-    from penstock.addons.trackers.wandb_file import records
+    from penstock.addons.trackers.wandb import records
 
     for path in sorted((run / "tracker" / "wandb" / "wandb").glob("offline-run-*/*.wandb")):
         yield from records(path)

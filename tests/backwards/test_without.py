@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from penstock import compose
+from penstock.addons.backwards.without import saved_in
 from penstock.build.data import DataParts
 from penstock.distributed.world import World
 from penstock.order.randomness import hash64, hash64_each
 from penstock.runs import left_out
-from penstock.addons.backwards.checkpoint_address import saved_in
 from penstock.runs.record import by_address
+from tests.hostile_files import bounded
 from tests.packs.test_packed_runs import FIT as PACKED_FIT
 from tests.packs.test_packed_runs import messages  # noqa: F401  (a fixture)
 from tests.program import run
@@ -271,3 +272,16 @@ def test_checkpoints_tell_where_they_stand(trained, tmp_path):
     assert not found["set-aside-step-00000006.safetensors"].is_usable
     assert found["step-00000009.safetensors"].address is None
     assert "best.safetensors" in found
+
+
+def test_the_head_of_a_checkpoint_has_a_bound(tmp_path):
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    for name, length in (("a", 1 << 40), ("b", 100 << 20)):
+        with (folder / f"{name}.safetensors").open("wb") as file:
+            file.write(length.to_bytes(8, "little") + b'{"__metadata__": ')
+            file.truncate(min(length, 1 << 30))
+    with bounded(512 << 20):
+        found = saved_in(tmp_path)
+    assert [one.is_usable for one in found] == [False, False]
+    assert "more than 134217728" in found[0].trouble

@@ -133,7 +133,6 @@ WRITERS = {
     "pipeline/addons/ray/pool.py": TEMPORARY,
     "pipeline/addons/ray/worker.py": TEMPORARY,
     "pipeline/addons/packs/folder.py": NEW,
-    "pipeline/addons/packs/npy.py": NEW,
     "pipeline/addons/packs/packing.py": NEW,
     "pipeline/addons/reports/charts.py": "into memory",
     "pipeline/addons/reports/page.py": "a page that the command line names, or in a run's or "

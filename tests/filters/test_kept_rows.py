@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import Subset, TensorDataset
 
-from penstock.addons.filters.kept_rows import KeptRows, kept_rows
+from penstock.addons.filters.kept import KeptRows, kept_rows
 from penstock.addons.filters.selection import Selection
 from penstock.errors import DataError
 from penstock.loading.dataset_facts import classes_of, facts_of, table_of

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from torchvision import tv_tensors
 
-from penstock.addons.filters.kept_rows import kept_rows
+from penstock.addons.filters.kept import kept_rows
 from penstock.addons.filters.selection import Selection
 from penstock.addons.packs.packed import Packed
 from penstock.addons.packs.packing import pack

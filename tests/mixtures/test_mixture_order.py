@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.addons.mixtures.interleaving import Interleaving
-from penstock.addons.mixtures.order import MixtureOrder
+from penstock.addons.mixtures.order import Interleaving, MixtureOrder
 from penstock.addons.mixtures.weights import Mixing, change
 from penstock.errors import ConfigError
 from penstock.order.samplers import Sequential, Weighted

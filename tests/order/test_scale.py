@@ -5,7 +5,7 @@ import pytest
 
 from benchmarks import scale
 from benchmarks.failures import Clock, Policy, day, failures_of
-from penstock.addons.tuning.checkpoint_interval import daly, useful_share
+from penstock.addons.tuning.profile import daly, useful_share
 from penstock.order.permutation import Permutation
 from penstock.order.plan import Plan
 from penstock.order.samplers import Random

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.addons.packs import npy
-from penstock.addons.packs.npy import NpyStream
+from penstock.addons.packs.folder import _CLOSED, _PIECE, NpyStream, _open_direct
 
-PIECE = npy._PIECE
+PIECE = _PIECE
 
 
 @pytest.fixture(params=["past the cache", "no way past it", "refused when writing"])
@@ -63,8 +62,8 @@ def test_rows_of_any_size_come_back(tmp_path_factory, counts, dtype):
 def test_a_large_file_leaves_the_cache_alone(tmp_path):
     path = tmp_path / "x.npy"
     path.touch()
-    descriptor = npy._open_direct(path)
-    if descriptor == npy._CLOSED:
+    descriptor = _open_direct(path)
+    if descriptor == _CLOSED:
         pytest.skip("the drive has no way past the cache")
     os.close(descriptor)
     path.unlink()

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.addons.ray.locality import Placement, bound, homes, keys_of
+from penstock.addons.ray.pool import Placement, bound, homes, keys_of
 from penstock.errors import ConfigError
 from penstock.order.plan import Plan, Request
 from penstock.order.samplers import Sequential

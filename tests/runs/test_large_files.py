@@ -15,7 +15,7 @@ from penstock.errors import ConfigError, PenstockError
 from penstock.files import plain_json
 from penstock.files.plain_json import JsonError
 from penstock.order.address import Address
-from penstock.runs import checkpoint_address, left_out, measurements, record
+from penstock.runs import left_out, measurements, record
 from penstock.runs.record import RunRecord, read_ledger
 from tests.hostile_files import bounded
 
@@ -33,7 +33,7 @@ from penstock.addons.reports import run_report
 from penstock.runs import left_out
 from penstock.runs.record import RunRecord, read_ledger
 from penstock.order.address import Address
-from penstock.addons.backwards.history import RunHistory
+from penstock.addons.backwards.backwards import RunHistory
 
 def most():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
@@ -286,19 +286,6 @@ def test_a_record_of_a_quarantine_has_a_bound(tmp_path):
         file.write("\n")
     with bounded(MEMORY), pytest.raises(ConfigError, match="a line of more than 1 MiB"):
         left_out.read(path)
-
-
-def test_the_head_of_a_checkpoint_has_a_bound(tmp_path):
-    folder = tmp_path / "checkpoints"
-    folder.mkdir()
-    for name, length in (("a", 1 << 40), ("b", 100 << 20)):
-        with (folder / f"{name}.safetensors").open("wb") as file:
-            file.write(length.to_bytes(8, "little") + b'{"__metadata__": ')
-            file.truncate(min(length, 1 << 30))
-    with bounded(MEMORY):
-        found = checkpoint_address.saved_in(tmp_path)
-    assert [one.is_usable for one in found] == [False, False]
-    assert "more than 134217728" in found[0].trouble
 
 
 def test_a_key_twice_is_no_mapping():

@@ -10,10 +10,9 @@ from types import SimpleNamespace
 import pytest
 
 import penstock
-from penstock.addons.trackers import guarded, known
+from penstock.addons.trackers import known, observing
 from penstock.addons.trackers.csv_file import Csv
-from penstock.addons.trackers.guarded import Trackers
-from penstock.addons.trackers.observing import Tracked, start
+from penstock.addons.trackers.observing import Tracked, Trackers, start
 from penstock.addons.trackers.tensorboard import TensorBoard
 from penstock.addons.trackers.tracker import TrackedRun, Tracker, points
 from penstock.errors import ConfigError, PenstockError, Problem
@@ -112,8 +111,8 @@ def test_a_failure_is_one_warning_and_others_go_on(at, tmp_path, capsys):
 
 
 def test_one_that_hangs_costs_a_bounded_time(tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(guarded.END_SECONDS, "done", 0.3)
-    monkeypatch.setattr(guarded, "MOST_WAITING", 3)
+    monkeypatch.setitem(observing.END_SECONDS, "done", 0.3)
+    monkeypatch.setattr(observing, "MOST_WAITING", 3)
     hanging, kept = Hanging(), Keeping()
     trackers = Trackers({"tracker.bad": lambda: hanging, "tracker.good": lambda: kept})
     began = time.monotonic()
@@ -131,7 +130,7 @@ def test_one_that_hangs_costs_a_bounded_time(tmp_path, capsys, monkeypatch):
 
 
 def test_a_slow_constructor_does_not_hold_up_the_run(monkeypatch, capsys):
-    monkeypatch.setattr(guarded, "READY_SECONDS", 0.05)
+    monkeypatch.setattr(observing, "READY_SECONDS", 0.05)
     kept, ready = Keeping(), threading.Event()
     trackers = Trackers({"tracker.slow": lambda: ready.wait() and kept})
     trackers.log({"lr": 1.0}, 1)

@@ -70,7 +70,7 @@ def test_one_of_ones_own_takes_the_place_of_all(tmp_path):
         (["tracker.csv.x=1"], "tracker.csv"),
         (["tracker.tensorboard.flush=1"], "flush_seconds"),
         (["tracker=csv", "+tracker.csv.x=1"], "x"),
-        (["+tracker.own={_target_: penstock.addons.trackers.guarded.Trackers}"], "not a tracker"),
+        (["+tracker.own={_target_: penstock.addons.trackers.observing.Trackers}"], "not a tracker"),
         (["+tracker.own=3"], "mapping with _target_"),
         (["+tracker.own={_target_: os.system}"], "may not be called"),
     ],

@@ -13,11 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.addons.trackers import guarded
+from penstock.addons.trackers import observing
 from penstock.addons.trackers.mlflow import MLflow
 from penstock.addons.trackers.tracker import TrackedRun
-from penstock.addons.trackers.wandb import WandB
-from penstock.addons.trackers.wandb_file import last_step
+from penstock.addons.trackers.wandb import WandB, last_step
 from penstock.errors import ConfigError
 from penstock.files.own_files import NotOwnError
 from tests import tracked, warm
@@ -37,7 +36,7 @@ ALL = "tracker=[tensorboard,csv,mlflow,wandb]"
 def words(tmp_path, monkeypatch):
     """The command line of a run with four trackers in the folder `run`, without a server."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(guarded.END_SECONDS, "done", 300.0)  # a busy machine is no failure
+    monkeypatch.setitem(observing.END_SECONDS, "done", 300.0)  # a busy machine is no failure
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     for name in ("WANDB_MODE", "MLFLOW_TRACKING_URI", "WANDB_DIR"):
         monkeypatch.delenv(name, raising=False)
@@ -374,7 +373,7 @@ def test_a_real_server_of_mlflow(server, words, tmp_path, capsys, monkeypatch):
     check_mlflow(folder, uri, epochs=1)
 
     os.killpg(process.pid, signal.SIGKILL)
-    monkeypatch.setitem(guarded.END_SECONDS, "done", 20.0)
+    monkeypatch.setitem(observing.END_SECONDS, "done", 20.0)
     began = time.monotonic()
     done = run(capsys, *words, *own, "trainer.max_epochs=5")
     assert done.code == 0, done.err

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from penstock.addons.tuning.checkpoint_interval import daly, useful_share, young
+from penstock.addons.tuning.profile import daly, useful_share, young
 
 CASES = [(1, 3600), (30, 3600), (300, 3600), (5, 86400)]  # seconds of a save, between failures
 

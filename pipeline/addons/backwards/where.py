@@ -19,6 +19,8 @@ from itertools import chain, islice
 import numpy as np
 
 from penstock.addons.backwards.backwards import (
+    SKIPPED,
+    RunHistory,
     compare_data,
     listed_in,
     own_row,
@@ -26,7 +28,6 @@ from penstock.addons.backwards.backwards import (
     rows_of,
     source_of,
 )
-from penstock.addons.backwards.history import SKIPPED, RunHistory
 from penstock.addons.mixtures.order import MixtureOrder
 from penstock.build.data import DataParts, Split
 from penstock.config.schema import Config

@@ -10,11 +10,14 @@
 The weights that result have never seen the sample, for the price of the steps since then. Nothing
 is deleted; checkpoints that have seen it are named. Cost: the sampler's inverse for each epoch; no
 sample is read.
+
+Where checkpoints stand is read from their headers: no tensor, no checksum, 1 ms each.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import count, islice
 from pathlib import Path
@@ -23,24 +26,26 @@ from typing import Any
 import numpy as np
 
 from penstock import program
-from penstock.addons.backwards.backwards import compare_data, plan_of, rows_of
-from penstock.addons.backwards.history import RunHistory
+from penstock.addons.backwards.backwards import RunHistory, compare_data, plan_of, rows_of
 from penstock.addons.reports.values import command
 from penstock.build.data import DataParts, Split
 from penstock.config.changes import leaves
 from penstock.config.schema import Config
 from penstock.distributed.world import World
 from penstock.errors import ConfigError, Problem
+from penstock.files import plain_json
+from penstock.files.plain_json import integer, mapping
+from penstock.files.regular_file import open_regular
 from penstock.loading.bad_samples import ATTEMPTS, path_of, rule
 from penstock.loading.wrapped import own_row
 from penstock.order.address import Address
 from penstock.order.plan import Plan
 from penstock.runs import left_out, quarantine
-from penstock.addons.backwards.checkpoint_address import Saved, newest_before, saved_in
 from penstock.runs.left_out import KEY, Entry
 from penstock.runs.quarantine import QuarantineFile
 from penstock.runs.record import RunRecord
 from penstock.runs.resumption import run_of
+from penstock.runs.sharded_checkpoint import STATE
 from penstock.tasks.folder_config import asked_of
 from penstock.terminal import one_line, put, say
 
@@ -263,3 +268,65 @@ def _free(path: Path) -> Path:
     """`path`, or one with a number in its name: neither it nor the run of its name exists."""
     names = (path.with_stem(f"{path.stem}-{number}") if number > 1 else path for number in count(1))
     return next(path for path in names if not path.exists() and not path.with_suffix("").exists())
+
+
+_LARGEST = 128 << 20  # bytes of a header or a state.json
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint; it has learned from all batches before `address`, as far as that is known."""
+
+    path: Path
+    address: Address | None
+    trouble: str = ""
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether a run may resume from it: not if it was set aside as damaged or abandoned."""
+        return self.address is not None and not self.path.name.startswith("set-aside-")
+
+
+def saved_in(run: Path) -> list[Saved]:
+    """The checkpoints in a run's folder under all their names, by address, the best first."""
+    folder = run / "checkpoints"
+    paths = folder.iterdir() if folder.is_dir() else ()
+    checkpoints = [
+        _read(path) for path in paths if path.suffix == ".safetensors" or (path / STATE).exists()
+    ]
+    return sorted(
+        checkpoints, key=lambda checkpoint: (checkpoint.address or (0, 0), checkpoint.path.name)
+    )
+
+
+def _read(path: Path) -> Saved:
+    try:
+        if path.is_dir():
+            text = mapping(plain_json.read(path / STATE, _LARGEST))["state"]
+        else:
+            text = mapping(_header(path)["__metadata__"])["state"]
+        if not isinstance(text, str):
+            raise TypeError(f"its state is {plain_json.name(text)}, and must be a text")
+        loader = mapping(mapping(plain_json.parse(text, _LARGEST)).get("loader"))
+        return Saved(path, Address(integer(loader, "epoch"), integer(loader, "step")))
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        return Saved(path, None, f"{type(error).__name__}: {str(error)[:200]}")
+
+
+def _header(path: Path) -> dict[str, object]:
+    """The header of a safetensors file: 8 bytes with its length, and JSON."""
+    with open_regular(path) as file:
+        size = int.from_bytes(file.read(8), "little")
+        if size > _LARGEST:
+            raise ValueError(f"its header claims {size} bytes, more than {_LARGEST}")
+        return mapping(plain_json.parse(file.read(size), _LARGEST))
+
+
+def newest_before(saved: list[Saved], address: Address) -> Iterator[Saved]:
+    """Those that a run may resume from and that have not learned from `address`, latest first."""
+    usable = [checkpoint for checkpoint in saved if checkpoint.is_usable]
+    yield from (
+        checkpoint
+        for checkpoint in reversed(usable)
+        if checkpoint.address is not None and checkpoint.address <= address
+    )

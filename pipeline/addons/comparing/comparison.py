@@ -49,9 +49,11 @@ _UNKNOWN_DATA = "data that is not known to be the same"
 MISSING = "-"
 _LONGEST = 60  # characters of a value in a table
 
-Lines = Iterator[tuple[Address, dict[str, Any]]]
+Lines = Iterator[tuple[Address, dict[str, object]]]
 # A difference in words, or None; and its size.
-Kinds = Mapping[str, tuple[Callable[[Any, Any], str | None], Callable[[Any, Any], float] | None]]
+Kinds = Mapping[
+    str, tuple[Callable[[object, object], str | None], Callable[[object, object], float] | None]
+]
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class Difference:
 
     key: str
     first: Any
-    second: Any
+    second: object
     note: str = ""
 
     def texts(self) -> tuple[str, str]:
@@ -190,7 +192,7 @@ def _orders(first: RunRecord, second: RunRecord) -> list[Finding]:
     return [Finding("order", "other samples, or in another order, at some step", False)]
 
 
-def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[Difference]:
+def differences(first: Mapping[str, object], second: Mapping[str, object]) -> list[Difference]:
     """Those between two nested mappings, by dotted key.
 
     Empty mappings and nothing are the same, and so are null and no such key: a key that came with a
@@ -253,7 +255,7 @@ def facts(first: RunRecord, second: RunRecord) -> dict[str, list[Difference]]:
     return differing
 
 
-def _facts_of(run: RunRecord, known: Set[str]) -> dict[str, dict[str, Any]]:
+def _facts_of(run: RunRecord, known: Set[str]) -> dict[str, dict[str, object]]:
     """The facts of a manifest by the names of FACTS; of its fingerprint, what is no known key."""
     own = {
         title: {name: run.manifest[name] for name in names if name in run.manifest}
@@ -382,7 +384,7 @@ def _digests(a: Any, b: Any) -> str | None:
     return None if a["hash"] == b["hash"] else "the samples have other contents"
 
 
-def _pairs(first: Lines, second: Lines) -> Iterator[tuple[Address, Any, Any]]:
+def _pairs(first: Lines, second: Lines) -> Iterator[tuple[Address, object, object]]:
     """Both records of each address; None for a missing one."""
     a, b = next(first, None), next(second, None)
     while a or b:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 
@@ -44,7 +43,7 @@ def compare_weights(first: RunRecord, second: RunRecord) -> list[Finding]:
     return findings
 
 
-def _compared(title: str, first: Any, second: Any) -> Finding:
+def _compared(title: str, first: object, second: object) -> Finding:
     a, b = (encode({"": part})[1] for part in (first, second))
     odd = sorted(a.keys() ^ b.keys())
     if odd:

@@ -260,7 +260,7 @@ def _of_key(composer: Composer, composed: Composed, word: str) -> Iterator[str]:
             yield f"{mark}{whole}{'.' if isinstance(value, Mapping) and value else '='}"
 
 
-def _node(config: Mapping[str, Any], key: str) -> Any:
+def _node(config: Mapping[str, object], key: str) -> object:
     node: Any = config
     for part in key.split(".") if key else ():
         node = node.get(part) if isinstance(node, Mapping) else None

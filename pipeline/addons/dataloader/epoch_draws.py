@@ -161,12 +161,12 @@ class EpochDraws:
         return list(different.values())
 
 
-def is_stateful(part: Any) -> bool:
+def is_stateful(part: object) -> bool:
     """Whether a sampler, a dataset or an iterator can save where it stands."""
     return hasattr(part, "state_dict") and hasattr(part, "load_state_dict")
 
 
-def wrapped(sampler: Any) -> Iterator[Any]:
+def wrapped(sampler: object) -> Iterator[object]:
     """A sampler, and those that it wraps."""
     while sampler is not None:
         yield sampler

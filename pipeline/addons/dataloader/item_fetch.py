@@ -189,7 +189,7 @@ class ItemFetch(BackendFetch):
         return self.collate(samples if self.batched else samples[0])
 
 
-def settled(account: BatchBytes, before: int, sample: Any) -> int:
+def settled(account: BatchBytes, before: int, sample: object) -> int:
     """Let what was reserved since `before` count for what the sample keeps of it; all there is."""
     size = held(sample, account.taken - before)
     account.taken = before
@@ -197,7 +197,7 @@ def settled(account: BatchBytes, before: int, sample: Any) -> int:
     return account.taken
 
 
-def portable(error: Exception, remote: bool) -> Any:
+def portable(error: Exception, remote: bool) -> object:
     """An error as it travels to the consumer."""
     if isinstance(error, StopIteration):
         # Raised at the consumer, it would end the epoch without a word.
@@ -374,7 +374,7 @@ class StreamShard:
             self._draws.seed(hash64(self._step.seed, "part", self._step.worker, self.next) >> 1)
 
 
-def is_pipe(dataset: Any) -> bool:
+def is_pipe(dataset: object) -> bool:
     """Whether it is one of torch's data pipes, as far as torch still has them."""
     kinds = (getattr(data, name, None) for name in ("IterDataPipe", "MapDataPipe"))
     return isinstance(dataset, tuple(kind for kind in kinds if kind is not None))

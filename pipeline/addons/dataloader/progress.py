@@ -20,7 +20,7 @@ from penstock.addons.dataloader.item_fetch import FetchResult, Keys, ShardStep
 from penstock.files.plain_json import JsonError, integer, mapping, shown
 from penstock.order.streams import forwards
 
-State = dict[str, Any]
+State = dict[str, object]
 
 _MOST_WORKERS = 1 << 16
 
@@ -225,7 +225,7 @@ class ShardsProgress(Progress):
 
 
 _NOTHING = object()  # a row may be None
-_Drawn = tuple[int, int, Any]  # step, place of the first row in the epoch, rows
+_Drawn = tuple[int, int, object]  # step, place of the first row in the epoch, rows
 
 
 class RowsProgress(Progress):

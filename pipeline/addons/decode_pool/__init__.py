@@ -1,4 +1,4 @@
-"""Batches that runs of one machine hand each other: `pool.py`, with files in `batch_file.py`."""
+"""Batches that runs of one machine hand each other: in files (`pool.py`)."""
 
 from penstock.installed import AddOn
 

@@ -2,7 +2,7 @@
 
     /dev/shm/penstock-UID/NAME      for this user alone (mode 0700)
         runs/TOKEN.run              the runs that are attached (`Attached`)
-        GROUP/EPOCH-STEP-HASH.batch a batch (batch_file.py)
+        GROUP/EPOCH-STEP-HASH.batch a batch (pool.py)
         GROUP/...part               one that is being made; whoever makes it holds its lock
 
 It lies in memory, or in the folder for temporary files where /dev/shm has less than 1 GiB. The last

@@ -14,6 +14,18 @@ or with samples that were left out just now, which may be a disk's fault and not
 
 Cost: 0.3 ms to take a batch; to publish one that of writing it to memory, 12 ms for 38 MB. A worker
 process sends the file that it has written, and saves the copy that it would have sent.
+
+A batch in a file: plain arrays that are mapped where they lie, and a header.
+
+    prefix     a word, the file's size, the number of arrays, the header's length, a checksum
+    sizes      of the arrays, uint64 each
+    header     what `plain_batch` says of the batch
+    arrays     bytes, each from a multiple of 64 on
+
+The checksum covers everything before the arrays, on which all places and types depend. Their own
+bytes have none: crc32 of 38 MB takes 7 ms, five times as long as mapping and reading them, and has
+nothing to find. A file gets its name when it is whole, and no run reads what it left before a crash
+of the machine.
 """
 
 from __future__ import annotations
@@ -24,29 +36,32 @@ import re
 import struct
 import time
 import weakref
+import zlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 from torch.utils.data import get_worker_info
 
-from penstock.addons.decode_pool.batch_file import DamagedError, read_batch, write_batch
 from penstock.addons.decode_pool.folder import Attached, PoolFolder, Position, positions
-from penstock.addons.plain_batches.plain_batch import NotPlainError, encode
+from penstock.addons.plain_batches.plain_batch import Bytes, Encoded, NotPlainError, decode, encode
 from penstock.distributed.presence import state_of
-from penstock.files.disk import Hold, is_locked
+from penstock.errors import DataError
+from penstock.files.disk import Hold, is_locked, write
 from penstock.files.own_files import NotOwnError
 from penstock.files.regular_file import regular_descriptor
 from penstock.loading import output_buffers, worker_status
 from penstock.loading.batch import TAKEN, Batch
+from penstock.loading.workers.channel import MappedFile
 from penstock.order.plan import Request
+from penstock.order.streams import End
 
 if TYPE_CHECKING:
     from penstock.order.streams import End, StreamRequest
-
 
 _PARTS = 3  # tries to make a batch at the same time, before one is made without publishing it
 # A process that is stopped is not waited for. One that has no core may take several times as long.
@@ -364,3 +379,98 @@ def _entries(folder: str | Path) -> list[os.DirEntry[str]]:
             return [entry for entry in entries if not entry.name.endswith(".run")]
     except OSError:  # a file, or gone meanwhile
         return []
+
+
+_PREFIX = struct.Struct("<8sQII")
+_CHECKSUM = struct.Struct("<I")
+_HEAD = _PREFIX.size + _CHECKSUM.size
+_WORD = b"PENSTSB1"
+_LINE = 64  # bytes
+_LONGEST = 64 << 20  # bytes before the arrays
+
+
+class DamagedError(DataError):
+    """A file holds no batch; the message says why."""
+
+
+def write_batch(descriptor: int, encoded: Encoded) -> int:
+    """Write a batch to an open file, in place of what is there; its size in bytes.
+
+    Raises:
+        OSError: there is no space left, for example.
+    """
+    header, arrays = encoded
+    sizes = struct.pack(f"<{len(arrays)}Q", *(array.nbytes for array in arrays))
+    at = _HEAD + len(sizes) + len(header)
+    *starts, size = _places(at, [array.nbytes for array in arrays])
+    prefix = _PREFIX.pack(_WORD, size, len(arrays), len(header))
+    check = zlib.crc32(header, zlib.crc32(sizes, zlib.crc32(prefix)))
+    parts: list[bytes | memoryview] = [prefix + _CHECKSUM.pack(check) + sizes + header]
+    for start, array in zip(starts, arrays, strict=True):
+        parts += [bytes(start - at), array.data]
+        at = start + array.nbytes
+    parts.append(bytes(size - at))
+    os.ftruncate(descriptor, 0)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    write(descriptor, parts)
+    return size
+
+
+def read_batch(path: Path, address: tuple[int, int], sent: bool, most: int) -> Batch | End:
+    """The batch in a file, or the end of a stream in its place; its tensors lie in the file.
+
+    Args:
+        address: of the batch that it has to be.
+        sent: the batch goes to another process.
+        most: bytes that the file may have: what is mapped is memory once it is looked at.
+
+    Raises:
+        FileNotFoundError: there is none.
+        OSError: it cannot be read.
+        DamagedError: it holds something else.
+    """
+    descriptor, size = regular_descriptor(path)
+    try:
+        if size > most:
+            raise ValueError(f"it has {size} bytes, and all batches together may have {most}")
+        result = decode(*_mapped(descriptor, size, sent))
+    except (DataError, ValueError) as error:
+        raise DamagedError(f"{path} is damaged: {error}") from error
+    finally:
+        os.close(descriptor)
+    if not isinstance(result, (Batch, End)) or result.request.address != address:
+        raise DamagedError(f"{path} is damaged: it is not batch {address}")
+    return result
+
+
+def _mapped(descriptor: int, size: int, sent: bool) -> tuple[bytes, list[Bytes]]:
+    """The header, and the arrays in memory."""
+    start = os.pread(descriptor, _HEAD, 0)
+    if len(start) < _HEAD or not start.startswith(_WORD):
+        raise ValueError("it does not begin as a batch does")
+    _, total, count, long = _PREFIX.unpack(start[: _PREFIX.size])
+    end = _HEAD + 8 * count + long
+    if total != size or end > min(size, _LONGEST):
+        raise ValueError(f"it has {size} bytes, and should have {max(total, end)}")
+    rest = os.pread(descriptor, end - _HEAD, _HEAD)
+    check = zlib.crc32(rest, zlib.crc32(start[: _PREFIX.size]))
+    if len(rest) < end - _HEAD or _CHECKSUM.unpack(start[_PREFIX.size :]) != (check,):
+        raise ValueError("its checksum differs")
+    sizes = struct.unpack(f"<{count}Q", rest[: 8 * count])
+    *starts, stop = _places(end, sizes)
+    if stop != size:
+        raise ValueError("its arrays do not fill it")
+    file = MappedFile(descriptor, size, sent)
+    arrays = [
+        np.frombuffer(file, np.uint8, length, start)
+        for start, length in zip(starts, sizes, strict=True)
+    ]
+    return rest[8 * count :], arrays
+
+
+def _places(head: int, sizes: Sequence[int]) -> list[int]:
+    """Where each array begins, and the size of the file."""
+    places = [-(-head // _LINE) * _LINE]
+    for size in sizes:
+        places.append(-(-(places[-1] + size) // _LINE) * _LINE)
+    return places

@@ -117,12 +117,12 @@ def _series(values: Any) -> Any:
     return pd.Series(values, copy=False) if isinstance(values, np.ndarray) else values
 
 
-def _is_float(values: Any) -> bool:
+def _is_float(values: object) -> bool:
     """Whether nothing is left to be asked before values are calculated with."""
     return isinstance(values, float) or (type(values) is np.ndarray and values.dtype == _FLOAT)
 
 
-def _whole(values: Any) -> bool:
+def _whole(values: object) -> bool:
     """Whether values are whole numbers."""
     if isinstance(values, int):
         return not isinstance(values, bool)
@@ -245,7 +245,7 @@ def _compared(symbol: str, left: Any, right: Any) -> Any:
     return as_values(compare(values, value) if _is_rows(left) else compare(value, values))
 
 
-def _is_rows(values: Any) -> bool:
+def _is_rows(values: object) -> bool:
     """Whether there is a value for each row, and not one for all."""
     return isinstance(values, np.ndarray) or _is_series(values)
 
@@ -261,7 +261,7 @@ def _is_in(values: Any, items: Sequence[Any]) -> Any:
     return as_values(_series(values).isin(items))
 
 
-def _is_of_days(values: Any) -> bool:
+def _is_of_days(values: object) -> bool:
     """Whether values are days, or times of a day."""
     kind = getattr(getattr(values, "dtype", None), "type", None)
     if not isinstance(kind, type):
@@ -304,7 +304,7 @@ def _joined(node: Joined, columns: Columns) -> Any:
     return result
 
 
-def _join(symbol: str, left: Any, right: Any) -> Any:
+def _join(symbol: str, left: object, right: object) -> object:
     """`and`, `or` or ^ of truths; & and | of columns of whole numbers are of their bits."""
     bits = symbol != "^" and _whole(left) and _whole(right)
     left, right = map(_numbers if bits else _truth, (left, right))

@@ -69,7 +69,7 @@ _CALLS: dict[str, tuple[str, ...]] = {
     "str.strip": ("to_strip",),
 }
 _NEEDED = frozenset({"values", "left", "right", "pat"})
-_CHOICES: dict[str, tuple[Any, ...]] = {
+_CHOICES: dict[str, tuple[object, ...]] = {
     "case": (True, False),
     "na": (True, False),
     "regex": (True, False),
@@ -435,7 +435,7 @@ class _Reader:
         return made.value
 
 
-def _fits(name: str, argument: str, value: Any) -> bool:
+def _fits(name: str, argument: str, value: object) -> bool:
     """Whether a method takes a value."""
     if argument in _CHOICES:
         return any(type(value) is type(choice) and value == choice for choice in _CHOICES[argument])

@@ -127,7 +127,7 @@ def _duplicated(
     return np.asarray(every.duplicated(**node.arguments))
 
 
-def matching(table: Any, expression: str, key: str = "dataset.filter") -> Mask:
+def matching(table: object, expression: str, key: str = "dataset.filter") -> Mask:
     """Whether `expression` holds for each row of a pandas table: bool[n]; see `Expression`."""
     return Expression(expression, key).mask(table)
 

@@ -52,7 +52,7 @@ class Filters(SplitWrapper):
         return costs_of(self.split)
 
 
-def _chosen(node: Mapping[str, Any]) -> dict[str, Any]:
+def _chosen(node: Mapping[str, object]) -> dict[str, object]:
     """The keys `filter`, `unique` and `without` of a node, where they are not its arguments."""
     values = {name: of_the_build(node, name) for name in KEPT}
     return {name: value for name, value in values.items() if value is not None}

@@ -22,7 +22,7 @@ from penstock.order.permutation import Permutation
 from penstock.order.randomness import hash64, uniform
 from penstock.ranges import Seed
 
-Record = tuple[str, Any]
+Record = tuple[str, object]
 
 _AT_ONCE = 1024  # random numbers and rows that are computed together
 _END = object()  # of a source

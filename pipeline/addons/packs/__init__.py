@@ -9,7 +9,7 @@ from penstock.installed import AddOn, Callables, Task
 ADDON = AddOn(
     only_with=("packed", "task=pack"),
     rules=("penstock.addons.packs.rules:packed",),
-    tasks={"pack": Task("penstock.addons.packs.task:run", "packing {data}")},
+    tasks={"pack": Task("penstock.addons.packs.wrapper:run", "packing {data}")},
     callables=(
         Callables(
             "penstock.addons.packs.packed", "a torch.utils.data.Dataset", "torch.utils.data.Dataset"

@@ -121,7 +121,7 @@ class Field:
         return stored.item()
 
 
-def describe(sample: Any) -> dict[str, Field]:
+def describe(sample: object) -> dict[str, Field]:
     """The fields of a sample; raises DataError if it is not a dict, or a field cannot be stored."""
     if not isinstance(sample, Mapping):
         raise DataError(
@@ -130,7 +130,7 @@ def describe(sample: Any) -> dict[str, Field]:
     return {str(name): _field(str(name), value) for name, value in sample.items()}
 
 
-def _field(name: str, value: Any) -> Field:
+def _field(name: str, value: object) -> Field:
     kind = type(value)
     if kind in _NUMBERS:
         return Field(name, kind.__name__, _NUMBERS[kind], 0)

@@ -17,10 +17,9 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset
 
-from penstock.addons.packs.answers import LENGTHS
 from penstock.addons.packs.fields import Field
 from penstock.addons.packs.folder import RECORD, Pack, damaged, is_pack
-from penstock.addons.packs.table import read_table, text_of
+from penstock.addons.packs.table import LENGTHS, read_table, text_of
 from penstock.datasets.reading.fingerprint import DataFile, fingerprint
 from penstock.datasets.reading.generated_folder import CacheFolder
 from penstock.datasets.reading.image import check_reader, decode_image

@@ -23,10 +23,10 @@ import torch
 import torchvision
 from torchvision import tv_tensors
 
-from penstock.addons.packs.answers import write_answers
 from penstock.addons.packs.fields import Column, Encode, Field
 from penstock.addons.packs.folder import Pack, PackWriter, is_pack
 from penstock.addons.packs.recipe import Recipe
+from penstock.addons.packs.table import write_answers
 from penstock.distributed.world import World, usable_cpus
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.disk import sync_folder
@@ -229,7 +229,7 @@ def _make(
         shutil.rmtree(hidden, ignore_errors=True)
 
 
-def _readers(options: LoaderOptions, recipe: Recipe, dataset: Any) -> LoaderOptions:
+def _readers(options: LoaderOptions, recipe: Recipe, dataset: object) -> LoaderOptions:
     """The run's own workers; where it has none, one a core."""
     options = replace(options, pin_memory=False, in_order=True, persistent_workers=False)
     if options.backend != "main" and options.num_workers:
@@ -238,7 +238,7 @@ def _readers(options: LoaderOptions, recipe: Recipe, dataset: Any) -> LoaderOpti
     return LoaderOptions(backend, usable_cpus()) if usable_cpus() > 1 else LoaderOptions()
 
 
-def backend_for(dataset: Any, recipe: Recipe) -> Backend:
+def backend_for(dataset: object, recipe: Recipe) -> Backend:
     """Threads where decoders release the interpreter lock, since processes copy pixels."""
     unlocked = recipe.decoder == "native" or getattr(dataset, "reader", None) == "torchvision"
     return "thread" if unlocked else "process"
@@ -258,7 +258,7 @@ class _Plain:
 
 
 def _write(
-    batches: Iterable[Batch], folder: Path, record: dict[str, Any], shown: ProgressDisplay
+    batches: Iterable[Batch], folder: Path, record: dict[str, object], shown: ProgressDisplay
 ) -> None:
     writer: PackWriter | None = None
     try:
@@ -339,7 +339,7 @@ def _still(dataset: Any, row: int) -> Any:
     return sample
 
 
-def _check_pictures(sample: Any, recipe: Recipe, dataset: Any) -> None:
+def _check_pictures(sample: object, recipe: Recipe, dataset: object) -> None:
     """Refuse a recipe that does not apply to the samples."""
     values = list(sample.values()) if isinstance(sample, dict) else []
     kind = type(dataset).__name__

@@ -110,12 +110,12 @@ class Recipe:
         """The fingerprint of the packed dataset; the dataset's own where samples stay the same."""
         return fingerprint if self.size is None else _hash(["packed", fingerprint, *self._shrunk()])
 
-    def _shrunk(self) -> list[Any]:
+    def _shrunk(self) -> list[object]:
         if self.size is None:
             return []
         # Pixels differ by rounding from one decoder to another.
         return [self.size, self.square, *(["native"] if self.decoder == "native" else [])]
 
 
-def _hash(parts: list[Any]) -> str:
+def _hash(parts: list[object]) -> str:
     return hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()

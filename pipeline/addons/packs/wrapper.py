@@ -1,4 +1,12 @@
-"""`dataset.packed`: a split reads a pack in place of its dataset."""
+"""`dataset.packed`: a split reads a pack in place of its dataset.
+
+`task=pack`: samples decoded once into memory-mapped files.
+
+    python run.py task=pack dataset=image_folder dataset.root=FOLDER pack.size=256
+
+Packs into `cache_dir`, where `dataset.packed=auto` finds it, or into `pack.out`, unless it exists.
+Prints a line a split: split, samples, bytes, folder.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from penstock import installed
+from penstock.addons.packs.folder import Pack
 from penstock.addons.packs.options import PackSection
-from penstock.build.data import Split
+from penstock.build.data import DataParts, Split
 from penstock.build.wrapper import SplitWrapper
 from penstock.config.instantiate import make
+from penstock.config.nodes import datasets
+from penstock.config.schema import Config
+from penstock.distributed.world import World
 from penstock.errors import ConfigError, Problem
 from penstock.runs.identity.fingerprints import other_than_own
+from penstock.terminal import put
 
 _NOT_NATIVE = (
     "native crops squares from image files, which needs pack.size, pack.square=true, "
@@ -68,3 +81,21 @@ def pack_of(split: Split) -> Path:
         split.batch_bytes,
         split.identity.cache_key(dataset),
     )
+
+
+def run(config: Config) -> None:
+    """Pack `config.split`."""
+    data = DataParts(config, World())
+    splits = [str(config.split)]
+    if config.split == "both":
+        keys = [key for key, _ in datasets(config.dataset)]
+        splits = [
+            name
+            for name in (split.name for split in data.splits)
+            if {"dataset", f"dataset.{name}"} & set(keys)
+        ]
+    for split in splits:
+        folder = pack_of(data.split(split))
+        pack = Pack(folder)
+        size = sum(pack.record["files"].values())
+        put(f"{split} {pack.count} samples {size} bytes {folder}", flush=True)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -91,7 +90,7 @@ def _not_in_yaml(path: Path, group: str, supplied: Iterable[str]) -> list[YamlKe
     ]
 
 
-def _plain(value: Any) -> str:
+def _plain(value: object) -> str:
     value = list(value) if isinstance(value, tuple) else value
     if value is not None and not isinstance(value, (str, int, float, bool, list, dict)):
         return "..."

@@ -134,7 +134,7 @@ class Run:
 
         # A batch needs no tracker, whose package or server may not be there, and nothing is
         # written to the run's folder.
-        without: dict[str, Any] = {"tracker": {}, "resume": None, "run_dir": "outputs"}
+        without: dict[str, object] = {"tracker": {}, "resume": None, "run_dir": "outputs"}
         return DataParts(preflight.stored({**self.config, **without}), World())
 
     @cached_property

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from penstock.config.changes import effect_of, is_default, leaves
 from penstock.config.sections import Changes
@@ -57,7 +57,7 @@ class Seen:
     """What a job's folder says about its batches; empty where it says nothing."""
 
     data: Pairs  # with what it is known by
-    told: Mapping[str, Any]  # the same, as in the manifest
+    told: Mapping[str, object]  # the same, as in the manifest
     choosing: Pairs  # settings on which the order depends
     making: Pairs  # settings and code by which batches are made of samples
     order: str
@@ -274,9 +274,9 @@ def parting(first: Ledger, second: Ledger) -> Relation:
     return Relation("part", address, batches=at)
 
 
-def _pairs(values: Mapping[str, Any]) -> Pairs:
+def _pairs(values: Mapping[str, object]) -> Pairs:
     return tuple(sorted((str(key), str(value)) for key, value in values.items()))
 
 
-def _mapping(value: object) -> Mapping[str, Any]:
+def _mapping(value: object) -> Mapping[str, object]:
     return value if isinstance(value, dict) else {}

@@ -117,7 +117,7 @@ def _is_choice(composer: Composer, word: str) -> bool:
 
 
 @cache
-def _defaults(choices: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _defaults(choices: tuple[str, ...]) -> tuple[dict[str, object], dict[str, object]]:
     """The keys, as a run would write them, and the options of the groups, with these choices."""
     composer = Composer()
     composed = composer.compose(composer.parse(choices)[0])
@@ -168,7 +168,7 @@ def environment(run: RunRecord) -> Section:
     )
 
 
-def reproduction(run: RunRecord, packages: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+def reproduction(run: RunRecord, packages: Mapping[str, object]) -> tuple[list[str], list[str]]:
     """Commands that make the run again and compare, and what they leave open.
 
     Args:

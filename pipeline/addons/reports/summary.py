@@ -92,7 +92,7 @@ def _facts(path: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _epochs(path: Path) -> Iterator[Mapping[str, Any]]:
+def _epochs(path: Path) -> Iterator[Mapping[str, object]]:
     """The measurements of the last epochs, oldest first; raises OSError, or JsonError."""
     try:
         opened = open_regular(path)
@@ -107,18 +107,18 @@ def _epochs(path: Path) -> Iterator[Mapping[str, Any]]:
             yield mapping(plain_json.parse(line))
 
 
-def _mapping(value: object) -> Mapping[str, Any]:
+def _mapping(value: object) -> Mapping[str, object]:
     return value if isinstance(value, dict) else {}
 
 
-def _number(values: Mapping[str, Any], name: str) -> float | None:
+def _number(values: Mapping[str, object], name: str) -> float | None:
     value = values.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
     return value
 
 
-def _count(values: Mapping[str, Any], name: str, otherwise: int) -> int:
+def _count(values: Mapping[str, object], name: str, otherwise: int) -> int:
     value = _number(values, name)
     return int(value) if value is not None and 0 <= value < 1e15 else otherwise
 

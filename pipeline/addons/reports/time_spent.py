@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 from markupsafe import Markup
@@ -109,7 +108,7 @@ def starts(run: RunRecord) -> Section | None:
     )
 
 
-def _row(run: RunRecord, session: dict[str, Any]) -> tuple[object, ...]:
+def _row(run: RunRecord, session: dict[str, object]) -> tuple[object, ...]:
     began, ended, at = moment(session, "started"), moment(session, "ended"), session.get("at")
     is_last = session is run.sessions[-1]
     state = session.get("status") or (run.state if is_last else "killed")

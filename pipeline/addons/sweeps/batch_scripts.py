@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from penstock.config.messages import show
 from penstock.errors import Problem
@@ -72,7 +71,7 @@ _ORIGINS = {
 }
 
 
-def problems(parameters: Mapping[str, Any]) -> Iterator[Problem]:
+def problems(parameters: Mapping[str, object]) -> Iterator[Problem]:
     """What is wrong with the parameters of a launcher of submitit, all interpolations resolved."""
     for name, value in parameters.items():
         key = f"{KEY}.{name}"
@@ -97,7 +96,7 @@ def problems(parameters: Mapping[str, Any]) -> Iterator[Problem]:
         )
 
 
-def lines_with_interpolations(raw: Mapping[str, Any]) -> Iterator[Problem]:
+def lines_with_interpolations(raw: Mapping[str, object]) -> Iterator[Problem]:
     """The lines for a shell in which a raw node has interpolations."""
     for name in LINES:
         if "${" in str(raw.get(name)):
@@ -123,7 +122,7 @@ def base_of(folder: str) -> str:
     return head if head and "%" in tail else folder
 
 
-def _options(value: Any, key: str) -> Iterator[Problem]:
+def _options(value: object, key: str) -> Iterator[Problem]:
     if not isinstance(value, Mapping):
         yield Problem(key, f"got {show(value)}, expected options of sbatch by name")
         return
@@ -136,7 +135,7 @@ def _options(value: Any, key: str) -> Iterator[Problem]:
             yield Problem(f"{key}.{option}", reason)
 
 
-def _refusal(value: Any) -> str:
+def _refusal(value: object) -> str:
     """Why a value may not stand in an #SBATCH line; empty if it may."""
     if isinstance(value, (bool, int, float)):
         return ""

@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, field, replace
 from itertools import count
 from pathlib import Path, PurePath
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
@@ -128,7 +128,7 @@ def is_below(name: str) -> bool:
     return not leads_out and name.isprintable() and "${" not in name and not name.endswith("\\")
 
 
-def _identities(jobs: Sequence[Sequence[str]], keys: set[str]) -> Iterator[tuple[Any, ...]]:
+def _identities(jobs: Sequence[Sequence[str]], keys: set[str]) -> Iterator[tuple[object, ...]]:
     """What each job is known by: its overrides, but for those that change no result."""
     seen: Counter[tuple[str, ...]] = Counter()
     for lines in jobs:

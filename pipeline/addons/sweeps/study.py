@@ -301,7 +301,7 @@ def _experiments() -> Iterator[None]:
         yield
 
 
-def _values(drawn_from: BaseDistribution) -> list[Any]:
+def _values(drawn_from: BaseDistribution) -> list[object]:
     """The values of a distribution that has some; raises ConfigError for an interval."""
     import optuna
 

@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from hydra.core.utils import JobReturn
 from hydra.experimental.callback import Callback
@@ -43,7 +42,7 @@ _MADE = re.compile(rb"job,(?:.*,)?status,")  # how the table begins
 class SweepTable(Callback):
     """Prints a table of all jobs at the end of a sweep, and writes it as sweep.csv."""
 
-    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+    def on_multirun_start(self, config: DictConfig, **kwargs: object) -> None:
         if "joblib" in str(config.hydra.launcher._target_):
             preemption.keep_from_children()
         sweep = Running(Path(str(config.hydra.sweep.dir)), time.time(), config)
@@ -52,11 +51,11 @@ class SweepTable(Callback):
             for name in addon.sweep_contexts:
                 sweep.contexts.enter_context(installed.load(name)(config))
 
-    def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
+    def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: object) -> None:
         if config.hydra.mode == RunMode.MULTIRUN:
             _make_pages(config, in_between=True)
 
-    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+    def on_multirun_end(self, config: DictConfig, **kwargs: object) -> None:
         sweep = running.pop()
         sweep.contexts.close()
         jobs = sweep.jobs()

@@ -140,7 +140,7 @@ def run_grid(
                 say("the process of a job died; its job is resumed")
 
 
-def context_of(launcher: Any) -> AbstractContextManager[Any]:
+def context_of(launcher: object) -> AbstractContextManager[object]:
     """What an add-on brings for this launcher of hydra's."""
     module = type(launcher).__module__
     brought = [addon.launchers for addon in installed.addons().values()]

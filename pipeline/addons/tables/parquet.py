@@ -14,15 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from torch.utils.data import Dataset
 
 from penstock.addons.record_files.rows import no_column
-from penstock.addons.tables.arrow.columns import Fields, has_lengths, is_text, kinds_of
+from penstock.addons.tables.arrow.columns import Fields, has_lengths, is_text, kinds_of, label_codes
 from penstock.addons.tables.arrow.files import in_one_piece
-from penstock.addons.tables.arrow.labels import label_codes
 from penstock.addons.tables.arrow.table import ArrowTable
 from penstock.datasets.reading.fingerprint import Sample
 from penstock.datasets.reading.image import Reader
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
     from penstock.datasets.files import Files
 
 # A column of the table: the column of the files it is made of, and a conversion, if any.
-_Made = tuple[str, Callable[["pa.Array"], Any] | None]
+_Made = tuple[str, Callable[["pa.Array"], object] | None]
 
 _CLASS = "class"
 

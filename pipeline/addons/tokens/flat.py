@@ -141,10 +141,10 @@ class FlatFile:
         folder = CacheFolder(self._cache_dir, self._key)
         self._found = folder.arrays("documents", sealed, is_sound)["offsets"]
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return self.__dict__ | {"_found": np.empty(0, np.int64)}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
         if self._bounds is None:
             cache = CacheFolder(self._cache_dir, self._key)

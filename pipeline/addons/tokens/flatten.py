@@ -160,7 +160,7 @@ class Flatten:
         document = longest if longest >= 0 else None
         batch_bytes.reserve(total * width, f"a batch of {total} tokens", document)
 
-    def _places(self, tokens: Tensor, layout: Layout) -> dict[str, Any]:
+    def _places(self, tokens: Tensor, layout: Layout) -> dict[str, object]:
         """The fields that say where documents are."""
         positions, documents = layout.numbers()
         batch = {
@@ -235,7 +235,7 @@ def _summed(counts: IntArray) -> IntArray:
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
 
 
-def _tensors(name: str, values: list[Any]) -> list[Tensor]:
+def _tensors(name: str, values: list[object]) -> list[Tensor]:
     try:
         return [plain(torch.as_tensor(value)) for value in values]
     except (TypeError, ValueError) as error:

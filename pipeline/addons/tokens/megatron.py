@@ -174,7 +174,7 @@ class MegatronFile:
                     "cannot be read; set dataset.rows=sequences"
                 )
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return self.__dict__ | {"_views": None}  # a pickled view would hold its part of the file
 
     def _damaged(self, wrong: str) -> DataError:

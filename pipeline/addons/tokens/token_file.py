@@ -104,5 +104,5 @@ class MappedNumbers:
         except OSError as error:
             raise DataError(f"{name} cannot be read: {error.strerror}.") from error
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return self.__dict__ | {"_array": None}

@@ -47,7 +47,7 @@ except ImportError:  # not built
 _MOST_SPLIT = 1 << 31  # rows, of which some validate
 
 
-class TokenFiles(FileDataset, Dataset[dict[str, Any]]):
+class TokenFiles(FileDataset, Dataset[dict[str, object]]):
     """One sample: `tokens` (int64 [T]), a sequence or a document.
 
     Args:

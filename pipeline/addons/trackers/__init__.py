@@ -1,6 +1,6 @@
 """Metrics and results sent elsewhere, to several places at once.
 
-`tracker` is what a tracker offers, and what it is told of a run; `guarded` calls trackers in
+`tracker` is what a tracker offers, and what it is told of a run; `observing` calls trackers in
 threads of their own, so that none of them can stop a run; `known` remembers a server's run.
 Trackers: `tensorboard`, `csv_file`, `mlflow`, `wandb`.
 """

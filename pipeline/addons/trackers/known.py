@@ -39,7 +39,7 @@ def read(folder: Path) -> dict[str, Any] | None:
     return known
 
 
-def write(folder: Path, id: str, token: str) -> dict[str, Any]:
+def write(folder: Path, id: str, token: str) -> dict[str, object]:
     """Keep the id of a server's run; returns what `read` will give.
 
     Args:

@@ -1,20 +1,30 @@
-"""What trackers get of a fit: its observer, and what they are told of the run at its start."""
+"""What trackers get of a fit: its observer, and what they are told of the run at its start.
+
+Trackers that can fail, hang or be slow without harm: they cost a warning, never the run.
+
+Each is called in a thread of its own, in order, through a queue. A call costs training 5 us. What
+waits for a thread at the end of the run is bounded.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydra.core.hydra_config import HydraConfig
 
-from penstock.addons.trackers.guarded import Trackers
-from penstock.addons.trackers.tracker import Measured, Points, TrackedRun, points
+from penstock.addons.trackers.tracker import Measured, Points, TrackedRun, Tracker, points
 from penstock.config.instantiate import make
 from penstock.config.nodes import trackers
 from penstock.config.own_command import is_job
-from penstock.runs.only_shown import only_shown
+from penstock.errors import ConfigError
+from penstock.runs.only_shown import only_shown, reason
 from penstock.runs.run_folder import Status
+from penstock.terminal import say
 from penstock.training.observer import Observer, Record
 
 if TYPE_CHECKING:
@@ -83,3 +93,130 @@ class Tracked(Observer):
     def on_close(self, status: Status) -> None:
         with only_shown("what trackers get at the end"):
             self.trackers.close(status, [self.fit.folder.path / name for name in _FILES])
+
+
+READY_SECONDS = 10.0  # for a tracker's constructor, which imports its package
+END_SECONDS = {"done": 30.0, "failed": 30.0}  # for what is left to be sent
+STOPPED_SECONDS = 10.0  # the same for a run that was asked to stop
+MOST_WAITING = 10_000  # calls
+
+Call = Callable[[Any], object]
+
+
+class Guarded:
+    """A tracker in a thread of its own.
+
+    Args:
+        key: of its node, for warnings.
+        make: its constructor; what it raises is a warning, too, but for a ConfigError.
+
+    Raises:
+        ConfigError: by `make`.
+    """
+
+    def __init__(self, key: str, make: Callable[[], Any]) -> None:
+        self.key = key
+        self._calls: queue.Queue[Call | None] = queue.Queue(MOST_WAITING)
+        self._warned = threading.Lock()  # taken by the first warning, for good
+        self._refused: ConfigError | None = None
+        self._made = threading.Event()
+        # A daemon: a tracker that hangs must not keep the process.
+        self._thread = threading.Thread(target=self._work, args=(make,), name=key, daemon=True)
+        self._thread.start()
+        # Threads that import while loaders fork could leave locks behind in their workers.
+        self._made.wait(READY_SECONDS)
+        if self._refused is not None:
+            raise self._refused
+
+    def call(self, call: Call) -> None:
+        """Have the tracker called soon; never waits and never raises."""
+        try:
+            self._calls.put_nowait(call)
+        except queue.Full:
+            self.warn(f"it hangs, with {MOST_WAITING:,} calls waiting")
+
+    def end(self) -> None:
+        """Let the thread end after the calls that wait; `wait` for it."""
+        try:
+            self._calls.put_nowait(None)
+        except queue.Full:
+            self.warn(f"it hangs, with {MOST_WAITING:,} calls waiting")
+
+    def wait(self, seconds: float) -> None:
+        """Wait for the thread's end, for so long at most."""
+        self._thread.join(max(0.0, seconds))
+        if self._thread.is_alive():
+            self.warn("it did not end in time")
+
+    def warn(self, why: str) -> None:
+        """Print a warning, if it is the first."""
+        if self._warned.acquire(blocking=False):
+            say(
+                f"WARNING: {self.key}: {why}. The run continues without it; its numbers are in "
+                "metrics.jsonl"
+            )
+
+    def _work(self, make: Callable[[], object]) -> None:
+        try:
+            tracker = make()
+        except ConfigError as error:
+            self._refused = error
+            return
+        except BaseException as error:
+            self._failed(error)
+            return
+        finally:
+            self._made.set()
+        while (call := self._calls.get()) is not None:
+            try:
+                call(tracker)
+            except BaseException as error:
+                self._failed(error)
+
+    def _failed(self, error: BaseException) -> None:
+        self.warn(reason(error))
+
+
+class Trackers:
+    """The trackers of a run, called together.
+
+    Args:
+        made: constructor by key.
+
+    Raises:
+        ConfigError: a constructor refuses its arguments.
+    """
+
+    def __init__(self, made: Mapping[str, Callable[[], Any]]) -> None:
+        self.guarded = [Guarded(key, make) for key, make in made.items()]
+        self._call(lambda tracker: tracker.start() if isinstance(tracker, Tracker) else None)
+
+    def log(self, metrics: Points, step: int) -> None:
+        """See `Tracker.log`."""
+        kept = dict(metrics)
+        self._call(lambda tracker: tracker.log(kept, step))
+
+    def picture(self, name: str, path: Path, step: int) -> None:
+        """See `Tracker.picture`."""
+        self._call(lambda tracker: tracker.picture(name, path, step))
+
+    def close(self, ending: str = "done", files: Sequence[Path] = ()) -> None:
+        """Hand over the files that are there, and end; waits `END_SECONDS` for all together."""
+        there = [path for path in files if path.is_file()]
+        self._call(
+            lambda tracker: [tracker.file(path) for path in there if hasattr(tracker, "file")]
+        )
+        self._call(
+            lambda tracker: (
+                tracker.close(ending) if isinstance(tracker, Tracker) else tracker.close()
+            )
+        )
+        for tracker in self.guarded:
+            tracker.end()
+        deadline = time.monotonic() + END_SECONDS.get(ending, STOPPED_SECONDS)
+        for tracker in self.guarded:
+            tracker.wait(deadline - time.monotonic())
+
+    def _call(self, call: Call) -> None:
+        for tracker in self.guarded:
+            tracker.call(call)

@@ -102,7 +102,7 @@ class Course:
         """Why threads cannot load this data; None if they can."""
         fetch = self.loader(LoaderOptions()).fetch
         try:
-            request: Any = self.parts.data.train.plan.request(0, 0)
+            request: object = self.parts.data.train.plan.request(0, 0)
             if isinstance(request, Request):
                 request = Request(0, 0, request.positions[:2], request.indices[:2], 2)
 

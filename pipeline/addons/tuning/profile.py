@@ -3,17 +3,21 @@
 `steps` steps on a cached batch (the ceiling), then with num_workers=0, then with the configured
 loader. Prints a table and a verdict; writes trace.json. Then saves the state of the training a few
 times, and prints how often a run should. Tracing costs about 2 us a sample and 50 us a batch.
+
+A checkpoint is saved often enough for failures, which come at random (exponentially), and rarely
+enough for what it costs.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from penstock.addons.tuning import checkpoint_interval, verdict
+from penstock.addons.tuning import verdict
 from penstock.addons.tuning.measuring import Course, fixed, steps_of
 from penstock.addons.tuning.options import ProfileSection
 from penstock.addons.tuning.timeline import Timeline, write_trace
@@ -187,9 +191,8 @@ def recommend_interval(course: Course, folder: Path, pace: float) -> float | Non
         return None
     cost, least = statistics.median(blocked), statistics.median(written)
     between = 3600 * config.node_hours_between_failures / config.nodes
-    seconds = max(checkpoint_interval.daly(cost, between), least, pace)
-    young = checkpoint_interval.young(cost, between)
-    share = checkpoint_interval.useful_share(seconds, cost, 0.0, between)
+    seconds = max(daly(cost, between), least, pace)
+    share = useful_share(seconds, cost, 0.0, between)
     minutes = float(f"{seconds / 60:.3g}")
     put(
         f"checkpoint   {size / 2**20:,.1f} MiB; a save stops training for {1000 * cost:,.0f} ms "
@@ -197,10 +200,51 @@ def recommend_interval(course: Course, folder: Path, pace: float) -> float | Non
     )
     put(
         f"save every   trainer.checkpoint.every_minutes={minutes:g}, {seconds / pace:,.0f} batches "
-        f"(Daly; Young: {young / 60:.3g} minutes)"
+        f"(Daly; Young: {young(cost, between) / 60:.3g} minutes)"
     )
     put(
         f"             at a failure in {between / 3600:,.4g} hours (profile.nodes={config.nodes}); "
         f"saves and what failures undo then take {100 * (1 - share):.2g}% of the time"
     )
     return minutes
+
+
+def young(cost: float, between: float) -> float:
+    """Training between two saves, to first order: sqrt(2 C M).
+
+    J. W. Young, "A first order approximation to the optimum checkpoint interval", Communications
+    of the ACM 17 (9), 1974.
+
+    Args:
+        cost: C, for which a save stops the training.
+        between: M, the mean time between failures of any of the machines.
+    """
+    return math.sqrt(2 * cost * between)
+
+
+def daly(cost: float, between: float) -> float:
+    """The same to higher order; M where a save costs twice that or more.
+
+    J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps",
+    Future Generation Computer Systems 22 (3), 2006, equation 37.
+    """
+    if cost >= 2 * between:
+        return between
+    part = cost / (2 * between)
+    return young(cost, between) * (1 + math.sqrt(part) / 3 + part / 9) - cost
+
+
+def useful_share(interval: float, cost: float, restart: float, between: float) -> float:
+    """Expected share of the time in which training comes forward, in (0, 1).
+
+    The rest goes into saves, restarts and training that is done again. Daly's complete model, of
+    the same paper (equation 20): failures may come in saves and in restarts, too.
+
+    Args:
+        interval: training between two saves.
+        restart: from a failure until training goes on.
+    """
+    exponent = (interval + cost) / between
+    if exponent + restart / between > 700:  # no float holds more, and nothing would be left
+        return 0.0
+    return interval / (between * math.exp(restart / between) * math.expm1(exponent))

@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from penstock.loading.stage_timer import StageTrace
 
@@ -140,7 +139,7 @@ def write_trace(timelines: Sequence[Timeline], path: Path) -> Path:
     return path
 
 
-def _events(timeline: Timeline, process: int) -> Iterator[dict[str, Any]]:
+def _events(timeline: Timeline, process: int) -> Iterator[dict[str, object]]:
     """The training loop in row 0, then a row for each thread that makes batches."""
     rows: dict[tuple[int, int], int] = {}
     spans = [

@@ -192,7 +192,7 @@ def _text(content: bytes) -> str:
     return content.decode("utf-8")
 
 
-def _json(content: bytes) -> Any:
+def _json(content: bytes) -> object:
     if len(content) > _LITTLE:
         # What each mark may begin: an empty dict, its first entry, a list, a number or a text.
         marks = sum(size * content.count(mark) for mark, size in _OF_MARKS)
@@ -218,7 +218,7 @@ def _array(content: bytes) -> Any:
 
 
 # Ending -> how its content is decoded, and what it should be, for messages.
-_DECODERS: dict[str, tuple[Callable[[bytes], Any], str]] = {
+_DECODERS: dict[str, tuple[Callable[[bytes], object], str]] = {
     **dict.fromkeys(NUMBERS, (lambda content: _fitting(content.decode("ascii")), "a whole number")),
     **dict.fromkeys(TEXTS, (_text, "UTF-8 text")),
     "json": (_json, "JSON"),

@@ -14,8 +14,7 @@ import numpy.typing as npt
 import torch
 
 from penstock.addons.record_files.expansion import text_bytes
-from penstock.addons.tables.arrow.columns import TableField, is_list
-from penstock.addons.tables.arrow.labels import label_codes
+from penstock.addons.tables.arrow.columns import TableField, is_list, label_codes
 from penstock.datasets.reading.image import decode_image
 from penstock.datasets.reading.plain_tensor import LITTLE, plain_tensor
 from penstock.files.batch_bytes import reserve

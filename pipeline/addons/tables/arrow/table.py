@@ -31,6 +31,7 @@ from penstock.addons.tables.arrow.columns import (
     Fields,
     TableField,
     choose_fields,
+    find_classes,
     num_features,
     require_pyarrow,
 )
@@ -41,7 +42,6 @@ from penstock.addons.tables.arrow.files import (
     first_line,
     in_one_piece,
 )
-from penstock.addons.tables.arrow.labels import find_classes
 from penstock.datasets.files import Files, Remote
 from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, Sample, data_file
 from penstock.datasets.reading.image import Reader, check_reader

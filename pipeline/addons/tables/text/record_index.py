@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -102,12 +102,12 @@ class RecordIndex:
         check = np.frombuffer(fingerprint([places, bounds]).encode(), np.uint8)
         return {"places": places, "bounds": bounds, "check": check}
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         if self.folder is None:
             return self.__dict__
         return self.__dict__ | {"_numbers": None, "_offsets": None}  # mapped again by the receiver
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
         if self.folder is not None:
             self._load()
