@@ -6,7 +6,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from platformdirs import user_cache_path
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.one_writer import one_writer
 from penstock.files.own_files import check_tree, own_folder
+from penstock.terminal import watched
 
 VARIABLE = "PENSTOCK_CACHE"
 NamedArrays = Mapping[str, npt.NDArray[Any]]
@@ -87,6 +88,26 @@ class CacheFolder:
 
     def __init__(self, cache_dir: str, key: str) -> None:
         self.path = Path(cache_dir).expanduser().absolute() / key
+
+    def text_lengths(
+        self, name: str, texts: Iterable[str], count: int, length: Callable[[str], int]
+    ) -> npt.NDArray[np.int32]:
+        """`length` of each of the `count` texts, int32[count], kept as `name`; errors as `arrays`.
+
+        Args:
+            texts: are gone through only where no lengths are kept.
+        """
+
+        def counted() -> NamedArrays:
+            shown = watched(texts, count, "counting tokens")
+            return {"lengths": np.fromiter(map(length, shown), np.int32, count)}
+
+        def is_sound(kept: NamedArrays) -> bool:
+            lengths = kept["lengths"]
+            fits = lengths.dtype == np.int32 and lengths.shape == (count,)
+            return fits and int(lengths.min()) >= 0
+
+        return self.arrays(name, counted, is_sound)["lengths"]
 
     def arrays(
         self, name: str, make: Callable[[], NamedArrays], is_sound: Callable[[NamedArrays], bool]

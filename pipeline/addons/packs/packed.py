@@ -28,7 +28,6 @@ from penstock.files.batch_bytes import reserve
 from penstock.files.limits import DEFAULT, Limits
 from penstock.loading.encoded import EncodedImage, StoredPictures
 from penstock.order.randomness import IntArray
-from penstock.terminal import watched
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -245,20 +244,12 @@ class Packed(Dataset[dict[str, Any]]):
                 )
             )
 
-        def counted() -> dict[str, npt.NDArray[Any]]:
-            texts = (self._value(field, row) for row in range(len(self)))
-            shown = watched(texts, len(self), "counting tokens")
-            return {"lengths": np.fromiter(map(length, shown), np.int32, len(self))}
-
-        def is_sound(kept: Any) -> bool:
-            lengths = kept["lengths"]
-            fits = lengths.dtype == np.int32 and lengths.shape == (len(self),)
-            return fits and int(lengths.min()) >= 0
-
         written = (self.pack.folder / RECORD).stat()
         key = fingerprint([str(self.pack.folder.resolve()), written.st_mtime_ns, written.st_size])
         cache = CacheFolder(self._cache_dir, f"packed-{key}")
-        return cache.arrays(f"lengths-{fingerprint([name])[:16]}", counted, is_sound)["lengths"]
+        texts = (self._value(field, row) for row in range(len(self)))
+        kept_as = f"lengths-{fingerprint([name])[:16]}"
+        return cache.text_lengths(kept_as, texts, len(self), length)
 
 
 def _is_picture(field: Field) -> bool:

@@ -29,7 +29,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from penstock.addons.stores.forecast import kept, promise_times, read_forecasts, victims
-from penstock.addons.stores.request_gate import unusable
+from penstock.addons.stores.request_gate import locked, unusable
 from penstock.errors import DataError
 from penstock.files.own_files import check_own, open_own, own_folder
 
@@ -126,7 +126,7 @@ class FileCache:
 
     def give_back(self, amount: int) -> None:
         """Release `amount` reserved bytes."""
-        with _locked(self.folder / "taken") as ledger:
+        with locked(self.folder / "taken") as ledger:
             taken, counted = _read_ledger(ledger)
             _write_ledger(ledger, max(0, taken - amount), counted)
 
@@ -137,7 +137,7 @@ class FileCache:
         return False
 
     def _taken(self, part: PartialFile, more: int) -> bool:
-        with _locked(self.folder / "taken") as ledger:
+        with locked(self.folder / "taken") as ledger:
             taken, counted = _read_ledger(ledger)
             now = time.time()
             if not 0 <= now - counted < _RECOUNT or taken + more > self.limit:
@@ -198,7 +198,7 @@ class FileCache:
         That is when another process has finished it, or has removed the file whose lock we awaited.
         """
         path = self._own("parts") / entry
-        with _locked(path) as descriptor:
+        with locked(path) as descriptor:
             if not _is_at(descriptor, path):
                 yield None
                 return
@@ -283,19 +283,6 @@ def _read_ledger(descriptor: int) -> tuple[int, float]:
 
 def _write_ledger(descriptor: int, taken: int, counted: float) -> None:
     os.pwrite(descriptor, f"{taken:020d} {counted:020.1f}\n".encode(), 0)
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[int]:
-    """A descriptor of `path`, which is made if need be, with the lock on it."""
-    descriptor = open_own(path, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield descriptor
-    finally:
-        # By closing alone, a copy in a process that was forked meanwhile would go on holding it.
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
-        os.close(descriptor)
 
 
 def _is_at(descriptor: int, path: str | Path) -> bool:

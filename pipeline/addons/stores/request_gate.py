@@ -144,16 +144,24 @@ class RequestGate:
             time.sleep(_POLL if now >= pace.waits else min(pace.waits - now, 0.2))
 
     def _change(self, folder: Path, change: Callable[[Pace], Pace]) -> None:
-        with suppress(OSError):  # a full disk: the pace stays as it is
-            descriptor = open_own(folder / "pace", os.O_RDWR | os.O_CREAT, 0o600)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-                pace = change(_parsed(os.pread(descriptor, _RECORD, 0), self._most))
-                text = " ".join(f"{number:.4f}" for number in pace)
-                os.pwrite(descriptor, text.ljust(_RECORD - 1).encode() + b"\n", 0)
-                fcntl.flock(descriptor, fcntl.LOCK_UN)
-            finally:
-                os.close(descriptor)
+        # With a full disk, the pace stays as it is.
+        with suppress(OSError), locked(folder / "pace") as descriptor:
+            pace = change(_parsed(os.pread(descriptor, _RECORD, 0), self._most))
+            text = " ".join(f"{number:.4f}" for number in pace)
+            os.pwrite(descriptor, text.ljust(_RECORD - 1).encode() + b"\n", 0)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[int]:
+    """A descriptor of `path`, which is made if need be, with the lock on it."""
+    descriptor = open_own(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield descriptor
+    finally:
+        # By closing alone, a copy in a process that was forked meanwhile would go on holding it.
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+        os.close(descriptor)
 
 
 def unusable(folder: Path, error: OSError) -> DataError:

@@ -13,7 +13,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -167,22 +167,9 @@ class PlainText(FileDataset, Dataset[Sample]):
 
     def text_lengths(self, length: Callable[[str], int], name: str) -> npt.NDArray[np.int32]:
         """The length of each text as `length` counts it, int32[N], kept under `name`."""
-
-        def counted() -> dict[str, npt.NDArray[Any]]:
-            shown = watched(self.texts, len(self.texts), "counting tokens")
-            return {"lengths": np.array([length(text) for text in shown], np.int32)}
-
-        def is_sound(kept: Any) -> bool:
-            lengths = kept["lengths"]
-            return (
-                lengths.dtype == np.int32
-                and lengths.shape == (len(self),)
-                and int(lengths.min()) >= 0
-            )
-
         cache = CacheFolder(self._cache_dir, f"plain-{self.fingerprint}")
         key = hashlib.blake2b(name.encode(), digest_size=8).hexdigest()
-        return cache.arrays(f"lengths-{key}", counted, is_sound)["lengths"]
+        return cache.text_lengths(f"lengths-{key}", self.texts, len(self), length)
 
     def fingerprint_parts(self, sized: bool) -> list[Part]:
         """How files are read and divided, their names, and the text itself."""
