@@ -21,6 +21,7 @@ from penstock.order.randomness import (
     seed_global,
     uniform,
 )
+from penstock.order.seeding import ThreadRandomness
 
 
 def test_keys_are_the_same_for_ever():
@@ -136,6 +137,49 @@ def test_moved_names_the_generators_that_were_drawn_from():
         torch.rand(1)
         random.random()
         assert moved(states) == ["random", "numpy.random", "torch"]
+
+
+LIKE = torch.zeros(4)
+DRAWS = [
+    lambda: torch.rand(3),
+    lambda: torch.randn(20),
+    lambda: torch.randint(10, (3,)),
+    lambda: torch.randint(-5, 6, (3,)),
+    lambda: torch.randperm(9),
+    lambda: torch.normal(LIKE, 2.0),
+    lambda: torch.bernoulli(LIKE + 0.5),
+    lambda: torch.multinomial(LIKE + 1, 3),
+    lambda: torch.poisson(LIKE + 3),
+    lambda: torch.rand_like(LIKE),
+    lambda: torch.randn_like(LIKE, dtype=torch.float64),
+    lambda: torch.randint_like(LIKE, 10),
+    lambda: torch.randint_like(LIKE, high=10),
+    lambda: torch.randint_like(LIKE, -5, 6),
+    lambda: torch.randint_like(LIKE, low=-5, high=6, dtype=torch.int64),
+    lambda: torch.distributions.Beta(LIKE + 2, LIKE + 3).sample(),
+    lambda: torch.distributions.Dirichlet(LIKE + 2).sample(),
+    lambda: torch.nn.init.trunc_normal_(torch.empty(4)),
+    lambda: torch.empty(4).uniform_(2, 3),
+    lambda: torch.empty(4).normal_(5, 2),
+    lambda: torch.empty(4).random_(7),
+    lambda: torch.empty(4).exponential_(),
+    lambda: (torch.manual_seed(3), torch.rand(2))[1],
+]
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+def test_a_thread_draws_what_the_global_generator_would(draw):
+    """... however often, and the global one does not move."""
+    with scope():
+        torch.manual_seed(5)
+        expected = [draw(), draw(), torch.rand(2)]
+    before = torch.random.get_rng_state()
+    with ThreadRandomness() as thread:
+        thread.seed(5)
+        drawn = [draw(), draw(), torch.rand(2)]
+    assert all(map(torch.equal, drawn, expected))
+    assert [one.dtype for one in drawn] == [one.dtype for one in expected]
+    assert torch.equal(torch.random.get_rng_state(), before)
 
 
 @pytest.mark.stress

@@ -328,16 +328,20 @@ def test_buckets_of_texts_are_hardly_larger_than_a_sort(more):
 
 
 @given(
-    st.lists(st.integers(1, 300), min_size=1, max_size=200),
+    st.one_of(
+        st.lists(st.integers(1, 300), min_size=1, max_size=200),
+        st.integers(200, 3000).map(lambda count: [1 + row % 97 for row in range(count)]),
+    ),
     st.integers(1, 20),
     st.sampled_from([None, 1, 3, 1000]),
 )
 @settings(max_examples=60, deadline=None)
-def test_cuts_are_ascending_and_cover_all_rows(lengths, rows, count):
+def test_cuts_are_at_batches_ascending_and_cover_all_rows(lengths, rows, count):
     edges = cuts(np.sort(np.array(lengths)), rows, count)
     assert edges[0] == 0
     assert edges[-1] == len(lengths)
     assert (np.diff(edges) > 0).all()
+    assert (edges[:-1] % rows == 0).all()
     assert count is None or len(edges) - 1 <= count
 
 

@@ -2,6 +2,8 @@
 
 import copy
 import math
+import os
+import signal
 
 import pytest
 import torch
@@ -20,6 +22,7 @@ from penstock.order.plan import Plan
 from penstock.order.samplers import Random, Sequential
 from penstock.runs import checkpoint, run_state
 from penstock.runs.checkpoint import Checkpoints
+from penstock.training.epoch_metrics import EpochMetrics
 from penstock.training.objective import Regression
 from penstock.training.runner import (
     NonFiniteLossError,
@@ -29,6 +32,8 @@ from penstock.training.runner import (
     train_epoch,
     validate,
 )
+from penstock.training.schedules import with_warmup
+from penstock.training.speed import speed
 from penstock.training.train_step import TrainOptions, TrainStep
 
 
@@ -46,6 +51,20 @@ class Line(Dataset):
     def __getitem__(self, index):
         y = self.x[index] @ torch.tensor([1.0, 2.0, 3.0])
         return {"x": self.x[index], "y": y * math.nan if index == self.broken else y}
+
+
+class Fatal(Line):
+    """Ends the process that reads its row 3 for the first time."""
+
+    def __init__(self, file):
+        super().__init__()
+        self.file = file
+
+    def __getitem__(self, index):
+        if index == 3 and not self.file.exists():
+            self.file.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)
 
 
 class Noise:
@@ -282,6 +301,25 @@ def test_the_mean_loss_of_an_epoch_weighs_samples_alike():
     assert parts.history[0]["val/loss"] == pytest.approx(whole.history[0]["val/loss"])
 
 
+def test_dead_workers_of_both_splits_are_counted(tmp_path):
+    train, val = (
+        loader(Fatal(tmp_path / name), backend="process", num_workers=1)
+        for name in ("train", "val")
+    )
+    _, result = run(train, val=val, max_epochs=2)
+    assert [record["worker_deaths"] for record in result.history] == [2, 0]
+
+
+def test_milliseconds_are_of_a_sample():
+    model, data = network(), loader()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = TrainStep(model, objective(), optimizer, None, TrainOptions(), Group(), 0)
+    assert {"ms/read", "ms/collate"} <= train_epoch(step, data, 0).keys()
+    data.stats.samples, data.stats.stages = 4, {"read": 0.2, "collate": 0.01}
+    record = speed(step, data, EpochMetrics(Group()))
+    assert (record["ms/read"], record["ms/collate"]) == (50.0, 2.5)
+
+
 def test_checkpoints_hold_all_that_training_goes_on_from(tmp_path):
     model, result = run(folder=tmp_path, max_epochs=3, keep=2, optimizer=torch.optim.Adam)
     names = sorted(path.name for path in tmp_path.iterdir())
@@ -338,6 +376,20 @@ def test_schedulers_move_by_step_or_by_epoch():
     run(lr=1e-3, scheduler=halve, max_epochs=1, observers=[seen], log_every=1)
     rates = [record["lr"] for record in seen.records]
     assert rates[:3] == pytest.approx([5e-4, 2.5e-4, 1.25e-4])
+
+
+@pytest.mark.parametrize(
+    ("steps", "rates"), [(0, [8] * 6), (1, [0.08] + [8] * 5), (4, [0.08, 2.06, 4.04, 6.02, 8, 8])]
+)
+def test_a_warm_up_rises_in_its_steps_from_a_hundredth(steps, rates):
+    optimizer = torch.optim.SGD(network().parameters(), lr=8.0)
+    constant = lambda made: torch.optim.lr_scheduler.LambdaLR(made, lambda step: 1.0)  # noqa: E731
+    scheduler, seen = with_warmup(optimizer, steps, constant), []
+    for _ in range(6):
+        seen.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    assert seen == pytest.approx(rates)
 
 
 def test_a_plateau_is_followed_by_the_monitored_metric():

@@ -24,11 +24,11 @@ from penstock.datasets.reading.image import encoded_image, read_image
 from penstock.errors import ConfigError, DataError
 from penstock.loading import output_buffers
 from penstock.loading.collate import Stack
-from penstock.loading.encoded import EncodedImage
+from penstock.loading.encoded import EncodedImage, StoredPictures
 from penstock.loading.fetch import Fetch
 from penstock.loading.loader import Loader, LoaderOptions
 from penstock.order.randomness import begin_sample, hash64, uniform, uniform_at
-from penstock.transforms import native_images
+from penstock.transforms import native_images, pure_images
 from penstock.transforms.batch import BatchCompose
 from penstock.transforms.batch_colors import BatchNormalize
 from penstock.transforms.crops import CenterCrop, Crop, RandomAreaCrop
@@ -119,6 +119,10 @@ def test_every_kind_of_file_gives_what_the_reader_gives(tmp_path, decoder, name)
     step = RandomAreaCrop((0.1, 1.0), (3 / 4, 4 / 3), 0.5)
     for key in range(6):
         crop = step(key, width, height)
+        if quick:
+            header = jpeg_header(path.read_bytes())
+            part = pure_images.decode(path.read_bytes(), header, crop, (40, 30), False)
+            assert part.shape == (3, 40, 30)
         left, top, right, bottom = map(int, crop[:4])
         part = whole[None, :, top:bottom, left:right].as_subclass(torch.Tensor)
         expected = torch.nn.functional.interpolate(part, (40, 30), mode="bilinear", antialias=True)[
@@ -343,6 +347,9 @@ def test_crops_are_pinned():
     """An update of Penstock does not change which part of a picture a key means."""
     step = RandomAreaCrop((0.08, 1.0), (3 / 4, 4 / 3), 0.5)
     assert [tuple(step(hash64(key), 500, 375)[:5]) for key in range(3)] == PINNED
+    # Of a wide picture few shapes fit: after ten tries it is the middle.
+    wide, keys = RandomAreaCrop((0.22, 1.0), (3 / 4, 4 / 3), 0.5), map(hash64, range(3000))
+    assert [wide(key, 300, 60)[:4] for key in keys].count((110, 0, 190, 60)) == 2689
 
 
 def test_one_number_is_one_of_many():
@@ -432,6 +439,31 @@ def test_pictures_that_are_decoded_already(tmp_path):
     found = step({"image": read_image(str(path))})["image"]
     begin_sample(None)
     assert torch.equal(found, decoded(step, path, 5))
+
+
+@both
+def test_stored_pictures_are_cropped_as_each_is_alone():
+    """Pictures of many sizes that lie in one piece of memory, in another order."""
+    sizes = [(200, 150), (64, 90), (33, 300), (90, 64)]
+    pictures = [np.asarray(picture(*size, seed)) for seed, size in enumerate(sizes)]
+    order, keys = [2, 0, 3, 1], np.array([hash64(key) for key in range(4)], np.uint64)
+    lengths = [pictures[row].size for row in order]
+    starts = np.empty(4, np.int64)
+    starts[order] = 7 + np.cumsum([0, *lengths[:-1]])
+    shapes = np.array([one.shape for one in pictures])
+    pixels = np.concatenate([np.zeros(7, np.uint8), *(pictures[row].ravel() for row in order)])
+    native, pure = (
+        DecodeRandomResizedCrop((40, 32), decoder=name, reduce=False) for name in ("native", "pure")
+    )
+    together = native.decode_batch(StoredPictures(pixels, starts, *shapes.T), keys)
+    assert together.shape == (4, 3, 40, 32)
+    for row, key in enumerate(keys.tolist()):
+        image = tv_tensors.Image(torch.from_numpy(pictures[row].copy()).permute(2, 0, 1))
+        begin_sample(key)
+        alone, by_torch = native({"image": image})["image"], pure({"image": image})["image"]
+        begin_sample(None)
+        assert torch.equal(together[row], alone)
+        assert (together[row].int() - by_torch.int()).abs().max() <= 1
 
 
 def folder(root, count=12, broken=()):
