@@ -376,6 +376,20 @@ def test_classes_are_whole_numbers_of_any_type(label):
     assert objective.confusion.sum() == 3
 
 
+def test_classes_may_be_shares():
+    """The loss and the constant go by the shares, metrics by the likeliest class."""
+    shares = torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.1, 0.8], [0.0, 1.0, 0.0], [0.4, 0.5, 0.1]])
+    objective, data = classification(), batch({"x": torch.eye(4, 3), "label": shares})
+    losses, outputs = objective(nn.Identity(), data)
+    torch.testing.assert_close(losses, -(shares * outputs.log_softmax(-1)).sum(-1))
+    constant = objective.constant([data]).softmax(-1)
+    torch.testing.assert_close(constant, torch.tensor([0.3, 0.45, 0.25]))
+    assert objective.targets(data).tolist() == [0, 2, 1, 1]
+    objective.update(torch.eye(3)[[0, 2, 0, 1]], data)
+    assert objective.compute()["accuracy"] == 3 / 4
+    assert objective.confusion.tolist() == [[1, 0, 0], [1, 1, 0], [0, 0, 1]]
+
+
 def test_what_is_no_class_is_named():
     objective = classification()
     for wrong, shape in (

@@ -349,19 +349,37 @@ def test_a_run_that_an_observer_has_ended_can_be_resumed(tmp_path):
     assert fitted(Session(state=state)) == ("max_epochs", 3)
 
 
+class Scripted(Regression):
+    """Its metric is told beforehand."""
+
+    def __init__(self, *values):
+        super().__init__(nn.MSELoss(reduction="none"), {}, ["x"], "y")
+        self.values = iter(values)
+
+    def compute(self, group=None):
+        return {"mse": next(self.values)}
+
+
+def fit_scripted(values, session, **options):
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    chosen = TrainOptions(monitor="mse", **options)
+    step = TrainStep(model, Scripted(*values), optimizer, None, chosen, Group(), 0)
+    return fit(step, loader(), loader(), session)
+
+
+def test_a_resumed_run_knows_its_best_and_how_long_ago_that_was(tmp_path):
+    first = fit_scripted([3.0, 1.0, 2.0], Session(Checkpoints(tmp_path)), max_epochs=3)
+    state = checkpoint.find_newest(tmp_path, run_state.check).state
+    result = fit_scripted([2.5, 2.7], Session(state=state), max_epochs=9, patience=2)
+    assert (result.reason, len(result.history)) == ("patience", 4)
+    assert result.history[:3] == first.history
+    assert result.best is result.history[1]
+
+
 def test_the_best_is_saved_between_two_saves(tmp_path):
-    values = iter([3.0, 1.0, 2.0, 2.5])
-
-    class Scripted(Regression):
-        def compute(self, group=None):
-            return {"mse": next(values)}
-
-    scripted = Scripted(nn.MSELoss(reduction="none"), {}, ["x"], "y")
-    optimizer = torch.optim.SGD(network().parameters(), lr=0.1)
-    options = TrainOptions(max_epochs=4, save_every=3, monitor="mse")
     kept = Checkpoints(tmp_path, keep_last=9)
-    step = TrainStep(network(), scripted, optimizer, None, options, Group(), 0)
-    fit(step, loader(), loader(), Session(kept))
+    fit_scripted([3.0, 1.0, 2.0, 2.5], Session(kept), max_epochs=4, save_every=3)
     assert checkpoint.load(tmp_path / "best.safetensors")["metrics"]["mse"] == 1.0
     assert len(list(tmp_path.glob("step-*"))) == 4  # two bests, every third, the last
 
