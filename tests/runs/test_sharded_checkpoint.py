@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed.checkpoint import hf_storage
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 
-from penstock.runs import checkpoint
+from penstock.distributed.group import Group
+from penstock.runs import checkpoint, sharded_checkpoint
 from penstock.runs.checkpoint import CheckpointError, Checkpoints
 from tests import warm
 from tests.shard_files import network, state_of, step
@@ -84,6 +87,25 @@ def saved(ran, tmp_path):
     shutil.copytree(ran / "legs" / "step-00000007", folder)
     checkpoint.load(folder)
     return folder
+
+
+class NamedOtherwise(HuggingFaceStorageWriter):
+    """As another version of torch might name its files."""
+
+    def finish(self, metadata, results):
+        super().finish(metadata, results)
+        for file in Path(self.path).glob("shard-*"):
+            file.rename(file.with_name(f"part-{file.name}"))
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is")
+def test_shards_that_no_load_would_find_are_no_checkpoint(tmp_path, monkeypatch):
+    tensors = {"weight": torch.ones(3)}
+    sharded_checkpoint.write_folder(tmp_path / "1", "{}", tensors, Group(), None)
+    monkeypatch.setattr(hf_storage, "HuggingFaceStorageWriter", NamedOtherwise)
+    with pytest.raises(CheckpointError, match="has other shards than the ranks have written"):
+        sharded_checkpoint.write_folder(tmp_path / "2", "{}", tensors, Group(), None)
+    assert [path.name for path in tmp_path.iterdir()] == ["1"]
 
 
 def test_every_flipped_byte_is_noticed(saved):
