@@ -2,11 +2,10 @@
 
 import signal
 import sys
-import threading
 
 import pytest
 
-from penstock.distributed import launch, standing, world
+from penstock.distributed import launch, world
 from penstock.errors import PREEMPTED
 
 RANK = """
@@ -69,16 +68,3 @@ def test_what_is_left_of_its_restarts():
     assert world.restarts_left({}) == 0
     assert world.starts_again(environment)
     assert not world.starts_again({"TORCHELASTIC_MAX_RESTARTS": "0"})
-
-
-def test_a_process_gives_its_stacks_to_one_file_for_good():
-    before = standing.description().dump
-    thread = threading.Thread(target=standing.listen)
-    thread.start()
-    thread.join()
-    assert standing.description().dump == before  # only the main thread can register a signal
-    standing.listen()
-    dump = standing.description().dump
-    assert dump >= 0
-    standing.listen()
-    assert standing.description().dump == dump
