@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from penstock.errors import ConfigError, PenstockError
+from penstock.runs import holder
 from penstock.runs.run_folder import RunFolder
 
 
@@ -251,3 +252,17 @@ def test_rewinding_needs_no_files(tmp_path):
     folder = RunFolder.reopen(tmp_path / "one")
     folder.rewind(3, 1, 7)
     folder.release()
+
+
+def test_a_folder_is_taken_from_a_holder_that_is_lost(tmp_path, monkeypatch):
+    lost = holder.take(tmp_path)
+    assert holder.take(tmp_path) is None
+    monkeypatch.setattr(holder, "_PATIENCE", 0.0)
+    new = holder.take_from_lost(tmp_path)
+    assert holder.take(tmp_path) is None
+    assert f"in use by process {os.getpid()} on" in holder.held_by(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [holder.HOLDER]
+    lost.release()  # of a file that has no name any more
+    assert holder.take(tmp_path) is None
+    new.release()
+    holder.take(tmp_path).release()
