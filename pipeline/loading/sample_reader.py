@@ -114,8 +114,9 @@ class SampleReader:
         self._counted = 0  # samples
         self._taken = 0  # bytes, by these and by what was read at once
         self.samples: list[Any] = []
-        self.is_counted = recipe.reads_many and transform is None
-        if recipe.reads_many:
+        self._many = recipe.reads_many  # asked for each sample; a cached property is slower
+        self.is_counted = self._many and transform is None
+        if self._many:
             self._early = self._read_many()
             account = batch_bytes.at_hand()
             self._taken = account.taken if account else 0
@@ -138,8 +139,8 @@ class SampleReader:
             if index in self._known:
                 raise BadSampleError(self._known[index], known=True)
             try:
-                many = self._recipe.reads_many
-                sample = self._rows.__getitems__([index])[0] if many else self._rows[index]
+                read = self._rows
+                sample = read.__getitems__([index])[0] if self._many else read[index]
                 if type(sample) is not dict:
                     sample = self._named(sample)
             except Exception as error:
