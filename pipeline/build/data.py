@@ -20,10 +20,9 @@ from penstock.config.nodes import FACTS, SAME_FACTS, choosing, of_the_build, val
 from penstock.config.schema import Config, LoaderSection
 from penstock.distributed.world import World, from_environment
 from penstock.errors import ConfigError, Problem
-from penstock.loading import postscript
 from penstock.loading.bad_samples import BadSamples, Budget, epoch_length
 from penstock.loading.dataset_facts import classes_of, facts_of
-from penstock.loading.fetch import Fetch
+from penstock.loading.fetch import Fetch, refuse_postscript
 from penstock.loading.loader import Loader
 from penstock.loading.named_fields import Fields
 from penstock.loading.sampled_rows import SampleRequest
@@ -182,7 +181,7 @@ class Split:
     @cached_property
     def dataset(self) -> Any:
         """The rows or records that a run reads."""
-        postscript.refuse()
+        refuse_postscript()
         opened = (wrapper.opened() for wrapper in self.wrappers)
         dataset = next((candidate for candidate in opened if candidate is not None), None)
         if dataset is None:

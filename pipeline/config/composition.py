@@ -8,6 +8,7 @@ that if it is wrong.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +30,6 @@ from penstock.config import (
     environment,
     hydra_internals,
     hydra_section,
-    plain_words,
     step_order,
     unknown_keys,
     whole_nodes,
@@ -45,6 +45,11 @@ from penstock.errors import ConfigError, Problem
 CONF = (Path(__file__).resolve().parent.parent / "conf").resolve()
 VERSION_BASE = "1.3"
 _HYDRAS_FOLDER = "hydra.run.dir"
+# What hydra's grammar cannot read as people write it: an expression (sample=length > 500), and
+# epoch and step (address=3,1200), which it takes for a sweep over two values.
+_EXPRESSIONS = re.compile(r"\+{0,2}(sample|dataset\.([\w.]+\.)?filter)", re.ASCII)  # keys
+_READABLE = re.compile(r"[\w./:@+-]*|'.*'|\".*\"|\[.*\]|\$?\{.*\}", re.ASCII | re.DOTALL)
+_ADDRESS = re.compile(r"address=\(?(\d+), ?(\d+)\)?", re.ASCII)
 
 _ERRORS = (
     HydraException,
@@ -240,7 +245,7 @@ def with_run_dir(lines: Iterable[str]) -> list[str]:
     Raises:
         ConfigError: both names are given.
     """
-    words = list(map(plain_words.quoted, lines))
+    words = list(map(quoted, lines))
     parts = [word.partition("=") for word in words]
     keys = [key.lstrip("+") if equals else "" for key, equals, _ in parts]
     folders = [value for key, (*_, value) in zip(keys, parts, strict=True) if key == _HYDRAS_FOLDER]
@@ -256,6 +261,18 @@ def with_run_dir(lines: Iterable[str]) -> list[str]:
         f"run_dir={value}" if key == _HYDRAS_FOLDER else word
         for word, key, (*_, value) in zip(words, keys, parts, strict=True)
     ]
+
+
+def quoted(word: str) -> str:
+    """An override as hydra reads it; one that it reads anyway stays as it is."""
+    key, equals, value = word.partition("=")
+    if equals and _EXPRESSIONS.fullmatch(key) and not _READABLE.fullmatch(value):
+        # A backslash stands for itself, but before a quote.
+        text = re.sub(
+            r"(\\*)('|$)", lambda match: match[1] * 2 + ("\\'" if match[2] else ""), value
+        )
+        return f"{key}='{text}'"
+    return _ADDRESS.sub(r"address=[\1,\2]", word) if _ADDRESS.fullmatch(word) else word
 
 
 def _not_mergeable(override: Override, config: DictConfig) -> list[Problem]:

@@ -12,7 +12,6 @@ from penstock.config.messages import nearest, not_allowed
 from penstock.config.nodes import Parts, called, datasets_found
 from penstock.config.schema import Config
 from penstock.config.signatures import arguments
-from penstock.order.composed import Repeated
 from penstock.order.samplers import BatchStrategy
 from penstock.order.streams import StreamOrder
 
@@ -109,9 +108,11 @@ def repetitions(config: Config, parts: Parts) -> Messages:
     """Rows are repeated inside of a batch."""
     sampler: Any = parts.get("sampler")
     size, times = config.batch.size, config.sampler.get("times")
-    if not (isinstance(sampler, type) and issubclass(sampler, Repeated)) or size is None:
+    if size is None or not isinstance(times, int) or times <= 0:
         return
-    if isinstance(times, int) and times > 0 and size % times:
+    from penstock.order.composed import Repeated
+
+    if isinstance(sampler, type) and issubclass(sampler, Repeated) and size % times:
         low = size // times * times
         ways = " or ".join(str(even) for even in (low, low + times) if even)
         yield (

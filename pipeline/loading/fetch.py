@@ -27,7 +27,7 @@ import torch
 
 from penstock.errors import DataError
 from penstock.files.batch_bytes import BatchBytes, BatchTooLargeError, bounded, discarded
-from penstock.loading import output_buffers, postscript, worker_status
+from penstock.loading import output_buffers, worker_status
 from penstock.loading.bad_samples import (
     RAISE,
     BadSampleError,
@@ -41,7 +41,6 @@ from penstock.loading.collate import Mismatch, kinds_of, plain
 from penstock.loading.encoded import EncodedImage
 from penstock.loading.memory import of_a_batch
 from penstock.loading.named_fields import NAMELESS, Fields, OwnCollate
-from penstock.loading.repeatable import Again
 from penstock.loading.sample_reader import Recipe, SampleReader, in_batch
 from penstock.loading.sampled_rows import SampleRequest, seen_of
 from penstock.loading.sizes import nbytes
@@ -130,7 +129,7 @@ class Fetch:
     def __setstate__(self, state: dict[str, object]) -> None:
         """In a worker that was not forked."""
         self.__dict__.update(state)
-        postscript.refuse()
+        refuse_postscript()
 
     def __call__(self, request: Any, draws: Draws = GLOBAL) -> Any:
         """The batch of `request`, or the end of a stream.
@@ -251,6 +250,8 @@ class Fetch:
             again = None
             if not self.repeat_checked and self._own.is_foreign:
                 self.repeat_checked = True
+                from penstock.loading.repeatable import Again
+
                 with suppress(Exception):  # a record that cannot be copied
                     again = Again(
                         request,
@@ -441,3 +442,14 @@ def _bytes_of(value: Any) -> bytes:
     if isinstance(value, EncodedImage):
         return value.content
     raise DataError(f"a field of type {type(value).__name__} cannot be hashed; make it a tensor")
+
+
+def refuse_postscript() -> None:
+    """Let Pillow start no program in this process, from now on; 5 ms the first time.
+
+    It starts Ghostscript for a picture in PostScript. Datasets of torchvision open whatever Pillow
+    opens, and a file called `.jpg` may hold PostScript.
+    """
+    from PIL import EpsImagePlugin
+
+    EpsImagePlugin.gs_binary = False

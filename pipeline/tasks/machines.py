@@ -72,10 +72,10 @@ class Machines:
 
         If that start ended before it had a copy, what it was resumed from is still in memory.
         """
-        seam = installed.copies()
+        seam = installed.copies() if self.same_launch else None
         if seam is None:
             return None
-        for entry in self._starts if self.same_launch else []:
+        for entry in self._starts:
             start, resumed = str(entry.get("id")), str(entry.get("resumed"))
             copies = [
                 (member.copies[start], -rank)
@@ -116,7 +116,8 @@ class Machines:
 
 def gather(group: Group) -> list[Member]:
     """All ranks' `Member`s, on all of them."""
-    seam = installed.copies()
-    copies = seam.found() if seam is not None and group.world.local_rank == 0 else {}
-    own = Member(platform.node(), world.launcher_start(), world.restarts() > 0, copies)
+    launcher = world.launcher_start()
+    seam = installed.copies() if launcher and group.world.local_rank == 0 else None
+    copies = seam.found() if seam is not None else {}
+    own = Member(platform.node(), launcher, world.restarts() > 0, copies)
     return group.gather(own)

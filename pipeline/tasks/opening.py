@@ -19,6 +19,7 @@ from penstock.config.changes import differing
 from penstock.config.own_command import overrides
 from penstock.config.schema import Config
 from penstock.distributed.group import Group
+from penstock.distributed.world import launcher_start
 from penstock.errors import ConfigError, Problem
 from penstock.loading.known_by import ADVICE, compared_rows, in_fingerprint
 from penstock.loading.loader import Loader
@@ -100,7 +101,9 @@ class Opening:
             ConfigError: there is nothing to resume, or it is of another run.
             CheckpointError: the named checkpoint, or all of them, cannot be used.
         """
-        config, group, copies = self.config, self.group, installed.copies()
+        config, group = self.config, self.group
+        # Copies serve the ranks that a launcher starts again.
+        copies = None if group.alone and launcher_start() is None else installed.copies()
         members = machines.gather(group)
         folder, newest, source, then = None, None, None, Machines(members, None)
         opened_as, where = ("", "", ""), None

@@ -7,7 +7,7 @@ import pytest
 
 from penstock.addons.backwards import where
 from penstock.addons.backwards.backwards import RunHistory
-from penstock.config.plain_words import quoted
+from penstock.config.composition import quoted
 from penstock.order.address import Address
 from penstock.runs.record import RunRecord
 from tests.program import run

@@ -18,7 +18,7 @@ import penstock
 from penstock.addons.sweeps.stored_sweep import StoredSweep
 from penstock.build.data import DataParts
 from penstock.command import main
-from penstock.config.plain_words import quoted
+from penstock.config.composition import quoted
 from penstock.distributed.world import World
 from penstock.errors import ConfigError, DataError
 from penstock.loading.fetch import batch_hash
