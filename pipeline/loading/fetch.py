@@ -245,8 +245,9 @@ class Fetch:
     ) -> Batch:
         account.taken = 0
         with output_buffers.batch(len(request)):
-            spare = self.substitutes(rows)
-            reader = SampleReader(self.recipe, request, rows, self.transform, draws, timer, spare)
+            reader = SampleReader(
+                self.recipe, request, rows, self.transform, draws, timer, self.substitutes
+            )
             again = None
             if not self.repeat_checked and self._own.is_foreign:
                 self.repeat_checked = True

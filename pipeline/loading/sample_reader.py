@@ -80,7 +80,7 @@ class SampleReader:
         rows: what they are read from, by index.
         transform: sample -> sample; None leaves it.
         draws: the generators that samples are keyed by; reading many at once must not use them.
-        substitutes: rows that may take the place of bad ones.
+        substitutes: those of `rows` that may take the place of bad ones.
 
     Attributes:
         request: what the samples belong to; after `without`, without the bad ones.
@@ -99,7 +99,7 @@ class SampleReader:
         transform: Callable[[Any], Any] | None,
         draws: Draws,
         timer: StageTimer,
-        substitutes: Substitutes | None = None,
+        substitutes: Callable[[Any], Substitutes | None] = lambda rows: None,
     ) -> None:
         self.request = request
         self.places: IntArray | None = None
@@ -294,7 +294,7 @@ class SampleReader:
 
     def _substitute(self, slot: int, bad: BadSampleError, key: int) -> tuple[int, Any]:
         """Row and sample for the place of a bad one; its draws are those of the place."""
-        spare = self._substitutes
+        spare = self._substitutes(self._rows)
         rows = spare.rows(self.request, slot) if spare else iter(())
         for row in islice(rows, ATTEMPTS):
             self._draws.seed(key)
