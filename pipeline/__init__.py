@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from penstock.addons.reports.notebook import Run
     from penstock.build.data import build_train_loader, build_val_loader
     from penstock.config.preflight import compose
+    from penstock.distributed.gathered import gathered
     from penstock.loading.loader import Loader
 
 if __name__ != "penstock":  # by the name of this folder, each module would be there twice
@@ -32,6 +33,7 @@ _HOMES = {
     "build_train_loader": "penstock.build.data",
     "build_val_loader": "penstock.build.data",
     "compose": "penstock.config.preflight",
+    "gathered": "penstock.distributed.gathered",
 }
 
 
@@ -41,4 +43,12 @@ def __getattr__(name: str) -> Any:
     return getattr(import_module(_HOMES[name]), name)
 
 
-__all__ = ["DataLoader", "Loader", "Run", "build_train_loader", "build_val_loader", "compose"]
+__all__ = [
+    "DataLoader",
+    "Loader",
+    "Run",
+    "build_train_loader",
+    "build_val_loader",
+    "compose",
+    "gathered",
+]

@@ -224,11 +224,22 @@ class KeyedTransform(Transform, Protocol):
     keyed: bool
 
 
+class OwnLoss(Protocol):
+    """An objective of your own, of which only `loss` is needed; docs/objectives.md has the rest.
+
+    Batches have no padding: each has the n samples of this rank's share of a global batch.
+    """
+
+    def loss(self, model: Any, batch: Any, /) -> Any:
+        """What is trained: float32[n], a loss a sample; float32[], one for all; or a mapping of
+        these by name, of which the sum is trained."""
+
+
 class Renders(Protocol):
     """An objective that says how its samples and predictions look, for pictures and reports.
 
-    `penstock.training.objective.Objective` has all three. Override one where its answer says too
-    little: the numbers of a small target, or else the first metric.
+    The stock ones have all three. Override one where its answer says too little: the numbers of a
+    small target, or else the first metric.
     """
 
     def rendered(self, batch: Any, outputs: Any = None, /) -> Sequence[Any]:

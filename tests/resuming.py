@@ -30,7 +30,7 @@ from penstock.order.streams import StreamOrder, StreamPlan
 from penstock.order.torch_samplers import adapt
 from penstock.runs import checkpoint
 from penstock.runs.checkpoint import Checkpoints
-from penstock.training.objective import Objective, Regression
+from penstock.training.objective import Regression, Supervised
 from penstock.training.runner import Observer, Session, fit
 from penstock.training.train_step import TrainOptions, TrainStep
 from tests import streams
@@ -112,7 +112,7 @@ class Predictor(nn.Module):
         return self.head(torch.tanh(self.tokens(tokens) + self.places(positions)))
 
 
-class NextTokens(Objective):
+class NextTokens(Supervised):
     """A loss a token, as of a language model."""
 
     def __call__(self, model, batch):

@@ -129,6 +129,17 @@ def test_every_package_has_a_layer():
     assert there == named
 
 
+def test_every_add_on_is_in_the_contract_on_add_ons():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    (named,) = (
+        contract["modules"]
+        for contract in settings["contracts"]
+        if contract["type"] == "independence"
+    )
+    folders = (ROOT / "pipeline/addons").glob("*/__init__.py")
+    assert sorted(named) == sorted(f"penstock.addons.{path.parent.name}" for path in folders)
+
+
 def test_the_core_imports_no_dataset():
     """It meets them by the `_target_`s of a configuration; add-ons may build on them."""
     for name in tracked("pipeline/*.py"):

@@ -6,16 +6,22 @@ What a callable takes by name and the configuration leaves out is supplied: fact
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from penstock.build.data import DataParts
 from penstock.config.instantiate import make
 from penstock.config.nodes import SCHEDULE_KEYS, metrics
 from penstock.config.schema import Config
 from penstock.distributed.world import World
+from penstock.errors import ConfigError, Problem
 from penstock.order.randomness import hash64, scope, seed_global
+from penstock.training.objective_base import Objective
+from penstock.training.own_objective import adapted
+from penstock.training.own_steps import Optimizers
 from penstock.training.schedules import warmup_steps, with_warmup
 
 if TYPE_CHECKING:
@@ -43,18 +49,26 @@ class TrainingParts:
             made: torch.nn.Module = self.data.make_with_facts("model", self.config.model, False)
         return made
 
-    def objective(self) -> Any:
-        """The objective with its metrics."""
+    def objective(self) -> Objective:
+        """The objective with its metrics; one of a person's own, adapted."""
         node = self.config.objective
         if "metrics" in node:
             node = {**node, "metrics": metrics(node)}
-        return self.data.make_with_facts("objective", node, nested=True)
+        return adapted(self.data.make_with_facts("objective", node, nested=True))
 
     def optimizer(self, model: torch.nn.Module) -> Optimizer:
-        """The optimizer of the model's weights."""
-        params = [weight for weight in model.parameters() if weight.requires_grad]
-        made: Optimizer = make(self.config.optimizer, "optimizer", {"params": params})
-        return made
+        """The optimizer of the model's weights; or several, each of a part that it is named for."""
+        node = self.config.optimizer
+        if "_target_" in node:
+            return _optimizer(node, "optimizer", model)
+        parts = dict(model.named_children())
+        if unknown := node.keys() - parts.keys():
+            name, known = min(unknown), ", ".join(parts) or "no parts"
+            reason = f"is no part of {type(model).__name__}, which has {known}"
+            raise ConfigError(Problem(f"optimizer.{name}", reason))
+        return Optimizers(
+            {name: _optimizer(of, f"optimizer.{name}", parts[name]) for name, of in node.items()}
+        )
 
     def scheduler(self, optimizer: Optimizer, total_steps: int) -> LRScheduler | None:
         """The schedule with its warm-up, or None.
@@ -73,3 +87,9 @@ class TrainingParts:
         return with_warmup(
             optimizer, warm, lambda inner: make(plain, "scheduler", {"optimizer": inner, **steps})
         )
+
+
+def _optimizer(node: Mapping[str, Any], key: str, model: nn.Module) -> Optimizer:
+    params = [weight for weight in model.parameters() if weight.requires_grad]
+    made: Optimizer = make(node, key, {"params": params})
+    return made

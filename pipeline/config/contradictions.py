@@ -241,7 +241,9 @@ def monitor(config: Config, parts: Parts) -> Messages:
         return
     known = ["loss", *measured]
     metric = name.removeprefix("val/").split("/")[0]
-    if metric not in known:
+    # What an objective of a person's own measures shows on the first batch.
+    own = callable(getattr(parts.get("objective"), "loss", None))
+    if metric not in known and not own:
         yield (
             f"trainer.monitor: the objective measures no {name!r}{nearest(name, known)}; it has "
             f"{', '.join(known)}"

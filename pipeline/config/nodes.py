@@ -102,11 +102,14 @@ def parts(config: Config) -> list[Part]:
         Part("collate", collate_of(sections.get("collate"))),
         Part("model", sections.get("model"), FACTS),
         Part("objective", sections.get("objective"), FACTS, nested=True, measured=measured),
-        Part("optimizer", sections.get("optimizer"), ("params",)),
+        *(
+            Part(key, node, ("params",))
+            for key, node in by_name(sections.get("optimizer") or None, "optimizer").items()
+        ),
         Part("scheduler", scheduler, _SCHEDULER),
         *(
             Part(key, node, ("folder", "run"))
-            for key, node in trackers(sections.get("tracker")).items()
+            for key, node in by_name(sections.get("tracker"), "tracker").items()
         ),
     ]
     return [part for part in result if part.node is not None]
@@ -210,11 +213,11 @@ def filters(choices: Mapping[str, Any], where: str) -> list[tuple[str, Any]]:
     return [] if value is None else [(key, value)]
 
 
-def trackers(node: object) -> dict[str, object]:
-    """Node of each tracker by its key: `tracker` itself, or `tracker.NAME`."""
+def by_name(node: object, section: str) -> dict[str, object]:
+    """Nodes by key, of a section that is a node or has several by name."""
     if not isinstance(node, Mapping) or "_target_" in node:
-        return {"tracker": node}
-    return {f"tracker.{name}": tracker for name, tracker in node.items()}
+        return {section: node}
+    return {f"{section}.{name}": inner for name, inner in node.items()}
 
 
 def of_the_build(node: Mapping[str, object], name: str) -> Any:

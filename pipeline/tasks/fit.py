@@ -49,11 +49,12 @@ from penstock.tasks.recording import Digests, Identity, Ledger, Metrics, Quarant
 from penstock.tasks.validate import baselines, load_weights, monitored, try_one_batch, try_stream
 from penstock.terminal import put, say
 from penstock.training.epoch_metrics import NonFiniteLossError
-from penstock.training.objective import Objective
+from penstock.training.objective_base import Objective
 from penstock.training.observer import Observer, OnlyShows, Record
+from penstock.training.own_steps import make_train_step
 from penstock.training.runner import Result, fit
 from penstock.training.schedules import renewed
-from penstock.training.train_step import TrainOptions, TrainStep
+from penstock.training.train_step import TrainOptions
 
 # Seconds in which another signal is an echo of the first: a terminal sends Ctrl-C to all processes,
 # and the launcher forwards it to its ranks.
@@ -217,14 +218,16 @@ class Fit:
             # An objective of a person's own need not take a constant for a model.
             own = not type(self.objective).__module__.startswith("penstock.")
             if self.val_loader is not None and (self.config.trainer.baseline or not own):
-                try_one_batch(self.data.val, self.objective, self.val_loader, self.options.monitor)
+                try_one_batch(
+                    self.data.val, self.model, self.objective, self.val_loader, self.options
+                )
         echo = 0.0 if group.alone else _REPEATS_AFTER
         with (
             Preemption(echo, say if group.is_first else None, tell=group.tell) as preemption,
             group.ends_with_others(),
             group.explained(),  # a rank that is late is not lost
         ):
-            train_step = TrainStep(
+            train_step = make_train_step(
                 self.model,
                 self.objective,
                 self.optimizer,

@@ -32,6 +32,7 @@ from penstock.loading.collate import List
 from penstock.loading.loader import Loader
 from penstock.loading.stream_fetch import StreamFetch
 from penstock.order.plan import Plan
+from penstock.order.randomness import scope
 from penstock.order.samplers import Subset
 from penstock.order.skipped import Skipped
 from penstock.order.streams import StreamPlan
@@ -41,10 +42,11 @@ from penstock.runs.resumption import run_of
 from penstock.tasks import progress
 from penstock.tasks.folder_config import asked_of, may_be_typed
 from penstock.terminal import console, one_line, put, say, watched
-from penstock.training.objective import Constant, Objective
+from penstock.training.objective_base import Objective
 from penstock.training.observer import Observer, Record
+from penstock.training.own_objective import OwnObjective
 from penstock.training.runner import validate
-from penstock.training.train_step import Mode
+from penstock.training.train_step import Mode, TrainOptions, autocast
 
 BASELINE_SAMPLES = 1000
 _NAMED = 5  # keys and tensors that differ
@@ -164,8 +166,9 @@ def baselines(
     The latter on the first rank only. One that cannot be measured costs a warning.
     """
     found: dict[str, Record] = {}
-    with only_shown("the best constant prediction"):
-        found[objective.baseline_name] = baseline(data, objective, loader, group, observers)
+    if objective.baseline_name:
+        with only_shown(f"the baseline ({objective.baseline_name})"):
+            found[objective.baseline_name] = baseline(data, objective, loader, group, observers)
     if group.is_first and data.validates:
         with only_shown("what else the result is compared with"):
             found |= objective.comparisons(data.train.dataset, data.val.dataset)
@@ -179,9 +182,9 @@ def baseline(
     group: Group | None = None,
     observers: Sequence[Observer] = (),
 ) -> Record:
-    """Loss and metrics over `loader` of the constant that is best on the training split.
+    """Loss and metrics over `loader` of the objective's baseline: the best constant, say.
 
-    The constant is that of about 1000 training samples, with the transforms of validation: rows
+    It is made of about 1000 training samples, with the transforms of validation: rows
     spread over the split, or the first ones of a stream, or as many blocks of packed rows. All
     ranks find the same one.
     """
@@ -202,59 +205,74 @@ def baseline(
     options = replace(loader.options, persistent_workers=False)
     alone = replace(loader.world, rank=0, size=1)
     exchange = data.train.exchange(use="baseline", world=alone)
-    with (group or Group()).all_or_none():
-        with Loader(plan, fetch, options, alone, exchange=exchange) as batches:
-            count = math.ceil(BASELINE_SAMPLES / plan.batch_size)
-            some = islice(batches.epoch(0), count)
-            constant = objective.constant(watched(some, count, "finding the best constant"))
-        constant_model = Constant(constant).to(loader.world.device)
+    with (
+        (group or Group()).all_or_none(),
+        Loader(plan, fetch, options, alone, exchange=exchange) as batches,
+    ):
+        count, what = math.ceil(BASELINE_SAMPLES / plan.batch_size), objective.baseline_name
+        some = islice(batches.epoch(0), count)
+        model = objective.baseline(watched(some, count, f"finding the {what}"))
+    model.to(loader.world.device)
     with warnings.catch_warnings(action="ignore", category=UserWarning):  # of constant predictions
-        return validate(constant_model, objective, loader, group=group, observers=observers)
+        return validate(
+            model.to(loader.world.device), objective, loader, group=group, observers=observers
+        )
 
 
 @torch.no_grad()
-def try_one_batch(val: Split, objective: Objective, loader: Loader, monitor: str) -> None:
-    """Put the first batch of validation through loss and metrics, with a constant for a model.
+def try_one_batch(
+    val: Split, model: nn.Module, objective: Objective, loader: Loader, options: TrainOptions
+) -> None:
+    """Put the first batch of validation through loss and metrics.
 
-    A worker makes the batch if `loader` has workers: what a dataset opens at its first read must
-    not be open in the process that forks them.
+    An objective of a person's own takes the model itself, before its first step; the others take
+    their baseline. A worker makes the batch if `loader` has workers: what a dataset opens at its
+    first read must not be open in the process that forks them.
 
     Raises:
-        ConfigError: a metric does not take the predictions, or none is called `monitor`.
+        ConfigError: a metric does not take the predictions, or none is called as the monitored one.
     """
     plan = copy(val.plan)
     plan.most = 1
-    workers = min(loader.options.num_workers, 1)
-    options = replace(loader.options, num_workers=workers, auto=None, persistent_workers=False)
-    objective.to(loader.world.device).reset()
-    with Loader(plan, val.fetch(), options, loader.world, exchange=val.exchange()) as batches:
+    workers, device = min(loader.options.num_workers, 1), torch.device(loader.world.device)
+    one_worker = replace(loader.options, num_workers=workers, auto=None, persistent_workers=False)
+    objective.to(device).reset()
+    with Loader(plan, val.fetch(), one_worker, loader.world, exchange=val.exchange()) as batches:
         for batch in batches.epoch(0):
-            if batch.request.valid:  # else a rank's share is all padding
+            if isinstance(objective, OwnObjective):
+                # No draw may change those of the training.
+                with scope(), autocast(device, options.precision):
+                    outputs = objective.measure(model.to(device).eval(), batch)[1]
+            elif not batch.request.valid:  # a rank's share is all padding
+                continue
+            else:
                 try:
-                    output = objective.constant([batch])
+                    constant = objective.baseline([batch])
                 except PenstockError:
                     raise
                 except Exception:  # an objective of a person's own that knows no constant
                     break
-                constant = Constant(output).to(loader.world.device)
-                objective.update(objective(constant, batch)[1], batch)
-                try:
-                    with warnings.catch_warnings(action="ignore"):  # of what few rows lack
-                        given = ["loss", *objective.compute()]
-                except ConfigError:
+                outputs = objective.measure(constant.to(device), batch)[1]
+            objective.update(outputs, batch)
+            try:
+                with warnings.catch_warnings(action="ignore"):  # of what few rows lack
+                    measured = objective.compute()
+            except ConfigError:
+                raise
+            except Exception:
+                if val.plan.steps(0) == 1:
                     raise
-                except Exception:
-                    if val.plan.steps(0) == 1:
-                        raise
-                    break  # a metric may need more rows than these
-                if monitor not in given:
-                    raise ConfigError(
-                        Problem(
-                            "trainer.monitor",
-                            f"is {monitor!r}, which validation"
-                            f" does not give; it gives {', '.join(given)}",
-                        )
+                break  # a metric may need more rows than these
+            losses = [f"loss/{name}" for name in objective.named]
+            given = [*(["loss", *losses] if objective.validates_loss else []), *measured]
+            if options.monitor not in given and batch.request.valid:
+                raise ConfigError(
+                    Problem(
+                        "trainer.monitor",
+                        f"is {options.monitor!r}, which validation"
+                        f" does not give; it gives {', '.join(given)}",
                     )
+                )
     objective.reset()
 
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,8 @@ from penstock.loading.fetch import hash_of_rows, row_hashes
 from penstock.order.address import Address
 from penstock.order.randomness import hash64_each, hash64_last
 from penstock.training.own_time import OwnTime, RankWaiting
+
+_PART = "loss/"  # before the names of a loss's parts, in a state
 
 
 class NonFiniteLossError(PenstockError):
@@ -42,7 +45,7 @@ class Step:
 
     epoch: int
     step: int
-    loss: float  # mean over its samples, or over its tokens (training/token_losses.py)
+    loss: float  # mean over its samples, or over its tokens (penstock.addons.tokens.token_losses)
     samples: int
     order: int  # 64-bit hash over its (position, index) pairs, independent of sharding
     digest: str | None = None  # hash over its samples, if the loader hashes
@@ -65,8 +68,13 @@ class EpochMetrics:
     def __init__(self, group: Group, state: Mapping[str, float] | None = None) -> None:
         state = state or {}
         self._group = group
-        self._pending: list[tuple[Batch, Tensor, int, OwnTime | None]] = []
+        self._pending: list[tuple[Batch, Tensor, int, OwnTime | None, Mapping[str, Tensor]]] = []
         self._total = float(state.get("total", 0.0))
+        self._named = {  # the same of the parts of the losses, by name
+            name.removeprefix(_PART): float(total)
+            for name, total in state.items()
+            if name.startswith(_PART)
+        }
         self.samples = int(state.get("samples", 0))
         self.losses = int(state.get("losses", self.samples))
         self.deaths = int(state.get("deaths", 0))
@@ -78,15 +86,22 @@ class EpochMetrics:
         self._waited_before = float(state.get("waited", 0.0))
         self._began = time.perf_counter()
 
-    def add(self, batch: Batch, losses: Tensor, own_time: OwnTime | None = None) -> None:
+    def add(
+        self,
+        batch: Batch,
+        losses: Tensor,
+        own_time: OwnTime | None = None,
+        named: Mapping[str, Tensor] = MappingProxyType({}),
+    ) -> None:
         """Count a batch.
 
         Args:
             losses: of this rank, as of the objective, on the device.
             own_time: for which this rank computed; None: not measured.
+            named: sums of the parts of the losses, as `Objective.named`.
         """
         # Without the fields, which would keep the epoch's data in memory.
-        self._pending.append((batch.replace({}), losses.sum(), losses.shape[0], own_time))
+        self._pending.append((batch.replace({}), losses.sum(), losses.shape[0], own_time, named))
 
     def drop_from(self, address: Address) -> None:
         """Forget batches from that address on: they will be trained on again."""
@@ -100,7 +115,7 @@ class EpochMetrics:
         """
         if not self._pending:
             return []
-        batches, sums, counts, times = zip(*self._pending, strict=True)
+        batches, sums, counts, times, parts = zip(*self._pending, strict=True)
         self._pending.clear()
         losses = self._group.sum(torch.stack(sums).double()).tolist()
         rows = [None if batch.hashes is None else row_hashes(batch) for batch in batches]
@@ -110,7 +125,10 @@ class EpochMetrics:
             len(one.positions) if one.valid is None else int(one.valid.sum()) for one in batches
         ]
         own = [*zip(samples, counts, _orders(batches), rows, left_out, strict=True)]
-        ranks, took = zip(*self._group.gather((own, seconds)), strict=True)
+        ranks, took, named = zip(*self._group.gather((own, seconds, _numbers(parts))), strict=True)
+        for of_batch in zip(*named, strict=True):
+            for name, total in chain.from_iterable(part.items() for part in of_batch):
+                self._named[name] = self._named.get(name, 0.0) + total
         for of_batch in zip(*took, strict=True):
             self._ranks.add(of_batch)
         by_batch = zip(*ranks, strict=True)
@@ -138,6 +156,11 @@ class EpochMetrics:
     def mean(self) -> float:
         """Mean of the losses of all batches read."""
         return self._total / self.losses if self.losses else math.nan
+
+    @property
+    def named(self) -> dict[str, float]:
+        """The same of each part of the losses that has a name."""
+        return {name: total / self.losses for name, total in self._named.items()}
 
     @property
     def seconds(self) -> float:
@@ -181,6 +204,7 @@ class EpochMetrics:
             "deaths": deaths,
             "ranks_took": self._ranks.longest,
             "ranks_waited": self._ranks.waited,
+            **{f"{_PART}{name}": total for name, total in self._named.items()},
         }
 
 
@@ -190,6 +214,13 @@ def order_hash(before: str, steps: Sequence[Step]) -> str:
         line = f"{before} {step.epoch} {step.step} {step.order:016x}"
         before = hashlib.blake2b(line.encode(), digest_size=16).hexdigest()
     return before
+
+
+def _numbers(parts: Sequence[Mapping[str, Tensor]]) -> list[dict[str, float]]:
+    """Tensors of one number as numbers; all at once, since each would wait for the device."""
+    tensors = [value for part in parts for value in part.values()]
+    values = iter(torch.stack(tensors).double().tolist() if tensors else ())
+    return [dict(zip(part, values, strict=False)) for part in parts]
 
 
 def _orders(batches: Sequence[Batch]) -> list[int]:

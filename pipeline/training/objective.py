@@ -9,18 +9,25 @@ depends on which samples are in one share.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from penstock.distributed.group import Group
-from penstock.distributed.metric_states import count_apart, is_metric, merge
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.loading.batch import Batch
+from penstock.training.objective_base import (
+    Objective,
+    batch_norm_explained,
+    in_shape,
+    is_known,
+    unpadded,
+    valid,
+)
 from penstock.training.rendered import FEW, Rendered, classes_in_words, in_words
 
 if TYPE_CHECKING:
@@ -29,11 +36,10 @@ if TYPE_CHECKING:
 
 MOST_CONFUSED = 40  # classes whose confusion is counted; a picture of more is unreadable
 Loss = Callable[[Tensor, Tensor], Tensor]
-_NORMALIZES = "Expected more than 1 value per channel when training"  # what batch norm raises
 
 
-class Objective(ABC):
-    """The goal of a training: a loss and metrics.
+class Supervised(Objective):
+    """A field of a batch is predicted, and compared with the model's one output.
 
     Args:
         loss: (predictions, targets) -> [B] or [B, ...], a loss a sample, or the mean over the batch
@@ -41,14 +47,7 @@ class Objective(ABC):
         metrics: by name; the first one is monitored by default.
         inputs: fields of a batch that the model takes, in order.
         target: field of a batch to predict.
-
-    Attributes:
-        baseline_name: name of the best constant prediction.
-        confusion: of classes, as `Classification` counts them; else None.
     """
-
-    baseline_name: ClassVar[str]
-    confusion: Tensor | None = None
 
     def __init__(
         self, loss: Loss, metrics: Mapping[str, Metric], inputs: Sequence[str], target: str
@@ -62,20 +61,8 @@ class Objective(ABC):
                     "or none for a loss a sample",
                 )
             )
-        for name, metric in metrics.items():
-            if not is_metric(metric):
-                raise ConfigError(
-                    Problem(
-                        f"objective.metrics.{name}",
-                        f"makes a "
-                        f"{type(metric).__name__}, which is not a torchmetrics."
-                        "Metric; docs/own_parts.md has an example",
-                    )
-                )
+        super().__init__(metrics, inputs)
         self.loss = loss
-        self.metrics = dict(metrics)
-        count_apart(self.metrics)
-        self.inputs = list(inputs)
         self.target = target
 
     def __call__(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -88,16 +75,8 @@ class Objective(ABC):
         # Of packed sequences the inputs have a row a token; the target always has one a sample.
         counted = isinstance(model, Constant) and self.target in batch
         given = [self._field(batch, name) for name in ([self.target] if counted else self.inputs)]
-        try:
+        with batch_norm_explained(batch):
             outputs = model(*given).float()
-        except ValueError as error:
-            if _NORMALIZES not in str(error):
-                raise
-            reason = (
-                f"batch {batch.request.address} has one sample for this process, and the model's "
-                "batch norm needs two to train on; set drop, or another batch.size"
-            )
-            raise ConfigError(Problem("batch.tail", reason)) from error
         # In float32 also under autocast: the loss is cheap, and a sum in 16 bits is inaccurate.
         device = outputs.device.type
         mixed = torch.is_autocast_enabled(device)
@@ -115,7 +94,7 @@ class Objective(ABC):
                     )
                 )
             else:
-                losses = _valid(losses, batch)
+                losses = valid(losses, batch)
         return losses, outputs
 
     def _check_count(self, outputs: Tensor, target: Tensor) -> None:
@@ -135,103 +114,44 @@ class Objective(ABC):
         rows = outputs[mask]
         if not len(rows):  # a share that is all padding: no loss, but a graph for the other ranks
             return rows.flatten(1).sum(1)
-        kept = batch.valid.nonzero().squeeze(1)
-        fields = {
-            name: value[kept.to(value.device)]
-            if isinstance(value, Tensor) and value.ndim and len(value) == len(batch.valid)
-            else value  # which has no row a sample
-            for name, value in batch.items()
-        }
-        unpadded = batch.replace(fields, valid=None)
-        return self._losses(rows, unpadded).float().expand(len(rows))
+        return self._losses(rows, unpadded(batch)).float().expand(len(rows))
 
     def to(self, device: torch.device | str) -> Objective:
         """This objective with its loss and metrics on `device`."""
         if isinstance(self.loss, nn.Module):
             self.loss.to(device)
-        for metric in self.metrics.values():
-            metric.to(device)
-        return self
+        return super().to(device)
 
     def update(self, outputs: Tensor, batch: Batch) -> None:
         """Add a batch to every metric; `outputs` as the call returned them."""
-        predicted = _valid(self.predictions(outputs, batch), batch)
-        target = _valid(self.targets(batch), batch)
+        predicted = valid(self.predictions(outputs, batch), batch)
+        target = valid(self.targets(batch), batch)
         if len(predicted):  # not on a rank whose share is all padding
             for name in self.metrics:
                 self.add(name, predicted, target)
 
-    def add(self, name: str, predicted: Tensor, target: Tensor) -> None:
-        """Add rows of `predictions` and `targets` to one metric.
+    def add(self, name: str, *arguments: Any) -> None:
+        """Add rows of `predictions` and `targets` to one metric."""
+        if is_known(self.metrics[name]):
+            arguments = self._as_known(*arguments)
+        super().add(name, *arguments)
 
-        Raises:
-            ConfigError: a metric of torchmetrics' does not take them.
-        """
-        metric = self.metrics[name]
-        known = _is_known(metric)
-        if known:
-            predicted, target = self._as_known(predicted, target)
-        try:
-            metric.update(predicted, target)
-        except torch.OutOfMemoryError:
-            raise
-        except (TypeError, ValueError, RuntimeError, IndexError) as error:
-            if not known:
-                raise  # a person's own code: its traceback says more
-            shapes = f"predictions {_shown(predicted)} and targets {_shown(target)}"
-            way, outputs = "", getattr(metric, "num_outputs", None)
-            if isinstance(outputs, int) and outputs != target[0].numel():
-                way = f"; set objective.metrics.{name}.num_outputs={target[0].numel()}"
-            raise ConfigError(
-                Problem(
-                    f"objective.metrics.{name}",
-                    f"{type(metric).__name__} does not take "
-                    f"{shapes}: {str(error).strip().partition(chr(10))[0][:200]}{way}",
-                )
-            ) from error
+    def _in_words(self, arguments: Sequence[Any]) -> str:
+        predicted, target = map(in_shape, arguments)
+        return f"predictions {predicted} and targets {target}"
+
+    def _way(self, name: str, arguments: Sequence[Any]) -> str:
+        outputs, wanted = getattr(self.metrics[name], "num_outputs", None), arguments[1][0].numel()
+        if isinstance(outputs, int) and outputs != wanted:
+            return f"; set objective.metrics.{name}.num_outputs={wanted}"
+        return ""
 
     def _as_known(self, predicted: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """Predictions and targets as the metrics of torchmetrics take them."""
         return predicted, target
 
-    def compute(self, group: Group | None = None) -> dict[str, float]:
-        """Every metric by name; one with a value a class as `name/<class>`. Waits for the device.
-
-        Args:
-            group: the ranks that measured a share each; all of them have to make this call.
-
-        Raises:
-            ConfigError: a metric gives something else than a number or a list of them.
-        """
-        merge(self.metrics, group or Group())
-        values: dict[str, float] = {}
-        for name, metric in self.metrics.items():
-            result = metric.compute()
-            if isinstance(result, (int, float)):
-                values[name] = float(result)
-            elif not isinstance(result, Tensor) or result.ndim > 1:
-                found = _shown(result) if isinstance(result, Tensor) else type(result).__name__
-                raise ConfigError(
-                    Problem(
-                        f"objective.metrics.{name}",
-                        f"{type(metric).__name__} gives {found}; "
-                        "a metric has to give one number, or one for each class or output",
-                    )
-                )
-            else:
-                values |= self._named(name, result)
-        return values
-
-    def _named(self, name: str, result: Tensor) -> dict[str, float]:
-        """The values of a metric by their names; `result` is [] or [n]."""
-        if result.ndim == 0:
-            return {name: float(result)}
-        labels = self._labels(len(result))
-        return {f"{name}/{k}": v for k, v in zip(labels, result.tolist(), strict=True)}
-
-    def reset(self) -> None:
-        for metric in self.metrics.values():
-            metric.reset()
+    def baseline(self, batches: Iterable[Batch]) -> nn.Module:
+        return Constant(self.constant(batches))
 
     def constant(self, batches: Iterable[Batch]) -> Tensor:
         """The best output independent of the input, float32[...] without a batch dimension.
@@ -240,15 +160,11 @@ class Objective(ABC):
         """
         total, count = torch.tensor(0.0, dtype=torch.float64), 0
         for batch in batches:
-            rows = _valid(self._statistics(batch), batch).double().cpu()
+            rows = valid(self._statistics(batch), batch).double().cpu()
             total, count = total + rows.sum(0), count + len(rows)
         if not count:
             raise ValueError("no batch to take the constant from")
         return self._from_mean(total / count).float()
-
-    def comparisons(self, train: object, val: object) -> dict[str, dict[str, float]]:
-        """Metrics of what else a result compares with, by name; from the two splits' datasets."""
-        return {}
 
     def rendered(self, batch: Batch, outputs: Tensor | None = None) -> list[Rendered]:
         """Every row of a batch, to look at; with `outputs`, also what they predict."""
@@ -261,26 +177,6 @@ class Objective(ABC):
             pairs = zip(target, predicted, strict=True)
             return [Rendered(in_words(true), in_words(guess)) for true, guess in pairs]
         return [Rendered(predicted=error) for error in self._errors(outputs, batch)]
-
-    def examples(
-        self, model: nn.Module, dataset: object, transform: object, count: int
-    ) -> list[Sequence[str]] | None:
-        """Predictions that no batch has, as a table with a head; None: `rendered` shows enough.
-
-        Args:
-            dataset, transform: of a split.
-            count: of samples.
-        """
-        return None
-
-    def by_sample(self, losses: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Losses as the call returned them, by sample: places in the batch, int64[n], and losses.
-
-        None where there is not a loss a sample.
-        """
-        places = torch.arange(len(batch.positions), device=losses.device)
-        places = _valid(places, batch)
-        return (places, losses) if len(places) == len(losses) else (places[:0], losses[:0])
 
     def _errors(self, outputs: Tensor, batch: Batch) -> list[str]:
         """The first metric of each sample, in words; "" where it needs more than one."""
@@ -319,27 +215,8 @@ class Objective(ABC):
     def _from_mean(self, mean: Tensor) -> Tensor:
         """The best constant output, given the mean of the statistics."""
 
-    def _labels(self, count: int) -> Sequence[object]:
-        """Names of a metric's values."""
-        return range(count)
 
-    def _field(self, batch: Batch, name: str) -> Tensor:
-        if name not in batch:
-            raise ConfigError(
-                f"{type(self).__name__} needs the field {name!r} (objective.inputs"
-                f", objective.target); a batch has {', '.join(batch)}"
-            )
-        value = batch[name]
-        if not isinstance(value, Tensor):
-            raise ConfigError(
-                f"the field {name!r} of a batch is a {type(value).__name__}, not a tensor: choose "
-                "a collate that stacks it, or give tensors or arrays in samples (lists of numbers "
-                "are put together item by item)"
-            )
-        return value
-
-
-class Regression(Objective):
+class Regression(Supervised):
     """Numbers: the model gives as many a sample as the target, float[B, ...].
 
     Metrics of torchmetrics' get them as [n], or as [n, k] for k numbers a sample, whatever their
@@ -421,7 +298,7 @@ class LandmarkRegression(Regression):
             raise ConfigError(
                 Problem(
                     "objective.target",
-                    f"{self.target!r} is {_shown(targets)}; "
+                    f"{self.target!r} is {in_shape(targets)}; "
                     "landmarks are [B, L, 2], x and y of each",
                 )
             )
@@ -434,7 +311,7 @@ class LandmarkRegression(Regression):
         return image.shape[-1], image.shape[-2]
 
 
-class Classification(Objective):
+class Classification(Supervised):
     """One class of several: the model gives logits [B, C], targets are whole numbers [B] or [B, 1].
 
     Targets may be shares of the classes too, float32[B, C]; metrics then take the likeliest class.
@@ -470,8 +347,8 @@ class Classification(Objective):
     def update(self, outputs: Tensor, batch: Batch) -> None:
         super().update(outputs, batch)
         if self.num_classes <= MOST_CONFUSED:
-            true = _valid(self.targets(batch), batch)
-            pairs = true * self.num_classes + _valid(outputs, batch).argmax(-1)
+            true = valid(self.targets(batch), batch)
+            pairs = true * self.num_classes + valid(outputs, batch).argmax(-1)
             if self._pairs is None:
                 self._pairs = pairs.new_zeros(self.num_classes**2)
             self._pairs.scatter_add_(0, pairs, torch.ones_like(pairs))
@@ -514,8 +391,8 @@ class Classification(Objective):
             raise ConfigError(
                 Problem(
                     "objective.target",
-                    f"{self.target!r} is {_shown(target)}; classes are one whole number a sample, "
-                    f"or a share of each of {self.num_classes}",
+                    f"{self.target!r} is {in_shape(target)}; classes are one whole number a "
+                    f"sample, or a share of each of {self.num_classes}",
                 )
             )
         return target.reshape(-1).long()
@@ -583,18 +460,3 @@ class Constant(nn.Module):
 
     def forward(self, *inputs: Tensor) -> Tensor:
         return self.output.expand(len(inputs[0]), *self.output.shape)
-
-
-def _is_known(metric: object) -> bool:
-    return type(metric).__module__.startswith("torchmetrics.")
-
-
-def _shown(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
-
-
-def _valid(rows: Tensor, batch: Batch) -> Tensor:
-    """The rows that are not padding."""
-    if batch.valid is None:
-        return rows
-    return rows[batch.valid_mask(rows.device)]

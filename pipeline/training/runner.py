@@ -350,7 +350,7 @@ def train_epoch(
         # A run that was stopped in the validation after its last step has no batch left.
         for batch in () if train_step.finished else in_turns(batches, turn):
             losses = train_step.learn(batch)
-            epoch_metrics.add(batch, losses, train_step.own_time)
+            epoch_metrics.add(batch, losses, train_step.own_time, train_step.objective.named)
             for observer in observers:
                 observer.on_losses(losses)
                 observer.on_batch(batch)
@@ -374,6 +374,7 @@ def train_epoch(
         "epoch": epoch,
         "step": train_step.updates,
         "train/loss": epoch_metrics.mean,
+        **{f"train/loss/{name}": mean for name, mean in epoch_metrics.named.items()},
         "lr": train_step.lr,
         "seconds": epoch_metrics.seconds,
         **speed(train_step, loader, epoch_metrics),

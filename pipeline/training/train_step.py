@@ -2,8 +2,8 @@
 
 Model randomness (dropout ...) is seeded at every batch from (seed, batches so far, rank), so a
 checkpoint needs no generator states. Gradients are those of the mean of all losses of the global
-batch, however unequal the ranks' shares are: one a sample, or one a token (token_losses.py). Only
-fp16's loss scaling waits for a GPU.
+batch, however unequal the ranks' shares are: one a sample, or one a token
+(addons/tokens/token_losses.py). Only fp16's loss scaling waits for a GPU.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from penstock.distributed.gathered import together
 from penstock.distributed.group import Group
 from penstock.distributed.parallel import Parallel, like, local, same_buffers, wrap
 from penstock.errors import PenstockError
 from penstock.loading.batch import Batch
 from penstock.order.randomness import hash64_on
 from penstock.torch_internals import scale
-from penstock.training.objective import Objective
+from penstock.training.objective_base import Objective
 from penstock.training.own_time import OwnTime
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -113,7 +114,7 @@ class TrainStep:
         if options.compile:
             model.compile()
         self._parallel = parallel or Parallel()
-        self._forward = wrap(self.model, self._parallel, group)
+        self._forward = self._wrapped(objective)
         self.objective = objective.to(self.device)
         self.optimizer = optimizer
         self.scheduler = scheduler
@@ -135,6 +136,10 @@ class TrainStep:
         self.own_time: OwnTime | None = None
         self._share, self._each = 0.0, torch.empty(0)  # the last gradient of the losses
         self._batches_before, self._buffers_before = 0, list[Tensor]()  # at the last update
+
+    def _wrapped(self, objective: Objective) -> nn.Module:
+        """What the objective calls in training."""
+        return wrap(objective.trained(self.model), self._parallel, self.group)
 
     @property
     def finished(self) -> bool:
@@ -158,15 +163,11 @@ class TrainStep:
             self._batches_before = self.batches
             if self.options.accumulate > 1:
                 self._buffers_before = [buffer.clone() for buffer in self.model.buffers()]
-        # hash64(seed, "model", batches, rank)
-        key = hash64_on(self._model_key, self.batches, self.group.world.rank)
-        torch.default_generator.manual_seed(key)
-        if self.device.type == "cuda":
-            torch.cuda.manual_seed_all(key)
+        self.seed()
         if self._parallel.strategy == "fsdp":  # as DDP does by itself
             same_buffers(self.model, self.group)
         self.own_time = OwnTime(self.device) if self._measures else None
-        with autocast(self.device, self.options.precision):
+        with autocast(self.device, self.options.precision), together(self.group, batch.request):
             losses, _ = self.objective(self._forward, batch)
         # The mean is over the losses of all accumulated batches, whose number is known only at
         # the end. Until then it is estimated by an average share of this batch's samples, which
@@ -187,6 +188,14 @@ class TrainStep:
             self.own_time.end_after(losses)
         self.scaler.scale(losses).backward(self._each)
         return losses.detach()
+
+    def seed(self) -> None:
+        """Seed what the model draws at the next batch: dropout, noise."""
+        # hash64(seed, "model", batches, rank)
+        key = hash64_on(self._model_key, self.batches, self.group.world.rank)
+        torch.default_generator.manual_seed(key)
+        if self.device.type == "cuda":
+            torch.cuda.manual_seed_all(key)
 
     def update(self) -> None:
         """Take an optimizer step with the gradients of the batches since the last one.

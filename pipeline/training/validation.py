@@ -7,13 +7,14 @@ from contextlib import closing, nullcontext
 from itertools import chain
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from penstock.distributed.gathered import together
 from penstock.distributed.group import Group
 from penstock.distributed.preemption import in_turns
 from penstock.errors import DataError
 from penstock.loading.loader import Loader
-from penstock.training.objective import Objective
+from penstock.training.objective_base import Objective
 from penstock.training.observer import Observer
 from penstock.training.train_step import Precision, autocast
 
@@ -45,35 +46,44 @@ def validate(
         model.to(device)
     model.eval()
     objective.to(device).reset()
-    sums = torch.zeros(2, dtype=torch.float64, device=device)
+    sums = torch.zeros(3, dtype=torch.float64, device=device)  # of losses, their number, samples
+    named: dict[str, Tensor] = {}
     left_out: list[object] = []
     steps = loader.plan.steps(0)
     _tell(observers, 0, steps)
     # Without turns, ranks meet at the end only, and so does an error of one of them.
-    together = group.all_or_none() if turn is None else nullcontext()
+    ends = group.all_or_none() if turn is None else nullcontext()
     try:
-        with together, closing(loader.epoch(0)) as batches:
+        with ends, closing(loader.epoch(0)) as batches:
             for done, batch in enumerate(in_turns(batches, turn), start=1):
-                with autocast(device, precision):
-                    losses, outputs = objective(model, batch)
+                with autocast(device, precision), together(group, batch.request):
+                    losses, outputs = objective.measure(model, batch)
                 objective.update(outputs, batch)
-                sums[0] += losses.double().sum()
-                sums[1] += len(losses)
+                sums[2] += batch.request.valid
                 left_out += batch.left_out
-                for observer in observers:
-                    observer.on_validation_batch(batch, losses)
+                if losses is not None:
+                    sums[0] += losses.double().sum()
+                    sums[1] += len(losses)
+                    for name, part in objective.named.items():
+                        named[name] = part.double() + named.get(name, 0.0)
+                    for observer in observers:
+                        observer.on_validation_batch(batch, losses)
                 _tell(observers, done, steps)
     finally:
         model.train(was_training)
-    total, count = group.sum(sums).tolist()
-    lost = list(chain.from_iterable(group.gather(left_out)))  # of all ranks, which all ask alike
+    total, count, samples = group.sum(sums).tolist()
+    parts = {name: value.item() for name, value in named.items()}
+    lost, named_of_ranks = zip(*group.gather((left_out, parts)), strict=True)  # all ask alike
     for observer in observers:
-        observer.on_validated(lost)
-    if not count:
+        observer.on_validated([*chain.from_iterable(lost)])
+    if not (count if objective.validates_loss else samples):
         raise DataError(
             "validation has nothing to measure: the split has no sample that can be read"
         )
-    return {"loss": total / count, **objective.compute(group)}
+    measured = {"loss": total / count} if objective.validates_loss else {}
+    for name in dict.fromkeys(chain.from_iterable(named_of_ranks)):
+        measured[f"loss/{name}"] = sum(of.get(name, 0.0) for of in named_of_ranks) / count
+    return {**measured, **objective.compute(group)}
 
 
 def _tell(observers: Sequence[Observer], done: int, steps: int | None) -> None:

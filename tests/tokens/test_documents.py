@@ -1,5 +1,6 @@
 """The pages in docs/ do what they say: their files are written and their commands run."""
 
+import json
 import os
 import re
 import shlex
@@ -138,7 +139,7 @@ def here(tmp_path, monkeypatch, faces_root):
     before = set(sys.modules)
     yield prepare
     for name in set(sys.modules) - before:
-        if name.partition(".")[0] in ("mine", "loading"):
+        if name.partition(".")[0] in ("mine", "loading", "shapes"):
             del sys.modules[name]
 
 
@@ -169,6 +170,27 @@ def test_the_page_of_own_parts(here, capsys, faces_root):
     written = yaml.safe_load((whole / "config.yaml").read_text())
     assert written["optimizer"] == {"_target_": "torch.optim.SGD", "lr": 0.01, "momentum": 0.9}
     assert list(written["transform"]["train"])[-2:] == ["shade", "normalize"]
+
+
+def test_the_page_of_objectives(here, capsys, faces_root):
+    folder = here("objectives.md")
+    small = [f"dataset.root={faces_root}", "dataset.count=60", "dataset.size=48", "batch.size=8"]
+    alone = [line for line in commands("objectives.md") if "nproc=2" not in line]
+    assert len(alone) == 3  # tests/distributed/test_own_objectives.py has ranks
+    outputs = []
+    for number, line in enumerate(alone):
+        where = folder / f"run{number}"
+        outputs.append(run_line(capsys, line, *small, *QUICK, f"run_dir={where}").out)
+    record = json.loads((folder / "run0/metrics.jsonl").read_text().splitlines()[-1])
+    parts = record["train/loss/centre"] + record["train/loss/size"]
+    assert record["train/loss"] == pytest.approx(parts, rel=1e-6)
+    parts = record["val/loss/centre"] + record["val/loss/size"]
+    assert record["val/loss"] == pytest.approx(parts, rel=1e-6)
+    assert re.search(r"^pixels +\d+\.\d+ *$", outputs[0], re.MULTILINE)  # no baseline beside it
+    assert "loss/centre" in outputs[0]
+    gan = json.loads((folder / "run2/metrics.jsonl").read_text().splitlines()[-1])
+    assert {"train/loss/generator", "train/loss/discriminator", "val/taken_for_real"} <= gan.keys()
+    assert "val/loss" not in gan
 
 
 @pytest.mark.stress

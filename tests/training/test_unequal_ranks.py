@@ -33,13 +33,15 @@ def step_of(group):
         return model(batch.x).square().squeeze(1), None
 
     options = TrainOptions(accumulate=2)
-    objective.to = lambda device: objective
+    objective.to, objective.trained = lambda device: objective, lambda model: model
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     return TrainStep(model, objective, optimizer, None, options, group, 0)
 
 
 def share(batch, rows):
-    return SimpleNamespace(x=batch[rows], request=SimpleNamespace(total=len(batch)))
+    return SimpleNamespace(
+        x=batch[rows], request=SimpleNamespace(total=len(batch), valid=len(batch[rows]))
+    )
 
 
 @pytest.mark.parametrize("cut", [(4, 1), (5, 0), (6, 1), (0, 2)])

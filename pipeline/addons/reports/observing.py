@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from penstock.loading.batch import Batch
 from penstock.runs.only_shown import only_shown
 from penstock.runs.run_folder import Status
-from penstock.training.objective import Classification, Objective
+from penstock.training.objective import Classification
+from penstock.training.objective_base import Objective
 from penstock.training.observer import Observer, OnlyShows, Record
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from penstock.loading.batch import Batch
 from penstock.loading.collate import plain
 from penstock.order.randomness import IntArray, scope
 from penstock.order.streams import StreamPlan
-from penstock.training.objective import Objective
+from penstock.training.objective_base import Objective
 from penstock.training.rendered import Rendered, in_words
 from penstock.transforms.batch import BatchCompose
 from penstock.transforms.image import Compose, Normalize
@@ -55,7 +55,7 @@ def draw(
     rows = len(split.dataset)
     indices = np.unique(np.linspace(0, rows - 1, min(count, rows)).round().astype(np.int64))
     batch, _, outputs = predict(split, model, objective, indices)
-    rendered, name = objective.rendered(batch, outputs), objective.inputs[0]
+    rendered, name = objective.rendered(batch, outputs), objective.shown_field(batch)
     if is_pictures(batch.get(name)):
         images = large_pictures(split, name, batch)
         captions = [_caption(row, between="\n") for row in rendered]
@@ -84,10 +84,12 @@ def predict(
         made: Batch = split.fetch()(split.plan.rows(indices))
     batch = made.to(device)
     with torch.no_grad():
-        losses, outputs = objective.to(device)(model.eval(), batch)
-    places, of_rows = objective.by_sample(losses, batch)
-    losses = of_rows.new_full((len(indices),), torch.nan).index_copy(0, places, of_rows)
-    return batch, losses, outputs
+        losses, outputs = objective.to(device).measure(model.eval(), batch)
+    by_row = torch.full((len(indices),), torch.nan, device=device)
+    if losses is not None:
+        places, of_rows = objective.by_sample(losses, batch)
+        by_row = of_rows.new_full((len(indices),), torch.nan).index_copy(0, places, of_rows)
+    return batch, by_row, outputs
 
 
 def is_pictures(value: object) -> bool:
@@ -183,7 +185,7 @@ def words_of(batch: Batch, objective: Objective, number: int) -> str:
     texts = [value[number] for value in lists if isinstance(value[number], str)]
     if texts:
         return " / ".join(texts)
-    value = batch[objective.inputs[0]][number].flatten()
+    value = batch[objective.shown_field(batch)][number].flatten()
     return in_words(value[:8]) + (" ..." if value.numel() > 8 else "")
 
 

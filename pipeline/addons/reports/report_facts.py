@@ -71,7 +71,7 @@ from penstock.order.randomness import IntArray, scope
 from penstock.order.samplers import BatchStrategy
 from penstock.order.streams import End, StreamPlan, length_of
 from penstock.runs.only_shown import only_shown
-from penstock.training.objective import Objective
+from penstock.training.objective_base import Objective
 from penstock.training.observer import Record
 
 MOST_BATCHES = 2
@@ -242,7 +242,7 @@ def _kind(batch: Batch, objective: Objective) -> tuple[str, str]:
     texts = any(
         isinstance(value, list) and value and isinstance(value[0], str) for value in batch.values()
     )
-    return "texts" if texts else "numbers", objective.inputs[0]
+    return "texts" if texts else "numbers", objective.shown_field(batch)
 
 
 def _samples(
@@ -270,7 +270,7 @@ def _samples(
             points = [
                 (scaled(values, batch[field], image), color)
                 for values, color in drawn
-                if values is not None and field == objective.inputs[0]
+                if values is not None and field == objective.shown_field(batch)
             ]
             pictures[row] = thumbnail(image, points)
     samples = []

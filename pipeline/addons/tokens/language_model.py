@@ -24,7 +24,7 @@ from penstock.loading.batch import Batch
 from penstock.loading.dataset_facts import tokenizer_of
 from penstock.order.randomness import scope
 from penstock.order.streams import is_stream
-from penstock.training.objective import Objective
+from penstock.training.objective import Supervised
 from penstock.training.rendered import Rendered
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def _turned(values: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return turned.to(values.dtype)
 
 
-class LanguageModeling(Objective):
+class LanguageModeling(Supervised):
     """The next token of each: cross entropy, a loss a token.
 
     Metrics get the loss of each token in nats and its bytes. The best constant is the frequency of

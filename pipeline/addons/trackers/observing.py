@@ -19,7 +19,7 @@ from hydra.core.hydra_config import HydraConfig
 
 from penstock.addons.trackers.tracker import Measured, Points, TrackedRun, Tracker, points
 from penstock.config.instantiate import make
-from penstock.config.nodes import trackers
+from penstock.config.nodes import by_name
 from penstock.config.own_command import is_job
 from penstock.errors import ConfigError
 from penstock.runs.only_shown import only_shown, reason
@@ -70,7 +70,7 @@ def start(section: Any, folder: Path, run: TrackedRun) -> Trackers:
         own = folder.joinpath(*key.split(".")[1:])
         return lambda: make(node, key, {"folder": own, "run": run})
 
-    nodes = {key: node for key, node in trackers(section).items() if node is not None}
+    nodes = {key: node for key, node in by_name(section, "tracker").items() if node is not None}
     return Trackers({key: maker(key, node) for key, node in nodes.items()})
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterator
 
-from penstock.config.nodes import Parts, called, trackers
+from penstock.config.nodes import Parts, by_name, called
 from penstock.config.schema import Config
 
 
 def tracker_packages(config: Config, parts: Parts) -> Iterator[str]:
     """Packages of trackers that are not installed."""
-    for key, node in trackers(config.tracker).items() if config.task == "fit" else ():
+    for key, node in by_name(config.tracker, "tracker").items() if config.task == "fit" else ():
         package = getattr(called(node), "needs", None)
         # A folder of that name, as W&B makes one, has no loader of its own.
         spec = importlib.util.find_spec(package) if package else None

@@ -31,6 +31,7 @@ from penstock.runs.only_shown import only_shown
 from penstock.runs.run_folder import RunFolder
 from penstock.tasks.fit import make_options, spare_cores
 from penstock.terminal import put, watched
+from penstock.training.own_steps import make_train_step
 from penstock.training.train_step import TrainStep
 
 _STEPS = 100
@@ -58,7 +59,7 @@ def run(config: Config) -> None:
     with parts.data.train.loader() as train:
         objective, model = parts.objective(), parts.model()
         options = replace(make_options(config, objective), max_steps=None, ema=None)
-        train_step = TrainStep(
+        train_step = make_train_step(
             model, objective, parts.optimizer(model), None, options, Group(parts.world), config.seed
         )
         pairs = list(rates_and_losses(train_step, train, limits.lowest, limits.highest, steps))

@@ -29,7 +29,7 @@ from penstock.order.seeding import SharedGeneratorError, ThreadRandomness, probe
 from penstock.order.streams import End
 from penstock.tasks.fit import make_options, spare_cores
 from penstock.terminal import ProgressDisplay
-from penstock.training.train_step import TrainStep
+from penstock.training.own_steps import make_train_step
 
 WARM_UP = 3  # steps until allocations, compilation and autotuning are done
 
@@ -49,7 +49,9 @@ class Course:
         group = Group(self.parts.world)
         model = prepare(self.parts.model(), Parallel(), group)
         optimizer = self.parts.optimizer(model)
-        self.train_step = TrainStep(model, objective, optimizer, None, options, group, config.seed)
+        self.train_step = make_train_step(
+            model, objective, optimizer, None, options, group, config.seed
+        )
         self.train_step.model.train()
         self.options = self.parts.data.train.loader().options
         with closing(self.batches(self.loader(LoaderOptions()))) as batches:

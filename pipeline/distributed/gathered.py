@@ -1,0 +1,73 @@
+"""The rows of all ranks on each of them, with gradients: for losses that compare samples.
+
+A contrastive loss, say, tells a sample from all others of its batch. Taken over `gathered` rows it
+is that of the global batch on every rank, and so are its gradients, however many ranks there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from penstock.distributed.group import Group
+from penstock.order.plan import Request
+
+# The ranks that are at the same batch now, and whether this one has rows that are no padding.
+_group: ContextVar[tuple[Group, bool] | None] = ContextVar("group", default=None)
+
+
+def together(group: Group, request: Request) -> AbstractContextManager[None]:
+    """All ranks work on their shares of one batch inside, and may call `gathered`."""
+    return nullcontext() if group.alone else _together(group, request.valid > 0)
+
+
+@contextmanager
+def _together(group: Group, counts: bool) -> Iterator[None]:
+    token = _group.set((group, counts))
+    try:
+        yield
+    finally:
+        _group.reset(token)
+
+
+def gathered(rows: Tensor) -> Tensor:
+    """The rows of all ranks' shares of this batch, in the order of the ranks.
+
+    To be called in an objective's `loss` or `outputs`, by all ranks, equally often. Alone, and
+    where a single rank looks at samples (a report's predictions), these are `rows` themselves.
+
+    Args:
+        rows: [n, ...], with as many rows as this rank has samples; n may differ between ranks.
+
+    Returns:
+        [N, ...], the same on all ranks. What goes back into it is added up over the ranks, so a
+        loss of all rows has the gradients of the global batch.
+    """
+    shared = _group.get()
+    if shared is None or shared[0].alone:
+        return rows
+    group, counts = shared
+    own = rows if counts else rows[:0]
+    ends = list(accumulate(group.gather(len(own))))
+    everything: Tensor = _Gathered.apply(own, group, ends)
+    return everything
+
+
+class _Gathered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, group: Group, ends: list[int]) -> Tensor:
+        ctx.group, ctx.stop = group, ends[group.world.rank]
+        ctx.start = ctx.stop - len(own)
+        rows = own.new_zeros(ends[-1], *own.shape[1:])
+        rows[ctx.start : ctx.stop] = own
+        return group.sum(rows)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.group.sum(gradient.contiguous().clone())[ctx.start : ctx.stop], None, None

@@ -1,0 +1,267 @@
+"""What training, validation and reports ask of an objective.
+
+`objective.py` has the stock ones, and `own_objective.py` adapts a person's own.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from penstock.distributed.group import Group
+from penstock.distributed.metric_states import count_apart, is_metric, merge
+from penstock.errors import ConfigError, Problem
+from penstock.loading.batch import Batch
+from penstock.training.rendered import Rendered
+
+if TYPE_CHECKING:
+    from torchmetrics import Metric
+
+_NORMALIZES = "Expected more than 1 value per channel when training"  # what batch norm raises
+
+
+class Objective(ABC):
+    """The goal of a training: a loss and metrics.
+
+    Args:
+        metrics: by name; the first one is monitored by default.
+        inputs: fields of a batch that the model takes, in order; those that are shown in reports.
+
+    Attributes:
+        named: the parts of the last loss by name, float32[] each: sums over this rank's samples.
+        baseline_name: name of the model that `baseline` gives; "" where there is none.
+        validates_loss: whether validation has a loss.
+        confusion: of classes, as `Classification` counts them; else None.
+    """
+
+    baseline_name: str = ""
+    validates_loss: bool = True
+    confusion: Tensor | None = None
+    named: Mapping[str, Tensor] = {}
+
+    def __init__(self, metrics: Mapping[str, Metric], inputs: Sequence[str]) -> None:
+        for name, metric in metrics.items():
+            if not is_metric(metric):
+                raise ConfigError(
+                    Problem(
+                        f"objective.metrics.{name}",
+                        f"makes a "
+                        f"{type(metric).__name__}, which is not a torchmetrics."
+                        "Metric; docs/own_parts.md has an example",
+                    )
+                )
+        self.metrics = dict(metrics)
+        count_apart(self.metrics)
+        self.inputs = list(inputs)
+
+    @abstractmethod
+    def __call__(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Any]:
+        """Run the model on a share of a batch.
+
+        Returns:
+            losses: float32[n], of the n samples that are not padding.
+            outputs: for `update` and `rendered`; of all rows, where they are a tensor.
+        """
+
+    def trained(self, model: nn.Module) -> nn.Module:
+        """What the call gets as `model` in training, which DDP wraps around its forward pass."""
+        return model
+
+    def measure(self, model: nn.Module, batch: Batch) -> tuple[Tensor | None, Any]:
+        """The same in validation; losses are None unless `validates_loss`."""
+        return self(model, batch)
+
+    @abstractmethod
+    def update(self, outputs: Any, batch: Batch) -> None:
+        """Add a batch to every metric; `outputs` as `measure` returned them."""
+
+    def add(self, name: str, *arguments: Any) -> None:
+        """Add a batch to one metric.
+
+        Raises:
+            ConfigError: a metric of torchmetrics' does not take the arguments.
+        """
+        metric = self.metrics[name]
+        try:
+            metric.update(*arguments)
+        except torch.OutOfMemoryError:
+            raise
+        except (TypeError, ValueError, RuntimeError, IndexError) as error:
+            if not is_known(metric):
+                raise  # a person's own code: its traceback says more
+            reason = str(error).strip().partition("\n")[0][:200]
+            raise ConfigError(
+                Problem(
+                    f"objective.metrics.{name}",
+                    f"{type(metric).__name__} does not take "
+                    f"{self._in_words(arguments)}: {reason}{self._way(name, arguments)}",
+                )
+            ) from error
+
+    def _in_words(self, arguments: Sequence[Any]) -> str:
+        """The arguments of a metric, for messages."""
+        return " and ".join(map(in_shape, arguments))
+
+    def _way(self, name: str, arguments: Sequence[Any]) -> str:
+        """How to make a metric take them."""
+        return ""
+
+    def compute(self, group: Group | None = None) -> dict[str, float]:
+        """Every metric by name; one with a value a class as `name/<class>`. Waits for the device.
+
+        Args:
+            group: the ranks that measured a share each; all of them have to make this call.
+
+        Raises:
+            ConfigError: a metric gives something else than numbers, in a list or a mapping.
+        """
+        merge(self.metrics, group or Group())
+        values: dict[str, float] = {}
+        for name, metric in self.metrics.items():
+            result = metric.compute()
+            if isinstance(result, (int, float)):
+                values[name] = float(result)
+            elif isinstance(result, Mapping):
+                for part, value in result.items():
+                    numbers = torch.as_tensor(value).squeeze()
+                    if numbers.ndim:
+                        numbers = numbers.flatten()
+                    values |= Objective._named(self, f"{name}/{part}", numbers)
+            elif not isinstance(result, Tensor) or result.ndim > 1:
+                raise ConfigError(
+                    Problem(
+                        f"objective.metrics.{name}",
+                        f"{type(metric).__name__} gives {in_shape(result)}; a metric has to give "
+                        "one number, one for each class or output, or a mapping of these",
+                    )
+                )
+            else:
+                values |= self._named(name, result)
+        return values
+
+    def _named(self, name: str, result: Tensor) -> dict[str, float]:
+        """The values of a metric by their names; `result` is [] or [n]."""
+        if result.ndim == 0:
+            return {name: float(result)}
+        labels = self._labels(len(result))
+        return {f"{name}/{k}": v for k, v in zip(labels, result.tolist(), strict=True)}
+
+    def reset(self) -> None:
+        for metric in self.metrics.values():
+            metric.reset()
+
+    def to(self, device: torch.device | str) -> Objective:
+        """This objective with its loss and metrics on `device`."""
+        for metric in self.metrics.values():
+            metric.to(device)
+        return self
+
+    def baseline(self, batches: Iterable[Batch]) -> nn.Module:
+        """The model that a result is compared with, made of `batches`, all of which it reads."""
+        raise NotImplementedError
+
+    def comparisons(self, train: object, val: object) -> dict[str, dict[str, float]]:
+        """Metrics of what else a result compares with, by name; from the two splits' datasets."""
+        return {}
+
+    @abstractmethod
+    def rendered(self, batch: Batch, outputs: Any = None) -> list[Rendered]:
+        """Every row of a batch, to look at; with `outputs`, also what they predict."""
+
+    def examples(
+        self, model: nn.Module, dataset: object, transform: object, count: int
+    ) -> list[Sequence[str]] | None:
+        """Predictions that no batch has, as a table with a head; None: `rendered` shows enough.
+
+        Args:
+            dataset, transform: of a split.
+            count: of samples.
+        """
+        return None
+
+    def by_sample(self, losses: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Losses as the call returned them, by sample: places in the batch, int64[n], and losses.
+
+        None where there is not a loss a sample.
+        """
+        places = torch.arange(len(batch.positions), device=losses.device)
+        places = valid(places, batch)
+        return (places, losses) if len(places) == len(losses) else (places[:0], losses[:0])
+
+    def shown_field(self, batch: Batch) -> str:
+        """The field of a batch that reports show, with what `rendered` says of it."""
+        return self.inputs[0] if self.inputs else next(iter(batch))
+
+    def _labels(self, count: int) -> Sequence[object]:
+        """Names of a metric's values."""
+        return range(count)
+
+    def _field(self, batch: Batch, name: str) -> Tensor:
+        if name not in batch:
+            raise ConfigError(
+                f"{type(self).__name__} needs the field {name!r} (objective.inputs"
+                f", objective.target); a batch has {', '.join(batch)}"
+            )
+        value = batch[name]
+        if not isinstance(value, Tensor):
+            raise ConfigError(
+                f"the field {name!r} of a batch is a {type(value).__name__}, not a tensor: choose "
+                "a collate that stacks it, or give tensors or arrays in samples (lists of numbers "
+                "are put together item by item)"
+            )
+        return value
+
+
+def unpadded(batch: Batch) -> Batch:
+    """A batch without its rows of padding, if it has any other."""
+    if batch.valid is None or not batch.valid.any():
+        return batch
+    kept, count = batch.valid.nonzero().squeeze(1), len(batch.valid)
+
+    def rows(value: Any) -> Any:
+        if isinstance(value, Tensor) and value.ndim and len(value) == count:
+            return value[kept.to(value.device)]
+        if isinstance(value, list) and len(value) == count:
+            return [value[place] for place in kept.tolist()]
+        return value  # which has no row a sample
+
+    return batch.replace({name: rows(value) for name, value in batch.items()}, valid=None)
+
+
+def valid(rows: Tensor, batch: Batch) -> Tensor:
+    """The rows that are not padding."""
+    if batch.valid is None:
+        return rows
+    return rows[batch.valid_mask(rows.device)]
+
+
+@contextmanager
+def batch_norm_explained(batch: Batch) -> Iterator[None]:
+    """Say what to do where batch norm gets a single sample to train on."""
+    try:
+        yield
+    except ValueError as error:
+        if _NORMALIZES not in str(error):
+            raise
+        reason = (
+            f"batch {batch.request.address} has one sample for this process, and the model's "
+            "batch norm needs two to train on; set drop, or another batch.size"
+        )
+        raise ConfigError(Problem("batch.tail", reason)) from error
+
+
+def is_known(metric: object) -> bool:
+    """Whether a metric is torchmetrics' own."""
+    return type(metric).__module__.startswith("torchmetrics.")
+
+
+def in_shape(value: object) -> str:
+    """Dtype and shape of a tensor, or the type of anything else, for messages."""
+    if not isinstance(value, Tensor):
+        return f"a {type(value).__name__}"
+    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"

@@ -1,0 +1,37 @@
+"""What compares all samples of a batch, or takes its own steps, does so alike on any ranks."""
+
+import json
+
+import pytest
+import torch
+
+from penstock.distributed.gathered import gathered
+from tests import own_ranks
+from tests.distributed.test_ranks import start
+
+
+def test_alone_they_are_the_rows_themselves():
+    rows = torch.ones(3, 2)
+    assert gathered(rows) is rows
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("alone")
+    own_ranks.main(folder)
+    return json.loads((folder / "1.json").read_text())
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_learn_what_one_alone_learns(size, alone, tmp_path):
+    """Shares are unequal: of 9 rows, and of 2 in the last batch, where a third rank has none."""
+    start(size, "-m", "tests.own_ranks", str(tmp_path))
+    ranks = json.loads((tmp_path / f"{size}.json").read_text())
+    assert ranks.keys() == alone.keys() == {"Contrastive", "Adversaries"}
+    for name, expected in alone.items():
+        assert ranks[name]["losses"] == pytest.approx(expected["losses"], rel=1e-5)
+        assert len(set(expected["losses"])) == own_ranks.STEPS
+        for mine, theirs in zip(ranks[name]["weights"], expected["weights"], strict=True):
+            torch.testing.assert_close(
+                torch.tensor(mine), torch.tensor(theirs), rtol=1e-5, atol=1e-6
+            )

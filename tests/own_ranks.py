@@ -1,0 +1,96 @@
+"""Trainings with objectives of a person's own, on as many ranks as there are."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from penstock.distributed.gathered import gathered
+from penstock.distributed.group import join
+from penstock.distributed.parallel import Parallel, prepare
+from penstock.distributed.world import from_environment, is_launched
+from penstock.loading.batch import Batch
+from penstock.order.plan import Plan
+from penstock.order.samplers import Random
+from penstock.training.own_objective import adapted
+from penstock.training.own_steps import Optimizers, make_train_step
+from penstock.training.train_step import TrainOptions
+
+LENGTH, SIZE, STEPS = 20, 9, 6  # the last batch has 2 rows: a rank of three has none
+ROWS = torch.arange(LENGTH * 4.0).reshape(LENGTH, 4).sin()
+
+
+class Contrastive:
+    """NT-Xent: two views of a row are told from those of all other rows of the global batch."""
+
+    accumulate = 2
+
+    def loss(self, model, batch):
+        views = (model.encoder(batch[name]) for name in "ab")
+        first, second = (gathered(nn.functional.normalize(view)) for view in views)
+        likeness = torch.cat([first @ second.T, second @ first.T]) / 0.2
+        goals = torch.arange(len(first)).repeat(2)
+        return nn.functional.cross_entropy(likeness, goals)
+
+
+class Adversaries:
+    """Two optimizers, of which each step leaves the other's weights alone."""
+
+    accumulate = 1
+
+    def step(self, model, batch, update):
+        hidden = model.encoder(batch["a"])
+        telling = (model.head(hidden.detach()).squeeze(1) - batch["b"].sum(1)).square()
+        update(telling, "head")
+        fooling = -(model.head(hidden).squeeze(1) - batch["b"].sum(1)).square().mean()
+        update(fooling, "encoder")
+        return {"telling": telling, "fooling": fooling}
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+        self.head = nn.Linear(3, 1)
+
+
+def trained(own, group):
+    """Losses of each global batch, and the weights at the end."""
+    torch.manual_seed(0)
+    strategy = "none" if group.alone else "ddp"
+    parallel = Parallel(strategy, find_unused_parameters=True)
+    model = prepare(Model(), parallel, group)
+    optimizers = {
+        name: torch.optim.SGD(part.parameters(), 0.2, momentum=0.9)
+        for name, part in model.named_children()
+    }
+    options = TrainOptions(accumulate=own.accumulate, clip_norm=1.0)
+    step = make_train_step(
+        model, adapted(own), Optimizers(optimizers), None, options, group, 0, parallel
+    )
+    plan, losses = Plan(Random(LENGTH, 0), SIZE), []
+    for number in range(STEPS):
+        address = divmod(number, plan.steps(0))
+        request = plan.request(*address, group.world.rank, group.world.size)
+        rows = ROWS[torch.from_numpy(request.indices)]
+        batch = Batch({"a": rows, "b": rows.flip(1)}, request, np.arange(len(request)))
+        losses.append(group.sum(step.learn(batch).double().sum()).item())
+        if (number + 1) % own.accumulate == 0:
+            step.update()
+    return {"losses": losses, "weights": [weight.tolist() for weight in model.parameters()]}
+
+
+def main(folder):
+    torch.set_num_threads(1)
+    with join(from_environment("cpu"), together=is_launched(), timeout=120) as group:
+        found = {type(own).__name__: trained(own, group) for own in (Contrastive(), Adversaries())}
+        if group.is_first:
+            (folder / f"{group.world.size}.json").write_text(json.dumps(found))
+        group.meet()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
