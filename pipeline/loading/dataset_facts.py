@@ -72,7 +72,7 @@ def lengths_of(dataset: Any) -> Column | None:
     lengths = getattr(dataset, "lengths", None)
     if not all(hasattr(lengths, name) for name in ("dtype", "__len__", "__getitem__")):
         return None
-    lengths = cast(Column, lengths)
+    lengths = cast("Column", lengths)
     if lengths.dtype.kind not in "iu" or len(lengths) != len(dataset):
         raise DataError(
             f"{type(dataset).__name__}.lengths has {len(lengths)} values of type {lengths.dtype}; "

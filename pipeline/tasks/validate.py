@@ -167,7 +167,8 @@ def baselines(
     """
     found: dict[str, Record] = {}
     if objective.baseline_name:
-        with only_shown(f"the baseline ({objective.baseline_name})"):
+        own = isinstance(objective, OwnObjective)
+        with only_shown("the baseline" if own else "the best constant prediction"):
             found[objective.baseline_name] = baseline(data, objective, loader, group, observers)
     if group.is_first and data.validates:
         with only_shown("what else the result is compared with"):

@@ -165,7 +165,9 @@ def test_a_split_of_validation_without_rows_is_refused(kind, more, capsys, tmp_p
 
 def test_a_validation_that_measures_nothing_is_an_error():
     class Nothing:
-        def __call__(self, model, batch):
+        validates_loss, named = True, {}
+
+        def measure(self, model, batch):
             return torch.zeros(0), None
 
         def to(self, device):
