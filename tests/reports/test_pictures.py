@@ -114,6 +114,8 @@ def test_learning_curves_have_a_panel_for_each_metric(tmp_path, monkeypatch):
     for epoch in (1, 3):
         history[epoch] |= {
             "val/loss": 0.5,
+            "train/loss/box": 0.3,
+            "val/loss/box": 0.2,
             "val/nme": 0.1,
             "val/recall/ants": 1.0,
             "val/recall/bees": 0.5,
@@ -124,7 +126,7 @@ def test_learning_curves_have_a_panel_for_each_metric(tmp_path, monkeypatch):
     assert list(axes) == ["loss", "nme", "recall"]
     labels = {title: [line.get_label() for line in one.lines] for title, one in axes.items()}
     assert labels == {
-        "loss": ["training", "validation"],
+        "loss": ["training", "validation", "box, training", "box"],
         "nme": ["validation", "mean face"],
         "recall": ["ants", "bees"],
     }

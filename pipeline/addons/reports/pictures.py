@@ -68,6 +68,8 @@ def learning_curves(
             if split in ("train", "val"):
                 title, _, part = name.partition("/")
                 label = part or {"train": "training", "val": "validation"}[split]
+                if part and split == "train":  # parts of a loss, which validation has too
+                    label = f"{part}, training"
                 epochs, values = panels.setdefault(title, {}).setdefault(label, [[], []])
                 epochs.append(record["epoch"])
                 values.append(value)
