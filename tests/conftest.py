@@ -77,28 +77,12 @@ def one_thread():
     torch.set_num_threads(1)
 
 
-# Files that take a worker longest. They come first, so that no worker is alone with one at the end.
-LONGEST = (
-    "test_addons.py",
-    "distributed/test_ranks.py",
-    "runs/test_stopped_runs.py",
-    "test_wheel.py",
-    "starter/test_init.py",
-    "sweeps/test_optuna.py",
-    "tokens/test_documents.py",
-)
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Put the longest files first, and leave out cases of matrices.
-
-    Of a matrix marked `one_in(n)`, the default suite takes each n-th case, `stress` the rest.
+    """Of a matrix marked `one_in(n)`, the default suite takes each n-th case, `stress` the rest.
 
     With an n that does not divide the number of columns, it meets every row and every column.
     """
-    order = {f"tests/{name}": number for number, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: order.get(item.nodeid.partition("::")[0], len(order)))
     numbers = collections.Counter()
     for item in items:
         if mark := item.get_closest_marker("one_in"):

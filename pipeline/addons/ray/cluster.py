@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 GIB = 2**30
 # Logical CPUs of a Ray that is started here. How many actors there are is the loader's business.
 _MANY = 10_000
+# Ray waits 30 s for what it has started, which a busy machine may take longer for; then once more.
+_LATE = "timed out during startup"
 LAST_ON_PATH = "PENSTOCK_LAST_ON_PATH"  # folders that an actor finds behind what is installed
 _OLDEST = (2, 52)  # that knows tokens
 
@@ -211,24 +213,33 @@ def _init(ray: Any, options: RayOptions, stack: ExitStack) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     folder = stack.enter_context(ray_access.private(ray))
     stack.callback(_shut_down, ray)
+    start = partial(
+        ray.init,
+        address="local",
+        num_cpus=_MANY,
+        include_dashboard=False,
+        runtime_env=runtime_env,
+        resources=dict.fromkeys(options.resources, _MANY),
+        _temp_dir=str(folder),
+        object_store_memory=int((2 * options.window + 0.25) * GIB),
+        # The first would start as many processes as there are CPUs.
+        _system_config={
+            "prestart_worker_first_driver": False,
+            "enable_timeline": False,
+            "enable_metrics_collection": False,
+        },
+        **quiet,
+    )
     try:
-        with _own_sessions(ray):
-            ray.init(
-                address="local",
-                num_cpus=_MANY,
-                include_dashboard=False,
-                runtime_env=runtime_env,
-                resources=dict.fromkeys(options.resources, _MANY),
-                _temp_dir=str(folder),
-                object_store_memory=int((2 * options.window + 0.25) * GIB),
-                # The first would start as many processes as there are CPUs.
-                _system_config={
-                    "prestart_worker_first_driver": False,
-                    "enable_timeline": False,
-                    "enable_metrics_collection": False,
-                },
-                **quiet,
-            )
+        try:
+            with _own_sessions(ray):
+                start()
+        except Exception as error:
+            if _LATE not in str(error):
+                raise
+            ray.shutdown()
+            with _own_sessions(ray):
+                start()
     except Exception as error:
         raise ConfigError(
             Problem("loader.ray", f"Ray cannot be started on this machine: {_first_line(error)}")
@@ -245,13 +256,24 @@ def _shut_down(ray: Any) -> None:
 def _own_sessions(ray: Any) -> Iterator[None]:
     """Start Ray's processes outside of this one's group, so that no signal to it ends them first.
 
-    They end with this process all the same, as the kernel is told so.
+    They end with this process all the same, as the kernel is told so; and at once, where Ray gives
+    up starting.
     """
     services = ray._private.services
-    before = services.ConsolePopen
-    services.ConsolePopen = partial(before, start_new_session=True)
+    before, processes = services.ConsolePopen, []
+
+    def started(*words: Any, **options: Any) -> Any:
+        processes.append(before(*words, **{**options, "start_new_session": True}))
+        return processes[-1]
+
+    services.ConsolePopen = started
     try:
         yield
+    except BaseException:
+        for process in processes:
+            process.kill()
+            process.wait()
+        raise
     finally:
         services.ConsolePopen = before
 
