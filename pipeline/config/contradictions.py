@@ -242,7 +242,8 @@ def monitor(config: Config, parts: Parts) -> Messages:
     known = ["loss", *measured]
     metric = name.removeprefix("val/").split("/")[0]
     # What an objective of a person's own measures shows on the first batch.
-    own = callable(getattr(parts.get("objective"), "loss", None))
+    objective = parts.get("objective")
+    own = any(callable(getattr(objective, member, None)) for member in ("loss", "step"))
     if metric not in known and not own:
         yield (
             f"trainer.monitor: the objective measures no {name!r}{nearest(name, known)}; it has "

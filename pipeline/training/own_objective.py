@@ -135,6 +135,12 @@ class OwnObjective(Objective):
 
     def compute(self, group: Any = None) -> dict[str, float]:
         more = self.own.compute() if self._has("compute") else {}
+        if more and group is not None and not group.alone:  # ranks would not agree on the best
+            reason = (
+                f"{type(self.own).__name__}.compute measures one rank's share alone; give it "
+                "`metrics` of torchmetrics, which are added up over the ranks"
+            )
+            raise ConfigError(Problem("objective", reason))
         return {**super().compute(group), **{name: float(value) for name, value in more.items()}}
 
     def reset(self) -> None:

@@ -1,5 +1,7 @@
 """Objectives that have `loss(model, batch)` alone, or some of what else one may have."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -151,6 +153,9 @@ def test_metrics_may_take_anything_and_give_a_mapping():
     assert measured.keys() == {"spread/ends/0", "spread/ends/1", "spread/mean", "mae", "own"}
     assert measured["spread/ends/1"] == pytest.approx(scores.max().item())
     assert measured["own"] == 3.0
+    group = SimpleNamespace(alone=False, gather=lambda value: [value, value])
+    with pytest.raises(ConfigError, match="measures one rank's share alone"):
+        objective.compute(group)
 
 
 def test_metrics_that_nobody_says_how_to_feed_are_refused():
