@@ -18,12 +18,17 @@ class Rendered:
         truth, predicted: in words; "" where they are drawn, or too many.
         points, predicted_points: float[L, 2], x and y in pixels of the first input, an image, to be
             drawn on it.
+        past, future, forecast: float[P], float[H], float[H]: a series, how it goes on, and how it
+            was predicted to; drawn as lines.
     """
 
     truth: str = ""
     predicted: str = ""
     points: Tensor | None = None
     predicted_points: Tensor | None = None
+    past: Tensor | None = None
+    future: Tensor | None = None
+    forecast: Tensor | None = None
 
 
 def in_words(value: Tensor) -> str:

@@ -9,9 +9,12 @@ from penstock.addons.reports import pictures
 from penstock.addons.reports.pictures import (
     confusion_matrix,
     contact_sheet,
+    forecast_thumbnail,
+    forecasts,
     learning_curves,
     signals,
 )
+from penstock.training.rendered import Rendered
 
 GREEN, ORANGE = (34, 224, 138), (255, 75, 31)
 
@@ -189,6 +192,21 @@ def test_signals_are_lines_or_heat_maps(tmp_path, figures):
     assert [len(one.get_xdata()) for one in lines.lines] == [30, 30]
     assert [len(one.get_xdata()) for one in wave.lines] == [50]
     assert heat.images[0].get_array().shape == (40, 60)
+
+
+def test_a_forecast_goes_on_where_the_past_ends(tmp_path, figures):
+    past, truth = torch.arange(8.0), torch.tensor([8.0, torch.nan, 10.0])
+    row = Rendered(predicted="mae 1", past=past, future=truth, forecast=torch.full((3,), 7.0))
+    forecasts([row, Rendered(past=past)], tmp_path / "f.png", ["mae 1", ""])
+    both, alone = figures[0].axes
+    assert [line.get_xdata().tolist() for line in both.lines[1:]] == [[7, 8, 9, 10]] * 2
+    assert both.lines[2].get_ydata().tolist() == [7, 7, 7, 7]
+    assert [len(line.get_xdata()) for line in alone.lines] == [8]
+    for number, drawn in enumerate((row, Rendered(past=torch.full((1,), torch.nan)))):
+        made = tmp_path / f"{number}.png"
+        made.write_bytes(forecast_thumbnail(drawn))
+        assert pixels(made).shape == (80, 160, 3)
+    assert shows(tmp_path / "0.png", ORANGE)
 
 
 def test_names_in_any_script_are_drawn_without_a_word(tmp_path, recwarn):

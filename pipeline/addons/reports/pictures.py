@@ -14,7 +14,7 @@ import io
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from itertools import cycle
+from itertools import cycle, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -32,7 +32,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from PIL.Image import Image
 
+    from penstock.training.rendered import Rendered
+
 TRUE, PREDICTED, INK, FAINT = "#22e08a", "#ff4b1f", "#30343b", "#d9dce1"
+PAST = "#8a94a3"  # of a series
 STYLES = (":", "--", "-.", (0, (1, 4)), (0, (6, 3, 1, 3, 1, 3)))  # of horizontal lines
 TILE = 1.9  # inches
 DPI = 120
@@ -251,6 +254,47 @@ def signals(
     return save(figure, path)
 
 
+@drawing()
+def forecasts(
+    rows: Sequence[Rendered], path: Path, captions: Sequence[str], columns: int = 3
+) -> Path:
+    """Draw series side by side, with a caption above each: the past in grey, how it went on in
+    green, and the forecast in orange.
+    """
+    columns = min(columns, len(rows))
+    figure = new_figure(3.6 * columns, 1.9 * math.ceil(len(rows) / columns), layout="constrained")
+    for number, (row, caption) in enumerate(zip(rows, captions, strict=True)):
+        axes = figure.add_subplot(math.ceil(len(rows) / columns), columns, number + 1)
+        for (xs, ys), color in _series_lines(row):
+            axes.plot(xs, ys, color=color, linewidth=1.4)
+        axes.grid(color=FAINT, linewidth=0.6)
+        axes.tick_params(labelsize=7)
+        axes.set_title(shortened(caption, _LONGEST), loc="left", fontsize=8.5, color=INK)
+        axes.spines[["top", "right"]].set_visible(False)
+    return save(figure, path)
+
+
+def _series_lines(
+    row: Rendered,
+) -> list[tuple[tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]], str]]:
+    """The lines of a forecast, (x, y) and colour of each; both futures begin where the past ends.
+
+    A value that is missing, NaN, is a gap.
+    """
+    past, *futures = (
+        None if values is None else values.detach().float().cpu().numpy()
+        for values in (row.past, row.future, row.forecast)
+    )
+    lines = [] if past is None else [((np.arange(len(past)), past), PAST)]
+    start = 0 if past is None else len(past)
+    for values, color in zip(futures, (TRUE, PREDICTED), strict=True):
+        if values is not None:
+            joined = values if past is None else np.concatenate([past[-1:], values])
+            first = start - (past is not None)
+            lines.append(((np.arange(first, first + len(joined)), joined), color))
+    return lines
+
+
 def shortened(text: str, most: int) -> str:
     """`text` on one line of at most `most` characters."""
     line = " ".join(text.split())
@@ -390,6 +434,27 @@ def signal_thumbnail(
         whole.alpha_composite(part, (0, top))
         top += part.height
     return _encoded(whole, "PNG") if lines else _encoded(whole.convert("RGB"), "JPEG")
+
+
+def forecast_thumbnail(row: Rendered) -> bytes:
+    """A series, how it went on and its forecast, in the colours of `forecasts`."""
+    from PIL import Image, ImageDraw
+
+    width, height = SIDE * _FINER, _HEIGHT * _FINER
+    large = Image.new("RGBA", (width, height), (0, 0, 0, 0))
+    lines = _series_lines(row)
+    values = np.concatenate([ys[np.isfinite(ys)] for (_, ys), _ in lines])
+    least, most = (float(values.min()), float(values.max())) if values.size else (0.0, 0.0)
+    end = max((int(xs[-1]) for (xs, _), _ in lines), default=0) or 1
+    pen = ImageDraw.Draw(large)
+    for (xs, ys), color in lines:
+        across = 2 * _FINER + xs / end * (width - 4 * _FINER)
+        up = (height - 4 * _FINER) * (1 - (ys - least) / ((most - least) or 1.0)) + 2 * _FINER
+        pairs = list(zip(across.tolist(), up.tolist(), strict=True))
+        for first, second in pairwise(pairs):
+            if math.isfinite(first[1]) and math.isfinite(second[1]):
+                pen.line([first, second], fill=color, width=2 * _FINER)
+    return _encoded(large.resize((SIDE, _HEIGHT), Image.Resampling.BOX), "PNG")
 
 
 def _marked(image: Image, points: Sequence[tuple[Tensor, str]], factor: float) -> Image:

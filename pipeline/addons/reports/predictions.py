@@ -1,6 +1,7 @@
 """Predictions for a few samples of a split, to look at.
 
     pictures                 a sheet of them: landmarks drawn, classes below
+    series                   a sheet of lines: the past, how it went on, and the forecast
     sound, sequences         a sheet of curves, or of heat maps for many channels
     text, tables, all else   predictions.md, a line a sample
 
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from penstock.addons.reports.pictures import contact_sheet, shortened, signals
+from penstock.addons.reports.pictures import contact_sheet, forecasts, shortened, signals
 from penstock.build.data import Split
 from penstock.files.disk import write_atomically
 from penstock.files.table_cells import markdown_cell
@@ -56,6 +57,8 @@ def draw(
     indices = np.unique(np.linspace(0, rows - 1, min(count, rows)).round().astype(np.int64))
     batch, _, outputs = predict(split, model, objective, indices)
     rendered, name = objective.rendered(batch, outputs), objective.shown_field(batch)
+    if any(row.past is not None for row in rendered):
+        return forecasts(rendered, path, [_caption(row) for row in rendered])
     if is_pictures(batch.get(name)):
         images = large_pictures(split, name, batch)
         captions = [_caption(row, between="\n") for row in rendered]

@@ -41,7 +41,14 @@ from penstock.addons.reports.facts import (
     written,
 )
 from penstock.addons.reports.observing import ValidationLosses
-from penstock.addons.reports.pictures import PREDICTED, TRUE, shortened, signal_thumbnail, thumbnail
+from penstock.addons.reports.pictures import (
+    PREDICTED,
+    TRUE,
+    forecast_thumbnail,
+    shortened,
+    signal_thumbnail,
+    thumbnail,
+)
 from penstock.addons.reports.predictions import (
     denormalized,
     is_pictures,
@@ -257,7 +264,9 @@ def _samples(
     count, rendered = len(batch.indices), objective.rendered(batch, outputs)
     pictures: list[bytes | None] = [None] * count
     words = [""] * count
-    if kind == "signals":
+    if any(view.past is not None for view in rendered):
+        pictures = [forecast_thumbnail(view) for view in rendered]
+    elif kind == "signals":
         pictures[:], words = _signals(split, batch, field)
     elif kind != "pictures":
         words = [words_of(batch, objective, row) for row in range(count)]
