@@ -21,6 +21,7 @@ from penstock.config.schema import Config, LoaderSection
 from penstock.distributed.world import World, from_environment
 from penstock.errors import ConfigError, Problem
 from penstock.loading.bad_samples import BadSamples, Budget, epoch_length
+from penstock.loading.compose import Views
 from penstock.loading.dataset_facts import classes_of, facts_of
 from penstock.loading.fetch import Fetch, refuse_postscript
 from penstock.loading.loader import Loader
@@ -265,12 +266,12 @@ class Split:
     @cached_property
     def transform(self) -> Compose:
         """The transforms of samples."""
-        return Compose(
-            {
-                name: make(self.data.with_statistics(node, key), key)
-                for name, key, node in self._steps(self.name)
-            }
-        )
+        steps = {
+            name: make(self.data.with_statistics(node, key), key)
+            for name, key, node in self._steps(self.name)
+        }
+        views = self.config.transform.views
+        return Compose({"views": Views(steps, views)} if views > 1 else steps)
 
     @cached_property
     def batch_transform(self) -> BatchCompose:

@@ -133,4 +133,15 @@ def _steps(config: Config, section: str) -> dict[str, Any]:
     return {key: step for key, step in steps.items() if step is not None}
 
 
-RULES = (batch_steps, dataset_keys)
+def views(config: Config, parts: Parts) -> Iterator[str]:
+    """Steps of batches do the same to all pictures of a sample, so they would make no views."""
+    steps = _steps(config, "train_batch") if config.transform.views > 1 else {}
+    for key, step in steps.items():
+        if not (isinstance(step, type) and issubclass(step, Normalize)):
+            yield (
+                f"{key}: does the same to all views of a sample (transform.views). Do it in "
+                f"transform.train, as transform=views does, or leave it out: {key}=null"
+            )
+
+
+RULES = (batch_steps, dataset_keys, views)

@@ -18,7 +18,11 @@ from penstock.config.schema import Config
 from penstock.errors import ConfigError, Problem
 
 # Facts of a dataset for a model, an objective and its metrics; and torch's names for them.
-SAME_FACTS = {"in_features": "num_features", "out_features": "num_outputs"}
+SAME_FACTS = {
+    "in_features": "num_features",
+    "out_features": "num_outputs",
+    "num_labels": "num_classes",
+}
 FACTS = ("num_classes", "num_features", "num_landmarks", "num_outputs", "classes", *SAME_FACTS)
 SUPPLIED = ("split", "train", "lazy", "limits")  # arguments of a dataset
 _SAMPLER = (

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from typing import Any
 
 from penstock.errors import ConfigError, Problem
+from penstock.order.randomness import begin_sample, hash64, key_at_hand
 
 
 class Compose:
@@ -30,6 +32,39 @@ class Compose:
                 error.add_note(f"in the transform {name!r}")
                 raise
         return sample
+
+
+class Views(Compose):
+    """The same steps, several times over one sample, as one step: `transform.views`.
+
+    The first view keeps the names of its fields, so all that takes a sample without views takes
+    one with them. Tensors and arrays of the others are added as `image_2`, `image_3` ... Each view
+    has draws of its own, which follow from the sample's key; those of the first are the draws that
+    there would be without views. Cost: the steps once a view, and a copy of what they start from.
+
+    Args:
+        views: how many, 1 or more.
+    """
+
+    def __init__(self, steps: Mapping[str, Callable[[Any], object] | None], views: int) -> None:
+        super().__init__(steps)
+        self.views = views
+
+    def __call__(self, sample: Any) -> Any:
+        key, spare = key_at_hand(), [deepcopy(sample) for _ in range(self.views - 1)]
+        result = dict(super().__call__(sample))
+        fields = [name for name, value in result.items() if hasattr(value, "ndim")]
+        for number, copied in enumerate(spare, start=2):
+            # Generators go on from the view before; what is derived from the key has another one.
+            begin_sample(hash64(key, "view", number))
+            view = super().__call__(copied)
+            for name in fields:
+                if f"{name}_{number}" in result:
+                    reason = f"a sample has a field {name}_{number} already; rename it"
+                    raise ConfigError(Problem("transform.views", reason))
+                result[f"{name}_{number}"] = view[name]
+        begin_sample(key)
+        return result
 
 
 def _require_pictures(name: str, step: object, sample: object, error: Exception) -> None:

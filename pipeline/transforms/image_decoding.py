@@ -331,6 +331,8 @@ def thread_safe(transform: Compose | Mapping[str, Any]) -> bool:
     steps = transform.steps if isinstance(transform, Compose) else transform
     ours = ("penstock.", "torchvision.transforms.v2")
     return all(
-        type(step).__module__.startswith(ours) and getattr(step, "thread_safe", True)
+        thread_safe(step)
+        if isinstance(step, Compose)
+        else type(step).__module__.startswith(ours) and getattr(step, "thread_safe", True)
         for step in steps.values()
     )

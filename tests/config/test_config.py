@@ -20,6 +20,7 @@ GOOD = {
         "val": {},
         "train_batch": {},
         "val_batch": {},
+        "views": 1,
         "batch_on": "auto",
     },
     "sampler": PART,

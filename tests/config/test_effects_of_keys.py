@@ -209,6 +209,7 @@ ROWS = {
         ("+transform.val_batch.mix.by=0.1", "+transform.val_batch.mix.by=0.2"),
         words=[BLEND.replace("train_batch", "val_batch")],
     ),
+    "transform.views": Row(("transform.views=1", "transform.views=2"), words=ADD),
     "transform.batch_on": Row(("loader", "device"), words=[BLEND], rounds=CPU),
     "sampler": Row(("sampler=random", "sampler=sequential")),
     "collate": Row(("collate.value=0", "collate.value=1"), "sequences"),

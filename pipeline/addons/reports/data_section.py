@@ -4,6 +4,7 @@ samples of the first training batches, and validation's best and worst.
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import PurePath
@@ -24,6 +25,7 @@ from penstock.addons.reports.figures import drawing, label_powers
 from penstock.addons.reports.page import Section
 from penstock.addons.reports.values import replay
 from penstock.errors import PenstockError
+from penstock.files.regular_file import TooLargeError, read_bounded
 from penstock.runs.record import RunRecord
 from penstock.terminal import one_line
 
@@ -184,6 +186,29 @@ def samples(run: RunRecord) -> Section | None:
         parts.append(_predictions(facts))
     parts += [page.paragraph(note) for note in facts.notes]
     return Section(_SAMPLES, page.together(*parts))
+
+
+PAIRS = "pairs.png"  # which the fit draws, of an objective that has a matrix
+_LARGEST = 1 << 20  # bytes of it
+_PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def pairs(run: RunRecord) -> Section | None:
+    """How like pictures and captions are, as the fit drew it; None where it did not."""
+    try:
+        picture = read_bounded(run.path / PAIRS, _LARGEST)
+    except (OSError, TooLargeError):
+        return None
+    if not picture.startswith(_PNG):
+        return None
+    text = (
+        "Each row is a picture of validation, each column a caption; the number is the cosine "
+        "between their places. On the diagonal, in bold, are the pairs."
+    )
+    uri = f"data:image/png;base64,{base64.b64encode(picture).decode()}"
+    alt = "A matrix of the likeness of pictures and captions"
+    image = Markup('<img src="{}" alt="{}" style="max-width: 100%">').format(uri, alt)
+    return Section("Pairs", page.together(page.paragraph(text), image))
 
 
 def _batch(run: RunRecord, batch: ShownBatch) -> Markup:

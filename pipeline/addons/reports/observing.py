@@ -79,7 +79,7 @@ class Shown(Observer):
 
     def _pictures(self, model: nn.Module | None) -> dict[str, Path | None]:
         """The drawn ones by name; None for one that this kind of run does not have."""
-        from penstock.addons.reports import pictures, predictions
+        from penstock.addons.reports import data_section, pairs, pictures, predictions
 
         fit, folder, files = self.fit, self.fit.folder.path, dict[str, Path | None]()
         with only_shown("the picture of the learning curves"):
@@ -89,6 +89,10 @@ class Shown(Observer):
             if model is not None and fit.data.validates:
                 drawn = folder / "predictions.png"
                 files["predictions"] = predictions.draw(fit.data.val, model, fit.objective, drawn)
+        with only_shown("the picture of pairs"):
+            if model is not None and fit.data.validates:
+                drawn = folder / data_section.PAIRS
+                files["pairs"] = pairs.draw(fit.data.val, model, fit.objective, drawn)
         with only_shown("the picture of confused classes"):
             best = fit.result.best
             confused = self.confusions.best(int(best["epoch"]) if best else None)

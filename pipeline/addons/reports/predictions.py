@@ -10,6 +10,7 @@ Pictures have the dataset's size if that shows what the model saw.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -106,8 +107,8 @@ def is_signals(value: object) -> bool:
 
 
 def large_pictures(split: Split, field: str, batch: Batch) -> Sequence[Tensor]:
-    """The pictures of a batch, as large as shows what the model saw."""
-    as_seen = list(denormalized(batch[field], split.transform, split.batch_transform))
+    """The pictures of a batch, as large as shows what the model saw; views side by side."""
+    as_seen = as_the_model_saw(split, field, batch)
     steps = split.transform.steps
     resize = next((name for name, step in steps.items() if type(step).__name__ == "Resize"), None)
     if resize is None or split.batch_transform:
@@ -133,6 +134,20 @@ def large_pictures(split: Split, field: str, batch: Batch) -> Sequence[Tensor]:
                 image = resized(image, size, antialias=True)
             images.append(image)
     return images
+
+
+def as_the_model_saw(split: Split, field: str, batch: Batch) -> list[Tensor]:
+    """The pictures of a field before they were normalised, with their further views beside them.
+
+    Views are left out where something else (points, boxes) is drawn at its place in the first one.
+    """
+    steps = split.transform, split.batch_transform
+    views = [field]
+    if set(batch.kinds.values()) <= {"image"}:
+        views += [name for name in batch if re.fullmatch(rf"{re.escape(field)}_\d+", name)]
+    stacks = [denormalized(batch[name], *steps) for name in views if is_pictures(batch[name])]
+    fitting = [stack for stack in stacks if stack.shape[:3] == stacks[0].shape[:3]]
+    return list(torch.cat(fitting, dim=3))
 
 
 def scaled(points: Tensor, seen: Tensor, shown: Tensor) -> Tensor:
@@ -198,6 +213,8 @@ def denormalized(images: Tensor, *transforms: Compose | BatchCompose) -> Tensor:
         for step in transform.steps.values():
             if isinstance(step, Normalize):
                 return step.inverse(images)
+            if isinstance(step, Compose):  # views
+                return denormalized(images, step)
     return images
 
 

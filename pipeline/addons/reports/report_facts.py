@@ -50,7 +50,7 @@ from penstock.addons.reports.pictures import (
     thumbnail,
 )
 from penstock.addons.reports.predictions import (
-    denormalized,
+    as_the_model_saw,
     is_pictures,
     is_signals,
     large_pictures,
@@ -271,7 +271,7 @@ def _samples(
     elif kind != "pictures":
         words = [words_of(batch, objective, row) for row in range(count)]
     else:
-        shown: Any = denormalized(batch[field], split.transform, split.batch_transform)
+        shown: Any = as_the_model_saw(split, field, batch)
         if outputs is not None:
             shown = large_pictures(split, field, batch)
         for row, (image, view) in enumerate(zip(shown, rendered, strict=True)):

@@ -32,6 +32,7 @@ SECTIONS: tuple[Callable[[RunRecord], Section | None], ...] = (
     curves.section,
     time_spent.section,
     data_section.samples,
+    data_section.pairs,
     spikes.section,
     data_section.section,
     time_spent.starts,

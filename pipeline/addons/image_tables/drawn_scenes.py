@@ -1,0 +1,166 @@
+"""Drawn pictures of two shapes, and a table that says what stands where: data without a download.
+
+    path,label,colors,labels,caption,angle
+    scene_000000.jpg,circle and square,blue and red,blue|circle|red|square,a small red circle ...
+
+The first use writes them into a folder of `root` that is named by its arguments; later uses, of any
+run of this user, read it. Cost: 1 ms and 2 kB a picture of 64 px, once.
+"""
+
+from __future__ import annotations
+
+import csv
+import logging
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.addons.image_tables.image_table import ImageTable
+from penstock.datasets.reading.generated_folder import generated_data
+from penstock.datasets.reading.image import Reader
+from penstock.datasets.reading.split import Split
+from penstock.errors import ConfigError, Problem
+from penstock.files.limits import DEFAULT, Limits
+from penstock.order.randomness import hash64
+from penstock.ranges import Count, Fraction, Seed
+from penstock.terminal import watched
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+VERSION = 1  # raise it when the drawings change
+TABLE = "scenes.csv"
+COLORS = {
+    "red": (214, 48, 49),
+    "green": (46, 160, 67),
+    "blue": (38, 98, 214),
+    "yellow": (240, 196, 25),
+}
+CORNERS = {"circle": 48, "square": 4, "triangle": 3, "star": 10}
+SIZES = {"small": 0.13, "large": 0.21}  # radii, as shares of the picture's side
+_FINER = 4  # pictures are drawn so many times as large, and reduced
+
+_log = logging.getLogger(__name__)
+
+
+class DrawnScenes(ImageTable):
+    """Two shapes, each small or large and of one of four colours, one above or beside the other.
+
+    Samples as in `ImageTable`: of the columns `label` (both shapes), `colors` (both colours),
+    `labels` (colours and shapes that occur), `caption` and the number `angle` (of the first shape,
+    in degrees). Scene `i` is a function of (seed, i, size), so a larger `count` begins with the
+    same scenes.
+
+    Args:
+        root: folder that the data is written to, in one subfolder for each set of arguments; None:
+            in the user's cache (see `penstock.datasets.reading.generated_folder`).
+        count: of scenes of both splits.
+        size: height and width in pixels, 32 to 512.
+        seed: other scenes for another seed.
+        split, label, labels, numbers, caption, val_fraction, split_seed, reader, lazy, limits: as
+            in `ImageTable`.
+
+    Raises:
+        ConfigError: `count` or `size` is out of range.
+        DataError: the data cannot be written.
+    """
+
+    def __init__(
+        self,
+        root: str | None = None,
+        split: Split = "train",
+        count: Count = 2000,
+        size: Count = 64,
+        seed: Seed = 0,
+        label: str | None = "label",
+        labels: str | None = None,
+        numbers: list[str] | None = None,
+        caption: str | None = None,
+        val_fraction: Fraction = 0.2,
+        split_seed: Seed = 0,
+        reader: Reader = "torchvision",
+        lazy: bool = False,
+        limits: Limits = DEFAULT,
+    ) -> None:
+        if count < 1:
+            raise ConfigError(Problem("dataset.count", f"{count} scenes; allowed: 1 or more"))
+        if not 32 <= size <= 512:
+            raise ConfigError(Problem("dataset.size", f"{size} pixels; allowed: 32 to 512"))
+        name = f"{count}x{size}-seed{seed}-v{VERSION}"
+        with generated_data(
+            root, "drawn_scenes", name, lambda folder: _write(folder, name, count, size, seed)
+        ) as made:
+            super().__init__(
+                made,
+                TABLE,
+                split,
+                label=label,
+                labels=labels,
+                numbers=numbers,
+                caption=caption,
+                reader=reader,
+                val_fraction=val_fraction,
+                split_seed=split_seed,
+                lazy=lazy,
+                limits=limits,
+            )
+
+
+def _write(folder: Path, name: str, count: int, size: int, seed: int) -> None:
+    message = "drawing %d scenes into %s, once; later runs read them"
+    _log.info(message, count, folder.parent / name)
+    with (folder / TABLE).open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["path", "label", "colors", "labels", "caption", "angle"])
+        for number in watched(range(count), count, "drawing scenes"):
+            random = np.random.default_rng(hash64(seed, "scene", number))
+            picture, row = scene(size, random)
+            picture.save(folder / f"scene_{number:06d}.jpg", quality=92)
+            writer.writerow([f"scene_{number:06d}.jpg", *row])
+
+
+def scene(size: int, random: np.random.Generator) -> tuple[Image, list[str]]:
+    """A picture, and its label, colours, labels, caption and angle."""
+    from PIL import Image, ImageDraw  # which only drawing needs
+
+    large = size * _FINER
+    picture = Image.fromarray(_background(large, random))
+    draw = ImageDraw.Draw(picture)
+    above = bool(random.integers(2))
+    shapes, words, angles = [], [], []
+    for place in (0.27, 0.73):
+        shape, color, scale = (str(random.choice(list(kind))) for kind in (CORNERS, COLORS, SIZES))
+        along, across = place + random.uniform(-0.05, 0.05), random.uniform(0.28, 0.72)
+        centre = (across, along) if above else (along, across)
+        angle = float(random.uniform(0, 360))
+        radius = SIZES[scale] * random.uniform(0.92, 1.08)
+        corners = _corners(shape, angle) * radius + centre
+        fill = tuple(int(c + random.uniform(-18, 18)) for c in COLORS[color])
+        draw.polygon([tuple(corner) for corner in (corners * large).tolist()], fill=fill)
+        shapes += [shape, color]
+        words.append(f"a {scale} {color} {shape}")
+        angles.append(angle)
+    label, colors = (" and ".join(sorted(shapes[first::2])) for first in range(2))
+    between = "above" if above else "left of"
+    reduced = picture.resize((size, size), Image.Resampling.LANCZOS)
+    caption = f"{words[0]} {between} {words[1]}"
+    return reduced, [label, colors, "|".join(sorted(set(shapes))), caption, f"{angles[0]:.1f}"]
+
+
+def _background(size: int, random: np.random.Generator) -> Any:
+    """Grey that slowly changes from corner to corner: uint8 [size, size, 3]."""
+    ramp = np.linspace(0, 1, size)
+    grey = random.uniform(70, 190) + random.uniform(-50, 50) * ramp[:, None]
+    grey = grey + random.uniform(-50, 50) * ramp
+    pixels = grey[..., None] + random.uniform(-12, 12, 3)
+    return pixels.clip(0, 255).astype(np.uint8)
+
+
+def _corners(shape: str, angle: float) -> Any:
+    """The corners of a shape of radius 1, turned by `angle` degrees: float64[n, 2]."""
+    count = CORNERS[shape]
+    turns = np.arange(count) * (2 * math.pi / count) + math.radians(angle)
+    radii = np.where(np.arange(count) % 2, 0.42, 1.0) if shape == "star" else np.ones(count)
+    return np.stack([np.cos(turns), np.sin(turns)], axis=1) * radii[:, None]

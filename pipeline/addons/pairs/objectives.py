@@ -1,0 +1,223 @@
+"""Contrastive objectives: what belongs together lies closer than all else in a batch.
+
+Each is an objective of docs/objectives.md's kind: `loss`, `outputs`, `measured`, `comparisons`,
+`rendered`. The losses compare the samples of the global batch, so they are the same for any number
+of ranks, up to rounding; `penstock.gathered` brings the rows together.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, log_softmax, normalize
+
+from penstock.addons.pairs.metrics import NearestLabel, Retrieval
+from penstock.distributed.gathered import gathered
+from penstock.errors import ConfigError, Problem
+from penstock.loading.batch import Batch
+from penstock.training.rendered import Rendered
+
+
+class TwoViews:
+    """Views of a sample are told from those of all other samples: NT-Xent, as in SimCLR.
+
+    The loss of a view is the cross entropy of finding its sample's other views among all views of
+    the batch by their cosine, over the temperature (Chen et al. 2020,
+    https://arxiv.org/abs/2002.05709).
+
+    Args:
+        metrics: by name: `Retrieval` gets the first two views, `NearestLabel` the first and the
+            label.
+        inputs: the field whose views are compared; `transform.views` makes the others.
+        temperature: the smaller, the more the likest of the others count.
+        label: the field of classes, for `NearestLabel`.
+    """
+
+    def __init__(
+        self,
+        metrics: Mapping[str, Any] | None = None,
+        inputs: Sequence[str] = ("image",),
+        temperature: float = 0.2,
+        label: str = "label",
+    ) -> None:
+        if temperature <= 0:
+            raise ConfigError(Problem("objective.temperature", f"{temperature}; allowed: above 0"))
+        self.metrics, self.inputs = metrics or {}, list(inputs)
+        self.temperature, self.label = temperature, label
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        views = [gathered(rows).float() for rows in self._rows(model, batch)]
+        return nt_xent(torch.stack(views), self.temperature)
+
+    def outputs(self, model: nn.Module, batch: Batch) -> list[Tensor]:
+        """The places of each view, of length 1: float32[B, D] each."""
+        return [rows.float() for rows in self._rows(model, batch)]
+
+    def measured(self, outputs: list[Tensor], batch: Batch) -> dict[str, tuple[Any, ...]]:
+        return {
+            name: (outputs[0], self._label(batch, name))
+            if isinstance(metric, NearestLabel)
+            else (outputs[0], outputs[1])
+            for name, metric in self.metrics.items()
+        }
+
+    def comparisons(self, train: Any, val: Any) -> dict[str, dict[str, float]]:
+        """What a model has that gives all pictures the same place."""
+        values = chance(self.metrics, len(val))
+        table = getattr(val, "metadata", None)
+        if values and table is not None and self.label in table:
+            shares = table[self.label].value_counts(normalize=True)
+            for name, metric in self.metrics.items():
+                if isinstance(metric, NearestLabel):
+                    values["chance"][name] = float((shares**2).sum())
+        return values
+
+    def rendered(self, batch: Batch, outputs: list[Tensor] | None = None) -> list[Rendered]:
+        """Whose second view is likest to the first view of each row, among the rows shown."""
+        if outputs is None:
+            return [Rendered()] * len(batch.positions)
+        likest = (outputs[0] @ outputs[1].T).argmax(1).tolist()
+        rows = batch.indices.tolist()
+        return [
+            Rendered(predicted="finds its other view" if row == own else f"takes row {rows[row]}'s")
+            for own, row in enumerate(likest)
+        ]
+
+    def _rows(self, model: nn.Module, batch: Batch) -> list[Tensor]:
+        """The places of each view of this rank's samples, of length 1."""
+        views = views_of(batch, self.inputs[0])
+        together = model(torch.cat(views))
+        return list(normalize(together.float()).chunk(len(views)))
+
+    def _label(self, batch: Batch, name: str) -> Tensor:
+        if self.label not in batch:
+            reason = (
+                f"compares labels, and a batch has no field {self.label!r} ({', '.join(batch)}); "
+                f"leave it out: objective.metrics.{name}=null"
+            )
+            raise ConfigError(Problem(f"objective.metrics.{name}", reason))
+        label: Tensor = batch[self.label]
+        return label
+
+
+class ImageText:
+    """A picture is told from all others by its caption, and the caption by its picture: CLIP.
+
+    The loss is the mean of the cross entropies of finding the caption of each picture among those
+    of the batch, and the picture of each caption (Radford et al. 2021,
+    https://arxiv.org/abs/2103.00020).
+
+    Args:
+        metrics: by name; a `Retrieval` whose name begins with "picture" finds pictures by captions,
+            any other one captions by pictures.
+        inputs: the fields of pictures, tokens and their lengths.
+    """
+
+    def __init__(
+        self,
+        metrics: Mapping[str, Any] | None = None,
+        inputs: Sequence[str] = ("image", "tokens", "tokens_lengths"),
+    ) -> None:
+        if len(inputs) != 3:
+            reason = f"{list(inputs)}; needed: the fields of pictures, of tokens, of their lengths"
+            raise ConfigError(Problem("objective.inputs", reason))
+        self.metrics, self.inputs = metrics or {}, list(inputs)
+
+    def loss(self, model: Any, batch: Batch) -> Tensor:
+        pictures, texts = (gathered(rows).float() for rows in self.outputs(model, batch))
+        likeness = model.factor() * pictures @ texts.T
+        goal = torch.arange(len(likeness), device=likeness.device)
+        return (cross_entropy(likeness, goal) + cross_entropy(likeness.T, goal)) / 2
+
+    def outputs(self, model: Any, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The places of pictures and captions, of length 1: float32[B, D] each."""
+        for name in self.inputs:
+            if name not in batch:
+                reason = (
+                    f"{name!r} is no field of a batch ({', '.join(batch)}). Captions come from "
+                    "dataset.caption; transform.train.tokenize makes tokens of them, and "
+                    "collate=pad their lengths"
+                )
+                raise ConfigError(Problem("objective.inputs", reason))
+        pictures, texts = model(*(batch[name] for name in self.inputs))
+        return normalize(pictures.float()), normalize(texts.float())
+
+    def measured(self, outputs: Any, batch: Batch) -> dict[str, tuple[Any, ...]]:
+        pictures, texts = outputs
+        return {
+            name: (texts, pictures) if name.startswith("picture") else (pictures, texts)
+            for name in self.metrics
+        }
+
+    def comparisons(self, train: Any, val: Any) -> dict[str, dict[str, float]]:
+        """What a model has that gives all the same place."""
+        return chance(self.metrics, len(val))
+
+    def rendered(self, batch: Batch, outputs: Any = None) -> list[Rendered]:
+        """The caption of each row, and the likest of those shown."""
+        captions = captions_of(batch)
+        if outputs is None:
+            return [Rendered(caption) for caption in captions]
+        likest = (outputs[0] @ outputs[1].T).argmax(1).tolist()
+        return [Rendered(own, captions[other]) for own, other in zip(captions, likest, strict=True)]
+
+    def matrix(self, outputs: Any, batch: Batch) -> tuple[Tensor, list[str]]:
+        """The likeness of every picture to every caption, float32[B, B], and the captions."""
+        return outputs[0] @ outputs[1].T, captions_of(batch)
+
+
+def nt_xent(views: Tensor, temperature: float) -> Tensor:
+    """The mean cross entropy of finding a sample's other views among all views, float32[].
+
+    Args:
+        views: float32[V, N, D] of length 1; V views of N samples.
+    """
+    count, samples = views.shape[:2]
+    rows = views.flatten(0, 1)
+    likeness = rows @ rows.T / temperature
+    own = torch.eye(len(rows), dtype=torch.bool, device=rows.device)
+    logs = log_softmax(likeness.masked_fill(own, -torch.inf), dim=1)
+    number = torch.arange(samples, device=rows.device).repeat(count)
+    others = (number[:, None] == number) & ~own
+    return -logs[others].mean()
+
+
+def views_of(batch: Batch, field: str) -> list[Tensor]:
+    """All views of a field: `image`, `image_2` and so on.
+
+    Raises:
+        ConfigError: there is one only, or the field is not stacked.
+    """
+    more = [name for name in batch if re.fullmatch(rf"{re.escape(field)}_\d+", name)]
+    if field not in batch or not more:
+        reason = (
+            f"a batch has no second view of {field!r} (it has {', '.join(batch)}); set "
+            "transform.views=2"
+        )
+        raise ConfigError(Problem("transform.views", reason))
+    views = [batch[name] for name in (field, *sorted(more))]
+    if not all(isinstance(view, Tensor) and view.shape == views[0].shape for view in views):
+        reason = f"the views of {field!r} are not of one shape; resize them in transform.train"
+        raise ConfigError(Problem("transform.views", reason))
+    return views
+
+
+def captions_of(batch: Batch) -> list[str]:
+    """The captions of a batch; "" where it has none as text."""
+    captions = batch.get("caption")
+    return captions if isinstance(captions, list) else [""] * len(batch.positions)
+
+
+def chance(metrics: Mapping[str, Any], count: int) -> dict[str, dict[str, float]]:
+    """What guessing gives, of each `Retrieval` among `count` rows."""
+    values = {
+        f"{name}/top{k}": min(1.0, k / count)
+        for name, metric in metrics.items()
+        if isinstance(metric, Retrieval)
+        for k in metric.k
+    }
+    return {"chance": values} if values else {}

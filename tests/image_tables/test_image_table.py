@@ -1,0 +1,199 @@
+"""Images and a table of what is known of each."""
+
+import csv
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+
+from penstock.addons.image_tables.drawn_scenes import DrawnScenes
+from penstock.addons.image_tables.image_table import ImageTable
+from penstock.errors import ConfigError, DataError
+from penstock.files.limits import Limits
+from penstock.loading.encoded import EncodedImage
+
+HEAD = ["path", "label", "age", "text", "patient", "part", "tags", "flag"]
+
+
+def rows():
+    return [
+        [
+            f"im/{row:02}.jpg",
+            "cat" if row % 4 else "dog",
+            row / 2,
+            f"caption {row}",
+            f"p{row // 3}",
+            "train" if row % 5 else "validation",
+            "cat| dog" if row % 3 else "owl",
+            row % 2,
+        ]
+        for row in range(40)
+    ]
+
+
+def write(path, rows, head=HEAD, encoding="utf-8", delimiter=","):
+    with path.open("w", newline="", encoding=encoding) as file:
+        csv.writer(file, delimiter=delimiter).writerows([head, *rows])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pictures")
+    (folder / "im").mkdir()
+    random = np.random.default_rng(0)
+    for row in range(40):
+        pixels = random.integers(0, 255, (20, 24, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"im/{row:02}.jpg")
+    write(folder / "t.csv", rows())
+    return folder
+
+
+def table(folder, split="train", file="t.csv", **columns):
+    return ImageTable(str(folder), file, split, **columns)
+
+
+def test_columns_become_fields(folder):
+    data = table(folder, label="label", numbers=["age", "flag"], caption="text")
+    row = rows()[data.rows[3]]
+    sample = data[3]
+    assert data.classes == ["cat", "dog"]
+    assert data.facts == {"num_classes": 2, "num_outputs": 2}
+    assert sample["image"].shape == (3, 20, 24)
+    assert data.classes[sample["label"]] == row[1]
+    assert sample["numbers"].tolist() == [row[2], row[7]]
+    assert sample["caption"] == row[3]
+    assert table(folder, numbers=["age"]).facts == {"num_outputs": 1}
+    assert isinstance(table(folder, lazy=True)[0]["image"], EncodedImage)
+
+
+def test_several_labels_by_names_or_by_columns(folder):
+    data = table(folder, labels="tags")
+    assert data.classes == ["cat", "dog", "owl"]
+    expected = [1.0, 1.0, 0.0] if data.rows[0] % 3 else [0.0, 0.0, 1.0]
+    assert torch.equal(data[0]["labels"], torch.tensor(expected))
+    val = table(folder, "val", labels="tags")
+    assert val.flags[:, 2].sum() == 3  # of 14 owls a fifth, as of all
+    data = table(folder, labels=["flag"])
+    assert data.classes == ["flag"]
+    assert data[0]["labels"].tolist() == [float(data.rows[0] % 2)]
+
+
+def test_metadata_has_all_columns(folder):
+    data = table(folder, label="label")
+    metadata = data.metadata
+    assert {*HEAD, "class"} == {*metadata.columns}
+    assert metadata["path"][0] == data.path(0)
+    assert metadata["age"].dtype == np.float64
+    assert metadata["class"].tolist() == [data.classes[code] for code in metadata["label"]]
+
+
+def test_splits_keep_classes_groups_and_what_a_column_says(folder):
+    val = table(folder, "val", label="label")
+    assert val.metadata["class"].value_counts().to_dict() == {"cat": 6, "dog": 2}
+    parts = [table(folder, split, group="patient").metadata for split in ("train", "val")]
+    assert len(parts[0]) + len(parts[1]) == 40
+    assert not {*parts[0]["patient"]} & {*parts[1]["patient"]}
+    assert len(table(folder, "val", split_column="part")) == 8
+
+
+def test_neither_order_nor_format_of_the_table_matters(folder):
+    columns = {"label": "label", "numbers": ["age"], "caption": "text"}
+    known = table(folder, **columns).fingerprint
+    write(folder / "other.csv", rows()[::-1])
+    write(folder / "other.tsv", rows(), delimiter="\t")
+    write(folder / "wide.csv", rows(), encoding="utf-16")
+    frame = pd.read_csv(folder / "t.csv")
+    frame["lists"] = [["a", "b"] if row % 2 else ["c"] for row in range(40)]
+    frame.to_parquet(folder / "t.parquet")
+    assert table(folder, file="other.csv", **columns).fingerprint == known
+    assert table(folder, file="other.tsv", **columns).fingerprint == known
+    assert table(folder, file="wide.csv", encoding="utf-16", **columns).fingerprint == known
+    assert table(folder, file="t.parquet", **columns).fingerprint == known
+    assert table(folder, file="t.parquet", labels="lists").classes == ["a", "b", "c"]
+
+
+def test_a_file_in_several_rows_is_in_one_split(folder):
+    write(folder / "twice.csv", [*rows(), *rows()])
+    with pytest.raises(DataError, match=r"line 42, column 'path': 'im/00.jpg' is already in line"):
+        table(folder, file="twice.csv")
+    parts = [table(folder, split, "twice.csv", repeated=True) for split in ("train", "val")]
+    assert [len(part) for part in parts] == [64, 16]
+    assert not {*parts[0].names} & {*parts[1].names}
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "columns", "message"),
+    [
+        (0, "im/zz.jpg", {}, r"line 5, column 'path': 'im/zz.jpg' is missing"),
+        (0, "../x.jpg", {}, r"leads out of the folder"),
+        (0, "", {}, r"'' is empty"),
+        (1, "rat", {"label": "label", "classes": ["cat", "dog"]}, r"has the class 'rat'"),
+        (1, "", {"label": "label"}, r"is empty: it needs a class"),
+        (2, "nan", {"numbers": ["age"]}, r"'nan' is not finite"),
+        (2, "1e40", {"numbers": ["age"]}, r"is not finite"),
+        (2, "1,5", {"numbers": ["age"]}, r"not a number.*write 1.5"),
+        (3, "", {"caption": "text"}, r"column 'text': '' is empty"),
+        (5, "trian", {"split_column": "part"}, r"none of train, val, test"),
+        (7, "2", {"labels": ["flag"]}, r"neither 0 nor 1"),
+    ],
+)
+def test_a_wrong_cell_is_named(folder, column, value, columns, message):
+    changed = rows()
+    changed[3][column] = value
+    write(folder / "wrong.csv", changed)
+    with pytest.raises(DataError, match=message):
+        table(folder, file="wrong.csv", **columns)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", r"is empty"),
+        (b"path\n", r"a header and no rows"),
+        (b"path,a\nx\n", r"line 2: 1 cells, but the header has 2"),
+        (b'path,a\n"x,1\n', r"line 2: unexpected end"),
+        (b"path,path\nx,y\n", r"column 'path' is there 2 times"),
+        (b"path\n\xff\xfe\n", r"is not utf-8.*dataset.encoding"),
+    ],
+)
+def test_a_damaged_table_is_explained(tmp_path, content, message):
+    (tmp_path / "t.csv").write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        table(tmp_path)
+
+
+def test_wrong_arguments(folder, tmp_path):
+    write(folder / "german.csv", rows(), delimiter=";")
+    for arguments, message in (
+        ({"label": "lable"}, r"no column 'lable' \(did you mean 'label'\?\)"),
+        ({"file": "german.csv"}, r"set dataset.delimiter"),
+        ({"numbers": "age"}, r"write a list: \[age\]"),
+        ({"label": "label", "labels": "tags"}, r"either one class or several"),
+        ({"encoding": "klingon"}, r"unknown encoding"),
+        ({"file": "../t.csv"}, r"leads out"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            table(folder, **arguments)
+    with pytest.raises(DataError, match=r"cannot be read: No such file"):
+        table(tmp_path)
+    limits = Limits(files=39)
+    with pytest.raises(DataError, match=r"limits.files"):
+        table(folder, limits=limits)
+    with pytest.raises(DataError, match=r"limits.classes"):
+        table(folder, label="text", limits=Limits(classes=20))
+
+
+def test_drawn_scenes_say_what_is_in_them(tmp_path):
+    data = DrawnScenes(str(tmp_path), count=6, labels="labels", label=None, caption="caption")
+    assert data.classes == sorted(data.classes)
+    caption, words = data[0]["caption"], data.flags[0].nonzero()[0]
+    assert all(data.classes[word] in caption for word in words)
+    # A larger number begins with the same pictures.
+    more = DrawnScenes(str(tmp_path), count=8, val_fraction=0.0)
+    names = {*data.names}
+    for name in names:
+        first, second = (next(tmp_path.glob(f"{n}x64*")) / name.decode() for n in (6, 8))
+        assert first.read_bytes() == second.read_bytes()
+    assert names < {*more.names}
