@@ -99,7 +99,8 @@ class DataParts:
 
         def explained(problem: Problem) -> Problem:
             for name in FACTS:
-                if repr(name) in problem.message and name not in facts:
+                said = repr(name) in problem.message or f"`{name}`" in problem.message
+                if said and name not in facts:
                     reason = (
                         f"needs {name}, which {type(dataset).__name__} does not tell (its facts: "
                         f"{', '.join(facts) or 'none'}); set it: "

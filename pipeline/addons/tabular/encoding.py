@@ -1,0 +1,210 @@
+"""What a model gets of a table's columns, by what the training rows say.
+
+    numbers       less their mean, by their deviation; a missing one is 0, the mean. Where training
+                  rows miss some, a flag says so in a column of its own, 1 for missing
+    dates         days since the mean date as a number, and where in the year, the week and (if any
+                  has a time) the day it lies, as sine and cosine; missing as for numbers
+    categories    0 for a missing one, 1 for one that training rows don't have, then a number for
+                  each of theirs, by name
+
+`learned` reads training rows alone; `encoded` then takes any rows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.addons.tabular.frames import Frame, floats, moments, words
+from penstock.errors import ConfigError, DataError, Problem
+from penstock.files.limits import Limits
+from penstock.order.randomness import IntArray
+
+Kind = Literal["number", "category", "date"]
+Floats = npt.NDArray[np.float64]
+
+MISSING, UNKNOWN, FIRST = 0, 1, 2  # indices of categories
+_ISO = re.compile(r"\d{4}-\d\d?-\d\d?([T ]\d\d?:\d\d.*)?")
+_LOOKED_AT = 200  # cells by which a text is taken for a date
+_MANY = 100  # texts, all different, that are names of rows and no categories
+_DAY = np.timedelta64(1, "D")
+_YEAR, _WEEK = 365.2425, 7.0  # days
+
+
+def kind_of(frame: Frame, column: str) -> Kind:
+    """What a column is, by its type, and of texts by their first cells."""
+    cells = frame.table[column]
+    if cells.dtype.kind == "M":
+        return "date"
+    if cells.dtype.kind in "iuf":
+        return "number"
+    if cells.dtype.kind == "b":
+        return "category"
+    present = cells[cells.notna()].head(_LOOKED_AT)
+    if not len(present):
+        return "number"  # an empty column
+    if all(hasattr(cell, "year") for cell in present):  # dates of Arrow
+        return "date"
+    if all(isinstance(cell, str) and _ISO.fullmatch(cell.strip()) for cell in present):
+        return "date"
+    return "category"
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """A column of numbers or dates: what its training rows say."""
+
+    name: str
+    is_date: bool
+    mean: float
+    scale: float
+    flagged: bool
+    daily: bool = False
+
+    @property
+    def outputs(self) -> list[str]:
+        """Names of the numbers that it becomes."""
+        names = [self.name]
+        if self.is_date:
+            cycles = ("year", "week", "day") if self.daily else ("year", "week")
+            names += [f"{self.name} {part} of {cycle}" for cycle in cycles for part in _PARTS]
+        return names + [f"{self.name} missing"] * self.flagged
+
+    def encoded(self, values: Floats) -> list[Floats]:
+        """The same numbers, float64[N] each."""
+        missing = np.isnan(values)
+        made = [(values - self.mean) / self.scale]
+        if self.is_date:
+            cycles = (_YEAR, _WEEK, 1.0) if self.daily else (_YEAR, _WEEK)
+            for days in cycles:
+                angle = values * (2 * np.pi / days)
+                made += [np.sin(angle), np.cos(angle)]
+        made = [np.where(missing, 0.0, column) for column in made]
+        return made + [missing.astype(np.float64)] * self.flagged
+
+
+_PARTS = ("sine", "cosine")
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """All columns that a model gets; see the module."""
+
+    numbers: Sequence[Scaled]
+    categories: Mapping[str, Sequence[str]]  # those of the training rows, by column
+    date_format: str | None
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the numbers, in order."""
+        return [name for column in self.numbers for name in column.outputs]
+
+    @property
+    def cardinalities(self) -> list[int]:
+        """How many indices each column of categories has."""
+        return [FIRST + len(values) for values in self.categories.values()]
+
+    def encoded(
+        self, frame: Frame, rows: IntArray
+    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+        """Numbers [n, F] and indices of categories [n, C] of rows of a table.
+
+        Raises:
+            DataError: a cell is no number, or no date.
+        """
+        columns: list[Floats] = []
+        for column in self.numbers:
+            columns += column.encoded(_values(frame, column.name, self, column.is_date)[rows])
+        numbers = np.zeros((len(rows), len(columns)), np.float32)
+        for place, values in enumerate(columns):
+            numbers[:, place] = values
+        indices = np.zeros((len(rows), len(self.categories)), np.int64)
+        for place, (name, known) in enumerate(self.categories.items()):
+            codes = {text: FIRST + number for number, text in enumerate(known)}
+            texts = words(frame, name)[rows]
+            indices[:, place] = [
+                MISSING if text is None else codes.get(text, UNKNOWN) for text in texts
+            ]
+        return numbers, indices
+
+
+def learned(
+    frame: Frame,
+    rows: IntArray,
+    kinds: Mapping[str, Kind],
+    chosen: Sequence[str],
+    rare: int,
+    date_format: str | None,
+    limits: Limits,
+) -> Encoding:
+    """What the training rows of a table say.
+
+    Args:
+        rows: those that train.
+        kinds: of the columns, in order.
+        chosen: columns of categories that a person has named, of which any number may be.
+        rare: categories of fewer training rows count as unknown.
+
+    Raises:
+        DataError: a cell is no number, or no date; there are more categories than `limits.classes`.
+        ConfigError: nearly all texts of a column differ.
+    """
+    plain = Encoding((), {}, date_format)
+    numbers, categories = [], {}
+    for name, kind in kinds.items():
+        if kind != "category":
+            values = _values(frame, name, plain, kind == "date")[rows]
+            numbers.append(_scaled(name, values, kind == "date"))
+            continue
+        texts = [text for text in words(frame, name)[rows] if text is not None]
+        counts: dict[str, int] = {}
+        for text in texts:
+            counts[text] = counts.get(text, 0) + 1
+        if name not in chosen and len(counts) > max(_MANY, len(texts) // 2):
+            reason = (
+                f"column {name!r} of {frame.name!r} has {len(counts)} different texts in "
+                f"{len(texts)} rows, so a model learns nothing of it: leave it out, "
+                f"dataset.exclude=[{name}]; or name it in dataset.categories to keep it"
+            )
+            raise ConfigError(Problem("dataset.categories", reason))
+        if len(counts) > limits.classes:
+            claim = limits.refusal("classes", f"{len(counts)} categories")
+            raise DataError(f"{frame.name!r}, column {name!r} has {claim}.")
+        categories[name] = sorted(text for text, count in counts.items() if count >= rare)
+    return Encoding(numbers, categories, date_format)
+
+
+def _values(frame: Frame, name: str, encoding: Encoding, is_date: bool) -> Floats:
+    """Numbers of a column, or days since 1970, float64[N]; NaN where a value is missing."""
+    if not is_date:
+        return floats(frame, name)
+    dates = moments(frame, name, encoding.date_format)
+    days = (dates - np.datetime64("1970-01-01", "ns")) / _DAY
+    return np.where(np.isnat(dates), np.nan, days)
+
+
+def _scaled(name: str, values: Floats, is_date: bool) -> Scaled:
+    present = values[~np.isnan(values)]
+    # Deviations from the first value: squares of dates or of large numbers would lose their digits.
+    shift = float(present[0]) if len(present) else 0.0
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean = shift + float((present - shift).mean()) if len(present) else 0.0
+        scale = float((present - mean).std()) if len(present) else 1.0
+    if not (np.isfinite(mean) and np.isfinite(scale)):
+        raise DataError(f"column {name!r}: its values are too large to be standardised.")
+    daily = is_date and bool((present % 1).any())
+    flagged = len(present) < len(values)
+    return Scaled(name, is_date, mean, scale or 1.0, flagged, daily)
+
+
+def summary(encoding: Encoding) -> dict[str, Any]:
+    """What a dataset says of it in its fingerprint: all that the training rows said."""
+    return {
+        "numbers": [vars(column) for column in encoding.numbers],
+        "categories": {name: list(values) for name, values in encoding.categories.items()},
+    }

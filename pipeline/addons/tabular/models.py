@@ -1,0 +1,102 @@
+"""Models of the rows of a table; `num_numbers` and `cardinalities` are facts of `dataset=table`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from penstock.addons.tabular.encoding import FIRST
+from penstock.errors import ConfigError, Problem
+
+
+class TableMlp(nn.Module):
+    """Categories become vectors that are learnt, and go with the numbers through linear layers.
+
+    Forward: numbers float[B, num_numbers], categories int64[B, C] -> float[B, num_outputs].
+    Cost at width 16 and two layers of 128, for 10 numbers and 5 categories: 30,000 weights, 0.1 ms
+    a batch of 256 forwards and backwards a core.
+
+    Args:
+        num_numbers: columns of numbers.
+        cardinalities: how many indices each column of categories has.
+        num_outputs: classes, or numbers to predict.
+        width: of a category's vector; a column of few categories has a smaller one.
+        hidden: sizes of the layers.
+        dropout: after each of them.
+    """
+
+    def __init__(
+        self,
+        num_outputs: int,
+        num_numbers: int = 0,
+        cardinalities: Sequence[int] = (),
+        width: int = 16,
+        hidden: Sequence[int] = (128, 128),
+        dropout: float = 0.1,
+    ) -> None:
+        super().__init__()
+        _check_columns(num_numbers, cardinalities)
+        widths = [min(width, (count + 1) // 2) for count in cardinalities]
+        self.embeddings = nn.ModuleList(
+            _embedding(count, size, size**-0.5)
+            for count, size in zip(cardinalities, widths, strict=True)
+        )
+        layers: list[nn.Module] = []
+        for inputs, outputs in pairwise([num_numbers + sum(widths), *hidden]):
+            layers += [nn.Linear(inputs, outputs), nn.ReLU(), nn.Dropout(dropout)]
+        sizes = [num_numbers + sum(widths), *hidden]
+        self.layers = nn.Sequential(*layers, nn.Linear(sizes[-1], num_outputs))
+
+    def forward(self, numbers: Tensor, categories: Tensor) -> Tensor:
+        vectors = [
+            embedding(categories[:, column]) for column, embedding in enumerate(self.embeddings)
+        ]
+        outputs: Tensor = self.layers(torch.cat([numbers, *vectors], 1))
+        return outputs
+
+
+class TableLinear(nn.Module):
+    """A weight for each number and each category: logistic or linear regression.
+
+    Forward: numbers float[B, num_numbers], categories int64[B, C] -> float[B, num_outputs].
+
+    Args:
+        num_outputs, num_numbers, cardinalities: as in `TableMlp`.
+    """
+
+    def __init__(
+        self, num_outputs: int, num_numbers: int = 0, cardinalities: Sequence[int] = ()
+    ) -> None:
+        super().__init__()
+        _check_columns(num_numbers, cardinalities)
+        self.bias = nn.Parameter(torch.zeros(num_outputs))
+        self.weight = nn.Parameter(torch.zeros(num_outputs, num_numbers))
+        self.embeddings = nn.ModuleList(
+            _embedding(count, num_outputs, 0.0) for count in cardinalities
+        )
+
+    def forward(self, numbers: Tensor, categories: Tensor) -> Tensor:
+        outputs = nn.functional.linear(numbers, self.weight, self.bias)
+        for column, embedding in enumerate(self.embeddings):
+            outputs = outputs + embedding(categories[:, column])
+        return outputs
+
+
+def _embedding(count: int, width: int, deviation: float) -> nn.Embedding:
+    """Vectors of categories; those of a missing and of an unknown one start from 0, where an
+    unknown one stays."""
+    made = nn.Embedding(count, width)
+    nn.init.normal_(made.weight, std=deviation)
+    with torch.no_grad():
+        made.weight[:FIRST] = 0.0
+    return made
+
+
+def _check_columns(numbers: int, cardinalities: Sequence[int]) -> None:
+    if numbers or cardinalities:
+        return
+    reason = "needs num_numbers and cardinalities, facts of dataset=table; this dataset has none"
+    raise ConfigError(Problem("model", reason))

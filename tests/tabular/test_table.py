@@ -1,0 +1,222 @@
+"""Tables: what training rows say, files of every kind, and what is wrong with them."""
+
+import pickle
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from penstock.addons.tabular.drawn_table import DrawnTable
+from penstock.addons.tabular.models import TableLinear, TableMlp
+from penstock.addons.tabular.table import Table
+from penstock.errors import ConfigError, DataError
+from penstock.files.limits import Limits
+
+ROWS = 60
+
+
+def frame():
+    random = np.random.default_rng(0)
+    numbers = random.normal(50, 9, ROWS).round(3)
+    numbers[[3, 7]] = np.nan
+    cities = np.array(["rome", "oslo", "bonn"], object)[random.integers(0, 3, ROWS)]
+    cities[5] = None
+    return pd.DataFrame(
+        {
+            "area": numbers,
+            "rooms": random.integers(1, 9, ROWS),
+            "city": cities,
+            "built": (np.datetime64("1990-01-01") + random.integers(0, 9000, ROWS)).astype(str),
+            "sold": np.array(["no", "yes"])[random.integers(0, 2, ROWS)],
+            "price": (1e5 + 1e4 * random.normal(size=ROWS)).round(2),
+        }
+    )
+
+
+def same(first, second):
+    assert len(first) == len(second)
+    for row in range(len(first)):
+        for name, value in first[row].items():
+            torch.testing.assert_close(value, second[row][name], rtol=0, atol=0)
+
+
+def test_a_sample_is_encoded_by_what_training_rows_say():
+    data = frame()
+    train = Table(data, "sold", exclude=["price"])
+    val = Table(data, "sold", "val", exclude=["price"])
+    assert (len(train), len(val), train.classes) == (48, 12, ["no", "yes"])
+    assert sorted([*train.rows, *val.rows]) == list(range(ROWS))
+    area = data["area"][train.rows]
+    names = val.encoding.names
+    for row, sample in zip(val.rows, (val[place] for place in range(12)), strict=True):
+        got = dict(zip(names, sample["numbers"].tolist(), strict=True))
+        value = data["area"][row]
+        expected = 0 if np.isnan(value) else (value - area.mean()) / area.std(ddof=0)
+        assert got["area"] == pytest.approx(expected, abs=1e-6)
+        assert got["area missing"] == np.isnan(value)
+        day = pd.Timestamp(data["built"][row])
+        since = (day - pd.Timestamp(0)).days
+        assert got["built sine of week"] == pytest.approx(np.sin(2 * np.pi * since / 7), abs=1e-5)
+        city = data["city"][row]
+        code = 0 if city is None else ["bonn", "oslo", "rome"].index(city) + 2
+        assert sample["categories"].tolist() == [code]
+        assert sample["target"] == (data["sold"][row] == "yes")
+    assert names == [
+        *("area", "area missing", "rooms", "built"),
+        *(f"built {part} of {cycle}" for cycle in ("year", "week") for part in ("sine", "cosine")),
+    ]
+    facts = {"num_numbers": 8, "cardinalities": [5], "num_classes": 2, "num_outputs": 2}
+    assert train.facts == facts
+
+
+def test_validation_rows_say_nothing_to_training():
+    data = frame()
+    train, val = (Table(data, "sold", split, exclude=["price"]) for split in ("train", "val"))
+    changed = data.copy()
+    changed.loc[val.rows, "area"] = 1e6
+    changed.loc[val.rows, "city"] = "a city of validation"
+    changed.loc[val.rows, "built"] = "2200-01-01"
+    same(train, Table(changed, "sold", exclude=["price"]))
+    other = Table(changed, "sold", "val", exclude=["price"])
+    assert {int(other[row]["categories"]) for row in range(len(other))} == {1}  # unknown
+    assert other.facts == train.facts
+    assert other.fingerprint != val.fingerprint
+    assert Table(changed, "sold", exclude=["price"]).fingerprint == train.fingerprint
+
+
+def test_files_of_every_kind_give_the_same_samples(tmp_path):
+    from pyarrow import Table as Arrow
+    from pyarrow import feather
+
+    data = frame()
+    expected = Table(data, "price", "val", exclude=["sold"])
+    data.to_csv(tmp_path / "t.csv", index=False)
+    data.to_csv(tmp_path / "t.tsv", index=False, sep="\t")
+    data.to_csv(tmp_path / "semi.csv", index=False, sep=";", decimal=",", encoding="utf-16")
+    data.assign(built=pd.to_datetime(data["built"])).to_parquet(tmp_path / "t.parquet")
+    arrow = Arrow.from_pandas(data.astype({"city": "category"}))
+    feather.write_feather(arrow, tmp_path / "t.arrow", compression="uncompressed")
+    for name in ("t.csv", "t.tsv", "t.parquet", "t.arrow"):
+        same(Table(str(tmp_path / name), "price", "val", exclude=["sold"]), expected)
+    how = {"delimiter": ";", "decimal": ",", "encoding": "utf-16"}
+    copy = pickle.loads(pickle.dumps(Table(str(tmp_path / "t.csv"), "price", exclude=["sold"])))
+    assert copy.columns == ["row", "area", "rooms", "city", "built", "price"]
+    semi = Table(str(tmp_path), "price", "val", "semi.csv", exclude=["sold"], **how)
+    assert semi[0]["numbers"] == pytest.approx(expected[0]["numbers"], abs=1e-5)
+    assert expected.facts["num_outputs"] == 1
+    train = Table(data, "price", exclude=["sold"])
+    assert expected.target_mean == [pytest.approx(data["price"][train.rows].mean())]
+
+
+def test_columns_are_what_they_are_said_to_be(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("zip,day,size,y\n" + "".join(f"0{n},{n + 1}.2.2020,x,{n}\n" for n in range(9)))
+    data = Table(
+        str(path),
+        "y",
+        kind="number",
+        categories=["zip"],
+        dates=["day"],
+        date_format="%d.%m.%Y",
+        exclude=["size"],
+        val_fraction=0,
+    )
+    assert data.encoding.categories["zip"] == [f"0{n}" for n in range(9)]
+    assert data.encoding.names[0] == "day"
+    assert data.classes == []
+    assert Table(str(path), "y", exclude=["size", "day"]).classes == [str(n) for n in range(9)]
+    two = pd.DataFrame({"x": [1, 2, 3, 4], "y": [1.5, 2, 3, 4], "z": [4, 5, 6, np.nan]})
+    kept = Table(two, ["y", "z"], without_target="skip", val_fraction=0)
+    assert kept.rows.tolist() == [0, 1, 2]
+    assert kept[1]["target"].tolist() == [2, 5]
+    rare = pd.DataFrame({"c": list("aaabbc"), "y": [0, 1, 0, 1, 0, 1]})
+    assert Table(rare, "y", rare=2, val_fraction=0).encoding.categories["c"] == ["a", "b"]
+
+
+def test_another_file_validates_with_the_classes_of_the_first(tmp_path):
+    data = frame()
+    data.to_csv(tmp_path / "a.csv", index=False)
+    data[:10].to_csv(tmp_path / "b.csv", index=False)
+    options = {"file": "a.csv", "val_file": "b.csv", "exclude": ["price"]}
+    train, val = (Table(str(tmp_path), "sold", split, **options) for split in ("train", "val"))
+    assert (len(train), len(val)) == (ROWS, 10)
+    same(val, [train[row] for row in range(10)])
+    data[:10].assign(sold="maybe").to_csv(tmp_path / "b.csv", index=False)
+    with pytest.raises(DataError, match=r"b\.csv', line 2, column 'sold': 'maybe' is not one of"):
+        Table(str(tmp_path), "sold", "val", **options)
+
+
+BAD = {
+    "": "is empty: its first line has to name the columns",
+    "a,b\n": "has a header and no rows",
+    "a,b\n1,2\n\n3\n": r"line 4: 1 of 2 cells that the header names",
+    "a,a\n1,2\n": "column 'a' is there 2 times",
+    "a,b\n1,2\n,3\n": r"line 3, column 'a': the target is missing.*without_target=skip",
+    "a,b\n1,2\n2,x\n": r"line 3, column 'b': 'x' is not a number",
+    "a,b\n1,2\n2,inf\n": r"line 3, column 'b': 'inf' is not finite",
+    'a,b\n1,2\n2,"3\n': "line 3: unexpected end of data",
+    "a,b\n1,1e308\n2,-1e308\n": "too large to be standardised",
+    "a,b\n1,\xfc\n": r"line 2 is not utf-8",
+}
+
+
+@pytest.mark.parametrize("text", BAD)
+def test_what_is_wrong_with_a_file_is_said_with_its_line(tmp_path, text):
+    (tmp_path / "t.csv").write_text(text, encoding="latin-1")
+    with pytest.raises(DataError, match=r"(?s)t\.csv'|column 'b'") as raised:
+        Table(str(tmp_path / "t.csv"), "a", numbers=["b"], val_fraction=0)
+    assert re.search(BAD[text], str(raised.value))
+
+
+def test_what_is_wrong_with_options_is_said_with_the_key(tmp_path):
+    data = frame()
+    names = pd.DataFrame({"name": [f"n{n}" for n in range(300)], "y": [0, 1] * 150})
+    for options, message in (
+        ({"target": "prise"}, r"dataset\.target: .*no column 'prise' \(did you mean 'price'"),
+        ({"target": "sold", "exclude": ["pric"]}, r"dataset\.exclude: .*no column 'pric'"),
+        ({"target": "sold", "columns": ["sold"]}, r"dataset\.columns: leaves no column"),
+        ({"target": "sold", "numbers": ["area"], "dates": ["area"]}, "'area' is also a number"),
+        ({"target": "built"}, "has dates, which are no target"),
+        ({"target": ["sold", "price"], "kind": "class"}, "several targets have to be numbers"),
+        ({"target": "sold", "classes": ["no"], "kind": "number"}, r"dataset\.kind: number, but"),
+        ({"target": "sold", "decimal": ",,"}, r"dataset\.decimal"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            Table(data, **options)
+    with pytest.raises(ConfigError, match=r"300 different texts.*dataset\.exclude=\[name\]"):
+        Table(names, "y", val_fraction=0)
+    assert Table(names, "y", categories=["name"], val_fraction=0).facts["cardinalities"] == [302]
+    with pytest.raises(DataError, match=r"6 columns, more than limits\.columns=5"):
+        Table(data, "sold", limits=Limits(columns=5))
+    with pytest.raises(DataError, match=r"dataset\.root: .*cannot be read: No such file"):
+        Table(str(tmp_path / "none.csv"), "y")
+    lists = pd.DataFrame({"y": [1.5, 2], "x": [[1], [2]], "z": [1, 2]})
+    lists.to_parquet(tmp_path / "l.parquet")
+    with pytest.raises(DataError, match=r"column 'x' is list.*dataset\.exclude=\[x\]"):
+        Table(str(tmp_path / "l.parquet"), "y")
+    assert len(Table(str(tmp_path / "l.parquet"), "y", exclude=["x"], val_fraction=0)) == 2
+    (tmp_path / "d.parquet").write_bytes((tmp_path / "l.parquet").read_bytes()[:-40])
+    with pytest.raises(DataError, match=r"d\.parquet"):
+        Table(str(tmp_path / "d.parquet"), "y")
+
+
+def test_models_take_any_columns():
+    numbers, categories = torch.rand(4, 3), torch.tensor([[0, 1], [1, 0], [2, 3], [4, 1]])
+    for model in (TableMlp(2, 3, [5, 4], hidden=[8]), TableLinear(2, 3, [5, 4])):
+        assert model.eval()(numbers, categories).shape == (4, 2)
+    none = torch.zeros(4, 0)
+    assert TableMlp(1, 3, hidden=[8])(numbers, none.long()).shape == (4, 1)
+    assert TableLinear(1, 0, [5, 4])(none, categories).shape == (4, 1)
+    with pytest.raises(ConfigError, match="facts of dataset=table"):
+        TableMlp(2)
+
+
+def test_drawn_customers_are_a_table(tmp_path):
+    train = DrawnTable(str(tmp_path), count=100)
+    assert train.classes == ["no", "yes"]
+    assert "income missing" in train.encoding.names
+    assert list(train.encoding.categories) == ["plan", "city"]
+    assert {"age", "label", "class", "row"} <= set(train.metadata.columns)
+    assert DrawnTable(str(tmp_path), "val", "spent", count=100).facts["num_outputs"] == 1
