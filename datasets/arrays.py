@@ -42,11 +42,12 @@ class Arrays(FileDataset, Dataset[Sample]):
 
     Args:
         root: folder of the files; a path or an address.
-        split: "train" or "val"; with classes, each gives its share to both.
+        split: "train", "val" or "test"; with classes, each gives its share to both.
         inputs, targets, classes: names of the files, relative to `root`.
         val_fraction, split_seed: share of the rows that validate, and the seed of the split.
         files: access to addresses.
         limits: bytes of a row, number of rows and of classes.
+        test_fraction: share of the rows that are kept for a test.
 
     Raises:
         DataError: a file is missing, damaged or holds objects; the lengths differ; a label is
@@ -67,8 +68,9 @@ class Arrays(FileDataset, Dataset[Sample]):
         split_seed: Seed = 0,
         files: Files | None = None,
         limits: Limits = DEFAULT,
+        test_fraction: Fraction = 0.0,
     ) -> None:
-        check_split(split, val_fraction)
+        check_split(split, val_fraction, test_fraction)
         folder = open_root(root, f"{inputs!r} and {targets!r}", files, limits)
         self._inputs = MappedArray(FolderFile(folder, inputs), "dataset.inputs", limits)
         self._targets = MappedArray(FolderFile(folder, targets), "dataset.targets", limits)
@@ -83,7 +85,9 @@ class Arrays(FileDataset, Dataset[Sample]):
         if self._targets.dtype.kind in "biu" and len(self._targets.shape) == 1:
             labels = read_labels(self._targets, "dataset.targets", limits)
             self.classes = class_names(FolderFile(folder, classes), labels, limits)
-        self.rows = split_rows(len(self._inputs), split, val_fraction, split_seed, labels)
+        self.rows = split_rows(
+            len(self._inputs), split, val_fraction, split_seed, labels, test_fraction
+        )
         self.labels = None if labels is None else labels[self.rows]
 
     def __len__(self) -> int:

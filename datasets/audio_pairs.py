@@ -42,12 +42,13 @@ class AudioPairs(AudioFolder):
 
     Args:
         root: folder of both folders; a path or an address.
-        split: "train" or "val".
+        split: "train", "val" or "test".
         inputs: folder of the audio files and of folders of them, relative to `root`.
         targets: the same for the `.npy` files; [T] stands for [1, T].
         val_fraction, split_seed: share of the pairs that validate, and the seed of the split.
         files: access to addresses.
         limits: what a file and the folders may claim.
+        test_fraction: share of the pairs that are kept for a test.
 
     Raises:
         DataError: a folder is missing, there are no pairs, or a file has no partner. Errors inside
@@ -68,9 +69,10 @@ class AudioPairs(AudioFolder):
         split_seed: Seed = 0,
         files: Files | None = None,
         limits: Limits = DEFAULT,
+        test_fraction: Fraction = 0.0,
     ) -> None:
         check_soundfile()
-        check_split(split, val_fraction)
+        check_split(split, val_fraction, test_fraction)
         self.limits = limits
         folder = open_root(root, "the audio files and their .npy targets", files, limits)
         self.folder, self.targets = folder.below(inputs), folder.below(targets)
@@ -91,7 +93,8 @@ class AudioPairs(AudioFolder):
                 )
         stems = sorted(inputs_of)
         every = np.array([os.fsencode(stem) for stem in stems])
-        chosen = [stems[row] for row in split_rows(every, split, val_fraction, split_seed)]
+        rows = split_rows(every, split, val_fraction, split_seed, None, test_fraction)
+        chosen = [stems[row] for row in rows]
         self.names = np.array([os.fsencode(inputs_of[stem]) for stem in chosen])
         self.target_names = np.array([os.fsencode(partners[stem]) for stem in chosen])
 

@@ -59,7 +59,7 @@ class FaceLandmarks(FolderDataset):
 
     Args:
         root: folder of the data; a path or an address.
-        split: "train" or "val".
+        split: "train", "val" or "test".
         csv: the table, relative to `root`.
         images: the folder that the names in the table start from, relative to `root`.
         reader: "torchvision", "pillow" or "skimage".
@@ -67,6 +67,7 @@ class FaceLandmarks(FolderDataset):
         num_landmarks: how many the table must have; None takes what it has.
         files: access to addresses.
         limits: what a file and the table may claim.
+        test_fraction: share of the images that are kept for a test.
 
     Raises:
         DataError: the folder, the CSV or an image named in it is missing, or the CSV has a mistake,
@@ -89,9 +90,10 @@ class FaceLandmarks(FolderDataset):
         num_landmarks: Count | None = None,
         files: Files | None = None,
         limits: Limits = DEFAULT,
+        test_fraction: Fraction = 0.0,
     ) -> None:
         check_reader(reader)
-        check_split(split, val_fraction)
+        check_split(split, val_fraction, test_fraction)
         folder = open_root(root, f"the images and {csv!r}", files, limits)
         file = FolderFile(folder, csv)
         table = file.read(
@@ -108,7 +110,7 @@ class FaceLandmarks(FolderDataset):
                 f"{self.folder.path(names[row])!r} is missing. Put it there or remove the row (or "
                 "set dataset.images to their folder)."
             )
-        rows = split_rows(table.names, split, val_fraction, split_seed)
+        rows = split_rows(table.names, split, val_fraction, split_seed, None, test_fraction)
         self.names, self.lines = table.names[rows], table.lines[rows]
         self.landmarks = table.landmarks[rows]
 

@@ -1,7 +1,7 @@
 """Images in folders: a class a folder.
 
     root/<class>/.../image.jpg            divided by `val_fraction`, each class alike
-    root/train/<class>/..., root/val/...  divided already, when both folders exist
+    root/train/<class>/..., root/val/...  divided already, when both folders exist; and root/test
 
 Cost: one walk over the folders (about 2 us a file) or one listing of the address, no image opened;
 and one image read a sample.
@@ -43,7 +43,7 @@ class ImageFolder(FolderDataset):
 
     Args:
         root: folder of the classes, or of "train" and "val"; a path or an address.
-        split: "train" or "val".
+        split: "train", "val" or "test".
         reader: "torchvision", "pillow" or "skimage".
         extensions: of images, in small letters; other files are skipped with one warning, hidden
             ones without.
@@ -54,6 +54,7 @@ class ImageFolder(FolderDataset):
         lazy: give `image` as an EncodedImage, undecoded, for a transform of
             `penstock.transforms.image_decoding`; the build sets it for those.
         limits: what a file, the folder and the classes may claim.
+        test_fraction: share of each class that is kept for a test, likewise.
 
     Raises:
         DataError: the folder is missing or has no class, a class has no images, or only one of
@@ -74,9 +75,10 @@ class ImageFolder(FolderDataset):
         files: Files | None = None,
         lazy: bool = False,
         limits: Limits = DEFAULT,
+        test_fraction: Fraction = 0.0,
     ) -> None:
         check_reader(reader)
-        check_split(split, val_fraction)
+        check_split(split, val_fraction, test_fraction)
         wrong = [name for name in extensions if not re.fullmatch(r"\.[^./A-Z]+", name)]
         if isinstance(extensions, str) or wrong or not extensions:
             reason = f"{extensions!r}; allowed: a list of endings in small letters, as [.jpg, .png]"
@@ -86,6 +88,9 @@ class ImageFolder(FolderDataset):
         self.limits = limits
         root_folder = open_root(root, "a folder of images for each class", files, limits)
         divided = _is_divided(root_folder)
+        if divided and split == "test" and not root_folder.below(split).exists():
+            reason = f"{str(root_folder)!r} is divided and has no folder 'test'; add it"
+            raise ConfigError(Problem("dataset.root", reason))
         self.folder = root_folder.below(split) if divided else root_folder
         classes = root_folder.below("train") if divided else root_folder
         self.classes = classes.folders()
@@ -100,7 +105,7 @@ class ImageFolder(FolderDataset):
         images, counts = _images(self.folder, self.classes, tuple(extensions), warns)
         names, labels = np.array(images), np.repeat(np.arange(len(counts)), counts)
         if not divided:
-            rows = split_rows(names, split, val_fraction, split_seed, labels)
+            rows = split_rows(names, split, val_fraction, split_seed, labels, test_fraction)
             names, labels = names[rows], labels[rows]
         self.names, self.labels = names, labels
 

@@ -38,11 +38,12 @@ class Sequences(FileDataset, Dataset[Sample]):
 
     Args:
         root: folder of the files; a path or an address.
-        split: "train" or "val"; each class gives its share to both.
+        split: "train", "val" or "test"; each class gives its share to both.
         values, offsets, labels, classes: names of the files, relative to `root`.
         val_fraction, split_seed: share of the sequences that validate, and the seed of the split.
         files: access to addresses.
         limits: bytes of a sequence, number of sequences and of classes.
+        test_fraction: share of the sequences that are kept for a test.
 
     Raises:
         DataError: a file is missing, damaged or of the wrong shape; the offsets do not go up from 0
@@ -64,8 +65,9 @@ class Sequences(FileDataset, Dataset[Sample]):
         split_seed: Seed = 0,
         files: Files | None = None,
         limits: Limits = DEFAULT,
+        test_fraction: Fraction = 0.0,
     ) -> None:
-        check_split(split, val_fraction)
+        check_split(split, val_fraction, test_fraction)
         folder = open_root(root, f"{values!r}, {offsets!r} and {labels!r}", files, limits)
         self._values = MappedArray(FolderFile(folder, values), "dataset.values", limits)
         if self._values.dtype.kind != "f" or len(self._values.shape) != 2:
@@ -85,7 +87,9 @@ class Sequences(FileDataset, Dataset[Sample]):
             )
         self.classes = class_names(FolderFile(folder, classes), all_labels, limits)
         self.limits = limits
-        self.rows = split_rows(len(all_labels), split, val_fraction, split_seed, all_labels)
+        self.rows = split_rows(
+            len(all_labels), split, val_fraction, split_seed, all_labels, test_fraction
+        )
         self.starts, self.ends = places[:-1][self.rows], places[1:][self.rows]
         self.labels = all_labels[self.rows]
 

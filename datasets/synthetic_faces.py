@@ -36,11 +36,11 @@ class SyntheticFaces(FaceLandmarks):
     Args:
         root: folder that the data is written to, in one subfolder for each set of arguments; None:
             in the user's cache (see `penstock.datasets.reading.generated_folder`).
-        split: "train" or "val".
-        count: number of faces of both splits.
+        split: "train", "val" or "test".
+        count: number of faces of all splits.
         size: height and width in pixels, 32 to 1024.
         seed: other faces for another seed.
-        val_fraction, split_seed, reader: as in `FaceLandmarks`.
+        val_fraction, split_seed, reader, test_fraction: as in `FaceLandmarks`.
 
     Raises:
         ConfigError: `count` or `size` is out of range.
@@ -57,6 +57,7 @@ class SyntheticFaces(FaceLandmarks):
         val_fraction: Fraction = 0.2,
         split_seed: Seed = 0,
         reader: Reader = "torchvision",
+        test_fraction: Fraction = 0.0,
     ) -> None:
         if count < 1:
             raise ConfigError(Problem("dataset.count", f"{count} faces; allowed: 1 or more"))
@@ -67,7 +68,15 @@ class SyntheticFaces(FaceLandmarks):
             root, "synthetic_faces", name, lambda folder: _write(folder, name, count, size, seed)
         ) as made:
             super().__init__(
-                made, split, _CSV, ".", reader, val_fraction, split_seed, num_landmarks=68
+                made,
+                split,
+                _CSV,
+                ".",
+                reader,
+                val_fraction,
+                split_seed,
+                num_landmarks=68,
+                test_fraction=test_fraction,
             )
 
 

@@ -33,11 +33,11 @@ class SyntheticSequences(Sequences):
     Args:
         root: folder that the data is written to, in one subfolder for each set of arguments; None:
             in the user's cache (see `penstock.datasets.reading.generated_folder`).
-        split: "train" or "val".
-        count: number of strokes of both splits, 8 or more.
+        split: "train", "val" or "test".
+        count: number of strokes of all splits, 8 or more.
         shortest, longest: bounds of the lengths, in steps; 3 or more.
         seed: other strokes for another seed.
-        val_fraction, split_seed: as in `Sequences`.
+        val_fraction, split_seed, test_fraction: as in `Sequences`.
 
     Raises:
         ConfigError: a number is out of range.
@@ -54,6 +54,7 @@ class SyntheticSequences(Sequences):
         seed: Seed = 0,
         val_fraction: Fraction = 0.2,
         split_seed: Seed = 0,
+        test_fraction: Fraction = 0.0,
     ) -> None:
         if count < 8:
             raise ConfigError(Problem("dataset.count", f"{count} strokes; allowed: 8 or more"))
@@ -65,7 +66,13 @@ class SyntheticSequences(Sequences):
         with generated_data(
             root, "synthetic_sequences", name, lambda folder: _write(folder, count, lengths, seed)
         ) as made:
-            super().__init__(made, split, val_fraction=val_fraction, split_seed=split_seed)
+            super().__init__(
+                made,
+                split,
+                val_fraction=val_fraction,
+                split_seed=split_seed,
+                test_fraction=test_fraction,
+            )
 
 
 def _write(folder: Path, count: int, lengths: tuple[int, int], seed: int) -> None:

@@ -1,4 +1,4 @@
-"""Which rows train and which validate."""
+"""Which rows train, which validate, and which are kept for a test."""
 
 from __future__ import annotations
 
@@ -12,18 +12,32 @@ import numpy.typing as npt
 from penstock.errors import ConfigError, Problem
 from penstock.order.randomness import IntArray, hash64, hash64_array
 
-Split = Literal["train", "val"]
+Split = Literal["train", "val", "test"]
 Names = npt.NDArray[np.bytes_]
 
 
-def check_split(split: str, val_fraction: float = 0.0) -> None:
-    """Raise ConfigError unless `split` is "train" or "val" and `val_fraction` lies in [0, 1]."""
-    if split not in ("train", "val"):
-        raise ConfigError(Problem("dataset.split", f"{split!r} is neither 'train' nor 'val'"))
-    if not 0.0 <= val_fraction <= 1.0:
-        raise ConfigError(
-            Problem("dataset.val_fraction", f"{val_fraction} is out of range; allowed: 0 to 1")
-        )
+def check_split(split: str, val_fraction: float = 0.0, test_fraction: float | None = None) -> None:
+    """Refuse what is no split, and shares outside of [0, 1].
+
+    Args:
+        test_fraction: None: the dataset has no test split of its own.
+
+    Raises:
+        ConfigError: one of them is out of range, or both together are more than all rows.
+    """
+    if split == "test" and test_fraction is None:
+        reason = "this dataset has no test split of its own; +dataset.split={val: 0.1, test: 0.1}"
+        raise ConfigError(Problem("dataset.split", f"{reason} divides the rows of any dataset"))
+    if split not in ("train", "val", "test"):
+        raise ConfigError(Problem("dataset.split", f"{split!r} is not train, val or test"))
+    shares = {"val_fraction": val_fraction, "test_fraction": test_fraction or 0.0}
+    for name, share in shares.items():
+        if not 0.0 <= share <= 1.0:
+            reason = f"{share} is out of range; allowed: 0 to 1"
+            raise ConfigError(Problem(f"dataset.{name}", reason))
+    if sum(shares.values()) > 1.0:
+        reason = f"{test_fraction} and dataset.val_fraction={val_fraction} are more than all rows"
+        raise ConfigError(Problem("dataset.test_fraction", reason))
 
 
 def split_rows(
@@ -32,29 +46,33 @@ def split_rows(
     val_fraction: float,
     seed: int,
     labels: IntArray | None = None,
+    test_fraction: float = 0.0,
 ) -> IntArray:
     """Rows of one split, ascending: int64[n].
 
-    Rows are ranked by a keyed hash of their names and the lowest ranks validate, so
+    Rows are ranked by a keyed hash of their names; the lowest ranks validate and the highest are
+    kept for a test, so
 
     - the order of rows in a CSV or of files in a folder changes nothing;
     - the share is exact (to the nearest sample), overall and, within one sample, in every class;
-    - a larger `val_fraction` adds validation rows and keeps those there were.
+    - a larger share adds rows to a split and keeps those there were;
+    - a test split is taken from the rows that train, and changes none that validates.
 
     Cost: about 1 us a name.
 
     Args:
         names: bytes[N], unique; or N for rows without names, which are ranked by row number.
-        split: "train" or "val".
+        split: "train", "val" or "test".
         val_fraction: share of the rows that validate, in [0, 1]. Between the ends and with two rows
             or more, neither split is empty.
         seed: another seed, another split.
         labels: int64[N]; each label then gives its share of the validation rows.
+        test_fraction: share of the rows of the test split, likewise.
 
     Raises:
-        ConfigError: `split` or `val_fraction` is out of range.
+        ConfigError: `split` or a share is out of range.
     """
-    check_split(split, val_fraction)
+    check_split(split, val_fraction, test_fraction)
     if isinstance(names, int):
         numbers = np.arange(names, dtype=np.uint64)
     else:
@@ -72,9 +90,10 @@ def split_rows(
         places = np.empty(len(keys), dtype=np.float64)
         places[by_label] = (ranks + 0.5) / np.repeat(sizes, sizes)
         order = np.lexsort((keys, places))
-    count = val_count(len(keys), val_fraction)
-    chosen = order[:count] if split == "val" else order[count:]
-    return np.sort(chosen).astype(np.int64)
+    first = val_count(len(keys), val_fraction)
+    last = max(len(keys) - val_count(len(keys), test_fraction), first)
+    parts = {"val": order[:first], "train": order[first:last], "test": order[last:]}
+    return np.sort(parts[split]).astype(np.int64)
 
 
 def val_count(total: int, val_fraction: float) -> int:

@@ -51,11 +51,12 @@ class DataParts:
     def __init__(self, config: Config, world: World | None = None) -> None:
         self.config = config
         self.world = world or from_environment(config.trainer.device)
-        self.train, self.val = Split(self, "train"), Split(self, "val")
+        self._splits = {name: Split(self, name) for name in ("train", "val", "test")}
+        self.train, self.val = self._splits["train"], self._splits["val"]
 
     def split(self, name: str) -> Split:
-        """The split of that name, "train" or "val"."""
-        return self.train if name == "train" else self.val
+        """The split of that name, "train" or "test"; else that of validation."""
+        return self._splits.get(name, self.val)
 
     @property
     def validates(self) -> bool:
@@ -64,7 +65,7 @@ class DataParts:
 
     @property
     def splits(self) -> tuple[Split, ...]:
-        """The splits that there are."""
+        """The splits that a training reads, which never has the test split among them."""
         return (self.train, self.val) if self.validates else (self.train,)
 
     @cached_property
@@ -156,9 +157,12 @@ class DataParts:
 
 
 class Split:
-    """The data of one split, "train" or "val". Validation reads every sample once, in order.
+    """The data of one split: "train", "val" or "test".
+
+    Validation and tests read every sample once, in order, with the same transforms.
 
     Attributes:
+        steps: the split whose transforms it has, "train" or "val".
         identity: what tells its data apart.
     """
 
@@ -167,6 +171,7 @@ class Split:
         self.config = data.config
         self.name = name
         self.is_train = name == "train"
+        self.steps = "train" if self.is_train else "val"
         self.identity = DataIdentity(self)
 
     @cached_property
@@ -245,7 +250,7 @@ class Split:
             reason = (
                 f"{kind} has no rows for the {self.name} split, and an epoch needs one; change "
                 "what it reads, or how it is divided"
-                + ("" if self.is_train else ", or train without validation: +dataset.val=null")
+                + (", or train without validation: +dataset.val=null" if self.name == "val" else "")
             )
         return ConfigError(Problem(self.node[0], reason))
 
@@ -258,7 +263,7 @@ class Split:
     @cached_property
     def decodes(self) -> bool:
         """Whether a step decodes; known without building any."""
-        steps = [*self._steps(self.name), *self._steps(f"{self.name}_batch")]
+        steps = [*self._steps(self.steps), *self._steps(f"{self.steps}_batch")]
         return any(
             getattr(allow_list.resolve(node["_target_"], key), "decodes", False)
             for _, key, node in steps
@@ -269,7 +274,7 @@ class Split:
         """The transforms of samples."""
         steps = {
             name: make(self.data.with_statistics(node, key), key)
-            for name, key, node in self._steps(self.name)
+            for name, key, node in self._steps(self.steps)
         }
         views = self.config.transform.views
         return Compose({"views": Views(steps, views)} if views > 1 else steps)
@@ -279,7 +284,7 @@ class Split:
         """The transforms of batches."""
         made = {
             name: self.data.make_with_facts(key, self.data.with_statistics(node, key), nested=True)
-            for name, key, node in self._steps(f"{self.name}_batch")
+            for name, key, node in self._steps(f"{self.steps}_batch")
         }
         return BatchCompose(made, self.config.seed)
 

@@ -96,7 +96,7 @@ class DataIdentity:
     def entries(self) -> dict[str, str]:
         """The split's fingerprint: everything that its batches depend on, by key."""
         split, config = self._split, self._split.config
-        parts = changes.recorded(config, split.name)
+        parts = changes.recorded(config, split.steps)
         parts |= {"dataset": self.data(), **recorded(self.mode), **in_fingerprint(self.beside)}
         if not split.is_train:
             parts["batch.val_size"] = str(split.batch_size)

@@ -120,7 +120,7 @@ def parts(config: Config) -> list[Part]:
 
 
 def datasets(node: object) -> list[tuple[str, object]]:
-    """Key and node of each dataset: one for both splits, or one each under `train` and `val`.
+    """Key and node of each dataset: one for all splits, or one each under `train`, `val`, `test`.
 
     Without the keys that are not its arguments, see OF_THE_BUILD.
     """
@@ -138,7 +138,7 @@ def choosing(node: Any) -> list[tuple[str, Any]]:
     if isinstance(node, Mapping):
         splits = {name for name in SPLITS if is_of_a_split(node, name)}
         node = without_own(node, OF_THE_BUILD)
-        if "_target_" not in node and ("train" in node or "val" in node):
+        if "_target_" not in node and not node.keys().isdisjoint((*SPLITS, "test")):
             nodes = {name: without_own(source, KEPT) for name, source in node.items()}
             return [
                 (f"dataset.{name}", source) for name, source in nodes.items() if source is not None
@@ -350,10 +350,10 @@ def _shape_problems(part: Part) -> list[Problem]:
             keys = ", ".join(map(str, value)) or "nothing"
             problems.append(Problem(key, f"has no _target_, only {keys}; it names what is called"))
     filtering = part.key.partition("[")[0].endswith(".filter")
-    known = filtering or part.key in ("dataset.train", "dataset.val")
+    known = filtering or part.key in ("dataset.train", "dataset.val", "dataset.test")
     if part.key.startswith("dataset.") and not known:
         name = part.key.removeprefix("dataset.")
-        problems = [unknown_key(part.key, name, ("train", "val"))]
+        problems = [unknown_key(part.key, name, (*SPLITS, "test"))]
     return problems
 
 

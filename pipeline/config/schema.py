@@ -183,7 +183,7 @@ class TrainerSection(Section):
 
     def short(self, split: str) -> tuple[int | None, bool, Skipped]:
         """`most`, `again` and `skipped` of a split's plan; a trial run skips nothing."""
-        limit = getattr(self.limit_batches, split) if self.overfit_batches is None else None
+        limit = getattr(self.limit_batches, split, None) if self.overfit_batches is None else None
         most = 1 if self.fast_dev_run else limit or self.overfit_batches
         skip = self.skip if split == "train" and not self.fast_dev_run else None
         return most, split == "train" and self.overfit_batches is not None, Skipped.of(skip)

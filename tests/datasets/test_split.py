@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.datasets.reading.split import split_rows
+from penstock.datasets.reading.split import check_split, split_rows
 from penstock.errors import ConfigError
 
 names = st.lists(
@@ -68,9 +68,31 @@ def test_one_exact_split():
 
 
 def test_wrong_arguments_are_refused():
-    with pytest.raises(ConfigError, match=r"dataset\.split: 'test' is neither 'train' nor 'val'"):
-        split_rows(5, "test", 0.2, 0)
+    with pytest.raises(ConfigError, match=r"dataset\.split: 'tests' is not train, val or test"):
+        split_rows(5, "tests", 0.2, 0)
     with pytest.raises(ConfigError, match=r"dataset\.val_fraction: 1\.5 is out of range"):
         split_rows(5, "train", 1.5, 0)
     with pytest.raises(ConfigError, match="nan is out of range"):
         split_rows(5, "train", float("nan"), 0)
+    with pytest.raises(
+        ConfigError, match=r"test_fraction: 0\.6 and dataset\.val_fraction=0\.5 are"
+    ):
+        split_rows(5, "train", 0.5, 0, None, 0.6)
+    with pytest.raises(ConfigError, match=r"no test split of its own; \+dataset\.split="):
+        check_split("test", 0.2)
+
+
+@given(
+    count=st.integers(2, 200),
+    val=st.floats(0, 0.5),
+    test=st.floats(0, 0.5),
+    classes=st.integers(0, 3),
+)
+def test_a_test_split_is_taken_from_training_alone(count, val, test, classes):
+    labels = np.arange(count) % classes if classes else None
+    before = {of: split_rows(count, of, val, 0, labels) for of in ("train", "val")}
+    after = {of: split_rows(count, of, val, 0, labels, test) for of in ("train", "val", "test")}
+    assert np.array_equal(before["val"], after["val"])
+    assert sorted(np.concatenate(list(after.values()))) == list(range(count))
+    assert sorted([*after["train"], *after["test"]]) == before["train"].tolist()
+    assert abs(len(after["test"]) - test * count) <= 1

@@ -266,7 +266,7 @@ def test_a_split_is_spread_over_the_file_and_moves_with_its_seed():
 
 
 def test_a_split_that_cannot_be():
-    with pytest.raises(ConfigError, match="neither 'train' nor 'val'"):
+    with pytest.raises(ConfigError, match="no test split of its own"):
         RowSplit(10, "test", 0.1, 0)
     with pytest.raises(ConfigError, match="is out of range"):
         RowSplit(10, "val", 1.1, 0)
