@@ -41,7 +41,8 @@ def draw(
     """Show predictions for samples spread evenly over the split, as the objective renders them.
 
     Landmarks are drawn onto the image, with the error below; below others stands the prediction,
-    and the true class if it differs.
+    and the true class if it differs. An objective that has `shown(outputs, batch)` gives pictures
+    [B, C, H, W] to show instead.
 
     Args:
         path: a .png; a table goes beside it, as .md.
@@ -57,6 +58,9 @@ def draw(
     rows = len(split.dataset)
     indices = np.unique(np.linspace(0, rows - 1, min(count, rows)).round().astype(np.int64))
     batch, _, outputs = predict(split, model, objective, indices)
+    shown = getattr(getattr(objective, "own", objective), "shown", None)
+    if shown is not None:  # pictures that a model has made
+        return contact_sheet(list(shown(outputs, batch)), path)
     rendered, name = objective.rendered(batch, outputs), objective.shown_field(batch)
     if any(row.past is not None for row in rendered):
         return forecasts(rendered, path, [_caption(row) for row in rendered])
