@@ -96,6 +96,12 @@ def test_splits_keep_classes_groups_and_what_a_column_says(folder):
     assert len(parts[0]) + len(parts[1]) == 40
     assert not {*parts[0]["patient"]} & {*parts[1]["patient"]}
     assert len(table(folder, "val", split_column="part")) == 8
+    splits = [
+        table(folder, split, test_fraction=0.1, label="label") for split in ("train", "val", "test")
+    ]
+    assert [len(split) for split in splits] == [28, 8, 4]
+    assert {*splits[1].names} == {*val.names}
+    assert len({name for split in splits for name in split.names}) == 40
 
 
 def test_neither_order_nor_format_of_the_table_matters(folder):

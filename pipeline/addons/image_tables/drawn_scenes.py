@@ -56,11 +56,11 @@ class DrawnScenes(ImageTable):
     Args:
         root: folder that the data is written to, in one subfolder for each set of arguments; None:
             in the user's cache (see `penstock.datasets.reading.generated_folder`).
-        count: of scenes of both splits.
+        count: of scenes of all splits.
         size: height and width in pixels, 32 to 512.
         seed: other scenes for another seed.
-        split, label, labels, numbers, caption, val_fraction, split_seed, reader, lazy, limits: as
-            in `ImageTable`.
+        split, label, labels, numbers, caption, val_fraction, split_seed, reader, lazy, limits,
+            test_fraction: as in `ImageTable`.
 
     Raises:
         ConfigError: `count` or `size` is out of range.
@@ -83,6 +83,7 @@ class DrawnScenes(ImageTable):
         reader: Reader = "torchvision",
         lazy: bool = False,
         limits: Limits = DEFAULT,
+        test_fraction: Fraction = 0.0,
     ) -> None:
         if count < 1:
             raise ConfigError(Problem("dataset.count", f"{count} scenes; allowed: 1 or more"))
@@ -105,6 +106,7 @@ class DrawnScenes(ImageTable):
                 split_seed=split_seed,
                 lazy=lazy,
                 limits=limits,
+                test_fraction=test_fraction,
             )
 
 

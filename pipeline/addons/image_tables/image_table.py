@@ -50,7 +50,7 @@ class ImageTable(FolderDataset):
     Args:
         root: folder of the table; a path or an address.
         table: name of the table in it: .csv, .tsv, .parquet, .arrow or .feather.
-        split: "train" or "val".
+        split: "train", "val" or "test".
         path: the column of paths.
         images: the folder that paths start from, relative to `root`.
         label: the column of a class; null: none.
@@ -62,7 +62,8 @@ class ImageTable(FolderDataset):
         numbers: columns of numbers.
         caption: the column of a text.
         group: the column of what is not divided: rows of one patient, say, are in one split.
-        split_column: the column that says train or val (or validation); null: by `val_fraction`.
+        split_column: the column that says train, val (or validation) or test; null: by
+            `val_fraction`.
         repeated: a file may stand in several rows, as one with several captions; all are in one
             split.
         reader: "torchvision", "pillow" or "skimage".
@@ -75,6 +76,7 @@ class ImageTable(FolderDataset):
         lazy: give `image` as an EncodedImage, undecoded, for a transform of
             `penstock.transforms.image_decoding`; the build sets it for those.
         limits: what a file and the table may claim.
+        test_fraction: share of the rows, or groups, that are kept for a test, likewise.
 
     Raises:
         DataError: the table or an image is missing, or the table has a mistake: a path twice or one
@@ -107,9 +109,10 @@ class ImageTable(FolderDataset):
         files: Files | None = None,
         lazy: bool = False,
         limits: Limits = DEFAULT,
+        test_fraction: Fraction = 0.0,
     ) -> None:
         check_reader(reader)
-        check_split(split, val_fraction)
+        check_split(split, val_fraction, test_fraction)
         self.reader, self.lazy, self.limits = reader, lazy, limits
         self._columns = _Roles(label, labels, numbers, caption)
         folder = open_root(root, f"the table {table!r}", files, limits)
@@ -133,7 +136,8 @@ class ImageTable(FolderDataset):
         else:
             # Of rows without groups, those of one file belong together.
             together = names if groups is None else groups
-            chosen = _divided(together, split, val_fraction, split_seed, facts.strata)
+            shares = val_fraction, test_fraction
+            chosen = _divided(together, split, shares, split_seed, facts.strata)
         rows = by_name[np.isin(by_name, chosen)]
         self.names = np.array([os.fsencode(name) for name in names])[rows]
         self.rows: IntArray = rows
@@ -369,7 +373,11 @@ def _rarest(labels: npt.NDArray[np.float32]) -> IntArray:
 
 
 def _divided(
-    together: Sequence[str], split: str, share: float, seed: int, strata: IntArray | None
+    together: Sequence[str],
+    split: str,
+    shares: tuple[float, float],
+    seed: int,
+    strata: IntArray | None,
 ) -> IntArray:
     """The rows of a split, where rows of one name in `together` stay together."""
     names, firsts, inverse = np.unique(
@@ -377,7 +385,7 @@ def _divided(
     )
     # Groups of several rows have no class of their own.
     alike = strata[firsts] if strata is not None and len(names) == len(together) else None
-    groups = split_rows(names, split, share, seed, alike)
+    groups = split_rows(names, split, shares[0], seed, alike, shares[1])
     return np.flatnonzero(np.isin(inverse, groups))
 
 
