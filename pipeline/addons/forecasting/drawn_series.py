@@ -1,0 +1,102 @@
+"""Drawn sales of shops, a row a day: a week's pattern, a slow drift, days of promotion, noise.
+
+The first use writes `sales.csv` (day, shop, sold, promotion) into a folder of `root` that is named
+by its arguments. Cost: 5 us a row, once.
+"""
+
+from __future__ import annotations
+
+import csv
+import logging
+from pathlib import Path
+
+import numpy as np
+
+from penstock.addons.forecasting.windows import Fill, Scale, Windows
+from penstock.datasets.reading.generated_folder import generated_data
+from penstock.datasets.reading.split import Split
+from penstock.errors import ConfigError, Problem
+from penstock.order.randomness import hash64
+from penstock.ranges import Count, Fraction, Index, Seed
+
+VERSION = 1  # raise it when the sales change
+FILE = "sales.csv"
+
+_log = logging.getLogger(__name__)
+
+
+class DrawnSeries(Windows):
+    """Sales of shops by day; samples as in `Windows`, with promotions as what is known.
+
+    Args:
+        root: folder that the data is written to, in one subfolder for each set of arguments; None:
+            in the user's cache (see `penstock.datasets.reading.generated_folder`).
+        split: "train" or "val".
+        count: number of shops.
+        days: number of days, 30 or more.
+        seed: other sales for another seed.
+        past, horizon, stride, season, val_fraction, gap, scale, fill: as in `Windows`.
+
+    Raises:
+        ConfigError: a number is out of range, or no window fits.
+        DataError: the data cannot be written.
+    """
+
+    def __init__(
+        self,
+        root: str | None = None,
+        split: Split = "train",
+        count: Count = 6,
+        days: Count = 900,
+        seed: Seed = 0,
+        past: Count = 56,
+        horizon: Count = 14,
+        stride: Count = 1,
+        season: Count = 7,
+        val_fraction: Fraction = 0.2,
+        gap: Index = 0,
+        scale: Scale = "series",
+        fill: Fill = "refuse",
+    ) -> None:
+        if days < 30:
+            raise ConfigError(Problem("dataset.days", f"{days} days; allowed: 30 or more"))
+        name = f"{count}x{days}-seed{seed}-v{VERSION}"
+        with generated_data(
+            root, "drawn_series", name, lambda folder: _write(folder, count, days, seed)
+        ) as made:
+            super().__init__(
+                made,
+                "day",
+                "sold",
+                split,
+                FILE,
+                "shop",
+                ["promotion"],
+                past,
+                horizon,
+                stride,
+                season,
+                val_fraction,
+                gap,
+                scale,
+                fill,
+            )
+
+
+def _write(folder: Path, count: int, days: int, seed: int) -> None:
+    _log.info("drawing %d days of %d shops into %s", days, count, folder.parent)
+    random = np.random.default_rng(hash64(seed, "sales"))
+    day = np.datetime64("2023-01-01") + np.arange(days)
+    with (folder / FILE).open("w", newline="", encoding="utf-8") as file:
+        out = csv.writer(file, lineterminator="\n")
+        out.writerow(["day", "shop", "sold", "promotion"])
+        for shop in range(count):
+            size = float(np.exp(random.normal(4.5, 0.8)))
+            week = 1 + 0.35 * random.normal(size=7)
+            promotion = random.random(days) < 0.12
+            drift = np.cumsum(random.normal(0, 0.006, days))
+            year = 0.15 * np.sin(2 * np.pi * (np.arange(days) / 365 + random.random()))
+            level = week[np.arange(days) % 7].clip(0.2) * np.exp(drift + year)
+            sold = size * (level + 0.6 * promotion + random.normal(0, 0.12, days))
+            rows = zip(day, sold.clip(0), promotion, strict=True)
+            out.writerows([date, f"shop {shop + 1}", f"{n:.1f}", int(p)] for date, n, p in rows)

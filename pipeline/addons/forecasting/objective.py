@@ -1,0 +1,146 @@
+"""Forecasts: a loss on the scale of each series, metrics on the file's, a naive forecast beside."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchmetrics import Metric
+
+from penstock.errors import ConfigError, Problem
+from penstock.loading.batch import Batch
+from penstock.training.objective import Loss, Regression
+from penstock.training.objective_base import in_shape, valid
+from penstock.training.rendered import Rendered
+
+
+class Mase(Metric):
+    """Mean absolute scaled error: of all forecasts, the mean of error / naive error.
+
+    The naive error is the mean |y[t] - y[t - season]| over the training part of the same series
+    (Hyndman and Koehler 2006, "Another look at measures of forecast accuracy"). Below 1 is better
+    than that. Forecasts of series whose training part has no such error are left out.
+    """
+
+    higher_is_better = False
+    full_state_update = False
+    total: Tensor
+    count: Tensor
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.add_state("total", torch.tensor(0.0, dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("count", torch.tensor(0), dist_reduce_fx="sum")
+
+    def update(self, predicted: Tensor, target: Tensor, naive_error: Tensor) -> None:
+        """Forecasts and truth float[n, H, C], NaN where it is missing; naive errors float[n, C]."""
+        scaled = (predicted - target).double().abs() / naive_error.double()[:, None]
+        there = scaled.isfinite()
+        self.total += torch.where(there, scaled, 0.0).sum()
+        self.count += there.sum()
+
+    def compute(self) -> Tensor:
+        return self.total / self.count
+
+
+class Forecasting(Regression):
+    """Values of a series: the model gives them less its mean, by its deviation, [B, H, C].
+
+    Truth that is missing counts neither in the loss nor in metrics.
+
+    Args:
+        loss: (predictions, targets) -> [B, H, C].
+        metrics, inputs, target: as in `Supervised`; those of torchmetrics' get all forecasts [n].
+        season, horizon, num_values: facts of `dataset=windows`.
+    """
+
+    baseline_name = "seasonal naive"
+
+    def __init__(
+        self,
+        loss: Loss,
+        metrics: Mapping[str, Metric],
+        inputs: Sequence[str],
+        target: str,
+        season: int = 0,
+        horizon: int = 0,
+        num_values: int = 0,
+    ) -> None:
+        super().__init__(loss, metrics, inputs, target)
+        if not (season and horizon and num_values):
+            reason = "forecasting needs the facts of dataset=windows; this dataset has none"
+            raise ConfigError(Problem("objective", reason))
+        self._naive = SeasonalNaive(season, horizon, num_values)
+
+    def baseline(self, batches: Iterable[Batch]) -> nn.Module:
+        """The values a season before, which need no batch."""
+        return self._naive
+
+    def predictions(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """Forecasts on the scale of the file, float32[B, H, C]."""
+        return outputs * self._field(batch, "spread")[:, None] + self._location(batch)
+
+    def update(self, outputs: Tensor, batch: Batch) -> None:
+        predicted = valid(self.predictions(outputs, batch), batch)
+        target = valid(self.targets(batch), batch)
+        errors = valid(self._field(batch, "naive_error"), batch)
+        for name, metric in self.metrics.items() if len(predicted) else ():
+            self.add(name, predicted, target, *([errors] if isinstance(metric, Mase) else []))
+
+    def rendered(self, batch: Batch, outputs: Tensor | None = None) -> list[Rendered]:
+        """The past of the first value, how it went on, and with `outputs` the forecast."""
+        scaled = self._field(batch, self.inputs[0])[..., :1]
+        spread, location = self._field(batch, "spread")[:, None, :1], self._location(batch)
+        past, target = (scaled * spread + location[..., :1])[..., 0], self.targets(batch)
+        if outputs is None:
+            pairs = zip(past, target, strict=True)
+            return [Rendered(past=before, future=after[:, 0]) for before, after in pairs]
+        predicted = self.predictions(outputs, batch)
+        errors = (predicted - target).abs().nanmean((1, 2)).tolist()
+        rows = zip(errors, past, target, predicted, strict=True)
+        return [
+            Rendered("", f"mae {error:.4g}", past=before, future=after[:, 0], forecast=guess[:, 0])
+            for error, before, after, guess in rows
+        ]
+
+    def _location(self, batch: Batch) -> Tensor:
+        return self._field(batch, "location")[:, None]
+
+    def _as_known(self, predicted: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        there = target.isfinite()
+        return predicted[there], target[there]
+
+    def _statistics(self, batch: Batch) -> Tensor:
+        centred = self.targets(batch) - self._location(batch)
+        return (centred / self._field(batch, "spread")[:, None]).flatten(1)
+
+    def _losses(self, outputs: Tensor, batch: Batch) -> Tensor:
+        target = self.targets(batch)
+        if outputs.shape != target.shape:
+            reason = f"the model gives {in_shape(outputs)}, but the target is {in_shape(target)}"
+            raise ConfigError(Problem("model", reason))
+        scaled = self._statistics(batch).reshape(target.shape)
+        there = scaled.isfinite()
+        losses = self.loss(outputs, torch.where(there, scaled, outputs.detach()))
+        if losses.shape != target.shape:
+            reason = f"gives {in_shape(losses)}; it has to give a loss a value: reduction=none"
+            raise ConfigError(Problem("objective.loss", reason))
+        of_samples: Tensor = (losses * there).sum((1, 2)) / there.sum((1, 2)).clamp_min(1)
+        return of_samples
+
+
+class SeasonalNaive(nn.Module):
+    """The value so many steps before, of the last season that is known; season 1: the last value.
+
+    Forward: past float[B, P, >= num_values], and any others -> float[B, H, num_values].
+    """
+
+    def __init__(self, season: int, horizon: int, num_values: int) -> None:
+        super().__init__()
+        self.values = num_values
+        self.steps = [step % season - season for step in range(horizon)]
+
+    def forward(self, past: Tensor, *others: Tensor) -> Tensor:
+        return past[:, self.steps, : self.values]
