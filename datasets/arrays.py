@@ -100,9 +100,9 @@ class Arrays(FileDataset, Dataset[Sample]):
         """Samples of a whole batch, read at once."""
         chosen = np.asarray(indices, dtype=np.int64)
         rows = self.rows[chosen]
-        inputs = _tensors(self._inputs, rows)
+        inputs = tensors(self._inputs, rows)
         labels = self.labels
-        targets = _tensors(self._targets, rows) if labels is None else labels[chosen].tolist()
+        targets = tensors(self._targets, rows) if labels is None else labels[chosen].tolist()
         pairs = zip(inputs, targets, strict=True)
         return [{"input": input_, "target": target} for input_, target in pairs]
 
@@ -131,7 +131,7 @@ class Arrays(FileDataset, Dataset[Sample]):
         return [self._inputs.data_file(), self._targets.data_file()]
 
 
-def _tensors(source: MappedArray, rows: IntArray) -> list[torch.Tensor]:
+def tensors(source: MappedArray, rows: IntArray) -> list[torch.Tensor]:
     """Rows as tensors of their own, checked for NaN and infinity."""
     size = len(rows) * source.row_bytes
     with temporary(size, f"{len(rows)} rows of {str(source.path)!r}"):

@@ -39,6 +39,11 @@ if TYPE_CHECKING:
     from penstock.build.wrapper import SplitWrapper
     from penstock.protocols import Exchange
 
+_WITHOUT = {
+    "val": ", or train without validation: +dataset.val=null",
+    "test": "; +dataset.test_fraction=0.1 keeps some in training",
+}
+
 
 class DataParts:
     """The data of a run: its splits, and what they share. Each part is built on first use.
@@ -249,8 +254,7 @@ class Split:
         if rows is not None:
             reason = (
                 f"{kind} has no rows for the {self.name} split, and an epoch needs one; change "
-                "what it reads, or how it is divided"
-                + (", or train without validation: +dataset.val=null" if self.name == "val" else "")
+                "what it reads, or how it is divided" + _WITHOUT.get(self.name, "")
             )
         return ConfigError(Problem(self.node[0], reason))
 

@@ -6,6 +6,7 @@ It is the folder's config.yaml, which may come from anybody and is checked like 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,10 +23,13 @@ if TYPE_CHECKING:
 _OF_THE_TASK = ("task", "run_dir", "hydra", "tracker", *TASK_KEYS)
 
 
-def asked_of(config: Config) -> tuple[Config, RunRecord | None]:
+def asked_of(config: Config, beside: Sequence[str] = ()) -> tuple[Config, RunRecord | None]:
     """The configuration that a question is about: this one, or that of the run in `config.run`.
 
     What may be typed besides it (`may_be_typed`) has its typed value.
+
+    Args:
+        beside: keys that may be typed and that the task uses itself, without an effect here.
 
     Raises:
         ConfigError: it is not a run's folder, or other keys are given besides it.
@@ -38,6 +42,8 @@ def asked_of(config: Config) -> tuple[Config, RunRecord | None]:
     record = RunRecord.read(run_of(path) or path, "run")
     asked: dict[str, Any] = deepcopy(dict(record.config))
     for word in own_command.overrides():
+        if key_of(word) in beside:
+            continue
         if not may_be_typed(word):
             raise ConfigError(
                 Problem(

@@ -97,6 +97,16 @@ class Supervised(Objective):
                 losses = valid(losses, batch)
         return losses, outputs
 
+    def answer(self, model: nn.Module, batch: Batch) -> Tensor:
+        outputs: Tensor = model(*(self._field(batch, name) for name in self.inputs)).float()
+        return outputs
+
+    def rows(self, outputs: Tensor, batch: Batch) -> Sequence[Mapping[str, Any]]:
+        """`predicted`: the number or the numbers, as the model gives them."""
+        values = valid(outputs, batch)
+        values = values.squeeze(1) if values.shape[1:] == (1,) else values
+        return [{"predicted": row.tolist()} for row in values]
+
     def _check_count(self, outputs: Tensor, target: Tensor) -> None:
         """Raise ConfigError unless there is an output for each sample."""
         count = len(outputs) if outputs.ndim else 0
@@ -284,6 +294,11 @@ class LandmarkRegression(Regression):
         x, y = outputs[:, 0::2], outputs[:, 1::2]
         return torch.stack([(x + 1) * (width / 2), (y + 1) * (height / 2)], dim=-1)
 
+    def rows(self, outputs: Tensor, batch: Batch) -> Sequence[Mapping[str, Any]]:
+        """`points`: x and y of each, in pixels of the image that the model saw."""
+        points = valid(self.predictions(outputs, batch), batch)
+        return [{"points": row.tolist()} for row in points]
+
     def rendered(self, batch: Batch, outputs: Tensor | None = None) -> list[Rendered]:
         points = self.targets(batch)
         if outputs is None:
@@ -396,6 +411,14 @@ class Classification(Supervised):
                 )
             )
         return target.reshape(-1).long()
+
+    def rows(self, outputs: Tensor, batch: Batch) -> Sequence[Mapping[str, Any]]:
+        """`predicted`: the likeliest class, and `score/NAME` of each."""
+        return [
+            {"predicted": self.names[int(row.argmax())]}
+            | {f"score/{name}": score for name, score in zip(self.names, row.tolist(), strict=True)}
+            for row in valid(outputs, batch).softmax(-1)
+        ]
 
     def rendered(self, batch: Batch, outputs: Tensor | None = None) -> list[Rendered]:
         """The name of the class, of up to three where samples are mixed; and of the likeliest."""

@@ -76,6 +76,23 @@ class Objective(ABC):
         """The same in validation; losses are None unless `validates_loss`."""
         return self(model, batch)
 
+    def answer(self, model: nn.Module, batch: Batch) -> Any:
+        """Run the model on a share of a batch without a target; outputs for `rows`."""
+        raise self._no_rows()
+
+    def rows(self, outputs: Any, batch: Batch) -> Sequence[Mapping[str, Any]]:
+        """What is predicted, a row of a table for each sample that is not padding: texts, numbers,
+        and lists or mappings of these, by column.
+        """
+        raise self._no_rows()
+
+    def _no_rows(self) -> ConfigError:
+        reason = (
+            "does not say how a prediction becomes a row of a table: give it a method "
+            "rows(outputs, batch), see docs/objectives.md"
+        )
+        return ConfigError(Problem("objective", reason))
+
     @abstractmethod
     def update(self, outputs: Any, batch: Batch) -> None:
         """Add a batch to every metric; `outputs` as `measure` returned them."""

@@ -6,7 +6,7 @@ training, validation and reports meet an `Objective` in any case. docs/objective
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -80,6 +80,20 @@ class OwnObjective(Objective):
         with batch_norm_explained(batch):
             result = self.own.step(model, unpadded(batch), update)
         return self._by_sample("step(model, batch, update)", result, batch.request.valid)
+
+    def answer(self, model: nn.Module, batch: Batch) -> Any:
+        if not self._has("outputs"):
+            raise self._no_rows()
+        return self.own.outputs(model, unpadded(batch))
+
+    def rows(self, outputs: Any, batch: Batch) -> Sequence[Mapping[str, Any]]:
+        """What its `rows` gives; without one, a tensor's rows as lists of numbers."""
+        if self._has("rows"):
+            rows: Sequence[Mapping[str, Any]] = self.own.rows(outputs, unpadded(batch))
+            return rows
+        if not isinstance(outputs, Tensor):
+            raise self._no_rows()
+        return [{"predicted": row.tolist()} for row in outputs]
 
     def _by_sample(self, call: str, result: Any, count: int) -> Tensor:
         """The result of a call as a loss for each of `count` samples, float32[n]."""

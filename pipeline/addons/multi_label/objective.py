@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.loading.batch import Batch
 from penstock.training.objective import Loss, Supervised
-from penstock.training.objective_base import in_shape
+from penstock.training.objective_base import in_shape, valid
 from penstock.training.rendered import Rendered
 
 if TYPE_CHECKING:
@@ -54,6 +54,14 @@ class MultiLabel(Supervised):
     def targets(self, batch: Batch) -> Tensor:
         """Which labels each sample has, int64[B, C]; of shares, those from one half on."""
         return (self._statistics(batch) >= THRESHOLD).long()
+
+    def rows(self, outputs: Tensor, batch: Batch) -> Sequence[Mapping[str, Any]]:
+        """`predicted`: the labels that are likelier than not, and `score/NAME` of each."""
+        return [
+            {"predicted": self._words(row >= THRESHOLD)}
+            | {f"score/{name}": score for name, score in zip(self.names, row.tolist(), strict=True)}
+            for row in valid(outputs, batch).sigmoid()
+        ]
 
     def rendered(self, batch: Batch, outputs: Tensor | None = None) -> list[Rendered]:
         """The labels that a sample has, and those that are likelier than not."""

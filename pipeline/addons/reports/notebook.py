@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import html
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -21,10 +21,14 @@ from penstock.terminal import one_line
 
 if TYPE_CHECKING:
     import pandas as pd
+    from torch import nn
 
+    from penstock.addons.predicting.trained import Trained
     from penstock.build.data import DataParts
     from penstock.loading.batch import Batch
     from penstock.runs.measurements import Series
+
+Row = dict[str, Any]
 
 
 class Run:
@@ -125,6 +129,42 @@ class Run:
             page = run_report.make(record)
             self._report = states, ReportFile(run_report.save(record, page), page)
         return self._report[1]
+
+    def model(self) -> nn.Module:
+        """The run's module in evaluation mode, with its best weights, on the CPU.
+
+        Raises:
+            ConfigError: the configuration is refused or does not fit here.
+            PenstockError: there are no weights, or they are damaged or of another model.
+        """
+        return self._trained.model
+
+    def predict(
+        self, paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+    ) -> list[Row]:
+        """A row for each sample, without labels, as `task=predict` writes it: `row`, `path`, and
+        what the objective says; or `error` for a file that is damaged.
+
+        Args:
+            paths: a folder or file, or a list of files.
+
+        Raises:
+            ConfigError: the objective has no rows, or the dataset reads none without labels.
+        """
+        from penstock.addons.predicting.predict import data_of, predicted
+
+        listed = isinstance(paths, Sequence) and not isinstance(paths, str)
+        root = [os.fspath(path) for path in paths] if listed else os.fspath(paths)  # type: ignore
+        data = data_of(self._trained, root)
+        rows = [row for batch in predicted(self._trained, data) for row in batch]
+        return sorted(rows, key=lambda row: int(row["row"]))
+
+    @cached_property
+    def _trained(self) -> Trained:
+        from penstock.addons.predicting.trained import loaded
+        from penstock.runs import checkpoint
+
+        return loaded(self._data.config, checkpoint.find(self.path), self._data.world)
 
     @cached_property
     def _data(self) -> DataParts:

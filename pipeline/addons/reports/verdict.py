@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from markupsafe import Markup
 
@@ -139,6 +140,7 @@ def figures(run: RunRecord) -> list[tuple[str, object, object]]:
         numbers.append((f"best {name}", f"{own:.4g}", f"in epoch {epoch}"))
     if constant and own is not None:
         numbers.append(("best constant", f"{constant:.4g}", f"ratio {own / constant:.2f}"))
+    numbers += [(f"test {name}", f"{value:.4g}", "measured once") for value in _tested(run, name)]
     if run.epochs:
         steps = f"{run.epochs[-1]['step']:,} optimizer steps"
         numbers.append(("epochs", len(run.epochs), steps))
@@ -148,6 +150,14 @@ def figures(run: RunRecord) -> list[tuple[str, object, object]]:
     if waited is not None:
         numbers.append(("waiting for data", f"{waited:.0%}", "of the training time"))
     return numbers
+
+
+def _tested(run: RunRecord, name: str) -> list[float]:
+    """What `task=test` has measured, if it has."""
+    test: Any = run.manifest.get("test")
+    metrics = test.get("metrics") if isinstance(test, dict) else None
+    value = metrics.get(name.removeprefix("val/")) if isinstance(metrics, dict) else None
+    return [float(value)] if isinstance(value, (int, float)) else []
 
 
 def to_type(run: RunRecord) -> list[tuple[str, str]]:

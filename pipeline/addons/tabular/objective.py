@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -50,6 +50,11 @@ class TableRegression(Regression):
         outputs = outputs.reshape(len(outputs), -1)
         made = outputs * self._scale.to(outputs) + self._mean.to(outputs)
         return made.reshape(self.targets(batch).shape)
+
+    def rows(self, outputs: Tensor, batch: Batch) -> Sequence[Mapping[str, Any]]:
+        """`predicted`: the number or the numbers, on the scale of the table."""
+        outputs = outputs.reshape(len(outputs), -1)
+        return super().rows(outputs * self._scale.to(outputs) + self._mean.to(outputs), batch)
 
     def _statistics(self, batch: Batch) -> Tensor:
         target = super()._statistics(batch)

@@ -1,0 +1,155 @@
+"""Data without labels, as a run's model reads it.
+
+    pictures         a folder of them at any depth, one file, or a list of files
+    arrays           one .npy, or a folder that has the inputs' file
+    anything else    what the dataset's own `unlabelled(root)` gives; else the run's dataset at
+                     another root, whose rows need labels then
+
+A dataset has `unlabelled(root)` where rows need what training rows say: categories, a vocabulary.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock.build.data import DataParts, Split
+from penstock.datasets.arrays import Arrays
+from penstock.datasets.image_folder import EXTENSIONS
+from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, Sample
+from penstock.datasets.reading.folder import FolderFile, LocalFolder, open_root
+from penstock.datasets.reading.folder_dataset import FolderDataset
+from penstock.datasets.reading.image import Reader, encoded_image, read_image
+from penstock.datasets.reading.labels import check_rows
+from penstock.datasets.reading.mapped_array import MappedArray
+from penstock.errors import ConfigError, DataError, Problem
+from penstock.files.limits import Limits
+from penstock.loading.wrapped import unfiltered
+from penstock.order.plan import Plan
+from penstock.order.randomness import IntArray
+from penstock.order.samplers import Subset
+
+
+class NewData(Split):
+    """What a model is to predict, with the transforms of validation.
+
+    Args:
+        root: where it lies; or a list of files.
+        done: (rows) -> those that are to be predicted, of so many and ascending, int64[n].
+    """
+
+    def __init__(
+        self, data: DataParts, root: str | Sequence[str], done: Callable[[int], IntArray]
+    ) -> None:
+        super().__init__(data, "test")
+        self._root, self._rows = root, done
+
+    @cached_property
+    def dataset(self) -> Any:
+        trained, limits = unfiltered(self.data.train.dataset), self.config.limits
+        if hasattr(trained, "unlabelled"):
+            return trained.unlabelled(self._root)
+        if isinstance(trained, FolderDataset) and hasattr(trained, "reader"):
+            return Pictures(self._root, trained.reader, self.decodes, limits)
+        if not isinstance(self._root, str):
+            reason = f"{type(trained).__name__} has no rows of files; name a root"
+            raise ConfigError(Problem("dataset.root", reason))
+        if isinstance(trained, Arrays):
+            return Inputs(self._root, str(self.data.config.dataset.get("inputs")), limits)
+        return self._labelled(trained)
+
+    def _labelled(self, trained: object) -> Any:
+        key, node = self.data.train.node
+        if "root" not in node:
+            reason = (
+                f"{type(trained).__name__} does not say how rows without labels are read; give it "
+                "a method unlabelled(root), which returns a dataset of samples without the target"
+            )
+            raise ConfigError(Problem(key, reason))
+        shares = {name: 0.0 for name in ("val_fraction", "test_fraction") if name in node}
+        return self.data.train.built(key, {**node, **shares, "root": self._root}, self.decodes)
+
+    @cached_property
+    def plan(self) -> Plan:
+        rows = len(self.dataset)
+        if not rows:
+            raise DataError(f"dataset.root: {self._root!r} has no rows")
+        order = Subset(rows, 0, indices=self._rows(rows).tolist(), shuffle=False)
+        return Plan(order, self.batch_size, "keep")
+
+
+class Pictures(FolderDataset):
+    """One sample: `image`, as in `ImageFolder`; files in the order of their names.
+
+    Raises:
+        DataError: there is none.
+    """
+
+    def __init__(
+        self, root: str | Sequence[str], reader: Reader, lazy: bool, limits: Limits
+    ) -> None:
+        self.reader, self.lazy, self.limits = reader, lazy, limits
+        if not isinstance(root, str) or Path(root).is_file():
+            paths = [root] if isinstance(root, str) else root
+            self.folder = LocalFolder("", limits)
+            names = [str(Path(path).absolute())[1:] for path in paths]
+        else:
+            self.folder = open_root(root, "the pictures", None, limits)
+            files = self.folder.files()
+            names = [name for name in files if name.lower().endswith(EXTENSIONS)]
+        if not names:
+            raise DataError(
+                f"dataset.root: {root!r} has no pictures: files that end in {', '.join(EXTENSIONS)}"
+            )
+        self.names = np.array([os.fsencode(name) for name in names])
+
+    def __getitem__(self, index: int) -> Sample:
+        read = encoded_image if self.lazy else read_image
+        return {
+            "image": self._read(
+                index, lambda path, shown: read(path, self.reader, shown, self.limits)
+            )
+        }
+
+    def fingerprint_parts(self, sized: bool) -> list[Part]:
+        """Names, and with `sized` sizes."""
+        return ["pictures", *self._file_parts(sized)]
+
+
+class Inputs(FileDataset):
+    """One sample: `input`, as in `Arrays`.
+
+    Raises:
+        DataError: the file is missing or damaged.
+    """
+
+    draws = False
+
+    def __init__(self, root: str, name: str, limits: Limits) -> None:
+        path = Path(root)
+        folder = path if path.is_dir() else path.parent
+        file = FolderFile(
+            open_root(str(folder), repr(name), None, limits), name if path.is_dir() else path.name
+        )
+        self._inputs = MappedArray(file, "dataset.root", limits)
+        check_rows(self._inputs, "dataset.root", limits)
+
+    def __len__(self) -> int:
+        return len(self._inputs)
+
+    def __getitem__(self, index: int) -> Sample:
+        from penstock.datasets.arrays import tensors
+
+        return {"input": tensors(self._inputs, np.array([index]))[0]}
+
+    def fingerprint_parts(self, sized: bool) -> list[Part]:
+        """The file, of a large one evenly spread blocks."""
+        return ["inputs", *self._inputs.fingerprint_parts(sized)]
+
+    def data_files(self) -> list[DataFile]:
+        return [self._inputs.data_file()]

@@ -1,0 +1,57 @@
+"""A run's model with its best weights, and the data for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from torch import nn
+
+from penstock.build.training import TrainingParts
+from penstock.config.schema import Config
+from penstock.distributed.world import World
+from penstock.errors import ConfigError, Problem
+from penstock.runs import checkpoint
+from penstock.tasks.folder_config import asked_of
+from penstock.tasks.validate import load_weights
+from penstock.training.objective_base import Objective
+
+
+class Trained(NamedTuple):
+    """What a run has trained: `path` is the checkpoint of the weights."""
+
+    parts: TrainingParts
+    model: nn.Module
+    objective: Objective
+    path: Path
+
+
+def trained(config: Config, beside: Sequence[str] = ()) -> Trained:
+    """The model of `config.run` on the device, with its best weights or those of `checkpoint`.
+
+    The folder may come from anybody: its configuration is checked as any other.
+
+    Args:
+        beside: keys that may be typed beside the run's own configuration.
+
+    Raises:
+        ConfigError: it is no run's folder, or what it names is not allowed.
+    """
+    if config.run is None:
+        raise ConfigError(Problem("run", "is missing: the folder of a run"))
+    path = checkpoint.find(Path(config.checkpoint or config.run))
+    return loaded(asked_of(config, beside)[0], path)
+
+
+def loaded(config: Config, path: Path, world: World | None = None) -> Trained:
+    """The same of the configuration of a run, and the path of a checkpoint.
+
+    Args:
+        world: this process among the others; from the environment when None.
+    """
+    parts = TrainingParts(config, world)
+    model, objective = parts.model(), parts.objective()
+    load_weights(model, path, config)
+    device = parts.world.device
+    return Trained(parts, model.to(device).eval(), objective.to(device), path)
