@@ -71,6 +71,23 @@ def test_no_step_of_training_stands_in_a_window_of_validation(gap):
     assert (len(train), len(val)) == (2 * (80 - gap - 13), 2 * (20 - 13))
 
 
+def test_the_last_steps_are_kept_for_a_test():
+    splits = {"val_fraction": 0.3, "test_fraction": 0.2, "gap": 2}
+    train, val, test = (windows(frame(), split, **splits) for split in ("train", "val", "test"))
+    assert [len(part) // 2 for part in (train, val, test)] == [48 - 13, 28 - 13, 20 - 13]
+    ends = [part.series.times[part.starts.max() + 13] for part in (train, val)]
+    starts = [part.series.times[part.starts.min()] for part in (val, test)]
+    distances = (np.array(starts) - np.array(ends)) / np.timedelta64(1, "D")
+    assert distances.tolist() == [3, 3]
+    assert train.location.tolist() == test.location.tolist()
+
+
+def test_a_season_that_never_fails_has_no_mase(caplog):
+    data = frame(shops=("north",)).assign(sold=np.arange(DAYS) % 7.0)
+    assert windows(data)[0]["naive_error"].isnan().all()
+    assert "MASE will be nan" in caplog.text
+
+
 def test_validation_says_nothing_to_training():
     data = frame()
     train = windows(data)

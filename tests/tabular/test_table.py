@@ -86,6 +86,15 @@ def test_validation_rows_say_nothing_to_training():
     assert Table(changed, "sold", exclude=["price"]).fingerprint == train.fingerprint
 
 
+def test_rows_are_kept_for_a_test():
+    data = frame()
+    splits = [Table(data, "sold", name, test_fraction=0.25) for name in ("train", "val", "test")]
+    assert [len(split) for split in splits] == [33, 12, 15]
+    assert sorted(row for split in splits for row in split.rows) == list(range(ROWS))
+    assert len({split.encoding.numbers[0].mean for split in splits}) == 1
+    assert splits[1].rows.tolist() == Table(data, "sold", "val").rows.tolist()
+
+
 def test_files_of_every_kind_give_the_same_samples(tmp_path):
     from pyarrow import Table as Arrow
     from pyarrow import feather

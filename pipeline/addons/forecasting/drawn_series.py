@@ -31,11 +31,12 @@ class DrawnSeries(Windows):
     Args:
         root: folder that the data is written to, in one subfolder for each set of arguments; None:
             in the user's cache (see `penstock.datasets.reading.generated_folder`).
-        split: "train" or "val".
+        split: "train", "val" or "test".
         count: number of shops.
         days: number of days, 30 or more.
         seed: other sales for another seed.
-        past, horizon, stride, season, val_fraction, gap, scale, fill: as in `Windows`.
+        past, horizon, stride, season, val_fraction, gap, scale, fill, test_fraction: as in
+            `Windows`.
 
     Raises:
         ConfigError: a number is out of range, or no window fits.
@@ -57,6 +58,7 @@ class DrawnSeries(Windows):
         gap: Index = 0,
         scale: Scale = "series",
         fill: Fill = "refuse",
+        test_fraction: Fraction = 0.0,
     ) -> None:
         if days < 30:
             raise ConfigError(Problem("dataset.days", f"{days} days; allowed: 30 or more"))
@@ -80,6 +82,7 @@ class DrawnSeries(Windows):
                 gap,
                 scale,
                 fill,
+                test_fraction=test_fraction,
             )
 
 

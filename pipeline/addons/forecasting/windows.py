@@ -1,6 +1,6 @@
 """Windows of series: so many steps of the past, and the steps after them, to be forecast.
 
-    |<-- training part ---------------------->|  gap  |<-- validation part ------->|
+    |<-- training part ---------------------->|  gap  |<-- validation part ------->|  gap  | test
       [past        |horizon]                            [past        |horizon]
           [past        |horizon]                            [past        |horizon]
 
@@ -12,6 +12,7 @@ those of the training part. All series are in memory: 12 bytes a value; a sample
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
@@ -51,6 +52,8 @@ Scale = Literal["series", "global", "none"]
 Fill = Literal["refuse", "carry"]
 Floats = npt.NDArray[np.float64]
 
+_log = logging.getLogger(__name__)
+
 
 class Windows(FileDataset, Dataset[Sample]):
     """One sample: `past` (float32 [P, C + K]: values and what is known, scaled), `future` (float32
@@ -62,14 +65,14 @@ class Windows(FileDataset, Dataset[Sample]):
             Or a pandas frame.
         time: the column of dates or whole numbers.
         values: the column to forecast, or several.
-        split: "train" or "val".
+        split: "train", "val" or "test".
         file: name of the file in the folder `root`.
         series: the column that names the series; None: there is one.
         known: columns of numbers that are known for the steps to forecast, too.
         past, horizon, stride: steps of a window, steps to forecast, steps between two windows.
         season: steps after which a series resembles itself; at most `past`.
-        val_fraction, gap: share of the steps, the last ones, that validate; and how many before
-            them are in no window.
+        val_fraction, gap: share of the steps that validate, behind those that train; and how many
+            between two parts are in no window.
         scale: whose mean and deviation are taken: each series', all series', or none.
         fill: what becomes of missing values: refuse; or carry the last one before into `past` and
             `future`, and leave it out of loss and metrics.
@@ -77,6 +80,7 @@ class Windows(FileDataset, Dataset[Sample]):
         delimiter, decimal, encoding, missing: how a CSV is written, see `TextFormat`.
         files: access to addresses.
         limits: number of rows, of columns; characters of a line.
+        test_fraction: share of the steps, the last ones, that are kept for a test.
 
     Raises:
         DataError: the table is missing, damaged or has no rows; a time is missing, there twice, out
@@ -111,8 +115,9 @@ class Windows(FileDataset, Dataset[Sample]):
         missing: Sequence[str] = MISSING,
         files: Files | None = None,
         limits: Limits = DEFAULT,
+        test_fraction: Fraction = 0.0,
     ) -> None:
-        check_split(split, val_fraction)
+        check_split(split, val_fraction, test_fraction)
         self._values = [values] if isinstance(values, str) else list(values)
         roles = {"time": [time], "series": [series] if series else [], "values": self._values}
         roles["known"] = list(known)
@@ -133,18 +138,28 @@ class Windows(FileDataset, Dataset[Sample]):
         self.past, self.horizon, self.season = past, horizon, season
         self._known = len(known)
         cells = _cells(frame, [*self._values, *known], fill)[self.series.order]
-        first, last = _parts(self.series.times, val_fraction, gap)
-        training = self.series.times <= last
+        parts = _parts(self.series.times, val_fraction, test_fraction, gap)
+        training = parts["train"]
         if not training.any():
             reason = f"{val_fraction} and a gap of {gap} leave no step to train on"
             raise ConfigError(Problem("dataset.val_fraction", reason))
         self._learn(cells, training, scale)
-        inside = training if split == "train" else self.series.times >= first
-        self.starts, self.codes = self._windows(inside, stride, split)
+        self.starts, self.codes = self._windows(parts[split], stride, split)
         targets = cells[:, : len(self._values)]
         self._targets = targets.astype(np.float32)
         self._inputs = self._scaled(cells)
-        self._split = (split, past, horizon, stride, season, val_fraction, gap, scale, fill)
+        self._split = (
+            split,
+            past,
+            horizon,
+            stride,
+            season,
+            val_fraction,
+            gap,
+            scale,
+            fill,
+            test_fraction,
+        )
 
     def _learn(self, cells: Floats, training: npt.NDArray[np.bool_], scale: Scale) -> None:
         """Means, deviations and naive errors of each series, float64[S, C + K], by the training
@@ -166,6 +181,11 @@ class Windows(FileDataset, Dataset[Sample]):
                 errors = errors[np.isfinite(errors)]
                 if errors.any():
                     self.naive_error[code, column] = errors.mean()
+        if np.isnan(self.naive_error[:, : len(self._values)]).all():
+            _log.warning(
+                "MASE will be nan: in the training part, no series departs from what it was a "
+                "season (dataset.season) before; monitor mae: trainer.monitor=mae"
+            )
         if scale == "none":
             self.location[:, : len(self._values)] = 0.0
             self.spread[:, : len(self._values)] = 1.0
@@ -185,11 +205,11 @@ class Windows(FileDataset, Dataset[Sample]):
             codes.append(np.full(len(own), code, np.int64))
         made = np.concatenate(starts) if starts else np.zeros(0, np.int64)
         if not len(made) and inside.any():
-            part = "training" if split == "train" else "validation"
+            part = {"train": "training", "val": "validation", "test": "a test"}[split]
             reason = (
                 f"a window has {size} steps (dataset.past + dataset.horizon), and the longest "
                 f"series {longest} in the part for {part}: take fewer, or another "
-                "dataset.val_fraction"
+                f"dataset.{'test' if split == 'test' else 'val'}_fraction"
             )
             raise ConfigError(Problem("dataset.past", reason))
         return made, np.concatenate(codes) if codes else made
@@ -294,14 +314,19 @@ def _cells(frame: Frame, names: Sequence[str], fill: Fill) -> Floats:
     return np.stack(columns, 1)
 
 
-def _parts(times: npt.NDArray[Any], val_fraction: float, gap: int) -> tuple[Any, Any]:
-    """The first time that validates, and the last that trains."""
-    steps = np.unique(times)
-    cut = len(steps) - val_count(len(steps), val_fraction)
-    if cut == len(steps):
-        return steps[-1] + 1, steps[-1]  # of dates: the smallest unit
-    last = cut - 1 - gap
-    return steps[cut], steps[last] if last >= 0 else steps[0] - 1
+def _parts(
+    times: npt.NDArray[Any], val_fraction: float, test_fraction: float, gap: int
+) -> dict[str, npt.NDArray[np.bool_]]:
+    """The places of each split, bool[N]; all series are cut at the same times."""
+    steps, places = np.unique(times, return_inverse=True)
+    test = len(steps) - val_count(len(steps), test_fraction)
+    val = max(test - val_count(len(steps), val_fraction), 0)
+    ends = [end - gap if end < len(steps) else end for end in (val, test)]
+    return {
+        "train": places < ends[0],
+        "val": (places >= val) & (places < ends[1]),
+        "test": places >= test,
+    }
 
 
 def _moments(cells: Floats) -> tuple[Floats, Floats]:

@@ -44,11 +44,11 @@ class DrawnTable(Table):
     Args:
         root: folder that the data is written to, in one subfolder for each set of arguments; None:
             in the user's cache (see `penstock.datasets.reading.generated_folder`).
-        split: "train" or "val".
+        split: "train", "val" or "test".
         target: "left" or "spent".
-        count: number of rows of both splits, 20 or more.
+        count: number of rows of all splits, 20 or more.
         seed: other rows for another seed.
-        columns, exclude, rare, val_fraction, split_seed: as in `Table`.
+        columns, exclude, rare, val_fraction, split_seed, test_fraction: as in `Table`.
 
     Raises:
         ConfigError: a number is out of range.
@@ -67,6 +67,7 @@ class DrawnTable(Table):
         rare: Count = 1,
         val_fraction: Fraction = 0.2,
         split_seed: Seed = 0,
+        test_fraction: Fraction = 0.0,
     ) -> None:
         if count < 20:
             raise ConfigError(Problem("dataset.count", f"{count} rows; allowed: 20 or more"))
@@ -86,6 +87,7 @@ class DrawnTable(Table):
                 rare=rare,
                 val_fraction=val_fraction,
                 split_seed=split_seed,
+                test_fraction=test_fraction,
             )
 
 

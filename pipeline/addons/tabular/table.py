@@ -63,7 +63,7 @@ class Table(FileDataset, Dataset[Sample]):
         root: a CSV, TSV, Parquet or Arrow file, or its folder; a path or an address. Or a pandas
             frame.
         target: the column to predict, or several of numbers.
-        split: "train" or "val"; with a class, each gives its share to both.
+        split: "train", "val" or "test"; with a class, each gives its share to all.
         file: name of the file in the folder `root`.
         val_file: another file that validates; without one, rows of `file` do.
         kind: what the target is; auto: a class if it is a text or a truth value, or whole numbers
@@ -79,6 +79,7 @@ class Table(FileDataset, Dataset[Sample]):
         val_fraction, split_seed: share of the rows that validate, and the seed of the split.
         files: access to addresses.
         limits: number of rows, of columns, of classes and categories; characters of a line.
+        test_fraction: share of the rows of `file` that are kept for a test.
 
     Raises:
         DataError: the table is missing, damaged or has no rows; a cell is no number, date or class:
@@ -113,9 +114,11 @@ class Table(FileDataset, Dataset[Sample]):
         split_seed: Seed = 0,
         files: Files | None = None,
         limits: Limits = DEFAULT,
+        test_fraction: Fraction = 0.0,
     ) -> None:
-        check_split(split, val_fraction)
-        self._files, self._split = files or Files(), (split, val_fraction, split_seed)
+        check_split(split, val_fraction, test_fraction)
+        self._files = files or Files()
+        self._split = (split, val_fraction, split_seed, test_fraction)
         targets = [target] if isinstance(target, str) else list(target)
         roles = _Roles(targets, columns, exclude, numbers, categories, dates)
         goal = _Goal(targets, kind, classes, without_target, limits)
@@ -132,19 +135,23 @@ class Table(FileDataset, Dataset[Sample]):
         goals = goal.learned(frame)
         share = 0.0 if val_file is not None else val_fraction
         labels = goals.values if goals.classes else None
-        places = split_rows(len(goals.rows), "train", share, split_seed, labels)
+
+        def divided(split: Split) -> IntArray:
+            return split_rows(len(goals.rows), split, share, split_seed, labels, test_fraction)
+
+        places = divided("train")
         if not len(places):
             raise ConfigError(Problem("dataset.val_fraction", "leaves no row to train on"))
         kinds, training = roles.kinds(frame), goals.rows[places]
         self.encoding = learned(frame, training, kinds, categories, rare, date_format, limits)
         self.classes: list[str] = goals.classes
         self.target_mean, self.target_scale = _scale(goals.values[places])
-        if split != "train" and val_file is not None:
+        if split == "val" and val_file is not None:
             frame = read(val_file)
             goals = goal.encoded(frame, goals.classes)
             places = np.arange(len(goals.rows))
         elif split != "train":
-            places = split_rows(len(goals.rows), split, share, split_seed, labels)
+            places = divided(split)
         self.rows = goals.rows[places]
         self._targets = goals.values[places]
         self._numbers, self._categories = self.encoding.encoded(frame, self.rows)
