@@ -134,7 +134,7 @@ def decode_image(
         elif reader == "torchvision":  # it knows no other formats
             weight = 0
         else:
-            with _opened(content, name, limits) as header:
+            with opened_image(content, name, limits) as header:
                 weight = header.width * header.height
         reserve(3 * weight, f"image {name!r}")
         decoding = _while_decoding(content, reader) * weight + len(content)  # of which one copies
@@ -202,7 +202,7 @@ def _with_torchvision(content: bytes, name: str, limits: Limits) -> torch.Tensor
     if image.dtype == torch.uint16:
         image = (image.to(torch.int32) >> 8).to(torch.uint8)
     if content[8:12] == b"WEBP":  # the operator applies the orientation of JPEG and PNG only
-        with _opened(content, name, limits) as header:
+        with opened_image(content, name, limits) as header:
             image = upright(image, header.getexif().get(_ORIENTATION, 1))
     return image
 
@@ -210,7 +210,7 @@ def _with_torchvision(content: bytes, name: str, limits: Limits) -> torch.Tensor
 def _with_pillow(content: bytes, name: str, limits: Limits) -> torch.Tensor:
     from PIL import Image
 
-    with _opened(content, name, limits) as image:
+    with opened_image(content, name, limits) as image:
         image.load()
         wide = image.mode.startswith("I")  # 16 bits; Pillow's own conversion would clip them
         turn = _TURNS.get(image.getexif().get(_ORIENTATION, 1))
@@ -223,7 +223,7 @@ def _with_skimage(content: bytes, name: str, limits: Limits) -> torch.Tensor:
     from skimage.io import imread
 
     # The header comes first: imageio leaves files open that it cannot read.
-    with _opened(content, name, limits) as header:
+    with opened_image(content, name, limits) as header:
         if header.format == "TIFF":
             _check_pieces(content, limits)
         pixels: Pixels = imread(io.BytesIO(content))
@@ -254,7 +254,7 @@ _TURNS = {
 }
 
 
-def _opened(content: bytes, name: str, limits: Limits) -> Image.Image:
+def opened_image(content: bytes, name: str, limits: Limits) -> Image.Image:
     """An image whose pixels are decoded on first use."""
     from PIL import Image
 

@@ -20,6 +20,10 @@ class Rendered:
             drawn on it.
         past, future, forecast: float[P], float[H], float[H]: a series, how it goes on, and how it
             was predicted to; drawn as lines.
+        boxes, predicted_boxes: float[n, 4], x and y of two corners in pixels of the first input.
+        labels, predicted_labels: what is written at each box; none, or as many as there are boxes.
+        mask, predicted_mask: int[H, W], the class of each pixel of the first input, drawn over it;
+            0 and below are not.
     """
 
     truth: str = ""
@@ -29,6 +33,12 @@ class Rendered:
     past: Tensor | None = None
     future: Tensor | None = None
     forecast: Tensor | None = None
+    boxes: Tensor | None = None
+    predicted_boxes: Tensor | None = None
+    labels: Sequence[str] = ()
+    predicted_labels: Sequence[str] = ()
+    mask: Tensor | None = None
+    predicted_mask: Tensor | None = None
 
 
 def in_words(value: Tensor) -> str:

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from penstock.addons.reports.marks import marked
 from penstock.addons.reports.pictures import contact_sheet, forecasts, shortened, signals
 from penstock.build.data import Split
 from penstock.files.disk import write_atomically
@@ -69,6 +70,7 @@ def draw(
         captions = [_caption(row, between="\n") for row in rendered]
         true = _scaled_all([row.points for row in rendered], batch[name], images)
         predicted = _scaled_all([row.predicted_points for row in rendered], batch[name], images)
+        images = marked(images, batch[name], rendered)
         return contact_sheet(images, path, true, predicted, captions)
     if is_signals(batch.get(name)):
         return signals(unpadded(batch, name)[0], path, [_caption(row) for row in rendered])

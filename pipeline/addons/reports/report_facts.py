@@ -40,6 +40,7 @@ from penstock.addons.reports.facts import (
     read_facts,
     written,
 )
+from penstock.addons.reports.marks import marked
 from penstock.addons.reports.observing import ValidationLosses
 from penstock.addons.reports.pictures import (
     PREDICTED,
@@ -274,6 +275,8 @@ def _samples(
         shown: Any = as_the_model_saw(split, field, batch)
         if outputs is not None:
             shown = large_pictures(split, field, batch)
+        if field == objective.shown_field(batch):
+            shown = marked(shown, batch[field], rendered)
         for row, (image, view) in enumerate(zip(shown, rendered, strict=True)):
             drawn = ((view.points, TRUE), (view.predicted_points, PREDICTED))
             points = [

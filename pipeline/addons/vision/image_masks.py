@@ -1,0 +1,234 @@
+"""Pictures, and a mask of each: a class for every pixel, as a number or as a colour.
+
+    root/images/a.jpg            root/masks/a.png                 divided by `val_fraction`
+    root/images/train/a.jpg      root/masks/train/a.png           divided already, with val
+
+Cost: one walk over both folders, no picture opened; a picture and a mask read a sample.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torchvision import tv_tensors
+
+from penstock.datasets.files import Files
+from penstock.datasets.reading.fingerprint import Part, Sample
+from penstock.datasets.reading.folder import leads_out, open_root
+from penstock.datasets.reading.folder_dataset import FolderDataset
+from penstock.datasets.reading.image import (
+    Reader,
+    check_reader,
+    encoded_image,
+    opened_image,
+    read_image,
+)
+from penstock.datasets.reading.labels import check_classes
+from penstock.datasets.reading.split import Split, check_split, split_rows
+from penstock.errors import ConfigError, DataError, Problem
+from penstock.files.batch_bytes import reserve
+from penstock.files.limits import DEFAULT, Limits
+from penstock.ranges import Fraction, Seed
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp")
+_MASKS = (".png", ".bmp", ".gif", ".tif", ".tiff")  # which lose nothing; a JPEG changes numbers
+Mask = npt.NDArray[np.uint8]
+
+
+class ImageMasks(FolderDataset):
+    """One sample: `image` (uint8 [3, H, W]) and `mask` (Mask uint8[H, W], a class each pixel).
+
+    Args:
+        root: folder of the data; a path or an address.
+        split: "train" or "val".
+        classes: their names, in the order of their numbers from 0; or a mapping of names to
+            colours, [red, green, blue], for masks of colours.
+        images, masks: folders of the pictures and of the masks, relative to `root`; a picture and
+            its mask have the same name up to the ending.
+        ignored: the number in masks of pixels that nobody has said anything of.
+        ignored_color: their colour, for masks of colours; null: every colour is a class's.
+        suffix: what the names of masks have more, before the ending: "_mask" for a_mask.png.
+        reader: "torchvision", "pillow" or "skimage", of the pictures; Pillow reads masks.
+        val_fraction, split_seed: share of the pictures that validate, and the seed of the split;
+            without effect where both folders have "train" and "val".
+        files: access to addresses.
+        limits: what a file and a picture may claim.
+
+    Raises:
+        DataError: a folder or a mask is missing. A mask of another size, or with a number or colour
+            that is no class's, is refused when it is read.
+        ConfigError: classes or another argument are invalid.
+    """
+
+    columns: ClassVar[tuple[str, ...]] = ("path", "mask")
+
+    def __init__(
+        self,
+        root: str,
+        classes: Sequence[str] | Mapping[str, Sequence[int]],
+        split: Split = "train",
+        images: str = "images",
+        masks: str = "masks",
+        ignored: int = 255,
+        ignored_color: Sequence[int] | None = None,
+        suffix: str = "",
+        reader: Reader = "torchvision",
+        val_fraction: Fraction = 0.2,
+        split_seed: Seed = 0,
+        files: Files | None = None,
+        limits: Limits = DEFAULT,
+    ) -> None:
+        check_reader(reader)
+        check_split(split, val_fraction)
+        self.reader, self.limits, self.ignored = reader, limits, ignored
+        self.classes, self._colors = _classes(classes, ignored, ignored_color)
+        check_classes(len(self.classes), "dataset.classes", limits)
+        root_folder = open_root(root, f"folders {images!r} and {masks!r}", files, limits)
+        for key, name in (("images", images), ("masks", masks)):
+            if leads_out(name):
+                raise ConfigError(Problem(f"dataset.{key}", f"{name!r} leads out of dataset.root"))
+            if not root_folder.below(name).exists():
+                hint = f"Put it there, or set dataset.{key}"
+                raise DataError(f"dataset.{key}: {root_folder.path(name)!r} is missing. {hint}.")
+        self.folder, self._masks = root_folder.below(images), root_folder.below(masks)
+        divided = all(self.folder.below(name).exists() for name in ("train", "val"))
+        if divided:
+            self.folder, self._masks = self.folder.below(split), self._masks.below(split)
+        pictures = [n for n in self.folder.files() if n.lower().endswith(EXTENSIONS)]
+        if not pictures:
+            ends = ", ".join(EXTENSIONS)
+            raise DataError(f"{str(self.folder)!r} has no images (files that end in {ends}).")
+        there = {
+            name.rpartition(".")[0]: name
+            for name in self._masks.files()
+            if name.lower().endswith(_MASKS)
+        }
+        stems = [name.rpartition(".")[0] + suffix for name in pictures]
+        lacking = next((name for name in stems if name not in there), None)
+        if lacking is not None:
+            raise DataError(
+                f"{self.folder.path(pictures[stems.index(lacking)])!r} has no mask "
+                f"{self._masks.path(lacking)}.png. Put it there or remove the picture; "
+                "dataset.suffix is what names of masks have more than names of pictures."
+            )
+        names = np.array([os.fsencode(name) for name in pictures])
+        of_masks = np.array([os.fsencode(there[stem]) for stem in stems])
+        if not divided:
+            rows = split_rows(names, split, val_fraction, split_seed)
+            names, of_masks = names[rows], of_masks[rows]
+        self.names, self._mask_names = names, of_masks
+
+    def __getitem__(self, index: int) -> Sample:
+        image = self._read(
+            index, lambda path, shown: read_image(path, self.reader, shown, self.limits)
+        )
+        name = os.fsdecode(self._mask_names[index])
+        mask = self._masks.read(name, self._mask)
+        if mask.shape != image.shape[-2:]:
+            raise DataError(
+                f"mask {self._masks.path(name)!r} has {mask.shape[1]} x {mask.shape[0]} pixels, "
+                f"and its picture {image.shape[-1]} x {image.shape[-2]}."
+            )
+        return {"image": image, "mask": tv_tensors.Mask(torch.from_numpy(mask))}
+
+    @property
+    def metadata(self) -> pd.DataFrame:
+        """A row per sample: the paths of the picture and of its mask."""
+        import pandas as pd
+
+        masks = [self._masks.path(os.fsdecode(name)) for name in self._mask_names.tolist()]
+        return pd.DataFrame({"path": self._paths(), "mask": masks})
+
+    def files_of(self, indices: Sequence[int] | npt.NDArray[np.int64]) -> list[list[str]]:
+        """The addresses of the pictures and masks of samples."""
+        masks = (self._masks.path(os.fsdecode(self._mask_names[index])) for index in indices)
+        return [[self.path(i), mask] for i, mask in zip(indices, masks, strict=True)]
+
+    def fingerprint_parts(self, sized: bool) -> list[Part]:
+        """The reader, the classes, and names and file sizes of this split's pictures and masks."""
+        masks = [os.fsdecode(name) for name in self._mask_names.tolist()]
+        parts: list[Part] = ["image_masks", self.reader, self.ignored, *self.classes]
+        parts += ["numbers" if self._colors is None else repr(sorted(self._colors.items()))]
+        parts += [*self._file_parts(sized), *masks]
+        return [*parts, self._masks.sizes(masks)] if sized else parts
+
+    def _mask(self, path: str, shown: str) -> Mask:
+        """The classes of the pixels of a file: uint8[H, W]."""
+        if self._colors is not None:
+            pixels = read_image(path, "pillow", shown, self.limits).numpy().astype(np.int64)
+            numbers = (pixels[0] << 16) | (pixels[1] << 8) | pixels[2]
+            known = self._colors
+        else:
+            numbers = _numbers_of(path, shown, self.limits)
+            known = {number: number for number in (*range(len(self.classes)), self.ignored)}
+        present, places = np.unique(numbers, return_inverse=True)
+        for number in present.tolist():
+            if number not in known:
+                what = f"the number {number}"
+                if self._colors is not None:
+                    what = f"the colour {[number >> 16, number >> 8 & 255, number & 255]}"
+                raise DataError(
+                    f"mask {shown!r} has {what}, which is none of {len(self.classes)} classes "
+                    "(dataset.classes), nor ignored. Correct it or remove it from the data."
+                )
+        table = np.array([known[number] for number in present.tolist()], np.uint8)
+        return table[places].reshape(numbers.shape)
+
+
+def _classes(
+    classes: Sequence[str] | Mapping[str, Sequence[int]],
+    ignored: int,
+    ignored_color: Sequence[int] | None,
+) -> tuple[list[str], dict[int, int] | None]:
+    """The names, and the class of each colour (red << 16 | green << 8 | blue)."""
+    if isinstance(classes, str) or not 1 <= len(classes) <= 255:
+        reason = f"{classes!r}; a list of 1 to 255 names is needed, or a mapping of them to colours"
+        raise ConfigError(Problem("dataset.classes", reason))
+    names = [str(name) for name in classes]
+    if not 0 <= ignored <= 255 or ignored < len(names):
+        reason = f"{ignored} is a class's number; allowed: {len(names)} to 255"
+        raise ConfigError(Problem("dataset.ignored", reason))
+    if not isinstance(classes, Mapping):
+        return names, None
+    colors: dict[int, int] = {}
+    pairs = [(number, color) for number, color in enumerate(classes.values())]
+    if ignored_color is not None:
+        pairs.append((ignored, ignored_color))
+    for number, color in pairs:
+        parts = list(color) if isinstance(color, Sequence) else []
+        if len(parts) != 3 or not all(type(p) is int and 0 <= p <= 255 for p in parts):
+            reason = f"{color!r} is no colour; write [red, green, blue] of 0 to 255"
+            raise ConfigError(Problem("dataset.classes", reason))
+        key = parts[0] << 16 | parts[1] << 8 | parts[2]
+        if key in colors:
+            raise ConfigError(Problem("dataset.classes", f"the colour {parts} occurs twice"))
+        colors[key] = number
+    return names, colors
+
+
+def _numbers_of(path: str, shown: str, limits: Limits) -> npt.NDArray[np.int64]:
+    """The numbers of a mask of one channel, or the entries of a palette: int64[H, W]."""
+    content = encoded_image(path, "pillow", shown, limits).content
+    try:
+        with opened_image(content, shown, limits) as image:
+            if image.mode not in ("1", "L", "P", "I", "I;16"):
+                raise DataError(
+                    f"mask {shown!r} has the colours of mode {image.mode}, not numbers; for "
+                    "colours write dataset.classes as a mapping of names to colours"
+                )
+            reserve(16 * image.width * image.height, f"mask {shown!r}")
+            return np.array(image).astype(np.int64)
+    except (MemoryError, DataError):
+        raise
+    except Exception as error:  # decoders raise any error for a damaged file
+        detail = str(error).partition("\n")[0][:120]
+        wrong = f"is no image, truncated or damaged ({detail}). Replace it or remove it"
+        raise DataError(f"mask {shown!r} {wrong} from the data.") from error

@@ -1,0 +1,141 @@
+"""What a network that classifies pixels learns, and how it is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from penstock.errors import ConfigError, DataError, Problem
+from penstock.loading.batch import Batch
+from penstock.training.objective_base import (
+    Objective,
+    batch_norm_explained,
+    in_shape,
+    unpadded,
+    valid,
+)
+from penstock.training.rendered import Rendered
+
+if TYPE_CHECKING:
+    from torchmetrics import Metric
+
+
+class Segmentation(Objective):
+    """The model gives logits [B, C, H, W], targets are classes [B, H, W] in whole numbers.
+
+    The loss of a picture is the cross entropy of its pixels, on average; metrics get the likeliest
+    class of each pixel. Pixels of `ignored` count in neither.
+
+    Args:
+        metrics: by name.
+        inputs: fields of a batch that the model takes, in order.
+        target: the field of masks.
+        ignored: the number of pixels that nobody has said anything of.
+        num_classes: how many there are; a fact of the dataset.
+        classes: their names, for metrics that have a value a class.
+    """
+
+    baseline_name = "class frequencies"
+
+    def __init__(
+        self,
+        metrics: Mapping[str, Metric],
+        inputs: Sequence[str],
+        target: str,
+        num_classes: int,
+        ignored: int = 255,
+        classes: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(metrics, inputs)
+        self.target, self.num_classes, self.ignored = target, num_classes, ignored
+        self.names = list(classes) if classes else [str(number) for number in range(num_classes)]
+
+    def __call__(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        target = self._target(batch)
+        if isinstance(model, _Frequencies):
+            logits = model(target)
+        else:
+            with batch_norm_explained(batch):
+                logits = model(*(self._field(batch, name) for name in self.inputs))
+        expected = (len(target), self.num_classes, *target.shape[1:])
+        if not isinstance(logits, Tensor) or tuple(logits.shape) != expected:
+            reason = (
+                f"gives {in_shape(logits)} for masks {list(target.shape)} of {self.num_classes} "
+                f"classes; it has to give logits {list(expected)}, as model=small_unet does"
+            )
+            raise ConfigError(Problem("model", reason))
+        logits = logits.float()
+        # Autocast is off for the sum over pixels, which 16 bits would round.
+        with torch.autocast(logits.device.type, enabled=False):
+            losses = F.cross_entropy(logits, target, ignore_index=self.ignored, reduction="none")
+            counted = (target != self.ignored).flatten(1).sum(1).clamp_min(1)
+            losses = losses.flatten(1).sum(1) / counted
+        return valid(losses, batch), logits.argmax(1)
+
+    def update(self, outputs: Tensor, batch: Batch) -> None:
+        predicted, target = valid(outputs, batch), valid(self._target(batch), batch)
+        if len(predicted):
+            for name in self.metrics:
+                self.add(name, predicted, target)
+
+    def baseline(self, batches: Iterable[Batch]) -> nn.Module:
+        counts = torch.zeros(self.num_classes, dtype=torch.int64)
+        for batch in batches:
+            target = self._target(unpadded(batch))
+            counted = target[target != self.ignored]
+            counts += torch.bincount(counted, minlength=self.num_classes).cpu()
+        return _Frequencies((counts.double() / counts.sum().clamp_min(1)).clamp_min(1e-6).log())
+
+    def rendered(self, batch: Batch, outputs: Tensor | None = None) -> list[Rendered]:
+        """The true and the predicted mask, and the share of pixels that are right."""
+        views = []
+        for row, target in enumerate(self._target(batch)):
+            known = target != self.ignored
+            present = target[known].unique().tolist()
+            truth = ", ".join(self.names[value] for value in present if value) or self.names[0]
+            mask = target.where(known, -1)
+            if outputs is None:
+                views.append(Rendered(truth, mask=mask))
+                continue
+            right = float((outputs[row] == target)[known].double().mean()) if known.any() else 1.0
+            words = f"accuracy {right:.3f}"
+            views.append(Rendered(truth, words, mask=mask, predicted_mask=outputs[row]))
+        return views
+
+    def _target(self, batch: Batch) -> Tensor:
+        """The masks of a batch, int64[B, H, W]."""
+        target = self._field(batch, self.target)
+        if target.ndim == 4 and target.shape[1] == 1:
+            target = target[:, 0]
+        if target.ndim != 3 or target.is_floating_point():
+            reason = f"{self.target!r} is {in_shape(target)}; masks are whole numbers [B, H, W]"
+            raise ConfigError(Problem("objective.target", reason))
+        target = target.long()
+        if target.device.type == "cpu":  # on a GPU the look would wait for it in every step
+            wrong = target[(target != self.ignored) & ((target < 0) | (target >= self.num_classes))]
+            if len(wrong):
+                raise DataError(
+                    f"a mask has the class {int(wrong[0])}; there are {self.num_classes}, from 0, "
+                    f"and objective.ignored={self.ignored}"
+                )
+        return target
+
+    def _labels(self, count: int) -> Sequence[object]:
+        return self.names if len(self.names) == count else range(count)
+
+
+class _Frequencies(nn.Module):
+    """The same logits for every pixel."""
+
+    logits: Tensor
+
+    def __init__(self, logits: Tensor) -> None:
+        super().__init__()
+        self.logits = nn.Parameter(logits.float(), requires_grad=False)
+
+    def forward(self, target: Tensor) -> Tensor:
+        return self.logits[None, :, None, None].expand(len(target), -1, *target.shape[1:])

@@ -1,0 +1,228 @@
+"""Detection and segmentation: objectives, models, boxes and masks that move together."""
+
+import numpy as np
+import pytest
+import torch
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
+from torch import nn
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+
+from penstock import command
+from penstock.addons.vision.boxes import ListSome, SanitizeBoxes
+from penstock.addons.vision.detection import Detection
+from penstock.addons.vision.detectors import SmallDetector, TorchvisionDetector
+from penstock.addons.vision.drawn_shapes import DrawnShapes
+from penstock.addons.vision.mean_average_precision import MeanAveragePrecision
+from penstock.addons.vision.segmentation import Segmentation
+from penstock.distributed.group import Group
+from penstock.errors import ConfigError, DataError
+from penstock.loading.batch import Batch
+from penstock.order.plan import Request
+from penstock.training.own_objective import adapted
+from penstock.training.train_step import TrainOptions, TrainStep
+
+CLASSES = ["background", "circle", "square", "triangle"]
+
+
+def batch(fields):
+    rows = np.arange(len(fields["image"]))
+    return Batch(fields, Request(0, 0, rows, rows, len(rows), total=len(rows)), rows)
+
+
+def test_boxes_are_those_of_the_masks():
+    sample = DrawnShapes(["boxes", "labels", "masks", "mask"])[3]
+    assert len(sample["boxes"]) == len(sample["labels"]) == len(sample["masks"])
+    for box, label, mask in zip(*(sample[n] for n in ("boxes", "labels", "masks")), strict=True):
+        left, top, right, bottom = map(int, box)
+        inside = torch.zeros_like(mask)
+        inside[top:bottom, left:right] = True
+        assert not (mask & ~inside).any()
+        assert mask[top].any()
+        assert mask[:, right - 1].any()
+        assert (sample["mask"][mask] == label).all()
+
+
+def test_what_is_cut_away_is_left_out_with_all_that_is_known_of_it():
+    sample = {
+        "image": tv_tensors.Image(torch.zeros(3, 40, 40, dtype=torch.uint8)),
+        "boxes": tv_tensors.BoundingBoxes(
+            [[2.0, 2, 9, 9], [30, 30, 39, 39]], format="XYXY", canvas_size=(40, 40)
+        ),
+        "labels": torch.tensor([1, 2]),
+        "masks": tv_tensors.Mask(torch.ones(2, 40, 40, dtype=torch.bool)),
+        "keypoints": tv_tensors.KeyPoints(torch.ones(2, 1, 2), canvas_size=(40, 40)),
+        "crowd": torch.tensor([0, 1]),
+    }
+    kept = SanitizeBoxes()(v2.CenterCrop(28)(sample))
+    assert kept["labels"].tolist() == [1, 2]
+    assert kept["boxes"].tolist() == [[0, 0, 3, 3], [24, 24, 28, 28]]
+    kept = SanitizeBoxes(min_size=3.5)(v2.CenterCrop(28)(sample))
+    assert (kept["labels"].tolist(), kept["crowd"].tolist()) == ([2], [1])
+    assert (kept["masks"].shape, kept["keypoints"].shape) == ((1, 28, 28), (1, 1, 2))
+    assert type(kept["masks"]) is tv_tensors.Mask
+    with pytest.raises(DataError, match="'labels' has 1 rows for 2 boxes"):
+        SanitizeBoxes()({**sample, "labels": torch.tensor([1])})
+
+
+def predictions(random, samples):
+    """Boxes near the true ones, some of the wrong class, and some that are nothing."""
+    outputs = []
+    for sample in samples:
+        boxes = sample["boxes"].as_subclass(torch.Tensor)
+        near = boxes + torch.from_numpy(random.normal(0, 2, boxes.shape)).float()
+        far = torch.tensor([[1.0, 1, 9, 9]])
+        labels = torch.cat([sample["labels"], torch.tensor([1])])
+        labels[0] = labels[0] % 3 + 1 if random.random() < 0.3 else labels[0]
+        outputs.append(
+            {
+                "boxes": torch.cat([near, far]),
+                "labels": labels,
+                "scores": torch.from_numpy(random.random(len(labels))).float(),
+            }
+        )
+    return outputs
+
+
+def reference(samples, outputs):
+    """The mAP that pycocotools gives for the same predictions."""
+    images, truth, guesses = [], [], []
+
+    def flat(box):
+        left, top, right, bottom = box.tolist()
+        return [left, top, right - left, bottom - top]
+
+    for number, (sample, output) in enumerate(zip(samples, outputs, strict=True), start=1):
+        images.append({"id": number, "width": 96, "height": 96})
+        for box, label in zip(sample["boxes"], sample["labels"].tolist(), strict=True):
+            own = {"image_id": number, "category_id": label, "bbox": flat(box), "iscrowd": 0}
+            area = own["bbox"][2] * own["bbox"][3]
+            truth.append({**own, "id": len(truth) + 1, "area": area})
+        for row, box in enumerate(output["boxes"]):
+            own = {"image_id": number, "category_id": int(output["labels"][row])}
+            guesses.append({**own, "bbox": flat(box), "score": float(output["scores"][row])})
+    coco = COCO()
+    categories = [{"id": number, "name": name} for number, name in enumerate(CLASSES)][1:]
+    coco.dataset = {"images": images, "annotations": truth, "categories": categories, "info": {}}
+    coco.createIndex()
+    measured = COCOeval(coco, coco.loadRes(guesses), "bbox")
+    measured.evaluate()
+    measured.accumulate()
+    measured.summarize()
+    return measured.stats
+
+
+def test_mean_average_precision_is_the_references():
+    random = np.random.default_rng(0)
+    data = DrawnShapes()
+    samples = [data[row] for row in range(30)]
+    outputs = predictions(random, samples)
+    objective = adapted(Detection({"map": MeanAveragePrecision()}, CLASSES))
+    for rows in (slice(0, 16), slice(16, 30)):
+        objective.update(outputs[rows], batch(ListSome()(samples[rows])))
+    values, stats = objective.compute(), reference(samples, outputs)
+    for name, place in (("map", 0), ("map_50", 1), ("map_75", 2), ("mar_100", 8)):
+        assert values[f"map/{name}"] == pytest.approx(stats[place], abs=1e-6)
+    assert 0.1 < values["map/map"] < 0.9
+    metric = MeanAveragePrecision(shown=["map_1"])
+    metric.update(*objective.own.measured(outputs[:2], batch(ListSome()(samples[:2]))))
+    with pytest.raises(ConfigError, match="'map_1' is no value of it"):
+        metric.compute()
+
+
+def test_mean_iou_is_that_of_all_pixels():
+    from torchmetrics.classification import MulticlassJaccardIndex
+
+    torch.manual_seed(0)
+    target, logits = torch.randint(0, 3, (4, 8, 8)), torch.randn(4, 3, 8, 8)
+    logits.scatter_add_(1, target[:, None], torch.ones(4, 1, 8, 8))
+    target[:, :2] = 255
+    metrics = {"miou": MulticlassJaccardIndex(3, ignore_index=255)}
+    objective = Segmentation(metrics, ["image"], "mask", 3, classes=CLASSES[:3])
+    for rows in (slice(0, 1), slice(1, 4)):
+        data = batch({"image": logits[rows], "mask": target[rows]})
+        losses, outputs = objective(nn.Identity(), data)
+        assert losses.shape == (len(outputs),)
+        objective.update(outputs, data)
+    known, guess = target != 255, logits.argmax(1)
+    pairs = [((guess == c) & known, (target == c)) for c in range(3)]
+    expected = np.mean([float((g & t).sum() / (g | t).sum()) for g, t in pairs])
+    assert objective.compute()["miou"] == pytest.approx(expected, abs=1e-6)
+    loss = nn.functional.cross_entropy(logits[1:], target[1:], ignore_index=255)
+    assert losses.mean() == pytest.approx(float(loss), abs=1e-6)  # as many pixels count in each
+    with pytest.raises(DataError, match="a mask has the class 7"):
+        objective(nn.Identity(), batch({"image": logits, "mask": target.where(target < 3, 7)}))
+
+
+def test_the_small_detector_learns_where_and_what():
+    data = DrawnShapes(size=64, most=2)
+    samples = ListSome()([data[row] for row in range(8)])
+    images = [image.float() / 255 for image in samples["image"]]
+    targets = [
+        {"boxes": boxes, "labels": labels}
+        for boxes, labels in zip(samples["boxes"], samples["labels"], strict=True)
+    ]
+    torch.manual_seed(0)
+    model = SmallDetector(4, width=8)
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    first = None
+    for _ in range(60):
+        loss = sum(model(images, targets).values())
+        first = loss.item() if first is None else first
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert loss.item() < 0.25 * first
+    empty = [{"boxes": torch.zeros(0, 4), "labels": torch.zeros(0, dtype=torch.int64)}] * 8
+    assert torch.isfinite(sum(model(images, empty).values()))
+    with pytest.raises(ConfigError, match="pictures of 2 sizes"):
+        model([torch.zeros(3, 64, 64), torch.zeros(3, 32, 32)])
+
+
+def test_unknown_detectors_are_refused():
+    with pytest.raises(ConfigError, match="'resnet18' is no detector"):
+        TorchvisionDetector(4, "resnet18")
+    with pytest.raises(ConfigError, match="multiple values"):
+        TorchvisionDetector(4, arguments={"num_classes": 3})
+
+
+def detector():
+    torch.manual_seed(0)
+    return TorchvisionDetector(4)
+
+
+def test_a_detector_of_torchvision_is_trained_as_by_a_plain_loop_to_the_bit():
+    data = DrawnShapes(size=64)
+    rows = [ListSome()([data[row] for row in range(start, start + 4)]) for start in (0, 4)]
+    for fields in rows:
+        fields["image"] = fields["image"].float() / 255
+    mine, theirs = detector(), detector()
+    objective = adapted(Detection({}, CLASSES))
+    optimizer = torch.optim.SGD(mine.parameters(), 0.01, momentum=0.9)
+    options = TrainOptions(clip_norm=None)
+    step = TrainStep(mine, objective, optimizer, None, options, Group(), 0)
+    plain = torch.optim.SGD(theirs.parameters(), 0.01, momentum=0.9)
+    for fields in rows:
+        step.learn(batch(fields))
+        step.update()
+        pairs = zip(fields["boxes"], fields["labels"], strict=True)
+        targets = [{"boxes": boxes, "labels": labels} for boxes, labels in pairs]
+        plain.zero_grad()
+        sum(theirs.detector(list(fields["image"]), targets).values()).backward()
+        plain.step()
+    pairs = list(zip(mine.state_dict().items(), theirs.state_dict().values(), strict=True))
+    assert all(torch.equal(own, other) for (_, own), other in pairs)
+    assert not torch.equal(pairs[0][1], detector().state_dict()[pairs[0][0][0]])
+
+
+def test_equal_batches_for_any_workers(monkeypatch, tmp_path, capfd):
+    monkeypatch.chdir(tmp_path)
+    common = ["task=digest", "steps=2", "dataset.count=20", "batch.size=4"]
+    for experiment in ("detection", "segmentation"):
+        digests = set()
+        for how in (["loader.num_workers=0"], ["loader=threads"]):
+            assert command.main([f"experiment={experiment}", *common, *how]) == 0
+            digests.add(capfd.readouterr().out)
+        assert len(digests) == 1
+        assert "0" in digests.pop()
