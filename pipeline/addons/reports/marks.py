@@ -57,7 +57,7 @@ def _marked(image: Tensor, seen: tuple[int, int], row: Rendered) -> Tensor:
     size = [max(1, round(side * factor)) for side in shown.shape[-2:]]
     shown = F.resize(shown, size, antialias=True)
     for boxes, labels, color in (
-        (row.boxes, row.labels, TRUE),
+        (row.boxes, row.labels if row.predicted_boxes is None else (), TRUE),
         (row.predicted_boxes, row.predicted_labels, PREDICTED),
     ):
         if boxes is not None:
@@ -76,7 +76,15 @@ def _with_boxes(image: Tensor, boxes: Tensor, labels: Sequence[str], color: str)
     if not kept.any():
         return image
     names = [labels[number] for number in kept.nonzero().flatten().tolist()] if labels else None
-    return draw_bounding_boxes(image, boxes[kept], names, colors=color, width=2)
+    return draw_bounding_boxes(
+        image,
+        boxes[kept],
+        names,
+        colors=color,
+        width=2,
+        label_colors="black" if names else None,
+        fill_labels=names is not None,
+    )
 
 
 def _with_mask(image: Tensor, mask: Tensor) -> Tensor:

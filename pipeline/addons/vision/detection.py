@@ -121,7 +121,7 @@ class Detection:
                 f"{self._name(label)} {score:.2f}"
                 for label, score in zip(labels.tolist(), scores.tolist(), strict=True)
             ]
-            words = ", ".join(guesses) or "nothing"
+            words = f"{len(guesses)} found, {len(names)} true"
             views.append(
                 Rendered(
                     "",
