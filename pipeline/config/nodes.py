@@ -237,6 +237,8 @@ def of_the_build(node: Mapping[str, object], name: str) -> Any:
 
 def _takes(node: Mapping[str, object], name: str) -> bool:
     """Whether what a node calls has an argument of that name."""
+    if name in SUPPLIED and isinstance(node.get(name), Mapping):
+        return False  # the build supplies a text: a mapping is about which rows are in it
     target = called(node)
     return target is not None and name in signatures.arguments(target).names
 

@@ -81,6 +81,8 @@ def test_every_task_has_a_line():
         "show": ["run=a"],
         "without": ["sample=1", "run=a"],
         "validate": ["checkpoint=x"],
+        "test": ["run=a"],
+        "predict": ["run=a", "out=a.csv"],
     }
     for task in installed.tasks():
         assert said(f"task={task}", *more.get(task, [])).startswith(f"{task}: ")

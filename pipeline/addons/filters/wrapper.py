@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.build.wrapper import SplitWrapper
-from penstock.config.nodes import KEPT, is_of_a_split, of_the_build, without_own
+from penstock.config.nodes import is_of_a_split, of_the_build, without_own
 from penstock.order.plan import Costs
 
 
@@ -54,5 +54,5 @@ class Filters(SplitWrapper):
 
 def _chosen(node: Mapping[str, object]) -> dict[str, object]:
     """The keys `filter`, `unique` and `without` of a node, where they are not its arguments."""
-    values = {name: of_the_build(node, name) for name in KEPT}
+    values = {name: of_the_build(node, name) for name in ("filter", "unique", "without")}
     return {name: value for name, value in values.items() if value is not None}

@@ -1,0 +1,108 @@
+"""Every row has one split; shares are exact, groups whole, and the order of rows is nothing."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.addons.splits.division import Division
+from penstock.errors import ConfigError
+from tests import program
+
+
+def divide(division, table, names=None):
+    """The split of each row of columns by name."""
+    rows = len(next(iter(table.values())))
+    return division.of(rows, lambda name, _: np.asarray(table[name]), names)
+
+
+shares = st.floats(0.05, 0.45)
+
+
+@given(rows=st.integers(3, 150), val=shares, test=shares, seed=st.integers(0, 3), data=st.data())
+def test_shares_are_exact_and_the_order_of_rows_changes_nothing(rows, val, test, seed, data):
+    table = {"name": np.array([f"n{row}" for row in range(rows)]), "kind": np.arange(rows) % 3}
+    order = np.array(data.draw(st.permutations(range(rows))))
+    moved = {name: values[order] for name, values in table.items()}
+    for more in ({}, {"stratify": "kind"}):
+        division = Division(val, test, seed, by="name", **more)
+        made = divide(division, table)
+        counts = np.bincount(made, minlength=3)
+        assert abs(counts[1] - val * rows) <= 1
+        assert abs(counts[2] - test * rows) <= 1
+        if not more:
+            assert np.array_equal(divide(division, moved), made[order])
+        larger = divide(Division(min(val + 0.1, 0.5), test, seed, by="name", **more), table)
+        assert set(np.flatnonzero(made == 1)) <= set(np.flatnonzero(larger == 1))
+        assert np.array_equal(made == 2, larger == 2)
+        if more and rows >= 60:
+            of_kind = [np.bincount(made[table["kind"] == kind], minlength=3) for kind in range(3)]
+            assert np.ptp(of_kind, axis=0).max() <= 3
+
+
+@given(
+    groups=st.lists(st.integers(0, 9), min_size=12, max_size=150),
+    val=shares,
+    test=shares,
+    folds=st.integers(2, 4),
+)
+def test_a_group_and_a_moment_are_on_one_side(groups, val, test, folds):
+    table = {"who": np.array(groups)}
+    for column in ("group", "time"):
+        made = divide(Division(val, test, **{column: "who"}), table)
+        assert all(len(set(made[table["who"] == who])) == 1 for who in set(groups))
+        if column == "time":
+            latest = [table["who"][made == of].max() for of in range(3) if (made == of).any()]
+            assert latest == sorted(latest)
+        if len(set(groups)) >= 3:
+            assert {1, 2} <= set(made) if column == "group" else 2 in made
+    folded = [
+        divide(Division(0, test, group="who", folds=folds, fold=fold), table)
+        for fold in range(folds)
+    ]
+    assert len({(made == 2).tobytes() for made in folded}) == 1
+    validated = sum((made == 1).astype(int) for made in folded)
+    assert np.array_equal(validated, (folded[0] != 2).astype(int))  # each that does not test, once
+
+
+def test_columns_and_files_say_it(tmp_path):
+    table = {"part": ["train", "Validation", "test", "val"], "when": ["2020-02-01", "x", "", None]}
+    assert divide(Division(column="part"), table).tolist() == [0, 1, 2, 1]
+    (tmp_path / "val.txt").write_text("b.png\n2\n\n")
+    names = np.array([b"a.png", b"b.png", b"c.png"])
+    files = {"val": str(tmp_path / "val.txt")}
+    assert Division(files=files).of(3, None, names).tolist() == [0, 1, 1]
+    (tmp_path / "val.txt").write_text("b.png\nd.png\n")
+    with pytest.raises(ConfigError, match=r"line 2: there is no row 'd\.png' among 3"):
+        Division(files=files).of(3, None, names)
+    with pytest.raises(ConfigError, match="neither numbers nor dates"):
+        divide(Division(0.1, time="when"), table)
+    table["part"][1] = "holdout"
+    with pytest.raises(ConfigError, match="'part' of row 1 is 'holdout'"):
+        divide(Division(column="part"), table)
+
+
+def test_any_dataset_is_divided_and_mistakes_are_said_before_it_is_opened(capsys, monkeypatch):
+    words = ["task=digest", "dataset=sequences", "dataset.count=40", "loader.num_workers=0"]
+    seen = {}
+    for name, more in (
+        ("plain", ["split=val", "+dataset.split={val: 0.25, test: 0.25, stratify: label}"]),
+        ("fold", ["split=val", "+dataset.folds=4", "+dataset.fold=3"]),
+        ("filter", ["split=train", "+dataset.split={val: 0.5}", "+dataset.filter='label < 2'"]),
+    ):
+        made = program.run(capsys, *words, "batch.size=8", "batch.tail=keep", *more)
+        assert made.code == 0, made.err
+        seen[name] = sum(int(line.split()[2]) for line in made.hashes)
+    assert seen == {"plain": 10, "fold": 10, "filter": 15}
+    for more, message in (
+        (["+dataset.split={va: 0.1}"], "dataset.split.va: unknown"),
+        (["+dataset.split={val: 0.1, group: nobody}"], "no column 'nobody'"),
+        (["+dataset.split={val: 0.1, group: a, time: b}"], "divided by group already"),
+        (["+dataset.split={val: 0.6, test: 0.5}"], "leave no rows to train on"),
+        (["+dataset.folds=4"], "dataset.fold:"),
+        (["+dataset.folds=4", "+dataset.fold=4"], "dataset.fold:"),
+        (["+dataset.split={test: 0.5}"], "says no share that validates"),
+    ):
+        refused = program.run(capsys, *words, *more)
+        assert refused.code == 2
+        assert message in refused.err
