@@ -30,10 +30,13 @@ def run(config: Config) -> float | None:
     ready = trained(config)
     assert config.run is not None
     folder = Path(config.run)
-    known = read_manifest(folder, "run").get("test")
+    manifest = read_manifest(folder, "run")
+    known, best = manifest.get("test"), manifest.get("best")
     name, _ = monitored(ready.parts.config, ready.objective)
     wanted, data = ready.parts.config.distributed, ready.parts.data
-    if isinstance(known, dict) and isinstance(known.get("metrics"), dict):
+    # A run that went on may have other weights.
+    is_known = isinstance(known, dict) and known.get("best") == best
+    if is_known and isinstance(known.get("metrics"), dict):
         say(f"measured once, at {known.get('at')}; a test split is not for choosing among models")
         return _shown({"test": known["metrics"]}, name, known.get("checkpoint"))
     if RunRecord.read(folder, "run").state == "running":
@@ -54,7 +57,7 @@ def run(config: Config) -> float | None:
         if not group.is_first:
             return measured.get(name)
         at = datetime.now(UTC).isoformat(timespec="seconds")
-        kept = {"metrics": measured, "at": at, "checkpoint": str(ready.path)}
+        kept = {"metrics": measured, "at": at, "checkpoint": str(ready.path), "best": best}
         manifest = {**read_manifest(folder, "run"), "test": kept}
         text = json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"
         write_atomically(folder / NAME, text.encode(errors="backslashreplace"))
