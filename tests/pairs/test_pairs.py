@@ -1,5 +1,7 @@
 """Two views of a sample, and pictures with captions."""
 
+import base64
+import io
 import json
 import math
 import subprocess
@@ -8,6 +10,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 from torch.nn.functional import normalize
 
@@ -43,7 +46,9 @@ def test_nt_xent_is_that_of_its_definition():
     for own in range(8):
         likeness = [math.exp(float(rows[own] @ rows[other]) / 0.5) for other in range(8)]
         losses.append(-math.log(likeness[(own + 4) % 8] / (sum(likeness) - likeness[own])))
-    assert float(nt_xent(views, 0.5)) == pytest.approx(sum(losses) / 8, abs=1e-6)
+    each = nt_xent(views[:, 1:3], views, torch.tensor([1, 2]), 0.5)
+    expected = [(losses[own] + losses[own + 4]) / 2 for own in (1, 2)]
+    assert each.tolist() == pytest.approx(expected, abs=1e-6)
 
 
 def test_the_loss_of_captions_is_that_of_both_directions():
@@ -57,7 +62,7 @@ def test_the_loss_of_captions_is_that_of_both_directions():
     pictures, texts = torch.arange(24.0).reshape(2, 4, 3).cos()
     data = batch(image=pictures, tokens=texts, tokens_lengths=torch.ones(4))
     likeness = 5.0 * normalize(pictures) @ normalize(texts).T
-    expected = -(likeness.log_softmax(0).diag() + likeness.log_softmax(1).diag()).mean() / 2
+    expected = -(likeness.log_softmax(0).diag() + likeness.log_softmax(1).diag()) / 2
     torch.testing.assert_close(ImageText().loss(Places(), data), expected)
 
 
@@ -153,8 +158,30 @@ def test_a_resumed_run_is_the_whole_one(experiment, tmp_path, monkeypatch, capsy
     assert len(ledgers[0].splitlines()) == 6
 
 
+@pytest.mark.parametrize("experiment", ["two_views", "image_text"])
+def test_reports_show_pairs(experiment, tmp_path, capsys, reports):
+    words = [f"experiment={experiment}", *SMALL, *QUIET[:2], "loader.num_workers=0"]
+    words += ["trainer.max_steps=1", f"run_dir={tmp_path}/run"]
+    assert command.main(words) == 0, capsys.readouterr().err
+    page = (tmp_path / "run/report.html").read_text()
+    facts = json.loads((tmp_path / "run/report/facts.json").read_text())
+    assert not facts["notes"]
+    shown = facts["predictions"][0]
+    if experiment == "image_text":
+        assert base64.b64encode((tmp_path / "run/pairs.png").read_bytes()).decode() in page
+        assert shown["truth"].startswith("a ")
+    else:
+        assert '<h2 id="pairs"' not in page
+        assert "other view" in shown["predicted"] or "takes row" in shown["predicted"]
+        picture = Image.open(io.BytesIO(base64.b64decode(shown["picture"])))
+        assert picture.size == (128, 64)  # both views, side by side
+
+
 def test_two_ranks_have_the_losses_of_one(tmp_path, capsys):
-    words = ["experiment=two_views", *SMALL, *QUIET, "trainer.max_steps=2", "loader.num_workers=0"]
+    words = ["experiment=two_views", *SMALL, *QUIET, "trainer.max_steps=3", "loader.num_workers=0"]
+    words += [
+        "optimizer=sgd"
+    ]  # Adam would make much of gradients that are rounded to almost nothing
     assert command.main([*words, f"run_dir={tmp_path}/one"]) == 0, capsys.readouterr().err
     words += ["distributed=ddp", "distributed.nproc=2", f"run_dir={tmp_path}/two"]
     done = warm.run(
@@ -169,5 +196,5 @@ def test_two_ranks_have_the_losses_of_one(tmp_path, capsys):
         [float.fromhex(json.loads(line)["loss"]) for line in path.read_text().splitlines()]
         for path in (tmp_path / "one/ledger.jsonl", tmp_path / "two/ledger.jsonl")
     )
-    assert len(one) == 2
+    assert len(one) == 3  # of 8, 8 and 3 samples
     assert one == pytest.approx(two, abs=1e-6)

@@ -2,7 +2,8 @@
 
 Each is an objective of docs/objectives.md's kind: `loss`, `outputs`, `measured`, `comparisons`,
 `rendered`. The losses compare the samples of the global batch, so they are the same for any number
-of ranks, up to rounding; `penstock.gathered` brings the rows together.
+of ranks, up to rounding; `penstock.gathered` brings the rows together. Each rank has the losses of
+its own samples.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, log_softmax, normalize
 
@@ -20,6 +22,8 @@ from penstock.distributed.gathered import gathered
 from penstock.errors import ConfigError, Problem
 from penstock.loading.batch import Batch
 from penstock.training.rendered import Rendered
+
+_MOST = 1 << 32  # samples of a rank
 
 
 class TwoViews:
@@ -50,8 +54,9 @@ class TwoViews:
         self.temperature, self.label = temperature, label
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        views = [gathered(rows).float() for rows in self._rows(model, batch)]
-        return nt_xent(torch.stack(views), self.temperature)
+        own = self._rows(model, batch)
+        everything = torch.stack([gathered(rows).float() for rows in own])
+        return nt_xent(torch.stack(own), everything, places_of(own[0]), self.temperature)
 
     def outputs(self, model: nn.Module, batch: Batch) -> list[Tensor]:
         """The places of each view, of length 1: float32[B, D] each."""
@@ -128,10 +133,12 @@ class ImageText:
         self.metrics, self.inputs = metrics or {}, list(inputs)
 
     def loss(self, model: Any, batch: Batch) -> Tensor:
-        pictures, texts = (gathered(rows).float() for rows in self.outputs(model, batch))
-        likeness = model.factor() * pictures @ texts.T
-        goal = torch.arange(len(likeness), device=likeness.device)
-        return (cross_entropy(likeness, goal) + cross_entropy(likeness.T, goal)) / 2
+        pictures, texts = self.outputs(model, batch)
+        goal, factor = places_of(pictures), model.factor()
+        captions = factor * pictures @ gathered(texts).float().T
+        found = factor * texts @ gathered(pictures).float().T
+        losses = (cross_entropy(likeness, goal, reduction="none") for likeness in (captions, found))
+        return sum(losses, start=torch.zeros_like(factor)) / 2
 
     def outputs(self, model: Any, batch: Batch) -> tuple[Tensor, Tensor]:
         """The places of pictures and captions, of length 1: float32[B, D] each."""
@@ -170,20 +177,33 @@ class ImageText:
         return outputs[0] @ outputs[1].T, captions_of(batch)
 
 
-def nt_xent(views: Tensor, temperature: float) -> Tensor:
-    """The mean cross entropy of finding a sample's other views among all views, float32[].
+def nt_xent(own: Tensor, everything: Tensor, places: Tensor, temperature: float) -> Tensor:
+    """The mean cross entropy of finding a sample's other views among all views, float32[n].
 
     Args:
-        views: float32[V, N, D] of length 1; V views of N samples.
+        own: float32[V, n, D] of length 1; V views of this rank's samples.
+        everything: float32[V, N, D], of the samples of all ranks.
+        places: int64[n], where the own samples are among all.
     """
-    count, samples = views.shape[:2]
-    rows = views.flatten(0, 1)
-    likeness = rows @ rows.T / temperature
-    own = torch.eye(len(rows), dtype=torch.bool, device=rows.device)
-    logs = log_softmax(likeness.masked_fill(own, -torch.inf), dim=1)
-    number = torch.arange(samples, device=rows.device).repeat(count)
-    others = (number[:, None] == number) & ~own
-    return -logs[others].mean()
+    count, total = everything.shape[:2]
+    likeness = own.flatten(0, 1) @ everything.flatten(0, 1).T / temperature
+    columns = torch.arange(count * total, device=own.device)
+    same = places.repeat(count)[:, None] == columns % total
+    views = torch.arange(count, device=own.device).repeat_interleave(len(places))
+    itself = same & (views[:, None] == columns // total)
+    logs = log_softmax(likeness.masked_fill(itself, -torch.inf), dim=1)
+    losses = -logs.masked_fill(~(same & ~itself), 0.0).sum(1) / (count - 1)
+    return losses.reshape(count, -1).mean(0)
+
+
+def places_of(rows: Tensor) -> Tensor:
+    """Where this rank's rows are among those of all ranks, as `gathered` has them: int64[n]."""
+    rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+    numbers = torch.arange(len(rows), device=rows.device, dtype=torch.float64) + rank * _MOST
+    everything = gathered(numbers)
+    if not len(everything):
+        return numbers.long()
+    return (numbers[:, None] == everything).byte().argmax(1)
 
 
 def views_of(batch: Batch, field: str) -> list[Tensor]:
