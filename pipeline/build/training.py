@@ -56,11 +56,15 @@ class TrainingParts:
             node = {**node, "metrics": metrics(node)}
         return adapted(self.data.make_with_facts("objective", node, nested=True))
 
-    def optimizer(self, model: torch.nn.Module) -> Optimizer:
-        """The optimizer of the model's weights; or several, each of a part that it is named for."""
+    def optimizer(self, model: torch.nn.Module, total_steps: int = 0) -> Optimizer:
+        """The optimizer of the model's weights; or several, each of a part that it is named for.
+
+        Args:
+            total_steps: how often its schedule will be stepped, as for `scheduler`.
+        """
         node = self.config.optimizer
         if "_target_" in node:
-            return _optimizer(node, "optimizer", model)
+            return _optimizer(node, "optimizer", model, total_steps)
         parts = dict(model.named_children())
         if unknown := node.keys() - parts.keys():
             name, known = min(unknown), ", ".join(parts) or "no parts"
@@ -89,7 +93,10 @@ class TrainingParts:
         )
 
 
-def _optimizer(node: Mapping[str, Any], key: str, model: nn.Module) -> Optimizer:
+def _optimizer(
+    node: Mapping[str, Any], key: str, model: nn.Module, total_steps: int = 0
+) -> Optimizer:
     params = [weight for weight in model.parameters() if weight.requires_grad]
-    made: Optimizer = make(node, key, {"params": params})
+    supply = {"params": params, "model": model, "total_steps": total_steps}
+    made: Optimizer = make(node, key, supply)
     return made

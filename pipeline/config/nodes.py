@@ -107,7 +107,7 @@ def parts(config: Config) -> list[Part]:
         Part("model", sections.get("model"), FACTS),
         Part("objective", sections.get("objective"), FACTS, nested=True, measured=measured),
         *(
-            Part(key, node, ("params",))
+            Part(key, node, ("params", "model", "total_steps"))
             for key, node in by_name(sections.get("optimizer") or None, "optimizer").items()
         ),
         Part("scheduler", scheduler, _SCHEDULER),
@@ -279,6 +279,8 @@ def direction(config: Config, name: str) -> str | None:
 def own_steps(config: Config) -> list[str]:
     """The notice for a model class with a training loop of its own, which is not used."""
     if config.task in (*_DATA_ONLY, "check", "pack", "verify"):
+        return []
+    if getattr(called(config.objective), "calls_the_models_steps", False):
         return []
     model, own = called(config.model), []
     for name in _OWN_STEPS:

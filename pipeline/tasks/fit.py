@@ -161,7 +161,7 @@ class Fit:
 
     def _scheduled(self, steps: int) -> tuple[Optimizer, LRScheduler | None]:
         """A new optimizer, and its schedule for that many steps (or epochs)."""
-        optimizer = self.parts.optimizer(self.model)
+        optimizer = self.parts.optimizer(self.model, steps)
         return optimizer, self.parts.scheduler(optimizer, steps)
 
     def _open(self, moves: int) -> Opened:

@@ -53,9 +53,12 @@ class OwnObjective(Objective):
         self.own = own
         if self._has("baseline"):
             self.baseline_name = getattr(own, "baseline_name", "baseline")
-        self.takes_steps = self._has("step")
         self.validates_loss = bool(getattr(own, "validates_loss", self._has("loss")))
         self._of_batch = True  # whether the last loss was a number for a whole batch
+
+    def takes_steps(self, model: nn.Module) -> bool:
+        """Whether it takes the steps itself, by `step`."""
+        return self._has("step")
 
     def trained(self, model: nn.Module) -> nn.Module:
         return _Loss(self.own, model)

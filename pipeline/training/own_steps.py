@@ -92,15 +92,37 @@ class Optimizers(Optimizer):
             first += sum(len(group["params"]) for group in optimizer.param_groups)
 
 
-def takes_steps(objective: object) -> bool:
-    """Whether an objective has a `step` of its own."""
-    return isinstance(objective, OwnObjective) and objective.takes_steps
-
-
-def make_train_step(*parts: Any, **more: Any) -> TrainStep:
+def make_train_step(model: nn.Module, objective: Objective, *parts: Any, **more: Any) -> TrainStep:
     """The `TrainStep` for an objective; arguments as its own."""
-    objective = parts[1] if len(parts) > 1 else more["objective"]
-    return (OwnSteps if takes_steps(objective) else TrainStep)(*parts, **more)
+    own = isinstance(objective, OwnObjective) and objective.takes_steps(model)
+    return (OwnSteps if own else TrainStep)(model, objective, *parts, **more)
+
+
+class Update:
+    """What an objective steps with: `update(loss, "generator")` does all; or `backward` and `step`.
+
+    Args:
+        train_step: whose weights change.
+        count: samples of this rank's share.
+        total: float32[], of all ranks' shares.
+    """
+
+    def __init__(self, train_step: OwnSteps, count: int, total: Tensor) -> None:
+        self._train_step, self._count, self._total = train_step, count, total
+
+    def __call__(self, loss: Tensor, optimizer: str | None = None) -> None:
+        weights = self._train_step.weights(optimizer)
+        self.backward(loss, inputs=weights)
+        self.step(optimizer)
+        self._train_step.optimizer_of(optimizer).zero_grad()
+
+    def backward(self, loss: Tensor, **options: Any) -> None:
+        """Add the gradients of a loss, a mean over this rank's share; options as torch's."""
+        self._train_step.backward(loss, self._count, options)
+
+    def step(self, optimizer: str | None = None) -> None:
+        """Step with an optimizer, by the gradients of the mean over all ranks' samples."""
+        self._train_step.step(optimizer, self._count, self._total)
 
 
 class OwnSteps(TrainStep):
@@ -132,32 +154,35 @@ class OwnSteps(TrainStep):
         self._stepped = False
         total = self.group.sum(torch.tensor(float(batch.request.valid), device=self.device))
 
-        def update(loss: Tensor, optimizer: str | None = None) -> None:
-            self._update(loss, optimizer, batch.request.valid, total)
-
+        update = Update(self, batch.request.valid, total)
         with autocast(self.device, self.options.precision), together(self.group, batch.request):
             return self.objective.step(self.model, batch, update).detach()
 
-    def _update(self, loss: Tensor, name: str | None, count: int, total: Tensor) -> None:
-        """Backward and a step with one optimizer."""
-        optimizer = self._optimizer(name)
-        weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    def backward(self, loss: Tensor, count: int, options: Mapping[str, Any]) -> None:
+        """The backward pass of a loss of `count` samples."""
         loss = loss.float().mean() if loss.ndim else loss.float()
         with torch.autocast(self.device.type, enabled=False):
             share = loss if self.group.alone else loss * count
-            self.scaler.scale(share).backward(inputs=weights)
+            self.scaler.scale(share).backward(**options)
+
+    def step(self, name: str | None, count: int, total: Tensor) -> None:
+        """A step with one optimizer; none if no sample of the batch could be read."""
+        optimizer, weights = self.optimizer_of(name), self.weights(name)
         if not self.group.alone:
             self._add_up(weights, total)
         if not (count or total.item()):  # only then is the device waited for
-            optimizer.zero_grad()  # no sample of the batch could be read
             return
         if self.scaler.is_enabled():
             self.scaler.unscale_(optimizer)
         if self.options.clip_norm is not None:
             nn.utils.clip_grad_norm_(weights, self.options.clip_norm)
         self.scaler.step(optimizer)
-        optimizer.zero_grad()
         self._stepped = True
+
+    def weights(self, name: str | None) -> list[Tensor]:
+        """The weights of one optimizer."""
+        groups = self.optimizer_of(name).param_groups
+        return [weight for group in groups for weight in group["params"]]
 
     def _add_up(self, weights: list[Tensor], total: Tensor) -> None:
         """Give weights the gradients of the mean over all ranks' samples."""
@@ -170,7 +195,8 @@ class OwnSteps(TrainStep):
         for weight, part in zip(weights, flat.split(sizes), strict=True):
             weight.grad = part.view_as(weight).to(weight.dtype)
 
-    def _optimizer(self, name: str | None) -> Optimizer:
+    def optimizer_of(self, name: str | None) -> Optimizer:
+        """The optimizer of that name; the only one for None."""
         if not isinstance(self.optimizer, Optimizers):
             if name is None:
                 return self.optimizer
