@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
@@ -90,7 +90,7 @@ class ConfiguredSchedule(LRScheduler):
         for schedule, state in zip(self.schedules, state_dict["schedules"], strict=True):
             schedule.load_state_dict(state)
 
-    def get_last_lr(self) -> list[float]:
+    def get_last_lr(self) -> list[float | Tensor]:
         return [float(group["lr"]) for group in self.optimizer.param_groups]
 
 
