@@ -10,9 +10,11 @@ import torch
 
 from penstock.addons.tabular.drawn_table import DrawnTable
 from penstock.addons.tabular.models import TableLinear, TableMlp
+from penstock.addons.tabular.objective import TableRegression
 from penstock.addons.tabular.table import Table
 from penstock.errors import ConfigError, DataError
 from penstock.files.limits import Limits
+from penstock.loading.batch import Batch
 
 ROWS = 60
 
@@ -93,6 +95,30 @@ def test_rows_are_kept_for_a_test():
     assert sorted(row for split in splits for row in split.rows) == list(range(ROWS))
     assert len({split.encoding.numbers[0].mean for split in splits}) == 1
     assert splits[1].rows.tolist() == Table(data, "sold", "val").rows.tolist()
+
+
+def test_new_rows_are_encoded_by_what_training_rows_said(tmp_path):
+    data = frame()
+    train = Table(data, "sold", exclude=["price"])
+    new = data.drop(columns=["sold", "price"]).iloc[train.rows[:5]]
+    new.assign(city=["rome", "paris", None, "oslo", "oslo"]).to_csv(tmp_path / "n.csv", index=False)
+    rows = train.unlabelled(str(tmp_path / "n.csv"))
+    assert len(rows) == 5
+    assert [int(rows[row]["categories"]) for row in range(5)] == [4, 1, 0, 3, 3]
+    for row in range(5):
+        assert torch.equal(rows[row]["numbers"], train[row]["numbers"])
+    new.drop(columns="area").to_csv(tmp_path / "n.csv", index=False)
+    with pytest.raises(ConfigError, match=r"dataset\.root: .*has no column 'area'"):
+        train.unlabelled(str(tmp_path / "n.csv"))
+
+
+def test_numbers_are_predicted_on_the_scale_of_the_table():
+    objective = TableRegression(torch.nn.MSELoss(), {}, [], "target", [100.0], [10.0])
+    batch = Batch({})
+    assert objective.rows(torch.tensor([[0.0], [1.5]]), batch) == [
+        {"predicted": 100.0},
+        {"predicted": 115.0},
+    ]
 
 
 def test_files_of_every_kind_give_the_same_samples(tmp_path):

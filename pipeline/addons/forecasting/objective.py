@@ -89,6 +89,10 @@ class Forecasting(Regression):
         for name, metric in self.metrics.items() if len(predicted) else ():
             self.add(name, predicted, target, *([errors] if isinstance(metric, Mase) else []))
 
+    def rows(self, outputs: Tensor, batch: Batch) -> Sequence[Mapping[str, Any]]:
+        """`predicted`: a forecast a step, as the file would have them."""
+        return super().rows(self.predictions(outputs, batch), batch)
+
     def rendered(self, batch: Batch, outputs: Tensor | None = None) -> list[Rendered]:
         """The past of the first value, how it went on, and with `outputs` the forecast."""
         scaled = self._field(batch, self.inputs[0])[..., :1]

@@ -47,14 +47,15 @@ class TableRegression(Regression):
 
     def predictions(self, outputs: Tensor, batch: Batch) -> Tensor:
         """The outputs on the scale of the targets, in their shape."""
-        outputs = outputs.reshape(len(outputs), -1)
-        made = outputs * self._scale.to(outputs) + self._mean.to(outputs)
-        return made.reshape(self.targets(batch).shape)
+        return self._unscaled(outputs).reshape(self.targets(batch).shape)
 
     def rows(self, outputs: Tensor, batch: Batch) -> Sequence[Mapping[str, Any]]:
-        """`predicted`: the number or the numbers, on the scale of the table."""
+        """`predicted`: the number or the numbers, as the table would have them."""
+        return super().rows(self._unscaled(outputs), batch)
+
+    def _unscaled(self, outputs: Tensor) -> Tensor:
         outputs = outputs.reshape(len(outputs), -1)
-        return super().rows(outputs * self._scale.to(outputs) + self._mean.to(outputs), batch)
+        return outputs * self._scale.to(outputs) + self._mean.to(outputs)
 
     def _statistics(self, batch: Batch) -> Tensor:
         target = super()._statistics(batch)

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset
 
-from penstock.addons.tabular.encoding import Kind, kind_of, learned, summary
+from penstock.addons.tabular.encoding import Encoding, Kind, kind_of, learned, summary
 from penstock.addons.tabular.frames import (
     MISSING,
     Frame,
@@ -131,6 +131,7 @@ class Table(FileDataset, Dataset[Sample]):
                 self._source = f"{root.rstrip('/')}/{name}"
             return read_frame(self._source, roles.chosen, texts, format, self._files, limits)
 
+        self._reading = format, texts, limits
         frame = read(file)
         goals = goal.learned(frame)
         share = 0.0 if val_file is not None else val_fraction
@@ -171,6 +172,13 @@ class Table(FileDataset, Dataset[Sample]):
             "target": int(target) if self.classes else torch.tensor(target, dtype=torch.float32),
         }
 
+    def unlabelled(self, root: str) -> Unlabelled:
+        """Rows of another table, which may lack the target, encoded by what training rows said."""
+        if not isinstance(root, str):
+            reason = "a table is one file: name its path"
+            raise ConfigError(Problem("dataset.root", reason))
+        return Unlabelled(root, self.encoding, *self._reading, self._files)
+
     @property
     def metadata(self) -> pd.DataFrame:
         """A row per sample: row (of the file, from 0), label and class of a class, and the columns
@@ -210,6 +218,53 @@ class Table(FileDataset, Dataset[Sample]):
         if not isinstance(self._source, str):
             return []
         return [data_file(self._source.rpartition("/")[2], self._source, self._files)]
+
+
+class Unlabelled(FileDataset, Dataset[Sample]):
+    """One sample: `numbers` and `categories` as in `Table`, for a prediction.
+
+    Raises:
+        DataError: as of `Table`.
+        ConfigError: a column is missing that the model was trained on.
+    """
+
+    draws = False  # reading a sample takes no random numbers
+    columns = ("row",)
+
+    def __init__(
+        self,
+        root: str,
+        encoding: Encoding,
+        format: TextFormat,
+        texts: Sequence[str],
+        limits: Limits,
+        files: Files,
+    ) -> None:
+        wanted = [*(column.name for column in encoding.numbers), *encoding.categories]
+
+        def chosen(names: Sequence[str], name: str) -> list[str]:
+            check_columns(names, wanted, "dataset.root", name)
+            return wanted
+
+        frame = read_frame(root, chosen, texts, format, files, limits)
+        self._numbers, self._categories = encoding.encoded(frame, np.arange(len(frame)))
+        self._root, self._files = root, files
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, index: int) -> Sample:
+        return {
+            "numbers": torch.from_numpy(self._numbers[index].copy()),
+            "categories": torch.from_numpy(self._categories[index].copy()),
+        }
+
+    def fingerprint_parts(self, sized: bool) -> list[Part]:
+        """The arrays."""
+        return ["unlabelled", *([self._numbers, self._categories] if sized else [self._root])]
+
+    def data_files(self) -> list[DataFile]:
+        return [data_file(self._root.rpartition("/")[2], self._root, self._files)]
 
 
 @dataclass(frozen=True)
