@@ -28,6 +28,7 @@ from penstock.errors import ConfigError, PenstockError, Problem
 from penstock.files import plain_json
 from penstock.files.disk import append
 from penstock.loading.bad_samples import path_of
+from penstock.loading.batch import Batch
 from penstock.order.randomness import IntArray
 from penstock.runs.resumption import key_of
 from penstock.terminal import put, say, watched
@@ -68,15 +69,16 @@ def run(config: Config) -> None:
 
 
 def _out(config: Config) -> Path:
-    if config.out is None:
+    named = config.plain()["out"]
+    if named is None:
         raise ConfigError(Problem("out", f"is missing: a file that ends in {', '.join(ENDINGS)}"))
-    out = Path(config.out)
+    out = Path(named)
     if out.suffix not in ENDINGS:
-        reason = f"{config.out!r} ends in none of {', '.join(ENDINGS)}"
+        reason = f"{named!r} ends in none of {', '.join(ENDINGS)}"
         raise ConfigError(Problem("out", reason))
     if out.exists() or not out.absolute().parent.is_dir():
         wrong = "exists already" if out.exists() else "is in a folder that is missing"
-        raise ConfigError(Problem("out", f"{config.out!r} {wrong}; name another file"))
+        raise ConfigError(Problem("out", f"{named!r} {wrong}; name another file"))
     return out
 
 
@@ -107,7 +109,7 @@ def predicted(ready: Trained, data: NewData, group: Group | None = None) -> Iter
         return
     device, precision = torch.device(parts.world.device), parts.config.trainer.precision
     with torch.no_grad(), data.loader() as loader, group.all_or_none():
-        batches = loader.epoch(0)
+        batches: Iterator[Batch] = loader.epoch(0)
         if group.is_first:
             batches = watched(batches, data.plan.steps(0), "predicting")
         for batch in batches:

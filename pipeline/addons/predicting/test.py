@@ -32,11 +32,11 @@ def run(config: Config) -> float | None:
     folder = Path(config.run)
     manifest = read_manifest(folder, "run")
     known, best = manifest.get("test"), manifest.get("best")
+    known = known if isinstance(known, dict) else {}
     name, _ = monitored(ready.parts.config, ready.objective)
     wanted, data = ready.parts.config.distributed, ready.parts.data
     # A run that went on may have other weights.
-    is_known = isinstance(known, dict) and known.get("best") == best
-    if is_known and isinstance(known.get("metrics"), dict):
+    if known.get("best") == best and isinstance(known.get("metrics"), dict):
         say(f"measured once, at {known.get('at')}; a test split is not for choosing among models")
         return _shown({"test": known["metrics"]}, name, known.get("checkpoint"))
     if RunRecord.read(folder, "run").state == "running":

@@ -20,7 +20,9 @@ class Splits(SplitWrapper):
         train = self.split.data.train
         key, node = train.node
         names = arguments(called(node)).names
-        none = {name: 0.0 for name in ("val_fraction", "test_fraction") if name in names}
+        none: dict[str, Any] = {
+            name: 0.0 for name in ("val_fraction", "test_fraction") if name in names
+        }
         return train.built(key, {**node, **none}, self.split.decodes)
 
     def wrapped(self, dataset: Any) -> Any:
@@ -38,7 +40,7 @@ class Splits(SplitWrapper):
         kept = np.arange(len(every))
         if isinstance(dataset, KeptRows):
             kept = np.flatnonzero(dataset.selection.mask(0, len(every)))
-        table = table_of(every, self.split.data.fields)
+        table: Any = table_of(every, self.split.data.fields)
 
         def column(name: str, key: str) -> Any:
             known = [] if table is None else list(map(str, table.columns))
@@ -47,7 +49,7 @@ class Splits(SplitWrapper):
                 raise ConfigError(Problem(key, f"the dataset has no column {name!r}; {has}"))
             return np.asarray(table[name])[kept]
 
-        names = getattr(every, "names", None)
+        names: Any = getattr(every, "names", None)
         is_named = isinstance(names, np.ndarray) and len(names) == len(every)
         of = Division(**self._said).of(len(kept), column, names[kept] if is_named else None)
         chosen = of == SPLITS.index(self.split.name)
