@@ -23,6 +23,7 @@ from penstock.config.nodes import (
     datasets_found,
     direction,
     metrics,
+    of_the_build,
     validates,
     walk,
 )
@@ -186,7 +187,8 @@ def streams(config: Config, parts: Parts) -> Messages:
 
 def same_data_twice(config: Config, parts: Parts) -> Messages:
     dataset = parts.get("dataset")
-    if not validates(config.dataset):
+    divided = any(of_the_build(config.dataset, name) for name in ("split", "folds"))
+    if divided or not validates(config.dataset):
         return
     if dataset is None or config.task not in ("fit", "validate"):
         return
@@ -197,7 +199,7 @@ def same_data_twice(config: Config, parts: Parts) -> Messages:
     yield (
         f"dataset: {dataset.__name__} takes no argument `split` (or `train`), so training and "
         "validation would read the same samples; add it, or write one node under dataset.train and "
-        "one under dataset.val"
+        "one under dataset.val; or divide its rows: +dataset.split={val: 0.2}"
     )
 
 

@@ -5,7 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock import compose
 from penstock.addons.splits.division import Division
+from penstock.build.data import DataParts
 from penstock.errors import ConfigError
 from tests import program
 
@@ -106,3 +108,15 @@ def test_any_dataset_is_divided_and_mistakes_are_said_before_it_is_opened(capsys
         refused = program.run(capsys, *words, *more)
         assert refused.code == 2
         assert message in refused.err
+
+
+def test_a_class_of_ones_own_that_divides_nothing(monkeypatch):
+    monkeypatch.setenv("PENSTOCK_TRUST", "tests")
+    words = ["dataset={_target_: tests.own_parts.Unsplit}", "transform=none", "model=linear"]
+    with pytest.raises(ConfigError, match=r"or divide its rows: \+dataset\.split"):
+        compose(*words, "objective=regression")
+    config = compose(*words, "objective=regression", "+dataset.split={val: 0.2, test: 0.2}")
+    data = DataParts(config)
+    rows = [data.split(name).dataset for name in ("train", "val", "test")]
+    places = sorted(part.row(place) for part in rows for place in range(len(part)))
+    assert places == list(range(len(rows[0].dataset)))
