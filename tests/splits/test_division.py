@@ -120,3 +120,35 @@ def test_a_class_of_ones_own_that_divides_nothing(monkeypatch):
     rows = [data.split(name).dataset for name in ("train", "val", "test")]
     places = sorted(part.row(place) for part in rows for place in range(len(part)))
     assert places == list(range(len(rows[0].dataset)))
+
+
+def test_a_table_is_encoded_by_the_rows_that_train_in_the_fold(tmp_path):
+    pytest.importorskip("penstock.addons.tabular")
+    lines = [f"{row},{'rare' if row == 7 else 'often'},{row % 2}" for row in range(20)]
+    (tmp_path / "t.csv").write_text("\n".join(["x,kind,y", *lines]))
+    words = ["dataset=table", f"dataset.root={tmp_path / 't.csv'}", "dataset.target=y"]
+    for fold in range(4):
+        data = DataParts(compose(*words, "+dataset.folds=4", f"+dataset.fold={fold}"))
+        train, val = data.train.dataset, data.val.dataset
+        assert sorted([*rows_of(train), *rows_of(val)]) == list(range(20))
+        numbers = np.array([float(train[place]["numbers"][0]) for place in range(len(train))])
+        assert abs(numbers.mean()) < 1e-6
+        assert abs(numbers.std() - 1) < 1e-6
+        for part in (train, val):  # the same statistics in both
+            for place, row in enumerate(rows_of(part)):
+                mean, scale = np.mean(rows_of(train)), np.std(rows_of(train))
+                assert abs(float(part[place]["numbers"][0]) - (row - mean) / scale) < 1e-5
+        known = len(train.dataset.encoding.categories["kind"])
+        assert known == (1 if 7 in rows_of(val) else 2)
+
+
+def rows_of(part):
+    return [int(part.row(place)) for place in range(len(part))]
+
+
+def test_windows_are_not_dealt_out(capsys):
+    pytest.importorskip("penstock.addons.forecasting")
+    words = ["task=digest", "dataset=drawn_series", "+dataset.split={val: 0.5}"]
+    refused = program.run(capsys, *words)
+    assert refused.code == 2
+    assert "windows are divided by time" in refused.err

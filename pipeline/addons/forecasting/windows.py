@@ -88,6 +88,8 @@ class Windows(FileDataset, Dataset[Sample]):
         ConfigError: there is no such column, or no window fits.
     """
 
+    # Windows overlap: rows dealt out would train on what validates.
+    undivided = "windows are divided by time: set val_fraction, test_fraction and gap instead"
     draws = False  # reading a sample takes no random numbers
     columns = ("series", "time", "row")
 

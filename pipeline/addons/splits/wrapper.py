@@ -51,6 +51,8 @@ class Splits(SplitWrapper):
 
         names: Any = getattr(every, "names", None)
         is_named = isinstance(names, np.ndarray) and len(names) == len(every)
+        if reason := getattr(every, "undivided", ""):
+            raise ConfigError(Problem("dataset.split", reason))
         of = Division(**self._said).of(len(kept), column, names[kept] if is_named else None)
         chosen = of == SPLITS.index(self.split.name)
         mask = np.zeros(len(every), np.bool_)
@@ -58,6 +60,8 @@ class Splits(SplitWrapper):
         if not chosen.any():
             reason = f"leaves no row to the {self.split.name} split, of {len(kept)}"
             raise ConfigError(Problem("dataset.split", reason))
+        if hasattr(every, "learn_from"):  # else it would know rows that validate
+            every.learn_from(kept[of == SPLITS.index("train")])
         return kept_rows(every, Selection([mask]), {})
 
     @property

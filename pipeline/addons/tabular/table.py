@@ -144,7 +144,8 @@ class Table(FileDataset, Dataset[Sample]):
         if not len(places):
             raise ConfigError(Problem("dataset.val_fraction", "leaves no row to train on"))
         kinds, training = roles.kinds(frame), goals.rows[places]
-        self.encoding = learned(frame, training, kinds, categories, rare, date_format, limits)
+        self._learning = kinds, categories, rare, date_format, limits
+        self.encoding = learned(frame, training, *self._learning)
         self.classes: list[str] = goals.classes
         self.target_mean, self.target_scale = _scale(goals.values[places])
         if split == "val" and val_file is not None:
@@ -171,6 +172,12 @@ class Table(FileDataset, Dataset[Sample]):
             "categories": torch.from_numpy(self._categories[index].copy()),
             "target": int(target) if self.classes else torch.tensor(target, dtype=torch.float32),
         }
+
+    def learn_from(self, rows: IntArray) -> None:
+        """Encode by what these samples say, int64[n]: `dataset.split` has them train."""
+        self.encoding = learned(self._frame, self.rows[rows], *self._learning)
+        self.target_mean, self.target_scale = _scale(self._targets[rows])
+        self._numbers, self._categories = self.encoding.encoded(self._frame, self.rows)
 
     def unlabelled(self, root: str) -> Unlabelled:
         """Rows of another table, which may lack the target, encoded by what training rows said."""
