@@ -46,7 +46,7 @@ def marked(
     return [_marked(image, seen.shape[-2:], row) for image, row in pairs]
 
 
-def _marked(image: Tensor, seen: tuple[int, int], row: Rendered) -> Tensor:
+def _marked(image: Tensor, seen: Sequence[int], row: Rendered) -> Tensor:
     from torchvision.transforms.v2 import functional as F
 
     shown = plain(image).detach().cpu()

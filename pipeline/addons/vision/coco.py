@@ -134,7 +134,7 @@ class Coco(FolderDataset):
         canvas = (height, width)
         sample: Sample = {
             "image": image,
-            "boxes": tv_tensors.BoundingBoxes(  # type: ignore[call-overload]
+            "boxes": tv_tensors.BoundingBoxes(
                 torch.from_numpy(own.boxes[objects]), format="XYXY", canvas_size=canvas
             ),
             "labels": torch.from_numpy(self._labels[objects]),

@@ -208,7 +208,7 @@ def _runs(outline: Mapping[str, Any], width: int, height: int, where: str) -> np
     size, counts = outline.get("size"), outline.get("counts")
     if size != [height, width]:
         raise DataError(f"{where}: RLE of size {_short(size)} for a picture [{height}, {width}]")
-    runs = _unpacked(counts) if isinstance(counts, str) else counts
+    runs: Any = _unpacked(counts) if isinstance(counts, str) else counts
     total = width * height
     valid = isinstance(runs, list) and len(runs) <= total + 1
     if not valid or not all(type(run) is int and 0 <= run <= total for run in runs):

@@ -51,7 +51,7 @@ class Detection:
         targets = []
         for target in self.targets(batch):
             crowd = target.pop("iscrowd", None)
-            own = {
+            own: dict[str, Tensor] = {
                 "boxes": target["boxes"],
                 "labels": target["labels"],
                 **{name: target[name] for name in ("masks", "keypoints") if name in target},

@@ -152,7 +152,7 @@ class DrawnShapes(FileDataset, Dataset[Sample]):
         sample: Sample = {"image": tv_tensors.Image(torch.from_numpy(pixels))}
         if "boxes" in self.fields:
             corners = torch.tensor([_box(mask) for mask in masks], dtype=torch.float32)
-            sample["boxes"] = tv_tensors.BoundingBoxes(  # type: ignore[call-overload]
+            sample["boxes"] = tv_tensors.BoundingBoxes(
                 corners, format="XYXY", canvas_size=(size, size)
             )
         if "labels" in self.fields:
