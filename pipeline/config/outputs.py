@@ -40,7 +40,7 @@ from penstock.files.plain_json import JsonError
 VARIABLE = "PENSTOCK_ALLOW_WRITE"
 NAMED = "PENSTOCK_NAMED"  # the working folder and what the command line names, for all processes
 
-FILES = {"diff.page": ("diff",), "out": ("predict",)}  # by the tasks that write them
+FILES = {"diff.page": ("diff",), "out": ("predict", "export")}  # by the tasks that write them
 FOLDERS = {
     "run_dir": ("fit", "lr_find", "profile", "replay"),
     "resume": ("fit",),

@@ -45,6 +45,7 @@ TEXT = {
 }
 # Arguments of parts that could name a file, and are read.
 READ = {"ann_file", "cache_mb", "cache_size", "file", "is_valid_file", "path", "val_file"}
+READ |= {"compute_with_cache"}  # of torchmetrics: a result that is kept in memory
 WRITTEN = {"cache_dir", "root", "folder", "uri"}  # `root` of data that is drawn or downloaded
 PLACES = {"dir", "folder", "path", "root", "file", "out", "uri", "cache", "log", "dest", "save"}
 
@@ -107,6 +108,7 @@ CACHE = "below cache_dir, in a folder of this user's alone"
 RUN = "in a run's folder, which was claimed or looked through"
 SWEEP = "in a sweep's folder, or a job's, which check_sweep has looked at"
 NEW = "a new folder, which is moved to its place if nothing is there"
+NAMED = "a file that is not there yet, which the command line names as out"
 TEMPORARY = "a temporary folder of its own"
 WRITERS = {
     "datasets/reading/generated_folder.py": NEW,
@@ -114,6 +116,13 @@ WRITERS = {
     "pipeline/addons/stores/forecast.py": CACHE,
     "pipeline/addons/stores/request_gate.py": CACHE,
     "datasets/synthetic_faces.py": NEW,
+    "pipeline/addons/forecasting/drawn_series.py": NEW,
+    "pipeline/addons/image_tables/drawn_scenes.py": NEW,
+    "pipeline/addons/tabular/drawn_table.py": NEW,
+    "pipeline/addons/predicting/export.py": NAMED,
+    "pipeline/addons/predicting/predict.py": NAMED,
+    "pipeline/addons/predicting/tables.py": NAMED,
+    "pipeline/addons/predicting/test.py": RUN,
     "datasets/synthetic_sequences.py": NEW,
     "pipeline/addons/tables/text/standard_library.py": NEW,
     "pipeline/addons/tokens/vocabulary.py": CACHE,

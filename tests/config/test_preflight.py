@@ -303,8 +303,8 @@ def test_a_dataset_for_each_split(own):
     node = "{_target_: tests.own_parts.Numbers, size: 4}"
     two = f"train: {node}\nval: {node}\n"
     penstock.compose("dataset=two", config_dir=own("dataset/two", two))
-    three = own("dataset/three", two + f"test: {node}\n")
-    assert "unknown key 'test'" in only("dataset.test", "dataset=three", config_dir=three)
+    three = own("dataset/three", two + f"spare: {node}\n")
+    assert "unknown key 'spare'" in only("dataset.spare", "dataset=three", config_dir=three)
 
 
 def test_the_order_of_defaults(own):

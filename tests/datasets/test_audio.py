@@ -260,7 +260,7 @@ def test_empty_splits_and_wrong_speakers(spoken):
         SpokenDigits(str(spoken), val_speakers=["chleo"])
     with pytest.raises(ConfigError, match=r"write it as \[ann\]"):
         SpokenDigits(str(spoken), val_speakers="ann")
-    with pytest.raises(ConfigError, match="'test' is neither"):
+    with pytest.raises(ConfigError, match="has no test split of its own"):
         SpokenDigits(str(spoken), "test")
 
 

@@ -206,7 +206,7 @@ def test_an_image_that_vanishes_is_named(folder):
 
 def test_wrong_arguments(folder):
     with pytest.raises(ConfigError, match=r"dataset\.split"):
-        FaceLandmarks(str(folder), "test")
+        FaceLandmarks(str(folder), "validation")
     with pytest.raises(ConfigError, match=r"dataset\.reader"):
         FaceLandmarks(str(folder), reader="opencv")
 

@@ -1,13 +1,16 @@
-"""`task=test` and `task=predict`, of runs on pictures and on arrays."""
+"""`task=test`, `task=predict` and `task=export`, of runs on pictures and on arrays."""
 
 import csv
 import json
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from safetensors.torch import load_file
 
 from penstock import Run
+from penstock.addons.predicting import export
 from penstock.addons.predicting.predict import Journal, data_of, predicted
 from tests import program
 
@@ -132,3 +135,57 @@ def test_numbers_are_predicted_from_inputs_alone(place, capsys, monkeypatch):
     refused = program.run(capsys, "task=test", "run=linear").err
     assert "has no rows for the test split" in refused
     assert "test_fraction" in refused
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("format", ["weights", "torch", "onnx"])
+def test_a_model_is_exported_and_computes_the_same(trained, place, capsys, format):
+    if format == "onnx":
+        pytest.importorskip("onnxruntime")
+        pytest.importorskip("onnxscript")
+    ending = {"weights": "safetensors", "torch": "pt2", "onnx": "onnx"}[format]
+    out = f"model.{ending}"
+    words = ["task=export", "run=run", f"format={format}"]
+    made = program.run(capsys, *words, f"out={out}")
+    assert made.code == 0, made.err
+    about = json.loads((place / f"{out}.json").read_text())
+    assert about["classes"] == ["cat", "dog"]
+    (field,) = about["inputs"]
+    assert about["outputs"] == [{"dtype": "float32", "shape": ["batch", 2]}]
+    means = about["transform"]["samples"]["normalize"]["statistics"]
+    assert len(means["mean"]) == 3  # numbers, where the configuration says "dataset"
+    model = Run(trained).model()
+    pictures = torch.rand(7, *field["shape"][1:])
+    with torch.no_grad():
+        expected = model(pictures)
+    if format == "weights":
+        weights = load_file(place / out)
+        assert weights.keys() == model.state_dict().keys()
+        assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+    elif format == "torch":
+        torch.testing.assert_close(torch.export.load(place / out).module()(pictures), expected)
+    else:
+        import onnxruntime
+
+        session = onnxruntime.InferenceSession(place / out, providers=["CPUExecutionProvider"])
+        (logits,) = session.run(None, {field["name"]: pictures.numpy()})
+        assert np.abs(logits - expected.numpy()).max() < 1e-4 * expected.abs().max()
+    again = program.run(capsys, *words, f"out={out}")
+    assert again.code == 2
+    assert "exists already" in again.err
+
+
+def test_a_model_that_is_not_exported_leaves_no_file(trained, place, capsys, monkeypatch):
+    wrong = program.run(capsys, "task=export", "run=run", "format=torch", "out=model.onnx")
+    assert wrong.code == 2
+    assert "format=torch writes a file .pt2" in wrong.err
+
+    def other(ready, model, inputs, path):
+        path.write_bytes(b"")
+        return lambda *fields: model(*fields) * 1.001
+
+    monkeypatch.setitem(export._WRITERS, "torch", other)
+    differs = program.run(capsys, "task=export", "run=run", "format=torch", "out=differs.pt2")
+    assert differs.code == 1
+    assert "gives other outputs than the model, by 0.001" in differs.err
+    assert not [*place.glob("differs*")]

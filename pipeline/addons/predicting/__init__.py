@@ -8,6 +8,10 @@ ADDON = AddOn(
         "predict": Task(
             "penstock.addons.predicting.predict:run", "predicting with {measured}", ranks=True
         ),
+        "export": Task("penstock.addons.predicting.export:run", "exporting {measured}"),
     },
-    options={"out": "penstock.addons.predicting.options:OUT"},
+    options={
+        "out": "penstock.addons.predicting.options:OUT",
+        "format": "penstock.addons.predicting.options:FORMAT",
+    },
 )

@@ -79,6 +79,8 @@ class Division:
         of_order = np.zeros(len(order), np.int64)
         tests = _count(rows, self.test)
         cut = _cut(middles, rows - tests, bool(tests))
+        if self.val or self.folds:  # which needs a unit, and so does the training
+            cut = max(cut, min(2, len(order) - bool(tests)))
         of_order[cut:] = SPLITS.index("test")
         of_order[self._validating(middles[:cut], int(sizes[:cut].sum()), rows)] = 1
         of_units = np.empty_like(of_order)

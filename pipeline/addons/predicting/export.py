@@ -1,0 +1,226 @@
+"""`task=export run=RUN format=weights|torch|onnx out=FILE`: a trained model for elsewhere.
+
+    weights    the module's state_dict, .safetensors
+    torch      the computation and the weights, .pt2 (torch.export)
+    onnx       the same for other runtimes, .onnx
+
+The first dimension of inputs and outputs, the batch, may have any size. FILE.json beside it says
+what goes in and comes out, and which transforms come before. The file is read again and compared
+with the model on a batch of validation before it gets its name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from penstock.addons.predicting.options import Format
+from penstock.addons.predicting.trained import Trained, trained
+from penstock.config.schema import Config
+from penstock.errors import ConfigError, DataError, PenstockError, Problem
+from penstock.files.disk import write_atomically
+from penstock.loading.dataset_facts import classes_of
+from penstock.terminal import put
+from penstock.transforms.image import IMAGENET
+
+ENDINGS: dict[Format, str] = {"weights": ".safetensors", "torch": ".pt2", "onnx": ".onnx"}
+_CLOSE = 1e-4  # of the largest output
+_TRACED = 4  # rows of the inputs that a model is traced with; 1 would stay 1
+_PACKAGES = ("onnx", "onnxruntime", "onnxscript")
+
+
+def run(config: Config) -> None:
+    """Write `config.out`.
+
+    Raises:
+        ConfigError: the file cannot be written, or the objective does not name the model's inputs.
+        PenstockError: the model cannot be exported, or the file computes something else.
+    """
+    asked = config.plain()
+    format: Format = asked["format"]
+    out = _out(asked["out"], format)
+    ready = trained(config)
+    model = ready.model.cpu()
+    inputs = _inputs(ready)
+    with torch.no_grad():
+        outputs = model(*inputs)
+    part = out.with_name(f"{out.stem}.part{out.suffix}")
+    try:
+        again = _WRITERS[format](ready, model, inputs, part)
+        with torch.no_grad():
+            difference = _difference(outputs, again(*inputs))
+        if not difference <= _CLOSE:
+            raise PenstockError(
+                f"the exported model gives other outputs than the model, by {difference:.2g} of "
+                f"the largest; nothing was written. Try another format than {format}"
+            )
+        described = json.dumps(_described(ready, format, inputs, outputs), indent=2) + "\n"
+        beside = out.with_name(f"{out.name}.json")
+        write_atomically(beside, described.encode())
+        part.replace(out)
+    finally:
+        part.unlink(missing_ok=True)
+    put(f"{'exported':<10} {out}, {out.stat().st_size:,} bytes")
+    put(f"{'compared':<10} {len(inputs[0])} samples: outputs differ by {difference:.2g} at most")
+    put(f"{'described':<10} {beside}")
+
+
+def _out(named: Any, format: Format) -> Path:
+    ending = ENDINGS[format]
+    if named is None or Path(named).suffix != ending:
+        shown = "is missing" if named is None else f"{named!r} ends otherwise"
+        raise ConfigError(Problem("out", f"{shown}: format={format} writes a file {ending}"))
+    out = Path(named)
+    if out.exists() or not out.absolute().parent.is_dir():
+        wrong = "exists already" if out.exists() else "is in a folder that is missing"
+        raise ConfigError(Problem("out", f"{named!r} {wrong}; name another file"))
+    return out
+
+
+def _inputs(ready: Trained) -> tuple[Tensor, ...]:
+    """What the model takes of the first batch of validation (or training), on the CPU."""
+    data, names = ready.parts.data, ready.objective.inputs
+    if not names:
+        reason = "does not name what the model takes; set objective.inputs to those fields"
+        raise ConfigError(Problem("objective.inputs", reason))
+    split = data.val if data.validates else data.train
+    with split.loader() as loader:
+        batch = next(iter(loader.epoch(0)), None)
+    if batch is None:
+        raise DataError(f"the split {split.name} has no batch to try the model with")
+    if unfit := [name for name in names if not isinstance(batch.get(name), Tensor)]:
+        reason = f"{unfit[0]!r} is no tensor of a batch; a model that takes it is not exported"
+        raise ConfigError(Problem("objective.inputs", reason))
+    fields = [batch[name].as_subclass(Tensor).cpu() for name in names]
+    if len(fields[0]) < 2:
+        fields = [field.repeat(2, *[1] * (field.ndim - 1)) for field in fields]
+    return tuple(fields)
+
+
+def _weights(
+    ready: Trained, model: nn.Module, inputs: Sequence[Tensor], path: Path
+) -> Callable[..., Any]:
+    from safetensors.torch import load_file, save_file
+
+    # Each by itself: tensors that share memory, as tied weights do, are written twice.
+    save_file({name: value.clone() for name, value in model.state_dict().items()}, path)
+    other = ready.parts.model().eval()
+    other.load_state_dict(load_file(path))
+    return other
+
+
+def _torch(
+    ready: Trained, model: nn.Module, inputs: Sequence[Tensor], path: Path
+) -> Callable[..., Any]:
+    with path.open("wb") as file:
+        torch.export.save(_traced(model, inputs), file)
+    with path.open("rb") as file:
+        return torch.export.load(file).module()
+
+
+def _onnx(
+    ready: Trained, model: nn.Module, inputs: Sequence[Tensor], path: Path
+) -> Callable[..., Any]:
+    try:
+        import onnxruntime
+        import onnxscript  # noqa: F401  (torch.onnx needs it)
+    except ImportError as error:
+        reason = f"onnx needs {', '.join(_PACKAGES)}: pip install 'penstock-loader[onnx]'"
+        raise ConfigError(Problem("format", reason)) from error
+    program = _traced(model, inputs)
+    names = list(ready.objective.inputs)
+    try:
+        made = torch.onnx.export(program, input_names=names, dynamo=True, verbose=False)
+        assert made is not None
+        made.save(path)
+        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        raise _unfit("onnx", model, error) from error
+    taken = [each.name for each in session.get_inputs()]
+
+    def again(*fields: Tensor) -> list[Tensor]:
+        feed = {name: field.numpy() for name, field in zip(taken, fields, strict=True)}
+        return [torch.as_tensor(value) for value in session.run(None, feed)]
+
+    return again
+
+
+def _traced(model: nn.Module, inputs: Sequence[Tensor]) -> torch.export.ExportedProgram:
+    """The computation of a model, for batches of any size."""
+    few = tuple(field[:_TRACED] for field in inputs)
+    any_size = ({0: torch.export.Dim("batch")},) * len(few)
+    try:
+        with torch.no_grad():
+            return torch.export.export(model, few, dynamic_shapes=any_size)
+    except Exception as error:
+        raise _unfit("torch", model, error) from error
+
+
+def _unfit(format: Format, model: nn.Module, error: Exception) -> PenstockError:
+    reason = str(error).strip().partition("\n")[0][:300]
+    return PenstockError(
+        f"{type(model).__name__} cannot be exported as {format}: {type(error).__name__}: {reason}. "
+        "format=weights always can"
+    )
+
+
+_WRITERS = {"weights": _weights, "torch": _torch, "onnx": _onnx}
+
+
+def _difference(outputs: Any, others: Any) -> float:
+    """The largest difference of two outputs of the same structure, over the largest output."""
+    own, other = (
+        [leaf for leaf in pytree.tree_leaves(each) if isinstance(leaf, Tensor)]
+        for each in (outputs, others)
+    )
+    if [leaf.shape for leaf in own] != [leaf.shape for leaf in other]:
+        return float("inf")
+    pairs = [(a.double(), b.double()) for a, b in zip(own, other, strict=True) if a.numel()]
+    scale = max((float(a.abs().max()) for a, _ in pairs), default=0.0)
+    most = max((float((a - b).abs().max()) for a, b in pairs), default=0.0)
+    return most / max(scale, 1e-12)
+
+
+def _described(ready: Trained, format: Format, inputs: Sequence[Tensor], outputs: Any) -> Any:
+    parts = ready.parts
+    steps = parts.config.transform
+    leaves = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, Tensor)]
+    return {
+        "format": format,
+        "model": parts.config.model,
+        "checkpoint": str(ready.path),
+        "torch": torch.__version__,
+        "inputs": [
+            {"name": name, **_shape(field)}
+            for name, field in zip(ready.objective.inputs, inputs, strict=True)
+        ],
+        "outputs": [_shape(leaf) for leaf in leaves],
+        "classes": classes_of(parts.data.train.dataset),
+        "transform": {
+            "samples": _steps(ready, steps.val),
+            "batches": _steps(ready, steps.val_batch),
+        },
+    }
+
+
+def _shape(field: Tensor) -> dict[str, Any]:
+    return {"dtype": str(field.dtype).removeprefix("torch."), "shape": ["batch", *field.shape[1:]]}
+
+
+def _steps(ready: Trained, steps: Any) -> Any:
+    """Transforms of validation by name, with the statistics of the training rows in numbers."""
+    if not isinstance(steps, dict):
+        return steps
+    steps = {name: ready.parts.data.with_statistics(node) for name, node in steps.items()}
+    return {
+        name: {**node, "statistics": IMAGENET}
+        if (node or {}).get("statistics") == "imagenet"
+        else node
+        for name, node in steps.items()
+    }
