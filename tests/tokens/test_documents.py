@@ -226,7 +226,7 @@ PAGES = ("README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").g
 NOT_CHECKED = re.compile(
     r"\.\.\.|"  # not a whole command
     r" --(trust|config-dir) |"  # needs the page's files: the tests above run it
-    r"task=(predict|export) |diff\.page=|"  # of a run that is not there, into a file that a person types
+    r"task=(predict|export) |diff\.page=|"  # files that a person types
     r"run_dir=/shared/|"  # a folder of a cluster, which a person types
     r"quarantine=outputs/|"  # of a run that is not there
     r"hydra/launcher=ray|"  # of a plugin that pins another cloudpickle
