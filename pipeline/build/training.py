@@ -71,7 +71,10 @@ class TrainingParts:
             reason = f"is no part of {type(model).__name__}, which has {known}"
             raise ConfigError(Problem(f"optimizer.{name}", reason))
         return Optimizers(
-            {name: _optimizer(of, f"optimizer.{name}", parts[name]) for name, of in node.items()}
+            {
+                name: _optimizer(of, f"optimizer.{name}", parts[name], total_steps)
+                for name, of in node.items()
+            }
         )
 
     def scheduler(self, optimizer: Optimizer, total_steps: int) -> LRScheduler | None:
@@ -93,9 +96,7 @@ class TrainingParts:
         )
 
 
-def _optimizer(
-    node: Mapping[str, Any], key: str, model: nn.Module, total_steps: int = 0
-) -> Optimizer:
+def _optimizer(node: Mapping[str, Any], key: str, model: nn.Module, total_steps: int) -> Optimizer:
     params = [weight for weight in model.parameters() if weight.requires_grad]
     supply = {"params": params, "model": model, "total_steps": total_steps}
     made: Optimizer = make(node, key, supply)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from typing import Any
 
@@ -65,6 +65,12 @@ class Views(Compose):
                 result[f"{name}_{number}"] = view[name]
         begin_sample(key)
         return result
+
+
+def further_views(names: Iterable[str], field: str) -> list[str]:
+    """The fields that are further views of `field`, in their order: `image_2`, `image_3` ..."""
+    numbers = (name.removeprefix(f"{field}_") for name in names if name.startswith(f"{field}_"))
+    return [f"{field}_{n}" for n in sorted(int(text) for text in numbers if text.isdecimal())]
 
 
 def _require_pictures(name: str, step: object, sample: object, error: Exception) -> None:

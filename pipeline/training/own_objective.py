@@ -7,7 +7,7 @@ training, validation and reports meet an `Objective` in any case. docs/objective
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,9 @@ from penstock.errors import ConfigError, Problem
 from penstock.loading.batch import Batch
 from penstock.training.objective_base import Objective, batch_norm_explained, in_shape, unpadded
 from penstock.training.rendered import Rendered
+
+if TYPE_CHECKING:
+    from penstock.training.train_step import TrainStep
 
 
 def adapted(made: Any) -> Objective:
@@ -40,7 +43,12 @@ class OwnObjective(Objective):
 
     It never sees padding. A share that is nothing but padding, which other ranks wait for, goes
     through the model, and counts for nothing.
+
+    Attributes:
+        train_step: what it learns in, once that is made.
     """
+
+    train_step: TrainStep | None = None
 
     def __init__(self, own: Any) -> None:
         metrics = getattr(own, "metrics", None) or {}

@@ -94,8 +94,11 @@ class Optimizers(Optimizer):
 
 def make_train_step(model: nn.Module, objective: Objective, *parts: Any, **more: Any) -> TrainStep:
     """The `TrainStep` for an objective; arguments as its own."""
-    own = isinstance(objective, OwnObjective) and objective.takes_steps(model)
-    return (OwnSteps if own else TrainStep)(model, objective, *parts, **more)
+    if not isinstance(objective, OwnObjective):
+        return TrainStep(model, objective, *parts, **more)
+    kind = OwnSteps if objective.takes_steps(model) else TrainStep
+    objective.train_step = kind(model, objective, *parts, **more)
+    return objective.train_step
 
 
 class Update:

@@ -25,7 +25,7 @@ class Classifier(pl.LightningModule):
         rows, labels = batch
         loss = F.cross_entropy(self(rows), labels)
         self.log("train_loss", loss, prog_bar=True)
-        self.log_dict({"epoch_so_far": float(self.current_epoch)})
+        self.log_dict({"epoch": float(self.current_epoch), "step": float(self.global_step)})
         return {"loss": loss}
 
     def validation_step(self, batch, batch_idx):
@@ -68,7 +68,7 @@ class Adversaries(pl.LightningModule):
         self.manual_backward(fooling)
         second.step()
         self.lr_schedulers().step()
-        self.log_dict({"telling": telling, "fooling": fooling})
+        self.log_dict({"telling": telling, "fooling": fooling, "rank": float(self.global_rank)})
 
     def validation_step(self, batch, batch_idx):
         rows, labels = batch

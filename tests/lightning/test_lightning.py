@@ -1,5 +1,6 @@
 """A LightningModule as it is: what Lightning's Trainer makes of the same batches."""
 
+import importlib
 import json
 import math
 
@@ -55,7 +56,7 @@ def by_lightning(kind, data, monkeypatch):
     """What Lightning's own Trainer makes of the same batches, and its last metrics."""
     monkeypatch.setenv("PENSTOCK_TRUST", MODULES)
     config = compose(*words(data, kind))
-    module = __import__(MODULES, fromlist=[kind])
+    module = importlib.import_module(MODULES)
     from penstock.build.training import TrainingParts
 
     model = TrainingParts(config).model()
@@ -110,7 +111,8 @@ def test_it_trains_to_the_weights_of_lightnings_own_trainer(
     assert math.isclose(records[-1]["val/val_loss"], metrics["val_loss"], rel_tol=1e-6)
     if kind == "Classifier":
         assert math.isclose(records[-1]["val/val_accuracy"], metrics["val_accuracy"], rel_tol=1e-6)
-        assert records[-1]["train/loss/epoch_so_far"] == 1.0
+        assert records[-1]["train/loss/epoch"] == 1.0
+        assert records[-1]["train/loss/step"] == 8.5  # the mean of 6 to 11
         assert math.isclose(
             records[-1]["train/loss/train_loss"], records[-1]["train/loss"], rel_tol=1e-6
         )
@@ -120,9 +122,11 @@ def test_it_trains_to_the_weights_of_lightnings_own_trainer(
 def test_a_run_that_was_stopped_resumes_to_the_bit(capsys, data, tmp_path, kind):
     every = ["scheduler.interval=step"] if kind == "Classifier" else []
     often = ["trainer.checkpoint.every_steps=4", "trainer.checkpoint.keep_last=9", *every]
-    _, whole = fitted(capsys, data, tmp_path / "whole", kind, *often)
+    records, whole = fitted(capsys, data, tmp_path / "whole", kind, *often)
     in_mid_epoch = tmp_path / "whole" / "checkpoints" / "step-00000004.safetensors"
-    _, weights = fitted(capsys, data, tmp_path / "rest", kind, f"resume={in_mid_epoch}", *often)
+    rest = [f"resume={in_mid_epoch}", *often]
+    resumed, weights = fitted(capsys, data, tmp_path / "rest", kind, *rest)
+    assert resumed[-1].get("train/loss/step") == records[-1].get("train/loss/step")
     for name, value in whole.items():
         torch.testing.assert_close(weights[name], value, rtol=0, atol=0)
 
@@ -161,3 +165,5 @@ def test_ranks_train_as_one_process(capsys, data, tmp_path):
     together, _ = fitted(capsys, data, tmp_path / "ranks", "Adversaries", *ranks)
     for name in ("train/loss/telling", "train/loss/fooling", "val/val_loss"):
         assert math.isclose(alone[-1][name], together[-1][name], rel_tol=1e-5)
+    assert alone[-1]["train/loss/rank"] == 0
+    assert math.isclose(together[-1]["train/loss/rank"], 0.5)  # of equal shares

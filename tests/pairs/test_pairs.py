@@ -22,6 +22,7 @@ from penstock.addons.pairs.objectives import ImageText, TwoViews, nt_xent
 from penstock.build.data import DataParts
 from penstock.errors import ConfigError
 from penstock.loading.batch import Batch
+from penstock.loading.compose import further_views
 from penstock.order.plan import Request
 from tests import warm
 from tests.program import ROOT
@@ -116,6 +117,11 @@ def test_views_are_drawn_where_crops_come_before_decoding():
     assert made["image"].dtype == torch.float32
     assert made["image_3"].shape == (8, 3, 32, 32)
     assert not torch.equal(made["image_2"], made["image_3"])
+
+
+def test_views_are_in_the_order_of_their_numbers():
+    names = ["image_10", "image", "image_2", "images_3", "image_x"]
+    assert further_views(names, "image") == ["image_2", "image_10"]
 
 
 def test_what_makes_no_views_is_refused():

@@ -188,4 +188,8 @@ def test_a_model_that_is_not_exported_leaves_no_file(trained, place, capsys, mon
     differs = program.run(capsys, "task=export", "run=run", "format=torch", "out=differs.pt2")
     assert differs.code == 1
     assert "gives other outputs than the model, by 0.001" in differs.err
-    assert not [*place.glob("differs*")]
+    assert not [*place.glob("differs*"), *place.glob(".exporting*")]
+    (place / "mine.pt2.json").write_text("mine")
+    kept = program.run(capsys, "task=export", "run=run", "format=torch", "out=mine.pt2")
+    assert kept.code == 2
+    assert (place / "mine.pt2.json").read_text() == "mine"

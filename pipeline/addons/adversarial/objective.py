@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -57,7 +57,7 @@ class Gan:
 
     def baseline(self, batches: Any) -> nn.Module:
         """Draws each pixel by itself, with its mean and deviation over all pictures."""
-        return Pixels(torch.cat([self._real(batch).float().cpu() for batch in batches]))
+        return Pixels(self._real(batch).double().cpu() for batch in batches)
 
     def shown(self, outputs: Tensor, batch: Batch) -> Tensor:
         """What a report shows in place of the batch's pictures."""
@@ -81,16 +81,22 @@ class Pixels(nn.Module):
     """Pictures of independent pixels.
 
     Args:
-        pictures: float32[N, 3, H, W] whose means and deviations they have.
+        batches: pictures [B, 3, H, W] whose means and deviations they have; kept one at a time.
     """
 
     mean: Tensor
     spread: Tensor
 
-    def __init__(self, pictures: Tensor) -> None:
+    def __init__(self, batches: Iterable[Tensor]) -> None:
         super().__init__()
-        self.register_buffer("mean", pictures.mean(0))
-        self.register_buffer("spread", pictures.std(0))
+        count, total, squares = 0, torch.zeros(()), torch.zeros(())
+        for pictures in batches:
+            count += len(pictures)
+            total, squares = total + pictures.sum(0), squares + pictures.square().sum(0)
+        mean = total / count
+        spread = ((squares - count * mean.square()) / max(count - 1, 1)).clamp_min(0).sqrt()
+        self.register_buffer("mean", mean.float())
+        self.register_buffer("spread", spread.float())
 
     def drawn(self, count: int) -> Tensor:
         noise = torch.randn(count, *self.mean.shape, device=self.mean.device)

@@ -179,7 +179,7 @@ class LightningSteps(OwnObjective):
     def at(self, model: nn.Module, batch: Batch, training: bool) -> Trainer:
         """The trainer of a module, which is told of a batch."""
         trainer = trainer_of(model)
-        trainer.begin(batch, training)
+        trainer.begin(batch, training, self.train_step.updates if self.train_step else 0)
         return trainer
 
     def given(self, batch: Batch) -> Any:
@@ -236,6 +236,4 @@ class _Calls:
 
     def _result(self, model: nn.Module, batch: Batch) -> Any:
         self.trainer = self._steps.at(model, batch, training=True)
-        result = model.training_step(self._steps.given(batch), batch.request.step)  # type: ignore[operator]
-        self.trainer.global_step += 1
-        return result
+        return model.training_step(self._steps.given(batch), batch.request.step)  # type: ignore[operator]

@@ -7,10 +7,12 @@ Nothing of Lightning is imported, so a module of `lightning` and of `pytorch_lig
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -26,7 +28,7 @@ class Trainer:
 
     Attributes:
         current_epoch: of the batch at hand, from 0 on.
-        global_step: batches that this process has trained on.
+        global_step: optimizer steps before it, of the whole run; in manual optimization batches.
         estimated_stepping_batches: moves of a schedule in the whole run.
         optimizers, schedules: of `configure_optimizers`.
         logged: what the step at hand has logged, by name.
@@ -43,8 +45,6 @@ class Trainer:
     def __init__(self) -> None:
         self.current_epoch = self.global_step = 0
         self.estimated_stepping_batches = 0
-        self.global_rank = self.local_rank = 0
-        self.world_size = self.num_devices = 1
         self.training, self.validating = True, False
         self.optimizers: list[Optimizer] = []
         self.schedules: list[Any] = []
@@ -52,12 +52,25 @@ class Trainer:
         self.update: Update | None = None
 
     @property
+    def global_rank(self) -> int:
+        return dist.get_rank() if _has_ranks() else 0
+
+    @property
+    def local_rank(self) -> int:
+        return int(os.environ.get("LOCAL_RANK", "0")) if _has_ranks() else 0
+
+    @property
+    def world_size(self) -> int:
+        return dist.get_world_size() if _has_ranks() else 1
+
+    @property
     def is_global_zero(self) -> bool:
         return self.global_rank == 0
 
-    def begin(self, batch: Batch, training: bool) -> None:
-        """Be at a batch."""
+    def begin(self, batch: Batch, training: bool, steps: int) -> None:
+        """Be at a batch, with so many steps before it."""
         self.logged, self.training, self.validating = {}, training, not training
+        self.global_step = steps
         if training:
             self.current_epoch = batch.request.epoch
 
@@ -80,6 +93,10 @@ class Trainer:
         known = ", ".join(sorted(n for n in (*vars(self), *vars(Trainer)) if n[0] != "_"))
         reason = f"asks for trainer.{name}, which Penstock does not have; it has {known}"
         raise ConfigError(Problem("model", reason))
+
+
+def _has_ranks() -> bool:
+    return dist.is_available() and dist.is_initialized()
 
 
 class _Stepping:

@@ -8,7 +8,6 @@ its own samples.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,6 +20,7 @@ from penstock.addons.pairs.metrics import NearestLabel, Retrieval
 from penstock.distributed.gathered import gathered
 from penstock.errors import ConfigError, Problem
 from penstock.loading.batch import Batch
+from penstock.loading.compose import further_views
 from penstock.training.rendered import Rendered
 
 _MOST = 1 << 32  # samples of a rank
@@ -212,14 +212,14 @@ def views_of(batch: Batch, field: str) -> list[Tensor]:
     Raises:
         ConfigError: there is one only, or the field is not stacked.
     """
-    more = [name for name in batch if re.fullmatch(rf"{re.escape(field)}_\d+", name)]
+    more = further_views(batch, field)
     if field not in batch or not more:
         reason = (
             f"a batch has no second view of {field!r} (it has {', '.join(batch)}); set "
             "transform.views=2"
         )
         raise ConfigError(Problem("transform.views", reason))
-    views = [batch[name] for name in (field, *sorted(more))]
+    views = [batch[name] for name in (field, *more)]
     if not all(isinstance(view, Tensor) and view.shape == views[0].shape for view in views):
         reason = f"the views of {field!r} are not of one shape; resize them in transform.train"
         raise ConfigError(Problem("transform.views", reason))

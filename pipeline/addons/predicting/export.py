@@ -12,6 +12,7 @@ with the model on a batch of validation before it gets its name.
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -50,8 +51,9 @@ def run(config: Config) -> None:
     inputs = _inputs(ready)
     with torch.no_grad():
         outputs = model(*inputs)
-    part = out.with_name(f"{out.stem}.part{out.suffix}")
-    try:
+    beside = _beside(out)
+    with tempfile.TemporaryDirectory(prefix=".exporting-", dir=out.absolute().parent) as folder:
+        part = Path(folder) / out.name
         again = _WRITERS[format](ready, model, inputs, part)
         with torch.no_grad():
             difference = _difference(outputs, again(*inputs))
@@ -61,11 +63,8 @@ def run(config: Config) -> None:
                 f"the largest; nothing was written. Try another format than {format}"
             )
         described = json.dumps(_described(ready, format, inputs, outputs), indent=2) + "\n"
-        beside = out.with_name(f"{out.name}.json")
         write_atomically(beside, described.encode())
         part.replace(out)
-    finally:
-        part.unlink(missing_ok=True)
     put(f"{'exported':<10} {out}, {out.stat().st_size:,} bytes")
     put(f"{'compared':<10} {len(inputs[0])} samples: outputs differ by {difference:.2g} at most")
     put(f"{'described':<10} {beside}")
@@ -77,10 +76,19 @@ def _out(named: Any, format: Format) -> Path:
         shown = "is missing" if named is None else f"{named!r} ends otherwise"
         raise ConfigError(Problem("out", f"{shown}: format={format} writes a file {ending}"))
     out = Path(named)
-    if out.exists() or not out.absolute().parent.is_dir():
-        wrong = "exists already" if out.exists() else "is in a folder that is missing"
-        raise ConfigError(Problem("out", f"{named!r} {wrong}; name another file"))
+    if not out.absolute().parent.is_dir():
+        reason = f"{named!r} is in a folder that is missing; name another file"
+        raise ConfigError(Problem("out", reason))
+    for path in (out, _beside(out)):
+        if path.exists():
+            reason = f"{str(path)!r} exists already; name another file"
+            raise ConfigError(Problem("out", reason))
     return out
+
+
+def _beside(out: Path) -> Path:
+    """The file that says what is in it."""
+    return out.with_name(f"{out.name}.json")
 
 
 def _inputs(ready: Trained) -> tuple[Tensor, ...]:

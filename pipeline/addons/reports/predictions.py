@@ -10,7 +10,6 @@ Pictures have the dataset's size if that shows what the model saw.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from penstock.files.disk import write_atomically
 from penstock.files.table_cells import markdown_cell
 from penstock.loading.batch import Batch
 from penstock.loading.collate import plain
+from penstock.loading.compose import further_views
 from penstock.order.randomness import IntArray, scope
 from penstock.order.streams import StreamPlan
 from penstock.training.objective_base import Objective
@@ -150,7 +150,7 @@ def as_the_model_saw(split: Split, field: str, batch: Batch) -> list[Tensor]:
     steps = split.transform, split.batch_transform
     views = [field]
     if set(batch.kinds.values()) <= {"image"}:
-        views += [name for name in batch if re.fullmatch(rf"{re.escape(field)}_\d+", name)]
+        views += further_views(batch, field)
     stacks = [denormalized(batch[name], *steps) for name in views if is_pictures(batch[name])]
     fitting = [stack for stack in stacks if stack.shape[:3] == stacks[0].shape[:3]]
     return list(torch.cat(fitting, dim=3))

@@ -7,7 +7,8 @@ annotations   [{image_id, category_id, bbox: [x, y, w, h], iscrowd, segmentation
 
 from __future__ import annotations
 
-import json
+import sys
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,8 +18,11 @@ import numpy.typing as npt
 from penstock.datasets.reading.folder import FolderFile, leads_out
 from penstock.datasets.reading.labels import check_classes
 from penstock.errors import DataError
+from penstock.files import plain_json
 from penstock.files.limits import Limits
+from penstock.files.plain_json import JsonError
 from penstock.files.regular_file import read_regular
+from penstock.loading.memory import limit as memory_limit
 from penstock.order.randomness import IntArray
 
 _POINTS = 1000  # keypoints of an object
@@ -147,9 +151,9 @@ class CocoFile:
                 claim = f"{sizes[number, 0]} x {sizes[number, 1]} pixels"
                 raise self._error(where, f"claims {self._limits.refusal('pixels', claim)}")
             names.append(name)
-        if len(set(names)) < len(names):
-            twice = next(name for number, name in enumerate(names) if name in names[:number])
-            raise self._error("images", f"{twice!r} occurs twice")
+        name, count = Counter(names).most_common(1)[0]
+        if count > 1:
+            raise self._error("images", f"{name!r} occurs twice")
         return names, sizes, rows
 
     def _id_of(self, record: dict[str, Any], name: str, where: str) -> int:
@@ -189,17 +193,19 @@ def outline_mask(outline: Any, width: int, height: int, where: str) -> npt.NDArr
         return _runs(outline, width, height, where)
     if not isinstance(outline, list) or not outline:
         raise DataError(f"{where}: segmentation is {_short(outline)}; polygons or RLE are needed")
-    mask = np.zeros((height, width), np.bool_)
     from faster_coco_eval.core import mask as coco_mask
 
+    polygons = []
     for polygon in outline:
         numbers = _numbers(polygon, None)
         if numbers is None or len(numbers) % 2 or len(numbers) < 6 or len(numbers) > _NUMBERS:
             raise DataError(f"{where}: a polygon is {_short(polygon)}; x and y of 3 points or more")
         # It fills what a line runs along, so no line may be longer than the picture.
         flat = np.array(numbers).reshape(-1, 2).clip(0, (width, height))
-        runs = coco_mask.frPyObjects([flat.ravel().tolist()], height, width)
-        mask |= coco_mask.decode(runs)[:, :, 0].astype(np.bool_)
+        polygons.append(flat.ravel().tolist())
+    # Put together as runs, so that many polygons of a large picture cost its pixels once.
+    runs = coco_mask.merge(coco_mask.frPyObjects(polygons, height, width))
+    mask: npt.NDArray[np.bool_] = coco_mask.decode(runs).astype(np.bool_)
     return mask
 
 
@@ -240,22 +246,18 @@ def _unpacked(text: str) -> list[int] | None:
 def _parsed(file: FolderFile, limits: Limits) -> dict[str, Any]:
     try:
         text = file.read(lambda path: read_regular(path, limits))
-        content = json.loads(text, parse_constant=_refused)
+        most, _ = memory_limit()
+        content = plain_json.parse(text, most // 2 if most else sys.maxsize)
     except DataError as error:
         raise DataError(f"{str(file)!r}: {error}.") from error
     except OSError as error:
         hint = "Put it there or set dataset.annotations"
         raise DataError(f"{str(file)!r} cannot be read: {error.strerror}. {hint}.") from error
-    except (ValueError, RecursionError) as error:
-        detail = str(error).partition("\n")[0][:120]
-        raise DataError(f"{str(file)!r} is no JSON, or damaged: {detail}.") from error
+    except JsonError as error:
+        raise DataError(f"{str(file)!r} cannot be read: {error}.") from error
     if not isinstance(content, dict):
         raise DataError(f"{str(file)!r} holds a {type(content).__name__}, not COCO's mapping.")
     return content
-
-
-def _refused(name: str) -> float:
-    raise ValueError(f"it has the number {name}")
 
 
 def _numbers(value: Any, count: int | None) -> list[float] | None:
