@@ -33,8 +33,8 @@ def marked(
 ) -> Sequence[Tensor]:
     """Pictures with their boxes and masks, uint8 [3, H, W]; as they are where none has any.
 
-    True boxes are green, predicted ones orange. A mask lies over a picture of its own, the true one
-    left of the predicted one.
+    True boxes are green, predicted ones orange. A mask lies over a grey picture of its own, the
+    true one left of the predicted one.
 
     Args:
         images: [C, H, W] each; uint8, or float in [0, 1].
@@ -96,6 +96,8 @@ def _with_mask(image: Tensor, mask: Tensor) -> Tensor:
         list(image.shape[-2:]),
         interpolation=F.InterpolationMode.NEAREST,
     )[0]
+    # On colours, that of a class would depend on what it covers.
+    image = image.float().mean(0).round().to(torch.uint8).expand(3, -1, -1)
     classes = [value for value in large.unique().tolist() if value > 0]
     if not classes:
         return image

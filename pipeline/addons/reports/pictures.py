@@ -126,7 +126,9 @@ def contact_sheet(
     rows = math.ceil(len(images) / columns)
     lines = max((text.count("\n") + 1 for text in captions), default=0) if captions else 0
     legend = 0.3 if landmarks is not None or predicted is not None else 0.05
-    height = rows * (TILE + 0.19 * lines + 0.06) + legend
+    # Pictures that are all wide, as pairs are, leave no gap above and below.
+    tall = min(1.0, max(image.shape[-2] / image.shape[-1] for image in images))
+    height = rows * (TILE * tall + 0.19 * lines + 0.06) + legend
     figure = new_figure(columns * (TILE + 0.06) + 0.06, height)
     for number, image in enumerate(images):
         axes = figure.add_subplot(rows, columns, number + 1)
@@ -176,7 +178,7 @@ def contact_sheet(
         top=1 - legend / height,
         bottom=(0.19 * lines + 0.03) / height,
         wspace=gap,
-        hspace=gap + 0.19 * lines / TILE,
+        hspace=(gap + 0.19 * lines / TILE) / tall,
     )
     return save(figure, path)
 
