@@ -83,6 +83,7 @@ def test_every_task_has_a_line():
         "validate": ["checkpoint=x"],
         "test": ["run=a"],
         "predict": ["run=a", "out=a.csv"],
+        "export": ["run=a", "out=a.safetensors"],
     }
     for task in installed.tasks():
         assert said(f"task={task}", *more.get(task, [])).startswith(f"{task}: ")
