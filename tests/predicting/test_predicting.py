@@ -11,7 +11,10 @@ from safetensors.torch import load_file
 
 from penstock import Run
 from penstock.addons.predicting import export
-from penstock.addons.predicting.predict import Journal, data_of, predicted
+from penstock.addons.predicting.journal import Journal
+from penstock.addons.predicting.predict import data_of, predicted
+from penstock.addons.predicting.tables import write
+from penstock.errors import ConfigError
 from tests import program
 
 QUICK = ["trainer=quick", "loader.num_workers=0", "batch.size=4"]
@@ -75,15 +78,19 @@ def test_rows_of_new_files_and_the_damaged_by_name(trained, place, capsys):
 def test_a_prediction_that_was_stopped_goes_on(trained, place, capsys):
     run = Run(trained)
     best = run._trained
-    journal = Journal.of(place / "half.jsonl", best.path)
-    data = data_of(best, "new", journal)
-    journal.begin(data)
-    batches = predicted(best, data)
-    journal.add(next(batches))
-    batches.close()
-    with journal.path.open("a") as file:
-        file.write('{"row": 4, "pa')  # the process died while it wrote
+    journal = Journal(place / "half.jsonl", best.path)
     words = ["task=predict", "run=run", "dataset.root=new"]
+    with journal.held():
+        data = data_of(best, "new", journal)
+        journal.begin(data)
+        batches = predicted(best, data)
+        journal.add(next(batches))
+        batches.close()
+        with journal.path.open("a") as file:
+            file.write('{"row": 4, "pa')  # the process died while it wrote
+        second = program.run(capsys, *words, "out=half.jsonl")
+        assert second.code == 2
+        assert "another process predicts into it at this moment" in second.err
     resumed = program.run(capsys, *words, "out=half.jsonl")
     assert resumed.code == 0
     assert "4 rows are there already" in resumed.err
@@ -110,6 +117,106 @@ def test_what_cannot_be_predicted(trained, place, capsys):
     (place / "b.csv.part").write_text('{"weights": "others", "data": ""}\n')
     refused = program.run(capsys, *words, "dataset.root=new", "out=b.csv").err
     assert "was begun with other weights" in refused
+
+
+def test_columns_of_parquet_have_the_type_of_all_rows(tmp_path, monkeypatch):
+    import pandas as pd
+
+    from penstock.addons.predicting import tables
+
+    monkeypatch.setattr(tables, "_AT_ONCE", 2)
+    rows = [{"row": n, "x": n if n < 3 else n + 0.5, "of": [n]} for n in range(5)]
+    rows[4] = {"row": 4, "error": "damaged"}
+    write(tmp_path / "a.parquet", ["row", "x", "of", "error"], lambda: rows)
+    table = pd.read_parquet(tmp_path / "a.parquet")
+    assert table["x"].tolist()[:4] == [0, 1, 2, 3.5]
+    assert table["error"].dropna().tolist() == ["damaged"]
+    rows[4]["x"] = "text"
+    with pytest.raises(ConfigError, match="no table of Parquet"):
+        write(tmp_path / "b.parquet", ["row", "x", "of", "error"], lambda: rows)
+    assert not (tmp_path / "b.parquet").exists()
+
+
+def test_a_model_is_used_where_its_training_data_is_not(place, trained, capsys, monkeypatch):
+    monkeypatch.chdir(place)
+    (place / "pictures").rename(place / "away")
+    try:
+        for name, words in WITHOUT.items():
+            if name != "run":
+                with (place / f"{name}.csv").open("w") as file:
+                    file.write("\n".join(LINES[name]))
+                assert program.run(capsys, *words, *QUICK, f"run_dir={name}").code == 0
+                (place / f"{name}.csv").unlink()
+            new = place / "new"
+            if name != "run":
+                new = place / f"new_{name}.csv"
+                new.write_text("\n".join(NEW[name]))
+            out = place / f"elsewhere_{name}.jsonl"
+            made = program.run(capsys, "task=predict", f"run={name}", f"dataset.root={new}",
+                               f"out={out}")  # fmt: skip
+            assert made.code == 0, made.err
+            rows = [json.loads(line) for line in out.read_text().splitlines()]
+            assert len(rows) == {"run": 12, "table": 2, "series": 3, "text": 2}[name]
+            if name == "series":
+                assert [row["series"] for row in rows] == ["north", "short", "south"]
+                assert [len(row.get("predicted", [])) for row in rows] == [2, 0, 2]
+                assert rows[0]["after"] == "2026-01-12"
+                assert "2 steps with a value, and a forecast needs 4" in rows[1]["error"]
+            assert rows == Run(place / name).predict(str(new))
+    finally:
+        (place / "away").rename(place / "pictures")
+    kept = (place / "table" / "learned.json").read_text()
+    (place / "table" / "learned.json").write_text(kept.replace('"categories"', '"kinds"'))
+    words = ["task=predict", "run=table", "dataset.root=new_table.csv", "out=t.csv"]
+    assert "learned.json does not fit its dataset: KeyError" in program.run(capsys, *words).err
+
+
+WITHOUT = {
+    "run": [],
+    "table": ["dataset=table", "dataset.root=table.csv", "dataset.target=left"],
+    "series": [
+        "dataset=windows",
+        "dataset.root=series.csv",
+        "dataset.time=day",
+        "dataset.values=sold",
+        "dataset.series=shop",
+        "dataset.known=[promotion]",
+        "dataset.past=4",
+        "dataset.horizon=2",
+        "dataset.season=1",
+    ],
+    "text": [
+        "dataset=delimited_text",
+        "dataset.root=text.csv",
+        "transform=byte_pairs",
+        "transform.train.tokenize.vocabulary=dataset",
+        "transform.val.tokenize.vocabulary=dataset",
+    ],
+}
+LINES = {
+    "table": ["age,plan,left", *(f"{20 + n},{'abc'[n % 3]},{'yn'[n % 2]}" for n in range(40))],
+    "series": [
+        "day,shop,sold,promotion",
+        *(
+            f"2026-01-{day:02},{shop},{day * 7 % 5},{day % 2}"
+            for shop in ("north", "south")
+            for day in range(1, 29)
+        ),
+    ],
+    "text": ["label,text", *(f"{'hs'[n % 2]},some words and {n}" for n in range(40))],
+}
+NEW = {
+    "table": ["plan,age", "a,33", "other,20"],
+    "series": [
+        "day,shop,sold,promotion",
+        *(
+            f"2026-01-{day:02},{shop},{3 if day <= last else ''},1"
+            for shop, last in (("north", 12), ("south", 9), ("short", 2))
+            for day in range(1, last + 3)
+        ),
+    ],
+    "text": ["text", "some other words", "more"],
+}
 
 
 def test_numbers_are_predicted_from_inputs_alone(place, capsys, monkeypatch):

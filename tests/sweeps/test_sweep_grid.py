@@ -1,5 +1,6 @@
 """Sweeps with seeds, retries, failures and jobs in parallel; stored ones, and other ones."""
 
+import csv
 import json
 import re
 from pathlib import Path
@@ -102,9 +103,45 @@ def test_another_sweep_in_the_same_folder_is_refused_by_key(sweep, capsys):
     assert (folder / "sweep.json").read_bytes() == before
 
 
+def test_folds_are_repetitions_and_a_failed_one_is_named(sweep, capsys):
+    """Means and deviations by hand; what failed is done by the same command."""
+    fails = [True]
+
+    def task(config):
+        fold, large = config.dataset["fold"], config.batch.size == 16
+        if fold == 2 and large and config.seed == 1 and fails:
+            raise DataError("faces.csv is gone")
+        return 10.0 * large + fold + config.seed / 10
+
+    words = ("dataset=sequences", "+dataset.folds=3", "sweep.folds=all", "sweep.seeds=2")
+    words = (*words, "batch.size=8,16", "sweep.out_of_fold=null")
+    code, folder = sweep(task, *words)
+    assert code == 3
+    # The other setting reached more, but lacks a fold.
+    assert "best: accuracy 1.05, the mean of 6 jobs with batch.size=8" in capsys.readouterr().out
+    fails.clear()
+    rows = read_rows(folder / "means.csv")
+    assert [row["jobs"] for row in rows] == ["6 of 6", "5 of 6"]
+    assert rows[1]["missing"] == "seed 1, fold 2: failed (job 11)"
+    assert sweep(task, *words)[0] == 0
+    rows = read_rows(folder / "means.csv")
+    assert [row["batch.size"] for row in rows] == ["8", "16"]
+    assert [float(row["accuracy, mean"]) for row in rows] == [1.05, 11.05]
+    assert [float(row["over folds"]) for row in rows] == [1, 1]
+    assert [float(row["over seeds"]) for row in rows] == [0.0707, 0.0707]  # of 0 and 0.1
+    assert [row["missing"] for row in rows] == ["", ""]
+
+
+def read_rows(path):
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["+dataset.folds=2,3", "sweep.folds=all"], "sweep.folds: runs all folds of one dataset.f"),
+        (["sweep.folds=all"], "sweep.folds: runs all folds, and dataset.folds says of how many"),
         (["seed=1,2", "sweep.seeds=2"], "sweep.seeds: adds an axis of seeds, and seed is swept"),
         (["sweep.retries=1,2"], "sweep.retries: is the same for all jobs of a sweep"),
         (["seed=1,2", "sweep.jobs=0"], "sweep.jobs: got 0"),

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -47,6 +47,8 @@ from penstock.ranges import Count, Fraction, Index
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from penstock.addons.forecasting.ahead import Ahead
 
 Scale = Literal["series", "global", "none"]
 Fill = Literal["refuse", "carry"]
@@ -124,7 +126,7 @@ class Windows(FileDataset, Dataset[Sample]):
         roles = {"time": [time], "series": [series] if series else [], "values": self._values}
         roles["known"] = list(known)
         _check_options(roles, past, season, scale, fill)
-        self._files, self._source = files or Files(), root
+        self._files, self._source, self._limits = files or Files(), root, limits
         if isinstance(root, str) and file is not None:
             self._source = f"{root.rstrip('/')}/{file}"
 
@@ -139,13 +141,24 @@ class Windows(FileDataset, Dataset[Sample]):
         self.series = series_of(frame, time, series, date_format)
         self.past, self.horizon, self.season = past, horizon, season
         self._known = len(known)
-        cells = _cells(frame, [*self._values, *known], fill)[self.series.order]
+        cells = cells_of(frame, [*self._values, *known], fill)[self.series.order]
         parts = _parts(self.series.times, val_fraction, test_fraction, gap)
         training = parts["train"]
         if not training.any():
             reason = f"{val_fraction} and a gap of {gap} leave no step to train on"
             raise ConfigError(Problem("dataset.val_fraction", reason))
         self._learn(cells, training, scale)
+        self._reading = {
+            "time": time,
+            "series": series,
+            "values": self._values,
+            "known": list(known),
+            "past": past,
+            "horizon": horizon,
+            "fill": fill,
+            "date_format": date_format,
+            "format": vars(format),
+        }
         self.starts, self.codes = self._windows(parts[split], stride, split)
         targets = cells[:, : len(self._values)]
         self._targets = targets.astype(np.float32)
@@ -188,7 +201,10 @@ class Windows(FileDataset, Dataset[Sample]):
                 "MASE will be nan: in the training part, no series departs from what it was a "
                 "season (dataset.season) before; monitor mae: trainer.monitor=mae"
             )
+        self._whole = whole
         if scale == "none":
+            self._whole = tuple(np.where(np.arange(columns) < len(self._values), plain, part)
+                                for plain, part in zip((0.0, 1.0), whole, strict=True))  # fmt: skip
             self.location[:, : len(self._values)] = 0.0
             self.spread[:, : len(self._values)] = 1.0
 
@@ -221,7 +237,7 @@ class Windows(FileDataset, Dataset[Sample]):
         made = np.empty(cells.shape, np.float32)
         for code, (begin, end) in enumerate(pairwise(self.series.bounds.tolist())):
             scaled = (cells[begin:end] - self.location[code]) / self.spread[code]
-            made[begin:end] = _carried(scaled)
+            made[begin:end] = carried(scaled)
         return made
 
     def __len__(self) -> int:
@@ -238,6 +254,26 @@ class Windows(FileDataset, Dataset[Sample]):
             "spread": torch.tensor(self.spread[code, :count], dtype=torch.float32),
             "naive_error": torch.tensor(self.naive_error[code, :count], dtype=torch.float32),
         }
+
+    @property
+    def learned(self) -> dict[str, Any]:
+        """Means and deviations of the training part, and how the file is read; plain values."""
+        scales = {"location": self.location.tolist(), "spread": self.spread.tolist()}
+        whole = [part.tolist() for part in self._whole]
+        return {**self._reading, "names": list(self.series.names), "whole": whole, **scales}
+
+    @classmethod
+    def of_learned(
+        cls, root: str, learned: Mapping[str, Any], files: Files | None, limits: Limits
+    ) -> Ahead:
+        """The last window of each series of another file, and the steps that follow it."""
+        from penstock.addons.forecasting.ahead import Ahead
+
+        return Ahead(root, learned, files or Files(), limits)
+
+    def unlabelled(self, root: str) -> Ahead:
+        """The same, with what this file's training part has said."""
+        return self.of_learned(root, self.learned, self._files, self._limits)
 
     @property
     def metadata(self) -> pd.DataFrame:
@@ -300,7 +336,7 @@ def _check_options(
             raise ConfigError(Problem(f"dataset.{key}", reason))
 
 
-def _cells(frame: Frame, names: Sequence[str], fill: Fill) -> Floats:
+def cells_of(frame: Frame, names: Sequence[str], fill: Fill) -> Floats:
     """Columns of numbers, float64[N, n]; DataError for a missing one, unless it is filled."""
     columns = [floats(frame, name) for name in names]
     for name, values in zip(names, columns, strict=True):
@@ -340,12 +376,12 @@ def _moments(cells: Floats) -> tuple[Floats, Floats]:
     return mean, np.where(spread > 0, spread, 1.0)
 
 
-def _carried(values: Floats) -> Floats:
+def carried(values: Floats) -> Floats:
     """The last value before each that is missing, by column; 0, the mean, before the first."""
     missing = np.isnan(values)
     if not missing.any():
         return values
     rows = np.where(missing, 0, np.arange(len(values))[:, None])
     rows = np.maximum.accumulate(rows, axis=0)
-    carried: Floats = np.nan_to_num(np.take_along_axis(values, rows, axis=0))
-    return carried
+    filled: Floats = np.nan_to_num(np.take_along_axis(values, rows, axis=0))
+    return filled

@@ -3,6 +3,7 @@
 from penstock.installed import AddOn, Task
 
 ADDON = AddOn(
+    observers="penstock.addons.predicting.learned:observers",
     tasks={
         "test": Task("penstock.addons.predicting.test:run", "testing {measured}", ranks=True),
         "predict": Task(

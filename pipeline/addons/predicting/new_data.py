@@ -2,23 +2,29 @@
 
     pictures         a folder of them at any depth, one file, or a list of files
     arrays           one .npy, or a folder that has the inputs' file
-    anything else    what the dataset's own `unlabelled(root)` gives; else the run's dataset at
-                     another root, whose rows need labels then
+    anything else    what the dataset's own `of_learned` or `unlabelled` gives; else the run's
+                     dataset at another root, without the column of labels where it can be
 
-A dataset has `unlabelled(root)` where rows need what training rows say: categories, a vocabulary.
+Where rows need what training rows say (categories, scales), a dataset has `learned`, a mapping of
+plain values that goes into the run's folder, and a class method `of_learned(root, learned, files,
+limits)`. With a method `unlabelled(root)` alone, the training data has to be there.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from penstock.addons.predicting.learned import Learned
 from penstock.build.data import DataParts, Split
+from penstock.config.instantiate import make
+from penstock.config.nodes import called
+from penstock.config.signatures import arguments
 from penstock.datasets.arrays import Arrays
 from penstock.datasets.image_folder import EXTENSIONS
 from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, Sample
@@ -40,46 +46,76 @@ class NewData(Split):
 
     Args:
         root: where it lies; or a list of files.
-        done: (rows) -> those that are to be predicted, of so many and ascending, int64[n].
+        rows: (count) -> those that are to be predicted, of so many and ascending, int64[n].
+        learned: what the run's folder says of its training data; None: that is opened.
     """
 
     def __init__(
-        self, data: DataParts, root: str | Sequence[str], done: Callable[[int], IntArray]
+        self,
+        data: DataParts,
+        root: str | Sequence[str],
+        rows: Callable[[int], IntArray],
+        learned: Learned | None = None,
     ) -> None:
         super().__init__(data, "test")
-        self._root, self._rows = root, done
+        self._root, self._rows, self._learned = root, rows, learned
 
     @cached_property
     def dataset(self) -> Any:
-        trained, limits = unfiltered(self.data.train.dataset), self.config.limits
-        if hasattr(trained, "unlabelled"):
-            return trained.unlabelled(self._root)
-        if isinstance(trained, FolderDataset) and hasattr(trained, "reader"):
-            return Pictures(self._root, trained.reader, self.decodes, limits)
-        if not isinstance(self._root, str):
-            reason = f"{type(trained).__name__} has no rows of files; name a root"
-            raise ConfigError(Problem("dataset.root", reason))
-        if isinstance(trained, Arrays):
-            return Inputs(self._root, str(self.data.config.dataset.get("inputs")), limits)
-        return self._labelled(trained)
-
-    def _labelled(self, trained: object) -> Any:
         key, node = self.data.train.node
+        kind, limits = called(node), self.config.limits
+        names = arguments(kind).names
+        learned = self._learned
+        if learned is not None and learned.of_dataset and hasattr(kind, "of_learned"):
+            with learned.trusted():
+                files = self._files(key, node)
+                return kind.of_learned(self._root, learned.of_dataset, files, limits)
+        if hasattr(kind, "unlabelled"):
+            return self._trained(key, node).unlabelled(self._root)
+        if issubclass(kind, FolderDataset) and "reader" in names:
+            reader = node.get("reader", "torchvision")
+            return Pictures(self._root, reader, self.decodes, limits)
+        if not isinstance(self._root, str):
+            reason = f"{kind.__name__} has no rows of files; name a root"
+            raise ConfigError(Problem("dataset.root", reason))
+        if issubclass(kind, Arrays):
+            return Inputs(self._root, str(self.data.config.dataset.get("inputs")), limits)
         if "root" not in node:
             reason = (
-                f"{type(trained).__name__} does not say how rows without labels are read; give it "
+                f"{kind.__name__} does not say how rows without labels are read; give it "
                 "a method unlabelled(root), which returns a dataset of samples without the target"
             )
             raise ConfigError(Problem(key, reason))
-        shares = {name: 0.0 for name in ("val_fraction", "test_fraction") if name in node}
-        return self.data.train.built(key, {**node, **shares, "root": self._root}, self.decodes)
+        return self.data.train.built(key, {**node, **self._elsewhere(names, node)}, self.decodes)
+
+    def _trained(self, key: str, node: Mapping[str, Any]) -> Any:
+        """The training rows themselves."""
+        if self._learned is None:
+            return unfiltered(self.data.train.dataset)
+        return unfiltered(DataParts(self.data.config, self.data.world).train.dataset)
+
+    def _files(self, key: str, node: Mapping[str, Any]) -> Any:
+        files = node.get("files")
+        return make(files, f"{key}.files") if isinstance(files, Mapping) else None
+
+    def _elsewhere(self, names: Collection[str], node: Mapping[str, Any]) -> dict[str, Any]:
+        """Arguments of the run's dataset for rows without labels at another root."""
+        target = self.config.objective.get("target")
+        made: dict[str, Any] = {"root": self._root}
+        made |= {name: 0.0 for name in ("val_fraction", "test_fraction") if name in names}
+        made |= {name: None for name in ("label", "val_file", "split_column") if name in names}
+        if "file" in names and Path(str(self._root)).is_file():
+            made["file"] = None
+        if isinstance(node.get("fields"), Mapping) and "fields" in names:
+            made["fields"] = {name: of for name, of in node["fields"].items() if name != target}
+        return made
 
     @cached_property
     def plan(self) -> Plan:
         rows = len(self.dataset)
         if not rows:
             raise DataError(f"dataset.root: {self._root!r} has no rows")
-        order = Subset(rows, 0, indices=self._rows(rows).tolist(), shuffle=False)
+        order = Subset(rows, 0, indices=self._rows(rows), shuffle=False)
         return Plan(order, self.batch_size, "keep")
 
 

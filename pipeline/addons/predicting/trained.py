@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from torch import nn
 
+from penstock.addons.predicting.learned import Learned
 from penstock.build.training import TrainingParts
 from penstock.config.schema import Config
 from penstock.distributed.world import World
@@ -25,15 +26,17 @@ class Trained(NamedTuple):
     model: nn.Module
     objective: Objective
     path: Path
+    learned: Learned | None = None
 
 
-def trained(config: Config, beside: Sequence[str] = ()) -> Trained:
+def trained(config: Config, beside: Sequence[str] = (), elsewhere: bool = False) -> Trained:
     """The model of `config.run` on the device, with its best weights or those of `checkpoint`.
 
     The folder may come from anybody: its configuration is checked as any other.
 
     Args:
         beside: keys that may be typed beside the run's own configuration.
+        elsewhere: without the training data, by what the run's folder says of it.
 
     Raises:
         ConfigError: it is no run's folder, or what it names is not allowed.
@@ -41,17 +44,23 @@ def trained(config: Config, beside: Sequence[str] = ()) -> Trained:
     if config.run is None:
         raise ConfigError(Problem("run", "is missing: the folder of a run"))
     path = checkpoint.find(Path(config.checkpoint or config.run))
-    return loaded(asked_of(config, beside)[0], path)
+    learned = Learned.read(path) if elsewhere else None
+    return loaded(asked_of(config, beside)[0], path, learned=learned)
 
 
-def loaded(config: Config, path: Path, world: World | None = None) -> Trained:
+def loaded(
+    config: Config, path: Path, world: World | None = None, learned: Learned | None = None
+) -> Trained:
     """The same of the configuration of a run, and the path of a checkpoint.
 
     Args:
         world: this process among the others; from the environment when None.
+        learned: of the training data, which is not opened then.
     """
-    parts = TrainingParts(config, world)
+    parts = TrainingParts(config if learned is None else learned.completed(config), world)
+    if learned is not None:
+        parts.data.train.dataset = learned
     model, objective = parts.model(), parts.objective()
     load_weights(model, path, config)
     device = parts.world.device
-    return Trained(parts, model.to(device).eval(), objective.to(device), path)
+    return Trained(parts, model.to(device).eval(), objective.to(device), path, learned)

@@ -161,10 +161,12 @@ class Run:
 
     @cached_property
     def _trained(self) -> Trained:
+        from penstock.addons.predicting.learned import Learned
         from penstock.addons.predicting.trained import loaded
         from penstock.runs import checkpoint
 
-        return loaded(self._data.config, checkpoint.find(self.path), self._data.world)
+        best = checkpoint.find(self.path)
+        return loaded(self._data.config, best, self._data.world, Learned.read(best))
 
     @cached_property
     def _data(self) -> DataParts:

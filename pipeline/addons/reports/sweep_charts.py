@@ -25,7 +25,7 @@ from penstock.addons.reports.charts import (
 )
 from penstock.addons.reports.figures import drawing
 from penstock.addons.reports.importance import Importance
-from penstock.addons.reports.sweep_data import SeedGroup, SweepJob, SweepRecord, number
+from penstock.addons.reports.sweep_data import Repeated, SweepJob, SweepRecord, number
 from penstock.terminal import one_line
 
 if TYPE_CHECKING:
@@ -39,13 +39,13 @@ _LOG = 10  # largest value by the smallest from which on an axis is logarithmic
 _SHORT = 18  # characters of a value on an axis
 
 
-def color_of(sweep: SweepRecord, group: SeedGroup) -> str:
+def color_of(sweep: SweepRecord, group: Repeated) -> str:
     """The colour of a group in all charts."""
     best = sweep.groups[:MOST_COLORED]
     return COLORS[best.index(group)] if group in best and group.mean is not None else MUTED
 
 
-def label_of(sweep: SweepRecord, group: SeedGroup) -> str:
+def label_of(sweep: SweepRecord, group: Repeated) -> str:
     """A group's place in the leaderboard and its values, short enough for a legend."""
     values = ", ".join(group.settings.values()) or "all jobs"
     return short(f"{sweep.groups.index(group) + 1}. {values}")

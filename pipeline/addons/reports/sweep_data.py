@@ -18,15 +18,15 @@ from pathlib import Path
 from statistics import mean, stdev
 
 from penstock.addons.reports.values import moment
-from penstock.addons.sweeps import stored_sweep
+from penstock.addons.sweeps import repetitions, stored_sweep
 from penstock.addons.sweeps.job_result import RESULT, JobResult, in_order
+from penstock.addons.sweeps.repetitions import REPEATED
 from penstock.errors import ConfigError, PenstockError, Problem
 from penstock.files.disk import is_locked
 from penstock.runs import manifest
 from penstock.runs.measurements import Series, read
 from penstock.runs.record import METRICS, RunRecord
 
-SEED = "seed"  # the key whose values are repetitions
 FINISHED = ("done", "pruned")
 UNDONE = ("failed", "preempted", "interrupted", "killed", "running", "started", "not started")
 
@@ -77,8 +77,8 @@ class SweepJob:
 
 
 @dataclass(frozen=True)
-class SeedGroup:
-    """Jobs that differ in their seeds only.
+class Repeated:
+    """Jobs that differ in their seeds and folds only.
 
     Attributes:
         settings: of all of them, where they vary in the sweep.
@@ -99,8 +99,14 @@ class SeedGroup:
 
     @property
     def spread(self) -> float | None:
-        """The standard deviation over the seeds; None for fewer than two."""
+        """The standard deviation over the jobs; None for fewer than two."""
         return stdev(self.values) if len(self.values) > 1 else None
+
+    @property
+    def spreads(self) -> dict[str, float]:
+        """The standard deviation over the seeds and over the folds, by their keys."""
+        done = [(job.settings, job.value) for job in self.jobs if job.value is not None]
+        return repetitions.deviations(done)
 
     def name(self) -> str:
         """Its settings as words of a command line."""
@@ -163,10 +169,8 @@ class SweepRecord:
 
     @cached_property
     def varying(self) -> list[str]:
-        """The keys that have different values, in the order of the overrides; seeds last."""
-        keys = dict.fromkeys(key for job in self.jobs for key in job.settings)
-        several = [key for key in keys if len({job.settings.get(key) for job in self.jobs}) > 1]
-        return sorted(several, key=lambda key: key == SEED)
+        """The keys that have different values, as overrides have them, repeated ones last."""
+        return repetitions.varying([job.settings for job in self.jobs])
 
     @cached_property
     def common(self) -> dict[str, str]:
@@ -176,23 +180,23 @@ class SweepRecord:
         }
 
     @cached_property
-    def has_seeds(self) -> bool:
-        """Whether some jobs differ in their seeds only."""
-        return len(self.groups) < len(self.jobs)
+    def repeated(self) -> list[str]:
+        """The keys whose values are repetitions, where several jobs have one setting."""
+        if len(self.groups) == len(self.jobs):
+            return []
+        return [key for key in self.varying if key in REPEATED]
 
     @cached_property
-    def groups(self) -> list[SeedGroup]:
-        """The jobs by their settings without the seed; the best group first, those without last."""
-        keys = [key for key in self.varying if key != SEED]
-        by_settings: dict[tuple[str | None, ...], list[SweepJob]] = {}
-        for job in self.jobs:
-            by_settings.setdefault(tuple(job.settings.get(key) for key in keys), []).append(job)
+    def groups(self) -> list[Repeated]:
+        """The jobs by their settings without seed and fold; the best first, those without last."""
+        keys = [key for key in self.varying if key not in REPEATED]
+        by_settings = repetitions.grouped([job.settings for job in self.jobs], keys)
         groups = [
-            SeedGroup(
+            Repeated(
                 {key: value for key, value in zip(keys, values, strict=True) if value is not None},
-                tuple(jobs),
+                tuple(self.jobs[place] for place in places),
             )
-            for values, jobs in by_settings.items()
+            for values, places in by_settings.items()
         ]
         return sorted(groups, key=lambda group: self.rank(group.mean))
 

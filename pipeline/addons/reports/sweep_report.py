@@ -24,7 +24,8 @@ from penstock.addons.reports import page, sweep_sections, values
 from penstock.addons.reports.page import Section
 from penstock.addons.reports.run_report import part_of
 from penstock.addons.reports.sweep_charts import short
-from penstock.addons.reports.sweep_data import FINISHED, SEED, UNDONE, SweepJob, SweepRecord
+from penstock.addons.reports.sweep_data import FINISHED, UNDONE, SweepJob, SweepRecord
+from penstock.addons.sweeps.repetitions import REPEATED
 from penstock.config.own_command import suggested
 
 _EVERY = 10.0  # seconds between two reports of a sweep in progress, at least
@@ -121,10 +122,11 @@ def _best(sweep: SweepRecord) -> str:
     first = ranked[0]
     count = len(first.values)
     text = f"Best {metric_of(sweep)} {rounded(first.mean)}"
-    if not sweep.has_seeds:
+    if not sweep.repeated:
         return f"{text} by job {first.jobs[0].name}: {first.name()}."
     text += f" with {first.name()}" if first.settings else ""
-    text += f", the mean of {count} seed{'s' * (count != 1)}"
+    what = _repetitions(sweep)
+    text += f", the mean of {count} {what if count != 1 else what.removesuffix('s')}"
     if len(ranked) == 1:
         spread = f", whose standard deviation is {rounded(first.spread, 2)}"
         return f"{text}{spread if first.spread is not None else ''}."
@@ -132,11 +134,16 @@ def _best(sweep: SweepRecord) -> str:
     ahead = abs((first.mean or 0.0) - (second.mean or 0.0))
     text += f". {second.name()} is {rounded(ahead, 2)} behind"
     if min(len(first.values), len(second.values)) < 2:
-        return f"{text}; with so few seeds, that may be chance."
+        return f"{text}; with so few {what}, that may be chance."
     # The standard error of the difference of two means.
     noise = math.sqrt(sum(stdev(group.values) ** 2 / len(group.values) for group in ranked[:2]))
     how = "more" if ahead > 2 * noise else "not more"
-    return f"{text}, {how} than twice the standard error of {rounded(noise, 2)} over the seeds."
+    return f"{text}, {how} than twice the standard error of {rounded(noise, 2)} over the {what}."
+
+
+def _repetitions(sweep: SweepRecord) -> str:
+    """What settings are repeated by: "seeds", "folds"; "jobs" where it is both."""
+    return REPEATED[sweep.repeated[0]] if len(sweep.repeated) == 1 else "jobs"
 
 
 NAME = "report.html"  # of the sweep, and of each job that has one
@@ -156,11 +163,13 @@ def rounded(value: float | None, digits: int = 5) -> str:
 
 
 def leaderboard(sweep: SweepRecord) -> Section:
-    """Groups of seeds, or jobs; those without a value last, with the reason."""
-    if not sweep.has_seeds:
+    """Settings with their repetitions, or jobs; those without a value last, with the reason."""
+    if not sweep.repeated:
         return Section("Leaderboard", _job_table(sweep, "The jobs, the best first"))
-    keys = [key for key in sweep.varying if key != SEED]
-    head = ["place", f"{metric_of(sweep)}, mean", "spread", "seeds", *keys, "best", "worst"]
+    keys = [key for key in sweep.varying if key not in REPEATED]
+    over = [f"over {REPEATED[key]}" for key in sweep.repeated]
+    count = _repetitions(sweep)
+    head = ["place", f"{metric_of(sweep)}, mean", *over, count, *keys, "best", "worst"]
     rows = []
     for rank, group in enumerate(sweep.groups, 1):
         best = min(group.values, key=sweep.rank, default=None)
@@ -169,15 +178,15 @@ def leaderboard(sweep: SweepRecord) -> Section:
             [
                 rank if group.values else "–",
                 rounded(group.mean),
-                rounded(group.spread, 3),
+                *(rounded(group.spreads.get(key), 3) for key in sweep.repeated),
                 f"{len(group.values)} of {len(group.jobs)}",
                 *(group.settings.get(key, "") for key in keys),
                 rounded(best),
                 rounded(worst),
             ]
         )
-    numbers = [1, 2, 3, len(head) - 2, len(head) - 1]
-    caption = "Settings, the best first; the spread is the standard deviation over the seeds"
+    numbers = [*range(1, 3 + len(over)), len(head) - 2, len(head) - 1]
+    caption = f"Settings, the best first, with the standard deviation {' and '.join(over)}"
     table = page.table(caption, head, rows[:_MOST_ROWS], numbers)
     if rows[_MOST_ROWS:]:
         rest = page.table("The other settings", head, rows[_MOST_ROWS:], numbers)

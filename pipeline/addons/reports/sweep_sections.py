@@ -10,7 +10,8 @@ from penstock.addons.reports.page import Section
 from penstock.addons.reports.same_data import Relation, SameData
 from penstock.addons.reports.settings import started_by
 from penstock.addons.reports.sweep_charts import short
-from penstock.addons.reports.sweep_data import FINISHED, LONGEST, SEED, SweepJob, SweepRecord
+from penstock.addons.reports.sweep_data import FINISHED, LONGEST, SweepJob, SweepRecord
+from penstock.addons.sweeps.repetitions import REPEATED
 from penstock.loading.known_by import ADVICE, relation
 
 _MOST_KEYS = 8  # charts of keys
@@ -22,7 +23,7 @@ def what_matters(sweep: SweepRecord) -> Section | None:
     done = [job for job in sweep.jobs if job.value is not None]
     ranks = [sweep.rank(job.value) for job in done]
     weights = importance([job.settings for job in done], ranks, sweep.varying)
-    keys = [key for key in sweep.varying if key != SEED] or sweep.varying
+    keys = [key for key in sweep.varying if key not in REPEATED] or sweep.varying
     keys = sweep_charts.worth_drawing(sweep, keys, weights)[:_MOST_KEYS]
     parts = []
     weighed = sorted({**weights.variance, **weights.optuna}, key=lambda key: -weights.of(key))
@@ -51,8 +52,8 @@ def _how_important(weights: Importance) -> str:
     text = (
         "A share of the variance is what a key explains alone, adjusted for how many values it has."
     )
-    if SEED in weights.variance:
-        text += " What the seed explains is noise: a key below it cannot be told from chance."
+    if noise := [key for key in REPEATED if key in weights.variance]:
+        text += f" What {' and '.join(noise)} explain is noise: keys below cannot be told from it."
     if weights.optuna:
         text += (
             " Optuna's importance (PED-ANOVA) is what distinguishes the best tenth of the "

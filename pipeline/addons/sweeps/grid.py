@@ -56,8 +56,9 @@ def of(
     Args:
         overrides: of the sweeper's own parameters and the command line, whose last one for a key
             wins; none of hydra's.
-        base: the configuration with the values that are fixed. Its `sweep.seeds` adds the seeds
-            from its `seed` on, as the key that varies fastest.
+        base: the configuration with the values that are fixed. Its `sweep.folds` adds the folds of
+            its `dataset.folds`, and `sweep.seeds` the seeds from its `seed` on, as the keys that
+            vary fastest.
         lines: those of one override; `values` when None.
     """
     axes = {override.get_key_element(): (lines or values)(override) for override in overrides}
@@ -67,6 +68,8 @@ def of(
         for key in swept
         if _FOR_ALL.fullmatch(key.lstrip("+~"))
     ]
+    if base.get("sweep", {}).get("folds") is not None:
+        problems += _with_folds(axes, swept, (base.get("dataset") or {}).get("folds"))
     seeds = base.get("sweep", {}).get("seeds")
     if seeds is not None and "seed" in swept:
         reason = "adds an axis of seeds, and seed is swept over already; leave one of them out"
@@ -79,6 +82,22 @@ def of(
     if len(grid) > MOST_JOBS:
         problems.append(Problem("", f"a sweep of {len(grid)} jobs; {MOST_JOBS} is the most"))
     return grid, problems
+
+
+def _with_folds(axes: dict[str, list[str]], swept: list[str], folds: object) -> list[Problem]:
+    """Add the folds of the data to a grid; returns what keeps them out."""
+    for key in [key for key in axes if key.lstrip("+") in ("dataset.folds", "dataset.fold")]:
+        if key in swept:
+            reason = f"runs all folds of one dataset.folds, and {key.lstrip('+')} is swept over"
+            return [Problem("sweep.folds", f"{reason}; give it one value, or leave this out")]
+        if key.endswith("fold"):
+            del axes[key]
+    if type(folds) is not int or not 2 <= folds <= MOST_JOBS:
+        reason = "runs all folds, and dataset.folds says of how many; set +dataset.folds=5"
+        return [Problem("sweep.folds", reason)]
+    axes["dataset.fold"] = [f"++dataset.fold={fold}" for fold in range(folds)]
+    swept.append("dataset.fold")
+    return []
 
 
 def values(override: Override) -> list[str]:

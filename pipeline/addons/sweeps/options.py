@@ -32,4 +32,6 @@ class SweepSection(Extension):
     retries: Index = 0
     jobs: Count | Literal["auto"] = 1
     seeds: Count | None = None
+    folds: Literal["all"] | None = None
+    out_of_fold: Literal["csv", "jsonl", "parquet"] | None = "csv"
     optuna: StudySection | None = None

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import mean
 
 from hydra.core.utils import JobReturn
 from hydra.experimental.callback import Callback
@@ -23,6 +24,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from penstock import installed, program
+from penstock.addons.sweeps import repetitions
 from penstock.addons.sweeps.job_result import FINISHED, JobResult, best_of, read_results
 from penstock.addons.sweeps.stored_sweep import jobs_of, must_be_typed, read_sweep
 from penstock.config import disclosure
@@ -33,14 +35,17 @@ from penstock.files.table_cells import cell
 from penstock.tasks.tables import new_table, put_table
 from penstock.terminal import one_line, put, say
 
-TABLE = "sweep.csv"
+TABLE, MEANS = "sweep.csv", "means.csv"
 
 _STYLES = {"done": None, "pruned": "dim"}
 _MADE = re.compile(rb"job,(?:.*,)?status,")  # how the table begins
+_MEANS = re.compile(rb"(?:.*,)?jobs,missing\r?\n")
 
 
 class SweepTable(Callback):
-    """Prints a table of all jobs at the end of a sweep, and writes it as sweep.csv."""
+    """Prints a table of all jobs at the end of a sweep, and writes it as sweep.csv; of settings
+    that were repeated another one, means.csv.
+    """
 
     def on_multirun_start(self, config: DictConfig, **kwargs: object) -> None:
         if "joblib" in str(config.hydra.launcher._target_):
@@ -62,7 +67,9 @@ class SweepTable(Callback):
         if not jobs:
             return
         try:
-            _write_csv(sweep.folder / TABLE, table(jobs))
+            _write_csv(sweep.folder / TABLE, table(jobs), _MADE)
+            if rows := means(jobs):
+                _write_csv(sweep.folder / MEANS, rows, _MEANS)
         except PenstockError as error:
             say(error)
         sweep.show(jobs)
@@ -107,8 +114,15 @@ class Running:
         ended = all(result.status in (*FINISHED, "failed") for _, result in jobs)
         many = f"{len(jobs)} jobs in {self.folder}"
         best = best_of(jobs)
-        _print(table(jobs), many if ended else f"{done} of {many} are done", best)
-        if best is not None:
+        repeated = means(jobs)
+        by_folds = bool(repeated) and any("folds" in name for name in repeated[0])
+        title = many if ended else f"{done} of {many} are done"
+        _print(table(jobs), title, None if by_folds else best)
+        if repeated and ended:
+            _print(repeated, "what they repeat: the mean, and the standard deviation", None)
+        if by_folds:  # the easiest fold is no result
+            put(*_best_mean(repeated, any(result.mode == "max" for _, result in jobs)))
+        elif best is not None:
             result = dict(jobs)[best]
             put(f"best: {result.metric or 'value'} {result.value:.6g} by job {best}")
         _make_pages(self.config, in_between=False)
@@ -128,6 +142,7 @@ class Running:
 def check_folder(folder: Path) -> None:
     """Raise NotOwnError, before any job runs, where the table would replace a foreign file."""
     check_replaceable(folder / TABLE, _MADE)
+    check_replaceable(folder / MEANS, _MEANS)
 
 
 def _make_pages(config: DictConfig, in_between: bool) -> None:
@@ -157,10 +172,7 @@ def say_how_far(words: Sequence[str]) -> None:
 
 def table(jobs: Sequence[tuple[str, JobResult]]) -> list[dict[str, str]]:
     """A row per job: overrides, status, metrics, time and error."""
-    overrides_of = {
-        name: {key: value for key, _, value in (line.partition("=") for line in result.overrides)}
-        for name, result in jobs
-    }
+    overrides_of = {name: _settings(result) for name, result in jobs}
     keys = dict.fromkeys(key for overrides in overrides_of.values() for key in overrides)
     metric = next((result.metric for _, result in jobs if result.metric), "value")
     others = dict.fromkeys(name for _, result in jobs for name in result.others)
@@ -176,15 +188,66 @@ def table(jobs: Sequence[tuple[str, JobResult]]) -> list[dict[str, str]]:
     return rows
 
 
+def means(jobs: Sequence[tuple[str, JobResult]]) -> list[dict[str, str]]:
+    """A row per setting that was repeated with seeds or on folds: what varies, the mean, the
+    standard deviation over each, and what is missing. None where nothing was repeated.
+    """
+    settings = [_settings(result) for _, result in jobs]
+    several = repetitions.varying(settings)
+    groups = repetitions.grouped(settings, several)
+    if len(groups) == len(jobs):
+        return []
+    metric = next((result.metric for _, result in jobs if result.metric), "value")
+    repeated = [key for key in several if key in repetitions.REPEATED]
+    rows = []
+    for values, places in groups.items():
+        done = [place for place in places if jobs[place][1].value is not None]
+        reached = [(settings[place], float(jobs[place][1].value or 0.0)) for place in done]
+        over = repetitions.deviations(reached)
+        row = {key: value or "" for key, value in zip(several, values, strict=False)}
+        row[f"{metric}, mean"] = _number(mean(value for _, value in reached) if done else None)
+        for key in repeated:
+            row[f"over {repetitions.REPEATED[key]}"] = _number(over.get(key), 3)
+        row["jobs"] = f"{len(done)} of {len(places)}"
+        undone = [place for place in places if place not in done]
+        row["missing"] = "; ".join(
+            f"{repetitions.named(settings[place])}: {jobs[place][1].status} (job {jobs[place][0]})"
+            for place in undone
+        )
+        rows.append(row)
+    return rows
+
+
+def _best_mean(rows: Sequence[dict[str, str]], largest: bool) -> list[str]:
+    """The setting with the best mean, in words; of those without a gap, if there are any."""
+    name = next(name for name in rows[0] if name.endswith(", mean"))
+    whole = [row for row in rows if not row["missing"]]
+    valued = [row for row in whole or rows if row[name]]
+    if not valued:
+        return []
+    best = (max if largest else min)(valued, key=lambda row: float(row[name]))
+    keys = [*best][: [*best].index(name)]
+    of = " ".join(f"{key}={best[key]}" for key in keys)
+    metric = name.removesuffix(", mean")
+    words = [f"best: {metric} {best[name]}, the mean of {best['jobs'].partition(' ')[0]} jobs"]
+    return [*words, f"with {of}"] if of else words
+
+
+def _settings(result: JobResult) -> dict[str, str]:
+    """The overrides of a job by key."""
+    lines = (line.partition("=") for line in result.overrides)
+    return {key.lstrip("+"): value for key, _, value in lines}
+
+
 def _number(value: float | None, digits: int = 6) -> str:
     return "" if value is None else f"{value:.{digits}g}"
 
 
-def _write_csv(path: Path, rows: Sequence[dict[str, str]]) -> None:
+def _write_csv(path: Path, rows: Sequence[dict[str, str]], made: re.Pattern[bytes]) -> None:
     text = io.StringIO(newline="")
     lines = [list(rows[0]), *(list(row.values()) for row in rows)]
     csv.writer(text).writerows([cell(content) for content in line] for line in lines)
-    replace_own(path, text.getvalue().encode(errors="backslashreplace"), _MADE)
+    replace_own(path, text.getvalue().encode(errors="backslashreplace"), made)
 
 
 def _print(rows: Sequence[dict[str, str]], title: str, best: str | None) -> None:
@@ -192,7 +255,7 @@ def _print(rows: Sequence[dict[str, str]], title: str, best: str | None) -> None
     names = list(rows[0])
     alike = {
         name
-        for name in names[1 : names.index("status") + 1]
+        for name in names[1 : names.index("status") + 1 if "status" in names else 0]
         if len(rows) > 1 and len({row[name] for row in rows}) == 1
     }
     columns = [name for name in names if name not in alike and any(row[name] for row in rows)]
@@ -201,7 +264,9 @@ def _print(rows: Sequence[dict[str, str]], title: str, best: str | None) -> None
         width = max(len(row[name]) for row in rows)
         drawn.add_column(name.replace("/", "/\n"), overflow="fold", min_width=min(width, 12))
     for row in rows:
-        style = "bold" if row["job"] == best else _STYLES.get(row["status"], "red")
+        style = _STYLES.get(row.get("status", "done"), "red")
+        if best is not None and row.get("job") == best:
+            style = "bold"
         drawn.add_row(*(row[name] for name in columns), style=style)
     put_table(drawn)
     if alike:

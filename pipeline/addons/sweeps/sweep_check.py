@@ -63,6 +63,9 @@ def check(
     if chooses and options.get("seeds") is not None:
         reason = "is for grids; here every trial has the one seed. Leave it out"
         problems.append(Problem("sweep.seeds", reason))
+    if chooses and options.get("folds") is not None:
+        reason = "is for grids; here every trial has one fold, dataset.fold. Leave it out"
+        problems.append(Problem("sweep.folds", reason))
     if options.get("jobs", 1) != 1:
         problems += _in_parallel(base.hydra.get("launcher", {}).get("_target_"))
     over = [str(override.input_line) for override in swept if override.is_sweep_override()]
@@ -73,7 +76,9 @@ def check(
     else:
         composer.sweep = asked
         if not problems:
-            over += [line for line in asked.fixed if line.startswith("sweep.seeds=")]
+            over += [
+                line for line in asked.fixed if line.startswith(("sweep.seeds=", "sweep.folds="))
+            ]
             announce(of_sweep(over, list(map(len, asked.axes.values()))))
         jobs = [] if of_grid else list(_jobs(composer, asked))
     seen: dict[Problem, list[Sequence[str]]] = {}

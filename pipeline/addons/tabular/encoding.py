@@ -203,8 +203,19 @@ def _scaled(name: str, values: Floats, is_date: bool) -> Scaled:
 
 
 def summary(encoding: Encoding) -> dict[str, Any]:
-    """What a dataset says of it in its fingerprint: all that the training rows said."""
+    """All that the training rows said, as plain values; `encoding_of` takes them."""
     return {
         "numbers": [vars(column) for column in encoding.numbers],
         "categories": {name: list(values) for name, values in encoding.categories.items()},
-    }
+    } | ({} if encoding.date_format is None else {"date_format": encoding.date_format})
+
+
+def encoding_of(said: Mapping[str, Any]) -> Encoding:
+    """The encoding that `summary` has told of.
+
+    Raises:
+        KeyError, TypeError: it did not.
+    """
+    categories = {str(name): [*map(str, of)] for name, of in said["categories"].items()}
+    numbers = [Scaled(**column) for column in said["numbers"]]
+    return Encoding(numbers, categories, said.get("date_format"))

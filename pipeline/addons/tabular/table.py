@@ -12,7 +12,7 @@ columns takes about a second for each split, and a sample 5 us.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,7 +21,14 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset
 
-from penstock.addons.tabular.encoding import Encoding, Kind, kind_of, learned, summary
+from penstock.addons.tabular.encoding import (
+    Encoding,
+    Kind,
+    encoding_of,
+    kind_of,
+    learned,
+    summary,
+)
 from penstock.addons.tabular.frames import (
     MISSING,
     Frame,
@@ -179,12 +186,27 @@ class Table(FileDataset, Dataset[Sample]):
         self.target_mean, self.target_scale = _scale(self._targets[rows])
         self._numbers, self._categories = self.encoding.encoded(self._frame, self.rows)
 
-    def unlabelled(self, root: str) -> Unlabelled:
+    @property
+    def learned(self) -> dict[str, Any]:
+        """What training rows said, as plain values, and how the file is written."""
+        format, texts, _ = self._reading
+        inputs = [name for name in texts if name in self.encoding.categories]
+        return {"encoding": summary(self.encoding), "texts": inputs, "format": vars(format)}
+
+    @classmethod
+    def of_learned(
+        cls, root: str, learned: Mapping[str, Any], files: Files | None, limits: Limits
+    ) -> Unlabelled:
         """Rows of another table, which may lack the target, encoded by what training rows said."""
         if not isinstance(root, str):
             reason = "a table is one file: name its path"
             raise ConfigError(Problem("dataset.root", reason))
-        return Unlabelled(root, self.encoding, *self._reading, self._files)
+        format, encoding = TextFormat(**learned["format"]), encoding_of(learned["encoding"])
+        return Unlabelled(root, encoding, format, learned["texts"], limits, files or Files())
+
+    def unlabelled(self, root: str) -> Unlabelled:
+        """The same, with what this table has learned."""
+        return self.of_learned(root, self.learned, self._files, self._reading[2])
 
     @property
     def metadata(self) -> pd.DataFrame:
