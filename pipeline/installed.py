@@ -51,11 +51,13 @@ class Callables:
         module: its full name.
         kind: what they are, for messages: "a sampler".
         base: full name of the class that they have to be kinds of.
+        functions: whether it may call its functions too.
     """
 
     module: str
     kind: str
     base: str | None = None
+    functions: bool = False
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,15 @@ class AddOn:
             before they are built, gives costs of rows, settles values of `loader`, brings an
             `Exchange` of batches.
         row_keys: keys that any dataset's node may have, by which its `wrapper` chooses among rows.
+        optimizer_keys: keys that any optimizer's node may have beside its arguments.
+        parameters: "module:function" of (Config, key of an optimizer's node, the part of the model
+            that it trains, the model, the weights of that part that learn at first), which gives
+            what the optimizer trains: weights, or torch's groups of them.
+        models: "module:function" of (Config, a new model, whether it begins a run), which prepares
+            one for training, in place and on every rank, before it is spread over the ranks.
+        epochs: "module:function" of (Config, the model in training, an epoch), called on every rank
+            before the epoch's first batch: says which weights learn in it, by `requires_grad`, and
+            returns whether others do than before.
         explains: "module:function" for a run that resumes with other data, `(problems, saved, own,
             address) -> problems`: what differs (`Problem`s by key) between the fingerprints of
             the run and of the configuration, said better.
@@ -132,8 +143,8 @@ class AddOn:
             words after it, and returns an exit code.
         only_with: names of keys, or NAME=VALUE. A configuration that has none of them at any depth
             (or null) is none of the add-on's business, if its options have their defaults and no
-            module of its `callables` is imported: nothing of `wrapper`, `observers`, `sends` and
-            `rules` is loaded. None: it is always asked.
+            module of its `callables` is imported: nothing of `wrapper`, `observers`, `sends`,
+            `rules`, `parameters`, `models` and `epochs` is loaded. None: it is always asked.
     """
 
     tasks: Mapping[str, Task] = field(default_factory=dict)
@@ -143,6 +154,10 @@ class AddOn:
     ahead: str = ""
     wrapper: str = ""
     row_keys: Sequence[str] = ()
+    optimizer_keys: Sequence[str] = ()
+    parameters: str = ""
+    models: str = ""
+    epochs: str = ""
     explains: str = ""
     observers: str = ""
     pictures: str = ""
@@ -198,7 +213,10 @@ def all_of(seam: Literal["explains", "pictures"]) -> list[Callable[..., Any]]:
     return [load(name) for name in names if name]
 
 
-def asked(config: object, seam: Literal["observers", "rules", "sends", "wrapper"]) -> list[Any]:
+Asked = Literal["observers", "rules", "sends", "wrapper", "parameters", "models", "epochs"]
+
+
+def asked(config: object, seam: Asked) -> list[Any]:
     """What add-ons bring to a seam that a configuration is about; see `AddOn.only_with`.
 
     Args:

@@ -6,15 +6,15 @@ What a callable takes by name and the configuration leaves out is supplied: fact
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from penstock import installed
 from penstock.build.data import DataParts
 from penstock.config.instantiate import make
-from penstock.config.nodes import SCHEDULE_KEYS, metrics
+from penstock.config.nodes import OF_OPTIMIZERS, SCHEDULE_KEYS, metrics, without_own
 from penstock.config.schema import Config
 from penstock.distributed.world import World
 from penstock.errors import ConfigError, Problem
@@ -22,7 +22,7 @@ from penstock.order.randomness import hash64, scope, seed_global
 from penstock.training.objective_base import Objective
 from penstock.training.own_objective import adapted
 from penstock.training.own_steps import Optimizers
-from penstock.training.schedules import warmup_steps, with_warmup
+from penstock.training.schedules import of_each_group, warmup_steps, with_warmup
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -49,6 +49,17 @@ class TrainingParts:
             made: torch.nn.Module = self.data.make_with_facts("model", self.config.model, False)
         return made
 
+    def trained(self, begins: bool = True) -> nn.Module:
+        """A new model to be trained, as add-ons prepare it.
+
+        Args:
+            begins: whether a run begins with its weights.
+        """
+        model = self.model()
+        for prepare in installed.asked(self.config, "models"):
+            prepare(self.config, model, begins)
+        return model
+
     def objective(self) -> Objective:
         """The objective with its metrics; one of a person's own, adapted."""
         node = self.config.objective
@@ -64,7 +75,7 @@ class TrainingParts:
         """
         node = self.config.optimizer
         if "_target_" in node:
-            return _optimizer(node, "optimizer", model, total_steps)
+            return self._optimizer("optimizer", model, model, total_steps)
         parts = dict(model.named_children())
         if unknown := node.keys() - parts.keys():
             name, known = min(unknown), ", ".join(parts) or "no parts"
@@ -72,8 +83,8 @@ class TrainingParts:
             raise ConfigError(Problem(f"optimizer.{name}", reason))
         return Optimizers(
             {
-                name: _optimizer(of, f"optimizer.{name}", parts[name], total_steps)
-                for name, of in node.items()
+                name: self._optimizer(f"optimizer.{name}", parts[name], model, total_steps)
+                for name in node
             }
         )
 
@@ -89,15 +100,22 @@ class TrainingParts:
             return None
         warm = warmup_steps(node.get("warmup", 0), total_steps)
         rest = total_steps - warm
-        plain = {name: value for name, value in node.items() if name not in SCHEDULE_KEYS}
+        own = {name: value for name, value in node.items() if name not in SCHEDULE_KEYS}
+        plain = of_each_group(own, optimizer)
         steps = {"total_steps": rest, "T_max": rest, "total_iters": rest}
         return with_warmup(
             optimizer, warm, lambda inner: make(plain, "scheduler", {"optimizer": inner, **steps})
         )
 
-
-def _optimizer(node: Mapping[str, Any], key: str, model: nn.Module, total_steps: int) -> Optimizer:
-    params = [weight for weight in model.parameters() if weight.requires_grad]
-    supply = {"params": params, "model": model, "total_steps": total_steps}
-    made: Optimizer = make(node, key, supply)
-    return made
+    def _optimizer(
+        self, key: str, part: nn.Module, model: nn.Module, total_steps: int
+    ) -> Optimizer:
+        """The optimizer of a part of the model, whose node stands at `key`."""
+        node = self.config.optimizer
+        node = node if key == "optimizer" else node[key.removeprefix("optimizer.")]
+        params: list[Any] = [weight for weight in part.parameters() if weight.requires_grad]
+        for arranged in installed.asked(self.config, "parameters"):
+            params = arranged(self.config, key, part, model, params)
+        supply = {"params": params, "model": part, "total_steps": total_steps}
+        made: Optimizer = make(without_own(node, OF_OPTIMIZERS), key, supply)
+        return made

@@ -188,6 +188,12 @@ _OF_TORCHVISION = frozenset(
 )
 
 
+def _kind_of(brought: installed.Callables) -> Callable[[Any], bool]:
+    """Whether an object is what an add-on lets configurations call."""
+    fits = _subclass(brought.base) if brought.base else _is_class
+    return lambda obj: fits(obj) or (brought.functions and _is_function(obj))
+
+
 def _is_of_data(obj: object) -> bool:
     known = getattr(obj, "__name__", "") in _OF_TORCH
     return known or _subclass("torch.utils.data.Sampler")(obj)
@@ -287,7 +293,7 @@ RULES = (
     ),
     *(Rule(f"penstock.{name}", kind, _is_class) for name, kind in _OURS.items()),
     *(
-        Rule(one.module, one.kind, _subclass(one.base) if one.base else _is_class)
+        Rule(one.module, one.kind, _kind_of(one))
         for addon in installed.addons().values()
         for one in addon.callables
     ),

@@ -55,6 +55,8 @@ Parts = Mapping[str, Any]  # the callable of each part of a configuration, by ke
 SPLITS = ("train", "val")
 # Keys of any dataset node that choose its rows.
 KEPT = tuple(key for addon in installed.addons().values() for key in addon.row_keys)
+# Those of any optimizer's node that are not its arguments.
+OF_OPTIMIZERS = tuple(key for addon in installed.addons().values() for key in addon.optimizer_keys)
 # Keys of `dataset` that are not arguments; all but two may be, where the dataset takes them.
 OF_THE_BUILD = ("packed", "fingerprint", "fields", "facts", *KEPT)
 
@@ -107,7 +109,7 @@ def parts(config: Config) -> list[Part]:
         Part("model", sections.get("model"), FACTS),
         Part("objective", sections.get("objective"), FACTS, nested=True, measured=measured),
         *(
-            Part(key, node, ("params", "model", "total_steps"))
+            Part(key, without_own(node, OF_OPTIMIZERS), ("params", "model", "total_steps"))
             for key, node in by_name(sections.get("optimizer") or None, "optimizer").items()
         ),
         Part("scheduler", scheduler, _SCHEDULER),

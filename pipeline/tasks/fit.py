@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -36,7 +37,7 @@ from penstock.loading.loader import Loader
 from penstock.order.plan import Plan
 from penstock.order.skipped import Skipped
 from penstock.order.streams import StreamPlan
-from penstock.runs import resumption
+from penstock.runs import checkpoint, resumption
 from penstock.runs.checkpoint import State
 from penstock.runs.identity.sources import code_of
 from penstock.runs.left_out import NAME as QUARANTINE
@@ -151,7 +152,10 @@ class Fit:
         self.parallel = Parallel(
             shared.strategy, shared.find_unused_parameters, shared.sync_batchnorm
         )
-        self.model = prepare(parts.model(), self.parallel, group)
+        # A run that is resumed has weights, and needs no file that it began with.
+        old = checkpoint.has_checkpoint(Path(config.run_dir)) or config.resume != "auto"
+        begins = config.resume is None or not old
+        self.model = prepare(parts.trained(begins), self.parallel, group)
         moves = scheduler_moves(self.options, train.plan) if config.scheduler else 0
         self.optimizer, self.scheduler = self._scheduled(moves)
         self.opened = self._open(moves)
@@ -236,6 +240,7 @@ class Fit:
                 group,
                 self.config.seed,
                 self.parallel,
+                [partial(begin, self.config) for begin in installed.asked(self.config, "epochs")],
             )
             self.result = fit(
                 train_step, self.train_loader, self.val_loader, opened, self.observers, preemption

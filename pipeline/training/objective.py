@@ -76,7 +76,7 @@ class Supervised(Objective):
         counted = isinstance(model, Constant) and self.target in batch
         given = [self._field(batch, name) for name in ([self.target] if counted else self.inputs)]
         with batch_norm_explained(batch):
-            outputs = model(*given).float()
+            outputs = _tensor(model(*given)).float()
         # In float32 also under autocast: the loss is cheap, and a sum in 16 bits is inaccurate.
         device = outputs.device.type
         mixed = torch.is_autocast_enabled(device)
@@ -98,8 +98,8 @@ class Supervised(Objective):
         return losses, outputs
 
     def answer(self, model: nn.Module, batch: Batch) -> Tensor:
-        outputs: Tensor = model(*(self._field(batch, name) for name in self.inputs)).float()
-        return outputs
+        outputs = model(*(self._field(batch, name) for name in self.inputs))
+        return _tensor(outputs).float()
 
     def rows(self, outputs: Tensor, batch: Batch) -> Sequence[Mapping[str, Any]]:
         """`predicted`: the number or the numbers, as the model gives them."""
@@ -470,6 +470,11 @@ class Classification(Supervised):
 
     def _labels(self, count: int) -> Sequence[object]:
         return self.classes if self.classes and len(self.classes) == count else range(count)
+
+
+def _tensor(outputs: Any) -> Tensor:
+    """The one output of a model, which may stand among others as `logits`."""
+    return getattr(outputs, "logits", outputs)
 
 
 class Constant(nn.Module):

@@ -183,9 +183,9 @@ class OwnSteps(TrainStep):
         self._stepped = True
 
     def weights(self, name: str | None) -> list[Tensor]:
-        """The weights of one optimizer."""
+        """The weights of one optimizer that learn."""
         groups = self.optimizer_of(name).param_groups
-        return [weight for group in groups for weight in group["params"]]
+        return [weight for group in groups for weight in group["params"] if weight.requires_grad]
 
     def _add_up(self, weights: list[Tensor], total: Tensor) -> None:
         """Give weights the gradients of the mean over all ranks' samples."""

@@ -344,7 +344,7 @@ def train_epoch(
     skipped = loader.plan.skipped
     for observer in observers:
         observer.on_epoch_start(epoch, loader.plan.steps(epoch), start)
-    train_step.model.train()
+    train_step.begin_epoch(epoch)
     batch = None
     with closing(loader.epoch(epoch, start)) as batches:
         # A run that was stopped in the validation after its last step has no batch left.

@@ -45,6 +45,22 @@ def with_warmup(
     return SequentialLR(optimizer, [rise, main(optimizer)], milestones=[steps])
 
 
+def of_each_group(node: Mapping[str, Any], optimizer: Optimizer) -> dict[str, Any]:
+    """A schedule's arguments, with a rate for each group where the groups' rates differ.
+
+    A rate of the node is that of `optimizer.lr`, and groups have as many times of it.
+    """
+    base, rates = optimizer.defaults.get("lr"), [group["lr"] for group in optimizer.param_groups]
+    if not base or all(rate == base for rate in rates):
+        return dict(node)
+    return {
+        name: [value * rate / base for rate in rates]
+        if name in ("max_lr", "base_lr") and isinstance(value, int | float)
+        else value
+        for name, value in node.items()
+    }
+
+
 def renewed(
     state: Mapping[str, Any], optimizer: Optimizer, scheduler: LRScheduler
 ) -> dict[str, Any]:

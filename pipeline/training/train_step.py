@@ -8,7 +8,8 @@ batch, however unequal the ranks' shares are: one a sample, or one a token
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import gc
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -87,6 +88,8 @@ class TrainStep:
         model: under FSDP the result of `parallel.prepare`.
         group: the ranks that train together.
         parallel: how they share the model.
+        epochs: functions of (the model, an epoch) that say which weights learn in it, and return
+            whether others do than before.
 
     Attributes:
         batches: batches learned from.
@@ -105,6 +108,7 @@ class TrainStep:
         group: Group,
         seed: int,
         parallel: Parallel | None = None,
+        epochs: Sequence[Callable[[nn.Module, int], bool]] = (),
     ) -> None:
         self.group = group
         self.device = torch.device(group.world.device)
@@ -134,6 +138,7 @@ class TrainStep:
             and not (self._parallel.sync_batchnorm and self.device.type == "cuda")
         )
         self.own_time: OwnTime | None = None
+        self._epochs = tuple(epochs)
         self._share, self._each = 0.0, torch.empty(0)  # the last gradient of the losses
         self._batches_before, self._buffers_before = 0, list[Tensor]()  # at the last update
 
@@ -156,6 +161,15 @@ class TrainStep:
     def lr(self) -> float:
         """Learning rate of the first parameter group."""
         return float(self.optimizer.param_groups[0]["lr"])
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Put the model into training mode, with the weights that learn in that epoch."""
+        changed = [begin(self.model, epoch) for begin in self._epochs]
+        if any(changed):
+            self._forward = self.model  # DDP has to let go of the weights before it takes more
+            gc.collect()
+            self._forward = self._wrapped(self.objective)
+        self.model.train()
 
     def learn(self, batch: Batch) -> Tensor:
         """Add the gradients of a batch; returns the objective's losses, without waiting."""

@@ -41,7 +41,11 @@ TEXT = {
     "loader.worker_init_fn",
     "resume_despite",
     "sample",
+    "trainer.freeze.names",
     "trainer.monitor",
+    "trainer.recompute",
+    "trainer.warm_start.path",
+    "trainer.warm_start.without",
 }
 # Arguments of parts that could name a file, and are read.
 READ = {"ann_file", "cache_mb", "cache_size", "file", "is_valid_file", "path", "val_file"}

@@ -57,7 +57,7 @@ def run(config: Config) -> None:
     parts = TrainingParts(config, World(device=from_environment(config.trainer.device).device))
     spare_cores(parts.world)
     with parts.data.train.loader() as train:
-        objective, model = parts.objective(), parts.model()
+        objective, model = parts.objective(), parts.trained()
         options = replace(make_options(config, objective), max_steps=None, ema=None)
         train_step = make_train_step(
             model, objective, parts.optimizer(model), None, options, Group(parts.world), config.seed
@@ -91,8 +91,9 @@ def rates_and_losses(
     train_step: TrainStep, train: Loader, lowest: float, highest: float, steps: int
 ) -> Iterator[tuple[float, float]]:
     """The learning rate and the mean loss before each optimizer step, until the loss explodes."""
+    base = train_step.optimizer.defaults.get("lr")
     for group in train_step.optimizer.param_groups:
-        group["lr"] = lowest
+        group["lr"] = lowest * (group["lr"] / base if base else 1.0)
         group.pop("initial_lr", None)
     factor = (highest / lowest) ** (1 / max(steps - 1, 1))
     scheduler = ExponentialLR(train_step.optimizer, factor)

@@ -47,7 +47,7 @@ class Course:
         objective = self.parts.objective()
         options = make_options(config, objective)
         group = Group(self.parts.world)
-        model = prepare(self.parts.model(), Parallel(), group)
+        model = prepare(self.parts.trained(False), Parallel(), group)
         optimizer = self.parts.optimizer(model)
         self.train_step = make_train_step(
             model, objective, optimizer, None, options, group, config.seed

@@ -1,0 +1,97 @@
+"""What a fit does with a new model before its optimizer is made, and what it says of that."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import nn
+
+from penstock.addons.finetuning import freezing, patterns, weights
+from penstock.addons.finetuning.groups import described
+from penstock.addons.finetuning.options import FreezeSection, WarmStartSection
+from penstock.addons.finetuning.recomputing import recompute
+from penstock.config.schema import Config
+from penstock.errors import ConfigError, Problem
+from penstock.tasks.fit import Fit
+from penstock.terminal import say
+from penstock.training.observer import Observer, Record
+
+KEY = "trainer.warm_start"
+
+
+def prepared(config: Config, model: nn.Module, begins: bool) -> None:
+    """Prepare a new model for its training, in place.
+
+    Args:
+        begins: whether its weights are those that a run begins with.
+    """
+    if begins and WarmStartSection.of(config).path is not None:
+        start(config, model)
+    freezing.begin_epoch(config, model, 0)
+    if names := patterns.listed(config.trainer.option("recompute")):
+        recompute(model, names)
+
+
+def start(config: Config, model: nn.Module) -> None:
+    """Give a model the weights of `trainer.warm_start`, and say what matched.
+
+    Raises:
+        ConfigError: some do not fit, and `strict` is true; or none do.
+    """
+    section = WarmStartSection.of(config)
+    assert section.path is not None
+    path = Path(section.path).expanduser()
+    without = patterns.listed(section.without)
+    matched = weights.match(model, weights.read(path), without, section.rename)
+    if not matched.tensors or (section.strict and matched.odd):
+        name = type(model).__name__
+        ways = f"{KEY}.without=[NAMES] keeps the new weights of some; {KEY}.strict=false takes what"
+        ways = f"{ways} fits" if matched.tensors else f"is it another model? {KEY}.rename may help"
+        reason = f"{section.path!r} does not fit {name}: {matched}. {ways}"
+        raise ConfigError(Problem(f"{KEY}.path", reason))
+    weights.load(model, matched)
+    if config.distributed.strategy == "none" or _is_first():
+        say(f"{'start':<9} {matched} from {section.path}")
+
+
+def _is_first() -> bool:
+    import torch.distributed as dist
+
+    return not dist.is_initialized() or dist.get_rank() == 0
+
+
+def watching(fit: Fit) -> list[Observer]:
+    """Says on the first rank which weights learn how; its observer notes their rates."""
+    section = FreezeSection.of(fit.config)
+    model = fit.model
+    if section.names:
+        frozen = sum(weight.numel() for weight in model.parameters() if not weight.requires_grad)
+        ends = {end for end in freezing.ends(fit.config, model).values() if end != freezing.FOREVER}
+        until = f"; some learn from epoch {', '.join(map(str, sorted(ends)))} on" if ends else ""
+        say(f"{'frozen':<9} {frozen:,} parameters in epoch 0{until}")
+    groups = described(fit.optimizer) if any(_groups_of(fit)) else []
+    for number, group in enumerate(groups):
+        decay = group["weight_decay"]
+        decays = "" if decay is None else f", weight decay {decay:g}"
+        say(
+            f"{'' if number else 'groups':<9} {group['name']}: {group['weights']} weights, "
+            f"{group['parameters']:,} parameters, lr {group['lr']:.3g}{decays}"
+        )
+    if groups:
+        fit.folder.manifest["groups"] = groups
+    return [Rates(fit)] if groups else []
+
+
+def _groups_of(fit: Fit) -> list[object]:
+    return [group.get("name") for group in fit.optimizer.param_groups]
+
+
+class Rates(Observer):
+    """Adds the learning rate of each group to the record of an epoch, as `lr/NAME`."""
+
+    def __init__(self, fit: Fit) -> None:
+        self._fit = fit
+
+    def on_record(self, record: Record) -> None:
+        for group in self._fit.optimizer.param_groups:
+            record.setdefault(f"lr/{group.get('name', '')}", float(group["lr"]))

@@ -1,0 +1,160 @@
+"""Weights with learning rates and decays of their own: `optimizer.groups`.
+
+    groups:
+      layers: {names: [embeddings, encoder.layer.%, head], layer_decay: 0.8}
+      plain: {kinds: [bias, norm], weight_decay: 0}
+
+A group says which weights it is about, by `names` (patterns) and `kinds`, and what differs for
+these: any argument of the optimizer, or `lr_scale` or `layer_decay`, which multiply its learning
+rate. Each argument of a weight comes from the first group that is about it and sets that argument;
+all that no group sets is the optimizer's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+from penstock.addons.finetuning import freezing, patterns
+from penstock.config.schema import Config
+from penstock.errors import ConfigError, Problem
+
+KINDS = ("bias", "norm", "embedding")
+OF_THE_RATE = ("lr", "lr_scale", "layer_decay")
+CHOICE = ("names", "kinds")
+
+
+@dataclass
+class Group:
+    """A group as it is written.
+
+    Attributes:
+        key: of it in the configuration.
+        weights: names of those that it is about, each with the layer that it is in, from 0 on.
+        decided: of how many of them it sets something.
+    """
+
+    key: str
+    settings: Mapping[str, Any]
+    weights: dict[str, int] = field(default_factory=dict)
+    layers: int = 0
+    decided: int = 0
+
+
+def arranged(
+    config: Config, key: str, part: nn.Module, model: nn.Module, params: list[Any]
+) -> list[Any]:
+    """What the optimizer at `key` trains: weights of `part`, in groups where there are any.
+
+    Args:
+        model: that `part` is a part of, or the same.
+        params: weights that learn in epoch 0.
+
+    Raises:
+        ConfigError: a group is about no weight, or all that it sets is set by others before it.
+    """
+    of_model = {id(weight): name for name, weight in model.named_parameters()}
+    frozen = freezing.ends(config, model)
+    later = {name for name, end in frozen.items() if end != freezing.FOREVER}
+    weights = {
+        name: weight
+        for name, weight in part.named_parameters()
+        if weight.requires_grad or of_model.get(id(weight)) in later
+    }
+    node = config.optimizer if key == "optimizer" else config.optimizer[key.rpartition(".")[2]]
+    groups = [Group(f"{key}.groups.{name}", of) for name, of in _written(node)]
+    if not groups:
+        return list(weights.values()) if later else params
+    for group in groups:
+        _choose(group, part, weights)
+    made: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for name, weight in weights.items():
+        values, by = _settings(name, groups, float(node.get("lr", 0) or 0))
+        known = tuple(sorted((setting, repr(value)) for setting, value in values.items()))
+        made.setdefault(known, {"params": [], "name": by, **values})["params"].append(weight)
+    for group in groups:
+        if not group.decided:
+            reason = "sets nothing: groups before it are about the same weights; put it first"
+            raise ConfigError(Problem(group.key, reason))
+    # The record of an epoch has the learning rate of the first.
+    return sorted(made.values(), key=lambda values: "lr" in values)
+
+
+def _written(node: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for name, group in (node.get("groups") or {}).items():
+        if group is not None:
+            yield name, group
+
+
+def _choose(group: Group, part: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Find the weights that a group is about, and their layers."""
+    names = patterns.listed(group.settings.get("names") or [])
+    where = f"trained weight of {type(part).__name__}"
+    patterns.check_used(f"{group.key}.names", names, list(weights), where)
+    kinds = patterns.listed(group.settings.get("kinds") or [])
+    of_kind = set(_of_kinds(part, kinds))
+    places: dict[str, tuple[int, tuple[int, ...]]] = {}
+    for name in weights:
+        for order, pattern in enumerate(names):
+            numbers = patterns.numbers(pattern, name)
+            if numbers is not None and (not kinds or name in of_kind):
+                places[name] = order, numbers
+                break
+        if not names and name in of_kind:
+            places[name] = 0, ()
+    if not places:
+        reason = f"is about no {where}; it has none of {', '.join(kinds)}"
+        raise ConfigError(Problem(group.key, reason))
+    layers = {place: number for number, place in enumerate(sorted(set(places.values())))}
+    group.weights = {name: layers[place] for name, place in places.items()}
+    group.layers = len(layers)
+
+
+def _of_kinds(part: nn.Module, kinds: Sequence[str]) -> Iterator[str]:
+    """Names of the weights of some kinds."""
+    for path, module in part.named_modules():
+        for name, _ in module.named_parameters(recurse=False):
+            kind = "bias" if name.rpartition("_")[2] == "bias" else ""
+            if isinstance(module, nn.Embedding):
+                kind = "embedding"
+            elif "norm" in type(module).__name__.lower():
+                kind = "norm"
+            if kind in kinds or (name == "bias" and "bias" in kinds):
+                yield f"{path}.{name}" if path else name
+
+
+def _settings(name: str, groups: Sequence[Group], lr: float) -> tuple[dict[str, Any], str]:
+    """The arguments of a weight that groups set, and the names of those groups."""
+    values: dict[str, Any] = {}
+    by: list[str] = []
+    for group in groups:
+        if name not in group.weights:
+            continue
+        own = {of: value for of, value in group.settings.items() if of not in CHOICE}
+        if rate := next((of for of in OF_THE_RATE if of in own), None):
+            layers = group.layers - 1 - group.weights[name]
+            factor = {"lr_scale": 1.0, "layer_decay": layers}.get(rate, 0)
+            own["lr"] = lr * own.pop(rate) ** factor if rate != "lr" else own["lr"]
+        fresh = own.keys() - values.keys()
+        if fresh:
+            values |= {of: own[of] for of in fresh}
+            group.decided += 1
+            by.append(group.key.rpartition(".")[2])
+    return values, "+".join(by) or "others"
+
+
+def described(optimizer: Any) -> list[dict[str, Any]]:
+    """What each group of an optimizer has: name, weights, numbers in them, lr and weight decay."""
+    return [
+        {
+            "name": str(group.get("name", "")),
+            "weights": len(group["params"]),
+            "parameters": sum(weight.numel() for weight in group["params"]),
+            "lr": float(group.get("max_lr", group.get("initial_lr", group["lr"]))),
+            "weight_decay": group.get("weight_decay"),
+        }
+        for group in optimizer.param_groups
+    ]
