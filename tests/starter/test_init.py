@@ -62,16 +62,6 @@ def test_a_new_project_runs_without_an_option(birds, capsys):
     assert not os.environ.get(project.VARIABLE)
 
 
-def test_its_tests_pass(birds):
-    code = "import pytest, sys; sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider']))"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = warm.run(
-        [sys.executable, "-c", code], cwd=birds, env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout
-    assert "2 passed" in done.stdout
-
-
 QUICK = ["trainer=quick", "run_dir=outputs/first", "loader.num_workers=0"]
 DIVERGES = ["dataset=my_birds", *QUICK, "optimizer.lr=1e30"]
 
@@ -177,16 +167,19 @@ def test_what_it_says_holds_in_all_processes_of_a_run(birds, capfd):
 
 def test_the_commands_of_its_page(tmp_path, monkeypatch, capsys):
     text = (ROOT / "docs" / "starter.md").read_text()
-    (block,) = re.findall(r"```sh\n(penstock init.*?)```", text, re.DOTALL)
-    monkeypatch.chdir(tmp_path)
-    for program, *words in map(shlex.split, block.splitlines()):
-        if program == "cd":
-            monkeypatch.chdir(*words)
-            continue
-        assert program == "penstock"
-        done = run(capsys, *words)
-        assert done.code == 0, done.err
-    assert done.out.splitlines()[-1].startswith("total ")
+    blocks = re.findall(r"```sh\n(penstock init.*?)```", text, re.DOTALL)
+    outputs = []
+    for block in blocks:
+        monkeypatch.chdir(tmp_path)
+        for program, *words in map(shlex.split, block.splitlines()):
+            if program == "cd":
+                monkeypatch.chdir(*words)
+            if program == "penstock":
+                done = run(capsys, *words)
+                assert done.code == 0, done.err
+        outputs.append(done.out)
+    assert outputs[0].splitlines()[-1].startswith("total ")
+    assert "seasonal naive" in outputs[1]
     forget("my_birds")
 
 
@@ -414,9 +407,33 @@ def test_init_takes_one_folder(words, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     done = run(capsys, "init", *words)
     assert done.code == 2
-    assert done.err.endswith("takes one folder, which is new or empty: python run.py init FOLDER\n")
+    assert "takes one folder, which is new or empty: python run.py init FOLDER [--kind" in done.err
     assert not list(tmp_path.iterdir())
-    assert run(capsys, "init", "--help").code == 0
+
+
+def test_help_names_each_kind(capsys):
+    done = run(capsys, "init", "birds", "--help")
+    assert done.code == 0
+    assert [line.split()[0] for line in done.out.splitlines()[3:]] == list(init._KINDS)
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["new", "--kind", "mask"], "'mask' is not one of images, masks, "),
+        (["new", "--kind=mask"], "(did you mean 'masks'?)"),
+        (["new", "--kind"], "'' is not one of"),
+        (["--kind", "masks"], "takes one folder"),
+        (["new", "--kind", "masks", "--kind", "boxes"], "takes one folder"),
+        (["new", "--knid", "masks"], "takes one folder"),
+    ],
+)
+def test_a_kind_that_there_is_not(words, reason, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = run(capsys, "init", *words)
+    assert done.code == 2
+    assert reason in done.err
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -432,6 +449,7 @@ def test_init_takes_one_folder(words, tmp_path, capsys, monkeypatch):
         ("tests", "my_tests"),
         ("conf", "my_conf"),
         ("synthetic_faces", "my_synthetic_faces"),
+        ("detection", "my_detection"),
         ("...", "my_project"),
         ("Gesichter für Ü", "gesichter_f_r"),
         ("my_torch", "my_torch"),
@@ -441,14 +459,84 @@ def test_a_packages_name_means_nothing_else(folder, name):
     assert init.package_name(folder) == name
 
 
-def test_the_files_are_whole(made):
+KINDS = list(init._KINDS)
+FEW = ["loader=debug", "trainer.max_steps=2", "trainer.pictures=false", "trainer.baseline=false"]
+
+
+@pytest.fixture(scope="module")
+def projects(tmp_path_factory):
+    """A new project of each kind of data, in a folder of its name."""
+    folder = tmp_path_factory.mktemp("kinds")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for kind in KINDS:
+            assert init.run([f"my {kind}", "--kind", kind]) == 0
+    yield folder
+    forget("my_own")
+    forget("my_points")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_trains_at_once(kind, projects, capsys, monkeypatch):
+    monkeypatch.chdir(projects / f"my {kind}")
+    group = "dataset" if kind == "own" else "experiment"
+    done = run(capsys, f"{group}=my_{kind}", *FEW, f"run_dir=outputs/{kind}")
+    assert done.code == 0, done.err
+    assert "ended by max_steps" in done.out
+
+
+EACH = """
+import os, sys, pytest
+for folder in sorted(os.listdir()):
+    os.chdir(folder)
+    code = pytest.main(["-q", "-p", "no:cacheprovider"])
+    os.chdir("..")
+    for name in ("test_data", "test_dataset"):  # several have files of these names
+        sys.modules.pop(name, None)
+    if code:
+        sys.exit(f"{folder}: {code}")
+"""
+
+
+def test_the_tests_of_each_kind_pass(projects):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    words = [sys.executable, "-c", EACH]
+    done = warm.run(words, cwd=projects, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(re.findall(r"^\d passed", done.stdout, re.MULTILINE)) == len(KINDS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ruff_finds_nothing_in_a_new_project(kind, projects):
+    for words in (["format", "--check"], ["check", "--select", "E,F,W,I,UP,B"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "ruff", *words, "--isolated", "--no-cache"],
+            cwd=projects / f"my {kind}",
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout
+
+
+def test_data_is_drawn_alike_every_time(projects, tmp_path):
+    assert init.run([str(tmp_path / "again"), "--kind", "boxes"]) == 0
+    first, again = (folder / "data" for folder in (projects / "my boxes", tmp_path / "again"))
+    names = sorted(path.relative_to(first) for path in first.rglob("*.*"))
+    assert len(names) == 61
+    assert all((first / name).read_bytes() == (again / name).read_bytes() for name in names)
+
+
+def test_the_files_are_whole(projects):
     """No word of the template is left, and only its owner can write."""
-    for path in made.rglob("*"):
-        if path.is_file():
+    for path in projects.rglob("*"):
+        if "outputs" not in path.parts and path.suffix in (".md", ".py", ".toml", ".yaml"):
             text = path.read_text()
             assert "my_project" not in text + path.name, path
             assert "PROGRAM" not in text, path
             assert path.suffix != ".txt"
             assert not path.stat().st_mode & stat.S_IWOTH
-    said = tomllib.loads((made / "pyproject.toml").read_text())["tool"]["penstock"]
-    assert said == {"trust": ["my_birds"], "config_dir": "conf"}
+    for kind in KINDS:
+        text = (projects / f"my {kind}" / "pyproject.toml").read_text()
+        trust = {"trust": [f"my_{kind}"]} if kind in ("own", "points") else {}
+        assert tomllib.loads(text)["tool"]["penstock"] == {"config_dir": "conf", **trust}
