@@ -310,6 +310,17 @@ def test_every_page_is_in_the_navigation():
     assert sorted(pages_of(nav)) == [name.removeprefix("docs/") for name in tracked("docs/*.md")]
 
 
+def test_what_the_configuration_calls_is_in_the_api():
+    """Datasets, transforms, collate functions, objectives, metrics and models of ours."""
+    written = "".join((ROOT / name).read_text() for name in tracked("docs/api/*.md"))
+    groups = ("dataset", "transform", "collate", "objective", "model", "sampler")
+    for name in tracked(*(f"conf/{group}/*.yaml" for group in groups)):
+        for target in re.findall(r"_target_: (penstock\.[\w.]+)", (ROOT / name).read_text()):
+            module, _, last = target.rpartition(".")
+            among = rf"::: {re.escape(module)}\n( +options:\n +members: \[.*\b{last}\b|\n)"
+            assert f"::: {target}\n" in written or re.search(among, written), f"{name}: {target}"
+
+
 def test_the_site_builds_without_a_warning(tmp_path):
     pytest.importorskip("mkdocs", reason="pip install -e '.[docs]'")
     done = subprocess.run(

@@ -102,11 +102,16 @@ class LandmarkFlip:
         changed = dict(sample)
         for name, value in sample.items():
             if isinstance(value, tv_tensors.KeyPoints):
-                mirrored = F.horizontal_flip(value)
                 order = torch.arange(value.shape[-2])
-                places, partners = self._swapped
-                order[places] = partners
-                changed[name] = tv_tensors.wrap(mirrored[..., order, :], like=value)
+                if (self._swapped >= len(order)).any():
+                    reason = (
+                        f"{name!r} has {len(order)} landmarks, fewer than the pairs name; "
+                        "say which of them change places in a mirror, as [[0, 1], [3, 4]]"
+                    )
+                    raise ConfigError(Problem("transform.train.flip.pairs", reason))
+                order[self._swapped[0]] = self._swapped[1]
+                mirrored = F.horizontal_flip(value)[..., order, :]
+                changed[name] = tv_tensors.wrap(mirrored, like=value)
             elif isinstance(value, tv_tensors.Image):
                 changed[name] = F.horizontal_flip(value)
         return changed

@@ -45,6 +45,13 @@ def test_flips_happen_with_the_probability_asked_for():
         LandmarkFlip(pairs="dlib")
 
 
+def test_pairs_of_points_that_there_are_not():
+    points = tv_tensors.KeyPoints(torch.ones(5, 2), canvas_size=(8, 8))
+    with pytest.raises(ConfigError, match="'landmarks' has 5 landmarks, fewer than the pairs name"):
+        LandmarkFlip(p=1.0)({"landmarks": points})
+    assert LandmarkFlip(p=1.0, pairs=[[0, 4]])({"landmarks": points})["landmarks"].shape == (5, 2)
+
+
 def test_a_face_crop_holds_every_landmark_at_its_pixel():
     cropped = FaceCrop(scale=1.2)(face())
     points = cropped["landmarks"]
