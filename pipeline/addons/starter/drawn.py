@@ -5,7 +5,6 @@ Each function gives the content of files by path. Cost: 0.1 s or less each.
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import math
@@ -217,6 +216,6 @@ def _png(picture: Image.Image) -> bytes:
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[Any]], delimiter: str = ",") -> bytes:
-    file = io.StringIO()
-    csv.writer(file, delimiter=delimiter, lineterminator="\n").writerows([columns, *rows])
-    return file.getvalue().encode()
+    """Lines of cells, none of which needs quotes."""
+    lines = (delimiter.join(map(str, row)) for row in (columns, *rows))
+    return "".join(f"{line}\n" for line in lines).encode()
