@@ -7,9 +7,9 @@ within 1 GiB.
 Each folder (`fuzz_folders`) is read by a forked process as a run reads it: dataset, fetch, collate.
 What is allowed is a batch, or an error for people (PenstockError). Anything else is a finding:
 another exception (MemoryError among them), the failure of a reader's own code (SampleError), a
-signal, 90 s of processor time a folder, and 1 GiB more memory than the process had after its
-imports (VmHWM; RLIMIT_DATA ends it at twice as much). The folder is then kept, with its name in the
-report. Folder number n of a seed is always the same one.
+signal, 240 s of processor time a folder, and 1 GiB more memory of its own than the process had
+after its imports (RLIMIT_DATA; pages of mapped files are the kernel's to drop). The folder is then
+kept, with its name in the report. Folder number n of a seed is always the same one.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ from tests.fuzz_folders import LIMITS, READERS, ROWS, Files, Sparse, Way
 
 CHUNK = 200  # folders that one process reads
 MEMORY = 1 << 30  # bytes more than after imports
-SECONDS = 90  # of processor time for a folder: 64 pictures of `limits.pixels` take 30 to 50
-STUCK = 120  # seconds without any progress, on a machine however busy
+SECONDS = 240  # of processor time for a folder: 64 pictures of `limits.pixels` take 30 to 100
+STUCK = 300  # seconds without any progress, on a machine however busy
 FINDINGS = 20  # after so many, enough is known
 
 
@@ -65,13 +65,9 @@ class Report:
     read: int = 0  # a batch of it
     refused: int = 0
     too_large: int = 0  # of these: for the memory that a batch would take
-    most: int = 0  # bytes of memory that a folder took
+    most: int = 0  # bytes of memory that a folder took, pages of mapped files among them
     seconds: float = 0.0  # of processor time
     findings: list[str] = field(default_factory=list)
-
-
-class TooMuchError(Exception):
-    """A folder took more memory than it may."""
 
 
 def fuzz(name: str, numbers: range, seed: int, keep: Path) -> Report:
@@ -193,7 +189,7 @@ def _read(name: str, seed: int, numbers: range, shared: mmap.mmap, base: Path) -
         gc.collect()
         gc.freeze()  # each collection from here on is of the folder at hand
         before = _status("VmRSS")
-        limit = _status("VmData") + 2 * MEMORY
+        limit = _status("VmData") + MEMORY
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         for number in numbers:
@@ -206,10 +202,7 @@ def _read(name: str, seed: int, numbers: range, shared: mmap.mmap, base: Path) -
             signal.setitimer(signal.ITIMER_PROF, SECONDS)
             outcomes = read(name, root, number)
             signal.setitimer(signal.ITIMER_PROF, 0)
-            took = _status("VmHWM") - before
-            most = max(most, took)
-            if took > MEMORY:
-                raise TooMuchError(f"{took >> 20} MiB: {outcomes}")
+            most = max(most, _status("VmHWM") - before)
             done += "" in outcomes
             refused += "" not in outcomes
             too_large += any(one.startswith(BatchTooLargeError.__name__) for one in outcomes)

@@ -37,6 +37,7 @@ _PLAIN = (1, 3, 6, 7)
 _EXTENSIBLE = 0xFFFE
 # Lengths that writers use when they write into a pipe and cannot come back to correct them.
 _OPEN_ENDED = range(0x7FFFF000, 0x1_0000_0000)
+_MOST_CHUNKS = 1000  # of a WAV; a file of zeros is one of empty chunks without an end
 _REPLACE = "Replace it or remove it from the data."
 
 
@@ -221,7 +222,9 @@ def _wav_header(file: BinaryIO, path: str) -> Header | None:
 def _chunks(file: BinaryIO) -> tuple[bytes, int]:
     """Body of the `fmt ` chunk, and length of the samples; leaves `file` at their start."""
     form, long_data = b"", 0
-    while len(head := file.read(8)) == 8:
+    for _ in range(_MOST_CHUNKS):
+        if len(head := file.read(8)) < 8:
+            return b"", 0
         name, length = head[:4], int.from_bytes(head[4:], "little")
         if name == b"data":
             return form, long_data or length
@@ -232,7 +235,7 @@ def _chunks(file: BinaryIO) -> tuple[bytes, int]:
             long_data = int.from_bytes(body[8:16], "little")
         # A chunk of odd length is followed by a byte of padding.
         file.seek(length + length % 2 - len(body), os.SEEK_CUR)
-    return b"", 0
+    raise ValueError(f"more than {_MOST_CHUNKS:,} chunks come before its samples")
 
 
 def _refusal(path: str, what: str) -> DataError:

@@ -99,7 +99,15 @@ def not_finite(path):
     write(path, values, subtype="FLOAT")
 
 
+def endless(path):
+    write(path)
+    with path.open("r+b") as file:
+        file.write(b"RIFF\0\0\0\0WAVE".ljust(48, b"\0"))
+        file.truncate(1 << 40)
+
+
 BAD = {
+    "no end of chunks": (endless, "more than 1,000 chunks come before its samples"),
     "missing": (lambda path: None, "cannot be read: No such file"),
     "a folder": (lambda path: path.mkdir(), "cannot be read: Is a directory"),
     "empty": (lambda path: path.touch(), "is not audio: it is empty"),
