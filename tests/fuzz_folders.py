@@ -90,7 +90,7 @@ class Reader:
     ways: Callable[[Path], Iterator[Way]]
 
 
-def _sized(draw: random.Random, content: bytes, most: int = 25) -> bytes | Sparse:
+def sized(draw: random.Random, content: bytes, most: int = 25) -> bytes | Sparse:
     """Mostly the content, sometimes with many zeros behind it; to read them takes its time."""
     if draw.random() < 0.9:
         return content
@@ -127,7 +127,7 @@ def _array(draw: random.Random, sound: np.ndarray | None = None) -> bytes | Spar
         content = sink.getvalue()
         return content if draw.random() < 0.6 else fuzz_formats.mutate_npy(draw, content, [content])
     if draw.random() < 0.3:
-        return _sized(draw, _one(draw, fuzz_formats.npy_seeds(), fuzz_formats.mutate_npy)[1])
+        return sized(draw, _one(draw, fuzz_formats.npy_seeds(), fuzz_formats.mutate_npy)[1])
     rows = draw.choice((ROWS, ROWS, ROWS + 1, 2, 0, abs(draw.choice(EXTREMES))))
     sides = [1 << draw.randrange(28) for _ in range(draw.randrange(4))]
     dtype = draw.choice(("|u1", "|b1", "<i8", "<f4", ">f4", "<f2", "<u2", ">i8", "<u8", "<c16"))
@@ -138,7 +138,7 @@ def _array(draw: random.Random, sound: np.ndarray | None = None) -> bytes | Spar
 
 def _arrays(draw: random.Random) -> Files:
     files = {"inputs.npy": _array(draw), "targets.npy": _array(draw, np.arange(ROWS) % 3)}
-    return files | ({"classes.txt": _sized(draw, b"a\nb\nc\n")} if draw.random() < 0.2 else {})
+    return files | ({"classes.txt": sized(draw, b"a\nb\nc\n")} if draw.random() < 0.2 else {})
 
 
 def _lengths(draw: random.Random) -> list[int]:
@@ -182,7 +182,7 @@ def _tokens(draw: random.Random) -> Files:
         if draw.random() < 0.6:
             index = draw.choice((generic, mutate_head))(draw, index, [index])
         size = int(lengths.max() if not places.any() else lengths.sum()) * width
-        return {"a.bin": Sparse(b"\1\2\3", size), "a.idx": _sized(draw, index)}
+        return {"a.bin": Sparse(b"\1\2\3", size), "a.idx": sized(draw, index)}
     name = draw.choice(("a.bin", "a.npy"))
     head = npy(claiming((int(lengths.sum()),), "'<u2'")) if name == "a.npy" else b""
     flat = Sparse(head, len(head) + 2 * int(lengths.sum()))
@@ -222,21 +222,21 @@ def _picture_seeds() -> dict[str, bytes]:
     return others | hostile
 
 
-def _picture(draw: random.Random) -> bytes | Sparse:
+def picture(draw: random.Random) -> bytes | Sparse:
     """Of any format; JPEG most often."""
     kind = draw.randrange(4)
     if kind < 2:
-        return _sized(draw, fuzz.damaged(draw, _jpegs()))
+        return sized(draw, fuzz.damaged(draw, _jpegs()))
     if kind == 2:
-        return _sized(draw, _one(draw, fuzz_formats.png_seeds(), fuzz_formats.mutate_png)[1])
-    return _sized(draw, _one(draw, _picture_seeds(), draw.choice((generic, mutate_head)))[1])
+        return sized(draw, _one(draw, fuzz_formats.png_seeds(), fuzz_formats.mutate_png)[1])
+    return sized(draw, _one(draw, _picture_seeds(), draw.choice((generic, mutate_head)))[1])
 
 
 _jpegs = cache(fuzz.originals)
 
 
 def _pictures(draw: random.Random) -> Files:
-    files = _linked(draw, _several(draw, lambda: _picture(draw)), draw.choice((".jpg", ".png")))
+    files = _linked(draw, _several(draw, lambda: picture(draw)), draw.choice((".jpg", ".png")))
     return {f"{'ab'[place % 2]}/{name}": files[name] for place, name in enumerate(files)}
 
 
@@ -246,10 +246,10 @@ def _picture_ways(reader: str, root: Path) -> Iterator[Way]:
     if reader == "torchvision":
         yield Way(partial(made, lazy=True), Stack(), (DecodeResize(32),))
     else:
-        yield Way(made, Stack(), (_small,))
+        yield Way(made, Stack(), (small_image,))
 
 
-def _small(sample: dict[str, Any]) -> dict[str, Any]:
+def small_image(sample: dict[str, Any]) -> dict[str, Any]:
     import torchvision.transforms.v2.functional as F
 
     return sample | {"image": F.resize(sample["image"], [32, 32])}
@@ -257,12 +257,12 @@ def _small(sample: dict[str, Any]) -> dict[str, Any]:
 
 def _faces(draw: random.Random) -> Files:
     header = ["image_name", *(f"part_{part}_{axis}" for part in range(5) for axis in "xy")]
-    files = _linked(draw, _several(draw, lambda: _picture(draw)), ".jpg")
+    files = _linked(draw, _several(draw, lambda: picture(draw)), ".jpg")
     lines = [",".join(header), *(f"{name},{','.join(map(str, range(10)))}" for name in files)]
     table = "\n".join(lines).encode() + b"\n"
     if draw.random() < 0.6:
         table = draw.choice((fuzz_formats.mutate_text, fuzz_formats.number_in_text))(draw, table)
-    return files | {"face_landmarks.csv": _sized(draw, table)}
+    return files | {"face_landmarks.csv": sized(draw, table)}
 
 
 # Sound
@@ -276,7 +276,7 @@ def _recording(draw: random.Random) -> bytes | Sparse:
         content = wav(b"", claimed=size, rate=rate, channels=draw.choice((1, 2, 8, 300)))
         return Sparse(content, len(content) + size)
     seeds = {**fuzz_formats.wav_seeds(), **{name: one.content for name, one in AUDIO.items()}}
-    return _sized(draw, _one(draw, seeds, draw.choice((generic, mutate_head)))[1])
+    return sized(draw, _one(draw, seeds, draw.choice((generic, mutate_head)))[1])
 
 
 def _audio_pairs(draw: random.Random) -> Files:
@@ -316,7 +316,7 @@ def _delimited(draw: random.Random) -> Files:
         size = 1 << draw.randrange(16)
         return {"a.tsv": Sparse(b"text\tlabel\nx", size)}
     name, content = _one(draw, fuzz_formats.csv_seeds(), fuzz_formats.mutate_csv)
-    return {name: _sized(draw, content)}
+    return {name: sized(draw, content)}
 
 
 def _delimited_ways(root: Path) -> Iterator[Way]:
@@ -342,7 +342,7 @@ def _prose(draw: random.Random) -> Files:
     content = (_PROSE * draw.choice((1, 30, 900))).encode()
     changed = draw.choice((fuzz_formats.mutate_text, partial(generic, others=[content])))
     return {
-        f"a{ending}": _sized(draw, changed(draw, content))
+        f"a{ending}": sized(draw, changed(draw, content))
         for ending in draw.sample((".txt", ".md", ".tsv", ".py"), 2)
     }
 
@@ -373,10 +373,10 @@ def _vocabularies(draw: random.Random) -> Files:
     if kind == 0:
         content = fuzz_formats.number_in_text(draw, content)
     elif kind == 1:
-        content = _json_damage(draw, content)
+        content = json_damage(draw, content)
     else:
         content = generic(draw, content, [content])
-    return {"tokenizer.json": _sized(draw, content), "a.txt": _PROSE.encode() * 20}
+    return {"tokenizer.json": sized(draw, content), "a.txt": _PROSE.encode() * 20}
 
 
 def _vocabulary_ways(root: Path) -> Iterator[Way]:
@@ -389,7 +389,7 @@ def _with(vocabulary: str, sample: dict[str, Any]) -> dict[str, Any]:
     return BytePairs(vocabulary)(sample)
 
 
-def _json_damage(draw: random.Random, content: bytes) -> bytes:
+def json_damage(draw: random.Random, content: bytes) -> bytes:
     """JSON with some values in the place of others."""
     whole = json.loads(content)
     for _ in range(draw.choice((1, 1, 2, 4))):
@@ -446,7 +446,7 @@ def _table(draw: random.Random) -> Files:
         name, content = _one(draw, fuzz_formats.parquet_seeds(), fuzz_formats.mutate_parquet)
     else:
         name, content = _large_table(draw)
-    return {name: _sized(draw, content)}
+    return {name: sized(draw, content)}
 
 
 def _large_table(draw: random.Random) -> tuple[str, bytes]:
@@ -494,7 +494,7 @@ def _parquet_ways(kind: Any, root: Path) -> Iterator[Way]:
 def _archive(draw: random.Random) -> Files:
     if draw.random() < 0.8:
         name, content = _one(draw, fuzz_formats.tar_seeds(), fuzz_formats.mutate_tar)
-        return {name: _sized(draw, content)}
+        return {name: sized(draw, content)}
     ending = draw.choice(("txt", "bin", "json", "cls", "npy", "jpg"))
     part = draw.choice(
         (
@@ -578,12 +578,12 @@ def _pack(draw: random.Random) -> Files:
         if kind == 0:
             files[name] = generic(draw, record, [record])
         else:
-            files[name] = _json_damage(draw, record)
+            files[name] = json_damage(draw, record)
             record = files[name]
     elif draw.random() < 0.5:
         files[name] = _array(draw)
     else:
-        files[name] = _sized(draw, fuzz_formats.mutate_npy(draw, files[name], [files[name]]), 34)
+        files[name] = sized(draw, fuzz_formats.mutate_npy(draw, files[name], [files[name]]), 34)
     if draw.random() < 0.8 and files["pack.json"] == record:
         told = json.loads(record)
         for other, content in files.items():
@@ -667,7 +667,7 @@ READERS = {
         f"images-{name}": Reader(_pictures, partial(_picture_ways, name))
         for name in ("torchvision", "pillow", "skimage")
     },
-    "faces": Reader(_faces, _made(FaceLandmarks, List(), _small, **val)),
+    "faces": Reader(_faces, _made(FaceLandmarks, List(), small_image, **val)),
     "audio-pairs": Reader(_audio_pairs, _made(AudioPairs, PadTime(), **val)),
     "digits": Reader(
         _digits,

@@ -4,7 +4,8 @@ within 1 GiB.
     make fuzz                                                          10,000 for each reader
     python tests/fuzz_readers.py --reader parquet --count 10000 --seed 0 --first 0
 
-Each folder (`fuzz_folders`) is read by a forked process as a run reads it: dataset, fetch, collate.
+Each folder (`fuzz_folders`, `fuzz_task_folders`) is read by a forked process as a run reads it:
+dataset, fetch, collate.
 What is allowed is a batch, or an error for people (PenstockError). Anything else is a finding:
 another exception (MemoryError among them), the failure of a reader's own code (SampleError), a
 signal, 240 s of processor time a folder, and 1 GiB more memory of its own than the process had
@@ -49,7 +50,8 @@ from penstock.loading.stream_fetch import StreamFetch
 from penstock.order.plan import Request
 from penstock.order.samplers import Sequential
 from penstock.order.streams import StreamOrder, StreamPlan, is_stream
-from tests.fuzz_folders import LIMITS, READERS, ROWS, Files, Sparse, Way
+from tests.fuzz_folders import LIMITS, ROWS, Files, Sparse, Way
+from tests.fuzz_task_folders import READERS
 
 CHUNK = 200  # folders that one process reads
 MEMORY = 1 << 30  # bytes more than after imports

@@ -8,13 +8,13 @@ pytest.importorskip("soundfile")
 pytest.importorskip("tokenizers")
 pytest.importorskip("zstandard")
 
-from tests.fuzz_folders import READERS
 from tests.fuzz_readers import fuzz
+from tests.fuzz_task_folders import READERS
 
 
 def test_damaged_folders_are_refused_or_read(tmp_path):
     """A few of some readers; all are read under stress."""
-    for name in ("tokens", "parquet", "tar", "pack", "text"):
+    for name in ("tokens", "parquet", "tar", "pack", "text", "table", "coco", "image-masks"):
         report = fuzz(name, range(6), seed=1, keep=tmp_path)
         assert not report.findings, "\n".join(report.findings)
         assert report.read + report.refused == 6

@@ -322,7 +322,8 @@ def _of_arrow(name: str, choose: Choose, files: Files, limits: Limits) -> Frame:
         if pa.types.is_decimal(kind):
             position = whole.schema.get_field_index(column)
             whole = whole.set_column(position, column, whole[column].cast(pa.float64()))
-    return Frame(name, whole.to_pandas(ignore_metadata=True), names)
+    plain = whole.replace_schema_metadata(None)  # which pandas reads even where it is ignored
+    return Frame(name, plain.to_pandas(ignore_metadata=True), names)
 
 
 def _of_frame(table: pd.DataFrame, choose: Choose, limits: Limits) -> Frame:

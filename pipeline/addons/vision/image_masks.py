@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp")
 _MASKS = (".png", ".bmp", ".gif", ".tif", ".tiff")  # which lose nothing; a JPEG changes numbers
+_BLOCK = 1 << 20  # pixels whose colours are looked up at a time, 30 bytes each
 Mask = npt.NDArray[np.uint8]
 
 
@@ -163,24 +164,39 @@ class ImageMasks(FolderDataset):
     def _mask(self, path: str, shown: str) -> Mask:
         """The classes of the pixels of a file: uint8[H, W]."""
         if self._colors is not None:
-            pixels = read_image(path, "pillow", shown, self.limits).numpy().astype(np.int64)
-            numbers = (pixels[0] << 16) | (pixels[1] << 8) | pixels[2]
-            known = self._colors
-        else:
-            numbers = _numbers_of(path, shown, self.limits)
-            known = {number: number for number in (*range(len(self.classes)), self.ignored)}
-        present, places = np.unique(numbers, return_inverse=True)
-        for number in present.tolist():
-            if number not in known:
-                what = f"the number {number}"
-                if self._colors is not None:
-                    what = f"the colour {[number >> 16, number >> 8 & 255, number & 255]}"
-                raise DataError(
-                    f"mask {shown!r} has {what}, which is none of {len(self.classes)} classes "
-                    "(dataset.classes), nor ignored. Correct it or remove it from the data."
-                )
-        table = np.array([known[number] for number in present.tolist()], np.uint8)
-        return table[places].reshape(numbers.shape)
+            pixels = read_image(path, "pillow", shown, self.limits).numpy()
+            known = np.array(sorted(self._colors), np.uint32)
+            numbers = np.array([self._colors[color] for color in known.tolist()], np.uint8)
+            mask = np.empty(pixels.shape[1:], np.uint8)
+            rows = max(1, _BLOCK // mask.shape[1])
+            for start in range(0, len(mask), rows):
+                block = pixels[:, start : start + rows].astype(np.uint32)
+                colors = (block[0] << 16) | (block[1] << 8) | block[2]
+                places = np.minimum(np.searchsorted(known, colors), len(known) - 1)
+                strange = colors[known[places] != colors]
+                if strange.size:
+                    color = int(strange.min())
+                    parts = [color >> 16, color >> 8 & 255, color & 255]
+                    raise self._unknown(shown, f"the colour {parts}")
+                mask[start : start + rows] = numbers[places]
+            return mask
+        mask = _numbers_of(path, shown, self.limits)
+        for number in {int(mask.min()), int(mask.max())}:
+            if not 0 <= number <= 255:
+                raise self._unknown(shown, f"the number {number}")
+        mask = mask.astype(np.uint8, copy=False)
+        unknown = np.ones(256, bool)
+        unknown[[*range(len(self.classes)), self.ignored]] = False
+        strange = mask[unknown[mask]]
+        if strange.size:
+            raise self._unknown(shown, f"the number {strange.min()}")
+        return mask
+
+    def _unknown(self, shown: str, what: str) -> DataError:
+        return DataError(
+            f"mask {shown!r} has {what}, which is none of {len(self.classes)} classes "
+            "(dataset.classes), nor ignored. Correct it or remove it from the data."
+        )
 
 
 def _classes(
@@ -214,8 +230,8 @@ def _classes(
     return names, colors
 
 
-def _numbers_of(path: str, shown: str, limits: Limits) -> npt.NDArray[np.int64]:
-    """The numbers of a mask of one channel, or the entries of a palette: int64[H, W]."""
+def _numbers_of(path: str, shown: str, limits: Limits) -> npt.NDArray[Any]:
+    """The numbers of a mask of one channel, or the entries of a palette: of its own type [H, W]."""
     content = encoded_image(path, "pillow", shown, limits).content
     try:
         with opened_image(content, shown, limits) as image:
@@ -224,8 +240,8 @@ def _numbers_of(path: str, shown: str, limits: Limits) -> npt.NDArray[np.int64]:
                     f"mask {shown!r} has the colours of mode {image.mode}, not numbers; for "
                     "colours write dataset.classes as a mapping of names to colours"
                 )
-            reserve(16 * image.width * image.height, f"mask {shown!r}")
-            return np.array(image).astype(np.int64)
+            reserve(8 * image.width * image.height, f"mask {shown!r}")
+            return np.array(image)
     except (MemoryError, DataError):
         raise
     except Exception as error:  # decoders raise any error for a damaged file
