@@ -121,6 +121,8 @@ class AddOn:
             the run and of the configuration, said better.
         observers: "module:function" that takes a `penstock.tasks.fit.Fit` on the first rank, when
             its folder is open, and returns a list of `penstock.training.observer.Observer`s.
+        checks: "module:function" of `penstock.build.data.DataParts` that prints what `task=check`
+            says of all splits together.
         pictures: "module:function" that takes a `penstock.build.data.Split`, a `Batch` of it and a
             folder, draws the batch there, and returns the path of the picture, or None.
         copies: a module with the functions of `penstock.runs.checkpoint.CopiesPlace`.
@@ -160,6 +162,7 @@ class AddOn:
     epochs: str = ""
     explains: str = ""
     observers: str = ""
+    checks: str = ""
     pictures: str = ""
     copies: str = ""
     stores: str = ""
@@ -207,7 +210,7 @@ def backends() -> dict[str, str]:
     return {name: opener for addon in addons().values() for name, opener in addon.backends.items()}
 
 
-def all_of(seam: Literal["explains", "pictures"]) -> list[Callable[..., Any]]:
+def all_of(seam: Literal["explains", "pictures", "checks"]) -> list[Callable[..., Any]]:
     """The functions that add-ons bring to a seam."""
     names = (getattr(addon, seam) for addon in addons().values())
     return [load(name) for name in names if name]

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from penstock import installed
 from penstock.build.data import DataParts, Split
 from penstock.config.schema import Config
 from penstock.distributed.preemption import Preempted, Stop
@@ -69,6 +70,9 @@ def run(config: Config) -> None:
             raise Preempted(
                 f"{stopped.name}: the check was interrupted; the same command starts it again"
             )
+    if config.split == "both":
+        for look in installed.all_of("checks"):
+            look(data)
     if not bad:
         put(f"{count} samples, nothing wrong with them")
         return
@@ -97,8 +101,14 @@ def check(split: Split, wrong: list[LeftOut]) -> int:
     return count
 
 
-def make_loader(split: Split) -> Loader:
-    """Batches that hold only the bad samples of a split, each once."""
+def make_loader(
+    split: Split, rows: type[Fetch] | None = None, stream: type[StreamFetch] | None = None
+) -> Loader:
+    """Batches that hold only the bad samples of a split, each once.
+
+    Args:
+        rows, stream: what makes other batches of a map-style dataset, and of a stream.
+    """
     made, plan = split.loader(), split.plan
     made.close()
     own: Plan | StreamPlan
@@ -108,10 +118,12 @@ def make_loader(split: Split) -> Loader:
     if isinstance(plan, StreamPlan):
         order = StreamOrder(plan.sampler.seed, steps=plan.sampler.steps)
         own = StreamPlan(order, plan.batch_size, length=plan.length)
-        fetch = CheckStream(*common, fields=names, order=order, batch_size=plan.batch_size)
+        fetch = (stream or CheckStream)(
+            *common, fields=names, order=order, batch_size=plan.batch_size
+        )
     else:
         own = Plan(Sequential(len(made.fetch.dataset)), plan.batch_size)
-        fetch = Check(*common, fields=names)
+        fetch = (rows or Check)(*common, fields=names)
     return Loader(own, fetch, replace(made.options, persistent_workers=False), World())
 
 
@@ -119,7 +131,7 @@ class Check(Fetch):
     """Makes batches without fields, whose `left_out` are the bad samples."""
 
     def work(self, request: Request, rows: Any, draws: Draws, timer: StageTimer) -> Batch:
-        reader = _Suspicious(self.recipe, request, rows, self.transform, draws, timer)
+        reader = Suspicious(self.recipe, request, rows, self.transform, draws, timer)
         left_out = tuple(self._wrong(reader, request, draws))
         return Batch({}, request, np.arange(len(request)), left_out=left_out)
 
@@ -149,7 +161,7 @@ class CheckStream(Check, StreamFetch):
     """The same for the records of a stream."""
 
 
-class _Suspicious(SampleReader):
+class Suspicious(SampleReader):
     """Makes a BadSampleError of every failure of a sample."""
 
     def _failed(

@@ -97,6 +97,12 @@ def test_a_prediction_that_was_stopped_goes_on(trained, place, capsys):
     rows = [json.loads(line) for line in (place / "half.jsonl").read_text().splitlines()]
     assert [row["row"] for row in rows] == list(range(12))
     assert not journal.path.exists()
+    whole = Journal(place / "whole.jsonl", best.path)
+    with whole.held():
+        whole.begin(data_of(best, "new", whole))
+        whole.add(rows)  # and the process died before it wrote the file
+    assert program.run(capsys, *words, "out=whole.jsonl").code == 0
+    assert (place / "whole.jsonl").read_bytes() == (place / "half.jsonl").read_bytes()
     assert rows[5] == {**run.predict("new")[5], "path": "new/05.png"}
 
 

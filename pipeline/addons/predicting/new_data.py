@@ -111,11 +111,16 @@ class NewData(Split):
         return made
 
     @cached_property
-    def plan(self) -> Plan:
+    def left(self) -> IntArray:
+        """The rows that are to be predicted; none where all of them are done."""
         rows = len(self.dataset)
         if not rows:
             raise DataError(f"dataset.root: {self._root!r} has no rows")
-        order = Subset(rows, 0, indices=self._rows(rows), shuffle=False)
+        return self._rows(rows)
+
+    @cached_property
+    def plan(self) -> Plan:
+        order = Subset(len(self.dataset), 0, indices=self.left.tolist(), shuffle=False)
         return Plan(order, self.batch_size, "keep")
 
 

@@ -50,7 +50,7 @@ def run(config: Config) -> None:
                 stack.enter_context(journal.held())
             journal.read(repairs=group.is_first)
             data = data_of(ready, root, journal)
-            _ = data.plan
+            _ = data.left
         if group.is_first:
             journal.begin(data)
         for rows in predicted(ready, data, group):
@@ -107,9 +107,9 @@ def predicted(
         ConfigError: the objective does not say how a prediction becomes a row.
     """
     group, dataset, parts = group or Group(), data.dataset, ready.parts
-    if not len(data.plan.sampler):  # all of them are done
+    if isinstance(data, NewData) and not len(data.left):
         return
-    about = getattr(dataset, "about", lambda number: {})
+    about: Callable[[int], Row] = getattr(dataset, "about", lambda number: {})
     device, precision = torch.device(parts.world.device), parts.config.trainer.precision
     with torch.no_grad(), data.loader() as loader, group.all_or_none():
         batches: Iterator[Batch] = loader.epoch(0)
