@@ -70,11 +70,10 @@ def run(config: Config) -> None:
             raise Preempted(
                 f"{stopped.name}: the check was interrupted; the same command starts it again"
             )
-    if config.split == "both":
-        for look in installed.all_of("checks"):
-            look(data)
     if not bad:
         put(f"{count} samples, nothing wrong with them")
+        for look in installed.all_of("checks") if config.split == "both" else ():
+            look(data)
         return
     print_table(bad)
     folder = RunFolder.claim(Path(config.run_dir), config.written())

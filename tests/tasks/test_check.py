@@ -32,9 +32,14 @@ def images(tmp_path, monkeypatch):
     return broken_images.write_images(tmp_path / "images", 45, 32)
 
 
+def first(outcome):
+    """What the core says; an add-on may say more."""
+    return outcome.out.splitlines()[0]
+
+
 def test_nothing_wrong(images, capsys):
     outcome = run(capsys, *CHECK, "dataset.root=images")
-    assert (outcome.code, outcome.out) == (0, "45 samples, nothing wrong with them\n")
+    assert (outcome.code, first(outcome)) == (0, "45 samples, nothing wrong with them")
     assert "checked train: 36 samples in" in outcome.err
     assert "checked val: 9 samples in" in outcome.err
     assert not Path("outputs").exists()
@@ -77,7 +82,7 @@ def test_one_split(images, capsys):
     train, val = ImageFolder("images", "train"), ImageFolder("images", "val")
     broken_images.cut(Path(train.path(3)))
     outcome = run(capsys, *CHECK, "dataset.root=images", "split=val")
-    assert (outcome.code, outcome.out) == (0, "9 samples, nothing wrong with them\n")
+    assert (outcome.code, first(outcome)) == (0, "9 samples, nothing wrong with them")
     broken_images.cut(Path(val.path(2)))
     outcome = run(capsys, *CHECK, "dataset.root=images", "split=val")
     assert (outcome.code, len(outcome.out.splitlines())) == (3, 2)
@@ -279,7 +284,7 @@ def test_flac_is_held_against_its_own_checksum(tmp_path, subtype):
 def test_real_data_is_not_suspicious(dataset, folder, count, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     outcome = run(capsys, "task=check", f"dataset={dataset}", f"dataset.root={SHARED / folder}")
-    assert (outcome.code, outcome.out) == (0, f"{count} samples, nothing wrong with them\n")
+    assert (outcome.code, first(outcome)) == (0, f"{count} samples, nothing wrong with them")
 
 
 def test_the_quarantine_of_a_check_is_a_csv(images, capsys):

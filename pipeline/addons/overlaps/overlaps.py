@@ -159,7 +159,7 @@ def _put(
         )
         for each in found[:_LISTED]
     ]
-    put_rows([("split", "index", "path", "", "in train", "path"), *lines])
+    put_rows([("split", "index", "path", "", "train", "path"), *lines])
     if found[_LISTED:]:
         put(f"and {len(found) - _LISTED} more")
 
