@@ -63,6 +63,7 @@ class ImageFolder(FolderDataset):
     """
 
     columns: ClassVar[tuple[str, ...]] = ("path", "label", "class")
+    holds: ClassVar[str] = "images"
 
     def __init__(
         self,
@@ -86,7 +87,7 @@ class ImageFolder(FolderDataset):
         self.reader = reader
         self.lazy = lazy
         self.limits = limits
-        root_folder = open_root(root, "a folder of images for each class", files, limits)
+        root_folder = open_root(root, f"a folder of {self.holds} for each class", files, limits)
         divided = _is_divided(root_folder)
         if divided and split == "test" and not root_folder.below(split).exists():
             reason = f"{str(root_folder)!r} is divided and has no folder 'test'; add it"
@@ -96,13 +97,13 @@ class ImageFolder(FolderDataset):
         self.classes = classes.folders()
         if not self.classes:
             raise DataError(
-                f"{str(classes)!r} has no folders in it: ImageFolder needs one for each class. Set "
-                "dataset.root to the folder that contains them."
+                f"{str(classes)!r} has no folders in it: {type(self).__name__} needs one for each "
+                "class. Set dataset.root to the folder that contains them."
             )
         check_classes(len(self.classes), str(root_folder), limits)
         # Both splits of an undivided folder skip the same files: one of them warns.
         warns = divided or split == "train"
-        images, counts = _images(self.folder, self.classes, tuple(extensions), warns)
+        images, counts = _images(self.folder, self.classes, tuple(extensions), warns, self.holds)
         names, labels = np.array(images), np.repeat(np.arange(len(counts)), counts)
         if not divided:
             rows = split_rows(names, split, val_fraction, split_seed, labels, test_fraction)
@@ -129,10 +130,12 @@ class ImageFolder(FolderDataset):
 
 
 def _images(
-    folder: Folder, classes: list[str], extensions: tuple[str, ...], warns: bool
+    folder: Folder, classes: list[str], extensions: tuple[str, ...], warns: bool, holds: str
 ) -> tuple[list[bytes], list[int]]:
     """The images of each class: names, relative to `folder`, and how many there are of each."""
-    allowed = f"Images are files that end in {', '.join(extensions)} (dataset.extensions)."
+    allowed = (
+        f"{holds.capitalize()} are files that end in {', '.join(extensions)} (dataset.extensions)."
+    )
     others = sorted(set(folder.folders()) - set(classes))
     if others:
         raise DataError(
@@ -148,14 +151,14 @@ def _images(
         images = [file for file in files if file.lower().endswith(extensions)]
         if not images and below.exists():
             raise DataError(
-                f"class {name!r}: {str(below)!r} has no images. Put some there or remove the "
+                f"class {name!r}: {str(below)!r} has no {holds}. Put some there or remove the "
                 f"folder. {allowed}"
             )
         names += [os.fsencode(f"{name}/{image}") for image in images]
         counts.append(len(images))
         skipped += [f"{name}/{file}" for file in files if not file.lower().endswith(extensions)]
     if not names:
-        raise DataError(f"{str(folder)!r} has no images. {allowed}")
+        raise DataError(f"{str(folder)!r} has no {holds}. {allowed}")
     if skipped and warns:
         message = "%s: skipped %d file(s), the first %s. %s"
         _log.warning(message, folder, len(skipped), skipped[0], allowed)

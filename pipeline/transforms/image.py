@@ -33,7 +33,7 @@ _IBUG68_PAIRS = (
 
 
 class Normalize:
-    """uint8 images become float32, scaled to [0, 1], less `mean`, divided by `std`.
+    """uint8 images and videos become float32, scaled to [0, 1], less `mean`, divided by `std`.
 
     Args:
         statistics: "imagenet"; "dataset", for which the build puts in the statistics of the
@@ -56,7 +56,7 @@ class Normalize:
     def __call__(self, sample: Sample) -> Sample:
         changed = dict(sample)
         for name, value in sample.items():
-            if isinstance(value, tv_tensors.Image):
+            if isinstance(value, (tv_tensors.Image, tv_tensors.Video)):
                 if len(self.mean) not in (1, value.shape[-3]):
                     raise self.mismatch(value.shape[-3])
                 reserve(8 * value.numel(), "a picture in float32, twice")

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torchvision import tv_tensors
 
@@ -32,6 +33,7 @@ from penstock.loading.loader import Loader
 from penstock.loading.named_fields import Fields
 from penstock.loading.workers.options import LoaderOptions
 from penstock.order.plan import Plan
+from penstock.order.randomness import begin_sample, sample_keys
 from penstock.order.samplers import Sequential
 from penstock.terminal import watched
 
@@ -151,13 +153,14 @@ class _ToSums:
 
 
 def _image_sums(dataset: Any, row: int, names: Fields) -> Sums:
+    begin_sample(int(sample_keys(0, 0, np.array([row]))[0]))  # as `Fetch` does in workers
     return _sums_of(names.named(dataset[row]), f"sample {row} ")
 
 
 def _sums_of(sample: Any, who: str) -> Sums:
     decoded = (v.decode() if isinstance(v, EncodedImage) else v for v in sample.values())
-    images = [v for v in decoded if isinstance(v, tv_tensors.Image)]
+    images = [v for v in decoded if isinstance(v, (tv_tensors.Image, tv_tensors.Video))]
     if not images:
         raise DataError(f"{who}has no image to normalise by statistics of the dataset")
-    values = images[0].as_subclass(torch.Tensor).flatten(1).double()
+    values = images[0].as_subclass(torch.Tensor).movedim(-3, 0).flatten(1).double()
     return values.shape[1], values.sum(1), (values**2).sum(1)

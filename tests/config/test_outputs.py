@@ -123,6 +123,7 @@ WRITERS = {
     "pipeline/addons/forecasting/drawn_series.py": NEW,
     "pipeline/addons/image_tables/drawn_scenes.py": NEW,
     "pipeline/addons/tabular/drawn_table.py": NEW,
+    "pipeline/addons/video/drawn_motions.py": NEW,
     "pipeline/addons/predicting/export.py": NAMED,
     "pipeline/addons/out_of_fold/tables.py": SWEEP,
     "pipeline/addons/predicting/journal.py": NAMED,

@@ -113,10 +113,12 @@ MAKERS = {
 }
 # Whose own tests read them with workers and threads, with the company that they bring.
 OF_ADD_ONS = {
+    "clip_table",
     "coco",
     "drawn_captions",
     "drawn_labels",
     "drawn_masks",
+    "drawn_motions",
     "drawn_scenes",
     "drawn_series",
     "drawn_shapes",
@@ -124,6 +126,7 @@ OF_ADD_ONS = {
     "image_masks",
     "image_table",
     "table",
+    "video_clips",
     "windows",
 }
 NOT_HERE = {"mds"}  # wants a library that is not installed; tests/shards/test_mds.py

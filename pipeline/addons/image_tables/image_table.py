@@ -152,7 +152,11 @@ class ImageTable(FolderDataset):
     def __getitem__(self, index: int) -> Sample:
         read = encoded_image if self.lazy else read_image
         image = self._read(index, lambda path, shown: read(path, self.reader, shown, self.limits))
-        sample: Sample = {"image": image}
+        return {"image": image, **self.facts_of(index)}
+
+    def facts_of(self, index: int) -> Sample:
+        """What the table says of a sample."""
+        sample: Sample = {}
         if self.labels is not None:
             sample["label"] = int(self.labels[index])
         if self.flags is not None:

@@ -169,6 +169,7 @@ _TINY = 64  # pixels of a picture's width, up to which it was kept as small as i
 _EXPLAINED = {
     "recordings": " Above is the recording as it is stored, below what the model got of it: time "
     "from left to right, the lowest band at the bottom.",
+    "clips": " Frames of a clip stand side by side.",
     "signals": " Time goes from left to right.",
 }
 
@@ -282,7 +283,9 @@ def _predictions(facts: Facts) -> Markup:
 
 
 def _tiles(samples: Sequence[ShownSample], kind: str) -> Markup:
-    shape = "wide-ones" if kind in ("signals", "recordings") else "square"
+    shape = {"signals": "wide-ones", "recordings": "wide-ones", "clips": "strips"}.get(
+        kind, "square"
+    )
     return page.part("tiles", [_tile(sample) for sample in samples], shape, template="samples.html")
 
 

@@ -112,6 +112,7 @@ def contact_sheet(
     predicted: Sequence[Tensor] | Tensor | None = None,
     captions: Sequence[str] | None = None,
     columns: int = 6,
+    tile: float = TILE,
 ) -> Path:
     """Draw images side by side; true landmarks in green, predicted ones in orange.
 
@@ -121,6 +122,7 @@ def contact_sheet(
         landmarks, predicted: for each image float[L, 2], x and y in its pixels. 68 landmarks are
             drawn as the lines of a face, others as points.
         captions: below each image, of one or more lines.
+        tile: width of an image in inches.
     """
     columns = min(columns, len(images))
     rows = math.ceil(len(images) / columns)
@@ -128,8 +130,8 @@ def contact_sheet(
     legend = 0.3 if landmarks is not None or predicted is not None else 0.05
     # Pictures that are all wide, as pairs are, leave no gap above and below.
     tall = min(1.0, max(image.shape[-2] / image.shape[-1] for image in images))
-    height = rows * (TILE * tall + 0.19 * lines + 0.06) + legend
-    figure = new_figure(columns * (TILE + 0.06) + 0.06, height)
+    height = rows * (tile * tall + 0.19 * lines + 0.06) + legend
+    figure = new_figure(columns * (tile + 0.06) + 0.06, height)
     for number, image in enumerate(images):
         axes = figure.add_subplot(rows, columns, number + 1)
         shown = pixels(image)
@@ -171,14 +173,14 @@ def contact_sheet(
             fontsize=10,
             borderpad=0.1,
         )
-    gap = 0.06 / TILE
+    gap = 0.06 / tile
     figure.subplots_adjust(
         left=0.03 / columns,
         right=1 - 0.03 / columns,
         top=1 - legend / height,
         bottom=(0.19 * lines + 0.03) / height,
         wspace=gap,
-        hspace=(gap + 0.19 * lines / TILE) / tall,
+        hspace=(gap + 0.19 * lines / tile) / tall,
     )
     return save(figure, path)
 
@@ -390,10 +392,11 @@ _HEAT = (8, 6, 40), (182, 54, 121), (252, 240, 180)  # of least, middle and larg
 _MOST_LINES = 4
 
 
-def thumbnail(image: Tensor, points: Sequence[tuple[Tensor, str]] = ()) -> bytes:
+def thumbnail(image: Tensor, points: Sequence[tuple[Tensor, str]] = (), side: int = SIDE) -> bytes:
     """An image [C, H, W] with landmarks.
 
     Args:
+        side: pixels of the longer side, at most.
         points: [L, 2] in pixels of `image`, and a colour.
     """
     from PIL import Image
@@ -402,7 +405,7 @@ def thumbnail(image: Tensor, points: Sequence[tuple[Tensor, str]] = ()) -> bytes
     longest = max(drawn.size)
     if longest <= _TINY and not points:
         return _encoded(drawn, "PNG")
-    factor = SIDE / longest
+    factor = side / longest
     if factor < 1 or points:
         width, height = (max(1, round(side * factor)) for side in drawn.size)
         drawn = drawn.resize((width, height), Image.Resampling.LANCZOS)

@@ -1,6 +1,7 @@
 """Predictions for a few samples of a split, to look at.
 
     pictures                 a sheet of them: landmarks drawn, classes below
+    clips                    the same, of frames side by side
     series                   a sheet of lines: the past, how it went on, and the forecast
     sound, sequences         a sheet of curves, or of heat maps for many channels
     text, tables, all else   predictions.md, a line a sample
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock.addons.reports.marks import marked
-from penstock.addons.reports.pictures import contact_sheet, forecasts, shortened, signals
+from penstock.addons.reports.pictures import TILE, contact_sheet, forecasts, shortened, signals
 from penstock.build.data import Split
 from penstock.files.disk import write_atomically
 from penstock.files.table_cells import markdown_cell
@@ -34,6 +35,7 @@ from penstock.transforms.image import Compose, Normalize
 
 MOST_PIXELS = 512  # of a picture's longer side
 SHEET = 64  # images of a batch on a contact sheet
+STRIP = 8  # frames of a clip, spread evenly over it
 
 
 def draw(
@@ -65,13 +67,14 @@ def draw(
     rendered, name = objective.rendered(batch, outputs), objective.shown_field(batch)
     if any(row.past is not None for row in rendered):
         return forecasts(rendered, path, [_caption(row) for row in rendered])
-    if is_pictures(batch.get(name)):
+    if is_pictures(batch.get(name)) or is_clips(batch.get(name)):
         images = large_pictures(split, name, batch)
         captions = [_caption(row, between="\n") for row in rendered]
         true = _scaled_all([row.points for row in rendered], batch[name], images)
         predicted = _scaled_all([row.predicted_points for row in rendered], batch[name], images)
         images = marked(images, batch[name], rendered)
-        return contact_sheet(images, path, true, predicted, captions)
+        size = (2, 2 * TILE) if is_clips(batch[name]) else (6, TILE)  # columns, and inches of each
+        return contact_sheet(images, path, true, predicted, captions, *size)
     if is_signals(batch.get(name)):
         return signals(unpadded(batch, name)[0], path, [_caption(row) for row in rendered])
     table: list[Sequence[str]] = [("row", "sample", "true", "predicted")]
@@ -107,6 +110,17 @@ def is_pictures(value: object) -> bool:
     return isinstance(value, Tensor) and value.ndim == 4 and value.shape[1] in (1, 3)
 
 
+def is_clips(value: object) -> bool:
+    """Whether a field of a batch is [B, T, C, H, W] with colours or shades of grey."""
+    return isinstance(value, Tensor) and value.ndim == 5 and value.shape[2] in (1, 3)
+
+
+def strips(clips: Tensor) -> Tensor:
+    """Clips [B, T, C, H, W] as pictures of up to `STRIP` frames side by side, [B, C, H, n * W]."""
+    chosen = np.linspace(0, clips.shape[1] - 1, min(clips.shape[1], STRIP)).round().astype(np.int64)
+    return torch.cat([clips[:, frame] for frame in chosen.tolist()], dim=-1)
+
+
 def is_signals(value: object) -> bool:
     """Whether a field of a batch is [B, T, F] or [B, F, T]."""
     return isinstance(value, Tensor) and value.is_floating_point() and value.ndim == 3
@@ -117,7 +131,7 @@ def large_pictures(split: Split, field: str, batch: Batch) -> Sequence[Tensor]:
     as_seen = as_the_model_saw(split, field, batch)
     steps = split.transform.steps
     resize = next((name for name, step in steps.items() if type(step).__name__ == "Resize"), None)
-    if resize is None or split.batch_transform:
+    if resize is None or split.batch_transform or is_clips(batch[field]):
         return as_seen
     names = list(steps)
     before = Compose({name: steps[name] for name in names[: names.index(resize)]})
@@ -143,7 +157,8 @@ def large_pictures(split: Split, field: str, batch: Batch) -> Sequence[Tensor]:
 
 
 def as_the_model_saw(split: Split, field: str, batch: Batch) -> list[Tensor]:
-    """The pictures of a field before they were normalised, with their further views beside them.
+    """The pictures of a field before they were normalised, with their further views beside them;
+    of clips, strips.
 
     Views are left out where something else (points, boxes) is drawn at its place in the first one.
     """
@@ -151,7 +166,8 @@ def as_the_model_saw(split: Split, field: str, batch: Batch) -> list[Tensor]:
     views = [field]
     if set(batch.kinds.values()) <= {"image"}:
         views += further_views(batch, field)
-    stacks = [denormalized(batch[name], *steps) for name in views if is_pictures(batch[name])]
+    shown = (strips(batch[name]) if is_clips(batch[name]) else batch[name] for name in views)
+    stacks = [denormalized(stack, *steps) for stack in shown if is_pictures(stack)]
     fitting = [stack for stack in stacks if stack.shape[:3] == stacks[0].shape[:3]]
     return list(torch.cat(fitting, dim=3))
 
@@ -225,8 +241,12 @@ def denormalized(images: Tensor, *transforms: Compose | BatchCompose) -> Tensor:
 
 
 def draw_batch(split: Split, batch: Batch, folder: Path) -> Path | None:
-    """A contact sheet of a batch of pictures, with their landmarks, as batch.png; else None."""
+    """A contact sheet of a batch of pictures, with their landmarks, or of clips, as batch.png; else
+    None.
+    """
     images = batch.get("image")
+    if is_clips(batch.get("video")):
+        images = strips(batch["video"])
     if not isinstance(images, Tensor) or not is_pictures(images):
         return None
     shown = denormalized(images, split.transform, split.batch_transform)[:SHEET]
@@ -236,4 +256,5 @@ def draw_batch(split: Split, batch: Batch, folder: Path) -> Path | None:
         captions = [f"{i}: {label}" for i, label in zip(captions, labels.tolist(), strict=True)]
     points = None if points is None else points[:SHEET]
     path = folder / "batch.png"
-    return contact_sheet(shown, path, points, captions=captions[:SHEET], columns=8)
+    size = (2, 2 * TILE) if is_clips(batch.get("video")) else (8, TILE)
+    return contact_sheet(shown, path, points, None, captions[:SHEET], *size)

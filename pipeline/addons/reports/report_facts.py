@@ -44,6 +44,7 @@ from penstock.addons.reports.marks import marked
 from penstock.addons.reports.observing import ValidationLosses
 from penstock.addons.reports.pictures import (
     PREDICTED,
+    SIDE,
     TRUE,
     forecast_thumbnail,
     shortened,
@@ -52,6 +53,7 @@ from penstock.addons.reports.pictures import (
 )
 from penstock.addons.reports.predictions import (
     as_the_model_saw,
+    is_clips,
     is_pictures,
     is_signals,
     large_pictures,
@@ -243,7 +245,8 @@ def _made(fetch: Any, plan: Plan | StreamPlan, step: int, rows: int) -> Batch | 
 def _kind(batch: Batch, objective: Objective) -> tuple[str, str]:
     """How a batch is shown, and the field that is."""
     names = [*(name for name in objective.inputs if name in batch), *batch]
-    for kind, fits in (("pictures", is_pictures), ("signals", is_signals)):
+    kinds = (("pictures", is_pictures), ("clips", is_clips), ("signals", is_signals))
+    for kind, fits in kinds:
         field = next((name for name in names if fits(batch[name])), None)
         if field is not None:
             return kind, field
@@ -269,7 +272,7 @@ def _samples(
         pictures = [forecast_thumbnail(view) for view in rendered]
     elif kind == "signals":
         pictures[:], words = _signals(split, batch, field)
-    elif kind != "pictures":
+    elif kind not in ("pictures", "clips"):
         words = [words_of(batch, objective, row) for row in range(count)]
     else:
         shown: Any = as_the_model_saw(split, field, batch)
@@ -284,7 +287,7 @@ def _samples(
                 for values, color in drawn
                 if values is not None and field == objective.shown_field(batch)
             ]
-            pictures[row] = thumbnail(image, points)
+            pictures[row] = thumbnail(image, points, SIDE if kind == "pictures" else 4 * SIDE)
     samples = []
     for row in range(count) if batch.valid is None else batch.valid.nonzero().flatten().tolist():
         index = int(batch.indices[row])

@@ -62,6 +62,8 @@ class Splits(SplitWrapper):
             raise ConfigError(Problem("dataset.split", reason))
         if hasattr(every, "learn_from"):  # else it would know rows that validate
             every.learn_from(kept[of == SPLITS.index("train")])
+        if hasattr(every, "serve"):  # else its samples would be those of training
+            every.serve(self.split.name)
         return kept_rows(every, Selection([mask]), {})
 
     @property

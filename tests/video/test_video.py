@@ -1,0 +1,312 @@
+"""Clips of videos: which frames they have, what is refused, and transforms of all frames alike."""
+
+import io
+import os
+import re
+
+import numpy as np
+import pytest
+import torch
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+
+import penstock
+from penstock import command
+from penstock.addons.video.clip_table import ClipTable
+from penstock.addons.video.clips import VideoClips
+from penstock.addons.video.decoding import read_clip, video_damage
+from penstock.addons.video.drawn_motions import DrawnMotions, write_video
+from penstock.addons.video.models import SmallVideoNet, TorchvisionVideo
+from penstock.build.data import DataParts
+from penstock.errors import ConfigError, DataError
+from penstock.files.limits import DEFAULT, Limits
+from penstock.order.randomness import begin_sample
+from penstock.transforms.image import Normalize
+
+av = pytest.importorskip("av")
+KINDS = (
+    ("a.mp4", "mpeg4"),
+    ("b.mp4", "libx264"),  # frames are stored in another order than they are shown in
+    ("c.webm", "libvpx-vp9"),
+    ("d.avi", "libx264"),  # the same in a container that has no times
+    ("e.mkv", "libx264"),
+    ("f.ts", "libx264"),
+    ("g.mpg", "mpeg2video"),
+    ("h.webm", "libvpx"),  # has packets that are not shown
+)
+
+
+def numbered(path, codec="mpeg4", frames=48, size=(64, 48), key_frames=12):
+    """A video whose frame `n` has six bars, black or white as the bits of `n`."""
+    bars = np.minimum(np.arange(size[0]) * 6 // size[0], 5)
+    bits = (np.arange(frames)[:, None] >> bars) % 2 * 255
+    shape = (frames, size[1], size[0], 3)
+    pixels = np.broadcast_to(bits[:, None, :, None], shape).astype(np.uint8)
+    write_video(path, list(pixels), key_frames, codec)
+    return path
+
+
+def numbers(clip):
+    """The numbers of the frames of a clip, uint8 [T, H, W, 3] or [T, 3, H, W]."""
+    frames = np.asarray(clip)
+    rows = (frames[..., 0] if frames.shape[-1] == 3 else frames[:, 0])[:, 8]
+    middles = (np.arange(6) * 2 + 1) * rows.shape[1] // 12
+    return ((rows[:, middles] > 127) @ (1 << np.arange(6))).tolist()
+
+
+def clip(path, frames=4, stride=5, first=None, size=None, most=3000, limits=DEFAULT):
+    begin = (lambda count: (count - 1) // 2) if first is None else lambda count: first
+    return read_clip(str(path), str(path), frames, stride, begin, size, most, limits)
+
+
+@pytest.mark.parametrize(("name", "codec"), KINDS)
+def test_frames_of_a_clip_are_those_that_are_asked_for(tmp_path, name, codec):
+    path = numbered(tmp_path / name, codec)
+    for first in (0, 13, 24, 32):
+        asked = [first + 5 * place for place in range(4)]
+        assert numbers(clip(path, first=first)) == [min(n, 47) for n in asked]
+    assert numbers(clip(path)) == [16, 21, 26, 31]  # the middle
+    assert numbers(clip(path, frames=3, stride=40)) == [0, 40, 47]  # shorter: the last again
+    assert clip(path).shape == (4, 48, 64, 3)
+    assert video_damage(str(path), DEFAULT) is None
+
+
+def test_decoding_begins_at_the_nearest_key_frame(tmp_path):
+    path = numbered(tmp_path / "a.mp4", key_frames=12)
+    with av.open(str(path)) as container:
+        keys = [n for n, packet in enumerate(container.demux(video=0)) if packet.is_keyframe]
+    decoded = 41 - max(key for key in keys if key <= 40) + 1
+    assert decoded <= 12
+    assert numbers(clip(path, frames=2, stride=1, first=40, most=decoded)) == [40, 41]
+    with pytest.raises(DataError, match=f"{decoded} frames lie"):
+        clip(path, frames=2, stride=1, first=40, most=decoded - 1)
+    with pytest.raises(ConfigError, match=r"most_decoded.*clip of 16 at a stride of 2"):
+        VideoClips(str(tmp_path), most_decoded=30)
+
+
+def test_frames_are_reduced_and_upright(tmp_path):
+    path = numbered(tmp_path / "a.mp4", size=(64, 48))
+    assert clip(path, size=24).shape == (4, 24, 32, 3)
+    assert clip(path, size=100).shape == (4, 48, 64, 3)
+    top = np.zeros((48, 64, 3), np.uint8)
+    top[:8] = 255
+    container = av.open(str(tmp_path / "turned.mp4"), "w")
+    stream = container.add_stream("mpeg4", rate=24)
+    stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+    stream.set_display_rotation(90)  # counterclockwise, so that the top is left
+    container.mux(stream.encode(av.VideoFrame.from_ndarray(top)))
+    container.mux(stream.encode())
+    container.close()
+    turned = clip(tmp_path / "turned.mp4", frames=1)[0]
+    assert turned.shape == (64, 48, 3)
+    assert turned[:, :6].mean() > 230
+    assert turned[:, 20:].mean() < 25
+
+
+def test_a_header_that_lies_about_the_length_changes_nothing(tmp_path):
+    path = numbered(tmp_path / "a.avi", frames=30)
+    before = clip(path)
+    content = bytearray(path.read_bytes())
+    for name, place in ((b"avih", 24), (b"strh", 40)):
+        at = content.index(name) + place
+        assert int.from_bytes(content[at : at + 4], "little") == 30
+        content[at : at + 4] = (1 << 30).to_bytes(4, "little")
+    path.write_bytes(content)
+    assert (clip(path) == before).all()
+
+
+def hostile(folder):
+    """Files, and what is said of them."""
+    whole = numbered(folder / "whole.mp4").read_bytes()
+    wav = io.BytesIO()
+    with av.open(wav, "w", format="avi") as container:
+        stream = container.add_stream("pcm_s16le", rate=8000, layout="mono")
+        sound = av.AudioFrame.from_ndarray(np.zeros((1, 800), np.int16), "s16", "mono")
+        sound.sample_rate = 8000
+        container.mux(stream.encode(sound))
+        container.mux(stream.encode())
+    first = numbered(folder / "1.ts", "libx264").read_bytes()
+    second = numbered(folder / "2.ts", "libx264", size=(128, 96)).read_bytes()
+    front = folder / "whole_front.mp4"  # with its index in front
+    with (
+        av.open(io.BytesIO(whole)) as source,
+        av.open(str(front), "w", options={"movflags": "faststart"}) as target,
+    ):
+        stream = target.add_stream_from_template(source.streams.video[0])
+        for packet in source.demux(video=0):
+            if packet.size:
+                packet.stream = stream
+                target.mux(packet)
+    playlist = f"#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:9,\nfile:{folder}/1.ts\n#EXT-X-ENDLIST\n"
+    yield "empty.mp4", b"", "is empty"
+    yield "text.mp4", b"hello " * 100, "truncated, damaged or of a kind that is not read"
+    yield "playlist.mp4", playlist.encode(), "of a kind that is not read"
+    yield "concat.mp4", f"ffconcat version 1.0\nfile {folder}/1.ts\n".encode(), "not read"
+    yield "cut.mp4", whole[: len(whole) // 2], "truncated|no stream of pictures"
+    yield (
+        "front.mp4",
+        front.read_bytes()[:-3000],
+        r"its header lists 48 frames, and \d+ are",
+    )
+    yield "sound.avi", wav.getvalue(), r"no stream of pictures \(it has audio\)"
+    inside = bytearray(whole)
+    at = inside.index(b"mdat") + 200
+    inside[at : at + 2500] = np.random.default_rng(0).bytes(2500)
+    yield "inside.mp4", bytes(inside), "truncated, damaged"
+    yield "sizes.ts", first + second, "change their size from 64 x 48 to 128 x 96"
+
+
+def test_what_cannot_be_read_is_named(tmp_path):
+    for name, content, said in hostile(tmp_path):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(DataError, match=f"video '.*{name}'.*({said})"):
+            clip(tmp_path / name, frames=16, stride=5)
+    os.mkfifo(tmp_path / "pipe.mp4")
+    for name, said in (("pipe.mp4", "a FIFO"), ("missing.mp4", "No such file")):
+        with pytest.raises(DataError, match=f"{name}' cannot be read: .*{said}"):
+            clip(tmp_path / name)
+
+
+def test_damage_that_libav_conceals_is_found_by_a_check(tmp_path):
+    path = numbered(tmp_path / "a.mp4")
+    content = bytearray(path.read_bytes())
+    at = content.index(b"mdat") + 200
+    content[at : at + 2] = b"\xff\xff"
+    path.write_bytes(content)
+    assert clip(path).shape == (4, 48, 64, 3)
+    assert "damaged" in video_damage(str(path), DEFAULT)
+
+
+def test_what_a_file_may_claim_is_bounded(tmp_path):
+    path = numbered(tmp_path / "a.mp4")
+    bounds = (
+        (Limits(pixels=3000), r"64 x 48 pixels a frame, more than limits\.pixels=3000"),
+        (Limits(pixels=4000), r"a clip of 4 frames of 64 x 48 has 12288 pixels, .*pixels=4000"),
+        (Limits(record_bytes=1000), r"bytes, more than limits\.record_bytes=1000"),
+    )
+    for limits, said in bounds:
+        with pytest.raises(DataError, match=f"video '.*a.mp4'.*{said}"):
+            clip(path, limits=limits)
+
+
+def folder_of(root, classes=("left", "right"), count=5, frames=20):
+    for name in classes:
+        (root / name).mkdir(parents=True)
+        for number in range(count):
+            numbered(root / name / f"{number}.mp4", frames=frames, size=(32, 32))
+    return root
+
+
+def test_beginnings_are_drawn_by_the_key_in_training_and_the_middle_elsewhere(tmp_path):
+    root = str(folder_of(tmp_path / "data", frames=40))
+    train, val = (VideoClips(root, split, frames=4) for split in ("train", "val"))
+    assert (len(train), len(val), train.classes) == (8, 2, ["left", "right"])
+    drawn = []
+    for key in (1, 2, 3, 4, 1):
+        begin_sample(key)
+        drawn.append(numbers(train[0]["video"]))
+    begin_sample(None)
+    assert drawn[0] == drawn[4]
+    assert len(set(map(tuple, drawn))) > 2
+    assert numbers(val[0]["video"]) == [16, 18, 20, 22]
+    assert numbers(train.unlabelled(root)[3]["video"]) == [16, 18, 20, 22]
+    train.serve("val")
+    assert numbers(train[0]["video"]) == [16, 18, 20, 22]
+    assert isinstance(val[0]["video"], tv_tensors.Video)
+    assert train.fingerprint != VideoClips(root, "train", frames=4, stride=3).fingerprint
+
+
+def test_all_frames_of_a_clip_are_transformed_alike():
+    pixels = torch.randint(0, 256, (1, 3, 40, 60), dtype=torch.uint8).expand(5, 3, 40, 60)
+    steps = v2.Compose(
+        [
+            v2.RandomResizedCrop(24),
+            v2.RandomHorizontalFlip(),
+            v2.ColorJitter(0.4, 0.4, 0.4, 0.1),
+            v2.RandomRotation(20),
+            v2.RandomPhotometricDistort(),
+            Normalize(),
+        ]
+    )
+    made = []
+    for seed in range(4):
+        torch.manual_seed(seed)
+        video = steps({"video": tv_tensors.Video(pixels.clone())})["video"]
+        assert type(video) is tv_tensors.Video
+        assert (video.shape, video.dtype) == ((5, 3, 24, 24), torch.float32)
+        assert all(torch.equal(frame, video[0]) for frame in video)
+        made.append(video[0])
+    assert not torch.equal(made[0], made[1])
+
+
+def test_a_table_names_videos(tmp_path):
+    folder_of(tmp_path / "videos")
+    rows = [f"{name}/{n}.mp4,{name},{n / 2}" for name in ("left", "right") for n in range(5)]
+    (tmp_path / "clips.csv").write_text("\n".join(["path,way,speed", *rows]) + "\n")
+    data = ClipTable(
+        str(tmp_path), "clips.csv", "val", 4, videos="videos", label="way", numbers=["speed"]
+    )
+    assert (len(data), data.classes) == (2, ["left", "right"])
+    sample = data[1]
+    assert (set(sample), sample["label"]) == ({"video", "label", "numbers"}, 1)
+    assert sample["video"].shape == (4, 3, 32, 32)
+
+
+def test_models_give_a_logit_a_class():
+    clips = torch.rand(2, 8, 3, 32, 32)
+    assert SmallVideoNet(5)(clips).shape == (2, 5)
+    assert TorchvisionVideo(5)(clips).shape == (2, 5)
+    with pytest.raises(ConfigError, match=r"'r3d_19' is none .*mean 'r3d_18'"):
+        TorchvisionVideo(5, "r3d_19")
+    with pytest.raises(ConfigError, match="r3d_18 has no weights 'NONE'; it has DEFAULT"):
+        TorchvisionVideo(5, weights="NONE")
+
+
+def test_drawn_motions_are_the_same_again(tmp_path):
+    made = [DrawnMotions(str(tmp_path / name), count=6) for name in ("a", "b")]
+    assert made[0].classes == ["circling", "growing", "shrinking", "still", "straight", "turning"]
+    assert made[0].fingerprint == made[1].fingerprint
+    with pytest.raises(ConfigError, match=r"dataset\.count.*5 videos"):
+        DrawnMotions(str(tmp_path), count=5)
+
+
+def test_one_clear_message_where_pyav_is_missing(tmp_path, monkeypatch):
+    import importlib.util
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"PyAV: pip install 'penstock-loader\[video\]'"):
+        VideoClips(str(tmp_path))
+
+
+def test_digests_are_equal_whoever_reads(tmp_path, capsys):
+    root = folder_of(tmp_path / "data")
+    common = ["task=digest", "dataset=video_clips", f"dataset.root={root}", "dataset.frames=4"]
+    common += ["transform.train.crop.size=[16,16]", "batch.size=4", "trainer.max_epochs=2"]
+    totals = []
+    for loader in ("loader.num_workers=0", "loader.num_workers=2", "loader=threads"):
+        assert command.main([*common, loader]) == 0
+        totals.append(re.findall(r"^total.*", capsys.readouterr().out, re.M))
+    assert totals[0]
+    assert totals[0] == totals[1] == totals[2]
+    # Of rows that are divided otherwise, validation draws nothing either.
+    data = DataParts(penstock.compose(*common, "+dataset.split={val: 0.4}"))
+    assert [getattr(split.dataset, "draws", None) for split in data.splits] == [True, False]
+
+
+def test_a_typo_a_wrong_path_and_another_class_are_said(tmp_path, capsys):
+    root = folder_of(tmp_path / "data", count=2, frames=8)
+    common = ["task=digest", "dataset=video_clips", "loader.num_workers=0"]
+    for words, said in (
+        ([f"dataset.root={tmp_path}/no"], "is missing. Set dataset.root to the folder that holds"),
+        ([f"dataset.root={root}", "dataset.strid=3"], "dataset.strid"),
+        ([f"dataset.root={root}", "dataset.frames=0"], "dataset.frames"),
+        ([f"dataset.root={root / 'left'}"], "VideoClips needs one for each class"),
+    ):
+        assert command.main([*common, *words]) in (2, 3)
+        assert said in " ".join(capsys.readouterr().err.split())
+    (root / "left" / "1.mp4").write_bytes(b"")
+    (root / "left" / "0.mp4").write_bytes(b"")
+    assert command.main([*common, f"dataset.root={root}"]) != 0
+    error = capsys.readouterr().err
+    assert "is empty. Replace it" in error
+    assert "Traceback" not in error
