@@ -24,6 +24,7 @@ NEEDS = {
     "objective/classification": ["dataset=sequences"],
     "objective/language_modeling": ["dataset=plain_text"],
     "objective/regression": ["dataset=arrays", "dataset.root=x"],
+    "optimizer/lightning": ["objective=lightning", "scheduler=lightning"],
     "optimizer/several": ["scheduler=none"],
     "sampler/bucket": ["dataset=sequences"],
     "sampler/curriculum": ["dataset=sequences"],
