@@ -15,7 +15,5 @@ ADDON = AddOn(
     parameters="penstock.addons.finetuning.groups:arranged",
     observers="penstock.addons.finetuning.fitting:watching",
     rules=("penstock.addons.finetuning.rules:fits",),
-    callables=(
-        Callables("penstock.addons.finetuning.teachers", "a model that is done", functions=True),
-    ),
+    callables=(Callables("penstock.addons.finetuning.teachers", "a teacher"),),
 )

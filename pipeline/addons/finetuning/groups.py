@@ -142,7 +142,8 @@ def _settings(name: str, groups: Sequence[Group], lr: float) -> tuple[dict[str, 
         if fresh:
             values |= {of: own[of] for of in fresh}
             group.decided += 1
-            by.append(group.key.rpartition(".")[2])
+            layer = f".{group.weights[name]}" if "layer_decay" in group.settings else ""
+            by.append(group.key.rpartition(".")[2] + layer)
     return values, "+".join(by) or "others"
 
 

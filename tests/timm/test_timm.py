@@ -1,0 +1,81 @@
+"""Classifiers of timm's: as they are, from weights of a file, never from the network."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.program import run
+
+timm = pytest.importorskip("timm")
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    folder, draw = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
+    for number in range(24):
+        place = folder / "ab"[number % 2]
+        place.mkdir(exist_ok=True)
+        pixels = draw.integers(number % 2 * 100, 156 + number % 2 * 100, (40, 40, 3), np.uint8)
+        Image.fromarray(pixels).save(place / f"{number}.png")
+    return folder
+
+
+def words(pictures, *more):
+    return [
+        "dataset=image_folder",
+        f"dataset.root={pictures}",
+        "model=timm",
+        "model.name=test_resnet",
+        "batch.size=8",
+        "trainer.max_epochs=1",
+        "loader.num_workers=0",
+        "tracker=none",
+        "trainer.pictures=false",
+        "trainer.report=false",
+        *more,
+    ]
+
+
+def test_a_model_is_fine_tuned_from_a_file_of_timms(capsys, pictures, tmp_path):
+    torch.manual_seed(1)
+    other = timm.create_model("test_resnet", pretrained=False, num_classes=10)
+    torch.save(other.state_dict(), tmp_path / "weights.pth")
+    start = [f"trainer.warm_start.path={tmp_path / 'weights.pth'}", "optimizer.lr=0"]
+    said = run(capsys, *words(pictures, *start, f"run_dir={tmp_path / 'run'}"))
+    assert said.code == 2
+    assert "of another shape: fc.weight float32[10" in said.err
+    start += ["trainer.warm_start.without=fc", "trainer.freeze.names=['layer%','conv%','bn%']"]
+    start[-1] = "trainer.freeze.names=['layer?','conv?','bn?']"
+    done = run(capsys, *words(pictures, *start, f"run_dir={tmp_path / 'run'}"))
+    assert done.code == 0, done.err
+    assert "left out: fc.weight, fc.bias" in done.err
+    from penstock import Run
+
+    model = Run(str(tmp_path / "run")).model()
+    assert type(model) is type(other)
+    own, theirs = model.state_dict(), other.state_dict()
+    assert own.keys() == theirs.keys()
+    for name, value in own.items():
+        assert name.startswith("fc") or torch.equal(value, theirs[name]), name
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["model.name=restnet18"], "model.name: 'restnet18' is no model of timm's; there is resn"),
+        (["model.name=resnet18.a1_in1k"], "names weights to be fetched, and nothing is: model.na"),
+        (["model.name='hf-hub:me/x'"], "would be fetched, and nothing is"),
+        (["model.name='local-dir:x'"], "would be fetched, and nothing is"),
+        (["model.arguments={pretrained: true}"], "model.arguments.pretrained: names files or down"),
+        (["model.arguments={checkpoint_path: x}"], "model.arguments.checkpoint_path: names files"),
+        (["model.arguments={num_classes: 3}"], "is set by dataset.facts.num_outputs"),
+        (["model.arguments={drop: 1}"], "model.arguments: test_resnet refuses its arguments"),
+        (["model.arguments={a: {b: 1}}"], "model.arguments.a: is a mapping"),
+    ],
+)
+def test_what_does_not_go_is_one_message(capsys, pictures, tmp_path, more, message):
+    done = run(capsys, *words(pictures, *more, f"run_dir={tmp_path / 'run'}"))
+    assert done.code == 2, done.err
+    assert message in done.err
+    assert "Traceback" not in done.err
