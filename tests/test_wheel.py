@@ -110,6 +110,17 @@ def test_a_wheel_writes_nothing_but_penstock(wheel):
     assert ours == shipped()
 
 
+def test_a_wheel_makes_projects_of_each_kind(installed, empty):
+    """It has their templates, and draws their data."""
+    done = start(installed, empty, "init", "stains", "--kind", "masks")
+    assert done.returncode == 0, done.stderr
+    folder = empty / "stains"
+    assert len(list(folder.glob("data/*/*.png"))) == 120
+    done = start(installed, folder, "experiment=stains", "task=digest", "steps=1")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith("total ")
+
+
 def shipped():
     """The names that a wheel's files have to have: code, configuration, templates, type hints."""
     kinds = (".py", ".pyi", ".yaml", ".txt", ".csv", ".typed", ".html", ".css", ".js")

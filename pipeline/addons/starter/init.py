@@ -26,7 +26,7 @@ _BESIDE = frozenset({"conf", "data", "multirun", "outputs", "tests"})  # folders
 _GROUPS = ("dataset", "experiment")  # have a file of the project's name
 _OWN = "own"
 _KINDS = {
-    "images": "a folder of pictures a class",
+    "images": "a folder of pictures for each class",
     "masks": "pictures, and the class of each of their pixels",
     "boxes": "pictures, and boxes as COCO's JSON",
     "text": "a TSV of texts and their classes",
