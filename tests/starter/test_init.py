@@ -485,6 +485,30 @@ def test_each_kind_trains_at_once(kind, projects, capsys, monkeypatch):
     assert "ended by max_steps" in done.out
 
 
+@pytest.mark.parametrize("kind", ["own", "points"])
+def test_a_table_with_a_mistake_is_explained(kind, projects, capsys, monkeypatch):
+    monkeypatch.chdir(projects / f"my {kind}")
+    path = Path("data/points.csv")
+    text = path.read_text()
+    broken = {
+        "EmptyDataError": "",
+        "KeyError: 'split'": text.replace("split", "part", 1),
+        "could not convert": re.sub(r"\d\.\d", "x", text),
+        "which is not in data/images": text.replace("011.png", "gone.png", 1),
+    }
+    group = "dataset" if kind == "own" else "experiment"
+    try:
+        for reason, content in broken.items():
+            if content != text:
+                path.write_text(content)
+                done = run(capsys, f"{group}=my_{kind}", "task=digest", "loader=debug", "steps=1")
+                assert done.code == 3
+                assert reason in done.err
+                assert "data/points.csv" in done.err
+    finally:
+        path.write_text(text)
+
+
 EACH = """
 import os, sys, pytest
 for folder in sorted(os.listdir()):

@@ -46,8 +46,8 @@ def masks() -> Files:
         mask = Image.new("P", picture.size)
         mask.putpalette(_PALETTE)
         draw = ImageDraw.Draw(mask)
-        for shape, *room in shapes:
-            _draw_shape(draw, shape, *room, 1 + _SHAPES.index(shape))
+        for shape, x, y, radius in shapes:
+            _draw_shape(draw, shape, x, y, radius, 1 + _SHAPES.index(shape))
         files[f"images/{name}"] = _png(picture)
         files[f"masks/{name}"] = _png(mask)
     return files
@@ -55,7 +55,9 @@ def masks() -> Files:
 
 def boxes() -> Files:
     """60 pictures of up to three shapes, and where these are as COCO's JSON."""
-    files, pictures, annotations = {}, [], []
+    files: Files = {}
+    pictures: list[dict[str, object]] = []
+    annotations: list[dict[str, object]] = []
     for name, picture, shapes in _scenes(60):
         files[f"images/{name}"] = _png(picture)
         pictures.append(
