@@ -166,9 +166,11 @@ def _left_out(run: RunRecord) -> Markup:
 
 _SAMPLES = "Samples"
 _TINY = 64  # pixels of a picture's width, up to which it was kept as small as it is
+_SHAPES = {"signals": "wide-ones", "recordings": "wide-ones", "clips": "strips"}
 _EXPLAINED = {
     "recordings": " Above is the recording as it is stored, below what the model got of it: time "
     "from left to right, the lowest band at the bottom.",
+    "masks": " Masks lie over grey, each class in a colour of its own.",
     "clips": " Frames of a clip stand side by side.",
     "signals": " Time goes from left to right.",
 }
@@ -255,7 +257,14 @@ def _predictions(facts: Facts) -> Markup:
         if losses.by_batch:
             text += ". The loss is one number a batch, so these are samples of such batches"
         parts.append(page.paragraph(f"{text}."))
-    if any(
+    else:
+        parts.append(page.paragraph("Spread evenly, as there is no loss of each sample."))
+    if kind == "masks":
+        text = (
+            "The true mask is on the left, the predicted one on the right; a class has one colour."
+        )
+        parts.append(page.paragraph(text))
+    elif any(
         prediction.picture and prediction.predicted and not prediction.truth
         for prediction in facts.predictions
     ):
@@ -283,9 +292,7 @@ def _predictions(facts: Facts) -> Markup:
 
 
 def _tiles(samples: Sequence[ShownSample], kind: str) -> Markup:
-    shape = {"signals": "wide-ones", "recordings": "wide-ones", "clips": "strips"}.get(
-        kind, "square"
-    )
+    shape = _SHAPES.get(kind, "square")
     return page.part("tiles", [_tile(sample) for sample in samples], shape, template="samples.html")
 
 

@@ -172,8 +172,8 @@ class ShownSample:
 class ShownBatch:
     """A training batch as the model got it; `samples` are its first ones, of `rows`.
 
-    `kind` is pictures, clips, signals, recordings (signals below the waveforms that they were made
-    of), texts or numbers.
+    `kind` is pictures, masks, clips, signals, recordings (signals below the waveforms that they
+    were made of), texts or numbers.
     """
 
     epoch: Count

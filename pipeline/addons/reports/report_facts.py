@@ -86,6 +86,7 @@ from penstock.training.observer import Record
 
 MOST_BATCHES = 2
 MOST_ROWS = 16  # of a batch
+_SPREAD = 8  # predictions, where no loss of each sample chooses them
 _FEWEST = 4  # rows of a batch that are made whatever they cost
 _SECONDS, _SHARE = 0.5, 0.02  # that a table, and the batches, may take: at least, and of the run
 
@@ -118,19 +119,21 @@ def write_facts(
         facts = replace(facts, data=fact)
     batches = _each(notes, "the first batches", lambda: shown_batches(data.train, objective, rows))
     facts = replace(facts, batches=tuple(batches))
-    if losses is None:  # nothing was validated in this session
+    before = None
+    if losses is None:  # nothing was validated in this session, or by no loss of each sample
         before = next(iter(_each(notes, "earlier predictions", lambda: [read_facts(folder)])), None)
-        if before is not None:
-            facts = replace(facts, predictions=before.predictions, losses=before.losses)
-        if not facts.predictions:
-            notes.append("There are no predictions, since nothing was validated.")
+    if before is not None and before.losses is not None:
+        facts = replace(facts, predictions=before.predictions, losses=before.losses)
+    elif not data.validates:
+        notes.append("There are no predictions, since nothing was validated.")
     elif isinstance(data.val.plan, StreamPlan):
         notes.append("There are no predictions, since samples of a stream cannot be chosen.")
     else:
+        groups = losses.groups if losses is not None else spread(data.val)
         shown = _each(
-            notes, "predictions", lambda: shown_predictions(data.val, model, objective, losses)
+            notes, "predictions", lambda: shown_predictions(data.val, model, objective, groups)
         )
-        facts = replace(facts, predictions=tuple(shown), losses=losses.facts)
+        facts = replace(facts, predictions=tuple(shown), losses=losses and losses.facts)
     _write(folder, replace(facts, notes=tuple(notes)))
 
 
@@ -189,14 +192,23 @@ def shown_batches(split: Split, objective: Objective, most: int) -> Iterator[Sho
             heard = kind == "signals" and _recording(split, batch, first) is not None
             total = batch.request.total or len(batch.request)
             kind = "recordings" if heard else kind
+            if any(view.mask is not None for view in objective.rendered(batch)):
+                kind = "masks"
             yield ShownBatch(0, step, total, kind, tuple(shown))
 
 
+def spread(split: Split) -> dict[str, IntArray]:
+    """Rows of a split, spread evenly over it."""
+    count = len(split.dataset)
+    rows = np.linspace(0, count - 1, min(count, _SPREAD)).round().astype(np.int64)
+    return {"spread over the split": rows}
+
+
 def shown_predictions(
-    split: Split, model: nn.Module, objective: Objective, losses: ValidationLosses
+    split: Split, model: nn.Module, objective: Objective, by_group: Mapping[str, IntArray]
 ) -> Iterator[ShownSample]:
-    """The samples of validation with the least, the median and the largest loss."""
-    groups = {int(row): name for name, rows in losses.groups.items() for row in rows}
+    """The samples of rows by group: with the least, the median and the largest loss."""
+    groups = {int(row): name for name, rows in by_group.items() for row in rows}
     with _generators():
         batch, values, outputs = predict(split, model, objective, np.array(list(groups), np.int64))
     kind, field = _kind(batch, objective)

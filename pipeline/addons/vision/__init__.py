@@ -13,6 +13,7 @@ ADDON = AddOn(
             for module in ("coco", "drawn_shapes", "image_masks")
         ),
         Callables("penstock.addons.vision.boxes", "a transform or a collate class"),
+        Callables("penstock.addons.vision.mosaic", "a batch transform"),
         Callables("penstock.addons.vision.detection", "an objective"),
         Callables("penstock.addons.vision.segmentation", "an objective"),
         Callables("penstock.addons.vision.mean_average_precision", "a metric"),

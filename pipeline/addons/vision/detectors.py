@@ -6,8 +6,10 @@ with pictures else, for boxes (float32[n, 4], corners in pixels), labels and sco
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from inspect import signature
+from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -49,6 +51,7 @@ class TorchvisionDetector(nn.Module):
         if name not in known:
             reason = f"{name!r} is no detector of torchvision; allowed: {', '.join(known)}"
             raise ConfigError(Problem("model.name", reason))
+        _check_arguments(name, arguments or {})
         try:
             self.detector = models.get_model(
                 name,
@@ -62,6 +65,25 @@ class TorchvisionDetector(nn.Module):
 
     def forward(self, images: list[Tensor], targets: list[Target] | None = None) -> Any:
         return self.detector(images, targets)
+
+
+def _check_arguments(name: str, arguments: Mapping[str, Any]) -> None:
+    """Refuse what no part of a detector takes: builders hand on all they do not know, and some of
+    torchvision's models swallow it.
+    """
+    from torchvision import models
+
+    builder = models.get_model_builder(name)
+    model = get_type_hints(builder)["return"]
+    asked = [builder, *(part.__init__ for part in model.__mro__[:-1] if part is not nn.Module)]
+    known = {key for part in asked for key in signature(part).parameters}
+    known -= {"self", "kwargs", "args", "weights", "weights_backbone", "num_classes", "progress"}
+    for key in arguments:
+        if key not in known:
+            near = get_close_matches(key, known, n=1)
+            hint = f" (did you mean {near[0]!r}?)" if near else ""
+            reason = f"{name} takes no {key!r}{hint}; it takes {', '.join(sorted(known))}"
+            raise ConfigError(Problem(f"model.arguments.{key}", reason))
 
 
 class SmallDetector(nn.Module):

@@ -1,0 +1,260 @@
+"""Batch transforms that put pictures with boxes together: a mosaic of four, and a mean of two.
+
+Rows 4k to 4k + 3 of the global batch (2k and 2k + 1 for a mean) belong together, and always lie on
+one rank (`together`), so what a row gets follows from its address alone. Which picture lies where
+is drawn by each row's own key. A row whose group is not whole, or has padding, stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torchvision.transforms.v2 import functional as F
+
+from penstock.addons.vision.boxes import OF_BOXES
+from penstock.errors import ConfigError, DataError, Problem
+from penstock.loading.batch import Batch
+from penstock.order.randomness import KeyedRandom
+from penstock.transforms.batch import images_of, interval, probability
+
+Objects = dict[str, Tensor]  # what a picture has a row of for each box
+_BOXES = "boxes"
+
+
+def groups(batch: Batch, size: int) -> Tensor:
+    """The rows of the group of each row, int64[B, size], in one order; -1 where it is not whole."""
+    places = np.asarray(batch.places)
+    row_of = {int(place): row for row, place in enumerate(places)}
+    firsts = places - places % size
+    rows = [[row_of.get(int(first) + n, -1) for n in range(size)] for first in firsts]
+    table = torch.from_numpy(np.array(rows, np.int64).reshape(len(places), size))
+    whole = (table >= 0).all(1)
+    if batch.valid is not None:
+        whole &= batch.valid[table.clamp_min(0)].all(1)
+    return torch.where(whole[:, None], table, -1)
+
+
+class _Together:
+    """What transforms of pictures and their boxes share: fields that are lists by picture.
+
+    Args:
+        p: probability that a row is changed.
+        epochs: epochs in which it works, from the first; null: all.
+        fields: those with a row for each box, where a batch has them.
+    """
+
+    together: int
+
+    def __init__(self, p: float, epochs: int | None, fields: Sequence[str]) -> None:
+        self.p, self.epochs, self.fields = probability(p, "p"), epochs, tuple(fields)
+
+    def __call__(self, batch: Batch, random: KeyedRandom) -> Batch:
+        images = images_of(batch, self)
+        field, name = next(iter(images)), type(self).__name__
+        if len(images) > 1:
+            raise DataError(f"{name} takes one picture a sample, and there are {', '.join(images)}")
+        for other, kind in batch.kinds.items():
+            if kind == "keypoints" or (kind == "mask" and not isinstance(batch[other], list)):
+                raise DataError(
+                    f"{name} puts pictures with boxes together, and cannot do so with {kind} "
+                    f"(field {other!r})"
+                )
+        if not isinstance(batch.get(_BOXES), list) or batch.kinds.get(_BOXES) != "boxes/xyxy":
+            raise DataError(
+                f"{name} needs a field {_BOXES!r} of BoundingBoxes XYXY in a list, a picture each: "
+                "choose collate=boxes"
+            )
+        names = [own for own in (_BOXES, *self.fields) if own in batch]
+        table = groups(batch, self.together)
+        chosen = random.bernoulli(self.p) & (table[:, 0] >= 0)
+        if self.epochs is not None and batch.request.epoch >= self.epochs:
+            chosen = torch.zeros_like(chosen)
+        before = batch[field]
+        objects = [{own: batch[own][row] for own in names} for row in range(len(before))]
+        draws = self.draws(random)
+        pixels, made = before.clone(), list(objects)
+        for row in chosen.nonzero().flatten().tolist():
+            own = {key: values[row].tolist() for key, values in draws.items()}
+            rows = table[row].tolist()
+            pixels[row], made[row] = self.put(before, objects, row, rows, own)
+        batch[field] = pixels
+        for own in names:
+            batch[own] = [row[own] for row in made]
+        return batch
+
+    def draws(self, random: KeyedRandom) -> Mapping[str, Tensor]:
+        """The numbers of each row by name, [B, ...]."""
+        raise NotImplementedError
+
+    def put(
+        self,
+        images: Tensor,
+        objects: Sequence[Objects],
+        row: int,
+        rows: Sequence[int],
+        draws: Mapping[str, Any],
+    ) -> tuple[Tensor, Objects]:
+        """The picture of a row, [C, H, W], and its objects.
+
+        Args:
+            images, objects: of all rows, as they were.
+            rows: of its group.
+            draws: its own numbers.
+        """
+        raise NotImplementedError
+
+
+class Mosaic(_Together):
+    """Four pictures around a point, each reduced and cut to its quarter (Bochkovskiy et al.:
+    "YOLOv4", 2020); boxes and masks go with them.
+
+    Args:
+        scale: by which pictures are reduced, [least, largest] of at most 1; none is smaller than
+            its quarter.
+        centre: where the quarters meet, as a share of width and of height, [least, largest].
+        visible: boxes of which a smaller share of the area is left are left out.
+        p, epochs, fields: see `_Together`; the last epochs are often trained without.
+    """
+
+    together = 4
+
+    def __init__(
+        self,
+        scale: Sequence[float] = (0.5, 1.0),
+        centre: Sequence[float] = (0.3, 0.7),
+        visible: float = 0.3,
+        p: float = 0.5,
+        epochs: int | None = None,
+        fields: Sequence[str] = OF_BOXES,
+    ) -> None:
+        super().__init__(p, epochs, fields)
+        self.scale = interval(scale, "scale", 0.0, 1.0)
+        self.centre = interval(centre, "centre", 0.05, 0.95)
+        self.visible = probability(visible, "visible")
+
+    def draws(self, random: KeyedRandom) -> Mapping[str, Tensor]:
+        return {
+            "order": random.permutation(4),
+            "centre": random.uniform(*self.centre, size=(2,)),
+            "scale": random.uniform(*self.scale, size=(4,)),
+        }
+
+    def put(
+        self,
+        images: Tensor,
+        objects: Sequence[Objects],
+        row: int,
+        rows: Sequence[int],
+        draws: Mapping[str, Any],
+    ) -> tuple[Tensor, Objects]:
+        height, width = images.shape[-2:]
+        x, y = round(draws["centre"][0] * width), round(draws["centre"][1] * height)
+        made, parts = torch.empty_like(images[row]), []
+        quarters = ((0, 0, x, y), (x, 0, width, y), (0, y, x, height), (x, y, width, height))
+        for quarter, member, scale in zip(quarters, draws["order"], draws["scale"], strict=True):
+            left, top, right, bottom = quarter
+            factor = max(scale, (right - left) / width, (bottom - top) / height)
+            size = [
+                max(round(height * factor), bottom - top),
+                max(round(width * factor), right - left),
+            ]
+            # The corner of a picture that is nearest to the point lies at it.
+            across = x - size[1] if left == 0 else x
+            down = y - size[0] if top == 0 else y
+            whole = F.resize(images[rows[member]], size, antialias=True)
+            made[:, top:bottom, left:right] = whole[
+                :, top - down : bottom - down, left - across : right - across
+            ]
+            shift = (across, down, size[1] / width, size[0] / height)
+            parts.append(self._moved(objects[rows[member]], quarter, shift, (height, width)))
+        joined = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        return made, joined
+
+    def _moved(
+        self,
+        objects: Objects,
+        quarter: tuple[int, int, int, int],
+        shift: tuple[float, float, float, float],
+        canvas: tuple[int, int],
+    ) -> Objects:
+        """Objects where their picture lies, cut to the quarter."""
+        across, down, wide, high = shift
+        boxes = objects[_BOXES]
+        whole = boxes * boxes.new_tensor([wide, high, wide, high])
+        whole = whole + boxes.new_tensor([across, down, across, down])
+        left, top, right, bottom = quarter
+        cut = whole.maximum(boxes.new_tensor([left, top, left, top]))
+        cut = cut.minimum(boxes.new_tensor([right, bottom, right, bottom]))
+        sides, before = cut[:, 2:] - cut[:, :2], whole[:, 2:] - whole[:, :2]
+        kept = (sides >= 1).all(1) & (sides.prod(1) >= self.visible * before.prod(1))
+        moved = {name: values[kept] for name, values in objects.items()}
+        moved[_BOXES] = cut[kept]
+        if "masks" in moved:
+            moved["masks"] = _placed(moved["masks"], quarter, shift, canvas)
+        return moved
+
+
+def _placed(
+    masks: Tensor,
+    quarter: tuple[int, int, int, int],
+    shift: tuple[float, float, float, float],
+    canvas: tuple[int, int],
+) -> Tensor:
+    """Masks bool[n, H, W] reduced, moved and cut as their picture was."""
+    across, down, wide, high = shift
+    left, top, right, bottom = quarter
+    size = [round(masks.shape[-2] * high), round(masks.shape[-1] * wide)]
+    small = F.resize(
+        masks.to(torch.uint8), size, interpolation=F.InterpolationMode.NEAREST_EXACT
+    ).to(masks.dtype)
+    placed = masks.new_zeros((len(masks), *canvas))
+    placed[:, top:bottom, left:right] = small[
+        :, top - int(down) : bottom - int(down), left - int(across) : right - int(across)
+    ]
+    return placed
+
+
+class BoxMixUp(_Together):
+    """A weighted mean of each picture and its partner's, with the boxes of both (Zhang et al.: "Bag
+    of freebies for training object detection", 2019). Losses are not weighted.
+
+    Args:
+        alpha: both shapes of the beta distribution of the share; of 8, both pictures can be seen.
+        p, epochs, fields: see `_Together`.
+    """
+
+    together = 2
+
+    def __init__(
+        self,
+        alpha: float = 8.0,
+        p: float = 0.5,
+        epochs: int | None = None,
+        fields: Sequence[str] = OF_BOXES,
+    ) -> None:
+        super().__init__(p, epochs, fields)
+        if alpha <= 0:
+            raise ConfigError(Problem("alpha", f"got {alpha}, expected a number above 0"))
+        self.alpha = float(alpha)
+
+    def draws(self, random: KeyedRandom) -> Mapping[str, Tensor]:
+        return {"share": random.beta(self.alpha, self.alpha)}
+
+    def put(
+        self,
+        images: Tensor,
+        objects: Sequence[Objects],
+        row: int,
+        rows: Sequence[int],
+        draws: Mapping[str, Any],
+    ) -> tuple[Tensor, Objects]:
+        (other,) = (member for member in rows if member != row)
+        share = draws["share"]
+        mixed = images[row] * share + images[other] * (1 - share)
+        mixed = mixed if images.is_floating_point() else mixed.round_().to(images.dtype)
+        own, partner = objects[row], objects[other]
+        return mixed, {name: torch.cat([own[name], partner[name]]) for name in own}
