@@ -172,10 +172,11 @@ def test_the_page_of_own_parts(here, capsys, faces_root):
     assert list(written["transform"]["train"])[-2:] == ["shade", "normalize"]
 
 
-def test_the_page_of_objectives(here, capsys, faces_root):
+def test_the_page_of_objectives(here, capsys, faces_root, reports):
     folder = here("objectives.md")
     small = [f"dataset.root={faces_root}", "dataset.count=60", "dataset.size=48", "batch.size=8"]
     alone = [line for line in commands("objectives.md") if "nproc=2" not in line]
+    *alone, boxes = alone
     assert len(alone) == 3  # tests/distributed/test_own_objectives.py has ranks
     outputs = []
     for number, line in enumerate(alone):
@@ -191,6 +192,14 @@ def test_the_page_of_objectives(here, capsys, faces_root):
     gan = json.loads((folder / "run2/metrics.jsonl").read_text().splitlines()[-1])
     assert {"train/loss/generator", "train/loss/discriminator", "val/taken_for_real"} <= gan.keys()
     assert "val/loss" not in gan
+    few = ("dataset.count=20", "batch.size=4", "trainer.max_steps=2", f"run_dir={folder}/boxes")
+    run_line(capsys, boxes, *few)
+    assert "Predictions of validation" in (folder / "boxes/report.html").read_text()
+    detected = json.loads((folder / "boxes/metrics.jsonl").read_text().splitlines()[-1])
+    assert {"train/loss/classes", "train/loss/boxes", "val/map/map", "val/map/mar_100"} <= set(
+        detected
+    )
+    assert len((folder / "shapes/detection.py").read_text().splitlines()) <= 25
 
 
 @pytest.mark.stress

@@ -183,8 +183,14 @@ def test_the_small_detector_learns_where_and_what():
 def test_unknown_detectors_are_refused():
     with pytest.raises(ConfigError, match="'resnet18' is no detector"):
         TorchvisionDetector(4, "resnet18")
-    with pytest.raises(ConfigError, match="multiple values"):
-        TorchvisionDetector(4, arguments={"num_classes": 3})
+    for key, said in (
+        ("num_classes", "takes no 'num_classes'"),
+        ("score_thres", "did you mean 'score_thresh'"),  # which torchvision's SSD swallows
+    ):
+        with pytest.raises(ConfigError, match=rf"model\.arguments\.{key}.*{said}"):
+            TorchvisionDetector(4, arguments={key: 3})
+    limited = TorchvisionDetector(4, arguments={"detections_per_img": 7})
+    assert limited.detector.detections_per_img == 7
 
 
 def detector():
@@ -221,8 +227,26 @@ def test_equal_batches_for_any_workers(monkeypatch, tmp_path, capfd):
     common = ["task=digest", "steps=2", "dataset.count=20", "batch.size=4"]
     for experiment in ("detection", "segmentation"):
         digests = set()
-        for how in (["loader.num_workers=0"], ["loader=threads"]):
+        for how in (["loader.num_workers=0"], ["loader.num_workers=2"], ["loader=threads"]):
             assert command.main([f"experiment={experiment}", *common, *how]) == 0
             digests.add(capfd.readouterr().out)
         assert len(digests) == 1
         assert "0" in digests.pop()
+
+
+def test_reports_show_what_was_predicted_and_say_how(monkeypatch, tmp_path, capfd, reports):
+    monkeypatch.chdir(tmp_path)
+    few = ["loader=debug", "dataset.count=20", "batch.size=4", "trainer.max_steps=1"]
+    for experiment, said in (
+        ("detection", "Spread evenly, as there is no loss of each sample."),
+        ("detection", "Drawn in green is the truth, in orange the prediction."),
+        ("segmentation", "The true mask is on the left, the predicted one on the right"),
+    ):
+        if not (tmp_path / experiment).exists():
+            words = [*few, f"run_dir={experiment}", "trainer.baseline=false"]
+            assert command.main([f"experiment={experiment}", *words]) == 0
+        page = (tmp_path / experiment / "report.html").read_text()
+        shown = page.partition("Predictions of validation")[2]
+        assert said in shown
+        assert shown.count("data:image/") >= 4
+        assert ("in green" in shown) == (experiment == "detection")
