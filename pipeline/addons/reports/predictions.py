@@ -73,8 +73,9 @@ def draw(
         true = _scaled_all([row.points for row in rendered], batch[name], images)
         predicted = _scaled_all([row.predicted_points for row in rendered], batch[name], images)
         images = marked(images, batch[name], rendered)
-        size = (2, 2 * TILE) if is_clips(batch[name]) else (6, TILE)  # columns, and inches of each
-        return contact_sheet(images, path, true, predicted, captions, *size)
+        if is_clips(batch[name]):
+            return contact_sheet(images, path, captions=captions, columns=2, tile=2 * TILE)
+        return contact_sheet(images, path, true, predicted, captions)
     if is_signals(batch.get(name)):
         return signals(unpadded(batch, name)[0], path, [_caption(row) for row in rendered])
     table: list[Sequence[str]] = [("row", "sample", "true", "predicted")]
