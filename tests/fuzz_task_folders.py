@@ -18,6 +18,7 @@ from PIL import Image
 from penstock.addons.forecasting.windows import Windows
 from penstock.addons.image_tables.image_table import ImageTable
 from penstock.addons.tabular.table import Table
+from penstock.addons.video.clips import VideoClips
 from penstock.addons.vision.boxes import ListSome, SanitizeBoxes
 from penstock.addons.vision.coco import Coco
 from penstock.addons.vision.image_masks import ImageMasks
@@ -206,10 +207,56 @@ def _mask_ways(root: Path) -> Iterator[Way]:
     yield Way(partial(ImageMasks, str(root), classes, **GIVEN), List())
 
 
+# Videos
+
+
+@cache
+def _video_seeds() -> dict[str, bytes]:
+    """Small videos with several key frames; by their endings."""
+    import av
+
+    found = {}
+    kinds = (("mp4", "mpeg4"), ("mkv", "libx264"), ("avi", "mjpeg"), ("webm", "libvpx"))
+    for ending, codec in (*kinds, ("ts", "mpeg2video"), ("mov", "libx264")):
+        sink = io.BytesIO()
+        with av.open(
+            sink, "w", format={"mkv": "matroska", "ts": "mpegts"}.get(ending, ending)
+        ) as f:
+            stream = f.add_stream(codec, rate=24)
+            stream.width, stream.height = 48, 32
+            stream.pix_fmt = "yuvj420p" if codec == "mjpeg" else "yuv420p"
+            stream.gop_size = 5
+            for number in range(14):
+                pixels = np.full((32, 48, 3), 17 * number, np.uint8)
+                f.mux(stream.encode(av.VideoFrame.from_ndarray(pixels)))
+            f.mux(stream.encode())
+        found[ending] = sink.getvalue()
+    return found
+
+
+def _videos(draw: random.Random) -> Files:
+    seeds = _video_seeds()
+    ending = draw.choice(sorted(seeds))
+    mutate = draw.choice((fuzz_formats.generic, fuzz_formats.mutate_head))
+    contents = [
+        fuzz_folders.sized(draw, mutate(draw, seeds[ending], list(seeds.values())))
+        if draw.random() < 0.8
+        else seeds[ending]
+        for _ in range(draw.choice((1, 2, 4)))
+    ]
+    return {f"a/{row:03}.{ending}": contents[row % len(contents)] for row in range(ROWS)}
+
+
+def _video_ways(root: Path) -> Iterator[Way]:
+    yield Way(partial(VideoClips, str(root), frames=4, stride=1, **GIVEN), List())
+    yield Way(partial(VideoClips, str(root), frames=8, size=16, most_decoded=99, **GIVEN), List())
+
+
 READERS = fuzz_folders.READERS | {
     "table": Reader(_table, _table_ways),
     "windows": Reader(_series, _series_ways),
     "image-table": Reader(_image_table, _image_table_ways),
     "coco": Reader(_coco, _coco_ways),
     "image-masks": Reader(_masks, _mask_ways),
+    "video": Reader(_videos, _video_ways),
 }

@@ -2,6 +2,7 @@
 
 import pytest
 
+pytest.importorskip("av")
 pytest.importorskip("pyarrow")
 pytest.importorskip("skimage")
 pytest.importorskip("soundfile")

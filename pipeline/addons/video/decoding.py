@@ -147,6 +147,9 @@ def _opened(path: str, name: str, limits: Limits) -> Iterator[tuple[Any, list[An
                 has = f"it has {' and '.join(kinds)}" if kinds else "it has none at all"
                 raise DataError(f"video {name!r} has no stream of pictures ({has}). {_REPLACE}")
             stream = container.streams.video[0]
+            if stream.codec_context is None:
+                known = "H.264, H.265, VP8, VP9, AV1 and MPEG are"
+                raise DataError(f"video {name!r} has a codec that is not read; {known}. {_REPLACE}")
             stream.codec_context.thread_count = 1  # workers share the cores
             stream.codec_context.options = dict(most)
             _check_size(stream.width, stream.height, name, limits)
