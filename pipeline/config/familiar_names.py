@@ -57,6 +57,12 @@ _WAYS = {
     "trainer.precision=fp16": "fp16",
     "trainer.precision=bf16": "bf16 amp use_amp",
     "trainer.compile": "torch_compile",
+    "trainer.recompute=[NAMES], patterns of modules": (
+        "gradient_checkpointing gradient_checkpointing_enable activation_checkpointing"
+    ),
+    "trainer.freeze.names=[NAMES], patterns of weights": "freeze frozen freeze_layers",
+    "trainer.warm_start.path": "pretrained load_from init_from finetune_from pretrained_weights",
+    "+optimizer.groups.NAME={names: ..., lr: ...}": "param_groups param_group paramwise_cfg",
     "trainer.device=cuda": "gpu cuda use_cuda",
     "trainer.device=cpu": "no_cuda use_cpu",
     "trainer.limit_batches.train": "limit_train_batches",

@@ -115,6 +115,8 @@ class Update:
 
     def __call__(self, loss: Tensor, optimizer: str | None = None) -> None:
         weights = self._train_step.weights(optimizer)
+        if not weights:  # all of them are frozen in this epoch
+            return
         self.backward(loss, inputs=weights)
         self.step(optimizer)
         self._train_step.optimizer_of(optimizer).zero_grad()
@@ -171,7 +173,7 @@ class OwnSteps(TrainStep):
     def step(self, name: str | None, count: int, total: Tensor) -> None:
         """A step with one optimizer; none if no sample of the batch could be read."""
         optimizer, weights = self.optimizer_of(name), self.weights(name)
-        if not self.group.alone:
+        if weights and not self.group.alone:
             self._add_up(weights, total)
         if not (count or total.item()):  # only then is the device waited for
             return

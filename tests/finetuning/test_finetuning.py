@@ -261,6 +261,29 @@ def test_what_does_not_go_is_one_message(capsys, data, tmp_path, more, message):
     assert message in refused(capsys, data, tmp_path / "run", *more)
 
 
+def test_parts_with_optimizers_of_their_own(capsys, data, tmp_path):
+    gan = ["experiment=gan", "dataset.count=32", "batch.size=16", "model.width=8", "model.size=16"]
+    gan += ["transform.train.resize.size=16", f"cache_dir={tmp_path / 'cache'}"]
+    gan += ["trainer.max_epochs=2", "loader.num_workers=0", "tracker=none", "trainer.report=false"]
+    gan += ["trainer.pictures=false", "trainer.baseline=false", "scheduler=none"]
+    gan += ["trainer.freeze.names=generator", "trainer.freeze.until=1"]
+    gan += ["trainer.checkpoint.keep_last=9", "trainer.checkpoint.every_steps=1"]
+    gan += ["+optimizer.discriminator.groups.plain={kinds: [bias, norm], lr_scale: 0.1}"]
+    done = run(capsys, *gan, f"run_dir={tmp_path / 'run'}")
+    assert done.code == 0, done.err
+    assert "groups    generator: " in done.err
+    assert "discriminator.plain: " in done.err
+    steps = sorted((tmp_path / "run" / "checkpoints").glob("step-*"))
+    first, second, *_, last = (checkpoint.load(path)["model"] for path in steps)
+    name = next(name for name in first if name.startswith("generator") and "weight" in name)
+    assert torch.equal(first[name], second[name])
+    assert not torch.equal(first[name], last[name])
+    never = [word for word in gan if "until" not in word]
+    said = run(capsys, *never, f"run_dir={tmp_path / 'never'}")
+    assert said.code == 2
+    assert "optimizer.generator: has nothing to learn, as trainer.freeze.names" in said.err
+
+
 def test_activations_that_are_computed_again_change_nothing(capsys, data, tmp_path):
     ema = ["trainer.ema=0.9"]
     fitted(capsys, data, tmp_path / "plain", *ema)

@@ -72,6 +72,7 @@ def test_a_model_is_fine_tuned_from_a_file_of_timms(capsys, pictures, tmp_path):
         (["model.arguments={num_classes: 3}"], "is set by dataset.facts.num_outputs"),
         (["model.arguments={drop: 1}"], "model.arguments: test_resnet refuses its arguments"),
         (["model.arguments={a: {b: 1}}"], "model.arguments.a: is a mapping"),
+        (["model.name=vit_tiny_patch16_224"], "arguments.img_size: (224, 224), and pictures have"),
     ],
 )
 def test_what_does_not_go_is_one_message(capsys, pictures, tmp_path, more, message):

@@ -7,7 +7,7 @@ from pathlib import Path
 from torch import nn
 
 from penstock.addons.finetuning import freezing, patterns, weights
-from penstock.addons.finetuning.groups import described
+from penstock.addons.finetuning.groups import described, named
 from penstock.addons.finetuning.options import FreezeSection, WarmStartSection
 from penstock.addons.finetuning.recomputing import recompute
 from penstock.config.schema import Config
@@ -69,7 +69,9 @@ def watching(fit: Fit) -> list[Observer]:
         ends = {end for end in freezing.ends(fit.config, model).values() if end != freezing.FOREVER}
         until = f"; some learn from epoch {', '.join(map(str, sorted(ends)))} on" if ends else ""
         say(f"{'frozen':<9} {frozen:,} parameters in epoch 0{until}")
-    groups = described(fit.optimizer) if any(_groups_of(fit)) else []
+    groups = (
+        described(fit.optimizer) if any("name" in g for g in fit.optimizer.param_groups) else []
+    )
     for number, group in enumerate(groups):
         decay = group["weight_decay"]
         decays = "" if decay is None else f", weight decay {decay:g}"
@@ -82,10 +84,6 @@ def watching(fit: Fit) -> list[Observer]:
     return [Rates(fit)] if groups else []
 
 
-def _groups_of(fit: Fit) -> list[object]:
-    return [group.get("name") for group in fit.optimizer.param_groups]
-
-
 class Rates(Observer):
     """Adds the learning rate of each group to the record of an epoch, as `lr/NAME`."""
 
@@ -93,5 +91,5 @@ class Rates(Observer):
         self._fit = fit
 
     def on_record(self, record: Record) -> None:
-        for group in self._fit.optimizer.param_groups:
-            record.setdefault(f"lr/{group.get('name', '')}", float(group["lr"]))
+        for name, group in named(self._fit.optimizer):
+            record.setdefault(f"lr/{name}", float(group["lr"]))

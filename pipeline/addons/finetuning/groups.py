@@ -64,6 +64,9 @@ def arranged(
         for name, weight in part.named_parameters()
         if weight.requires_grad or of_model.get(id(weight)) in later
     }
+    if frozen and not weights:
+        reason = f"has nothing to learn, as {freezing.KEY} names all that it trains; name fewer"
+        raise ConfigError(Problem(key, reason))
     node = config.optimizer if key == "optimizer" else config.optimizer[key.rpartition(".")[2]]
     groups = [Group(f"{key}.groups.{name}", of) for name, of in _written(node)]
     if not groups:
@@ -147,15 +150,25 @@ def _settings(name: str, groups: Sequence[Group], lr: float) -> tuple[dict[str, 
     return values, "+".join(by) or "others"
 
 
+def named(optimizer: Any) -> list[tuple[str, dict[str, Any]]]:
+    """Each group of an optimizer, or of several, and its name."""
+    parts = getattr(optimizer, "by_name", {"": optimizer})
+    return [
+        (".".join(filter(None, (part, str(group.get("name", ""))))), group)
+        for part, each in parts.items()
+        for group in each.param_groups
+    ]
+
+
 def described(optimizer: Any) -> list[dict[str, Any]]:
     """What each group of an optimizer has: name, weights, numbers in them, lr and weight decay."""
     return [
         {
-            "name": str(group.get("name", "")),
+            "name": name,
             "weights": len(group["params"]),
             "parameters": sum(weight.numel() for weight in group["params"]),
             "lr": float(group.get("max_lr", group.get("initial_lr", group["lr"]))),
             "weight_decay": group.get("weight_decay"),
         }
-        for group in optimizer.param_groups
+        for name, group in named(optimizer)
     ]

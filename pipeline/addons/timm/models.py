@@ -56,7 +56,19 @@ def timm_model(
     except (TypeError, ValueError, AssertionError, RuntimeError, KeyError) as error:
         reason = f"{name} refuses its arguments: {str(error)[:200]}"
         raise ConfigError(Problem("model.arguments", reason)) from error
+    made.register_forward_pre_hook(_check_size)
     return made
+
+
+def _check_size(model: nn.Module, inputs: tuple[Any, ...]) -> None:
+    """Refuse pictures of another size than a transformer of patches is made for."""
+    patches: Any = getattr(model, "patch_embed", None)
+    size = getattr(patches, "img_size", None)
+    if size and getattr(patches, "strict_img_size", False):
+        own, shape = tuple(size), tuple(inputs[0].shape[-2:])
+        if own != shape:
+            reason = f"{own}, and pictures have {shape}; set it to their height and width"
+            raise ConfigError(Problem("model.arguments.img_size", reason))
 
 
 def _reason(name: str, known: list[str]) -> str:

@@ -49,6 +49,7 @@ _LARGEST = 1 << 20  # bytes of a config.json
 _SHOWN = 6
 _OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_HUB_DISABLE_TELEMETRY")
 _SHIFTED = ("camembert", "roberta", "xlm-roberta")  # whose positions begin behind the padding's id
+_SIZED = ("beit", "deit", "vit")  # that take pictures of one size
 _said: set[str] = set()
 
 
@@ -216,9 +217,13 @@ def _loaded(model_class: Any, config: Any, folder: str) -> Any:
 
 def _masked(model: nn.Module, inputs: tuple[Any, ...]) -> Any:
     """Tokens and their lengths as transformers takes them: tokens, and which of them count."""
-    if not inputs or not isinstance(inputs[0], Tensor) or inputs[0].is_floating_point():
+    config: Any = model.config
+    if not inputs or not isinstance(inputs[0], Tensor):
         return None
-    tokens, config = inputs[0], model.config
+    if inputs[0].is_floating_point():
+        _check_size(inputs[0], config)
+        return None
+    tokens: Tensor = inputs[0]
     room = getattr(config, "max_position_embeddings", None)
     if isinstance(room, int) and config.model_type in _SHIFTED:
         room -= config.pad_token_id + 1
@@ -229,6 +234,15 @@ def _masked(model: nn.Module, inputs: tuple[Any, ...]) -> Any:
         return None
     counted = torch.arange(tokens.shape[1], device=tokens.device)
     return tokens, (counted < inputs[1].to(tokens.device)[:, None]).long()
+
+
+def _check_size(pictures: Tensor, config: Any) -> None:
+    size = getattr(config, "image_size", None)
+    if config.model_type in _SIZED and isinstance(size, int) and pictures.ndim == 4:
+        height, width = pictures.shape[-2:]
+        if (height, width) != (size, size):
+            reason = f"{size}, and pictures have {height} x {width}; set it to their size"
+            raise ConfigError(Problem("model.arguments.image_size", reason))
 
 
 def _few(names: list[str]) -> str:
