@@ -151,7 +151,7 @@ def test_each_setting_comes_from_the_first_group_that_says_it(data):
     assert found["head.bias"]["weight_decay"] == 0
     assert found["head.weight"]["weight_decay"] == 0.01
     assert found["head.weight"]["betas"][1] == 0.9  # the schedule moves the other
-    assert found["head.bias"]["name"] == "layers+plain+last"
+    assert found["head.bias"]["name"] == "layers.4+plain+last"
     for _ in range(10):
         optimizer.step()
         scheduler.step()
