@@ -109,6 +109,13 @@ FILES = {
     "audio.md": recordings,
 }
 
+NEW = {  # of a page: the command whose run predicts, and files without labels
+    "classification.md": (0, "photos/circle"),
+    "texts.md": (0, "messages.tsv"),
+    "landmarks.md": (2, "faces"),
+    "tabular.md": (0, "people.csv"),
+}
+
 
 def commands(page):
     """The commands on files that a person has; drawn experiments have tests of their own."""
@@ -157,6 +164,12 @@ def test_the_commands_of_a_task_page(page, tmp_path, monkeypatch, capsys):
             (tmp_path / f"run{number}" / "metrics.jsonl").read_text().splitlines()[-1]
         )
         assert any(name.startswith("val/") for name in record), line
+    if page in NEW:
+        number, root = NEW[page]
+        words = ["task=predict", f"run=run{number}", f"dataset.root={root}", "out=new.csv"]
+        done = run(capsys, *words, "loader=debug")
+        assert done.code == 0, done.err
+        assert len(pd.read_csv("new.csv")) >= 60
     for name in set(sys.modules) - before:
         if name.partition(".")[0] in ("mine", "pets", "sounds"):
             del sys.modules[name]

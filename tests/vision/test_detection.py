@@ -1,8 +1,13 @@
 """Detection and segmentation: objectives, models, boxes and masks that move together."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
+from PIL import Image
+from pycocotools import mask as coco_masks
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 from torch import nn
@@ -15,7 +20,7 @@ from penstock.addons.vision.detection import Detection
 from penstock.addons.vision.detectors import SmallDetector, TorchvisionDetector
 from penstock.addons.vision.drawn_shapes import DrawnShapes
 from penstock.addons.vision.mean_average_precision import MeanAveragePrecision
-from penstock.addons.vision.segmentation import Segmentation
+from penstock.addons.vision.segmentation import Segmentation, run_lengths
 from penstock.distributed.group import Group
 from penstock.errors import ConfigError, DataError
 from penstock.loading.batch import Batch
@@ -153,6 +158,50 @@ def test_mean_iou_is_that_of_all_pixels():
     assert losses.mean() == pytest.approx(float(loss), abs=1e-6)  # as many pixels count in each
     with pytest.raises(DataError, match="a mask has the class 7"):
         objective(nn.Identity(), batch({"image": logits, "mask": target.where(target < 3, 7)}))
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+@pytest.mark.parametrize("share", [0, 0.3, 1])
+def test_run_lengths_are_those_that_coco_reads(share):
+    mask = torch.rand(9, 13, generator=torch.Generator().manual_seed(0)) < share
+    made = run_lengths(mask)
+    read = coco_masks.decode(coco_masks.frPyObjects(made, *made["size"]))
+    assert (read == mask.numpy()).all()
+
+
+@pytest.mark.parametrize("kind", ["detection", "segmentation"])
+def test_new_pictures_are_predicted(kind, monkeypatch, tmp_path):
+    """Boxes and masks, a row a picture that has neither."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos" / "masks").mkdir(parents=True)
+    (tmp_path / "photos" / "images").mkdir()
+    boxes = [{"id": n, "image_id": n, "category_id": 7, "bbox": [4, 4, 20, 20]} for n in range(6)]
+    files = [{"id": n, "file_name": f"{n}.png", "width": 48, "height": 48} for n in range(6)]
+    for row in boxes:
+        row |= {"area": 400, "iscrowd": 0}
+    for n in range(6):
+        Image.new("RGB", (48, 48), (0, 0, 40 * n)).save(f"photos/images/{n}.png")
+        Image.new("L", (48, 48), n % 2).save(f"photos/masks/{n}.png")
+    whole = {"images": files, "annotations": boxes, "categories": [{"id": 7, "name": "cat"}]}
+    Path("photos/annotations.json").write_text(json.dumps(whole))
+    words = ["dataset=coco", "model.width=8"]
+    if kind == "segmentation":
+        words = ["dataset=image_masks", "dataset.classes=[nothing,cat]", "model.width=4"]
+    small = ["dataset.root=photos", "transform.train.resize.size=[32,32]", "batch.size=2"]
+    few = ["loader=debug", "trainer.max_steps=1", "trainer.pictures=false", "run_dir=run"]
+    assert command.main([f"experiment={kind}", *words, *small, *few]) == 0
+    words = ["task=predict", "run=run", "dataset.root=photos/images", "out=new.jsonl"]
+    assert command.main([*words, "loader=debug"]) == 0
+    rows = [json.loads(line) for line in Path("new.jsonl").read_text().splitlines()]
+    assert [row["path"] for row in rows] == [f"photos/images/{n}.png" for n in range(6)]
+    for row in rows:
+        if kind == "detection":
+            assert len(row["boxes"]) == len(row["labels"]) == len(row["scores"])
+            assert set(row["labels"]) <= {"cat"}
+        else:
+            assert row["share/nothing"] + row["share/cat"] == pytest.approx(1)
+            assert row["mask/cat"]["size"] == [32, 32]
+            assert sum(row["mask/cat"]["counts"]) == 32 * 32
 
 
 def test_the_small_detector_learns_where_and_what():

@@ -105,6 +105,19 @@ class Detection:
                 row["keypoints"] = torch.cat([points, visible[..., None].to(points.dtype)], -1)
         return rows
 
+    def rows(
+        self, outputs: list[dict[str, Tensor]], batch: Mapping[str, Any]
+    ) -> list[dict[str, list[Any]]]:
+        """`boxes` (x and y of two corners, in pixels of what the model saw), `labels`, `scores`."""
+        return [
+            {
+                "boxes": own["boxes"].tolist(),
+                "labels": [self._name(label) for label in own["labels"].tolist()],
+                "scores": own["scores"].tolist(),
+            }
+            for own in outputs
+        ]
+
     def rendered(
         self, batch: Mapping[str, Any], outputs: list[dict[str, Tensor]] | None = None
     ) -> list[Rendered]:

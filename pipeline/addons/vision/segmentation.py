@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,14 @@ from penstock.training.rendered import Rendered
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
+
+
+def run_lengths(mask: Tensor) -> dict[str, list[int]]:
+    """A mask bool[H, W] as COCO's JSON has it: lengths of runs down its columns, zeros first."""
+    pixels = mask.T.flatten()
+    ends = pixels.diff().nonzero().flatten().add(1).tolist()
+    counts = [stop - start for start, stop in pairwise([0, *ends, len(pixels)])]
+    return {"size": list(mask.shape), "counts": [0, *counts] if pixels[0] else counts}
 
 
 class Segmentation(Objective):
@@ -76,6 +85,11 @@ class Segmentation(Objective):
             losses = losses.flatten(1).sum(1) / counted
         return valid(losses, batch), logits.argmax(1)
 
+    def answer(self, model: nn.Module, batch: Batch) -> Tensor:
+        """The likeliest class of each pixel, int64[B, H, W]."""
+        classes: Tensor = model(*(self._field(batch, name) for name in self.inputs)).argmax(1)
+        return classes
+
     def update(self, outputs: Tensor, batch: Batch) -> None:
         predicted, target = valid(outputs, batch), valid(self._target(batch), batch)
         if len(predicted):
@@ -89,6 +103,19 @@ class Segmentation(Objective):
             counted = target[target != self.ignored]
             counts += torch.bincount(counted, minlength=self.num_classes).cpu()
         return _Frequencies((counts.double() / counts.sum().clamp_min(1)).clamp_min(1e-6).log())
+
+    def rows(self, outputs: Tensor, batch: Batch) -> list[dict[str, Any]]:
+        """`share/NAME` of the pixels, and `mask/NAME` as COCO's run lengths, of each class.
+
+        Masks are of the picture that the model saw.
+        """
+        made = []
+        for pixels in valid(outputs, batch).cpu():
+            masks = {name: pixels == number for number, name in enumerate(self.names)}
+            shares = {f"share/{name}": mask.float().mean().item() for name, mask in masks.items()}
+            runs = {f"mask/{name}": run_lengths(mask) for name, mask in masks.items()}
+            made.append(shares | runs)
+        return made
 
     def rendered(self, batch: Batch, outputs: Tensor | None = None) -> list[Rendered]:
         """The true and the predicted mask, and the share of pixels that are right."""
