@@ -104,14 +104,15 @@ class LandmarkFlip:
             if isinstance(value, tv_tensors.KeyPoints):
                 order = torch.arange(value.shape[-2])
                 if (self._swapped >= len(order)).any():
-                    reason = (
-                        f"{name!r} has {len(order)} landmarks, fewer than the pairs name; "
-                        "say which of them change places in a mirror, as [[0, 1], [3, 4]]"
+                    raise ConfigError(
+                        Problem(
+                            "transform.train.flip.pairs",
+                            f"{name!r} has {len(order)} landmarks, fewer than the pairs name; "
+                            "say which of them change places in a mirror, as [[0, 1], [3, 4]]",
+                        )
                     )
-                    raise ConfigError(Problem("transform.train.flip.pairs", reason))
                 order[self._swapped[0]] = self._swapped[1]
-                mirrored = F.horizontal_flip(value)[..., order, :]
-                changed[name] = tv_tensors.wrap(mirrored, like=value)
+                changed[name] = tv_tensors.wrap(F.horizontal_flip(value)[..., order, :], like=value)
             elif isinstance(value, tv_tensors.Image):
                 changed[name] = F.horizontal_flip(value)
         return changed
