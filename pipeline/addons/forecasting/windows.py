@@ -203,8 +203,8 @@ class Windows(FileDataset, Dataset[Sample]):
             )
         self._whole = whole
         if scale == "none":
-            self._whole = tuple(np.where(np.arange(columns) < len(self._values), plain, part)
-                                for plain, part in zip((0.0, 1.0), whole, strict=True))  # fmt: skip
+            own_values = np.arange(columns) < len(self._values)
+            self._whole = np.where(own_values, 0.0, whole[0]), np.where(own_values, 1.0, whole[1])
             self.location[:, : len(self._values)] = 0.0
             self.spread[:, : len(self._values)] = 1.0
 

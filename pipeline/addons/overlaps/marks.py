@@ -59,7 +59,8 @@ def marks_of(split: Split) -> Marks:
     """Read a split, to its first `MOST` samples."""
     target = str(split.config.objective.get("target"))
     loader = make_loader(split, _Marking, _MarkingStream)
-    loader.fetch.target = target
+    fetch: Any = loader.fetch
+    fetch.target = target
     parts: list[Mapping[str, Any]] = []
     count, total = 0, length_of(loader.fetch.dataset)
     with loader:
@@ -82,7 +83,7 @@ def marks_of(split: Split) -> Marks:
     )
 
 
-_EMPTY = {
+_EMPTY: dict[str, npt.NDArray[Any]] = {
     "rows": np.zeros(0, np.int64),
     "equal": np.zeros(0, np.int64),
     "targets": np.zeros(0, np.int64),
@@ -118,7 +119,7 @@ class _Marking(Fetch):
             ):  # unreadable, which the check has said; no plain data
                 continue
         looks = [look for *_, look in made]
-        fields = {
+        fields: dict[str, npt.NDArray[Any]] = {
             "rows": np.array([row for row, *_ in made], np.int64),
             "equal": np.frombuffer(b"".join(equal for _, equal, _, _ in made), np.int64),
             "targets": np.frombuffer(b"".join(target for _, _, target, _ in made), np.int64),

@@ -124,8 +124,8 @@ def _standardised(colours: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
     """Points less the mean of their channel, of length 1: products are correlations."""
     points = colours.reshape(len(colours), 3, -1).astype(np.float32)
     points -= points.mean(2, keepdims=True)
-    points = points.reshape(len(points), -1)
-    return points / np.maximum(np.linalg.norm(points, axis=1, keepdims=True), 1e-6)
+    flat = points.reshape(len(points), -1)
+    return flat / np.maximum(np.linalg.norm(flat, axis=1, keepdims=True), 1e-6)
 
 
 def _put(

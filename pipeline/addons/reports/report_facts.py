@@ -133,7 +133,9 @@ def write_facts(
         shown = _each(
             notes, "predictions", lambda: shown_predictions(data.val, model, objective, groups)
         )
-        facts = replace(facts, predictions=tuple(shown), losses=losses and losses.facts)
+        facts = replace(
+            facts, predictions=tuple(shown), losses=losses.facts if losses is not None else None
+        )
     _write(folder, replace(facts, notes=tuple(notes)))
 
 

@@ -82,8 +82,8 @@ class _Together:
             rows = table[row].tolist()
             pixels[row], made[row] = self.put(before, objects, row, rows, own)
         batch[field] = pixels
-        for own in names:
-            batch[own] = [row[own] for row in made]
+        for name_of_rows in names:
+            batch[name_of_rows] = [row[name_of_rows] for row in made]
         return batch
 
     def draws(self, random: KeyedRandom) -> Mapping[str, Tensor]:
