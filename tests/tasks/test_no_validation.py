@@ -89,4 +89,5 @@ def test_two_nodes_of_which_one_is_null(capsys):
 def test_other_tasks_read_what_there_is(capsys):
     given = [*words(), "+dataset.val=null", "split=both"]
     done = run(capsys, "task=check", *given)
-    assert (done.code, done.out) == (0, "8 samples, nothing wrong with them\n"), done.err
+    assert done.code == 0, done.err
+    assert done.out.startswith("8 samples, nothing wrong with them\n")

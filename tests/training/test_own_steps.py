@@ -224,6 +224,7 @@ def test_parts_of_a_model_are_found_by_name(monkeypatch):
             "discriminator": {"_target_": "torch.optim.SGD", "lr": 0.2},
         }
 
+    monkeypatch.setattr("penstock.installed.asked", lambda *_: [])
     parts = TrainingParts.__new__(TrainingParts)
     parts.config = Configured()
     made = parts.optimizer(model())
