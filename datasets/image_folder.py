@@ -98,8 +98,8 @@ class ImageFolder(FolderDataset):
         if not self.classes:
             raise DataError(
                 f"{str(classes)!r} has no folders in it: {type(self).__name__} needs one for each "
-                "class. Set dataset.root to the folder that contains them; what has no classes is "
-                "one: name the folder above."
+                "class. Set dataset.root to the folder that contains them; files without "
+                "classes are one class: name the folder above."
             )
         check_classes(len(self.classes), str(root_folder), limits)
         # Both splits of an undivided folder skip the same files: one of them warns.

@@ -101,6 +101,16 @@ def test_a_prediction_that_was_stopped_goes_on(trained, place, capsys):
     with whole.held():
         whole.begin(data_of(best, "new", whole))
         whole.add(rows)  # and the process died before it wrote the file
+    nothing = Journal(place / "nothing.jsonl", best.path)
+
+    def fails_before_its_first_row():
+        with nothing.held():
+            nothing.begin(data_of(best, "new", nothing))
+            raise LookupError
+
+    with pytest.raises(LookupError):
+        fails_before_its_first_row()
+    assert not nothing.path.exists()
     assert program.run(capsys, *words, "out=whole.jsonl").code == 0
     assert (place / "whole.jsonl").read_bytes() == (place / "half.jsonl").read_bytes()
     assert rows[5] == {**run.predict("new")[5], "path": "new/05.png"}
@@ -123,6 +133,10 @@ def test_what_cannot_be_predicted(trained, place, capsys):
     (place / "b.csv.part").write_text('{"weights": "others", "data": ""}\n')
     refused = program.run(capsys, *words, "dataset.root=new", "out=b.csv").err
     assert "was begun with other weights" in refused
+    (place / "c.csv.part").write_text("my own notes\n")
+    refused = program.run(capsys, *words, "dataset.root=new", "out=c.csv").err
+    assert "is no list of predictions" in refused
+    assert {path.read_bytes()[:2] for path in place.glob("[bc].csv.part")} == {b'{"', b"my"}
 
 
 def test_columns_of_parquet_have_the_type_of_all_rows(tmp_path, monkeypatch):

@@ -15,7 +15,7 @@ import pytest
 from penstock import command, installed
 from penstock.addons.reports import sweep_report
 from penstock.addons.reports.same_data import SameData
-from penstock.addons.reports.sweep_data import SweepRecord, is_sweep
+from penstock.addons.reports.sweep_data import SweepJob, SweepRecord, is_sweep
 from penstock.addons.sweeps.job_result import JobResult
 from penstock.runs.record import RunRecord
 from tests import conftest
@@ -324,3 +324,16 @@ def test_a_report_in_a_browser(browser, swept, width, scheme):
 def test_a_report_of_64_jobs_in_a_browser(browser, swept, tmp_path):
     folder = multiply(swept[0] / "0", tmp_path / "many", epochs=20)
     browsers.check(browser, sweep_report.write(folder), 7)
+
+
+def test_a_setting_that_lacks_a_fold_stands_behind_those_that_have_all(tmp_path):
+    def job(name, lr, fold, value):
+        status = "failed" if value is None else "done"
+        result = JobResult([], status, "loss", "min", value, 1.0, None, 0, 0.0)
+        settings = {"optimizer.lr": lr, "dataset.fold": fold}
+        return SweepJob(name, settings, status, result)
+
+    jobs = (job("0", "1", "0", 0.5), job("1", "1", "1", 0.7))
+    jobs += (job("2", "2", "0", 0.1), job("3", "2", "1", None))  # of the easy fold alone
+    groups = SweepRecord(tmp_path, True, jobs).groups
+    assert [group.settings["optimizer.lr"] for group in groups] == ["1", "2"]

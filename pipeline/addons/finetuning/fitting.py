@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch.distributed as dist
 from torch import nn
 
 from penstock.addons.finetuning import freezing, patterns, weights
@@ -50,14 +51,8 @@ def start(config: Config, model: nn.Module) -> None:
         reason = f"{section.path!r} does not fit {name}: {matched}. {ways}"
         raise ConfigError(Problem(f"{KEY}.path", reason))
     weights.load(model, matched)
-    if config.distributed.strategy == "none" or _is_first():
+    if not dist.is_initialized() or dist.get_rank() == 0:
         say(f"{'start':<9} {matched} from {section.path}")
-
-
-def _is_first() -> bool:
-    import torch.distributed as dist
-
-    return not dist.is_initialized() or dist.get_rank() == 0
 
 
 def watching(fit: Fit) -> list[Observer]:

@@ -70,7 +70,7 @@ def of_sweep(config: Mapping[str, Any], folder: Path, in_between: bool) -> None:
 def table(folder: Path, ending: str) -> Path:
     """Write the table of a sweep's folder, of all jobs that are done, and return its path."""
     jobs = [(folder / name, result) for name, result in read_results(folder)]
-    parts = [(part, _settings(result)) for path, result in jobs if (part := _part(path, result))]
+    parts = [(part, result.settings) for path, result in jobs if (part := _part(path, result))]
     several = [key for key in varying([settings for _, settings in parts]) if key != FOLD]
     columns: dict[str, None] = {}
     for part, _ in parts:
@@ -98,11 +98,6 @@ def table(folder: Path, ending: str) -> Path:
     return path
 
 
-def _settings(result: JobResult) -> dict[str, str]:
-    pairs = (line.partition("=") for line in result.overrides)
-    return {key.lstrip("+"): value for key, _, value in pairs}
-
-
 def _rows(part: Path) -> Iterator[Row]:
     """The rows of a job, without the first line."""
     with open_regular(part) as file:
@@ -113,7 +108,7 @@ def _rows(part: Path) -> Iterator[Row]:
 
 def _part(folder: Path, result: JobResult) -> Path | None:
     """The predictions of a job that is done, made if they are not those of its weights."""
-    if result.status != "done" or FOLD not in _settings(result):
+    if result.status != "done" or FOLD not in result.settings:
         return None
     weights = checkpoint.find(folder)
     stat = weights.stat()

@@ -113,10 +113,7 @@ class _Marking(Fetch):
             try:
                 sample = reader.sample(slot, as_read=True)
                 made.append((int(request.indices[slot]), *_mark(sample, self.target)))
-            except (
-                BadSampleError,
-                TypeError,
-            ):  # unreadable, which the check has said; no plain data
+            except (BadSampleError, TypeError):  # the check has said so; or it is no plain data
                 continue
         looks = [look for *_, look in made]
         fields: dict[str, npt.NDArray[Any]] = {

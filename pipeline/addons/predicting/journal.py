@@ -46,6 +46,7 @@ class Journal:
         stat = weights.stat()
         self._weights = f"{weights.absolute()} {stat.st_size} {stat.st_mtime_ns}"
         self._head: Row | None = None
+        self._is_new = False  # whether this process has written it from the beginning
         self._numbers, self._starts = array("q"), array("q")
         self._end = 0
         self._columns: dict[str, None] = {}
@@ -70,7 +71,8 @@ class Journal:
                 raise ConfigError(Problem("out", f"{str(self.out)!r} exists already"))
             yield
         finally:
-            if self.out.exists() or not self.path.stat().st_size:
+            begun_for_nothing = self._is_new and not self._numbers
+            if self.out.exists() or begun_for_nothing or not self.path.stat().st_size:
                 self.path.unlink()
             hold.release()
 
@@ -103,6 +105,7 @@ class Journal:
         """Say what the rows are of; refuse those of something else."""
         head = {"weights": self._weights, "data": data.identity.data()}
         if self._head is None:
+            self._is_new = True
             append(self.path, [json.dumps(head)])
             self._end = len(json.dumps(head)) + 1
         elif self._head != head:

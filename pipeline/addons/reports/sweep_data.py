@@ -188,7 +188,11 @@ class SweepRecord:
 
     @cached_property
     def groups(self) -> list[Repeated]:
-        """The jobs by their settings without seed and fold; the best first, those without last."""
+        """The jobs by their settings without seed and fold; the best first, those without last.
+
+        A setting that lacks a fold stands behind those that have all: folds are not equally hard.
+        """
+        by_folds = "dataset.fold" in self.varying
         keys = [key for key in self.varying if key not in REPEATED]
         by_settings = repetitions.grouped([job.settings for job in self.jobs], keys)
         groups = [
@@ -198,7 +202,11 @@ class SweepRecord:
             )
             for values, places in by_settings.items()
         ]
-        return sorted(groups, key=lambda group: self.rank(group.mean))
+
+        def order(group: Repeated) -> tuple[bool, float]:
+            return by_folds and len(group.values) < len(group.jobs), self.rank(group.mean)
+
+        return sorted(groups, key=order)
 
     @cached_property
     def ranked(self) -> list[SweepJob]:

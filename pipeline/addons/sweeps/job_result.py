@@ -49,6 +49,12 @@ class JobResult:
     others: dict[str, float] = field(default_factory=dict)  # metrics of the same validation
     cpu_seconds: float | None = None  # of this process and those it started, also of its ranks
 
+    @property
+    def settings(self) -> dict[str, str]:
+        """The overrides by key."""
+        lines = (line.partition("=") for line in self.overrides)
+        return {key.lstrip("+"): value for key, _, value in lines}
+
     def write(self, folder: Path) -> None:
         """Write the result into the job's folder."""
         folder.mkdir(parents=True, exist_ok=True)

@@ -172,7 +172,7 @@ def say_how_far(words: Sequence[str]) -> None:
 
 def table(jobs: Sequence[tuple[str, JobResult]]) -> list[dict[str, str]]:
     """A row per job: overrides, status, metrics, time and error."""
-    overrides_of = {name: _settings(result) for name, result in jobs}
+    overrides_of = {name: result.settings for name, result in jobs}
     keys = dict.fromkeys(key for overrides in overrides_of.values() for key in overrides)
     metric = next((result.metric for _, result in jobs if result.metric), "value")
     others = dict.fromkeys(name for _, result in jobs for name in result.others)
@@ -192,7 +192,7 @@ def means(jobs: Sequence[tuple[str, JobResult]]) -> list[dict[str, str]]:
     """A row per setting that was repeated with seeds or on folds: what varies, the mean, the
     standard deviation over each, and what is missing. None where nothing was repeated.
     """
-    settings = [_settings(result) for _, result in jobs]
+    settings = [result.settings for _, result in jobs]
     several = repetitions.varying(settings)
     groups = repetitions.grouped(settings, several)
     if len(groups) == len(jobs):
@@ -231,12 +231,6 @@ def _best_mean(rows: Sequence[dict[str, str]], largest: bool) -> list[str]:
     metric = name.removesuffix(", mean")
     words = [f"best: {metric} {best[name]}, the mean of {best['jobs'].partition(' ')[0]} jobs"]
     return [*words, f"with {of}"] if of else words
-
-
-def _settings(result: JobResult) -> dict[str, str]:
-    """The overrides of a job by key."""
-    lines = (line.partition("=") for line in result.overrides)
-    return {key.lstrip("+"): value for key, _, value in lines}
 
 
 def _number(value: float | None, digits: int = 6) -> str:

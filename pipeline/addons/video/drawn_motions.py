@@ -153,7 +153,7 @@ def write_video(
         stream = container.add_stream(codec, rate=rate)
         stream.height, stream.width = frames[0].shape[:2]
         stream.pix_fmt, stream.gop_size = "yuv420p", key_frames
-        stream.bit_rate = 24 * rate * frames[0].size // 24
+        stream.bit_rate = rate * frames[0].size
         stream.codec_context.thread_count = 1
         for pixels in frames:
             container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from itertools import pairwise
 
 from torch import Tensor, nn
 
+from penstock.config.messages import nearest
 from penstock.errors import ConfigError, Problem
 
 
@@ -33,9 +33,8 @@ class TorchvisionVideo(nn.Module):
 
         known = models.list_models(module=models.video)
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            reason = f"{name!r} is none of torchvision's{hint}; allowed: {', '.join(known)}"
+            allowed = f"allowed: {', '.join(known)}"
+            reason = f"{name!r} is none of torchvision's{nearest(name, known)}; {allowed}"
             raise ConfigError(Problem("model.name", reason))
         choices = [choice.name for choice in models.get_model_weights(name)]
         if weights not in (None, "DEFAULT", *choices):

@@ -7,7 +7,6 @@ with pictures else, for boxes (float32[n, 4], corners in pixels), labels and sco
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from inspect import signature
 from typing import Any, get_type_hints
 
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.ops import batched_nms, sigmoid_focal_loss
 
+from penstock.config.messages import nearest
 from penstock.errors import ConfigError, Problem
 
 STRIDE = 4  # pixels between two cells
@@ -80,9 +80,8 @@ def _check_arguments(name: str, arguments: Mapping[str, Any]) -> None:
     known -= {"self", "kwargs", "args", "weights", "weights_backbone", "num_classes", "progress"}
     for key in arguments:
         if key not in known:
-            near = get_close_matches(key, known, n=1)
-            hint = f" (did you mean {near[0]!r}?)" if near else ""
-            reason = f"{name} takes no {key!r}{hint}; it takes {', '.join(sorted(known))}"
+            took = f"it takes {', '.join(sorted(known))}"
+            reason = f"{name} takes no {key!r}{nearest(key, known)}; {took}"
             raise ConfigError(Problem(f"model.arguments.{key}", reason))
 
 
