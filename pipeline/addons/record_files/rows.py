@@ -40,33 +40,50 @@ class RowSplit:
 
     The rows are cut into as many runs of (nearly) equal length as rows shall validate, and of each
     run one row does, chosen by a keyed hash. So the share is exact and validation is spread evenly
-    over the file. Cost: constant memory, about 20 us a call and 50 ns a row. Rows are numbers in
-    the file: the same data in another order is split differently.
+    over the file. The rows of a test are chosen in the same way among those that are left, so they
+    change none that validates. Cost: constant memory, about 20 us a call and 50 ns a row. Rows are
+    numbers in the file: the same data in another order is split differently.
 
     Args:
         total: rows in all, at most 2^31.
-        split, val_fraction, seed: as for `split_rows`; without them, all rows train.
+        split, val_fraction, seed, test_fraction: as for `split_rows`; without them, all rows train.
 
     Raises:
-        ConfigError: `split` or `val_fraction` is out of range.
+        ConfigError: `split` or a share is out of range.
     """
 
     def __init__(
-        self, total: int, split: str = "train", val_fraction: float = 0.0, seed: int = 0
+        self,
+        total: int,
+        split: str = "train",
+        val_fraction: float = 0.0,
+        seed: int = 0,
+        test_fraction: float = 0.0,
     ) -> None:
-        check_split(split, val_fraction)
+        check_split(split, val_fraction, test_fraction)
         self.total = total
         self._runs = val_count(total, val_fraction)  # as many as rows that validate
-        self._train = split == "train"
+        self._train = split != "val"
         self._key = hash64(seed, "row split")
+        left = total - self._runs
+        tests = min(val_count(total, test_fraction), left)
+        self._inner: RowSplit | None = None
+        if self._train and (tests or split == "test"):
+            # Which of the rows that do not validate are kept for the test.
+            self._inner = RowSplit(left, seed=hash64(seed, "test"))
+            self._inner._runs, self._inner._train = tests, split == "train"
 
     def __len__(self) -> int:
+        if self._inner is not None:
+            return len(self._inner)
         return self.total - self._runs if self._train else self._runs
 
     def rows(self, indices: npt.ArrayLike) -> IntArray:
         numbers = np.asarray(indices, dtype=np.int64)
         if numbers.size and (int(numbers.min()) < 0 or int(numbers.max()) >= len(self)):
             raise IndexError(f"an index lies outside [0, {len(self)})")
+        if self._inner is not None:
+            numbers = self._inner.rows(numbers)
         if not self._train:
             return self._chosen(numbers)
         if not self._runs:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING
 
+from penstock.addons.record_files.rows import RowSplit
 from penstock.datasets.reading.folder import existing_root
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.addresses import is_remote, join, local_path
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 _TRAIN = re.compile(r"train(ing)?([^a-z]|$)", re.IGNORECASE)
 _VAL = re.compile(r"val(id|idation)?([^a-z]|$)", re.IGNORECASE)
+_TEST = re.compile(r"test(ing)?([^a-z]|$)", re.IGNORECASE)
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _MOST_FILES = 1_000_000  # that a pattern may stand for
 _RANGE = re.compile(r"(\d{1,18})\.\.(\d{1,18})")
@@ -39,12 +41,16 @@ class ShardFiles:
     Attributes:
         addresses: paths or addresses, sorted unless a pattern orders them.
         names: the same, relative to the root, so they stay the same when it is moved.
-        divided: whether the names have chosen the split; else the dataset divides its rows.
+        divided: whether names tell training from validation; else the dataset divides its rows.
+        tested: whether names tell the files of a test.
+        whole: whether the split has all rows of these files.
     """
 
     addresses: list[str]
     names: list[str]
     divided: bool
+    tested: bool = False
+    whole: bool = False
 
     @classmethod
     def of(cls, root: str, split: str, suffixes: Sequence[str], files: Files) -> ShardFiles:
@@ -61,10 +67,13 @@ class ShardFiles:
                 "to a folder that does, or to a file."
             )
         kinds = {name: split_of(name) for name in addresses}
-        divided = "val" in kinds.values()
-        kind: str | None = split
-        if not divided:  # files for training are divided by rows, if there are any
-            kind = "train" if "train" in kinds.values() else None
+        divided, tested = "val" in kinds.values(), {"train", "test"} <= set(kinds.values())
+        if not tested:  # files of a test alone are data like any others
+            kinds = {name: None if kind == "test" else kind for name, kind in kinds.items()}
+        whole = divided if split == "val" else tested and split == "test"
+        kind: str | None = split if whole else "train"
+        if not divided and "train" not in kinds.values():
+            kind = None
         names = [name for name in addresses if kinds[name] == kind]
         if not names:
             first = next(name for name in addresses if kinds[name] == "val")
@@ -72,7 +81,20 @@ class ShardFiles:
                 f"dataset.root: {root!r} has files for validation ({first!r}) and none whose name "
                 "begins with 'train'. Add or rename them."
             )
-        return cls([addresses[name] for name in names], names, divided)
+        return cls([addresses[name] for name in names], names, divided, tested, whole)
+
+    def shares(self, val_fraction: float, test_fraction: float) -> tuple[float, float]:
+        """The shares of the rows that validate and test; 0 where names of files say it."""
+        return 0.0 if self.divided else val_fraction, 0.0 if self.tested else test_fraction
+
+    def rows(
+        self, total: int, split: str, val_fraction: float, seed: int, test_fraction: float
+    ) -> RowSplit:
+        """The rows of a split, of so many in these files."""
+        if self.whole:
+            return RowSplit(total)
+        val_fraction, test_fraction = self.shares(val_fraction, test_fraction)
+        return RowSplit(total, split, val_fraction, seed, test_fraction)
 
 
 def _found(root: str, suffixes: tuple[str, ...], files: Files) -> dict[str, str]:
@@ -125,4 +147,6 @@ def split_of(name: str) -> str | None:
             return "train"
         if _VAL.match(part):
             return "val"
+        if _TEST.match(part):
+            return "test"
     return None

@@ -24,7 +24,7 @@ from torch.utils.data import Dataset
 from torchvision import tv_tensors
 
 from penstock.addons.record_files.open_files import OpenFiles
-from penstock.addons.record_files.rows import RowSplit, no_column
+from penstock.addons.record_files.rows import no_column
 from penstock.addons.record_files.shard_files import ShardFiles
 from penstock.datasets.files import Files, Remote
 from penstock.datasets.reading.file_kind import stranger
@@ -78,7 +78,7 @@ class MDS(FileDataset, Dataset[Sample]):
     Args:
         root: folder of the shards and their index, or of "train" and "val" with those in them; here
             or at an address.
-        split: "train" or "val".
+        split: "train", "val" or "test".
         fields: output field -> column, null for the column of that name; null in all takes every
             column.
         classes: names of the classes of `label`, in the order of their numbers.
@@ -87,6 +87,7 @@ class MDS(FileDataset, Dataset[Sample]):
         reader: of JPEG and PNG: "torchvision", "pillow" or "skimage".
         files: how remote files are fetched and kept.
         limits: `record_bytes` of an index and of a sample, `pixels` of a picture.
+        test_fraction: share of the rows that are kept for a test, likewise.
 
     Raises:
         DataError: there is no index, or it is damaged, or its shards differ in their columns, are
@@ -106,8 +107,9 @@ class MDS(FileDataset, Dataset[Sample]):
         reader: Reader = "torchvision",
         files: Files | None = None,
         limits: Limits = DEFAULT,
+        test_fraction: Fraction = 0.0,
     ) -> None:
-        check_split(split, val_fraction)
+        check_split(split, val_fraction, test_fraction)
         check_reader(reader)
         _library()
         self.reader = reader
@@ -127,8 +129,7 @@ class MDS(FileDataset, Dataset[Sample]):
         self.columns_of = self.columns_of or {column: column for column in self._encodings}
         self._bounds = np.cumsum([0, *(info["samples"] for _, info in self._shards)])
         total = int(self._bounds[-1])
-        share = 0.0 if indexes.divided else val_fraction
-        self._rows = RowSplit(total, "train" if indexes.divided else split, share, split_seed)
+        self._rows = indexes.rows(total, split, val_fraction, split_seed, test_fraction)
         self._readers = OpenFiles(self._opened)
 
     def __len__(self) -> int:

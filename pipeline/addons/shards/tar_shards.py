@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from torch.utils.data import IterableDataset
@@ -59,7 +59,7 @@ class TarShards(FileDataset, IterableDataset[Record]):
     Args:
         root: folder of the archives, one archive, or a pattern such as "train-{000..127}.tar"; here
             or at an address such as "s3://bucket/folder".
-        split: "train" or "val". Archives named `train...` and `val...` are divided already;
+        split: "train", "val" or "test". Archives named `train...` and `val...` are divided already;
             otherwise a hash of its name decides for each sample.
         fields: field -> ending of its file, or several as "jpg;png"; null for one named as the
             field. Null in all makes a field of every file of the first sample, with jpg, png ... as
@@ -71,6 +71,7 @@ class TarShards(FileDataset, IterableDataset[Record]):
         index: read the headers of all plain archives of this machine first.
         files: how remote archives are fetched and kept.
         limits: what the archives may claim: `record_bytes` of a sample, `expansion`, `classes`.
+        test_fraction: share of the samples that are kept for a test, likewise.
 
     Raises:
         DataError: there are no archives, or no samples; an archive is cut off or damaged, a sample
@@ -90,8 +91,9 @@ class TarShards(FileDataset, IterableDataset[Record]):
         index: bool = True,
         files: Files | None = None,
         limits: Limits | None = None,
+        test_fraction: Fraction = 0.0,
     ) -> None:
-        check_split(split, val_fraction)
+        check_split(split, val_fraction, test_fraction)
         check_reader(reader)
         self.classes = list(classes or [])
         self.reader = reader
@@ -100,7 +102,9 @@ class TarShards(FileDataset, IterableDataset[Record]):
         shards = ShardFiles.of(root, split, (*PLAIN, *COMPRESSED), self._files)
         self._addresses = np.array([address.encode() for address in shards.addresses])
         self._names = np.array([name.encode() for name in shards.names])
-        self._share = None if shards.divided else _Share(split, val_fraction, split_seed)
+        val, test = shards.shares(val_fraction, test_fraction)
+        whole = shards.whole or (shards.divided and split == "train" and not test)
+        self._share = None if whole else _Share(split, val, split_seed, test)
         self._open = OpenFiles(self._opened)
         plain = all(address.lower().endswith(PLAIN) for address in shards.addresses)
         self._index = self._indexed() if index and plain and not is_remote(root) else None
@@ -215,6 +219,8 @@ class TarShards(FileDataset, IterableDataset[Record]):
     def fingerprint_parts(self, sized: bool) -> list[Part]:
         """The fields, the split and the archives: blocks of local ones, versions of remote ones."""
         parts: list[Part] = ["tar_shards", self.reader, *self.classes, str(self._share)]
+        if self._share is not None and self._share.test_fraction:
+            parts.append(repr(self._share.test_fraction))
         parts += [f"{field.name} {' '.join(field.endings)}" for field in self.fields]
         for shard, name in enumerate(self._names.tolist()):
             parts.append(name)
@@ -241,8 +247,12 @@ class _Share:
     split: str
     val_fraction: float
     seed: int
+    test_fraction: float = field(default=0.0, repr=False)
 
     def holds(self, key: bytes) -> bool:
         digest = hashlib.blake2b(key, digest_size=8, key=str(self.seed).encode()).digest()
-        validates = int.from_bytes(digest, "little") < self.val_fraction * 2**64
-        return validates == (self.split == "val")
+        draw = int.from_bytes(digest, "little")
+        if draw < self.val_fraction * 2**64:
+            return self.split == "val"
+        tests = draw >= (1 - self.test_fraction) * 2**64
+        return self.split == ("test" if tests else "train")

@@ -75,7 +75,7 @@ class DelimitedStream(FileDataset, IterableDataset[Record]):
     Args:
         root: a file, a folder of them, or a pattern of braces; a path or an address. File names
             that begin with train and val divide the data (`record_files.shard_files`).
-        split: "train" or "val".
+        split: "train", "val" or "test".
         suffixes: of the files of a folder, in small letters.
         delimiter, header, columns, text, label, quoting, encoding: as in `DelimitedText`; the same
             for all files.
@@ -85,6 +85,7 @@ class DelimitedStream(FileDataset, IterableDataset[Record]):
         shard_bytes: approximate bytes of a shard of a plain file; None takes whole files.
         files: access to addresses.
         limits: `record_bytes`, `columns` and `expansion`.
+        test_fraction: share of the records that are kept for a test, likewise.
 
     Raises:
         DataError: there is no such file, or the first one is empty or has other columns. Bad
@@ -110,8 +111,9 @@ class DelimitedStream(FileDataset, IterableDataset[Record]):
         shard_bytes: Count | None = None,
         files: Files | None = None,
         limits: Limits = DEFAULT,
+        test_fraction: Fraction = 0.0,
     ) -> None:
-        check_split(split, val_fraction)
+        check_split(split, val_fraction, test_fraction)
         problems = []
         if label is not None and not classes:
             reason = (
@@ -128,11 +130,14 @@ class DelimitedStream(FileDataset, IterableDataset[Record]):
         self._counted = 0  # bytes read to count the lines of bad records
         self._files = files or Files()
         if not is_remote(root) and self._files.local(root).is_file():
-            self._addresses, self._names, divided = [root], [self._files.local(root).name], False
+            self._addresses, self._names = [root], [self._files.local(root).name]
+            whole, val, self._test = False, val_fraction, test_fraction
         else:
             shards = ShardFiles.of(root, split, tuple(suffixes), self._files)
-            self._addresses, self._names, divided = shards.addresses, shards.names, shards.divided
-        self._share = None if divided else (split, val_fraction, split_seed)
+            self._addresses, self._names = shards.addresses, shards.names
+            val, self._test = shards.shares(val_fraction, test_fraction)
+            whole = shards.whole or (shards.divided and split == "train" and not self._test)
+        self._share = None if whole else (split, val, split_seed)
         self._shard_bytes = shard_bytes
         self.format = DelimitedFormat.of(self._names[0], delimiter, quoting, encoding, self._limits)
         self._given = (header, columns, text, label)
@@ -181,6 +186,7 @@ class DelimitedStream(FileDataset, IterableDataset[Record]):
         """How the files are read and divided, their names and samples of local ones."""
         parts: list[Part] = ["delimited_stream", repr(self.format), repr(self._columns)]
         parts += [repr(self._share), repr(self._codes), *self._names]
+        parts += [repr(self._test)] if self._test else []
         for address in self._addresses:
             if sized and not is_remote(address):
                 file = PositionedFile(self._files.local(address))
@@ -229,7 +235,10 @@ class DelimitedStream(FileDataset, IterableDataset[Record]):
                 split, fraction, seed = self._share
                 key = hash64(seed, "split", self._names[shard.file])
                 draws = uniform(key, np.array(places, np.int64))
-                chosen = draws < fraction if split == "val" else draws >= fraction
+                tests = (draws >= fraction) & (draws >= 1 - self._test)
+                chosen = tests if split == "test" else (draws < fraction) == (split == "val")
+                if split == "train" and self._test:
+                    chosen &= ~tests
                 yield from compress(numbered, chosen.tolist())
         if header:
             raise DataError(f"{self._addresses[shard.file]!r} is empty. Remove it from the data.")

@@ -52,7 +52,7 @@ class DelimitedText(FileDataset, Dataset[Sample]):
 
     Args:
         root: the file, or its folder; a path or an address.
-        split: "train" or "val".
+        split: "train", "val" or "test".
         file: name of the file in the folder `root`.
         val_file: another file that validates; without one, rows of `file` do.
         delimiter: one ASCII character; None is a comma for `.csv`, else a tab.
@@ -70,6 +70,7 @@ class DelimitedText(FileDataset, Dataset[Sample]):
         cache_dir: where indexes are kept.
         files: access to addresses.
         limits: `record_bytes`, `columns` and `classes`.
+        test_fraction: share of the rows that are kept for a test, likewise.
 
     Raises:
         DataError: the file is missing, empty, has no rows or other columns, or its quotes are
@@ -100,8 +101,9 @@ class DelimitedText(FileDataset, Dataset[Sample]):
         cache_dir: str = "data/cache/text",
         files: Files | None = None,
         limits: Limits = DEFAULT,
+        test_fraction: Fraction = 0.0,
     ) -> None:
-        check_split(split, val_fraction)
+        check_split(split, val_fraction, test_fraction)
         chosen = val_file if val_file and split == "val" else file
         address = root if chosen is None else f"{root.rstrip('/')}/{chosen}"
         self.path = path = (files or Files()).local(address)
@@ -126,8 +128,9 @@ class DelimitedText(FileDataset, Dataset[Sample]):
         if not count:
             raise DataError(f"{str(path)!r} has a header and no rows.")
         share = (1.0 if split == "val" else 0.0) if val_file else val_fraction
-        self.rows = RowSplit(count, split, share, split_seed)
-        self._identity = [split, share, split_seed]
+        test_fraction = 0.0 if val_file and split == "val" else test_fraction
+        self.rows = RowSplit(count, split, share, split_seed, test_fraction)
+        self._identity = [split, share, split_seed, *([test_fraction] if test_fraction else [])]
         self._given = class_codes(classes) if classes is not None else None
 
     def __len__(self) -> int:

@@ -53,11 +53,11 @@ class Parquet(ArrowTable, Dataset[Sample]):
     Args:
         root: folder of the files, one file, or a pattern such as "train-{000..127}.parquet"; here
             or at an address such as "s3://bucket/folder".
-        split: "train" or "val". Files named `train...` and `val...` are divided already. Otherwise
-            `split_column` tells, or else the rows are divided by `val_fraction`.
+        split: "train", "val" or "test". Files named `train...`, `val...` and `test...` are divided
+            already. Otherwise `split_column` tells, or else the rows are divided by `val_fraction`.
         fields: output field -> null (the column of that name), a kind (the same) or {column, kind};
             null takes all columns that a field can be made of.
-        split_column: the column that says "train" or "val" ("validation" is as good).
+        split_column: the column that says "train", "val" or "test" ("validation" is as good).
         classes: names of the classes of the first label field; null takes those that the files
             name, or else the labels in the files of training.
         metadata_columns: columns of `metadata`; null takes all there are.
@@ -68,6 +68,7 @@ class Parquet(ArrowTable, Dataset[Sample]):
         files: how remote files are fetched and kept.
         limits: what the files may claim: `expansion`, `record_bytes` of a cell, `classes`,
             `columns`.
+        test_fraction: share of the rows that are kept for a test, likewise.
 
     Raises:
         DataError: a file is missing, cut off, or of another schema than the first; the split has no
@@ -96,6 +97,7 @@ class Parquet(ArrowTable, Dataset[Sample]):
         cache_mb: Count = 512,
         files: Files | None = None,
         limits: Limits | None = None,
+        test_fraction: Fraction = 0.0,
     ) -> None:
         super().__init__(
             root,
@@ -109,6 +111,7 @@ class Parquet(ArrowTable, Dataset[Sample]):
             cache_mb,
             files,
             limits,
+            test_fraction,
         )
         self._metadata_columns = metadata_columns
 

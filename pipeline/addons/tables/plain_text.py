@@ -50,7 +50,7 @@ class PlainText(FileDataset, Dataset[Sample]):
     Args:
         root: a folder or a file; a path or an address. None: the topics and docstrings of the
             Python that runs this, written once to the user's cache, 2 MB.
-        split: "train" or "val".
+        split: "train", "val" or "test".
         suffixes: of the files in a folder that are read.
         lines: whether each line is a document; None: in .tsv, .csv and .jsonl.
         longest: characters of a document.
@@ -59,6 +59,7 @@ class PlainText(FileDataset, Dataset[Sample]):
         cache_dir: where numbers of tokens are kept.
         files: access to addresses.
         limits: bytes of a file.
+        test_fraction: share of the files, or documents of one file, that are kept for a test.
 
     Raises:
         DataError: there is no such file or text, or it is in another encoding.
@@ -81,8 +82,9 @@ class PlainText(FileDataset, Dataset[Sample]):
         cache_dir: str = "data/cache/text",
         files: Files | None = None,
         limits: Limits = DEFAULT,
+        test_fraction: Fraction = 0.0,
     ) -> None:
-        check_split(split, val_fraction)
+        check_split(split, val_fraction, test_fraction)
         if longest < 2:
             raise ConfigError(Problem("dataset.longest", f"{longest}; allowed: 2 or more"))
         try:
@@ -97,6 +99,7 @@ class PlainText(FileDataset, Dataset[Sample]):
             split,
             val_fraction,
             split_seed,
+            *([test_fraction] if test_fraction else []),
         ]
         self._encoding, self._limits, self._cache_dir = encoding, limits, cache_dir
         if root is None:
@@ -110,7 +113,7 @@ class PlainText(FileDataset, Dataset[Sample]):
         several = len(names) > 1
         if several:
             hashed = np.array([name.encode("utf-8", "surrogateescape") for name in names])
-            kept = split_rows(hashed, split, val_fraction, split_seed)
+            kept = split_rows(hashed, split, val_fraction, split_seed, None, test_fraction)
             names = [names[row] for row in kept.tolist()]
         self.texts: list[str] = []
         self._file_of: list[int] = []
@@ -121,7 +124,8 @@ class PlainText(FileDataset, Dataset[Sample]):
             self._file_of += [number] * len(texts)
         self.names = names
         if not several:
-            rows = split_rows(len(self.texts), split, val_fraction, split_seed).tolist()
+            count = len(self.texts)
+            rows = split_rows(count, split, val_fraction, split_seed, None, test_fraction).tolist()
             self.texts = [self.texts[row] for row in rows]
             self._file_of = [0] * len(rows)
         if not self.texts:

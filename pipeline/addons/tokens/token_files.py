@@ -52,7 +52,7 @@ class TokenFiles(FileDataset, Dataset[dict[str, object]]):
 
     Args:
         root: folder of the files; a path or an address.
-        split: "train" or "val".
+        split: "train", "val" or "test".
         tokens: names of the files of tokens below `root`: one, several, or a pattern such as
             "web/*.bin"; None takes all `.bin` and `.npy` files.
         val_tokens: the same for files that validate; None: rows of `tokens` do.
@@ -66,6 +66,7 @@ class TokenFiles(FileDataset, Dataset[dict[str, object]]):
         cache_dir: for where documents end, if they are looked for.
         files: access to addresses.
         limits: bytes of a row, as int64, and files in a listing.
+        test_fraction: share of the rows that are kept for a test, likewise.
 
     Raises:
         DataError: a file is missing, damaged or of another kind. Where a row lies is compared with
@@ -92,8 +93,9 @@ class TokenFiles(FileDataset, Dataset[dict[str, object]]):
         cache_dir: str = "data/cache/tokens",
         files: Files | None = None,
         limits: Limits = DEFAULT,
+        test_fraction: Fraction = 0.0,
     ) -> None:
-        check_split(split, val_fraction)
+        check_split(split, val_fraction, test_fraction)
         if rows not in ("sequences", "documents"):
             raise ConfigError(Problem("dataset.rows", f"{rows!r}; allowed: sequences, documents"))
         if append_eod and eod is None:
@@ -114,13 +116,15 @@ class TokenFiles(FileDataset, Dataset[dict[str, object]]):
         if not total:
             raise DataError(f"{key}: the files in {str(folder)!r} have no {rows}: {_some(names)}.")
         share = val_fraction if val_tokens is None else float(split == "val")
-        if 0 < share < 1 and total > _MOST_SPLIT:
+        if (0 < share < 1 or test_fraction) and total > _MOST_SPLIT:
             reason = f"{total} rows are too many to be divided; set dataset.val_tokens, or 0"
             raise ConfigError(Problem("dataset.val_fraction", reason))
-        self._split: TableRows = RowSplit(total, split, share, split_seed)
+        test_fraction = 0.0 if own else test_fraction
+        self._split: TableRows = RowSplit(total, split, share, split_seed, test_fraction)
         if len(self._split) == total:
             self._split = RowSplit(total)
         self._identity = [split, share, split_seed, rows, bool(append_eod), eod]
+        self._identity += [test_fraction] if test_fraction else []
         self._end = eod if append_eod else None
         self.vocab_size, self.limits = vocab_size, limits
 

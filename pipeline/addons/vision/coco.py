@@ -45,7 +45,7 @@ class Coco(FolderDataset):
 
     Args:
         root: folder of the data; a path or an address.
-        split: "train" or "val".
+        split: "train", "val" or "test".
         annotations: the JSON, relative to `root`.
         val_annotations: that of validation; null: `annotations` is divided by `val_fraction`.
         images: folder that the names in the JSON start from, relative to `root`.
@@ -55,6 +55,7 @@ class Coco(FolderDataset):
         val_fraction, split_seed: share of the pictures that validate, and the seed of the split.
         files: access to addresses.
         limits: what a file, a picture and the JSON may claim.
+        test_fraction: share of the pictures of `annotations` that are kept for a test, likewise.
 
     Raises:
         DataError: the JSON or a picture is missing, or the JSON says what cannot be.
@@ -78,9 +79,10 @@ class Coco(FolderDataset):
         split_seed: Seed = 0,
         files: Files | None = None,
         limits: Limits = DEFAULT,
+        test_fraction: Fraction = 0.0,
     ) -> None:
         check_reader(reader)
-        check_split(split, val_fraction)
+        check_split(split, val_fraction, test_fraction)
         if masks and importlib.util.find_spec("faster_coco_eval") is None:
             reason = "masks need faster-coco-eval: pip install 'penstock-loader[detection]'"
             raise ConfigError(Problem("dataset.masks", reason))
@@ -110,8 +112,9 @@ class Coco(FolderDataset):
             )
         names = np.array([os.fsencode(name) for name in own.names])
         rows = np.argsort(names, kind="stable")
-        if val_annotations is None:
-            by_name = split_rows(names[rows], split, val_fraction, split_seed)
+        if not validates:
+            share = val_fraction if val_annotations is None else 0.0
+            by_name = split_rows(names[rows], split, share, split_seed, None, test_fraction)
             rows = rows[by_name]
         self.names, self.rows, self._file = names[rows], rows, own
         numbers = {key: number for number, key in enumerate(ids, start=1)}

@@ -104,12 +104,13 @@ class DrawnShapes(FileDataset, Dataset[Sample]):
 
     Args:
         fields: what a sample has beside `image`.
-        split: "train" or "val".
+        split: "train", "val" or "test".
         count: number of pictures of both splits.
         size: height and width in pixels, 32 to 512.
         most: shapes in a picture, 1 to 8.
         seed: other pictures for another seed.
         val_fraction, split_seed: share of the pictures that validate, and the seed of the split.
+        test_fraction: share of the pictures that are kept for a test, likewise.
 
     Raises:
         ConfigError: a number is out of range, or a field is not one of those.
@@ -127,8 +128,9 @@ class DrawnShapes(FileDataset, Dataset[Sample]):
         seed: Seed = 0,
         val_fraction: Fraction = 0.2,
         split_seed: Seed = 0,
+        test_fraction: Fraction = 0.0,
     ) -> None:
-        check_split(split, val_fraction)
+        check_split(split, val_fraction, test_fraction)
         if not 32 <= size <= 512:
             raise ConfigError(Problem("dataset.size", f"{size} pixels; allowed: 32 to 512"))
         if not 1 <= most <= 8:
@@ -138,7 +140,7 @@ class DrawnShapes(FileDataset, Dataset[Sample]):
             reason = f"{fields!r}; allowed: a list of boxes, labels, masks, mask"
             raise ConfigError(Problem("dataset.fields", reason))
         self.fields, self.size, self.most, self.seed = tuple(fields), size, most, seed
-        self.rows = split_rows(count, split, val_fraction, split_seed)
+        self.rows = split_rows(count, split, val_fraction, split_seed, None, test_fraction)
         self.classes = ["background", *SHAPES]
 
     def __len__(self) -> int:

@@ -49,7 +49,7 @@ class ImageMasks(FolderDataset):
 
     Args:
         root: folder of the data; a path or an address.
-        split: "train" or "val".
+        split: "train", "val" or "test".
         classes: their names, in the order of their numbers from 0; or a mapping of names to
             colours, [red, green, blue], for masks of colours.
         images, masks: folders of the pictures and of the masks, relative to `root`; a picture and
@@ -62,6 +62,7 @@ class ImageMasks(FolderDataset):
             without effect where both folders have "train" and "val".
         files: access to addresses.
         limits: what a file and a picture may claim.
+        test_fraction: share of the pictures that are kept for a test, likewise.
 
     Raises:
         DataError: a folder or a mask is missing. A mask of another size, or with a number or colour
@@ -86,9 +87,10 @@ class ImageMasks(FolderDataset):
         split_seed: Seed = 0,
         files: Files | None = None,
         limits: Limits = DEFAULT,
+        test_fraction: Fraction = 0.0,
     ) -> None:
         check_reader(reader)
-        check_split(split, val_fraction)
+        check_split(split, val_fraction, test_fraction)
         self.reader, self.limits, self.ignored = reader, limits, ignored
         self.classes, self._colors = _classes(classes, ignored, ignored_color)
         check_classes(len(self.classes), "dataset.classes", limits)
@@ -101,8 +103,14 @@ class ImageMasks(FolderDataset):
                 raise DataError(f"dataset.{key}: {root_folder.path(name)!r} is missing. {hint}.")
         self.folder, self._masks = root_folder.below(images), root_folder.below(masks)
         divided = all(self.folder.below(name).exists() for name in ("train", "val"))
+        tested = divided and self.folder.below("test").exists()
+        whole = tested if split == "test" else divided and (split == "val" or tested)
         if divided:
-            self.folder, self._masks = self.folder.below(split), self._masks.below(split)
+            split_folder = "train" if split == "test" and not tested else split
+            self.folder, self._masks = (
+                self.folder.below(split_folder),
+                self._masks.below(split_folder),
+            )
         pictures = [n for n in self.folder.files() if n.lower().endswith(EXTENSIONS)]
         if not pictures:
             ends = ", ".join(EXTENSIONS)
@@ -122,8 +130,9 @@ class ImageMasks(FolderDataset):
             )
         names = np.array([os.fsencode(name) for name in pictures])
         of_masks = np.array([os.fsencode(there[stem]) for stem in stems])
-        if not divided:
-            rows = split_rows(names, split, val_fraction, split_seed)
+        if not whole:
+            share = 0.0 if divided else val_fraction
+            rows = split_rows(names, split, share, split_seed, None, test_fraction)
             names, of_masks = names[rows], of_masks[rows]
         self.names, self._mask_names = names, of_masks
 

@@ -20,7 +20,6 @@ from torch.utils.data import get_worker_info
 
 from penstock.addons.record_files.rows import (
     ListedRows,
-    RowSplit,
     TableRows,
     no_column,
     rows_before,
@@ -97,8 +96,9 @@ class ArrowTable(FileDataset):
         cache_mb: Count = 512,
         files: Files | None = None,
         limits: Limits | None = None,
+        test_fraction: Fraction = 0.0,
     ) -> None:
-        check_split(split, val_fraction)
+        check_split(split, val_fraction, test_fraction)
         check_reader(reader)
         require_pyarrow()
         self._reader, self._limits = reader, limits or Limits()
@@ -112,7 +112,7 @@ class ArrowTable(FileDataset):
         labels = [field for field in self.fields if field.kind == "label"]
         labels.sort(key=lambda field: field.name != "label")
         trained = self.files
-        if shards.divided and split == "val" and classes is None and labels:
+        if shards.whole and classes is None and labels:
             train = ShardFiles.of(root, "train", SUFFIXES, self._files)
             trained = ArrowFiles(train.addresses, self._files, self._limits)
         self.label_classes = find_classes(trained, labels, classes, self._limits)
@@ -121,10 +121,8 @@ class ArrowTable(FileDataset):
         self.rows: TableRows
         if split_column is not None:
             self.rows = self._rows_by_column(split, split_column)
-        elif shards.divided:
-            self.rows = RowSplit(total)
         else:
-            self.rows = RowSplit(total, split, val_fraction, split_seed)
+            self.rows = shards.rows(total, split, val_fraction, split_seed, test_fraction)
         if len(self) == 0:
             raise DataError(f"dataset.root: {root!r} has no rows for the split {split!r}.")
         self._groups = RowGroups(self._prepare, cache_mb << 20, self.advice)
