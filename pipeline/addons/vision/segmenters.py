@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -44,30 +46,34 @@ class TorchvisionSegmenter(nn.Module):
 
 
 class SmallUNet(nn.Module):
-    """A U-Net of three levels (Ronneberger et al. 2015): image [B, 3, H, W] -> logits [B, C, H, W].
+    """A U-Net of four levels (Ronneberger et al. 2015): image [B, 3, H, W] -> logits [B, C, H, W].
+
+    A pixel sees about 45 pixels to each side, so what it says of a larger thing it says by a part.
 
     Args:
         num_outputs: the number of classes, the background included; a fact of the dataset.
-        width: channels of the first level; each below has twice as many.
+        width: channels of the first level; the second has twice, the others four times as many.
     """
 
     def __init__(self, num_outputs: int, width: int = 16) -> None:
         super().__init__()
-        self.first = _twice(3, width)
-        self.second = _twice(width, 2 * width)
-        self.third = _twice(2 * width, 4 * width)
-        self.middle = _twice(6 * width, 2 * width)
-        self.last = _twice(3 * width, width)
+        widths = [width, 2 * width, 4 * width, 4 * width]
+        pairs = pairwise([3, *widths])
+        self.down = nn.ModuleList(_twice(channels, out) for channels, out in pairs)
+        self.up = nn.ModuleList(_twice(deep + out, out) for out, deep in pairwise(widths))
         self.out = nn.Conv2d(width, num_outputs, 1)
 
     def forward(self, image: Tensor) -> Tensor:
-        first = self.first(image)
-        second = self.second(F.max_pool2d(first, 2, ceil_mode=True))
-        third = self.third(F.max_pool2d(second, 2, ceil_mode=True))
-        up = F.interpolate(third, size=second.shape[-2:], mode="nearest")
-        middle = self.middle(torch.cat([up, second], 1))
-        up = F.interpolate(middle, size=first.shape[-2:], mode="nearest")
-        logits: Tensor = self.out(self.last(torch.cat([up, first], 1)))
+        levels: list[Tensor] = []
+        for step in self.down:
+            halved = F.max_pool2d(levels[-1], 2, ceil_mode=True) if levels else image
+            levels.append(step(halved))
+        made = levels.pop()
+        for step in reversed(self.up):
+            level = levels.pop()
+            larger = F.interpolate(made, size=level.shape[-2:], mode="nearest")
+            made = step(torch.cat([larger, level], 1))
+        logits: Tensor = self.out(made)
         return logits
 
 

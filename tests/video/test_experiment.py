@@ -1,0 +1,55 @@
+"""`experiment=video`, small: it trains, its report has strips, it resumes, and gives one digest."""
+
+import json
+
+import pytest
+
+from tests.program import run
+
+pytest.importorskip("av")
+SMALL = ["dataset.root=data", "dataset.count=12", "dataset.frames=4", "dataset.pixels=32"]
+SMALL += ["transform.train.crop.size=[32,32]", "batch.size=4", "tracker=none", "cache_dir=cache"]
+SMALL += ["experiment=video", "dataset.val_fraction=0.34"]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_it_trains_and_clips_are_shown_as_strips(capsys, folder, reports):
+    done = run(capsys, *SMALL, "loader=debug", "run_dir=run", "trainer.max_steps=2")
+    assert done.code == 0, done.err
+    assert "lack a part" not in done.err
+    assert "class frequencies" in done.out
+    page = (folder / "run" / "report.html").read_text()
+    assert "Frames of a clip stand side by side." in page
+    assert page.count('class="tiles strips"') >= 3
+    from PIL import Image
+
+    with Image.open(folder / "run" / "predictions.png") as sheet:
+        assert sheet.width > 800  # two strips side by side
+    facts = json.loads((folder / "run" / "report" / "facts.json").read_text())
+    assert {batch["kind"] for batch in facts["batches"]} == {"clips"}
+
+
+def test_a_resumed_run_is_the_same(capsys, folder):
+    words = [*SMALL, "loader=debug", "trainer.pictures=false", "trainer.report=false"]
+    words += ["trainer.baseline=false", "scheduler=none"]
+    whole = run(capsys, *words, "run_dir=whole", "trainer.max_steps=3")
+    stopped = run(capsys, *words, "run_dir=part", "trainer.max_steps=1")
+    resumed = run(capsys, *words, "resume=part", "trainer.max_steps=3")
+    assert (whole.code, stopped.code, resumed.code) == (0, 0, 0), resumed.err
+    ledgers = [(folder / name / "ledger.jsonl").read_text() for name in ("whole", "part")]
+    assert ledgers[0] == ledgers[1]
+    assert len(ledgers[0].splitlines()) == 3
+
+
+@pytest.mark.stress
+def test_the_digest_is_that_of_two_ranks(capfd):
+    words = [*SMALL, "task=digest"]
+    plain = run(capfd, *words, "loader=debug")
+    assert plain.hashes, plain.err
+    ranks = ["distributed=ddp", "distributed.nproc=2", "trainer.device=cpu"]
+    assert run(capfd, *words, *ranks).out == plain.out
