@@ -265,9 +265,23 @@ def test_a_split_is_spread_over_the_file_and_moves_with_its_seed():
     assert np.mean(val.rows(np.arange(1000)) == other) < 0.2
 
 
+@pytest.mark.parametrize("total", [1, 7, 1000])
+@pytest.mark.parametrize("test_fraction", [0.0, 0.1, 0.5])
+def test_rows_of_a_test_are_taken_from_those_that_would_train(total, test_fraction):
+    def rows(split, *share):
+        split_of = RowSplit(total, split, 0.2, 5, *share)
+        return split_of.rows(np.arange(len(split_of))).tolist()
+
+    train, val, test = (rows(split, test_fraction) for split in ("train", "val", "test"))
+    assert val == rows("val")
+    assert sorted(train + test) == rows("train")
+    assert train == sorted(train)
+    assert bool(test) == (test_fraction * total >= 0.5)
+
+
 def test_a_split_that_cannot_be():
-    with pytest.raises(ConfigError, match="no test split of its own"):
-        RowSplit(10, "test", 0.1, 0)
+    with pytest.raises(ConfigError, match="is not train, val or test"):
+        RowSplit(10, "tests", 0.1, 0)
     with pytest.raises(ConfigError, match="is out of range"):
         RowSplit(10, "val", 1.1, 0)
     with pytest.raises(IndexError):
