@@ -7,9 +7,11 @@ this file says which.
 from __future__ import annotations
 
 import copy
+import functools
 import io
 import math
 import os
+import pickle
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -38,6 +40,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, flag_override, open_dic
 from omegaconf.base import Container, Node
 from omegaconf.errors import OmegaConfBaseException
 
+from penstock.config import yaml_sizes
 from penstock.errors import ConfigError, PenstockError
 
 try:
@@ -114,9 +117,6 @@ BASIC_LAUNCHER = f"{BasicLauncher.__module__}.{BasicLauncher.__name__}"
 BASIC_SWEEPER = f"{BasicSweeper.__module__}.{BasicSweeper.__name__}"
 
 
-_MOST_TEXT = 4 << 20  # characters of a file, with its aliases written out
-_DEEPEST = 100  # mappings and lists inside of each other
-_OF_A_VALUE = 32  # characters that a value counts for, beside its own
 _MOST_STEPS = 3000  # interpolations
 _MOST_GIVEN = 4 << 20  # characters that they give
 _MOST_VALUES = 200_000  # of a configuration
@@ -228,11 +228,14 @@ class HookedLoader(ConfigLoaderImpl):
 
     def _compose_config_from_defaults_list(self, defaults: list[Any], repo: Any) -> DictConfig:
         if self._known is not None:
-            return copy.deepcopy(self._known.config)
+            return _copy(self._known.config)
         config = self._composed(defaults, repo)
         paths = [key.partition("=")[2] for key in repo.cache]
         if (stamps := _stamps(repo, paths, self._begun)) is not None:
-            kept = copy.deepcopy(config)
+            try:
+                kept = pickle.dumps(config)
+            except (pickle.PicklingError, AttributeError):
+                return config  # a plugin's schema that is no class of a module
             _COMPOSED[self._key] = _Composition(kept, defaults, dict(self._choices), paths, stamps)
             while len(_COMPOSED) > _MOST_COMPOSED:
                 _COMPOSED.popitem(last=False)
@@ -270,13 +273,22 @@ class HookedLoader(ConfigLoaderImpl):
 
 @dataclass
 class _Composition:
-    """What choices of options give before any value is set; every use gets a copy."""
+    """What choices of options give before any value is set.
 
-    config: DictConfig
+    Attributes:
+        config: pickled, as every use gets a copy: 2 ms, and 10 by `copy.deepcopy`.
+    """
+
+    config: bytes
     defaults: list[Any]
     choices: dict[str, str | None]
     paths: list[str]  # of configurations that were read, or looked for in vain
     stamps: tuple[Any, ...]
+
+
+def _copy(pickled: bytes) -> Any:
+    """A copy of a node that this process has pickled."""
+    return pickle.loads(pickled)
 
 
 # A sweep over values composes the same choices for each job.
@@ -379,55 +391,28 @@ def bounded(each: bool = False) -> Iterator[Growth]:
         yield growth
 
 
-_YAML: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C where there is one
-
-
-class _Loader(_YAML, get_yaml_loader()):  # type: ignore[misc]
+class _Loader(yaml_sizes.PARSER, get_yaml_loader()):  # type: ignore[misc]
     """OmegaConf's reading of values, behind a parser in C."""
 
 
 def _load(file: TextIO) -> DictConfig | ListConfig:
     """A file of a configuration, as OmegaConf reads it; ValueError if it is too large."""
-    text = file.read(_MOST_TEXT + 1)
-    if len(text) > _MOST_TEXT:
-        raise ValueError(f"{file.name} has more than {_MOST_TEXT >> 20} MiB")
+    text = file.read(yaml_sizes.MOST_TEXT + 1)
+    if len(text) > yaml_sizes.MOST_TEXT:
+        raise ValueError(f"{file.name} has more than {yaml_sizes.MOST_TEXT >> 20} MiB")
+    node: DictConfig | ListConfig = _copy(_parsed(text, file.name))
+    return node
+
+
+@functools.lru_cache(maxsize=256)
+def _parsed(text: str, name: str) -> bytes:
+    """The pickled node of a text; each job of a sweep reads the same texts of the same files."""
     named: Any = io.StringIO(text)
-    named.name = file.name  # for messages
-    _check_sizes(named)
+    named.name = name  # for messages
+    yaml_sizes.check(named)
     named.seek(0)
     values = yaml.load(named, _Loader)
-    return OmegaConf.create({} if values is None else values)
-
-
-def _check_sizes(file: TextIO) -> None:
-    """Raise ValueError where values lie too deep, or those that a text refers to, written out each
-    time, are too many. The parser in C recurses.
-    """
-    sizes: dict[str, int] = {}  # of what is anchored
-    open_ones: list[tuple[str | None, int]] = []  # anchors, and the size before
-    size = referred = 0
-    for event in yaml.parse(file, _YAML):
-        before = size
-        size += _OF_A_VALUE
-        if isinstance(event, yaml.AliasEvent):
-            if event.anchor not in sizes:  # inside of itself
-                raise ValueError(f"{file.name}: *{event.anchor} refers to what it is in")
-            referred += sizes[event.anchor]
-            size += sizes[event.anchor]
-        elif isinstance(event, yaml.ScalarEvent):
-            size += len(event.value)
-            if event.anchor:
-                sizes[event.anchor] = size - before
-        elif isinstance(event, yaml.CollectionStartEvent):
-            open_ones.append((event.anchor, before))
-            if len(open_ones) > _DEEPEST:
-                raise ValueError(f"{file.name} has values inside of more than {_DEEPEST} others")
-        elif isinstance(event, yaml.CollectionEndEvent):
-            anchor, before = open_ones.pop()
-            if anchor:
-                sizes[anchor] = size - before
-        if referred and size > _MOST_TEXT:
-            raise ValueError(f"{file.name}: its aliases stand for more than {_MOST_TEXT >> 20} MiB")
+    return pickle.dumps(OmegaConf.create({} if values is None else values))
 
 
 def apply_override(override: Override, config: DictConfig) -> None:
@@ -569,7 +554,11 @@ def hydra_config(config: DictConfig) -> Iterator[None]:
                 node[name] = value
 
     fill(places)
-    state.set_config(config)  # which makes the section read-only
+    # As `set_config` does, which would copy the section.
+    OmegaConf.set_readonly(config.hydra, True)
+    section = {"hydra": raw_node(config, "hydra")}
+    state.cfg = DictConfig(section, flags={"no_deepcopy_set_nodes": True})
+    section["hydra"]._set_parent(config)
     try:
         yield
     finally:

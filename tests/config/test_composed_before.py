@@ -1,9 +1,12 @@
 """What was composed before is used again, and nobody can tell."""
 
+import copy
+import dataclasses
 import os
 import time
 
 import pytest
+from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
 from penstock.config import hydra_internals
@@ -102,6 +105,19 @@ def test_a_package_of_configurations_is_read_each_time(tmp_path, monkeypatch):
     (tmp_path / "made_up_conf" / "__init__.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
     composed("hydra.searchpath=[pkg://made_up_conf]")
+    assert not hydra_internals._COMPOSED
+
+
+def test_a_schema_that_cannot_be_copied_is_composed_each_time(monkeypatch):
+    @dataclasses.dataclass
+    class Local:
+        lr: float = 0.5
+
+    store = ConfigStore.instance()
+    monkeypatch.setattr(store, "repo", copy.deepcopy(store.repo))
+    store.store(group="optimizer", name="local", node=Local)
+    for _ in range(2):
+        assert "lr: 0.5" in composed("optimizer=local")[0]
     assert not hydra_internals._COMPOSED
 
 
