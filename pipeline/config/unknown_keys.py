@@ -16,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from penstock.config import allow_list, familiar_names, signatures
 from penstock.config.hydra_loader import ConfigLoader
 from penstock.config.messages import nearest
-from penstock.config.nodes import KEPT, OF_THE_BUILD
+from penstock.config.nodes import KEPT, OF_OPTIMIZERS, OF_THE_BUILD
 from penstock.config.schema import TASK_KEYS
 from penstock.errors import ConfigError, Problem
 
@@ -65,8 +65,10 @@ def key(key: str, value: str, config: DictConfig, loader: ConfigLoader) -> Probl
             return Problem(
                 key, f"is not in the YAML, but {function.__name__} takes it: add it with +{key}=..."
             )
-        if (where == "dataset" and name in OF_THE_BUILD) or (
-            where.startswith("dataset.") and name in KEPT
+        if (
+            (where == "dataset" and name in OF_THE_BUILD)
+            or (where.startswith("dataset.") and name in KEPT)
+            or (where.split(".")[0] == "optimizer" and name in OF_OPTIMIZERS)
         ):
             return Problem(key, f"is not in the YAML; add it with +{key}=...")
         known = [word for word in known if not word.startswith("_")] + taken

@@ -311,9 +311,9 @@ class SampleReader:
                 account.taken = taken
                 account.reserve(size, "the sample")
             return row, sample
+        left_out = str(self._left_out(slot, bad)).rstrip(".")
         raise DataError(
-            f"{self._left_out(slot, bad)}. Nothing could be read in its place either "
-            f"({ATTEMPTS} attempts at most)"
+            f"{left_out}. Nothing could be read in its place either ({ATTEMPTS} attempts at most)"
         )
 
 

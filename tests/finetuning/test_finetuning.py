@@ -171,11 +171,16 @@ def test_each_setting_comes_from_the_first_group_that_says_it(data):
         ("{kinds: embedding, lr: 1}", "is about no trained weight of Net; it has none of"),
         ("{names: head, lr: -1}", "optimizer.groups.x.lr: -1; allowed: numbers from 0 on"),
         ("{names: head, lr: 1, lr_scale: 2}", "both say the learning rate"),
-        ("7", "optimizer.groups.x: is a int"),
+        ("7", "optimizer.groups.x: got 7, expected {names"),
     ],
 )
 def test_what_is_wrong_with_a_group_is_one_message(capsys, data, tmp_path, word, message):
     assert message in refused(capsys, data, tmp_path / "run", f"+optimizer.groups.x={word}")
+
+
+def test_a_group_without_a_plus_is_answered_with_it(capsys, data, tmp_path):
+    said = refused(capsys, data, tmp_path / "run", "optimizer.groups.head.lr=3")
+    assert "optimizer.groups.head.lr: is not in the YAML; add it with +optimizer" in said
 
 
 def test_a_group_that_decides_nothing_is_told_of(capsys, data, tmp_path):
@@ -328,6 +333,10 @@ def test_a_run_starts_from_another_and_says_what_matched(capsys, data, body, tmp
     assert (
         f"start     23 of 25 tensors; left out: head.weight, head.bias from {body}" in outcome.err
     )
+    matched = json.loads((tmp_path / "run" / "manifest.json").read_text())["warm_start"]
+    assert matched["path"] == str(body.absolute())
+    assert (matched["matched"], matched["total"]) == (23, 25)
+    assert matched["left"] == ["head.weight", "head.bias"]
     own, theirs = (
         state_of(tmp_path / "run")["model"],
         checkpoint.load(checkpoint.find(body))["model"],

@@ -8,6 +8,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
+from torch import nn
 
 from penstock import Run
 from penstock.addons.predicting import export
@@ -239,6 +240,23 @@ NEW = {
 }
 
 
+class OneByOne(nn.Module):
+    """A model that walks over its batch, as detectors do."""
+
+    def forward(self, images):
+        return torch.stack([image.mean() for image in images])
+
+
+def test_a_model_of_a_fixed_batch_takes_one_sample(tmp_path):
+    path = tmp_path / "model.pt2"
+    images = torch.rand(5, 3, 4, 4)
+    exported = export._torch(None, OneByOne(), (images,), path)
+    assert exported.batch == 1
+    assert torch.equal(exported.outputs(images[:1]), images[:1].mean().reshape(1))
+    assert torch.export.load(path).example_inputs is None  # nobody else gets the samples
+    assert export._shape(images[:1], 1)["shape"] == [1, 3, 4, 4]
+
+
 def test_numbers_are_predicted_from_inputs_alone(place, capsys, monkeypatch):
     monkeypatch.chdir(place)
     folder = place / "numbers"
@@ -309,7 +327,7 @@ def test_a_model_that_is_not_exported_leaves_no_file(trained, place, capsys, mon
 
     def other(ready, model, inputs, path):
         path.write_bytes(b"")
-        return lambda *fields: model(*fields) * 1.001
+        return export._Exported(lambda *fields: model(*fields) * 1.001)
 
     monkeypatch.setitem(export._WRITERS, "torch", other)
     differs = program.run(capsys, "task=export", "run=run", "format=torch", "out=differs.pt2")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 from torch import nn
@@ -18,6 +20,8 @@ from penstock.terminal import say
 from penstock.training.observer import Observer, Record
 
 KEY = "trainer.warm_start"
+
+_started: WeakKeyDictionary[nn.Module, dict[str, Any]] = WeakKeyDictionary()
 
 
 def prepared(config: Config, model: nn.Module, begins: bool) -> None:
@@ -51,6 +55,15 @@ def start(config: Config, model: nn.Module) -> None:
         reason = f"{section.path!r} does not fit {name}: {matched}. {ways}"
         raise ConfigError(Problem(f"{KEY}.path", reason))
     weights.load(model, matched)
+    _started[model] = {
+        "path": str(path.absolute()),
+        "matched": len(matched.tensors),
+        "total": matched.total,
+        "left": matched.left,
+        "missing": matched.missing,
+        "other": matched.other,
+        "unexpected": matched.unexpected,
+    }
     if not dist.is_initialized() or dist.get_rank() == 0:
         say(f"{'start':<9} {matched} from {section.path}")
 
@@ -59,6 +72,8 @@ def watching(fit: Fit) -> list[Observer]:
     """Says on the first rank which weights learn how; its observer notes their rates."""
     section = FreezeSection.of(fit.config)
     model = fit.model
+    if model in _started:
+        fit.folder.manifest["warm_start"] = _started[model]
     if section.names:
         frozen = sum(weight.numel() for weight in model.parameters() if not weight.requires_grad)
         ends = {end for end in freezing.ends(fit.config, model).values() if end != freezing.FOREVER}

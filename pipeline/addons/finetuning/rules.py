@@ -46,7 +46,7 @@ def _freeze(config: Config) -> Iterator[str]:
 def _groups(key: str, node: Mapping[str, Any], optimizer: Callable[..., Any]) -> Iterator[str]:
     groups, taken = node["groups"], arguments(optimizer).names
     if not isinstance(groups, Mapping):
-        yield f"{key}: is a {type(groups).__name__}; give groups by name, see docs/finetuning.md"
+        yield f"{key}: got {groups!r}, expected groups by name (docs/finetuning.md)"
         return
     if "params" not in taken:
         yield f"{key}: {optimizer.__name__} takes no weights in groups; choose another optimizer"
@@ -58,7 +58,7 @@ def _groups(key: str, node: Mapping[str, Any], optimizer: Callable[..., Any]) ->
 
 def _group(key: str, group: Any, node: Mapping[str, Any], taken: list[str]) -> Iterator[str]:
     if not isinstance(group, Mapping):
-        yield f"{key}: is a {type(group).__name__}; give {{names: [...], lr: ...}}"
+        yield f"{key}: got {group!r}, expected {{names: [...], lr: ...}}"
         return
     known = [*CHOICE, *OF_THE_RATE, *taken]
     for name in group:

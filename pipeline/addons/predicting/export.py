@@ -4,18 +4,20 @@
     torch      the computation and the weights, .pt2 (torch.export)
     onnx       the same for other runtimes, .onnx
 
-The first dimension of inputs and outputs, the batch, may have any size. FILE.json beside it says
-what goes in and comes out, and which transforms come before. The file is read again and compared
-with the model on a batch of validation before it gets its name.
+The first dimension of inputs and outputs, the batch, may have any size; or it is one sample, where
+the model (most detectors) cannot be traced for any. FILE.json beside it says what goes in and comes
+out, and which transforms come before. The file is read again and compared with the model on a batch
+of validation before it gets its name.
 """
 
 from __future__ import annotations
 
 import json
 import tempfile
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -49,25 +51,39 @@ def run(config: Config) -> None:
     ready = trained(config)
     model = ready.model.cpu()
     inputs = _inputs(ready)
-    with torch.no_grad():
-        outputs = model(*inputs)
     beside = _beside(out)
     with tempfile.TemporaryDirectory(prefix=".exporting-", dir=out.absolute().parent) as folder:
         part = Path(folder) / out.name
-        again = _WRITERS[format](ready, model, inputs, part)
+        with warnings.catch_warnings():  # torchvision's and torch's, about each other
+            warnings.simplefilter("ignore", FutureWarning)
+            exported = _WRITERS[format](ready, model, inputs, part)
+        inputs = tuple(field[: exported.batch] for field in inputs)
         with torch.no_grad():
-            difference = _difference(outputs, again(*inputs))
+            outputs = model(*inputs)
+            difference = _difference(outputs, exported.outputs(*inputs))
         if not difference <= _CLOSE:
             raise PenstockError(
                 f"the exported model gives other outputs than the model, by {difference:.2g} of "
                 f"the largest; nothing was written. Try another format than {format}"
             )
-        described = json.dumps(_described(ready, format, inputs, outputs), indent=2) + "\n"
+        described = (
+            json.dumps(_described(ready, format, exported.batch, inputs, outputs), indent=2) + "\n"
+        )
         write_atomically(beside, described.encode())
         part.replace(out)
     put(f"{'exported':<10} {out}, {out.stat().st_size:,} bytes")
-    put(f"{'compared':<10} {len(inputs[0])} samples: outputs differ by {difference:.2g} at most")
+    samples = "1 sample" if len(inputs[0]) == 1 else f"{len(inputs[0])} samples"
+    put(f"{'compared':<10} {samples}: outputs differ by {difference:.2g} at most")
+    if exported.batch is not None:
+        put(f"{'batch':<10} 1 sample: {type(model).__name__} cannot be traced for any number")
     put(f"{'described':<10} {beside}")
+
+
+class _Exported(NamedTuple):
+    """What was written, read again."""
+
+    outputs: Callable[..., Any]  # of inputs
+    batch: int | None = None  # samples that it takes; None: any number
 
 
 def _out(named: Any, format: Format) -> Path:
@@ -111,37 +127,33 @@ def _inputs(ready: Trained) -> tuple[Tensor, ...]:
     return tuple(fields)
 
 
-def _weights(
-    ready: Trained, model: nn.Module, inputs: Sequence[Tensor], path: Path
-) -> Callable[..., Any]:
+def _weights(ready: Trained, model: nn.Module, inputs: Sequence[Tensor], path: Path) -> _Exported:
     from safetensors.torch import load_file, save_file
 
     # Each by itself: tensors that share memory, as tied weights do, are written twice.
     save_file({name: value.clone() for name, value in model.state_dict().items()}, path)
     other = ready.parts.model().eval()
     other.load_state_dict(load_file(path))
-    return other
+    return _Exported(other)
 
 
-def _torch(
-    ready: Trained, model: nn.Module, inputs: Sequence[Tensor], path: Path
-) -> Callable[..., Any]:
+def _torch(ready: Trained, model: nn.Module, inputs: Sequence[Tensor], path: Path) -> _Exported:
+    program, batch = _traced("torch", model, inputs)
+    program.example_inputs = None  # samples are nobody else's
     with path.open("wb") as file:
-        torch.export.save(_traced(model, inputs), file)
+        torch.export.save(program, file)
     with path.open("rb") as file:
-        return torch.export.load(file).module()
+        return _Exported(torch.export.load(file).module(), batch)
 
 
-def _onnx(
-    ready: Trained, model: nn.Module, inputs: Sequence[Tensor], path: Path
-) -> Callable[..., Any]:
+def _onnx(ready: Trained, model: nn.Module, inputs: Sequence[Tensor], path: Path) -> _Exported:
     try:
         import onnxruntime
         import onnxscript  # noqa: F401  (torch.onnx needs it)
     except ImportError as error:
         reason = f"onnx needs {', '.join(_PACKAGES)}: pip install 'penstock-loader[onnx]'"
         raise ConfigError(Problem("format", reason)) from error
-    program = _traced(model, inputs)
+    program, batch = _traced("onnx", model, inputs)
     names = list(ready.objective.inputs)
     try:
         made = torch.onnx.export(program, input_names=names, dynamo=True, verbose=False)
@@ -156,22 +168,27 @@ def _onnx(
         feed = {name: field.numpy() for name, field in zip(taken, fields, strict=True)}
         return [torch.as_tensor(value) for value in session.run(None, feed)]
 
-    return again
+    return _Exported(again, batch)
 
 
-def _traced(model: nn.Module, inputs: Sequence[Tensor]) -> torch.export.ExportedProgram:
-    """The computation of a model, for batches of any size."""
+def _traced(
+    format: Format, model: nn.Module, inputs: Sequence[Tensor]
+) -> tuple[torch.export.ExportedProgram, int | None]:
+    """The computation of a model, and the samples of its batches: None for any number, else 1."""
     few = tuple(field[:_TRACED] for field in inputs)
     any_size = ({0: torch.export.Dim("batch")},) * len(few)
-    try:
-        with torch.no_grad():
-            return torch.export.export(model, few, dynamic_shapes=any_size)
-    except Exception as error:
-        raise _unfit("torch", model, error) from error
+    with torch.no_grad():
+        try:
+            return torch.export.export(model, few, dynamic_shapes=any_size), None
+        except Exception as error:
+            try:
+                return torch.export.export(model, tuple(field[:1] for field in inputs)), 1
+            except Exception:
+                raise _unfit(format, model, error) from error
 
 
 def _unfit(format: Format, model: nn.Module, error: Exception) -> PenstockError:
-    reason = str(error).strip().partition("\n")[0][:300]
+    reason = str(error).strip().partition("\n")[0][:300].rstrip(".")
     return PenstockError(
         f"{type(model).__name__} cannot be exported as {format}: {type(error).__name__}: {reason}. "
         "format=weights always can"
@@ -195,7 +212,9 @@ def _difference(outputs: Any, others: Any) -> float:
     return most / max(scale, 1e-12)
 
 
-def _described(ready: Trained, format: Format, inputs: Sequence[Tensor], outputs: Any) -> Any:
+def _described(
+    ready: Trained, format: Format, batch: int | None, inputs: Sequence[Tensor], outputs: Any
+) -> Any:
     parts = ready.parts
     steps = parts.config.transform
     leaves = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, Tensor)]
@@ -205,10 +224,10 @@ def _described(ready: Trained, format: Format, inputs: Sequence[Tensor], outputs
         "checkpoint": str(ready.path),
         "torch": torch.__version__,
         "inputs": [
-            {"name": name, **_shape(field)}
+            {"name": name, **_shape(field, batch)}
             for name, field in zip(ready.objective.inputs, inputs, strict=True)
         ],
-        "outputs": [_shape(leaf) for leaf in leaves],
+        "outputs": [_shape(leaf, batch) for leaf in leaves],
         "classes": classes_of(parts.data.train.dataset),
         "transform": {
             "samples": _steps(ready, steps.val),
@@ -217,8 +236,10 @@ def _described(ready: Trained, format: Format, inputs: Sequence[Tensor], outputs
     }
 
 
-def _shape(field: Tensor) -> dict[str, Any]:
-    return {"dtype": str(field.dtype).removeprefix("torch."), "shape": ["batch", *field.shape[1:]]}
+def _shape(field: Tensor, batch: int | None) -> dict[str, Any]:
+    """Of a batch of any size, or of one sample, whose outputs may begin with something else."""
+    shape = [*field.shape] if batch else ["batch", *field.shape[1:]]
+    return {"dtype": str(field.dtype).removeprefix("torch."), "shape": shape}
 
 
 def _steps(ready: Trained, steps: Any) -> Any:
