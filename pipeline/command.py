@@ -72,6 +72,7 @@ def main(
         The exit code. Nothing has been written when it is 2 and preflight gave it.
     """
     program.started_from(sys.argv[0] if entry and script is None else script)
+    launch.end_with_launcher()
     if world.is_launched():  # presence.py says what torch's C++ warns of, as one message
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     try:

@@ -2,12 +2,14 @@
 
 Every rank is a process that runs this same command line and finds its place in the environment, as
 under torchrun. Ranks report their errors themselves on stderr; here the exit codes are merged.
-Signals are handed on to all ranks. No process listens where another machine could reach it
+Signals are handed on to all ranks, and where the launcher is gone, however it ended, they are asked
+to stop. No process listens where another machine could reach it
 (meeting.py). torch.distributed is not imported before a run needs it.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import logging
 import os
@@ -26,6 +28,8 @@ from penstock.errors import PREEMPTED, ConfigError, DataError, PenstockError
 _GRACE_SECONDS = 120  # for a checkpoint once ranks were asked to stop; then they are killed
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 _RESULT = "PENSTOCK_RESULT"  # names the file that rank 0 leaves its result in
+_LAUNCHER = "PENSTOCK_LAUNCHER"  # its process
+_PR_SET_PDEATHSIG = 1
 
 
 class RanksError(PenstockError):
@@ -92,6 +96,19 @@ def is_of_ours() -> bool:
     return world.is_launched() and bool(os.environ.get(_RESULT))
 
 
+def end_with_launcher() -> None:
+    """Have a rank that our launcher started asked to stop, as by SIGTERM, once that one has ended.
+
+    A launcher that is killed (SIGKILL, out of memory) can tell nobody. Its ranks would train on,
+    beside those of the run that goes on. Linux only.
+    """
+    launcher = os.environ.get(_LAUNCHER)
+    if launcher == str(os.getppid()) and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if launcher != str(os.getppid()):  # it ended in the meantime
+            os._exit(PREEMPTED)
+
+
 def leave_result(value: object) -> None:
     """Give rank 0's result (plain JSON) to the launcher, if that is ours."""
     if os.environ.get(_RESULT):
@@ -102,10 +119,11 @@ def leave_result(value: object) -> None:
 def _result_file() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="penstock-") as folder:  # of mode 0700
         os.environ[_RESULT] = str(Path(folder) / "result.json")
+        os.environ[_LAUNCHER] = str(os.getpid())
         try:
             yield Path(os.environ[_RESULT])
         finally:
-            del os.environ[_RESULT]
+            del os.environ[_RESULT], os.environ[_LAUNCHER]
 
 
 def _config(processes: int, max_restarts: int, folder: Path, meeting: str) -> Any:

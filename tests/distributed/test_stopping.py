@@ -6,6 +6,7 @@ twenty random moments of each kind, and prints the times.
 
 import json
 import signal
+import sys
 import threading
 
 import pytest
@@ -15,6 +16,7 @@ from penstock.config.composition import Composer
 from penstock.distributed import preemption
 from penstock.distributed.group import Group
 from penstock.distributed.preemption import Preemption, Stop, held, in_turns, waiting
+from penstock.runs import checkpoint
 from penstock.training.train_step import TrainOptions, TrainStep
 from tests.resuming import Case
 from tests.stopping import EPOCHS, ROWS, Runs, ended, stop
@@ -281,3 +283,20 @@ def test_a_check_that_is_interrupted_does_not_say_that_it_is_done(number, code, 
     assert "checked train" not in said
     assert "nothing wrong" not in said
     assert "Traceback" not in said
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell a child")
+def test_ranks_whose_launcher_was_killed_save_and_stop(tmp_path):
+    many = ("distributed=ddp", "distributed.nproc=2", "loader.num_workers=0")
+    runs = Runs(tmp_path / "runs", "main", more=(*NO_BASELINE, *many))
+    launcher = runs.begin()
+    runs.wait(lambda: runs.steps() >= 20)
+    runs.stall("train")
+    runs.wait_for_stall()
+    codes, _ = stop(launcher, signal.SIGKILL)
+    assert codes == [-signal.SIGKILL]
+    runs.wait(lambda: "To resume" in runs.log.read_text())
+    steps = runs.steps()
+    assert f"stopped before epoch {steps // 16}, step {steps % 16}. " in runs.log.read_text()
+    assert runs.manifest()["status"] == "preempted"
+    assert checkpoint.find_newest(runs.run) is not None
