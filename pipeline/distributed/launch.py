@@ -56,7 +56,9 @@ def run(command: Sequence[str], processes: int, max_restarts: int = 0) -> Any:
 
     from penstock.distributed.meeting import announced
 
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    for name, logger in list(logging.root.manager.loggerDict.items()):
+        if name.startswith("torch.distributed.elastic") and isinstance(logger, logging.Logger):
+            logger.setLevel(logging.CRITICAL)  # each of them has a level of its own
     with _own_signals(), _result_file() as result, announced(result.parent) as meeting:
         launched = elastic_launch(
             _config(processes, max_restarts, result.parent, meeting), command[0]

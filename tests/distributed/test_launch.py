@@ -1,5 +1,6 @@
 """What the launcher makes of its ranks, which are small programs that import nothing."""
 
+import logging
 import signal
 import sys
 
@@ -34,6 +35,8 @@ def test_each_rank_has_its_place_and_rank_0_leaves_the_result(tmp_path):
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == dict.fromkeys("012", "3")
     assert {number: signal.getsignal(number) for number in launch._SIGNALS} == handlers
     assert launched("") is None
+    talks = logging.getLogger("torch.distributed.elastic.agent.server.api")
+    assert not talks.isEnabledFor(logging.WARNING)  # of a signal, which a rank says in our words
 
 
 @pytest.mark.parametrize(

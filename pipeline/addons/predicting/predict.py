@@ -25,11 +25,12 @@ from penstock.config.own_command import overrides
 from penstock.config.schema import Config
 from penstock.distributed.gathered import together
 from penstock.distributed.group import Group, join
+from penstock.distributed.preemption import Preempted, Stop
 from penstock.errors import ConfigError, Problem
 from penstock.loading.bad_samples import path_of
 from penstock.loading.batch import Batch
 from penstock.runs.resumption import key_of
-from penstock.terminal import put, watched
+from penstock.terminal import put, say, watched
 from penstock.training.train_step import autocast
 
 ROOT = "dataset.root"
@@ -53,9 +54,17 @@ def run(config: Config) -> None:
             _ = data.left
         if group.is_first:
             journal.begin(data)
-        for rows in predicted(ready, data, group):
+        try:
+            for rows in predicted(ready, data, group):
+                if group.is_first:
+                    journal.add(rows)
+        except Stop as stop:
+            kept = f"{len(journal)} rows are kept; the same command goes on"
+            if stop.name != "SIGINT":
+                raise Preempted(f"{stop.name}: {kept}") from None
             if group.is_first:
-                journal.add(rows)
+                say(kept)
+            raise
         if not group.is_first:
             return
         write(out, journal.columns, lambda: journal)
