@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset
 
@@ -106,6 +107,20 @@ class Arrays(FileDataset, Dataset[Sample]):
         pairs = zip(inputs, targets, strict=True)
         return [{"input": input_, "target": target} for input_, target in pairs]
 
+    fetches_batches = True
+    kinds: ClassVar[dict[str, str]] = {}
+
+    def fetch_batch(self, indices: IntArray, in_place: bool = False) -> dict[str, torch.Tensor]:
+        """Rows as the fields of a batch: tensors [B, ...] and the classes, int64[B]."""
+        rows = self.rows[indices]
+        labels = self.labels
+        return {
+            "input": block(self._inputs, rows),
+            "target": block(self._targets, rows)
+            if labels is None
+            else torch.from_numpy(labels[indices]),
+        }
+
     @property
     def metadata(self) -> pd.DataFrame:
         """A row per sample: row (of the files), and label if the targets are classes."""
@@ -133,13 +148,21 @@ class Arrays(FileDataset, Dataset[Sample]):
 
 def tensors(source: MappedArray, rows: IntArray) -> list[torch.Tensor]:
     """Rows as tensors of their own, checked for NaN and infinity."""
-    size = len(rows) * source.row_bytes
-    with temporary(size, f"{len(rows)} rows of {str(source.path)!r}"):
-        block = source.array[rows]  # a copy of these rows only
-        position = not_finite(block)
+    return [torch.from_numpy(np.asarray(row)) for row in _numbers(source, rows)]
+
+
+def block(source: MappedArray, rows: IntArray) -> torch.Tensor:
+    """Rows as one tensor, checked for NaN and infinity."""
+    return torch.from_numpy(_numbers(source, rows))
+
+
+def _numbers(source: MappedArray, rows: IntArray) -> npt.NDArray[Any]:
+    with temporary(len(rows) * source.row_bytes, f"{len(rows)} rows of {str(source.path)!r}"):
+        values = source.array[rows]  # a copy of these rows only
+        position = not_finite(values)
         if position is not None:
             raise DataError(
                 f"{str(source.path)!r}, row {rows[position[0]]}, place {position[1:]}: "
-                f"{block[tuple(position)]} is not finite. Repair the value or remove the row."
+                f"{values[tuple(position)]} is not finite. Repair the value or remove the row."
             )
-        return [torch.from_numpy(np.asarray(row)) for row in plain_numbers(block)]
+        return plain_numbers(values)

@@ -8,9 +8,10 @@ into shared memory. What a batch will take is computed from shapes and reserved 
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,6 +36,18 @@ class Mismatch(Exception):
         self.field, self.rows, self.reason = field, rows, reason
 
 
+class Ragged(NamedTuple):
+    """Values of unequal lengths of a batch, as a dataset with `fetch_batch` gives them.
+
+    Attributes:
+        values: [sum of lengths, ...], those of the first row, then of the second ...
+        lengths: int64[B].
+    """
+
+    values: Tensor
+    lengths: Tensor
+
+
 class Stack:
     """Every field stacked along a new first dimension.
 
@@ -44,6 +57,10 @@ class Stack:
 
     def __call__(self, samples: Sequence[Sample]) -> dict[str, Any]:
         return {field: stack(field, values) for field, values in columns(samples).items()}
+
+    def together(self, gathered: Mapping[str, Any]) -> dict[str, Any]:
+        """The same of fields that were gathered: tensors [B, ...], `Ragged`, and lists of texts."""
+        return {field: _even(field, values) for field, values in gathered.items()}
 
 
 class _Padding:
@@ -104,6 +121,36 @@ class Pad(_Padding):
     ) -> None:
         super().__init__(fields, value)
         self.sort = sort
+
+    def together(self, gathered: Mapping[str, Any]) -> dict[str, Any]:
+        """The same of fields that were gathered, in the order of the rows; see `Stack.together`."""
+        if self.sort:
+            raise Mismatch("", (0, 0), "rows are sorted by their samples")
+        batch: dict[str, Any] = {}
+        for name in self.fields or ():
+            values = gathered.get(name)
+            if not isinstance(values, Ragged) and getattr(values, "ndim", 0) < 2:
+                raise Mismatch(name, (0, 0), "cannot be padded")
+        for name, values in gathered.items():
+            if isinstance(values, list) or (
+                name not in self.fields if self.fields is not None else _is_scalar(values)
+            ):
+                batch[name] = _even(name, values)
+            elif isinstance(values, Ragged):
+                batch[name], batch[f"{name}_lengths"] = self._filled(name, *values)
+            else:
+                lengths = torch.full((len(values),), values.shape[1])
+                batch[name], batch[f"{name}_lengths"] = values, lengths
+        return batch
+
+    def _filled(self, name: str, values: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        longest, row = (int(found) for found in lengths.max(0))
+        shape = (len(lengths), longest, *values.shape[1:])
+        what = f"field {name!r} of {len(lengths)} rows, padded to length {longest},"
+        batch_bytes.reserve(math.prod(shape) * values.element_size(), what, row)
+        padded = values.new_full(shape, self.value)
+        padded[torch.arange(longest) < lengths[:, None]] = values
+        return padded, lengths
 
     def order(self, samples: Sequence[Sample]) -> list[int] | None:
         """The rows in the order in which the batch will hold them; None leaves them."""
@@ -221,6 +268,20 @@ def stack(field: str, values: list[Any]) -> Any:
         raise Mismatch(field, (0, 0), reason) from error
     except RuntimeError as error:
         raise Mismatch(field, (0, 0), str(error)) from error
+
+
+def _even(field: str, values: Any) -> Any:
+    """A field that was gathered; raises Mismatch if its rows have different lengths."""
+    if not isinstance(values, Ragged):
+        return values
+    length = int(values.lengths[0])
+    if (values.lengths != length).any():
+        raise Mismatch(field, (0, 0), "its rows have different lengths")
+    return values.values.reshape(len(values.lengths), length, *values.values.shape[1:])
+
+
+def _is_scalar(values: Tensor | Ragged) -> bool:
+    return isinstance(values, Tensor) and values.ndim < 2
 
 
 def _shapes(first: Any, other: Any) -> str:

@@ -124,7 +124,8 @@ class Fetch:
         )
         self._whole = WholeBatches(self.recipe)
         # Where nothing can draw, they need not be saved and put back: 30 us a batch.
-        self.leaves_generators = self._keyed and self._whole.reads and self.batch_transform is None
+        plain = self._whole.reads and self.batch_transform is None
+        self.leaves_generators = self._keyed and plain
 
     def __setstate__(self, state: dict[str, object]) -> None:
         """In a worker that was not forked."""
@@ -206,7 +207,7 @@ class Fetch:
         self, request: Request, rows: Any, draws: Draws, timer: StageTimer, account: BatchBytes
     ) -> Batch:
         warnings: dict[str, str] = {}
-        keys = sample_keys(self.seed, request.epoch, request.positions)
+        keys = partial(sample_keys, self.seed, request.epoch, request.positions)
         if self._whole.usable:
             try:
                 fields, kinds = self._whole.make(request, rows, keys, draws, timer)
@@ -218,7 +219,7 @@ class Fetch:
                         f"batch {request.address} is made sample by sample, which takes longer: "
                         f"{error}"
                     )
-        make = partial(self._by_sample, request, rows, keys.tolist(), timer, warnings, account)
+        make = partial(self._by_sample, request, rows, keys().tolist(), timer, warnings, account)
         try:
             if self._keyed:
                 return make(UNSEEDED if draws is GLOBAL else draws)

@@ -11,7 +11,7 @@ way, which names the sample or replaces it. Cost: 0.1 ms a batch and 2 us a samp
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,16 +20,21 @@ from penstock.errors import DataError
 from penstock.files import batch_bytes
 from penstock.loading import worker_status
 from penstock.loading.bad_samples import BadSampleError
-from penstock.loading.collate import Mismatch, Stack, kinds_of, stack
+from penstock.loading.collate import Mismatch, Pad, Stack, kinds_of, stack
 from penstock.loading.compose import Compose
 from penstock.loading.encoded import EncodedImage, StoredPictures
 from penstock.loading.sample_reader import Recipe, SampleReader
 from penstock.loading.stage_timer import StageTimer
+from penstock.loading.wrapped import SomeRows
 from penstock.order.plan import Request
 from penstock.order.randomness import Draws, KeyArray
 
 if TYPE_CHECKING:
     from penstock.protocols import ReadsRows
+
+
+# Members by which a class says what samples are.
+_READING = {"__getitem__", "__getitems__", "__iter__", "decode", "samples", "fetch_batch"}
 
 
 class NotAtOnceError(Exception):
@@ -39,10 +44,12 @@ class NotAtOnceError(Exception):
 class WholeBatches:
     """How batches of a dataset can be made at once.
 
-    A dataset with `fetches_batches` stacks rows by itself: `fetch_batch(indices)` gives a dict of
-    tensors, and `kinds` says what they are. With `fetches_pictures` it leaves pictures where they
-    lie if `fetch_batch(indices, in_place=True)` asks for it. A transform has to be None or to have
-    one step that `takes_batches`, and the collate function has to be `Stack`.
+    A dataset with `fetches_batches` gathers rows by itself: `fetch_batch(indices)` gives a dict of
+    tensors [B, ...], of `Ragged` and of lists of texts, and `kinds` says what they are. It raises
+    DataError where samples have to tell what is wrong. With `fetches_pictures` it leaves pictures
+    where they lie if `fetch_batch(indices, in_place=True)` asks for it. A transform has to be None
+    or to have one step that `takes_batches`; the collate function has to be `Stack`, or `Pad` where
+    nothing is decoded.
 
     Without a transform, a collate function that reads rows (`ReadsRows`) makes the batch.
 
@@ -58,18 +65,20 @@ class WholeBatches:
         self._decode: Any = next(iter(steps.values())) if len(steps) == 1 else None
         decodes = getattr(self._decode, "takes_batches", False)
         untouched = transform is None or (isinstance(transform, Compose) and not steps)
-        stacked = untouched and getattr(dataset, "fetches_batches", False)
-        stored = decodes and getattr(dataset, "fetches_pictures", False)
+        own = _reads_whole(dataset)
+        stacked = untouched and own and getattr(dataset, "fetches_batches", False)
+        stored = decodes and own and getattr(dataset, "fetches_pictures", False)
         read = decodes and not getattr(dataset, "draws", True)
         collate: Any = recipe.collate
         reads = untouched and hasattr(collate, "reads") and collate.reads(dataset)
         self._reader: ReadsRows | None = collate if reads else None
-        self.reads = reads
-        self._by_sample = not (stacked or stored or self.reads)
+        self.reads = reads or bool(stacked)
+        self._by_sample = not (stacked or stored or reads)
         stacks = type(collate) is Stack and bool(stacked or stored or read)
+        pads = type(collate) is Pad and not collate.sort and bool(stacked)
         self.usable = (
             not recipe.hashed
-            and (stacks or self.reads)
+            and (stacks or pads or reads)
             and (self._by_sample or not recipe.bad.known)
         )
 
@@ -77,7 +86,7 @@ class WholeBatches:
         self,
         request: Request,
         rows: Any,
-        keys: KeyArray,
+        keys: Callable[[], KeyArray],
         draws: Draws,
         timer: StageTimer,
     ) -> tuple[dict[str, Any], Mapping[str, str]]:
@@ -108,13 +117,16 @@ class WholeBatches:
             columns = {name: [sample[name] for sample in samples] for name in samples[0]}
             kinds = kinds_of(samples[0])
         else:
-            columns = rows.fetch_batch(request.indices, in_place=self._decode is not None)
+            try:
+                columns = rows.fetch_batch(request.indices, in_place=self._decode is not None)
+            except DataError as error:
+                raise NotAtOnceError from error
             kinds = rows.kinds
         timer.lap("read")
         try:
             with batch_bytes.bounded(self._recipe.most_bytes):
                 fields = self._put_together(columns, keys)
-        except DataError as error:  # sample by sample it is found which one is bad
+        except (DataError, Mismatch) as error:  # sample by sample it is found which one is bad
             raise NotAtOnceError from error
         except Exception as error:
             raise NotAtOnceError(f"{type(error).__name__}: {error}") from error
@@ -125,7 +137,13 @@ class WholeBatches:
             timer.lap("transform")
         return fields, kinds
 
-    def _put_together(self, columns: Mapping[str, Any], keys: KeyArray) -> dict[str, Any]:
+    def _put_together(
+        self, columns: Mapping[str, Any], keys: Callable[[], KeyArray]
+    ) -> dict[str, Any]:
+        if not self._by_sample and self._decode is None:
+            worker_status.report(worker_status.WHOLE, worker_status.COLLATE)
+            collate: Any = self._recipe.collate
+            return dict(collate.together(columns))
         fields: dict[str, Any] = {}
         for name, values in columns.items():
             worker_status.report(worker_status.WHOLE, worker_status.TRANSFORM)
@@ -134,10 +152,24 @@ class WholeBatches:
             elif self._decode is not None and (
                 isinstance(values, StoredPictures) or isinstance(values[0], EncodedImage)
             ):
-                fields[name] = self._decode.decode_batch(values, keys)
+                fields[name] = self._decode.decode_batch(values, keys())
             else:
                 fields[name] = stack(name, values)
         return fields
+
+
+def _reads_whole(dataset: object) -> bool:
+    """Whether a dataset's `fetch_batch` reads what its samples are read by.
+
+    A class that was derived from one with `fetch_batch` may make samples of its own, and one that
+    wraps it may hand on its attributes.
+    """
+    if isinstance(dataset, SomeRows):
+        return _reads_whole(dataset.dataset)
+    for kind in type(dataset).__mro__:
+        if not _READING.isdisjoint(vars(kind)):
+            return "fetch_batch" in vars(kind)
+    return False
 
 
 def _problem_of(samples: list[Any]) -> str:

@@ -52,9 +52,10 @@ class Sequential(Order):
 
 
 class Random(Order):
-    """Every row once, in another random order each epoch; O(1) memory, about 1 us a row."""
+    """Every row once, in another random order each epoch; O(1) memory, 0.1 to 1 us a row."""
 
-    AHEAD = 1024  # positions evaluated at once
+    AHEAD = 1024  # positions evaluated at once, or so many batches of a rank
+    BATCHES = 8
 
     def __init__(self, length: int, seed: int) -> None:
         self.length = length
@@ -73,7 +74,8 @@ class Random(Order):
         of, first, rows = self._block
         if of != epoch or start < first or stop > first + len(rows):
             # A thousand positions cost hardly more than one, and the next ones are asked for next.
-            last = min(max(stop, start + self.AHEAD), self.length)
+            ahead = max(self.AHEAD, self.BATCHES * (stop - start))
+            last = min(start + ahead, self.length)
             first, rows = start, self._order_of(epoch)(np.arange(start, last))
             self._block = (epoch, first, rows)
         return rows[start - first : stop - first].copy()

@@ -24,6 +24,18 @@ from penstock.order.randomness import (
 from penstock.order.seeding import ThreadRandomness
 
 
+@pytest.mark.parametrize("length", [4096, 5000, 70_001, 2**20 - 1])
+def test_an_order_by_tables_is_the_same(length):
+    places = np.random.default_rng(length).integers(0, length, 200)
+    plain, tabled = Permutation(length, hash64(5)), Permutation(length, hash64(5))
+    tabled._asked = 1 << 62
+    assert np.array_equal(tabled(places), plain(places))
+    fresh = Permutation(length, hash64(5))
+    assert np.array_equal(tabled.inverse(places), fresh.inverse(places))
+    assert len(tabled._tables) == Permutation.ROUNDS
+    assert plain._tables == []
+
+
 def test_keys_are_the_same_for_ever():
     """Pinned: a change here changes every order and every augmentation of every user."""
     assert hash64(0) == 3069472533636442495

@@ -14,13 +14,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from torch.utils.data import Dataset
 
 from penstock.addons.record_files.rows import no_column
-from penstock.addons.tables.arrow.columns import Fields, has_lengths, is_text, kinds_of, label_codes
+from penstock.addons.tables.arrow.columns import (
+    Fields,
+    Kind,
+    has_lengths,
+    is_text,
+    kinds_of,
+    label_codes,
+)
 from penstock.addons.tables.arrow.files import in_one_piece
 from penstock.addons.tables.arrow.table import ArrowTable
 from penstock.datasets.reading.fingerprint import Sample
@@ -55,8 +62,9 @@ class Parquet(ArrowTable, Dataset[Sample]):
             or at an address such as "s3://bucket/folder".
         split: "train", "val" or "test". Files named `train...`, `val...` and `test...` are divided
             already. Otherwise `split_column` tells, or else the rows are divided by `val_fraction`.
-        fields: output field -> null (the column of that name), a kind (the same) or {column, kind};
-            null takes all columns that a field can be made of.
+        fields: field -> null (the column of that name), a kind (the same), {column, kind}, or
+            {columns: [...]} for numbers put together in this order; null takes all columns that a
+            field can be made of.
         split_column: the column that says "train", "val" or "test" ("validation" is as good).
         classes: names of the classes of the first label field; null takes those that the files
             name, or else the labels in the files of training.
@@ -130,6 +138,12 @@ class Parquet(ArrowTable, Dataset[Sample]):
                 samples[position] = sample
         return samples
 
+    kinds: ClassVar[dict[str, str]] = {}
+
+    def fetch_batch(self, indices: IntArray, in_place: bool = False) -> dict[str, Any]:
+        """Rows as the fields of a batch, by a gather of each column; see `fetches_batches`."""
+        return self.gathered(indices)
+
     def locality(self, indices: IntArray) -> IntArray:
         """The row group of each row, which an actor keeps; or its file, which a node fetches."""
         groups, _ = self.locate(indices)
@@ -185,7 +199,11 @@ class Parquet(ArrowTable, Dataset[Sample]):
     def _table_columns(self) -> dict[str, _Made]:
         """Everything that can be in the table, by name."""
         schema = self.files.schema
-        columns = {field.name: (field.column, field.kind) for field in self.fields}
+        columns: dict[str, tuple[str, Kind]] = {
+            field.name: (field.column, field.kind)
+            for field in self.fields
+            if field.kind != "numbers"  # its columns are there by their own names
+        }
         taken = {name for name, _ in columns.values()}
         for name in schema.names:
             kinds = kinds_of(schema.field(name).type)

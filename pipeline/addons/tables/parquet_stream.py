@@ -12,11 +12,13 @@ read again and again.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any, ClassVar
 
 from torch.utils.data import IterableDataset
 
 from penstock.addons.tables.arrow.table import ArrowTable
 from penstock.datasets.reading.fingerprint import Sample
+from penstock.order.randomness import IntArray
 
 Record = tuple[int, int]
 
@@ -58,3 +60,9 @@ class ParquetStream(ArrowTable, IterableDataset[Record]):
         """The sample of a row."""
         group, row = record
         return self.samples(group, [row])[0]
+
+    kinds: ClassVar[dict[str, str]] = {}
+
+    def fetch_batch(self, indices: IntArray, in_place: bool = False) -> dict[str, Any]:
+        """Rows of the split, in the order of the files, as the fields of a batch."""
+        return self.gathered(indices)

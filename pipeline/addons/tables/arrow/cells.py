@@ -29,21 +29,34 @@ Array = npt.NDArray[Any]
 
 
 class CellError(ValueError):
-    """A cell cannot be read; names neither file nor row."""
+    """A cell cannot be read; names neither file nor row.
+
+    Attributes:
+        column: that it is in, where its field has several.
+    """
+
+    column: str | None = None
 
 
 def read_cells(
-    field: TableField, array: pa.Array, classes: Sequence[str], reader: str, limits: Limits
+    field: TableField,
+    arrays: Sequence[pa.Array],
+    classes: Sequence[str],
+    reader: str,
+    limits: Limits,
 ) -> Cells:
-    """Row of `array` -> value.
+    """Row of `arrays` -> value.
 
     Args:
-        field: that the array is made into.
-        array: a column of one row group, in one piece.
+        field: that the arrays are made into.
+        arrays: the columns of the field in one row group, in one piece each.
         classes: names of the classes of a label.
         reader: of images.
         limits: of a cell.
     """
+    if field.kind == "numbers":
+        return _joined(field, arrays, classes, reader, limits)
+    array = arrays[0]
     if field.kind == "number":
         cells = _numbers(array)
     elif field.kind == "tensor":
@@ -68,14 +81,18 @@ def read_cells(
     return cell
 
 
-def prepared_bytes(field: TableField, array: pa.Array) -> int:
-    """Bytes that `read_cells` takes for a column beside the column, at most."""
+def prepared_bytes(field: TableField, arrays: Sequence[pa.Array]) -> int:
+    """Bytes that `read_cells` takes for columns beside the columns, at most."""
+    return sum(_prepared_bytes(field, array) for array in arrays)
+
+
+def _prepared_bytes(field: TableField, array: pa.Array) -> int:
     import pyarrow as pa
 
     size = 2 * len(array) if array.null_count else 0
     if field.kind == "label":
         return size + 40 * len(array)  # numbers of classes, and what they are computed by
-    if field.kind not in ("number", "tensor"):
+    if field.kind not in ("number", "numbers", "tensor"):
         return size
     if isinstance(array.type, pa.FixedShapeTensorType):
         array = array.storage
@@ -134,6 +151,33 @@ def _numbers(array: pa.Array) -> Cells:
         if not np.isfinite(values[row]):
             raise CellError(f"{values[row]} is not finite")
         return torch.tensor(float(values[row]), dtype=torch.float32)
+
+    return cell
+
+
+def _joined(
+    field: TableField,
+    arrays: Sequence[pa.Array],
+    classes: Sequence[str],
+    reader: str,
+    limits: Limits,
+) -> Cells:
+    """Cells of several columns of numbers."""
+    parts = [
+        (name, read_cells(TableField(field.name, name, "number"), [array], classes, reader, limits))
+        for name, array in zip(field.sources, arrays, strict=True)
+    ]
+
+    def cell(row: int) -> torch.Tensor:
+        values = []
+        for name, cells in parts:
+            try:
+                values.append(cells(row))
+            except CellError as error:
+                error.column = name
+                raise
+        whole = all(type(value) is int for value in values)
+        return torch.tensor(values, dtype=torch.int64 if whole else torch.float32)
 
     return cell
 

@@ -2,6 +2,7 @@
 
     kind      made of                                          value
     number    integers, bool, floats                           int; floats: float32 tensor []
+    numbers   several such columns, put together               float32 [n]; int64 if all are whole
     tensor    lists, fixed_shape_tensor                        tensor; floats become float32
     label     dictionaries, text, integers, bool               int, a place in the classes
     text      strings                                          str
@@ -34,20 +35,30 @@ from penstock.terminal import watched
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Kind = Literal["number", "tensor", "label", "text", "image", "bytes"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
-Fields = Mapping[str, str | Mapping[str, str | None] | None]
+Kind = Literal["number", "tensor", "label", "text", "image", "bytes", "numbers"]
+KINDS: tuple[Kind, ...] = get_args(Kind)[:-1]  # that a column alone can become
+Fields = Mapping[str, str | Mapping[str, str | Sequence[str] | None] | None]
 _TEXT = ("string", "large_string", "string_view")
 _BINARY = ("binary", "large_binary", "binary_view", "fixed_size_binary")
 
 
 @dataclass(frozen=True, slots=True)
 class TableField:
-    """A field of the samples, and the column of the files that it is made of."""
+    """A field of the samples, and the column of the files that it is made of.
+
+    Attributes:
+        more: further columns that are put together with it.
+    """
 
     name: str
     column: str
     kind: Kind
+    more: tuple[str, ...] = ()
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """All columns that it is made of."""
+        return (self.column, *self.more)
 
 
 def require_pyarrow() -> None:
@@ -116,7 +127,7 @@ def choose_fields(
     Args:
         schema: of the files.
         fields: field -> null (the column of that name, of its own kind), a kind (the column of that
-            name) or {column, kind}; None takes every column that can be taken.
+            name), {column, kind} or {columns: [...]}; None takes every column that can be taken.
         without: columns that are not data, with fields=None.
 
     Raises:
@@ -137,6 +148,8 @@ def choose_fields(
 def _chosen(schema: pa.Schema, field: str, choice: object) -> TableField:
     key = f"dataset.fields.{field}"
     column, kind = field, choice
+    if isinstance(choice, Mapping) and "columns" in choice:
+        return _joined(schema, name=field, choice=choice)
     if isinstance(choice, Mapping):
         unknown = set(choice) - {"column", "kind"}
         if unknown:
@@ -160,6 +173,28 @@ def _chosen(schema: pa.Schema, field: str, choice: object) -> TableField:
             f"column of another name write {{column: ..., kind: ...}})"
         )
     raise ConfigError(Problem(key, reason))
+
+
+def _joined(schema: pa.Schema, name: str, choice: Mapping[str, object]) -> TableField:
+    """A field of several columns of numbers."""
+    key = f"dataset.fields.{name}.columns"
+    columns = choice["columns"]
+    others = sorted(set(choice) - {"columns"})
+    if others:
+        raise ConfigError(Problem(key, f"stands alone: take out {others[0]!r}"))
+    if isinstance(columns, str) or not isinstance(columns, Sequence) or not columns:
+        raise ConfigError(Problem(key, "has to be a list of columns of numbers: [x0, x1]"))
+    for column in columns:
+        if column not in schema.names:
+            raise ConfigError(Problem(key, no_column(column, schema.names)))
+        type_ = schema.field(schema.names.index(column)).type
+        if "number" not in kinds_of(type_):
+            reason = f"column {column!r} is {type_}, and only numbers can be put together"
+            raise ConfigError(Problem(key, reason))
+    double = next((column for column in columns if columns.count(column) > 1), None)
+    if double is not None:
+        raise ConfigError(Problem(key, f"names the column {double!r} twice"))
+    return TableField(name, columns[0], "numbers", tuple(columns[1:]))
 
 
 def _own_kind(kind: pa.DataType, field: str, feature: Mapping[str, object]) -> Kind | None:
@@ -188,10 +223,12 @@ def _features(schema: pa.Schema) -> dict[str, dict[str, object]]:
 
 
 def num_features(schema: pa.Schema, fields: Sequence[TableField]) -> int | None:
-    """The last dimension of the first tensor field whose type says it."""
+    """The last dimension of the first field of tensors or joined numbers whose type says it."""
     import pyarrow as pa
 
-    for field in (tensor for tensor in fields if tensor.kind == "tensor"):
+    for field in (field for field in fields if field.kind in ("tensor", "numbers")):
+        if field.kind == "numbers":
+            return len(field.sources)
         kind, size = schema.field(field.column).type, None
         if isinstance(kind, pa.FixedShapeTensorType):
             size = kind.shape[(kind.permutation or [-1])[-1]] if kind.shape else None

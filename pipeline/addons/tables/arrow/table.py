@@ -10,10 +10,10 @@ import logging
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from torch.utils.data import get_worker_info
@@ -41,6 +41,15 @@ from penstock.addons.tables.arrow.files import (
     first_line,
     in_one_piece,
 )
+from penstock.addons.tables.arrow.gathering import (
+    Gatherer,
+    Layout,
+    Lists,
+    Numbers,
+    Texts,
+    columns_of,
+    layouts_of,
+)
 from penstock.datasets.files import Files, Remote
 from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, Sample, data_file
 from penstock.datasets.reading.image import Reader, check_reader
@@ -53,6 +62,9 @@ from penstock.files.limits import Limits
 from penstock.order.randomness import IntArray
 from penstock.ranges import Count, Fraction, Seed
 from penstock.terminal import watched
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _log = logging.getLogger(__name__)
 
@@ -107,7 +119,9 @@ class ArrowTable(FileDataset):
         self._names = np.array([os.fsencode(name) for name in shards.names])
         self.files = ArrowFiles(shards.addresses, self._files, self._limits)
         self.fields = self._chosen_fields(fields, split_column, warn=split == "train")
-        self._columns = list(dict.fromkeys(field.column for field in self.fields))
+        self._columns = list(
+            dict.fromkeys(column for field in self.fields for column in field.sources)
+        )
         self.files.check([*self._columns, *([split_column] if split_column else [])])
         labels = [field for field in self.fields if field.kind == "label"]
         labels.sort(key=lambda field: field.name != "label")
@@ -125,7 +139,12 @@ class ArrowTable(FileDataset):
             self.rows = shards.rows(total, split, val_fraction, split_seed, test_fraction)
         if len(self) == 0:
             raise DataError(f"dataset.root: {root!r} has no rows for the split {split!r}.")
-        self._groups = RowGroups(self._prepare, cache_mb << 20, self.advice)
+        self._most = cache_mb << 20
+        self._groups = RowGroups(self._prepare, self._most, self.advice)
+        self._gatherer: Gatherer | None = None
+
+    def __getstate__(self) -> dict[str, object]:
+        return self.__dict__ | {"_gatherer": None}  # what it keeps is read again in a worker
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -190,9 +209,7 @@ class ArrowTable(FileDataset):
         Raises:
             DataError: names the file, the row in it and the column.
         """
-        prepared, check_length = self._groups.get(group, len(rows))
-        if check_length is not None:
-            check_length()
+        prepared = self._group(group, len(rows)).cells
         return [
             {field: self._cell(group, row, field, cells) for field, cells in prepared.items()}
             for row in rows
@@ -204,37 +221,70 @@ class ArrowTable(FileDataset):
         except DataError as error:  # of an image, with advice of its own
             raise DataError(f"{self._where(group, row, field)}: {error}") from error
         except damage_errors() as error:
+            where = self._where(group, row, field, getattr(error, "column", None))
             raise DataError(
-                f"{self._where(group, row, field)}: {first_line(error)}. Repair the value or take "
-                "the row out."
+                f"{where}: {first_line(error)}. Repair the value or take the row out."
             ) from error
 
-    def _where(self, group: int, row: int, field: str) -> str:
-        column = next(known.column for known in self.fields if known.name == field)
+    def _where(self, group: int, row: int, field: str, column: str | None = None) -> str:
+        column = column or next(known.column for known in self.fields if known.name == field)
         return self.files.where(group, row, column)
 
-    def _prepare(
-        self, group: int
-    ) -> tuple[tuple[dict[str, Cells], Callable[[], None] | None], int]:
+    def _group(self, number: int, used: int) -> _Group:
+        """A row group, of which `used` rows are going to be used."""
+        group = self._groups.get(number, used)
+        if group.check_length is not None:
+            group.check_length()
+        return group
+
+    def _prepare(self, group: int) -> tuple[_Group, int]:
         # Only what exceeds the cache counts for the batch; its samples are copies.
         with discarded():
             room = _Room(self._groups, self.files.group_name(group))
             table, size = self.files.read(group, self._columns, room.announce)
             with self.files.reading(group):
-                arrays = [(field, in_one_piece(table, field.column)) for field in self.fields]
-                room.announce(size + sum(prepared_bytes(*pair) for pair in arrays))
-                prepared = {
-                    field.name: read_cells(
-                        field,
-                        array,
-                        self.label_classes.get(field.name, []),
-                        self._reader,
-                        self._limits,
-                    )
-                    for field, array in arrays
-                }
-        size += (_PREPARED + _PER_ROW * table.num_rows) * len(prepared)
-        return (prepared, self.files.length_check(group)), size
+                arrays = {name: in_one_piece(table, name) for name in self._columns}
+                prepared = _Preparation(
+                    self.fields, self.label_classes, self._reader, self._limits, self.files
+                )
+                made = _Group(prepared, group, arrays, self.files.length_check(group))
+                size += sum(prepared_bytes(field, made.of(field)) for field in self.fields)
+                room.announce(size)
+        return made, size + (_PREPARED + _PER_ROW * table.num_rows) * len(self.fields)
+
+    @cached_property
+    def fetches_batches(self) -> bool:
+        """Whether `gathered` can be used: every field is one of numbers, texts, bytes or lists."""
+        return self._layouts is not None
+
+    @cached_property
+    def _layouts(self) -> dict[str, Layout] | None:
+        types = {name: self.files.schema.field(name).type for name in self._columns}
+        return layouts_of(self.fields, types, self._limits)
+
+    def gathered(self, indices: IntArray) -> dict[str, Any]:
+        """Rows of the split as the fields of a batch; see `gathering`.
+
+        Raises:
+            DataError: one of them cannot be read. By `samples` it is found which one.
+        """
+        gatherer = self._gatherer
+        if gatherer is None:
+            gatherer = Gatherer(
+                self.fields,
+                self._layouts or {},
+                self.group_lengths,
+                self.rows_in,
+                self.locate,
+                self._group,
+                self._most,
+            )
+            self._groups.limit = self._most - gatherer.kept_bytes
+            self._gatherer = gatherer
+        try:
+            return gatherer.batch(indices)
+        except damage_errors() as error:
+            raise DataError(first_line(error)) from error
 
     @property
     def facts(self) -> dict[str, int]:
@@ -247,7 +297,7 @@ class ArrowTable(FileDataset):
     def fingerprint_parts(self, sized: bool) -> list[Part]:
         """The fields and rows, the files' names, and a spread of blocks of each."""
         parts: list[Part] = ["arrow_table", self._reader]
-        parts += [f"{known.name} {known.column} {known.kind}" for known in self.fields]
+        parts += [f"{known.name} {' '.join(known.sources)} {known.kind}" for known in self.fields]
         parts += [
             f"{field} {name}" for field, names in self.label_classes.items() for name in names
         ]
@@ -264,6 +314,62 @@ class ArrowTable(FileDataset):
     def data_files(self) -> list[DataFile]:
         named = enumerate(map(os.fsdecode, self._names.tolist()))
         return [data_file(name, self.files.name(file), self._files) for file, name in named]
+
+
+class _Preparation(NamedTuple):
+    """How the columns of a row group are prepared; arguments of `read_cells` and `columns_of`."""
+
+    fields: Sequence[TableField]
+    classes: Mapping[str, list[str]]
+    reader: str
+    limits: Limits
+    files: ArrowFiles
+
+
+class _Group:
+    """A row group in the cache: its columns, as they are asked for, by cell or together.
+
+    Attributes:
+        check_length: to be called before its arrays are touched; see `arrow.files.ArrowFile`.
+    """
+
+    def __init__(
+        self,
+        how: _Preparation,
+        number: int,
+        arrays: Mapping[str, pa.Array],
+        check_length: Callable[[], None] | None,
+    ) -> None:
+        self._how, self._number, self._arrays = how, number, arrays
+        self.check_length = check_length
+        self._columns: dict[str, Numbers | Texts | Lists] = {}
+
+    def of(self, field: TableField) -> list[pa.Array]:
+        """The columns of a field."""
+        return [self._arrays[name] for name in field.sources]
+
+    @cached_property
+    def cells(self) -> dict[str, Cells]:
+        """Field -> row -> value."""
+        how = self._how
+        with how.files.reading(self._number):
+            return {
+                field.name: read_cells(
+                    field, self.of(field), how.classes.get(field.name, []), how.reader, how.limits
+                )
+                for field in how.fields
+            }
+
+    def column(self, name: str) -> Any:
+        """A field as `gathering.columns_of` has it; kept for the next batch."""
+        column = self._columns.get(name)
+        if column is None:
+            how = self._how
+            field = next(field for field in how.fields if field.name == name)
+            with how.files.reading(self._number):
+                column = columns_of(field, self.of(field), how.classes.get(name, []), how.limits)
+            self._columns[name] = column
+        return column
 
 
 class _Room:
