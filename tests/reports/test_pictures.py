@@ -9,6 +9,7 @@ from penstock.addons.reports import pictures
 from penstock.addons.reports.pictures import (
     confusion_matrix,
     contact_sheet,
+    folded,
     forecast_thumbnail,
     forecasts,
     learning_curves,
@@ -63,6 +64,13 @@ def test_names_are_texts_and_no_tex(name, tmp_path):
     pixels(learning_curves(history, path, levels={name: {name: 1.0}}))
     pixels(contact_sheet(torch.zeros(1, 3, 8, 8, dtype=torch.uint8), path, captions=[name]))
     pixels(signals([torch.rand(10, 2)], path, [name]))
+
+
+def test_captions_are_folded_and_then_cut():
+    assert folded("a small star", 12) == "a small star"
+    assert folded("a small star left of a square", 18) == "a small star left\nof a square"
+    assert folded("a small star " * 5, 18) == "a small star a\nsmall star a sm..."
+    assert [len(line) for line in folded("a" * 100, 18).split("\n")] == [18, 18]
 
 
 def test_settings_of_the_working_folder_change_nothing(tmp_path, monkeypatch):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import io
 import math
+import textwrap
 import warnings
 from collections.abc import Mapping, Sequence
 from itertools import cycle, pairwise
@@ -40,6 +41,7 @@ STYLES = (":", "--", "-.", (0, (1, 4)), (0, (6, 3, 1, 3, 1, 3)))  # of horizonta
 TILE = 1.9  # inches
 DPI = 120
 _LONGEST = 60  # characters of a line
+_LETTER = 0.064  # inches, of a letter of 9 points
 
 # The lines that the 68 iBUG landmarks stand for: of a face and its brows and nose, which are open,
 # and of its eyes and mouth, which are closed.
@@ -121,12 +123,17 @@ def contact_sheet(
         path: a .png.
         landmarks, predicted: for each image float[L, 2], x and y in its pixels. 68 landmarks are
             drawn as the lines of a face, others as points.
-        captions: below each image, of one or more lines.
+        captions: below each image, of one or more lines; long ones are folded once, then cut.
         tile: width of an image in inches.
     """
     columns = min(columns, len(images))
     rows = math.ceil(len(images) / columns)
-    lines = max((text.count("\n") + 1 for text in captions), default=0) if captions else 0
+    per_line = int(tile / _LETTER)
+    captions = [
+        "\n".join(folded(line, per_line) for line in caption.split("\n"))
+        for caption in captions or ()
+    ]
+    lines = max((caption.count("\n") + 1 for caption in captions), default=0)
     legend = 0.3 if landmarks is not None or predicted is not None else 0.05
     # Pictures that are all wide, as pairs are, leave no gap above and below.
     tall = min(1.0, max(image.shape[-2] / image.shape[-1] for image in images))
@@ -145,11 +152,10 @@ def contact_sheet(
         if predicted is not None:
             _draw_points(axes, predicted[number], PREDICTED, width=1.1)
         if captions:
-            caption = "\n".join(shortened(line, _LONGEST) for line in captions[number].split("\n"))
             axes.text(
                 0.5,
                 -0.025,
-                caption,
+                captions[number],
                 transform=axes.transAxes,
                 ha="center",
                 va="top",
@@ -297,6 +303,15 @@ def _series_lines(
             first = start - (past is not None)
             lines.append(((np.arange(first, first + len(joined)), joined), color))
     return lines
+
+
+def folded(text: str, most: int) -> str:
+    """`text` on at most two lines of at most `most` characters each."""
+    line = shortened(text, 2 * most)
+    if len(line) <= most:
+        return line
+    first, *rest = textwrap.wrap(line, most)
+    return f"{first}\n{shortened(' '.join(rest), most)}"
 
 
 def shortened(text: str, most: int) -> str:
