@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import tracemalloc
 
 import numpy as np
 import pandas as pd
@@ -51,6 +52,17 @@ class Many(Rows):
     @property
     def metadata(self):
         return pd.DataFrame({"label": [1] * self.length, "length": range(self.length)})
+
+
+def test_names_of_sources_take_a_byte_a_row():
+    mixture = Mixture({"b": Rows(0, 2_000_000), "a": Rows(0, 2_000_000)})
+    tracemalloc.start()
+    table = mixture.metadata
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 3 * len(table)
+    assert table["source"].iloc[[0, -1]].tolist() == ["b", "a"]
+    assert list(table["source"].cat.categories) == ["a", "b"]
 
 
 def test_rows_are_numbered_through_the_sources():

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from torch.utils.data import Dataset, IterableDataset
 
 from penstock.datasets.reading.fingerprint import DataFile
-from penstock.errors import ConfigError, Problem
+from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.batch_bytes import BatchTooLargeError
 from penstock.order.columns import EndToEnd
 from penstock.order.randomness import hash64
@@ -166,14 +166,24 @@ class Mixture(NamedSources, Dataset[Any]):
             table: Any = getattr(source, "metadata", None)
             if not hasattr(table, "columns"):
                 table = pd.DataFrame(index=range(len(source)))
-            table = table.assign(source=name).reset_index(drop=True)
+            table = table.drop(columns="source", errors="ignore").reset_index(drop=True)
             if "path" in table.columns:
                 own = table["path"] if callable(getattr(source, "path", None)) else table.index
                 table["path"] = f"{name}/" + own.astype(str)
             tables.append(table)
-        whole = pd.concat(tables, ignore_index=True)
-        names = [name for name in whole.columns if name != "source"]
-        return whole[["source", *names]].astype({"source": "category"})
+        try:
+            whole = pd.concat(tables, ignore_index=True)
+        except MemoryError as error:
+            raise DataError(
+                f"dataset: a table of {sum(map(len, tables)):,} rows, those of all sources, takes "
+                "more memory than there is. Filter or weigh the sources one by one."
+            ) from error
+        names = sorted(self.sources)
+        kind = np.min_scalar_type(-len(names))  # a byte a row, where a column of names takes eight
+        numbers = np.array([names.index(name) for name in self.sources], kind)
+        codes = np.repeat(numbers, [len(table) for table in tables])
+        whole.insert(0, "source", pd.Categorical.from_codes(codes, names))
+        return whole
 
     @property
     def classes(self) -> list[str]:
