@@ -1,12 +1,12 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test check docs stress fuzz setup
+.PHONY: run test check docs thorough stress fuzz setup
 
 run: setup  ## train on the embedded default
 	$(BIN)/python run.py
 
-test: setup  ## the whole suite
+test: setup  ## every property by at least one test: five minutes on 2 cores
 	$(BIN)/python -m pytest
 
 check: setup  ## format, lint, imports, types, tests
@@ -18,6 +18,9 @@ check: setup  ## format, lint, imports, types, tests
 
 docs: setup  ## these pages and the API reference, as a site in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+thorough: setup  ## further cases of the same properties, all of them
+	$(BIN)/python -m pytest -m 'thorough and not stress'
 
 stress: setup  ## kills of workers and trainers by the hundred; minutes
 	$(BIN)/python -m pytest -m stress -n 0 -s

@@ -7,8 +7,10 @@ import atexit
 import collections
 import functools
 import gc
+import itertools
 import logging
 import os
+import zlib
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -77,9 +79,16 @@ def one_thread():
     torch.set_num_threads(1)
 
 
+def pytest_addoption(parser):
+    parser.addoption(
+        "--share",
+        help="K/N: of the tests, those of the K-th of N shares, by the hash of their names",
+    )
+
+
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    """Of a matrix marked `one_in(n)`, the default suite takes each n-th case, `stress` the rest.
+def pytest_collection_modifyitems(config, items):
+    """Of a matrix marked `one_in(n)`, the default suite takes each n-th case, `thorough` the rest.
 
     With an n that does not divide the number of columns, it meets every row and every column.
     """
@@ -87,8 +96,12 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if mark := item.get_closest_marker("one_in"):
             if numbers[item.function] % mark.args[0]:
-                item.add_marker(pytest.mark.stress)
+                item.add_marker(pytest.mark.thorough)
             numbers[item.function] += 1
+    if share := config.getoption("share"):
+        number, shares = map(int, share.split("/"))
+        in_it = [zlib.crc32(item.nodeid.encode()) % shares == number % shares for item in items]
+        items[:] = itertools.compress(items, in_it)
 
 
 def pytest_collection_finish():

@@ -33,6 +33,14 @@ ROOT = Path(__file__).parent.parent
 COLD = bool(os.environ.get("PENSTOCK_TEST_COLD")) or not sys.platform.startswith("linux")
 
 
+_spent = []  # seconds of CPU of each program that has ended, with its own processes
+
+
+def cpu():
+    """Seconds of CPU of all programs that have ended."""
+    return sum(_spent)
+
+
 class Program:
     """A program that was started, as `subprocess.Popen` shows it.
 
@@ -59,7 +67,9 @@ class Program:
             if self.returncode is None:
                 if not select.select([self._status], [], [], timeout)[0]:
                     raise subprocess.TimeoutExpired(self.args, timeout)
-                self.returncode = json.loads(self._status.readline())["code"]
+                said = json.loads(self._status.readline())
+                self.returncode = said["code"]
+                _spent.append(said["cpu"])
                 self._status.close()
         return self.returncode
 
