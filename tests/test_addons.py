@@ -22,7 +22,7 @@ from tests.program import ROOT
 from tests.test_house import imports_of, tracked
 
 ADDONS = sorted(path.parent.name for path in (ROOT / "pipeline/addons").glob("*/__init__.py"))
-BY_DEFAULT = ("ray", "tokens", "trackers")
+MOST_BUILT_ON = ("ray", "tokens", "trackers")  # of which the rest knows most
 SMALL = ["dataset.count=40", "dataset.size=48", "batch.size=8"]
 
 # Quick tests of packages that an add-on leaves behind.
@@ -272,7 +272,9 @@ def check_without(addons, whole, data, folder):
 @pytest.mark.parametrize(
     "addon",
     [
-        pytest.param(addon, marks=[] if addon in BY_DEFAULT else [pytest.mark.stress])
+        pytest.param(
+            addon, marks=pytest.mark.thorough if addon in MOST_BUILT_ON else pytest.mark.stress
+        )
         for addon in ADDONS
     ],
 )

@@ -321,6 +321,7 @@ def test_what_the_configuration_calls_is_in_the_api():
             assert f"::: {target}\n" in written or re.search(among, written), f"{name}: {target}"
 
 
+@pytest.mark.thorough
 def test_the_site_builds_without_a_warning(tmp_path):
     pytest.importorskip("mkdocs", reason="pip install -e '.[docs]'")
     done = subprocess.run(

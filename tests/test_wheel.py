@@ -128,6 +128,7 @@ def shipped():
     return {f"penstock/{name.removeprefix('pipeline/')}" for name in wanted}
 
 
+@pytest.mark.thorough
 def test_a_source_distribution_has_all_that_a_build_needs(source, tmp_path):
     with tarfile.open(build("build_sdist", source, tmp_path / "sdist")) as archive:
         names = {member.name.partition("/")[2] for member in archive.getmembers()}
@@ -194,6 +195,7 @@ if __name__ == "__main__":
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("origin", ["wheel", "checkout"])
 def test_a_project_may_have_a_pipeline_datasets_and_conf_of_its_own(
     origin, tmp_path, request, drawn

@@ -63,6 +63,7 @@ def losses_of(folder):
     return {(one["epoch"], one["step"]): float.fromhex(one["loss"]) for one in ledger}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("sampler", ["random", "bucket"])
 def test_an_address_has_what_replay_makes_there(sampler, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
@@ -164,6 +165,7 @@ def test_an_address_that_is_skipped_is_said_to_be(tmp_path, monkeypatch, capsys)
     assert "left out" not in run(capsys, *given, "address=1,3").out
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -107,7 +107,7 @@ PAIRS = {  # with what digests and weights have to tell; every second one is in 
 }
 
 
-@pytest.mark.one_in(11)
+@pytest.mark.one_in(17)
 @pytest.mark.parametrize("word", PAIRS)
 def test_a_key_is_in_the_group_that_digests_and_weights_tell(word, first, fit):
     second = fit(word)
@@ -344,6 +344,7 @@ def test_long_values_are_shown_where_they_part():
     assert Difference("key", None, "x\ny").texts() == ("null", "x\\ny")
 
 
+@pytest.mark.thorough
 def test_no_torch_without_weights(pair):
     first, second = pair
     program = (

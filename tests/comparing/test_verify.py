@@ -68,6 +68,7 @@ def test_a_run_is_the_same_as_itself_done_again(trained, tmp_path, capsys):
     assert "matters" not in done.out
 
 
+@pytest.mark.thorough
 def test_a_resumed_run_is_the_same_as_an_undisturbed_one(trained, tmp_path, capsys):
     parts = [word for word in FIT if "max_steps" not in word]
     assert run(capsys, *parts, "trainer.max_steps=3", f"run_dir={tmp_path / 'b'}").code == 0

@@ -161,7 +161,7 @@ def value_of(word):
 MATRIX = [(name, shell) for name in NAMES for shell in SHELLS]
 
 
-@pytest.mark.one_in(25)
+@pytest.mark.one_in(26)
 @pytest.mark.parametrize(("name", "shell"), MATRIX)
 def test_a_completed_name_arrives_as_it_is(name, shell, folder, capsys):
     if shutil.which(shell) is None:

@@ -28,6 +28,7 @@ def said(*overrides, multirun=False):
     return line
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("overrides", "line"),
     [
@@ -164,6 +165,7 @@ LINES = [
 ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("lines", LINES)
 def test_what_is_kept_is_what_hydra_would_compose(lines):
     composer = Composer()

@@ -850,7 +850,7 @@ def stranger(tmp_path, monkeypatch):
     ]
 
 
-@pytest.mark.one_in(7)
+@pytest.mark.one_in(16)
 @pytest.mark.parametrize("name", ATTACKS)
 def test_nothing_of_a_strangers_runs(name, stranger, capsys):
     fails_without_a_trace(ATTACKS[name], stranger, capsys)
@@ -960,6 +960,7 @@ PARTS = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "words",
     [
@@ -1022,7 +1023,7 @@ GOOD = {
 }
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", GOOD)
 def test_what_people_do_goes_on_working(name, stranger, capsys, monkeypatch):
     monkeypatch.setenv("EVIL_DIR", str(stranger.folder))
@@ -1040,6 +1041,7 @@ def test_what_starts_jobs_is_left_in_a_manifest(stranger, capsys, monkeypatch):
     assert not stranger.canary.exists()
 
 
+@pytest.mark.thorough
 def test_values_that_an_experiment_sweeps_over(stranger, capsys):
     attack = by_experiment({"sweeper": {"params": {"seed": "1,2", "+model.sharpness": "3,4"}}})
     assert stranger(Attack(["-m", *attack.words], attack.files)) == 0, capsys.readouterr().err
@@ -1064,6 +1066,7 @@ def test_a_loader_checks_in_other_processes_too(tmp_path):
     assert "hydra.job_logging.handlers.file.class" in str(caught.value.__cause__)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["path of ours, by experiment", "manifest: folder of groups"])
 def test_as_a_program(name, stranger):
     attack = ATTACKS[name]

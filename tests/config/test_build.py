@@ -166,6 +166,7 @@ def test_a_dataset_for_each_split():
         _ = parts(*two).data.val.dataset
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("overrides", "kind"),
     [

@@ -48,7 +48,7 @@ def any_age(monkeypatch):
     monkeypatch.setattr(hydra_internals, "_SETTLED", -(10**15))
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("lines", CHOICES, ids=["-".join(one) for one in CHOICES])
 @pytest.mark.parametrize("multirun", [False, True])
 def test_it_is_what_would_be_composed_anew(lines, multirun):

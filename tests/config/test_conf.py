@@ -64,7 +64,7 @@ def alone(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-@pytest.mark.one_in(7)
+@pytest.mark.one_in(13)
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_every_choice_composes_and_passes_preflight(path):
     choice = f"{path.parent.name}/{path.stem}"
@@ -104,7 +104,7 @@ def test_every_task_has_a_file():
     assert {path.stem for path in (CONF / "task").glob("*.yaml")} == set(tasks())
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize(
     "sampler", ["sequential", "random", "weighted", "subset", "bucket", "identity"]
 )

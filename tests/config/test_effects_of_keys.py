@@ -499,12 +499,17 @@ def keeps_a_done_job(key, row):
 
 
 CASES = {**{key: (key, row) for key, row in ROWS.items()}, **MORE}
-QUICK = ("seed", "trainer.val_every", "loader.worker_init_fn", "trainer.log_every")
+TIERS = {
+    "seed": [],
+    "trainer.log_every": [],
+    "trainer.val_every": [pytest.mark.thorough],
+    "loader.worker_init_fn": [pytest.mark.thorough],
+}
 
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.stress]) for name in CASES],
+    [pytest.param(name, marks=TIERS.get(name, [pytest.mark.stress])) for name in CASES],
 )
 def test_what_differs_is_what_the_key_says(name, capsys):
     key, row = CASES[name]

@@ -124,6 +124,7 @@ def arrays(tmp_path, monkeypatch):
     return [*ARRAYS, "dataset.root=.", "loader=debug", "trainer.device=cpu"]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "more", [[], ["scheduler=none"], ["scheduler=cosine"], ["task=digest"], ["task=profile"]]
 )
@@ -178,6 +179,7 @@ def test_a_batch_size_that_is_not_used_is_said():
     assert notice("sampler=bucket", "dataset=sequences") == []
 
 
+@pytest.mark.thorough
 def test_more_workers_than_cores_are_said_once(monkeypatch, arrays, capsys):
     monkeypatch.setattr(world, "usable_cpus", lambda: 2)
     (said,) = notice("loader.num_workers=64")

@@ -120,6 +120,7 @@ def test_a_sweep_leaves_none_either(capsys, tmp_path, monkeypatch):
     assert "seed=1" in outcome.err
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "text",
     [
@@ -204,7 +205,7 @@ SENDS = {
 }
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("words", SENDS.values(), ids=SENDS)
 def test_the_environment_does_not_leave_the_machine(words, configs, capsys, monkeypatch):
     monkeypatch.setenv("CANARY_URL", f"https://h.invalid/{CANARY}")
@@ -218,6 +219,7 @@ def test_the_environment_does_not_leave_the_machine(words, configs, capsys, monk
     assert "--allow-env" not in outcome.err
 
 
+@pytest.mark.thorough
 def test_what_a_server_is_asked_for(capsys, tmp_path):
     with WebServer() as server:
         root = f"dataset.root={server.address}/${{oc.env:CANARY}}"
@@ -277,6 +279,7 @@ MOVED = {
 }
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("word", MOVED.values(), ids=MOVED)
 def test_credentials_go_to_no_other_server(word, configs, capsys):
     words = ["dataset=image_folder", "dataset.root=s3://bucket/x", word]
@@ -286,7 +289,7 @@ def test_credentials_go_to_no_other_server(word, configs, capsys):
     assert configs == []
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "word",
     [
@@ -302,6 +305,7 @@ def test_this_machine_and_the_provider_are_servers_as_any(word, configs, capsys)
     assert outcome.code == 0, outcome.err
 
 
+@pytest.mark.thorough
 def test_a_server_that_is_allowed_is_announced(configs, capsys, monkeypatch):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", CANARY)
     word = f"{OPTION}.endpoint_url=https://minio.lab:9000"
@@ -320,7 +324,7 @@ def test_a_server_that_is_allowed_is_announced(configs, capsys, monkeypatch):
     assert run(capsys, "--allow-endpoint", "https://minio.lab").code == 2
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "word", ["client_kwargs.verify=false", "use_ssl=false", "ssl=false", "client_kwargs.ssl=false"]
 )
@@ -461,6 +465,7 @@ ASKS = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("door", ["resume", "run", "sweep"])
 @pytest.mark.parametrize("kind", ASKS)
 def test_no_folder_has_an_option_made_that_only_has_to_be_pasted(kind, door, tmp_path, capsys):

@@ -150,7 +150,7 @@ def choices():
     return found
 
 
-@pytest.mark.one_in(7)
+@pytest.mark.one_in(13)
 @pytest.mark.parametrize("name", MAKERS)
 def test_every_dataset_with_everything(name, choices, tmp_path, monkeypatch):
     """A batch comes, or a sentence says why not; nothing else is raised.

@@ -66,7 +66,7 @@ def experiment(tmp_path):
     return write
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("key", NODES)
 def test_a_node_is_replaced_on_the_command_line_and_in_a_file(key, experiment):
     node = NODES[key]

@@ -372,6 +372,7 @@ def test_the_batches_are_torchs_in_torchs_order(arguments):
     assert everything(Doubles(), **arguments) == expected
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("backend", ["process", "thread"])
 def test_workers_change_no_batch_and_no_number_that_is_drawn(backend):
     batches = []
@@ -444,7 +445,7 @@ def test_an_endless_sampler_is_drawn_as_far_as_it_is_asked_for():
 # Iterable datasets.
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("size", [None, 1, 4])
 @pytest.mark.parametrize("workers", [0, 1, 3])
 def test_an_iterable_dataset_is_read_as_its_workers_divide_it(size, workers):
@@ -865,7 +866,7 @@ def map_loader(kind, workers=0, length=20, **more):
     return DataLoader(Squares(length, draws=True), num_workers=workers, **arguments)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("kind", MAPS)
 def test_the_rest_of_an_epoch_follows_from_its_state_at_every_step(kind):
     steps = len(plain(list(map_loader(kind))))
@@ -880,6 +881,7 @@ def test_the_rest_of_an_epoch_follows_from_its_state_at_every_step(kind):
             assert plain(list(other)) == expected, (step, every)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("kind", ["shuffled", "with a state"])
 def test_the_rest_is_the_same_with_any_workers_and_threads(kind):
     for before in (0, 2):
@@ -1018,7 +1020,7 @@ def test_seeding_again_gives_the_same_order_again():
 STREAMS = {"draws": Drawing, "has a state": Counting, "iterator with a state": Walks}
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("kind", STREAMS)
 @pytest.mark.parametrize("size", [None, 4])
 def test_the_rest_of_a_stream_follows_from_its_state_at_every_step(kind, size):

@@ -137,6 +137,7 @@ def test_later_orders_of_persistent_workers_are_torchs():
     assert orders[0] == orders[1]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("epochs", [0, 1, 2])
 def test_persistent_workers_go_on_from_their_state(epochs):
     def make():
@@ -155,7 +156,7 @@ def test_persistent_workers_go_on_from_their_state(epochs):
     assert [plain(list(other)), plain(list(other))] == [rest, following]
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("every", [0, 1, 3])
 @pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
 def test_a_state_has_the_dataset_s_from_the_beginning(every, workers, persistent):

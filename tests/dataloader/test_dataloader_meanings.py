@@ -111,6 +111,7 @@ class Crashing(Dataset):
         return row
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("how", "words"),
     [
@@ -167,6 +168,7 @@ def seed_worker(worker):
     torch.manual_seed(worker)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("init", [None, seed_worker])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_without_keys_samples_draw_what_they_draw_under_torch(workers, init):
@@ -185,6 +187,7 @@ def test_without_keys_samples_draw_what_they_draw_under_torch(workers, init):
     assert found[0] == found[1]
 
 
+@pytest.mark.thorough
 def test_data_pipes_are_divided_as_torch_does():
     pipes = pytest.importorskip("torch.utils.data.datapipes.iter")
 
@@ -247,6 +250,7 @@ HOW = {
 }
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("rows", [(), (0, 5, 9), (13,), (23,)])
 def test_draws_are_found_wherever_they_begin(how, rows):
@@ -306,6 +310,7 @@ def test_states_of_generators_are_taken_and_put_back_exactly():
         assert [draw() for _ in range(700)] == expected
 
 
+@pytest.mark.thorough
 def test_importing_the_class_imports_nothing_slow():
     slow = "{'torchvision', 'pydantic', 'hydra', 'pandas'}"
     module = "penstock.addons.dataloader.dataloader"

@@ -13,6 +13,7 @@ from tests.fuzz_readers import fuzz
 from tests.fuzz_task_folders import READERS
 
 
+@pytest.mark.thorough
 def test_damaged_folders_are_refused_or_read(tmp_path):
     """A few of some readers; all are read under stress."""
     for name in ("tokens", "parquet", "tar", "pack", "text", "table", "coco", "image-masks"):

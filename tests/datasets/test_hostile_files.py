@@ -606,7 +606,7 @@ def test_a_strangers_folder(capsys, dataset):
     assert skipped.code == 0, skipped.err
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("name", hostile_batches.FILES)
 def test_rows_that_fit_and_a_batch_that_does_not(tmp_path, name):
     attack = hostile_batches.FILES[name]

@@ -71,6 +71,7 @@ def test_one_exact_face():
     np.testing.assert_allclose(marks[[0, 30, 57]], expected, atol=0.01)
 
 
+@pytest.mark.thorough
 def test_the_mean_face_is_a_bad_guess(tmp_path):
     marks = SyntheticFaces(str(tmp_path), count=200, size=32, val_fraction=0.0).landmarks
     error = np.linalg.norm(marks - marks.mean(0), axis=2).mean(1)

@@ -86,7 +86,7 @@ KINDS = [*resuming.SAMPLERS, *(f"stream: {name}" for name in resuming.STREAMS)]
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(13)
 def test_every_kind_of_batch_is_that_of_an_unshared_run(kind, backend):
     name = kind.removeprefix("stream: ")
     case = Case("random", name) if name != kind else Case(name)
@@ -112,6 +112,7 @@ def test_every_kind_of_batch_is_that_of_an_unshared_run(kind, backend):
         assert set(second.stats.stages) == {"shared"}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_what_a_consumer_writes_into_its_batch_nobody_else_sees(backend):
     options = BACKENDS[backend]

@@ -58,7 +58,7 @@ def test_runs_that_learn_in_another_way_share(faces):
         "dataset.count=50",
     ],
 )
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 def test_runs_with_other_batches_do_not(faces, word):
     assert group(*faces, word) != group(*faces)
 

@@ -70,6 +70,7 @@ def test_a_wait_for_data_is_broken_off(backend, steps, number, tmp_path, undistu
     check(runs, pids, undisturbed, "epoch ", number)
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "backend", ["main", "process", pytest.param("thread", marks=pytest.mark.stress)]
@@ -136,6 +137,7 @@ def test_set_up_ends_before_anything_is_begun(number, tmp_path):
     assert not runs.run.exists()
 
 
+@pytest.mark.thorough
 def test_a_sweep_stops_between_two_jobs_and_goes_on(tmp_path):
     lrs = (*NO_BASELINE, "-m", "optimizer.lr=0.1,0.05,0.01", "trainer.max_epochs=2")
     whole, runs = (

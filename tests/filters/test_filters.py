@@ -135,7 +135,7 @@ SAMPLERS = {
 WHOLE = {*ALL, "tail", "repeated", "torch", "torch's batches", "own"}
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_each_sampler_sees_a_dataset_of_the_kept_rows(name):
     overrides = [one.replace("identities=8", "") for one in SAMPLERS[name]]
@@ -151,7 +151,7 @@ def test_each_sampler_sees_a_dataset_of_the_kept_rows(name):
     assert name not in WHOLE or rows == set(SHORT.tolist())
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("outer", ["packed", "repeated"])
 @pytest.mark.parametrize(
     "inner",
@@ -519,7 +519,7 @@ DOORS = {
 }
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("door", DOORS)
 def test_no_expression_of_a_stranger_runs(door, trained, tmp_path, capsys):
     canary, folder = tmp_path / "canary", tmp_path / "stranger"

@@ -231,6 +231,7 @@ def test_frozen_parts_stand_still_until_their_epoch_and_runs_resume(capsys, data
             equal(values, resumed["optimizer"]["state"][number])
 
 
+@pytest.mark.thorough
 def test_ranks_freeze_and_thaw_as_one_process(capsys, data, tmp_path):
     """Sums are rounded otherwise; batch norms and dropout would be each rank's own."""
     more = ["optimizer=sgd", "optimizer.weight_decay=0.1", "scheduler=none", "optimizer.lr=0.02"]
@@ -266,6 +267,7 @@ def test_what_does_not_go_is_one_message(capsys, data, tmp_path, more, message):
     assert message in refused(capsys, data, tmp_path / "run", *more)
 
 
+@pytest.mark.thorough
 def test_parts_with_optimizers_of_their_own(capsys, data, tmp_path):
     gan = ["experiment=gan", "dataset.count=32", "batch.size=16", "model.width=8", "model.size=16"]
     gan += ["transform.train.resize.size=16", f"cache_dir={tmp_path / 'cache'}"]
@@ -289,6 +291,7 @@ def test_parts_with_optimizers_of_their_own(capsys, data, tmp_path):
     assert "optimizer.generator: has nothing to learn, as trainer.freeze.names" in said.err
 
 
+@pytest.mark.thorough
 def test_activations_that_are_computed_again_change_nothing(capsys, data, tmp_path):
     ema = ["trainer.ema=0.9"]
     fitted(capsys, data, tmp_path / "plain", *ema)

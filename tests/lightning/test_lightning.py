@@ -118,6 +118,7 @@ def test_it_trains_to_the_weights_of_lightnings_own_trainer(
         )
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", ["Classifier", "Adversaries"])
 def test_a_run_that_was_stopped_resumes_to_the_bit(capsys, data, tmp_path, kind):
     every = ["scheduler.interval=step"] if kind == "Classifier" else []

@@ -111,7 +111,7 @@ def told(steps):
     ]
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("name", SAMPLERS)
 @pytest.mark.parametrize("on_error", ["substitute", "skip"])
 def test_the_same_is_left_out_for_any_ranks_and_nothing_else_changes(folders, name, on_error):
@@ -140,7 +140,7 @@ def test_the_same_is_left_out_for_any_ranks_and_nothing_else_changes(folders, na
         assert all(len(share.indices) >= 1 for step in shared for share in step)
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("options", ["2 processes", "3 threads"])
 @pytest.mark.parametrize("name", ["random", "weighted", "identity", "torch"])
 @pytest.mark.parametrize("on_error", ["substitute", "skip"])
@@ -220,6 +220,7 @@ def test_what_stands_in_differs_from_place_to_place_and_from_epoch_to_epoch(fold
     assert len(set(chosen[0])) > 1
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("on_error", ["substitute", "skip"])
 @pytest.mark.parametrize("name", ["sequential", "torch batches"])
 def test_a_batch_of_nothing_but_bad_samples_gives_every_rank_a_row(tmp_path, on_error, name):
@@ -554,6 +555,7 @@ def test_streams_leave_out_the_same_and_nothing_else_changes(folders, on_error, 
         assert told(steps) == told(alone)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("on_error", ["substitute", "skip"])
 @pytest.mark.parametrize("buffer", [0, 8])
 def test_a_batch_of_nothing_but_bad_records(tmp_path, on_error, buffer):

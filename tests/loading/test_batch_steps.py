@@ -45,6 +45,7 @@ def pets(pets_root, tmp_path, monkeypatch):
     ]
 
 
+@pytest.mark.thorough
 def test_the_executor_does_not_appear_in_the_digest(pets, capsys):
     expected = run(capsys, "task=digest", *pets, *IN_MAIN)
     assert expected.code == 0, expected.err

@@ -12,24 +12,25 @@ IN_MAIN = ["loader.backend=main", "loader.num_workers=0"]
 WITHOUT_EFFECT = [
     ["loader=debug"],
     ["loader.num_workers=1"],
-    ["loader.num_workers=3"],
+    ["loader.multiprocessing_context=fork"],
     ["loader.num_workers=2", "loader.prefetch_factor=5"],
+    ["loader.num_workers=3"],
     ["loader.num_workers=2", "loader.persistent_workers=true"],
     ["loader.num_workers=2", "loader.persistent_workers=false"],
-    ["loader.multiprocessing_context=fork"],
-    ["loader=threads"],
     ["loader=threads", "loader.num_workers=1"],
+    ["loader=threads"],
     ["loader=fast"],
     ["loader.timeout=60", "loader.generator=5"],
 ]
 
 
-def test_the_executor_does_not_appear_in_the_digest(faces, capsys):
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize("options", WITHOUT_EFFECT, ids="-".join)
+def test_the_executor_does_not_appear_in_the_digest(faces, capsys, options):
     expected = run(capsys, *DIGEST, *faces, *IN_MAIN)
     assert expected.code == 0, expected.err
     assert len(expected.hashes) == 3
-    for options in WITHOUT_EFFECT:
-        assert run(capsys, *DIGEST, *faces, *options).out == expected.out, options
+    assert run(capsys, *DIGEST, *faces, *options).out == expected.out
 
 
 @pytest.mark.stress
@@ -68,7 +69,7 @@ def test_every_sampler_has_the_same_batches_in_workers_and_threads(faces, capsys
             assert run(capsys, *digest, *loading).out == expected.out
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "sampler",
     ["bucket", "bucket sampler.tokens=300", "identity sampler.identities=3", "weighted"],
@@ -84,6 +85,7 @@ def test_strategies_over_sequences(capsys, tmp_path, monkeypatch, sampler):
     assert run(capsys, *base, *IN_MAIN, "seed=1").hashes != expected.hashes
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", TORCH_SAMPLERS)
 def test_samplers_of_torch_too(faces, capsys, name):
@@ -136,7 +138,7 @@ def test_draws_of_a_persons_own_transform_are_covered(faces, capsys, tmp_path, m
 
 def test_replay_is_the_batch_that_workers_made(faces, capsys, tmp_path):
     digest = run(capsys, "task=digest", "epoch=1", *faces, "loader.num_workers=2").hashes
-    for step in (0, 4, len(digest) - 1):
+    for step in (0, len(digest) - 1):
         replay = run(capsys, "task=replay", "epoch=1", f"step={step}", *faces)
         assert digest[step] in replay.out.splitlines(), replay.err
         *_, tensors, sheet = replay.out.split()
@@ -149,6 +151,7 @@ def test_replay_is_the_batch_that_workers_made(faces, capsys, tmp_path):
         assert all(row[2].endswith(".jpg") for row in rows)
 
 
+@pytest.mark.thorough
 def test_samples_can_be_handed_through_one_by_one(faces, capsys):
     """`batch.size: null` makes a batch of one of each sample."""
     from penstock import build_train_loader, compose

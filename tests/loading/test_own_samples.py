@@ -139,7 +139,7 @@ def test_lengths_that_a_collate_function_adds_are_no_positions(people):
     assert list(first) == ["sequence", "sequence_lengths", "label"]
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("name", ["Rows", "Labelled", "Lists", "Named", "Recorded", "AtOnce"])
 @pytest.mark.parametrize(
     "loader", ["loader=debug", "loader.num_workers=2", "loader=threads"], ids=lambda one: one
@@ -156,7 +156,7 @@ def _two(loader):
     return ["loader.num_workers=2"] if loader == "loader.backend=thread" else []
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", ["Itself", "Divided", "generated"])
 def test_streams_too(people, name):
     expected = list(lines(penstock.compose(*own("generated", "task=digest", *_stream))))
@@ -222,6 +222,7 @@ def test_a_model_of_two_inputs(people, capsys):
 # Everything that stands behind
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("sampler", ["weighted", "identity"])
 @pytest.mark.parametrize("name", ["Labelled", "tensors"])
 def test_samplers_read_labels(people, name, sampler):
@@ -246,6 +247,7 @@ def test_bad_samples_are_skipped_and_checked(people, capsys):
     assert [len(batch["label"]) for batch in instead] == [8, 8, 8]
 
 
+@pytest.mark.thorough
 def test_packed(people):
     common = own("Printed", "task=digest", "sampler=weighted", "cache_dir=cache")
     packed = DataParts(penstock.compose(*common, "+dataset.packed=auto"))

@@ -60,6 +60,7 @@ def numbers(batches):
     return [batch.request.step for batch in batches]
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize(
     ("how", "said"),
     [
@@ -80,6 +81,7 @@ def test_a_dead_worker_is_replaced_and_told_of(how, said, tmp_path, caplog):
     assert_told_of_row_7(text, [one.request for one in toy.loader(dataset=Files()).epoch(0)])
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("how", "said"),
     [

@@ -123,6 +123,7 @@ def test_files(root, step, monkeypatch):
     assert is_made_at_once(fetch(dataset, DecodeResize(20)), requests(dataset)[0])
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("size", [None, 48])
 @pytest.mark.parametrize("step", STEPS)
 def test_packed_pixels_stay_where_they_are(root, step, size, monkeypatch, tmp_path):

@@ -35,6 +35,7 @@ class Mortal(Rows):
         return super().__getitem__(index)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("stops", [[], [4]])
 def test_every_death_is_in_the_records(stops, tmp_path, monkeypatch):
     monkeypatch.setattr(Mortal, "folder", tmp_path)

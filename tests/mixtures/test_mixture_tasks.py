@@ -104,6 +104,7 @@ def test_a_run_writes_down_what_it_took_and_resumes_anywhere(root, capsys):
     assert hashes("cut") == whole
 
 
+@pytest.mark.thorough
 def test_a_source_may_be_added_to_a_run(root, capsys):
     assert run(capsys, *mixture(root), *FIT, "trainer.max_steps=6").code == 0
     added = mixture(root, "{a: [[0, 0.8], [4, 0.2]], b: 0.5, c: [[0, 0], [7, 3]]}", "abc")
@@ -127,7 +128,7 @@ def test_a_source_may_be_added_to_a_run(root, capsys):
         assert json.load(file)["mixture"]["rows"]["c"] > 40
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("weights", "sources", "message"),
     [

@@ -203,6 +203,7 @@ def test_the_order_of_requests_and_their_sharing_change_nothing(order, world):
     assert found == hashes(fetch_of(Holds(np.random.default_rng())), range(4))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("holder", ["instance", "later"])
 def test_worker_processes_give_what_the_main_process_gives(holder):
     def run(workers):

@@ -101,6 +101,7 @@ def test_every_record_once_in_the_same_batches(
     }
 
 
+@pytest.mark.thorough
 @given(st.integers(0, 40), st.integers(1, 9), st.integers(1, 3))
 @settings(max_examples=60, deadline=None)
 def test_tails(length, size, world):
@@ -130,7 +131,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(13)
 @pytest.mark.parametrize(
     "kind", ["plain", "sharded", "drawing", "dividing itself", "its own iterator"]
 )
@@ -296,7 +297,7 @@ def of_kind(kind, length, options, world):
     return loader_of(dataset, options, order, size=6, transform=Noise(), world=world)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(10)
 @pytest.mark.parametrize(
     "workers", [0, 2, *(pytest.param(n, marks=pytest.mark.stress) for n in (1, 3, 4))]
 )

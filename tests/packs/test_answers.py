@@ -252,7 +252,7 @@ def same_answers(dataset, packed):
             packed.check(0)
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(13)
 @pytest.mark.parametrize("split", ["train", "val"])
 def test_a_pack_answers_as_its_dataset(words, split):
     dataset, packed = (of(words, *more).split(split).dataset for more in ([], [AUTO]))
@@ -275,13 +275,14 @@ def order(words, *more):
         return str(error)
 
 
-@pytest.mark.one_in(17)
+@pytest.mark.one_in(53)
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_every_sampler_reads_the_same_rows_of_it(words, sampler):
     more = [f"sampler={sampler}", "batch.size=4", *SAMPLERS[sampler]]
     assert order(words, *more, AUTO) == order(words, *more)
 
 
+@pytest.mark.thorough
 def test_samplers_by_length_count_the_tokens_of_a_pack(tmp_path):
     words = [
         "dataset=delimited_text",

@@ -82,6 +82,7 @@ def test_what_is_there_is_not_made_again(tmp_path):
     assert pack(Everything(salt=1), "train", Recipe(), tmp_path, options=MAIN) != folder
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("options", [LoaderOptions("process", 2), LoaderOptions("thread", 2), MAIN])
 def test_every_backend_packs_the_same_bytes(tmp_path, options):
     reference = pack(Everything(), "train", Recipe(), tmp_path / "a", options=MAIN)
@@ -243,6 +244,7 @@ def images(tmp_path):
     ]
 
 
+@pytest.mark.thorough
 def test_a_new_file_is_packed_too(capsys, tmp_path, images):
     root, overrides = images
     first = run(capsys, "task=pack", *overrides)
@@ -375,6 +377,7 @@ def test_squares_are_decoded_natively_and_are_what_the_reader_makes(photos):
         assert (one["image"].float() - other["image"].float()).abs().mean() < 12
 
 
+@pytest.mark.one_in(3)
 @built
 @pytest.mark.parametrize("more", [["loader=debug"], ["loader.backend=process"], ["loader=threads"]])
 def test_squares_are_the_same_whoever_makes_them(photos, more, tmp_path):

@@ -176,6 +176,7 @@ def images(tmp_path):
     ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("format", ["pixels", "encoded"])
 def test_the_digest_is_unchanged_by_packing_that_keeps_full_size(capsys, tmp_path, images, format):
     plain = digest(capsys, tmp_path, *images)
@@ -185,6 +186,7 @@ def test_the_digest_is_unchanged_by_packing_that_keeps_full_size(capsys, tmp_pat
     assert digest(capsys, tmp_path, *images, *packed, *threads) == plain
 
 
+@pytest.mark.thorough
 def test_the_digest_of_landmarks_is_unchanged_too(capsys, tmp_path):
     from tests.face_folder import write_faces
 

@@ -113,6 +113,7 @@ def test_nor_do_more_workers_and_other_windows_of_them(messages, split, capsys):
     assert digest(capsys, *words, "loader.share=packed", "loader.num_workers=2") == expected
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "words",

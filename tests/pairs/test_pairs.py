@@ -145,6 +145,7 @@ def test_towers_take_pictures_and_texts():
     assert model.factor().item() == pytest.approx(5.0)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("experiment", ["two_views", "image_text"])
 def test_a_resumed_run_is_the_whole_one(experiment, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
@@ -164,6 +165,7 @@ def test_a_resumed_run_is_the_whole_one(experiment, tmp_path, monkeypatch, capsy
     assert len(ledgers[0].splitlines()) == 6
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("experiment", ["two_views", "image_text"])
 def test_reports_show_pairs(experiment, tmp_path, capsys, reports):
     words = [f"experiment={experiment}", *SMALL, *QUIET[:2], "loader.num_workers=0"]
@@ -183,6 +185,7 @@ def test_reports_show_pairs(experiment, tmp_path, capsys, reports):
         assert picture.size == (128, 64)  # both views, side by side
 
 
+@pytest.mark.thorough
 def test_two_ranks_have_the_losses_of_one(tmp_path, capsys):
     words = ["experiment=two_views", *SMALL, *QUIET, "trainer.max_steps=3", "loader.num_workers=0"]
     words += [

@@ -283,7 +283,9 @@ def test_numbers_are_predicted_from_inputs_alone(place, capsys, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-@pytest.mark.parametrize("format", ["weights", "torch", "onnx"])
+@pytest.mark.parametrize(
+    "format", ["weights", "torch", pytest.param("onnx", marks=pytest.mark.thorough)]
+)
 def test_a_model_is_exported_and_computes_the_same(trained, place, capsys, format):
     if format == "onnx":
         pytest.importorskip("onnxruntime")

@@ -30,6 +30,7 @@ print("started once more")
 """
 
 
+@pytest.mark.thorough
 def test_it_is_started_once_more_and_leaves_no_process():
     done = warm.run(
         [sys.executable, "-c", CODE], cwd=ROOT, capture_output=True, text=True, timeout=300

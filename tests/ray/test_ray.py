@@ -147,6 +147,7 @@ METHODS = (
 )
 
 
+@pytest.mark.thorough
 def test_what_comes_behind_installed_packages_does_so_in_an_actor(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.path", ["/first", "/x/site-packages", str(tmp_path)])
     path = ray_cluster.environment(RayOptions())["env_vars"]

@@ -253,7 +253,7 @@ def here(tmp_path, monkeypatch):
     assert not (tmp_path / "canary").exists(), "something of the folder's ran"
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(16)
 @pytest.mark.parametrize("name", MANIFESTS)
 def test_nothing_that_a_manifest_says_is_offered(name, here, capsys):
     state = "failed" if name == "reason" else "done"
@@ -275,7 +275,7 @@ def test_a_manifest_as_runs_write_them_is_offered_whole(here, capsys):
     assert ["python", "run.py", "task=report", f"runs=[{folder}]"] in started
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(16)
 @pytest.mark.parametrize("word", ONLY_TYPED)
 def test_what_only_a_person_types_is_not_offered(word, here, capsys, monkeypatch):
     """Pasted, it would count as typed: a folder's `cache_dir` would be allowed, and remembered."""

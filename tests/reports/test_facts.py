@@ -71,6 +71,7 @@ def written(tmp_path):
     return read_facts(tmp_path / "run")
 
 
+@pytest.mark.thorough
 def test_classes_are_counted_as_they_are_and_as_they_are_drawn(images):
     for sampler in ("random", "weighted", "identity"):
         small = ["sampler.identities=2", "sampler.samples=3"] if sampler == "identity" else []
@@ -133,6 +134,7 @@ def test_the_line_beside_a_batch_makes_those_very_pictures_again(faces, told, tm
     ]
 
 
+@pytest.mark.thorough
 def test_predictions_are_the_best_the_median_and_the_worst_of_all(faces, told, tmp_path, capsys):
     small = [*faces, "dataset.count=120", "batch.val_size=5"]
     assert run(capsys, *small, *QUICK, f"run_dir={tmp_path / 'run'}").code == 0
@@ -190,6 +192,7 @@ def test_generators_are_where_they_were(faces):
     assert (np.random.get_state()[1] == before[1]).all()
 
 
+@pytest.mark.thorough
 def test_what_fails_is_noted_and_the_run_is_done(faces, reports, tmp_path, capsys, monkeypatch):
     def fail(*given):
         raise OSError("no more \x1b[31mpictures")
@@ -206,6 +209,7 @@ def test_what_fails_is_noted_and_the_run_is_done(faces, reports, tmp_path, capsy
     assert "A part is missing (predictions)" in (tmp_path / "run" / "report.html").read_text()
 
 
+@pytest.mark.thorough
 def test_a_run_that_fails_tells_its_data(images, told, tmp_path, capsys):
     failed = run(
         capsys,
@@ -242,6 +246,7 @@ def test_left_out_samples_are_named(images, told, tmp_path, capsys):
     assert all(html.escape(one.path) in page for one in left_out)
 
 
+@pytest.mark.thorough
 def test_a_stream_has_batches_and_no_predictions(tmp_path, reports, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "t.tsv").write_text("".join(f"{'ab'[n % 2]}\tword {n}\n" for n in range(60)))
@@ -359,6 +364,7 @@ def test_facts_that_are_no_file_or_too_large_are_refused(folder):
     assert read_facts(folder) is None
 
 
+@pytest.mark.thorough
 def test_names_and_texts_come_out_as_text(images, reports, tmp_path, capsys):
     evil = "<script>alert(1)<script>"
     (tmp_path / "data" / "cat").rename(tmp_path / "data" / evil)

@@ -47,6 +47,7 @@ def folder(trained, tmp_path):
     return shutil.copytree(trained, tmp_path / "run")
 
 
+@pytest.mark.thorough
 def test_tables_configuration_and_manifest(folder):
     run = Run(folder)
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -137,6 +138,7 @@ def test_a_run_and_its_report_in_a_notebook(folder):
     assert Path(made).read_text() == "notes of mine"
 
 
+@pytest.mark.thorough
 def test_a_report_that_came_with_the_folder_is_not_shown(folder):
     """Even if it begins as one of ours."""
     made = Path(Run(folder).report())

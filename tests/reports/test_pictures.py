@@ -54,7 +54,7 @@ TEX = [
 ]
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("name", TEX, ids=lambda name: ascii(name[:9]))
 def test_names_are_texts_and_no_tex(name, tmp_path):
     """Of classes, metrics and samples, which may come from anybody."""
@@ -145,6 +145,7 @@ def test_learning_curves_have_a_panel_for_each_metric(tmp_path, monkeypatch):
     assert axes["loss"].lines[0].get_ydata().tolist() == [1, 1 / 2, 1 / 3, 1 / 4]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("value", [math.nan, math.inf, 0.0])
 def test_curves_of_hopeless_numbers_can_be_drawn(tmp_path, value):
     history = [{"epoch": 0, "train/loss": value, "val/loss": value}]
@@ -167,6 +168,7 @@ def figures(monkeypatch):
     return saved
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("epochs", [[0], [7], [0, 1], [3, 4, 5, 6]])
 def test_epochs_are_whole_numbers_and_no_legend_covers_a_line(tmp_path, figures, epochs):
     history = [{"epoch": e, "train/loss": 1.0, "val/loss": 2.0} for e in epochs]

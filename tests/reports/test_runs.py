@@ -204,6 +204,7 @@ def test_a_thousand_runs_are_listed_at_once(write, capsys):
     assert time.process_time() - began < 3  # 0.4 s where nothing else runs
 
 
+@pytest.mark.thorough
 def test_neither_imports_torch(write):
     path = write("outputs/a")
     code = (

@@ -183,7 +183,7 @@ def test_keys_and_values_are_no_tex_and_break_no_svg(text, tmp_path):
     assert sweep_report.write(tmp_path).read_text().count("<svg") >= 2
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("name", "content"),
     [
@@ -207,7 +207,7 @@ def test_a_damaged_file_costs_its_job_only(sweep, name, content):
     assert sum(job.value is not None for job in record.jobs) == 4 - (name == "result.json")
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "facts",
     [
@@ -238,6 +238,7 @@ def test_manifests_of_other_shapes(sweep, facts):
     assert page_of(sweep)
 
 
+@pytest.mark.thorough
 def test_what_is_no_sweep_is_said(tmp_path, capsys, faces, swept):
     assert not is_sweep(tmp_path)
     assert is_sweep(swept[0])

@@ -423,6 +423,7 @@ def test_a_replaced_image_is_told_by_content_and_not_by_sizes(data, capsys):
     assert done.code == 0, done.err
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("then", "now"), [("sizes", "content"), ("content", "sizes"), ("names", "content")]
@@ -439,6 +440,7 @@ def test_a_run_may_tell_its_data_in_another_way_from_now_on(then, now, data, cap
     assert "dataset: " in refused.err
 
 
+@pytest.mark.thorough
 def test_a_pack_is_made_again_of_a_replaced_image(data, capsys):
     def packed():
         words = [
@@ -464,6 +466,7 @@ def test_a_pack_is_made_again_of_a_replaced_image(data, capsys):
     assert packed()[1] != told
 
 
+@pytest.mark.thorough
 def test_verify_says_how_data_was_told_and_which_code_differs(data, capsys):
     for mode in ("sizes", "content"):
         assert fit(capsys, f"dataset.fingerprint={mode}", f"run_dir={mode}").code == 0

@@ -89,7 +89,7 @@ def replace(path, how, precious):
         path.symlink_to("/dev/zero")
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("how", ["link", "hard link", "pipe", "device"])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_run_goes_on_only_among_files_of_its_own(name, how, folder, precious):

@@ -64,7 +64,7 @@ def weights(folder):
     return torch.cat([value.flatten() for value in state.values()])
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("interval", ["step", "epoch"])
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 def test_a_finished_run_is_trained_longer(scheduler, interval, fit, rates, tmp_path):

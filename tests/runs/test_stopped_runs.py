@@ -17,7 +17,7 @@ from tests.program import ROOT, run
 
 SMALL = (
     "dataset=sequences",
-    "dataset.count=400",
+    "dataset.count=240",
     "batch.size=8",
     "trainer.max_epochs=3",
     "trainer.log_every=5",
@@ -95,7 +95,7 @@ def undisturbed(tmp_path_factory):
 def test_a_signal_stops_a_run_that_can_go_on(number, undisturbed, tmp_path, capsys):
     folder = tmp_path / "run"
     process = start(folder)
-    wait_for_steps(folder, 60, process)
+    wait_for_steps(folder, 30, process)
     os.killpg(process.pid, number)  # as a terminal and a cluster do, to all processes of it
     _, err = process.communicate(timeout=60)
     assert process.returncode == 75, err
@@ -103,7 +103,7 @@ def test_a_signal_stops_a_run_that_can_go_on(number, undisturbed, tmp_path, caps
     assert f"python run.py resume={folder}" in err
     assert "Traceback" not in err
     assert json.loads((folder / "manifest.json").read_text())["status"] == "preempted"
-    assert 60 <= len(ledger(folder)) < 150
+    assert 30 <= len(ledger(folder)) < 72
     found = run(capsys, f"resume={folder}", "loader.num_workers=0")
     assert found.code == 0, found.err
     assert f"resuming {folder} at epoch" in found.err
@@ -119,7 +119,7 @@ def test_a_signal_stops_a_run_that_can_go_on(number, undisturbed, tmp_path, caps
 def test_a_killed_run_goes_on_from_its_last_checkpoint(undisturbed, tmp_path, capsys):
     folder = tmp_path / "run"
     process = start(folder)
-    wait_for_steps(folder, 60, process)
+    wait_for_steps(folder, 30, process)
     process.kill()
     process.communicate(timeout=60)
     found = run(capsys, f"resume={folder}")
@@ -129,6 +129,7 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(undisturbed, tmp_path, ca
     assert left_behind(folder) == []
 
 
+@pytest.mark.thorough
 def test_a_damaged_checkpoint_costs_steps_that_are_named(tmp_path, capsys):
     folder = tmp_path / "run"
     arguments = (*SMALL, f"run_dir={folder}", "trainer.checkpoint.keep_last=3", "scheduler=none")
@@ -209,7 +210,7 @@ def test_a_run_that_goes_on_elsewhere_is_left_alone(tmp_path, capsys):
 def test_a_stopped_launcher_stops_its_ranks(tmp_path, capsys):
     folder = tmp_path / "run"
     process = start(folder, ranks=2)
-    wait_for_steps(folder, 60, process)
+    wait_for_steps(folder, 30, process)
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=90)
     assert process.returncode == 75, err
@@ -246,7 +247,7 @@ def test_a_killed_rank_ends_the_run_and_is_named(tmp_path):
 def test_killed_ranks_are_started_again(tmp_path):
     folder = tmp_path / "run"
     process = start(folder, "distributed.max_restarts=2", ranks=2)
-    for steps in (20, 80):
+    for steps in (15, 45):
         wait_for_steps(folder, steps, process)
         os.kill(ranks_of(process)[1], signal.SIGKILL)
         time.sleep(1)

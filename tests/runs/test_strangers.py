@@ -15,6 +15,7 @@ def trusted(monkeypatch, tmp_path):
     monkeypatch.setattr("sys.dont_write_bytecode", True)
 
 
+@pytest.mark.thorough
 def test_another_fold_is_other_data(tmp_path):
     found = strangers.table(tmp_path, ["Args"], ["argument"])
     assert {who: said for (_, _, who), said in found.items()} == {

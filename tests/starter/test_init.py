@@ -77,12 +77,14 @@ def check_suggestion(err, capsys):
     assert again.code == 0, again.err
 
 
+@pytest.mark.thorough
 def test_the_commands_that_it_suggests_work_in_its_folder(birds, capsys):
     done = run(capsys, *DIVERGES)
     assert done.code == 1
     check_suggestion(done.err, capsys)
 
 
+@pytest.mark.thorough
 def test_a_run_of_other_labels_is_another_run(tmp_path, capsys, monkeypatch):
     folder = tmp_path / "flipped"
     assert init.run([str(folder)]) == 0
@@ -535,6 +537,7 @@ for folder in sorted(os.listdir()):
 """
 
 
+@pytest.mark.thorough
 def test_the_tests_of_each_kind_pass(projects):
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     words = [sys.executable, "-c", EACH]

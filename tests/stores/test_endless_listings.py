@@ -204,6 +204,7 @@ def test_pages_that_end_are_all_there(files):
     assert names == sorted(f"{page}-{n}.txt" for page in range(5) for n in range(10))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("key", ["d/../secret", "d/a/../../x", "d//x", "d/./x", "d/a/.."])
 def test_names_that_lead_out_of_a_bucket_are_refused(files, key):
     refused = pytest.raises(DataError, match="leads out of the folder")

@@ -293,7 +293,7 @@ def expected(faces, tmp_path_factory):
         return digest([loader])
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "options",
     [
@@ -370,6 +370,7 @@ def test_what_cannot_be_fetched_is_an_error_in_its_turn_only(web, tmp_path, ahea
             next(batches)
 
 
+@pytest.mark.thorough
 def test_a_store_that_bears_little_is_asked_for_less(web, tmp_path, expected):
     dataset = dataset_at(web, tmp_path, concurrency=8)
     web.bears, web.wait, web.delay = 2, 0.05, 0.005

@@ -140,6 +140,7 @@ def test_the_digest_does_not_depend_on_where_the_files_lie(data, server, tmp_pat
         assert len(server.requests()) - asked <= IMAGES + 2 * 8
 
 
+@pytest.mark.thorough
 def test_spawned_processes_get_what_was_listed_and_no_connection(data, server, tmp_path):
     root = "s3://data/insects/val"
     files = files_of(server, tmp_path)
@@ -240,6 +241,7 @@ def test_credentials_come_from_the_environment_only(server, tmp_path, capsys, mo
     assert "+dataset.files.options.anon=true" in outcome.err
 
 
+@pytest.mark.thorough
 def test_a_store_that_stays_away_ends_the_run_with_one_message(data, tmp_path):
     server = S3Server(data, tmp_path / "log", delay=0.05).start()
     cache = tmp_path / "cache"

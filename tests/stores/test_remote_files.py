@@ -360,6 +360,7 @@ def shared_reader(folder, seed):
                 continue
 
 
+@pytest.mark.thorough
 def test_processes_share_a_cache_that_stays_under_its_limit(tmp_path):
     context = multiprocessing.get_context("fork")
     readers = [context.Process(target=shared_reader, args=(tmp_path, seed)) for seed in range(5)]

@@ -120,6 +120,7 @@ def test_a_study_is_a_sweep_whose_jobs_are_trials(whole):
     assert sum(shares.values()) == pytest.approx(1)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("pruner", ["median", "asha"])
 @pytest.mark.one_in(2)
 def test_a_trial_that_cannot_learn_is_ended_early(pruner, study, capsys):
@@ -269,6 +270,7 @@ def again(whole, study):
     return lambda *more: study(*SIX, *more)
 
 
+@pytest.mark.thorough
 def test_more_trials_are_added_to_those_that_are_there(again, whole):
     done = again("sweep.optuna.trials=7")
     assert done.code == 0, done.err
@@ -360,6 +362,7 @@ def test_a_damaged_or_foreign_journal_is_refused(damage, whole, tmp_path, monkey
             importance(Path())
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("damage", ["bytes", "a link"])
 def test_a_sweep_with_a_damaged_journal_ends_with_one_message(damage, again):
     DAMAGES[damage](Path("sweep", JOURNAL))
@@ -462,7 +465,7 @@ def test_a_secret_is_not_written_into_a_journal():
         distribution(override)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("pruner", ["median", "asha"])
 @pytest.mark.parametrize("mode", ["min", "max"])
 def test_trials_are_ended_as_optuna_itself_would_end_them(pruner, mode, tmp_path):

@@ -94,6 +94,7 @@ def test_a_sweep_that_is_wrong_runs_no_job(sweep, capsys):
     assert not folder.exists()
 
 
+@pytest.mark.thorough
 def test_a_job_that_measures_nothing(sweep, capsys):
     code, folder = sweep(lambda config: None, "task=digest", "seed=1,2")
     assert code == 0
@@ -139,6 +140,7 @@ def test_a_table_has_a_column_for_every_key_that_any_job_overrides():
     assert (rows[1]["a"], rows[1]["b"], rows[1]["nme"]) == ("", "x=y", "")
 
 
+@pytest.mark.thorough
 def test_a_table_has_the_other_metrics_of_each_run(sweep, capsys):
     def task(config):
         best = {"epoch": 1, "val/nme": 0.1, "val/loss": config.seed / 4, "train/loss": 0.5}
@@ -162,6 +164,7 @@ def test_a_value_that_is_no_number_is_written_as_none(sweep):
     assert read_results(folder)[0][1].value is None
 
 
+@pytest.mark.thorough
 def test_a_sweep_that_is_left_says_how_far_it_came_and_goes_on(sweep, capsys, monkeypatch):
     """Ctrl-C in the second of three jobs; the command that is offered does the rest."""
     begun = []

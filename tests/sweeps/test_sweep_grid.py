@@ -30,6 +30,7 @@ def sweep(tmp_path, monkeypatch):
     return lambda task, *words: go(task, *words, "hydra.sweep.dir=sweep")
 
 
+@pytest.mark.thorough
 def test_seeds_are_the_axis_that_varies_fastest(sweep):
     begun = []
     words = ("sampler=random,sequential", "seed=3", "sweep.seeds=2")
@@ -242,6 +243,7 @@ LEFT = {
 }
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", LEFT)
 def test_nothing_is_written_over_or_through_what_lies_in_a_sweeps_folder(
     name, sweep, tmp_path, capsys

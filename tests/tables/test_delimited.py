@@ -310,6 +310,7 @@ def test_files_that_are_missing_or_compressed(indexed, tmp_path):
 # Streams.
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("quoting", ["standard", "none"])
 @pytest.mark.parametrize("packed", [None, gzip.compress, zstd])
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
@@ -477,6 +478,7 @@ def peak_of(function):
         tracemalloc.stop()
 
 
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("field", ['"' + "a\n" * (1 << 20) + '"', "\t" * (2 << 20)])
 def test_memory_is_in_proportion_to_a_record_whatever_is_in_it(indexed, tmp_path, field):
     content = f"label\ttext\nham\t{field}\nham\tx\n"
@@ -548,6 +550,7 @@ def parts_of(root, *overrides, dataset="delimited_text"):
     )
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("sampler", ["random", "weighted", "bucket"])
 @pytest.mark.parametrize("kind", [[], ["transform.train.tokenize={kind: bytes, size: 258}"]])
 def test_a_batch_and_its_loss(tmp_path, monkeypatch, sampler, kind):

@@ -317,6 +317,7 @@ def loaders(root, options):
     yield Loader(StreamPlan(order, 5), fetch, options)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "options",
     [LoaderOptions("process", 2), LoaderOptions("thread", 3)],

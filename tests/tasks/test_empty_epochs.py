@@ -128,7 +128,7 @@ EMPTY = [
 ]
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(("given", "more", "message"), EMPTY)
 def test_an_epoch_without_a_batch_is_refused_with_the_cause(given, more, message, capsys, tmp_path):
     for task in ("fit", "digest"):
@@ -140,7 +140,7 @@ def test_an_epoch_without_a_batch_is_refused_with_the_cause(given, more, message
         assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.one_in(11)
+@pytest.mark.one_in(30)
 @pytest.mark.parametrize(
     "task", ["lr_find", "profile", "tune", "check", "replay", "where sample=0"]
 )
@@ -154,6 +154,7 @@ def test_so_it_is_by_every_other_task(given, more, message, task, capsys, tmp_pa
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("more", [[], ["trainer.baseline=false"]])
 @pytest.mark.parametrize("kind", [Rows, Records])
 def test_a_split_of_validation_without_rows_is_refused(kind, more, capsys, tmp_path):
@@ -181,6 +182,7 @@ def test_a_validation_that_measures_nothing_is_an_error():
         validate(torch.nn.Identity(), Nothing(), loader)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("growth", [-1, 1])
 @pytest.mark.parametrize("task", ["fit", "digest"])
 def test_a_length_that_changes_is_noticed(growth, task, capsys):
@@ -211,6 +213,7 @@ def test_so_is_that_of_a_dataset_inside_of_another(inside):
             list(loader.epoch(1))
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("length", [2**63, 10**30, -1, 3.0, "3", float("nan")])
 @pytest.mark.parametrize("kind", [Rows, Records])
 def test_what_is_no_number_of_rows_is_named(length, kind, monkeypatch, capsys):

@@ -238,6 +238,7 @@ def test_an_interrupted_run_says_so_and_keeps_its_checkpoint(faces, tmp_path, ca
     assert checkpoint.load(checkpoint.find(tmp_path / "run"))["updates"] == 6
 
 
+@pytest.mark.thorough
 def test_a_sweep_gets_the_best_value(faces, tmp_path, capsys):
     done = run(
         capsys,

@@ -23,6 +23,7 @@ def fit(capsys, kind=Rows, *more):
 SAID = ("trainer.report", "trainer.pictures", "trainer.progress")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", [Rows, Records])
 def test_a_run_without_validation_ends_with_its_last_checkpoint(kind, capsys, reports):
     done = fit(capsys, kind)

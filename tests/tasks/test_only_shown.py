@@ -94,6 +94,7 @@ def test_everything_that_is_shown_fails_and_the_run_does_not(folder, capsys):
     finished(folder / "run")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("at", ["picture", "file", "close"])
 def test_a_tracker_that_raises_costs_a_warning(at, folder, capsys):
     tracker = f"tracker={{_target_: tests.hostile_shown.Tracker, at: {at}}}"
@@ -103,7 +104,7 @@ def test_a_tracker_that_raises_costs_a_warning(at, folder, capsys):
     finished(folder / "run")
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     ("name", "what"),
     [
@@ -141,6 +142,7 @@ def test_a_disk_that_is_full_for_what_is_large_costs_a_warning(folder, capsys):
     finished(folder / "run")
 
 
+@pytest.mark.thorough
 def test_a_section_that_cannot_be_made_is_missing_from_the_report_alone(
     folder, capsys, monkeypatch
 ):

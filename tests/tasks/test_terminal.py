@@ -101,7 +101,7 @@ def test_a_console_keeps_its_own_colours_and_none_of_its_texts():
     assert r"a\x1b]0;" in shown
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize(
     "words",
     [

@@ -74,6 +74,7 @@ def test_weights_of_another_model_are_told_by_key(faces, capsys):
     assert len(done.err) < 1500
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
@@ -95,6 +96,7 @@ def test_a_folder_gives_no_trust_and_no_place_to_write(faces, capsys, tmp_path, 
         assert re.search(message, done.err)
 
 
+@pytest.mark.thorough
 def test_it_returns_the_monitored_metric_and_writes_nothing(faces, capsys, tmp_path):
     assert run(capsys, *faces, *QUICK, "run_dir=run").code == 0
     before = set(tmp_path.rglob("*"))

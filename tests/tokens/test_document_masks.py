@@ -121,6 +121,7 @@ def test_loss_and_gradients_are_those_of_the_documents_one_by_one(way, pad_to):
         torch.testing.assert_close(found, gradient, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("pad_to", [T, None])

@@ -46,6 +46,7 @@ def birds(tmp_path):
     return tmp_path
 
 
+@pytest.mark.thorough
 def test_the_own_dataset_page(birds):
     environment = {**os.environ, "PYTHONPATH": "."}
     (commands,) = blocks("own_dataset.md", "sh")
@@ -172,6 +173,7 @@ def test_the_page_of_own_parts(here, capsys, faces_root):
     assert list(written["transform"]["train"])[-2:] == ["shade", "normalize"]
 
 
+@pytest.mark.thorough
 def test_the_page_of_objectives(here, capsys, faces_root, reports):
     folder = here("objectives.md")
     small = [f"dataset.root={faces_root}", "dataset.count=60", "dataset.size=48", "batch.size=8"]
@@ -255,7 +257,7 @@ def command_lines():
     return sorted(found)
 
 
-@pytest.mark.one_in(7)
+@pytest.mark.one_in(17)
 @pytest.mark.parametrize("line", command_lines())
 def test_a_command_of_the_pages_is_a_configuration(line, monkeypatch):
     """Every key, option and value that a page names is accepted, as far as nothing is built."""

@@ -160,6 +160,7 @@ ORDERS = {
 }
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", ORDERS)
 @pytest.mark.parametrize("split", ["never", "tail"])
 def test_another_orders_positions_are_packed_once_each(name, split):

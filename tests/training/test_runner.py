@@ -152,6 +152,7 @@ def test_it_learns():
     assert result.history[-1]["val/mse"] == pytest.approx(losses[-1])
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "options",
     [

@@ -52,7 +52,7 @@ def some_ranges(seed):
     return found
 
 
-@pytest.mark.one_in(11)
+@pytest.mark.one_in(23)
 @pytest.mark.parametrize(
     "kind",
     [

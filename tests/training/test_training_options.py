@@ -65,6 +65,7 @@ def test_the_mean_of_the_weights_is_torchs_rule_and_what_is_validated(tmp_path, 
     assert torch.equal(state["averaged"]["1.running_mean"], state["model"]["1.running_mean"])
 
 
+@pytest.mark.thorough
 def test_a_task_that_loads_the_checkpoint_measures_the_mean(fit):
     done = fit("trainer.ema=0.9", "trainer.max_epochs=3", "run_dir=run", "optimizer.lr=0.1")
     assert done.code == 0, done.err
@@ -172,6 +173,7 @@ def test_the_loss_falls_fastest_where_it_is_steepest():
     assert smoothed([2.0] * 5) == pytest.approx([2.0] * 5)
 
 
+@pytest.mark.thorough
 def test_a_range_of_learning_rates_is_tried_and_drawn(fit):
     words = ("task=lr_find", "steps=30", "lr_find.lowest=1e-5", "lr_find.highest=10")
     found = fit(*words, "run_dir=one")

@@ -120,6 +120,7 @@ def shares(plan, step, world, compose, dataset=None):
     return [fetch(plan.request(0, step, rank, world)) for rank in range(world)]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("tail", ["keep", "pad"])
 def test_a_batch_is_transformed_alike_however_it_was_shared_out(tail):
     compose = BatchCompose(EVERYTHING, 0)
@@ -197,6 +198,7 @@ def test_batch_transforms_can_be_sent_to_workers():
     assert torch.equal(compose(batch_of())["image"], expected)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("name", [name for name in EVERYTHING if name != "normalize"])
@@ -215,6 +217,7 @@ def test_a_key_gives_the_same_picture_on_every_device_and_layout(name, device, l
     assert (layout(found["image"]) == torch.channels_last) == last
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("name", EVERYTHING)
 def test_all_rows_at_once_as_on_a_device_are_the_same_pictures(name, last, monkeypatch):

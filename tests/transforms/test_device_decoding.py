@@ -161,7 +161,7 @@ def test_a_damaged_file_is_named(folder, capsys):
     assert "Traceback" not in found.err
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     "more",
     [

@@ -140,6 +140,7 @@ def test_every_kind_of_file_gives_what_the_reader_gives(tmp_path, decoder, name)
         assert (found.int() - expected.int()).abs().float().mean() <= 0.6
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("decoder", DECODERS)
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_a_large_turned_file_is_reduced_by_the_dct(tmp_path, decoder, orientation):
@@ -390,6 +391,7 @@ def test_without_the_native_decoder(monkeypatch):
         DecodeRandomResizedCrop(8, decoder="native")
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("way", ["headers", "PENSTOCK_NATIVE"])
 def test_the_build_leaves_out_what_it_cannot_build(tmp_path, way):

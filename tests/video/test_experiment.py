@@ -34,6 +34,7 @@ def test_it_trains_and_clips_are_shown_as_strips(capsys, folder, reports):
     assert {batch["kind"] for batch in facts["batches"]} == {"clips"}
 
 
+@pytest.mark.thorough
 def test_a_resumed_run_is_the_same(capsys, folder):
     words = [*SMALL, "loader=debug", "trainer.pictures=false", "trainer.report=false"]
     words += ["trainer.baseline=false", "scheduler=none"]
