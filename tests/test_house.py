@@ -78,22 +78,24 @@ def tree_of(name):
     return ast.parse((ROOT / name).read_text())
 
 
+@cache
 def imports_of(name):
     """Modules that a file imports, also inside functions; not those for type checking only."""
-    tree = tree_of(name)
-    skipped = {
-        inner
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
-        for inner in ast.walk(node)
-    }
-    for node in ast.walk(tree):
-        if node in skipped:
+    imported, nodes = [], [tree_of(name)]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
             continue
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            imported += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            imported += [f"{node.module}.{alias.name}" for alias in node.names]
+        nodes += [
+            inner
+            for inner in ast.iter_child_nodes(node)
+            if isinstance(inner, ast.stmt | ast.excepthandler | ast.match_case)
+        ]
+    return imported
 
 
 def under(module, packages):

@@ -110,6 +110,7 @@ def test_a_wheel_writes_nothing_but_penstock(wheel):
     assert ours == shipped()
 
 
+@pytest.mark.thorough
 def test_a_wheel_makes_projects_of_each_kind(installed, empty):
     """It has their templates, and draws their data."""
     done = start(installed, empty, "init", "stains", "--kind", "masks")
@@ -195,6 +196,7 @@ if __name__ == "__main__":
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("origin", ["wheel", "checkout"])
 def test_a_project_may_have_a_pipeline_datasets_and_conf_of_its_own(

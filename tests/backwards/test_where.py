@@ -134,6 +134,7 @@ def test_what_a_run_left_out_is_said(trained, tmp_path, capsys):
     assert done.out.startswith("row 5  left out wherever it stands: it hums"), done
 
 
+@pytest.mark.thorough
 def test_a_batch_of_a_mixture_has_sources_and_weights(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     sources = ", ".join(f"{name}: {{{SEQUENCES}, root: {name}}}" for name in "ab")

@@ -149,6 +149,7 @@ def test_the_printed_command_makes_a_run_that_never_sees_it(
     assert {one.index for one in made} == {row}
 
 
+@pytest.mark.thorough
 def test_without_an_old_checkpoint_it_begins_anew(trained, tmp_path, capsys):
     folder = shutil.copytree(trained, tmp_path / "a")
     row = int(parts(*FIT).plan.request(0, 1).indices[0])

@@ -107,6 +107,7 @@ PAIRS = {  # with what digests and weights have to tell; every second one is in 
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(17)
 @pytest.mark.parametrize("word", PAIRS)
 def test_a_key_is_in_the_group_that_digests_and_weights_tell(word, first, fit):

@@ -210,6 +210,7 @@ def test_a_list_of_names_does_nothing_to_the_terminal(shell, folder, capsys):
     assert "\N{RIGHT-TO-LEFT OVERRIDE}".encode() not in shown
 
 
+@pytest.mark.thorough
 def test_every_name_comes_out_of_bash_as_it_is(folder, capsys):
     """Without a terminal: all names at once, by calling the function."""
     names = [name.replace("CANARY", "canary") for name in NAMES]

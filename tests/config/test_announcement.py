@@ -110,6 +110,7 @@ def test_nothing_is_said_of_what_cannot_begin(wrong):
     assert lines == []
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not hasattr(fcntl, "F_SETPIPE_SZ"), reason="pipes of a size are Linux's")
 def test_the_first_line_does_not_wait_for_torch(tmp_path):
     """The line is longer than the pipe, so the program stands still in it while we look."""

@@ -96,6 +96,7 @@ def test_a_run_leaves_neither_the_environment_nor_secrets_behind(
     assert_nowhere(TYPED, folder)
 
 
+@pytest.mark.thorough
 def test_a_sweep_leaves_none_either(capsys, tmp_path, monkeypatch):
     def fails(config):
         raise command.PenstockError(f"cannot use {config.transform.train['note']['note']}")

@@ -212,6 +212,7 @@ def test_files_can_be_set_for_every_dataset_that_reads_files():
 # hydra's name for the folder of a run
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("word", ["hydra.run.dir=here/it/is", "++hydra.run.dir='here/it/is'"])
 def test_hydras_folder_is_the_runs(word, faces, capsys):
     quick = ["trainer.max_steps=1", "trainer.pictures=false", "loader=debug", "tracker=none"]

@@ -605,6 +605,7 @@ def test_workers_know_who_they_are():
     assert {tuple(row)[:2] for row in everything(WhoWorks(), None)} == {(-1, 0)}
 
 
+@pytest.mark.thorough
 def test_persistent_workers_are_the_same_in_every_epoch():
     loader = DataLoader(WhoWorks(), None, num_workers=2, persistent_workers=True)
     pids = {row[3] for _ in range(3) for row in loader}
@@ -644,6 +645,7 @@ def test_several_iterators_of_one_loader_do_not_meet():
         assert [a for a, _ in pairs] == [b for _, b in pairs] == theirs(Squares(), 5)
 
 
+@pytest.mark.thorough
 def test_an_epoch_may_be_left_and_another_one_begun():
     for persistent in (False, True):
         loader = DataLoader(Squares(), 2, num_workers=2, persistent_workers=persistent)
@@ -692,6 +694,7 @@ def test_batches_may_come_in_the_order_in_which_they_are_ready(in_order):
     assert (batches[0] == [0]) == in_order
 
 
+@pytest.mark.thorough
 def test_copies_of_a_loader_begin_their_own_epochs():
     loader = DataLoader(Squares(), 5, num_workers=2)
     batches = iter(loader)
@@ -892,6 +895,7 @@ def test_the_rest_is_the_same_with_any_workers_and_threads(kind):
             assert plain(list(other)) == expected, (before, workers)
 
 
+@pytest.mark.thorough
 def test_epochs_after_the_resumed_one_follow_too():
     for kind in ("shuffled", "seeded", "generator", "with a state"):
         for steps in (0, 2, 7):
@@ -1041,6 +1045,7 @@ def test_the_rest_of_a_stream_follows_from_its_state_at_every_step(kind, size):
             assert plain(list(other)) == expected, (step, every)
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("kind", STREAMS)
 def test_the_rest_of_a_stream_is_the_same_with_other_workers(kind):
@@ -1057,6 +1062,7 @@ def test_the_rest_of_a_stream_is_the_same_with_other_workers(kind):
             assert len(list(other)) > 0  # the next epoch is divided among those there are now
 
 
+@pytest.mark.thorough
 def test_a_worker_init_fn_divides_for_other_workers_too():
     def make(workers):
         return DataLoader(Undivided(4), None, num_workers=workers, worker_init_fn=divide)

@@ -44,6 +44,7 @@ def test_runs_that_learn_in_another_way_share(faces):
     assert {group(*faces, one) for one in others} == {ours}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "word",
     [
@@ -129,6 +130,7 @@ def mixture(*scales):
     ]
 
 
+@pytest.mark.thorough
 def test_a_mixture_of_own_data_shares_or_says_which_source_does_not_say_what_it_is(monkeypatch):
     monkeypatch.setenv("PENSTOCK_TRUST", "tests")
     assert group(*mixture(1, 2)) == group(*mixture(1, 2)) != group(*mixture(1, 3))

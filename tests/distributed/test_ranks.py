@@ -77,7 +77,6 @@ def losses(steps):
     return [step[-1] for step in steps]
 
 
-@pytest.mark.one_in(3)
 @pytest.mark.parametrize("size", MANY)
 @pytest.mark.parametrize("name", CASES)
 def test_any_number_of_ranks_trains_on_the_same_batches(name, size, found):
@@ -142,6 +141,7 @@ def test_a_run_goes_on_in_worlds_of_other_sizes(strategy, found, tmp_path):
     assert losses(steps) == pytest.approx([s.loss for s in undisturbed.steps], rel=1e-4, abs=1e-5)
 
 
+@pytest.mark.thorough
 def test_a_rank_without_a_sample_of_validation_does_not_stop_the_others(tmp_path):
     """Two ranks compute the metrics of the trial batch, which the third has no part of."""
     run = [

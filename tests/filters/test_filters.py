@@ -300,6 +300,7 @@ def test_a_dataset_inside_of_another_has_a_filter_of_its_own():
     assert data.train.dataset[len(SHORT) - 1]["row"] == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("sampler", ["mixture", "repeated", "packed"])
 def test_mixtures_of_filtered_sources_and_filters_of_mixtures(sampler):
@@ -374,6 +375,7 @@ def test_nothing_left_is_an_error_of_the_data():
         data_of('+dataset.filter="length < 0"').train.dataset  # noqa: B018
 
 
+@pytest.mark.thorough
 def test_the_dataset_s_own_rows_are_named_and_written(capsys):
     """A quarantine that a filtered run wrote holds for a run with another filter."""
     damaged = ["+dataset.damaged=[40]", "bad_samples.on_error=skip"]

@@ -354,6 +354,7 @@ def test_a_run_starts_from_another_and_says_what_matched(capsys, data, body, tmp
     assert "23 of 25 tensors; of another shape: head.weight float32[4, 8]" in loose.err
 
 
+@pytest.mark.thorough
 def test_a_run_resumes_without_the_file_that_it_started_from(capsys, data, body, tmp_path):
     file = tmp_path / "body.safetensors"
     save_file(read(body), file)

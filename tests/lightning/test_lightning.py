@@ -153,6 +153,7 @@ def test_what_does_not_go_is_one_message(capsys, data, tmp_path, kind, more, mes
     assert "Traceback" not in outcome.err
 
 
+@pytest.mark.thorough
 def test_hooks_that_need_not_be_called_may_be_named(capsys, data, tmp_path):
     more = ["scheduler.interval=step", "objective.without=[on_train_epoch_end]"]
     records, _ = fitted(capsys, data, tmp_path / "run", "Hooked", *more)

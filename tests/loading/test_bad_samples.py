@@ -528,7 +528,7 @@ def stream_of(root, on_error, options=None, world=None, buffer=0, size=SIZE, tai
     return Loader(StreamPlan(order, size, tail), fetch, options, world)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("buffer", [0, 8])
 @pytest.mark.parametrize("on_error", ["substitute", "skip"])
 def test_streams_leave_out_the_same_and_nothing_else_changes(folders, on_error, buffer):

@@ -77,6 +77,7 @@ def test_what_is_done_to_batches_is_part_of_the_digest(pets, capsys):
     assert unused.out == runs[-1].out
 
 
+@pytest.mark.thorough
 def test_a_batch_can_be_replayed_and_looked_at(pets, capsys, tmp_path):
     shown = run(capsys, "task=replay", "step=2", *pets, *IN_MAIN, f"run_dir={tmp_path}/seen")
     assert shown.code == 0, shown.err

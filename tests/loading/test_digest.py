@@ -189,6 +189,7 @@ def test_replay_outside_the_epoch_is_a_configuration_error(faces, capsys, tmp_pa
     assert not (tmp_path / "outputs").exists()
 
 
+@pytest.mark.thorough
 def test_digest_writes_nothing(faces, capsys, tmp_path):
     run(capsys, *DIGEST, *faces)
     assert list(tmp_path.iterdir()) == []
@@ -205,6 +206,7 @@ def test_fields_of_a_batch(faces):
     assert rows.tolist() == list(range(12))
 
 
+@pytest.mark.thorough
 def test_ranks_print_what_one_process_prints(faces, capfd):
     """Each of two ranks hashes its own share; only together they make the lines."""
     alone = run(capfd, *DIGEST, *faces, *IN_MAIN, "batch.size=7")

@@ -156,6 +156,7 @@ def _two(loader):
     return ["loader.num_workers=2"] if loader == "loader.backend=thread" else []
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", ["Itself", "Divided", "generated"])
 def test_streams_too(people, name):
@@ -211,6 +212,7 @@ def test_fields_stays_an_argument_where_a_dataset_takes_it():
     assert config.dataset["fields"] == {"x": "a"}
 
 
+@pytest.mark.thorough
 def test_a_model_of_two_inputs(people, capsys):
     inputs = ["objective.inputs=[first, second]", "trainer.max_steps=1"]
     model = ["~model", "+model={_target_: people.Both}"]
@@ -237,6 +239,7 @@ def test_a_dataset_without_labels_is_told_how_to_say_them(people):
     assert "`targets`" in str(refused.value)
 
 
+@pytest.mark.thorough
 def test_bad_samples_are_skipped_and_checked(people, capsys):
     found = run(capsys, *own("Damaged", "task=check", "split=train"))
     assert found.code == 3

@@ -176,6 +176,7 @@ def test_the_third_death_at_one_address_stops_the_run(tmp_path, caplog):
     assert len(caplog.records) == 2  # the third is the error
 
 
+@pytest.mark.thorough
 def test_how_many_deaths_are_too_many_can_be_chosen(tmp_path):
     doom = Doom("SIGKILL", 7, tmp_path, times=4)
     loader = toy.loader(LoaderOptions("process", 2, max_deaths=5), doom, Files())
@@ -278,6 +279,7 @@ def test_a_message_that_was_cut_off_stops_nobody(tmp_path):
     assert loader.stats.deaths in (2, 3)  # the last one may have nothing left to do
 
 
+@pytest.mark.thorough
 def test_recovery_works_in_the_thread_that_pins(tmp_path, monkeypatch):
     # There need be no accelerator here: torch is told that there is one, and pins nothing.
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)

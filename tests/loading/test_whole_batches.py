@@ -265,6 +265,7 @@ def test_the_board_tells_which_file_is_at_hand(root):
 SHARES = st.tuples(st.floats(0.01, 1), st.floats(0.01, 1)).map(sorted)
 
 
+@pytest.mark.thorough
 @settings(max_examples=200, deadline=None)
 @given(
     keys=st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=20),

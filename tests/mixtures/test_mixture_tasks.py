@@ -196,6 +196,7 @@ def test_rows_of_a_mixture_are_repeated_in_its_shares(root):
     assert (len(rows), sum(row < 24 for row in rows)) == (256, 192)
 
 
+@pytest.mark.thorough
 def test_rows_of_a_mixture_are_packed_in_its_shares(tmp_path):
     node = "_target_: penstock.datasets.synthetic_sequences.SyntheticSequences, count: 300"
     sources = ", ".join(f"{name}: {{{node}, root: {tmp_path}/{name}}}" for name in "ab")

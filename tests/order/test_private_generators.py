@@ -336,6 +336,7 @@ def test_a_hash_of_what_has_no_seed_is_refused_with_the_step(case):
         fetch_of(step, dataset)(PLAN.request(0, 0))
 
 
+@pytest.mark.thorough
 def test_a_run_is_warned_once_however_many_workers_find_out(caplog):
     for options in (LoaderOptions(), LoaderOptions("process", 2), LoaderOptions("thread", 2)):
         caplog.clear()

@@ -116,6 +116,7 @@ def test_after_sigkill_packing_begins_anew_and_clears_up(tmp_path):
     assert len(Packed(str(folder))) == 4
 
 
+@pytest.mark.thorough
 def test_a_later_pack_clears_up_after_a_killed_one_but_not_after_one_that_lives(tmp_path):
     killed = started("slow", 400, tmp_path)
     wait_for(lambda: (tmp_path / "packed").is_dir() and hidden(tmp_path))
@@ -222,6 +223,7 @@ def test_a_size_without_pictures_and_encoding_without_files_are_refused(tmp_path
         pack(Plain(), "train", Recipe(format="encoded"), tmp_path, options=MAIN)
 
 
+@pytest.mark.thorough
 def test_pictures_are_made_smaller_with_their_points(tmp_path):
     folder = pack(Everything(), "train", Recipe(size=6), tmp_path, options=MAIN)
     packed = Packed(str(folder))
@@ -287,6 +289,7 @@ def test_a_damaged_image_is_named_and_nothing_remains(capsys, tmp_path, images):
     assert [path.name for path in (tmp_path / "cache" / "packed").glob("[!.]*")] == []
 
 
+@pytest.mark.thorough
 def test_statistics_of_the_dataset_can_be_those_of_the_pack(capsys, images):
     _, overrides = images
     given = [
@@ -352,6 +355,7 @@ def photos(tmp_path):
 built = pytest.mark.skipif(native_images.jpeg() is None, reason="the native decoder was not built")
 
 
+@pytest.mark.thorough
 @built
 def test_squares_are_decoded_natively_and_are_what_the_reader_makes(photos):
     def packed(*more):

@@ -197,6 +197,7 @@ def test_the_digest_of_landmarks_is_unchanged_too(capsys, tmp_path):
     )
 
 
+@pytest.mark.thorough
 def test_a_smaller_size_names_itself_in_the_fingerprint(capsys, tmp_path, images):
     import penstock
     from penstock.build.data import DataParts

@@ -165,6 +165,7 @@ def test_a_resumed_run_is_the_whole_one(experiment, tmp_path, monkeypatch, capsy
     assert len(ledgers[0].splitlines()) == 6
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("experiment", ["two_views", "image_text"])
 def test_reports_show_pairs(experiment, tmp_path, capsys, reports):

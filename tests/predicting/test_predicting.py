@@ -257,6 +257,7 @@ def test_a_model_of_a_fixed_batch_takes_one_sample(tmp_path):
     assert export._shape(images[:1], 1)["shape"] == [1, 3, 4, 4]
 
 
+@pytest.mark.thorough
 def test_numbers_are_predicted_from_inputs_alone(place, capsys, monkeypatch):
     monkeypatch.chdir(place)
     folder = place / "numbers"

@@ -94,6 +94,7 @@ def test_a_strangers_ray_is_not_joined(address, faces, capsys, monkeypatch):
         assert f"notice: batches come from the Ray at {server} (loader.ray.address)" in outcome.err
 
 
+@pytest.mark.thorough
 def test_a_person_types_what_actors_are_started_with(faces, capsys, monkeypatch):
     configs = []
     monkeypatch.setattr(installed, "runner", lambda name: configs.append)

@@ -149,6 +149,7 @@ def test_a_report_that_came_with_the_folder_is_not_shown(folder):
     assert "Penstock" in shown
 
 
+@pytest.mark.thorough
 def test_what_the_documentation_shows_runs(folder, monkeypatch):
     text = (ROOT / "docs" / "using.md").read_text()
     [snippet] = re.findall(r"```python\n(from penstock import Run\n.*?)```", text, re.DOTALL)
@@ -161,6 +162,7 @@ def test_what_the_documentation_shows_runs(folder, monkeypatch):
     assert isinstance(found["run"], penstock.Run)
 
 
+@pytest.mark.thorough
 def test_it_is_cheap_until_a_batch_is_asked_for(folder):
     code = (
         "import sys; from penstock import Run; run = Run(sys.argv[1]); repr(run); run.state; "

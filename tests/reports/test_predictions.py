@@ -42,6 +42,7 @@ def test_landmarks_of_samples_spread_over_the_split(faces, drawn, tmp_path):
     assert captions[0] == f"nme {alone.compute():.3f}"
 
 
+@pytest.mark.thorough
 def test_pictures_of_a_dataset_that_was_written_for_torch_are_drawn(drawn, tmp_path, monkeypatch):
     """A tuple of a Pillow picture and a number, as large as the dataset has them."""
     monkeypatch.setenv("PENSTOCK_TRUST", "tests.own_parts")

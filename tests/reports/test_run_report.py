@@ -104,6 +104,7 @@ def test_a_report_that_fails_costs_a_warning(faces, tmp_path, capsys, reports):
     assert RunRecord.read(tmp_path / "run").state == "done"
 
 
+@pytest.mark.thorough
 def test_a_run_that_is_switched_off_leaves_none(faces, tmp_path, capsys, reports):
     words = ["trainer.max_epochs=1", "run_dir=run", "trainer.report=false"]
     assert run(capsys, *faces, *SMALL[3:], *words).code == 0
@@ -279,6 +280,7 @@ def test_starts_tell_what_is_repeated(runs, tmp_path, capsys):
     assert ">2</td>" in run_report.make(again)
 
 
+@pytest.mark.thorough
 def test_deaths_and_left_out_samples_are_shown(runs, tmp_path):
     folder = copied(runs / "done", tmp_path / "run")
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

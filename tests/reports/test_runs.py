@@ -86,6 +86,7 @@ def test_a_line_a_run(write, capsys):
     assert "outputs/b  python run.py task=replay epoch=1\n" in run(capsys, "task=runs").out
 
 
+@pytest.mark.thorough
 def test_filters(write, capsys):
     write("outputs/new", started=ago(hours=1), command="python run.py sampler=weighted")
     write("outputs/old", started=ago(days=3), status="failed")
@@ -192,6 +193,7 @@ def test_mistakes_are_named(tmp_path, monkeypatch, capsys):
     assert "0 of 0 runs" in run(capsys, "task=runs").err
 
 
+@pytest.mark.thorough
 def test_a_thousand_runs_are_listed_at_once(write, capsys):
     first = write("one")
     for number in range(1000):
@@ -221,6 +223,7 @@ def test_neither_imports_torch(write):
         assert done.returncode == 0
 
 
+@pytest.mark.thorough
 def test_the_head_of_a_report(write, capsys):
     path = write("outputs/a", baseline={"nme": 0.5}, best={"val/nme": 0.1})
     outcome = run(capsys, "task=show", f"run={path}")

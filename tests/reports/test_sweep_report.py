@@ -69,6 +69,7 @@ def change(path, **facts):
     path.write_text(json.dumps(json.loads(path.read_text()) | facts))
 
 
+@pytest.mark.thorough
 def test_the_sweep_of_the_readme_ends_with_a_table_and_the_path_of_its_report(swept):
     folder, out = swept
     assert "4 jobs in" in out
@@ -296,6 +297,7 @@ def test_a_sweep_that_is_left_has_a_report(tmp_path, monkeypatch, capsys, report
     assert "-m resume=sweep" in page
 
 
+@pytest.mark.thorough
 def test_a_report_that_fails_costs_a_warning(tmp_path, monkeypatch, capsys, reports):
     monkeypatch.chdir(tmp_path)
     words = little(monkeypatch)

@@ -498,6 +498,7 @@ class Step:
 """
 
 
+@pytest.mark.thorough
 def test_code_that_changed_is_told_on_resume(data, capsys, monkeypatch):
     package = Path("own_steps_of_a_person")
     package.mkdir()

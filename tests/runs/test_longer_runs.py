@@ -133,7 +133,7 @@ def test_shorter_is_done_and_longer_again(fit):
     assert checkpoint.find_newest(Path("run")).state["fingerprint"][SCHEDULES] == "12+4+4"
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("words", "code"),
     [

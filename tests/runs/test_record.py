@@ -61,6 +61,7 @@ def test_a_killed_run_is_told_from_a_running_one(done):
         other.kill()
 
 
+@pytest.mark.thorough
 def test_a_line_in_progress_is_left_out(done):
     with (done / "metrics.jsonl").open("a") as file:
         file.write('{"event": "epoch", "epo')
@@ -101,6 +102,7 @@ def test_a_fifo_in_the_place_of_a_file_keeps_nobody_waiting(done):
     assert time.monotonic() - began < 60
 
 
+@pytest.mark.thorough
 def test_reading_imports_no_torch():
     code = "import penstock.runs.record, sys; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

@@ -431,6 +431,7 @@ def test_roots_without_archives(tmp_path):
     refused(tmp_path, archive([]), "there are no samples of this split")
 
 
+@pytest.mark.thorough
 def test_the_program(root, tmp_path, capsys, monkeypatch):
     """By name, with workers; an archive that was cut is exit code 3."""
     from tests.program import run

@@ -169,6 +169,7 @@ def test_what_it_says_holds_in_all_processes_of_a_run(birds, capfd):
     assert done.err.count(SAID) == 1
 
 
+@pytest.mark.thorough
 def test_the_commands_of_its_page(tmp_path, monkeypatch, capsys):
     text = (ROOT / "docs" / "starter.md").read_text()
     blocks = re.findall(r"```sh\n(penstock init.*?)```", text, re.DOTALL)
@@ -187,6 +188,7 @@ def test_the_commands_of_its_page(tmp_path, monkeypatch, capsys):
     forget("my_birds")
 
 
+@pytest.mark.thorough
 def test_what_is_typed_wins(birds, capsys):
     digest = [*DIGEST, "loader.num_workers=0"]
     done = run(capsys, "--trust", "other", *digest)
@@ -491,6 +493,7 @@ def projects(tmp_path_factory):
     forget("my_points")
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_kind_trains_at_once(kind, projects, capsys, monkeypatch):
     monkeypatch.chdir(projects / f"my {kind}")

@@ -250,6 +250,7 @@ def test_it_says_how_far_it_is(files, monkeypatch, capsys):
     assert "listing s3://data/d  10\n" in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 def test_a_run_ends_with_its_exit_code(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with serving(deeper) as (address, _):

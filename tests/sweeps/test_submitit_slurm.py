@@ -213,6 +213,7 @@ def slurm(tmp_path, monkeypatch):
     return tmp_path / "slurm"
 
 
+@pytest.mark.thorough
 def test_slurm_and_bash_read_a_value_as_it_was_meant(slurm):
     met, texts = [], st.one_of(HARD, st.text("'\"#$`;&|<>-=%*[]{}() ä€a:,"))
 

@@ -158,6 +158,7 @@ def test_a_table_has_the_other_metrics_of_each_run(sweep, capsys):
     assert "all: batch.size=8 status=done\n" in out
 
 
+@pytest.mark.thorough
 def test_a_value_that_is_no_number_is_written_as_none(sweep):
     code, folder = sweep(lambda config: math.nan, "seed=1,2")
     assert code == 0

@@ -211,7 +211,7 @@ DAMAGES = {
 }
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_stored_sweep_of_a_stranger_is_checked(damage, sweep, capsys):
     assert sweep(lambda config: 0.5, "seed=1,2")[0] == 0
@@ -275,6 +275,7 @@ def test_nothing_is_written_over_or_through_what_lies_in_a_sweeps_folder(
         assert [one.status for _, one in read_results(folder)] == ["done", "done"]
 
 
+@pytest.mark.thorough
 def test_a_sweep_replaces_what_it_has_made(sweep):
     for words in ("seed=1,2", "seed=1,2,3"):
         assert sweep(lambda config: 0.5, words)[0] == 0

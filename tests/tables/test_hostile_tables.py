@@ -275,6 +275,7 @@ def test_long_records_and_their_neighbours(tmp_path):
         list(stream(path, limits=limits))
 
 
+@pytest.mark.thorough
 def test_records_that_span_pieces_are_put_together_once(tmp_path):
     """Quotes and line ends on both sides of the borders of pieces, against the whole text."""
     path = tmp_path / "x.csv"
@@ -383,6 +384,7 @@ def test_sizes_that_cannot_be(tmp_path, size, packed):
         list(shards(path, index=False))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("packed", [False, True])
 def test_headers_without_end(tmp_path, packed):
     path = tar(tmp_path / "a.tar", [("g" * 200 + ".cls", b"1"), ("1.cls", b"2")])

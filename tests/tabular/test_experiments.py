@@ -38,6 +38,7 @@ def test_f1_is_that_of_its_definition():
         )
 
 
+@pytest.mark.thorough
 def test_numbers_are_learnt_on_one_scale_and_measured_on_another(capsys, folder):
     done = run(
         capsys,

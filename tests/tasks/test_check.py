@@ -110,6 +110,7 @@ def test_a_bar_on_a_terminal(images, capsys, monkeypatch):
     assert re.search(r"checking train .*36/36.*1 wrong", shown)
 
 
+@pytest.mark.thorough
 def test_a_table_is_checked_row_by_row(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     rows = [f"{'ham' if n % 3 else 'spam'}\ttext number {n}" for n in range(50)]

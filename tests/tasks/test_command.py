@@ -63,6 +63,7 @@ def test_a_wrong_configuration(here, task, capsys):
     assert list(here.iterdir()) == []
 
 
+@pytest.mark.thorough
 def test_options_may_stand_anywhere(here, task, tmp_path):
     folder = tmp_path / "groups"
     (folder / "sampler").mkdir(parents=True)
@@ -231,6 +232,7 @@ def test_what_modules_log_goes_to_stderr(here, task, capsys):
     assert (out, err.partition("\n")[2]) == ("", "computing\n")
 
 
+@pytest.mark.thorough
 def test_a_real_task(here, capsys):
     node = "{_target_:tests.own_parts.Numbers,size:6}"
     words = [
@@ -286,6 +288,7 @@ def test_a_reader_that_has_had_enough(faces):
     assert "Error" not in done.stderr
 
 
+@pytest.mark.thorough
 def test_a_job_after_the_first_keeps_no_garbage_of_those_before(faces, capsys):
     frozen = gc.get_freeze_count()
     assert run(capsys, "task=digest", "steps=1", "loader=debug", *faces).code == 0

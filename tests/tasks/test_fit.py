@@ -174,6 +174,7 @@ def test_who_loads_changes_neither_weights_nor_order(faces, tmp_path, capsys):
     assert manifest(tmp_path / "c")["order"] != first["order"]
 
 
+@pytest.mark.thorough
 def test_digests_are_those_of_the_digest_task(faces, tmp_path, capsys):
     fitted = run(capsys, *faces, *QUICK, "trainer.digest=true", "trainer.pictures=false")
     assert fitted.code == 0, fitted.err

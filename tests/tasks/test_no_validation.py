@@ -44,6 +44,7 @@ def test_a_run_without_validation_ends_with_its_last_checkpoint(kind, capsys, re
     assert "It had no validation" in Path("run/report.html").read_text()
 
 
+@pytest.mark.thorough
 def test_it_resumes_with_the_same_batches_and_is_measured_afterwards(capsys):
     assert fit(capsys, Rows, "trainer.max_epochs=2", "trainer.max_steps=1").code == 0
     done = run(capsys, "resume=run", "trainer.max_steps=4")

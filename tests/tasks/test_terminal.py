@@ -157,6 +157,7 @@ def test_files_of_a_stranger(here, capsys, monkeypatch):
     assert rf"{SHOWN}\n.jpg" in shown.replace("\\\\", "\\")
 
 
+@pytest.mark.thorough
 def test_tables_of_a_stranger(here, capsys):
     (here / "t").mkdir()
     rows = [f"{HOSTILE} {row},{'xy'[row % 2]}{HOSTILE}" for row in range(12)]

@@ -89,6 +89,7 @@ def test_every_token_is_in_the_epoch_once_and_edges_are_right(split, pad_to):
     assert torch.equal(everything, wanted)
 
 
+@pytest.mark.thorough
 @given(st.integers(1, 5), st.integers(0, 9))
 @settings(deadline=None, max_examples=8)
 def test_a_batch_is_dealt_out_by_blocks_and_hashes_the_same(world, seed):

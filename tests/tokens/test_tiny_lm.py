@@ -93,6 +93,7 @@ def test_two_ranks_see_and_learn_the_same(text, capfd):
         assert told[0]["last"][name] == pytest.approx(told[1]["last"][name], rel=1e-4)
 
 
+@pytest.mark.thorough
 def test_other_text_is_not_resumed_on(text, capsys):
     quick = [*TINY, "trainer.pictures=false", "trainer.baseline=false", "trainer.max_steps=2"]
     assert run(capsys, *quick, "run_dir=run").code == 0

@@ -257,6 +257,7 @@ def test_nothing_is_imported_that_was_not_chosen():
     assert done.stdout.strip() == "[]", done.stderr
 
 
+@pytest.mark.thorough
 def test_trackers_get_their_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("PENSTOCK_TRUST", "tests")
     told = TrackedRun(tmp_path, {}, {})

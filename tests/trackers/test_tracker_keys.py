@@ -49,6 +49,7 @@ def test_one_or_several_by_name(words, names):
     assert list(chosen(*words)) == names
 
 
+@pytest.mark.thorough
 def test_one_of_ones_own_takes_the_place_of_all(tmp_path):
     assert chosen(f"tracker={{_target_: {OWN}, at: x}}") == {"_target_": OWN, "at": "x"}
     (tmp_path / "tracker").mkdir()
@@ -80,6 +81,7 @@ def test_mistakes_are_named(words, message):
         chosen(*words)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["mlflow", "wandb"])
 def test_a_package_that_is_missing_is_named_with_its_extra(name, monkeypatch):
     there = importlib.util.find_spec

@@ -121,6 +121,7 @@ def test_a_killed_and_resumed_run_has_every_point_once(words, tmp_path, capsys):
     check_wandb(folder)
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
 def test_a_run_that_is_stopped_closes_them(sent, words, tmp_path):

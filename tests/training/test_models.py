@@ -99,6 +99,7 @@ def test_weights_stay_but_for_the_last_layer(name, monkeypatch):
     assert net.eval()(torch.randn(1, 3, 64, 64)).shape == (1, 4)
 
 
+@pytest.mark.thorough
 def test_every_classifier_ends_in_a_layer_that_can_be_replaced():
     last = (nn.Linear, nn.Conv2d)
     for name in (

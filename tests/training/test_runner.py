@@ -302,6 +302,7 @@ def test_the_mean_loss_of_an_epoch_weighs_samples_alike():
     assert parts.history[0]["val/loss"] == pytest.approx(whole.history[0]["val/loss"])
 
 
+@pytest.mark.thorough
 def test_dead_workers_of_both_splits_are_counted(tmp_path):
     train, val = (
         loader(Fatal(tmp_path / name), backend="process", num_workers=1)

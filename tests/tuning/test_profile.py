@@ -321,6 +321,7 @@ def test_no_verdict_leaves_a_loader_as_it_is_below_the_ceiling(
         assert all(1 <= int(one.partition("=")[2]) < workers for one in fewer)
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(
     not Path("/proc/thread-self/schedstat").exists(),
     reason="nobody counts the waiting for a core here",

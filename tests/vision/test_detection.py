@@ -204,6 +204,7 @@ def test_new_pictures_are_predicted(kind, monkeypatch, tmp_path):
             assert sum(row["mask/cat"]["counts"]) == 32 * 32
 
 
+@pytest.mark.thorough
 def test_the_small_detector_learns_where_and_what():
     data = DrawnShapes(size=64, most=2)
     samples = ListSome()([data[row] for row in range(8)])
