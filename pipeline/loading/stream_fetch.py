@@ -10,7 +10,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy, deepcopy
 from dataclasses import dataclass
 from functools import partial
@@ -190,6 +190,47 @@ class StreamReader:
         self._draws.seed(hash64(self._order.seed, "stream", self._epoch, shard))
 
 
+class RecordNumbers:
+    """Which raw records stand at the positions of an epoch, where all shards' lengths are known.
+
+    Nothing is read for it. As `StreamReader` would read them, which tests compare.
+    """
+
+    def __init__(self, order: StreamOrder, lengths: Sequence[int]) -> None:
+        self._order = order
+        self._lengths = np.asarray(lengths, dtype=np.int64)
+        self._firsts = np.cumsum(self._lengths) - self._lengths  # row of each shard's first record
+        self._epoch = (-1, self._firsts, self._firsts)  # its shards in order, and where each ends
+        self._block = (-1, -1, self._firsts)  # epoch and start of the last block, and its order
+
+    def at(self, epoch: int, start: int, stop: int) -> IntArray:
+        """Numbers of the records at positions start .. stop-1; fewer only where the epoch ends."""
+        total = int(self._lengths.sum())
+        if not self._order.buffer:
+            return np.arange(start, max(min(stop, total), start), dtype=np.int64)
+        parts = [np.empty(0, np.int64)]
+        while start < min(stop, total):
+            first, last = self._order.block(epoch, start)
+            of, begun, order = self._block  # read once: threads may be in other epochs
+            if (of, begun) != (epoch, first):
+                order = first + self._order.within(epoch, first, min(last, total) - first)
+                self._block = (epoch, first, order)
+            parts.append(order[start - first : stop - first])
+            start = last
+        return np.concatenate(parts)
+
+    def rows(self, epoch: int, numbers: IntArray) -> IntArray:
+        """The rows of records, counted through the shards as the dataset lists them."""
+        of, shards, ends = self._epoch
+        if of != epoch:
+            shards = self._order.shards(epoch, len(self._lengths))
+            ends = np.cumsum(self._lengths[shards])
+            self._epoch = (epoch, shards, ends)
+        places = np.searchsorted(ends, numbers, side="right")
+        own = shards[places]
+        return self._firsts[own] + numbers - (ends[places] - self._lengths[own])
+
+
 @dataclass(eq=False, repr=False, kw_only=True)
 class StreamFetch(Fetch):
     """Work on one request of a stream; see `Fetch`.
@@ -212,6 +253,8 @@ class StreamFetch(Fetch):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._local = _Local()
+        lengths = self.dataset.shard_lengths() if self._whole.gathers else None
+        self._numbers = None if lengths is None else RecordNumbers(self.order, lengths)
 
     def dataset_of_worker(self) -> Any:
         # A `worker_init_fn` written for torch would cut its worker's share out of this. It gets a
@@ -223,22 +266,30 @@ class StreamFetch(Fetch):
         draws = draws if self._keyed else self._own.beside(draws, request.epoch)
         timer = StageTimer(self.traced)  # raw records are read before there are samples
         start = request.step * self.batch_size
-        numbered = self._records(request, start, start + self.batch_size, draws)
-        full = len(numbered) == self.batch_size
-        if not numbered or (self.tail == "drop" and not full):
+        read = partial(self._records, request, start, start + self.batch_size, draws)
+        if self._numbers is None:
+            numbered = read()
+            numbers = np.array([number for number, _ in numbered], dtype=np.int64)
+        else:  # records are read where a batch cannot be made at once
+            numbers = self._numbers.at(request.epoch, start, start + self.batch_size)
+        if not len(numbers) or (self.tail == "drop" and len(numbers) < self.batch_size):
             return End(request)
-        positions = start + np.arange(len(numbered), dtype=np.int64)
-        numbers = np.array([number for number, _ in numbered], dtype=np.int64)
-        size = self.batch_size if self.tail == "pad" else len(numbered)
+        positions = start + np.arange(len(numbers), dtype=np.int64)
+        size = self.batch_size if self.tail == "pad" else len(numbers)
         share = deal(
-            Request(*request.address, positions, numbers, len(numbered)),
+            Request(*request.address, positions, numbers, len(numbers)),
             size,
             request.rank,
             request.world,
             self.together,
         )
         first = partial(self._records, request, 0, ATTEMPTS, draws)
-        records = _Decoded(self.dataset, numbered, first, self.seed)
+        records: _Decoded
+        if self._numbers is None:
+            records = _Decoded(self.dataset, numbered, first, self.seed)
+        else:
+            rows = partial(self._numbers.rows, request.epoch)
+            records = _Unread(self.dataset, numbers.tolist(), read, first, self.seed, rows)
         return self.work(share, records, draws, timer)
 
     def substitutes(self, rows: Any) -> Substitutes:
@@ -331,6 +382,55 @@ class _Decoded:
         more = dict(self._first())
         self._records |= more
         yield from (number for number in more if number not in (own, *others))
+
+
+class _Unread(_Decoded):
+    """The same, whose records are read when the first of them is asked for.
+
+    Args:
+        read: gives the records.
+        row_numbers: rows of the dataset by numbers of records.
+    """
+
+    def __init__(
+        self,
+        stream: Any,
+        numbers: list[int],
+        read: Callable[[], Records],
+        first: Callable[[], Records],
+        seed: int,
+        row_numbers: Callable[[IntArray], IntArray],
+    ) -> None:
+        self._read, self._row_numbers = read, row_numbers
+        super().__init__(stream, [], first, seed)
+        self._numbers = numbers
+
+    @property
+    def kinds(self) -> Mapping[str, str]:
+        """As `fetch_batch` of the dataset has them."""
+        kinds: Mapping[str, str] = self._stream.kinds
+        return kinds
+
+    def fetch_batch(self, indices: IntArray, in_place: bool = False) -> Mapping[str, Any]:
+        """The fields of a batch; see `WholeBatches`."""
+        fields: Mapping[str, Any] = self._stream.fetch_batch(self._row_numbers(indices))
+        return fields
+
+    def __getitem__(self, number: int) -> Any:
+        self._fill()
+        return super().__getitem__(number)
+
+    def spare(self, numbers: list[int]) -> _Decoded:
+        self._fill()
+        return super().spare(numbers)
+
+    def rows(self, request: Request, slot: int) -> Iterator[int]:
+        self._fill()
+        return super().rows(request, slot)
+
+    def _fill(self) -> None:
+        if not self._records:
+            self._records = dict(self._read())
 
 
 def _nbytes(record: Any) -> int:

@@ -55,6 +55,7 @@ class WholeBatches:
 
     Attributes:
         reads: whether rows are read straight into a batch.
+        gathers: whether the dataset makes the batches, by `fetch_batch`.
         usable: whether they can be; false once samples are of other kinds than that takes.
     """
 
@@ -81,6 +82,7 @@ class WholeBatches:
             and (stacks or pads or reads)
             and (self._by_sample or not recipe.bad.known)
         )
+        self.gathers = self.usable and bool(stacked)
 
     def make(
         self,

@@ -4,6 +4,8 @@ The way to shuffle tables larger than memory: `sampler=stream` reads the row gro
 each epoch and mixes the rows of `sampler.buffer` neighbours. Every row group is read once an epoch
 by each worker that owns a row of it.
 
+Batches that no transform of samples takes part in are gathered from columns (arrow/gathering.py).
+
 A raw record is (row group, row): skipping one costs nothing, and only its owner reads. So the
 buffer takes no memory; but the row groups that it spans should fit into `cache_mb`, or they are
 read again and again.
