@@ -13,14 +13,17 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import default_collate, default_convert
 
+from penstock.errors import DataError
 from penstock.files import batch_bytes
 from penstock.loading import output_buffers
 from penstock.loading.encoded import EncodedImage
 from penstock.loading.sizes import leaves, nbytes
+from penstock.order.randomness import IntArray
 
 _WIDEST = 16  # bytes of the widest number, complex128, for one of the narrowest
 _TENSOR = 1024  # bytes of a tensor of one number, as measured, rounded up
@@ -268,6 +271,31 @@ def stack(field: str, values: list[Any]) -> Any:
         raise Mismatch(field, (0, 0), reason) from error
     except RuntimeError as error:
         raise Mismatch(field, (0, 0), str(error)) from error
+
+
+def joined(parts: Sequence[Any], order: IntArray) -> Any:
+    """Parts of a field that were gathered as one, then row `order[0]` first ...
+
+    Raises:
+        DataError: they are of different types or shapes.
+    """
+    first = parts[0]
+    if any(type(part) is not type(first) for part in parts):
+        raise DataError("parts of a field are of different types")
+    if isinstance(first, list):
+        flat = [value for part in parts for value in part]
+        return [flat[row] for row in order.tolist()]
+    tensors = [part.values if isinstance(part, Ragged) else part for part in parts]
+    if any((t.dtype, t.shape[1:]) != (tensors[0].dtype, tensors[0].shape[1:]) for t in tensors):
+        raise DataError("parts of a field are of different types or shapes")
+    values = torch.cat(tensors)
+    if not isinstance(first, Ragged):
+        return values[torch.from_numpy(order)]
+    lengths = torch.cat([part.lengths for part in parts]).numpy()
+    starts = (np.cumsum(lengths) - lengths)[order]
+    lengths = lengths[order]
+    places = np.arange(len(values)) + np.repeat(starts - (np.cumsum(lengths) - lengths), lengths)
+    return Ragged(values[torch.from_numpy(places)], torch.from_numpy(lengths))
 
 
 def _even(field: str, values: Any) -> Any:

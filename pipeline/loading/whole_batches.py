@@ -66,7 +66,7 @@ class WholeBatches:
         self._decode: Any = next(iter(steps.values())) if len(steps) == 1 else None
         decodes = getattr(self._decode, "takes_batches", False)
         untouched = transform is None or (isinstance(transform, Compose) and not steps)
-        own = _reads_whole(dataset)
+        own = reads_whole(dataset)
         stacked = untouched and own and getattr(dataset, "fetches_batches", False)
         stored = decodes and own and getattr(dataset, "fetches_pictures", False)
         read = decodes and not getattr(dataset, "draws", True)
@@ -160,14 +160,14 @@ class WholeBatches:
         return fields
 
 
-def _reads_whole(dataset: object) -> bool:
+def reads_whole(dataset: object) -> bool:
     """Whether a dataset's `fetch_batch` reads what its samples are read by.
 
     A class that was derived from one with `fetch_batch` may make samples of its own, and one that
     wraps it may hand on its attributes.
     """
     if isinstance(dataset, SomeRows):
-        return _reads_whole(dataset.dataset)
+        return reads_whole(dataset.dataset)
     for kind in type(dataset).__mro__:
         if not _READING.isdisjoint(vars(kind)):
             return "fetch_batch" in vars(kind)

@@ -10,8 +10,11 @@ from hypothesis import strategies as st
 
 from penstock.addons.filters.kept import kept_rows
 from penstock.addons.filters.selection import Selection
+from penstock.addons.mixtures.mixture import Mixture
 from penstock.addons.tables.parquet import Parquet
 from penstock.addons.tables.parquet_stream import ParquetStream
+from penstock.addons.tabular.table import Table
+from penstock.datasets.arrays import Arrays
 from penstock.errors import ConfigError, DataError
 from penstock.loading import whole_batches
 from penstock.loading.bad_samples import BadSamples
@@ -203,6 +206,63 @@ def test_a_filter(table, monkeypatch):
     batches = made(work, requests_of(kept, seed=2))
     monkeypatch.undo()
     assert_same(batches, by_sample(work, requests_of(kept, seed=2)))
+
+
+def test_a_mixture(table, tmp_path_factory, monkeypatch):
+    more = tmp_path_factory.mktemp("more")
+    write(more / "x.parquet", make(9, first=50, image=None), group=4)
+    sources = {
+        "one": Parquet(str(table), val_fraction=0.0, cache_mb=0),
+        "other": Parquet(str(more), val_fraction=0.0),
+    }
+    data = Mixture(sources)
+    work = Fetch(data, None, Pad(), 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(Parquet, "samples", never)
+        batches = made(work, requests_of(data, seed=4))
+    assert_same(batches, by_sample(work, requests_of(data, seed=4)))
+
+
+def test_a_mixture_of_other_types(table, tmp_path_factory):
+    more = tmp_path_factory.mktemp("more")
+    write(more / "x.parquet", pa.table({"number": [0.5, 1.5]}))
+    few = {"fields": {"number": None}, "val_fraction": 0.0}
+    data = Mixture({n: Parquet(str(p), **few) for n, p in {"a": table, "b": more}.items()})
+    work = Fetch(data, None, Stack(), 0)
+    requests = [Plan(Sequential(52), 6).request(0, step) for step in (0, 8)]
+    assert_same(made(work, requests), by_sample(work, requests))
+
+
+TARGETS = {"class": {"target": "c"}, "number": {"target": "a"}, "two": {"target": ["a", "b"]}}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_an_encoded_table(target, tmp_path, monkeypatch):
+    path = tmp_path / "x.csv"
+    path.write_text("a,b,c,d\n" + "".join(f"{n}.5,{n},{'xy'[n % 2]},t{n % 3}\n" for n in range(40)))
+    data = Table(str(path), kind="class" if target == "class" else "number", **TARGETS[target])
+    work = Fetch(data, None, Stack(), 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(Table, "__getitem__", never)
+        batches = made(work, requests_of(data, seed=4))
+    assert_same(batches, by_sample(work, requests_of(data, seed=4)))
+
+
+@pytest.mark.parametrize("targets", [np.arange(30) % 3, np.arange(60.0).reshape(30, 2)])
+def test_arrays(targets, tmp_path, monkeypatch):
+    np.save(tmp_path / "inputs.npy", np.arange(90, dtype=np.float64).reshape(30, 3))
+    np.save(tmp_path / "targets.npy", targets)
+    data = Arrays(str(tmp_path))
+    work = Fetch(data, None, Stack(), 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(Arrays, "__getitems__", never)
+        batches = made(work, requests_of(data, seed=4))
+    assert_same(batches, by_sample(work, requests_of(data, seed=4)))
+    values = np.load(tmp_path / "inputs.npy")
+    values[:, 1] = np.nan
+    np.save(tmp_path / "inputs.npy", values)
+    work = Fetch(Arrays(str(tmp_path)), None, Stack(), 0)
+    assert "is not finite" in made(work, requests_of(data))[0]
 
 
 class Shards:

@@ -18,6 +18,8 @@ from torch.utils.data import Dataset, IterableDataset
 from penstock.datasets.reading.fingerprint import DataFile
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.batch_bytes import BatchTooLargeError
+from penstock.loading.collate import joined
+from penstock.loading.whole_batches import reads_whole
 from penstock.order.columns import EndToEnd
 from penstock.order.randomness import hash64
 from penstock.ranges import Count
@@ -139,6 +141,42 @@ class Mixture(NamedSources, Dataset[Any]):
             raise IndexError(f"row {index} does not exist; there are {len(self)} rows")
         number = int(np.searchsorted(self._firsts, index, side="right")) - 1
         return list(self.sources)[number], int(index - self._firsts[number])
+
+    @property
+    def fetches_batches(self) -> bool:
+        """Whether every source gathers rows, of fields of the same kinds."""
+        return all(
+            reads_whole(part) and getattr(part, "fetches_batches", False) for part in self._parts
+        ) and all(part.kinds == self._parts[0].kinds for part in self._parts)
+
+    @property
+    def kinds(self) -> Mapping[str, str]:
+        """Those of the sources' fields, where these are gathered."""
+        kinds: Mapping[str, str] = self._parts[0].kinds
+        return kinds
+
+    def fetch_batch(self, indices: IntArray, in_place: bool = False) -> dict[str, Any]:
+        """The fields of a batch, gathered from each source; see `WholeBatches`.
+
+        Raises:
+            DataError: sources have different fields, or of other types, which samples may have.
+        """
+        number = np.searchsorted(self._firsts, indices, side="right") - 1
+        order = np.argsort(number, kind="stable")
+        sources, starts = np.unique(number[order], return_index=True)
+        parts = [
+            self._parts[source].fetch_batch(indices[places] - self._firsts[source])
+            for source, places in zip(
+                sources.tolist(), np.split(order, starts[1:].tolist()), strict=True
+            )
+        ]
+        if len(parts) == 1:
+            return dict(parts[0])
+        if any(list(part) != list(parts[0]) for part in parts):
+            raise DataError("sources have different fields")
+        back = np.empty(len(indices), np.int64)
+        back[order] = np.arange(len(indices))
+        return {name: joined([part[name] for part in parts], back) for name in parts[0]}
 
     def path(self, index: int) -> str:
         """The file of a row, after the name of its source; the row's number where it has none."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -178,6 +178,18 @@ class Table(FileDataset, Dataset[Sample]):
             "numbers": torch.from_numpy(self._numbers[index].copy()),
             "categories": torch.from_numpy(self._categories[index].copy()),
             "target": int(target) if self.classes else torch.tensor(target, dtype=torch.float32),
+        }
+
+    fetches_batches = True
+    kinds: ClassVar[dict[str, str]] = {}
+
+    def fetch_batch(self, indices: IntArray, in_place: bool = False) -> dict[str, torch.Tensor]:
+        """Rows as the fields of a batch: [B, F], [B, C], and the targets of the samples."""
+        targets = self._targets[indices]
+        return {
+            "numbers": torch.from_numpy(self._numbers[indices]),
+            "categories": torch.from_numpy(self._categories[indices]),
+            "target": torch.from_numpy(targets.astype(np.int64 if self.classes else np.float32)),
         }
 
     def learn_from(self, rows: IntArray) -> None:

@@ -31,7 +31,7 @@ from penstock.errors import DataError
 from penstock.files.batch_bytes import reserve
 from penstock.files.limits import Limits
 from penstock.loading import output_buffers
-from penstock.loading.collate import Ragged
+from penstock.loading.collate import Ragged, joined
 from penstock.order.randomness import IntArray
 
 if TYPE_CHECKING:
@@ -144,8 +144,8 @@ class Lists:
     inner: Shape
     bad: Mask | None
 
-    def values(self, rows: IntArray) -> tuple[Array, IntArray]:
-        """The values of rows one after the other, and their lengths."""
+    def values(self, rows: IntArray) -> Ragged:
+        """Of some rows."""
         _refuse(self.bad, rows)
         starts = self.starts[rows]
         lengths = self.starts[rows + 1] - starts
@@ -157,7 +157,7 @@ class Lists:
         values = self.stored[places]
         if values.dtype.kind == "f" and not np.isfinite(values).all():
             raise BadRowsError("a list has a value that is not finite")
-        return plain_numbers(values), lengths
+        return Ragged(torch.from_numpy(plain_numbers(values)), torch.from_numpy(lengths))
 
 
 def columns_of(
@@ -411,23 +411,7 @@ class Gatherer:
             made |= block.fields(output.tensor)
         back = np.empty(len(indices), np.int64)
         back[order] = np.arange(len(indices))
-        return made | {name: _in_order(gathered, back) for name, gathered in parts.items()}
-
-
-def _in_order(parts: list[Any], back: IntArray) -> Any:
-    """What row groups gave for a field, in the order of the batch."""
-    if isinstance(parts[0], list):
-        flat = [value for part in parts for value in part]
-        return [flat[place] for place in back.tolist()]
-    values = np.concatenate([part[0] for part in parts]) if len(parts) > 1 else parts[0][0]
-    lengths = np.concatenate([part[1] for part in parts])
-    if (np.diff(back) < 0).any():
-        starts = (np.cumsum(lengths) - lengths)[back]
-        lengths = lengths[back]
-        places = np.arange(len(values))
-        places += np.repeat(starts - (np.cumsum(lengths) - lengths), lengths)
-        values = values[places]
-    return Ragged(torch.from_numpy(values), torch.from_numpy(lengths))
+        return made | {name: joined(gathered, back) for name, gathered in parts.items()}
 
 
 @dataclass(frozen=True)
