@@ -445,10 +445,10 @@ class _Block:
 
     def gathered(self, kept: Array, indices: IntArray) -> dict[str, torch.Tensor]:
         output = output_buffers.allocate(self.output(len(indices)), self.dtype)
-        if self.shared:
-            output.array[...] = kept[indices].T
+        if self.shared:  # `take` of rows costs a third of indexing by them
+            output.array[...] = kept.take(indices, axis=0).T
         else:
-            np.take(kept, indices, axis=0, out=output.array, mode="clip")
+            kept.take(indices, axis=0, out=output.array, mode="clip")
         return self.fields(output.tensor)
 
     def fields(self, made: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -465,9 +465,10 @@ def _blocks_of(layouts: dict[str, Layout]) -> list[_Block]:
             single.setdefault(layout.dtype, []).append(name)
         else:
             blocks.append(_Block([name], layout.shape, layout.dtype, shared=False))
-    return blocks + [
-        _Block(names, (len(names),), dtype, shared=True) for dtype, names in single.items()
-    ]
+    for dtype, names in single.items():
+        alone = len(names) == 1
+        blocks.append(_Block(names, () if alone else (len(names),), dtype, shared=not alone))
+    return blocks
 
 
 def layouts_of(
