@@ -15,6 +15,7 @@ import time
 import tracemalloc
 import zlib
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -39,6 +40,7 @@ from torch.utils.data import (
 )
 
 from penstock.addons.dataloader.dataloader import DataLoader
+from penstock.addons.dataloader.epoch_draws import wrapped
 from tests.deaths import until
 
 Pair = collections.namedtuple("Pair", "a b")
@@ -636,6 +638,32 @@ def test_what_cannot_be_pickled_works_where_processes_are_forked():
     dataset.open = lambda: None
     arguments = {"num_workers": 1, "collate_fn": lambda samples: len(samples)}
     assert everything(dataset, 8, multiprocessing_context="fork", **arguments) == [8, 8, 4]
+
+
+def test_a_sampler_may_make_up_its_attributes():
+    """As a Mock does, and a proxy: each has another `sampler`, without end."""
+    mock = MagicMock()
+    mock.__iter__.return_value = [3, 1]
+    for sampler in (mock, MadeUp()):
+        assert list(DataLoader(range(5), sampler=sampler, batch_size=None)) == [3, 1]
+    inner = RandomSampler(range(5))
+    assert list(wrapped(BatchSampler(inner, 2, False)))[1] is inner
+    inner.sampler = inner
+    assert list(wrapped(inner)) == [inner]
+
+
+class MadeUp:
+    def __getattr__(self, name):
+        return MadeUp()
+
+    def __iter__(self):
+        return iter([3, 1])
+
+
+def test_an_iterator_says_that_it_cannot_be_pickled_as_torchs_does():
+    for copied in (pickle.dumps, copy.copy):
+        with pytest.raises(NotImplementedError, match="EpochIterator cannot be pickled"):
+            copied(iter(DataLoader(range(5))))
 
 
 def test_several_iterators_of_one_loader_do_not_meet():

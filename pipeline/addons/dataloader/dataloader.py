@@ -424,7 +424,7 @@ class EpochIterator(Iterator[Any]):
         return len(self.progress)
 
     def __getstate__(self) -> Any:
-        raise NotImplementedError("an iterator of a DataLoader cannot be copied or pickled")
+        raise NotImplementedError("EpochIterator cannot be pickled or copied")
 
     @property
     def _workers(self) -> list[Any]:

@@ -16,6 +16,7 @@ Cost: 0.1 ms an epoch; a state is about 4 KB for each generator, and nothing wit
 from __future__ import annotations
 
 import base64
+import inspect
 import random
 import zlib
 from collections.abc import Iterator, Mapping
@@ -162,15 +163,28 @@ class EpochDraws:
 
 
 def is_stateful(part: object) -> bool:
-    """Whether a sampler, a dataset or an iterator can save where it stands."""
-    return hasattr(part, "state_dict") and hasattr(part, "load_state_dict")
+    """Whether a sampler, a dataset or an iterator can save where it stands.
+
+    Methods that it makes up when it is asked, as a Mock does, are none (as in typing's protocols).
+    """
+    return all(
+        callable(inspect.getattr_static(part, name, None))
+        for name in ("state_dict", "load_state_dict")
+    )
 
 
 def wrapped(sampler: object) -> Iterator[object]:
-    """A sampler, and those that it wraps."""
-    while sampler is not None:
+    """A sampler, and those that it wraps.
+
+    Attributes that an object makes up when it is asked (a Mock, a proxy) wrap nothing: they may
+    never end.
+    """
+    seen: set[int] = set()
+    while sampler is not None and id(sampler) not in seen:
         yield sampler
-        sampler = getattr(sampler, "sampler", None)
+        seen.add(id(sampler))
+        is_there = inspect.getattr_static(sampler, "sampler", None) is not None
+        sampler = getattr(sampler, "sampler", None) if is_there else None
 
 
 @contextmanager
