@@ -95,6 +95,7 @@ def test_what_came_from_the_environment_is_not_said(monkeypatch):
     assert said("run_dir=${oc.env:HOME_OF_RUNS}").endswith("run folder ${oc.env:HOME_OF_RUNS}")
 
 
+@pytest.mark.thorough
 def test_a_sweep_in_one_line():
     swept = ["sampler=random,weighted", "seed=1,2,3"]
     line = said(*swept, "batch.size=8", multirun=True)

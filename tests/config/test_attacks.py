@@ -1023,7 +1023,7 @@ GOOD = {
 }
 
 
-@pytest.mark.one_in(8)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("name", GOOD)
 def test_what_people_do_goes_on_working(name, stranger, capsys, monkeypatch):
     monkeypatch.setenv("EVIL_DIR", str(stranger.folder))

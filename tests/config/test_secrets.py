@@ -206,7 +206,7 @@ SENDS = {
 }
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("words", SENDS.values(), ids=SENDS)
 def test_the_environment_does_not_leave_the_machine(words, configs, capsys, monkeypatch):
     monkeypatch.setenv("CANARY_URL", f"https://h.invalid/{CANARY}")

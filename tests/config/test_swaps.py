@@ -150,7 +150,7 @@ def choices():
     return found
 
 
-@pytest.mark.one_in(13)
+@pytest.mark.one_in(19)
 @pytest.mark.parametrize("name", MAKERS)
 def test_every_dataset_with_everything(name, choices, tmp_path, monkeypatch):
     """A batch comes, or a sentence says why not; nothing else is raised.
@@ -212,6 +212,7 @@ def test_files_can_be_set_for_every_dataset_that_reads_files():
 # hydra's name for the folder of a run
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("word", ["hydra.run.dir=here/it/is", "++hydra.run.dir='here/it/is'"])
 def test_hydras_folder_is_the_runs(word, faces, capsys):

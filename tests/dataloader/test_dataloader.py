@@ -477,6 +477,7 @@ def test_a_worker_init_fn_can_divide_the_dataset():
     assert sorted(batches) == [0, 0, 1, 1, 2, 3]
 
 
+@pytest.mark.thorough
 def test_what_an_iterable_dataset_draws_depends_on_epoch_and_worker_alone():
     for workers in (0, 2):
         runs = []
@@ -749,6 +750,7 @@ def test_an_error_comes_in_its_own_type_and_the_next_batch_after_it(error, worke
     assert next(batches).tolist() == [6, 7]
 
 
+@pytest.mark.thorough
 def test_an_error_that_cannot_be_made_again_keeps_its_words():
     with pytest.raises(RuntimeError, match="row 5: odd"):
         everything(Failing(OddError), num_workers=1)

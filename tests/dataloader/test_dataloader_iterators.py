@@ -244,6 +244,7 @@ def test_out_of_order_parts_come_from_whoever_is_ready(tmp_path, prefetch):
         assert [batch.tolist() for batch in other] == late
 
 
+@pytest.mark.thorough
 def test_a_worker_that_is_killed_out_of_order_reads_its_part_again():
     loader = DataLoader(Drawn(60), 2, num_workers=2, in_order=False, seed=1)
     expected = sorted(plain(list(loader)))

@@ -575,7 +575,7 @@ STRANGERS = {
 }
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dataset", STRANGERS)
 def test_a_strangers_folder(capsys, dataset):
     make, whole = STRANGERS[dataset]

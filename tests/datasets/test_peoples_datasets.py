@@ -299,6 +299,7 @@ def test_a_kind_has_one_digest_for_any_workers(name, people, tmp_path):
     assert digest(overrides, 0) == digest(overrides, 2)
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(25)
 @pytest.mark.parametrize("name", KINDS)
 def test_a_kind_trains_and_resumes(name, people, capsys, tmp_path):

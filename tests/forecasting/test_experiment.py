@@ -61,6 +61,7 @@ def test_a_missing_truth_has_no_loss():
     assert float(losses[0]) == pytest.approx(float(expected), rel=1e-5)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "options",
     [

@@ -312,6 +312,7 @@ def test_texts_that_the_pack_has_not_are_not_counted(tmp_path):
         found.text_lengths(len, "characters")
 
 
+@pytest.mark.thorough
 def test_a_filter_of_a_pack_answers_as_that_of_the_dataset(tmp_path):
     words = [
         "dataset=delimited_text",

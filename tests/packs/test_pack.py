@@ -128,6 +128,7 @@ def test_a_later_pack_clears_up_after_a_killed_one_but_not_after_one_that_lives(
     assert hidden(tmp_path) == []
 
 
+@pytest.mark.thorough
 def test_memory_does_not_grow_with_the_dataset(tmp_path):
     """600 MiB of pictures; this process keeps the batches that two workers are ahead."""
     process = started("large", 600, tmp_path)

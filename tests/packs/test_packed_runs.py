@@ -169,6 +169,7 @@ def test_a_run_that_is_left_ends_as_one_that_was_not(messages, more, capsys, tmp
     assert written[-1]["hash"] in replay.out
 
 
+@pytest.mark.thorough
 def test_a_batch_is_made_again_from_the_folder(messages, capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("PENSTOCK_TRUST", "tests")
     done = run(capsys, *messages, *FIT, f"run_dir={tmp_path}/run", "trainer.max_steps=1")

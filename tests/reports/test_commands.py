@@ -389,6 +389,7 @@ ODD = st.text(
 )
 
 
+@pytest.mark.thorough
 @settings(max_examples=300, deadline=None)
 @given(ODD)
 @example("\\" * 3 + "${" + "\\")

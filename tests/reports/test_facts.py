@@ -92,6 +92,7 @@ def test_classes_are_counted_as_they_are_and_as_they_are_drawn(images):
         assert found.drawn == found.places == len(drawn)
 
 
+@pytest.mark.thorough
 def test_lengths_are_those_that_the_sampler_sees(tmp_path):
     texts = [" ".join(["word"] * (number % 9 + 1)) for number in range(50)]
     (tmp_path / "t.tsv").write_text(

@@ -194,6 +194,7 @@ def test_what_cannot_be_gone_on_with_is_explained(tmp_path, capsys):
     assert (timed.code, "set run_dir=outputs/<name>" in timed.err) == (2, True)
 
 
+@pytest.mark.thorough
 def test_a_run_that_goes_on_elsewhere_is_left_alone(tmp_path, capsys):
     folder = tmp_path / "run"
     process = start(folder)

@@ -116,6 +116,7 @@ def stop_once(index):
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["untold", "told"])
 def test_a_run_that_was_stopped_goes_on_as_it_suggests(name, tmp_path, capsys, monkeypatch):
@@ -493,7 +494,7 @@ def projects(tmp_path_factory):
     forget("my_points")
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_kind_trains_at_once(kind, projects, capsys, monkeypatch):
     monkeypatch.chdir(projects / f"my {kind}")

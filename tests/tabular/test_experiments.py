@@ -68,6 +68,7 @@ def test_a_target_that_does_not_fit_the_objective_is_said(capsys):
     assert "take objective=classification" in label.err
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "options",
     [

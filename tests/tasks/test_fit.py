@@ -221,6 +221,7 @@ def test_a_loss_of_nan_gives_the_command_that_shows_the_batch(faces, tmp_path, c
     assert f"\n{address} 8 " in replayed.out
 
 
+@pytest.mark.thorough
 def test_an_interrupted_run_says_so_and_keeps_its_checkpoint(faces, tmp_path, capsys, monkeypatch):
     epochs = []
 

@@ -177,6 +177,7 @@ def test_a_download_shows_how_much_came_and_leaves_no_part(here, made, monkeypat
     assert list((here / "cache" / "parts").iterdir()) == []
 
 
+@pytest.mark.thorough
 def test_it_is_off_where_no_progress_is_wanted_and_on_other_ranks(here, made, monkeypatch):
     screen = made()
     assert command.main(["task=check", *IMAGES, "trainer.progress=none"]) == 0

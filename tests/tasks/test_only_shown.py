@@ -95,6 +95,7 @@ def test_everything_that_is_shown_fails_and_the_run_does_not(folder, capsys):
     finished(folder / "run")
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("at", ["picture", "file", "close"])
 def test_a_tracker_that_raises_costs_a_warning(at, folder, capsys):

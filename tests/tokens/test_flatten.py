@@ -118,6 +118,7 @@ def test_what_a_block_has_of_a_row_is_hashed():
     assert one != other
 
 
+@pytest.mark.thorough
 def test_workers_and_resuming_change_nothing():
     documents = Documents(lengths_of())
     plan = plan_of(documents)

@@ -51,6 +51,7 @@ def test_it_trains_and_is_compared(text, capsys, reports):
     assert "bz2 -9" in (text / "run" / "report.html").read_text()
 
 
+@pytest.mark.thorough
 def test_a_resumed_run_is_the_same(text, capsys):
     quick = [*TINY, "trainer.pictures=false", "trainer.baseline=false", "scheduler=none"]
     whole = run(capsys, *quick, "run_dir=whole", "trainer.max_steps=9")

@@ -280,6 +280,7 @@ def server(tmp_path, monkeypatch):
 DOORS = {"a new run": False, "a run that is resumed": True}
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(6)
 @pytest.mark.filterwarnings("ignore")  # of what MLflow imports
 @pytest.mark.parametrize("resumed", DOORS.values(), ids=DOORS)

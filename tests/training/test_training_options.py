@@ -140,6 +140,7 @@ def test_limits_of_both_splits(fit):
     assert all(samples[line["epoch"], line["step"]] == line["samples"] for line in ledger)
 
 
+@pytest.mark.thorough
 def test_overfitting_sees_the_same_samples_in_every_epoch(fit):
     words = ("trainer.overfit_batches=2", "trainer.digest=true", "trainer.max_epochs=3")
     done = fit(*words, "run_dir=run")
