@@ -488,7 +488,7 @@ def test_a_server_that_is_not_there_is_not_taken_for_missing_files(tmp_path):
 
 def test_a_body_that_ends_early_without_a_length_is_found_by_its_size(tmp_path, web):
     web.contents["/x"] = os.urandom(50_000)
-    web.faults["/x"] = ["short"] * 4
+    web.faults["/x"] = ["short"] * 8
     files = quick(tmp_path)
     with pytest.raises(DataError, match=r"4 attempts .* with: received 25000 of 50000 bytes"):
         files.local(f"{web.address}/x")

@@ -234,7 +234,7 @@ class PartialFile:
         self.beyond: int | None = None
         os.ftruncate(descriptor, 0)  # what a dead owner has left
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes | bytearray) -> None:
         """Append `data`."""
         end = self.written + len(data)
         if end > self.reserved:

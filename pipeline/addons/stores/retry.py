@@ -40,6 +40,7 @@ _BROKEN = frozenset(
         "TransportError",  # requests, google.auth
         "IncompleteRead",
         "IncompleteReadError",
+        "HTTPException",  # http.client
     }
 )
 _CODED = frozenset({"HttpError"})  # gcsfs; aiohttp's `code` of a body that was cut is 400

@@ -5,15 +5,17 @@
     https://host/folder/file     a web server (http too)              pip install aiohttp
     memory://folder/file         this process's memory, for tests
 
-fsspec and its kin access them, and are imported with the first address. Their file systems run
-threads and hold connections, neither of which survives a fork, so each process makes its own when
-it first reads. They don't retry: `retry.py` does.
+`direct.py` sends nearly all requests to S3 and to web servers. fsspec and its kin send the others,
+and are imported with the first of them. Their file systems run threads and hold connections,
+neither of which survives a fork, so each process makes its own when it first reads. None of them
+retries: `retry.py` does.
 """
 
 from __future__ import annotations
 
 import base64
 import importlib
+import importlib.util
 import json
 import logging
 import os
@@ -27,6 +29,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlsplit
 
+from penstock.addons.stores.direct import S3, Answer, DirectClient, UnusualError, page_of_s3
 from penstock.addons.stores.listing import Crawl, Listing
 from penstock.addons.stores.request_gate import RequestGate
 from penstock.addons.stores.retry import asks_to_wait
@@ -44,6 +47,7 @@ _CREDENTIAL = re.compile(
 _HARMLESS = frozenset({"anon", "cloud", "google_default"})  # name a way to find credentials
 _MD5 = re.compile(r"[0-9a-f]{32}")
 _CONNECTIONS = 100
+_PLAIN_OPTIONS = frozenset({"anon", "endpoint_url", "profile"})
 
 
 def parse_address(address: str) -> str:
@@ -153,10 +157,12 @@ class Store:
         self._gate = gate
         self.lists = self._kind.lists
         try:
-            importlib.import_module(self._kind.module)
-        except ImportError as error:
+            there = importlib.util.find_spec(self._kind.module) is not None
+        except ValueError:  # None among the modules
+            there = False
+        if not there:
             reason = f"{scheme}:// needs {self._kind.module}: pip install {self._kind.module}"
-            raise ConfigError(Problem("", reason)) from error
+            raise ConfigError(Problem("", reason))
 
     def files(self, address: str, crawl: Crawl, deep: bool = False) -> tuple[Listing, list[str]]:
         """Files of a folder and addresses of the folders in it; or all files below it, if `deep`.
@@ -195,18 +201,12 @@ class Store:
 
     def _pages_of_s3(self, base: str, crawl: Crawl, deep: bool) -> Iterator[list[dict[str, Any]]]:
         """The same by S3's own listing: s3fs would keep all pages before it gives the first."""
-        system = self._system
         seen: set[str] = {""}  # marks of pages
-        bucket, key, _ = system.split_path(base)
-        asked = {
-            "Bucket": bucket,
-            "Prefix": f"{key.rstrip('/')}/" if key else "",
-            "Delimiter": "" if deep else "/",
-            **system.req_kw,
-        }
+        bucket, _, key = base.partition("/")
+        asked = {"Prefix": f"{key.rstrip('/')}/" if key else "", "Delimiter": "" if deep else "/"}
         while True:
             with self._request():
-                answer = system.call_s3("list_objects_v2", **asked)
+                answer = self._page_of_s3(base, bucket, asked)
             # A key that ends in a slash marks a folder, and is no file.
             page = [
                 {
@@ -231,9 +231,29 @@ class Store:
             seen.add(token)
             asked["ContinuationToken"] = token
 
+    def _page_of_s3(self, base: str, bucket: str, asked: dict[str, str]) -> dict[str, Any]:
+        try:
+            client, s3 = self._direct()
+            assert s3 is not None
+            words = {"Prefix": "prefix", "Delimiter": "delimiter"}
+            words["ContinuationToken"] = "continuation-token"
+            return page_of_s3(client, s3, bucket, {words[name]: asked[name] for name in asked})
+        except UnusualError:
+            system = self._system
+            bucket, _, _ = system.split_path(base)
+            answer: dict[str, Any] = system.call_s3(
+                "list_objects_v2", Bucket=bucket, **asked, **system.req_kw
+            )
+            return answer
+
     def look(self, address: str) -> FileInfo:
         """One file's size and version."""
         with self._request():
+            try:
+                answer = self._direct()[0].head(self._url(address))
+                return self._told(address, answer)
+            except UnusualError:
+                pass
             info = self._system.info(self._name(address))
         if info.get("type", "file") != "file":
             raise FileNotFoundError(f"{address} is a folder")
@@ -244,6 +264,67 @@ class Store:
         with self._request():
             content: bytes = self._system.cat_file(self._name(address), start=start, end=end)
         return content
+
+    def fetch(
+        self,
+        address: str,
+        start: int | None = None,
+        end: int | None = None,
+        most: int | None = None,
+    ) -> tuple[bytes | bytearray, FileInfo | None]:
+        """As `read`; and what the answer says of the whole file, if it says so.
+
+        Args:
+            most: bytes that are expected; an answer of more is read by other means.
+        """
+        try:
+            with self._request():
+                answer = self._direct()[0].get(self._url(address), start, end, most)
+            return answer.body, self._told(address, answer)
+        except UnusualError:
+            return self.read(address, start, end), None
+
+    def _told(self, address: str, answer: Answer) -> FileInfo:
+        headers = answer.headers
+        info = {"ETag": headers.get("etag"), "size": answer.size}
+        if self._kind is _HTTP:
+            info |= {"Content-MD5": headers.get("content-md5")}
+            info |= {"Last-Modified": headers.get("last-modified")}
+        return self._info(address.rpartition("/")[2], info)
+
+    def _direct(self) -> tuple[DirectClient, S3 | None]:
+        """What sends requests past fsspec, one in each process.
+
+        Raises:
+            UnusualError: fsspec has to.
+        """
+        if self._kind not in (_HTTP, _S3):
+            raise UnusualError("another kind of store")
+        if self._options.keys() - (_PLAIN_OPTIONS if self._kind is _S3 else set()):
+            raise UnusualError("options")
+        process = _this_process()
+        key = json.dumps([self._kind.module, self._timeout, self._options], sort_keys=True)
+        with process.lock:
+            if key not in process.direct:
+                try:
+                    s3 = S3(self._options) if self._kind is _S3 else None
+                    more = (s3.sign, s3.authorities) if s3 else ()
+                    process.direct[key] = DirectClient(self._timeout, *more), s3
+                except UnusualError:
+                    process.direct[key] = None
+                except Exception:  # of botocore: a profile that is not there; s3fs says so
+                    process.direct[key] = None
+            if process.direct[key] is None:
+                raise UnusualError("settings")
+            return process.direct[key]
+
+    def _url(self, address: str) -> str:
+        if self._kind is _HTTP:
+            return self._name(address)
+        bucket, _, key = self._name(address).partition("/")
+        s3 = self._direct()[1]
+        assert s3 is not None
+        return s3.url(bucket, key)
 
     def stream(self, address: str) -> Iterator[bytes]:
         """The bytes of a file whose size is not known, piece by piece."""
@@ -331,6 +412,7 @@ class _Process:
         self.pid = os.getpid()
         self.lock = threading.Lock()
         self.systems: dict[str, Any] = {}
+        self.direct: dict[str, Any] = {}
 
 
 _current = _Process()
@@ -341,7 +423,8 @@ def _this_process() -> _Process:
     """That of this process, which begins with none if it was forked."""
     global _current
     if _current.pid != os.getpid():
-        importlib.import_module("fsspec.asyn").reset_lock()
+        if _current.systems:
+            importlib.import_module("fsspec.asyn").reset_lock()
         _parents.append(_current)
         _current = _Process()
     return _current

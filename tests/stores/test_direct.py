@@ -1,0 +1,143 @@
+"""Requests past fsspec: how many there are, what is left to it, what becomes of bad answers."""
+
+import os
+from contextlib import contextmanager
+
+import pytest
+
+from benchmarks.store_server import InThread, Shelf
+from penstock.addons.stores import store as stores
+from penstock.addons.stores.direct import S3, UnusualError
+from penstock.datasets.files import Files
+from penstock.errors import DataError
+
+pytest.importorskip("s3fs")
+pytest.importorskip("aiohttp")
+
+CONTENTS = {f"data/train/{'ab'[n % 2]}/{n} (1)+é.bin": os.urandom(3000 + n) for n in range(12)}
+WAYS = ["http", "s3"]
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch, tmp_path):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)
+
+
+@contextmanager
+def served(tmp_path, way, **options):
+    """A server, access to files by a way, the address of the bucket."""
+    shelf = Shelf(dict(CONTENTS), **options)
+    with InThread(shelf) as port:
+        url = f"http://127.0.0.1:{port}"
+        files = Files(
+            cache_dir=str(tmp_path / "cache"),
+            options={"endpoint_url": url} if way == "s3" else {},
+            retries=6,
+            first_wait=0.01,
+            timeout=1,
+        )
+        yield shelf, files, "s3://data" if way == "s3" else f"{url}/data"
+
+
+def all_of(files, root):
+    """Every file of the bucket, by name."""
+    return {
+        f"data/{info.name}": files.local(files.remote.folder(root).path(info.name)).read_bytes()
+        for info in files.list(root)
+    }
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_a_listing_or_an_answer_tells_is_not_asked_for(tmp_path, way, monkeypatch):
+    monkeypatch.setattr(
+        stores.Store, "_system", None
+    )  # fsspec's, which nothing needs but web listings
+    if way == "http":
+        monkeypatch.undo()
+    with served(tmp_path, way) as (shelf, files, root):
+        assert all_of(files, root) == CONTENTS
+        heads = shelf.requests.pop("HEAD", 0)
+        assert heads == (0 if way == "s3" else len(CONTENTS))
+        assert shelf.requests["GET"] == len(CONTENTS)
+        assert shelf.requests.keys() == {"GET", "LIST"}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("fault", ["busy", "error", "reset", "short", "stall", "version"])
+def test_every_fault_that_passes_costs_requests_alone(tmp_path, way, fault, monkeypatch):
+    monkeypatch.setattr(stores, "asks_to_wait", lambda error: None)  # a second, in this server
+    with served(tmp_path, way) as (shelf, files, root):
+        shelf.faults = {fault: 6}
+        assert all_of(files, root) == CONTENTS
+        proven = (way, fault) == ("s3", "version")  # by its MD5, whatever the answer's headers say
+        more = shelf.requests["GET"] - len(CONTENTS)
+        assert more == 0 if proven else 0 < more <= 5
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_file_that_changes_during_a_run_is_noticed(tmp_path, way):
+    with served(tmp_path, way) as (shelf, files, root):
+        (info, *_) = files.list(root)
+        name = f"data/{info.name}"
+        shelf.files[name] = bytes(len(shelf.files[name]) + 1)
+        shelf.etags.clear()
+        with pytest.raises(DataError, match="has changed since this run began"):
+            files.local(files.remote.folder(root).path(info.name))
+
+
+def test_credentials_that_expire_are_one_message(tmp_path):
+    with served(tmp_path, "s3") as (shelf, files, root):
+        (info, *_) = files.list(root)
+        shelf.faults = {"expired": 1}
+        with pytest.raises(DataError, match="may not be read with the credentials found here"):
+            files.local(files.remote.folder(root).path(info.name))
+        assert shelf.requests["GET"] == 2  # the other is s3fs's, whose message it is
+
+
+def test_connections_are_kept(tmp_path):
+    with served(tmp_path, "s3") as (shelf, files, root):
+        all_of(files, root)
+        assert shelf.connections <= 2
+
+
+@pytest.mark.parametrize(
+    ("options", "variable"),
+    [
+        ({"endpoint_url": "unix:///x"}, None),
+        ({}, "AWS_ENDPOINT_URL"),
+        ({}, "HTTPS_PROXY"),
+    ],
+)
+def test_what_is_out_of_the_ordinary_is_left_to_fsspec(monkeypatch, options, variable):
+    if variable:
+        monkeypatch.setenv(variable, "http://127.0.0.1:1")
+    with pytest.raises(UnusualError):
+        S3(options)
+
+
+def test_buckets_of_amazon_have_hosts_of_their_own(monkeypatch):
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-1")
+    s3 = S3({})
+    assert s3.url("data", "a b/é+.jpg") == (
+        "https://data.s3.eu-west-1.amazonaws.com/a%20b/%C3%A9%2B.jpg"
+    )
+    for bucket in ("Data", "a.b", "arn:aws:s3:us-east-1:1:accesspoint/x"):
+        with pytest.raises(UnusualError):
+            s3.url(bucket, "x")
+
+
+@pytest.mark.parametrize("page", [b"<html>", b"&", "entities"])
+def test_a_listing_that_is_none_is_one_message(tmp_path, page):
+    if page == "entities":
+        names = "".join(
+            f'<!ENTITY n{n} "{f"&n{n - 1};" * 10 if n else "n" * 99}">' for n in range(9)
+        )
+        page = f"<!DOCTYPE x [{names}]><ListBucketResult>&n8;</ListBucketResult>".encode()
+    with served(tmp_path, "s3") as (shelf, files, root):
+        shelf.listing = lambda *_: page
+        with pytest.raises(DataError, match=f"'{root}' cannot be read: 7 attempts .* no XML"):
+            files.list(root)
