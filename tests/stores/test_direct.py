@@ -1,15 +1,23 @@
 """Requests past fsspec: how many there are, what is left to it, what becomes of bad answers."""
 
+import io
 import os
-from contextlib import contextmanager
+import tarfile
+from contextlib import closing, contextmanager
 
 import pytest
 
 from benchmarks.store_server import InThread, Shelf
+from penstock.addons.shards.tar_shards import TarShards
 from penstock.addons.stores import store as stores
 from penstock.addons.stores.direct import S3, UnusualError
 from penstock.datasets.files import Files
 from penstock.errors import DataError
+from penstock.loading.collate import List
+from penstock.loading.loader import Loader
+from penstock.loading.stream_fetch import StreamFetch
+from penstock.order.streams import StreamOrder, StreamPlan
+from tests.s3_server import wait_until
 
 pytest.importorskip("s3fs")
 pytest.importorskip("aiohttp")
@@ -128,6 +136,48 @@ def test_buckets_of_amazon_have_hosts_of_their_own(monkeypatch):
     for bucket in ("Data", "a.b", "arn:aws:s3:us-east-1:1:accesspoint/x"):
         with pytest.raises(UnusualError):
             s3.url(bucket, "x")
+
+
+def tar_of(names):
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        for name in names:
+            content = name.replace("-", "").encode()
+            member = tarfile.TarInfo(f"{name}.cls")
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("start", [0, 3])
+def test_the_next_shards_of_a_stream_come_before_it_opens_them(tmp_path, start):
+    names = [[f"{shard}-{n}" for n in range(4)] for shard in range(8)]
+    shards = {f"data/train-{n}.tar": tar_of(inside) for n, inside in enumerate(names)}
+    folder = tmp_path / "here"
+    folder.mkdir()
+    for name, content in shards.items():
+        (folder / name.rpartition("/")[2]).write_bytes(content)
+
+    def loader_at(root, files):
+        dataset = TarShards(root, val_fraction=0.0, files=files)
+        order = StreamOrder(3, 5, shuffle_shards=True)
+        fetch = StreamFetch(dataset, None, List(), 3, order=order, batch_size=4)
+        return Loader(StreamPlan(order, 4), fetch)
+
+    def batches(loader, epoch):
+        return [list(batch["label"]) for batch in loader.epoch(epoch, start)]
+
+    with served(tmp_path, "s3") as (shelf, files, root):
+        shelf.files = shards
+        with loader_at(str(folder), None) as here, loader_at(root, files) as there:
+            assert len(shelf.asked) == 2  # the listing, and the first archive for its fields
+            with closing(there.epoch(0, start)) as epoch:
+                next(epoch)
+                wait_until(lambda: len(shelf.asked) == 9, 20)  # nobody asks for a batch
+            for number in range(2):
+                assert batches(there, number) == batches(here, number)
+            assert len(shelf.asked) == 9
+            assert not shelf.requests["HEAD"]
 
 
 @pytest.mark.parametrize("page", [b"<html>", b"&", "entities"])

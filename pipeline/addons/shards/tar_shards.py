@@ -33,7 +33,7 @@ from penstock.addons.shards.tar.archive import (
     read_samples,
 )
 from penstock.addons.shards.tar.fields import choose_fields, make_fields
-from penstock.datasets.files import Files
+from penstock.datasets.files import Files, Remote
 from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, Sample, data_file
 from penstock.datasets.reading.image import Reader, check_reader
 from penstock.datasets.reading.labels import check_label
@@ -134,6 +134,15 @@ class TarShards(FileDataset, IterableDataset[Record]):
     def shard_lengths(self) -> list[int] | None:
         """Samples of this split in each archive, if they are indexed."""
         return None if self._index is None else np.diff(self._index[0]).tolist()
+
+    @property
+    def remote_files(self) -> Remote | None:
+        """What fetches the archives, if they are at an address."""
+        return self._files.remote if is_remote(self._address(0)) else None
+
+    def files_of_shard(self, shard: int) -> list[str]:
+        """The address of an archive."""
+        return [self._address(shard)]
 
     def read_shard(self, shard: int, start: int = 0) -> Iterator[Record]:
         """Samples of one archive, from its `start`th of this split on."""

@@ -6,7 +6,8 @@ The next requests are known, so it needs no more than that. It is not a thread: 
 library don't survive the forks that start workers, and would take the training's turns. It only
 fills the cache. Whatever becomes of it, workers fetch what is missing, and report what is wrong.
 
-Only for rows whose dataset names their files (`protocols.FilesAhead`), and some are at addresses.
+Only for rows whose dataset names their files (`protocols.FilesAhead`), and for shards of streams
+whose dataset names theirs (`files_of_shard`), where some are at addresses.
 Cost: a fork and a few MiB for each loader of remote files; 5 us a batch.
 """
 
@@ -26,11 +27,15 @@ from functools import lru_cache
 from multiprocessing.util import Finalize
 from typing import Any
 
+import numpy as np
+
+from penstock.addons.stores.stream_ahead import StreamPrefetcher
 from penstock.loading.workers.options import LoaderOptions
 from penstock.loading.workers.pool import start_method
 from penstock.loading.workers.results import Asked
 from penstock.order.address import Address
 from penstock.order.plan import Plan
+from penstock.order.streams import StreamPlan
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +53,9 @@ class ReadAhead:
         method: how the process is started.
     """
 
-    def __init__(self, plan: Plan, dataset: Any, rank: int, world: int, method: str) -> None:
+    def __init__(
+        self, plan: Plan | StreamPlan, dataset: Any, rank: int, world: int, method: str
+    ) -> None:
         self._given = plan, dataset, rank, world
         self._method = method
         self._process: Any = None
@@ -149,13 +156,14 @@ def read_ahead(
     """What reads ahead for a loader; None where nothing can be."""
     ahead = getattr(getattr(dataset, "remote_files", None), "ahead", 0)
     known = isinstance(plan, Plan) and hasattr(dataset, "files_of")
+    known = known or (isinstance(plan, StreamPlan) and hasattr(dataset, "files_of_shard"))
     if not ahead or not known or not hasattr(os, "fork"):
         return None
     return ReadAhead(plan, dataset, rank, world, start_method(options))
 
 
 def _run(
-    plan: Plan,
+    plan: Plan | StreamPlan,
     dataset: Any,
     rank: int,
     world: int,
@@ -174,15 +182,34 @@ def _run(
     os._exit(0)  # downloads under way are left, and with them their locks
 
 
-def _serve(plan: Plan, dataset: Any, rank: int, world: int, news: socket.socket) -> None:
+def _serve(
+    plan: Plan | StreamPlan, dataset: Any, rank: int, world: int, news: socket.socket
+) -> None:
+    def shards_of(epoch: int, step: int) -> list[str]:
+        assert isinstance(plan, StreamPlan)
+        shards = dataset.shards()
+        numbers = plan.sampler.shards(epoch, len(shards)).tolist()
+        lengths = getattr(dataset, "shard_lengths", lambda: None)()
+        if lengths is not None:  # else a reader goes through all from the first
+            first, _ = plan.sampler.block(epoch, step * plan.batch_size)
+            ends = np.cumsum([lengths[number] for number in numbers])
+            numbers = numbers[int(np.searchsorted(ends, first, side="right")) :]
+        return [file for number in numbers for file in dataset.files_of_shard(shards[number])]
+
     def rows_of(epoch: int, step: int) -> Sequence[Sequence[str]]:
+        assert isinstance(plan, Plan)
         if Address(epoch, step) in plan.skipped:
             return ()
         request = plan.request(epoch, step, rank, world)
         files: Sequence[Sequence[str]] = dataset.files_of(request.indices)
         return files
 
-    prefetcher = dataset.remote_files.prefetcher(rows_of, lru_cache(plan.steps))
+    files = dataset.remote_files
+    prefetcher: Any
+    if isinstance(plan, StreamPlan):
+        prefetcher = StreamPrefetcher(files, files.cache, shards_of)
+    else:
+        prefetcher = files.prefetcher(rows_of, lru_cache(plan.steps))
     parent = multiprocessing.parent_process()
     busy, record = False, b""
     while parent is None or parent.is_alive():
