@@ -557,7 +557,8 @@ def hydra_config(config: DictConfig) -> Iterator[None]:
     # As `set_config` does, which would copy the section.
     OmegaConf.set_readonly(config.hydra, True)
     section = {"hydra": raw_node(config, "hydra")}
-    state.cfg = DictConfig(section, flags={"no_deepcopy_set_nodes": True})
+    held: Any = DictConfig(section, flags={"no_deepcopy_set_nodes": True})
+    state.cfg = held
     section["hydra"]._set_parent(config)
     try:
         yield

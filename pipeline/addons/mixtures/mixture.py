@@ -219,7 +219,7 @@ class Mixture(NamedSources, Dataset[Any]):
         names = sorted(self.sources)
         kind = np.min_scalar_type(-len(names))  # a byte a row, where a column of names takes eight
         numbers = np.array([names.index(name) for name in self.sources], kind)
-        codes = np.repeat(numbers, [len(table) for table in tables])
+        codes: npt.NDArray[np.integer[Any]] = np.repeat(numbers, [len(table) for table in tables])
         whole.insert(0, "source", pd.Categorical.from_codes(codes, names))
         return whole
 
