@@ -64,7 +64,7 @@ def alone(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-@pytest.mark.one_in(13)
+@pytest.mark.one_in(25)
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_every_choice_composes_and_passes_preflight(path):
     choice = f"{path.parent.name}/{path.stem}"

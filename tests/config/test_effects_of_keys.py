@@ -501,7 +501,7 @@ def keeps_a_done_job(key, row):
 CASES = {**{key: (key, row) for key, row in ROWS.items()}, **MORE}
 TIERS = {
     "seed": [],
-    "trainer.log_every": [],
+    "trainer.log_every": [pytest.mark.thorough],
     "trainer.val_every": [pytest.mark.thorough],
     "loader.worker_init_fn": [pytest.mark.thorough],
 }

@@ -31,7 +31,7 @@ def own(tmp_path, monkeypatch):
     return write, lambda *words: compose(*words, config_dir=str(tmp_path / "own"))
 
 
-@pytest.mark.one_in(19)
+@pytest.mark.one_in(37)
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_every_key_of_our_options_is_in_the_configuration(path):
     """Where a dataset brings arguments of the parts that it chooses, theirs is the default."""

@@ -370,6 +370,7 @@ def test_pairs_in_folders_and_their_split(pairs, tmp_path_factory):
     assert train.fingerprint != val.fingerprint
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("loader", ["debug", "default"])
 def test_pairs_in_batches(pairs, loader):
     config = penstock.compose(

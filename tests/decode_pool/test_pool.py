@@ -86,7 +86,7 @@ KINDS = [*resuming.SAMPLERS, *(f"stream: {name}" for name in resuming.STREAMS)]
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.one_in(13)
+@pytest.mark.one_in(25)
 def test_every_kind_of_batch_is_that_of_an_unshared_run(kind, backend):
     name = kind.removeprefix("stream: ")
     case = Case("random", name) if name != kind else Case(name)

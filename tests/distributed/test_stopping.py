@@ -123,6 +123,7 @@ def test_the_best_constant_is_not_waited_for(backend, after, place, tmp_path):
     assert codes == [0], runs.log.read_text()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("number", preemption.SIGNALS)
 def test_set_up_ends_before_anything_is_begun(number, tmp_path):
     runs = Runs(tmp_path / "runs")
@@ -271,6 +272,7 @@ def test_batches_since_the_last_step_can_be_dropped():
     assert straight.batches == turned.batches
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
 def test_a_check_that_is_interrupted_does_not_say_that_it_is_done(number, code, tmp_path):
     runs = Runs(tmp_path / "runs", more=("task=check", "trainer.progress=plain", "resume=null"))

@@ -135,7 +135,7 @@ SAMPLERS = {
 WHOLE = {*ALL, "tail", "repeated", "torch", "torch's batches", "own"}
 
 
-@pytest.mark.one_in(7)
+@pytest.mark.one_in(14)
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_each_sampler_sees_a_dataset_of_the_kept_rows(name):
     overrides = [one.replace("identities=8", "") for one in SAMPLERS[name]]
@@ -225,6 +225,7 @@ def test_repetitions_have_augmentations_of_their_own():
 FUNCTION = f"{{_target_: {HERE}.short, most: 20}}"
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("overrides", "kept"),
     [

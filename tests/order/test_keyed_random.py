@@ -124,6 +124,7 @@ def test_bounds_may_have_a_row_a_sample():
         random.uniform(torch.zeros(3))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("a", "b"), [(0.2, 0.2), (1, 1), (2, 5), (0.5, 3), (40, 2), (1e-3, 1e-3)])
 def test_beta_numbers_have_their_moments(a, b):
     drawn = many().beta(a, b)

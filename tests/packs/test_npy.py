@@ -38,6 +38,7 @@ def write(path, rows, dtype, total):
     stream.finish((total,))
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("size", [1, PIECE - 257, PIECE - 256, PIECE, 3 * PIECE + 12345])
 def test_every_way_makes_the_same_file(tmp_path, size, way):
     numbers = np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8)

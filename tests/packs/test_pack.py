@@ -398,6 +398,7 @@ def test_squares_are_the_same_whoever_makes_them(photos, more, tmp_path):
         assert path.read_bytes() == (folders[1] / path.name).read_bytes()
 
 
+@pytest.mark.one_in(4)
 @built
 @pytest.mark.parametrize(
     ("more", "decoder"),

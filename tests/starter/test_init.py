@@ -550,6 +550,7 @@ def test_the_tests_of_each_kind_pass(projects):
     assert len(re.findall(r"^\d passed", done.stdout, re.MULTILINE)) == len(KINDS)
 
 
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("kind", KINDS)
 def test_ruff_finds_nothing_in_a_new_project(kind, projects):
     for words in (["format", "--check"], ["check", "--select", "E,F,W,I,UP,B"]):

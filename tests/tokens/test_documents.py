@@ -257,7 +257,7 @@ def command_lines():
     return sorted(found)
 
 
-@pytest.mark.one_in(17)
+@pytest.mark.one_in(33)
 @pytest.mark.parametrize("line", command_lines())
 def test_a_command_of_the_pages_is_a_configuration(line, monkeypatch):
     """Every key, option and value that a page names is accepted, as far as nothing is built."""
