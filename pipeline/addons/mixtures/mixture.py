@@ -220,7 +220,7 @@ class Mixture(NamedSources, Dataset[Any]):
         kind = np.min_scalar_type(-len(names))  # a byte a row, where a column of names takes eight
         numbers = np.array([names.index(name) for name in self.sources], kind)
         codes: npt.NDArray[np.integer[Any]] = np.repeat(numbers, [len(table) for table in tables])
-        whole.insert(0, "source", pd.Categorical.from_codes(codes, names))
+        whole.insert(0, "source", pd.Categorical.from_codes(codes, pd.Index(names)))
         return whole
 
     @property
