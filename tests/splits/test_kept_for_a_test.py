@@ -3,6 +3,7 @@
 import io
 import json
 import tarfile
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from PIL import Image
 
 from penstock import compose
 from penstock.build.data import DataParts
+from penstock.errors import ConfigError
 from penstock.order.streams import is_stream
 from tests import program
 
@@ -128,6 +130,8 @@ def test_splits_have_no_row_in_common(make, tmp_path):
         splits = ["train", "val", "test"] if extra is SHARES else ["train", "val"]
         parts.append([[key_of(sample, field) for sample in samples(data.split(name).dataset)]
                       for name in splits])  # fmt: skip
+    with suppress(ConfigError):  # that there is none
+        assert [*samples(data.split("test").dataset)] == []
     train, val, test = parts[0]
     assert len({*train, *val, *test}) == len(train) + len(val) + len(test) == COUNT
     assert parts[1] == [parts[1][0], val], "validation stays what it was"

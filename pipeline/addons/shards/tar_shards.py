@@ -39,7 +39,7 @@ from penstock.datasets.reading.image import Reader, check_reader
 from penstock.datasets.reading.labels import check_label
 from penstock.datasets.reading.positioned_file import PositionedFile
 from penstock.datasets.reading.split import Split, check_split
-from penstock.errors import DataError
+from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.addresses import is_remote
 from penstock.files.batch_bytes import reserve, temporary
 from penstock.files.limits import Limits
@@ -105,6 +105,9 @@ class TarShards(FileDataset, IterableDataset[Record]):
         val, test = shards.shares(val_fraction, test_fraction)
         whole = shards.whole or (shards.divided and split == "train" and not test)
         self._share = None if whole else _Share(split, val, split_seed, test)
+        if split == "test" and not (whole or test):
+            reason = "is 0, and no archive is named test...: there is no test split"
+            raise ConfigError(Problem("dataset.test_fraction", reason))
         self._open = OpenFiles(self._opened)
         plain = all(address.lower().endswith(PLAIN) for address in shards.addresses)
         self._index = self._indexed() if index and plain and not is_remote(root) else None

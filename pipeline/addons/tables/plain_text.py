@@ -128,7 +128,7 @@ class PlainText(FileDataset, Dataset[Sample]):
             rows = split_rows(count, split, val_fraction, split_seed, None, test_fraction).tolist()
             self.texts = [self.texts[row] for row in rows]
             self._file_of = [0] * len(rows)
-        if not self.texts:
+        if not self.texts and (split != "test" or test_fraction):
             raise DataError(
                 f"{str(self.folder)!r}: its {len(names)} file(s) for {split} hold no text"
                 + ("." if several else ", or one document only, which cannot be divided.")
