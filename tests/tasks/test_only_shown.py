@@ -63,7 +63,6 @@ def finished(folder):
     return state["model"], state["metrics"]
 
 
-@pytest.mark.thorough
 def test_everything_that_is_shown_fails_and_the_run_does_not(folder, capsys):
     bare = run(capsys, *HOSTILE, *NOTHING, "run_dir=bare")
     assert bare.code == 0, bare.err

@@ -248,7 +248,6 @@ def detector():
     return TorchvisionDetector(4)
 
 
-@pytest.mark.thorough
 def test_a_detector_of_torchvision_is_trained_as_by_a_plain_loop_to_the_bit():
     data = DrawnShapes(size=64)
     rows = [ListSome()([data[row] for row in range(start, start + 4)]) for start in (0, 4)]
