@@ -43,6 +43,8 @@ NEEDS = {
     "task/diff": ["runs=[a,b]"],
     "task/report": ["runs=[a,b]"],
     "model/audio_net": ["transform=audio"],
+    "dataset/image_masks": ["dataset.classes=[a,b]"],
+    "scheduler/lightning": ["optimizer=lightning", "objective=lightning"],
 }
 
 

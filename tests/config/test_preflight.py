@@ -50,7 +50,7 @@ TYPOS = [
         "sampler",
         "has no 'wieghted' (did you mean 'weighted'?); choose one of bucket, curriculum",
     ),
-    ("sampler=null", "sampler", "got null, expected one of bucket"),
+    ("sampler=null", "sampler", "got null, expected one of blocks, bucket"),
     ("scheduler=null", "scheduler", "to choose nothing: scheduler=none"),
     ("samplr=weighted", "samplr", "unknown key (did you mean 'sampler'?)"),
     ("sampler@x=random", "", "Could not override 'sampler@x'; Did you mean to override sampler"),

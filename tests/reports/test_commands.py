@@ -284,7 +284,7 @@ def test_what_only_a_person_types_is_not_offered(word, here, capsys, monkeypatch
     offered = [*page.lines, *shown(capsys, folder)]
     started = checked(offered)
     # The folder gives it itself, as its own, where a command can name the folder.
-    ours = re.match("task|run_dir|resume|hydra|diff|runs?=", word.lstrip("+"))
+    ours = re.match("task|out=|run_dir|resume|hydra|diff|runs?=", word.lstrip("+"))
     how = "seed=3" if ours else f"resume={folder}"
     assert ["python", "run.py", how, "task=replay", "epoch=0", "step=0"] in started
     if not ours:

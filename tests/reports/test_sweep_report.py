@@ -171,7 +171,7 @@ def test_texts_of_strangers_stay_texts(sweep):
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "text",
-    [r"$\frac{$", "$" + "{" * 300 + "}" * 300 + "$", "\uffff", "\ud800", "&#x0;]]>", "a\0b"],
+    [r"$\frac{$", "$" + "{" * 50 + "}" * 50 + "$", "\uffff", "\ud800", "&#x0;]]>", "a\0b"],
     ids=ascii,
 )
 def test_keys_and_values_are_no_tex_and_break_no_svg(text, tmp_path):

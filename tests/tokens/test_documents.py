@@ -241,7 +241,7 @@ NOT_CHECKED = re.compile(
     r"run_dir=/shared/|"  # a folder of a cluster, which a person types
     r"quarantine=outputs/|"  # of a run that is not there
     r"hydra/launcher=ray|"  # of a plugin that pins another cloudpickle
-    r"dataset=my_\w+|"  # of a project that `penstock init` writes
+    r"dataset=my_\w+|experiment=sales|"  # of a project that `penstock init` writes
     r" --(help|version|cfg) | -sc "  # only shows something
 )
 
