@@ -48,7 +48,7 @@ TYPOS = [
     (
         "sampler=wieghted",
         "sampler",
-        "has no 'wieghted' (did you mean 'weighted'?); choose one of bucket, curriculum",
+        "has no 'wieghted' (did you mean 'weighted'?); choose one of blocks, bucket",
     ),
     ("sampler=null", "sampler", "got null, expected one of blocks, bucket"),
     ("scheduler=null", "scheduler", "to choose nothing: scheduler=none"),

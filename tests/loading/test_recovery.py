@@ -239,7 +239,8 @@ def test_idle_workers_that_died_between_epochs_are_replaced():
             os.kill(pid, signal.SIGKILL)
         assert deaths.until(lambda: all(map(deaths.is_gone, pids)))
         assert toy.hashes(loader, 1) == undisturbed(epoch=1)
-        assert loader.stats.deaths == 2
+        # The first that is replaced may make all five batches before the other one is missed.
+        assert loader.stats.deaths in (1, 2)
 
 
 def test_recovery_works_outside_of_the_main_thread(tmp_path):

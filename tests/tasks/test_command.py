@@ -164,7 +164,7 @@ def test_the_whole_configuration_can_be_looked_at(here, capsys):
 def test_help_names_parts_examples_and_exit_codes(here, capsys):
     assert command.main(["--help"]) == 0
     out = capsys.readouterr().out
-    assert "sampler: bucket, curriculum, identity" in out
+    assert "sampler: blocks, bucket, curriculum, identity" in out
     assert "--trust mypackage --config-dir" in out
     assert "2 configuration, 3 data" in out
 
