@@ -158,9 +158,8 @@ def block(source: MappedArray, rows: IntArray) -> torch.Tensor:
 
 def _numbers(source: MappedArray, rows: IntArray) -> npt.NDArray[Any]:
     with temporary(len(rows) * source.row_bytes, f"{len(rows)} rows of {str(source.path)!r}"):
-        values = source.array.take(
-            rows, axis=0
-        )  # a copy; indexing by rows takes three times as long
+        # A copy; indexing by rows would take three times as long.
+        values = source.array.take(rows, axis=0)
         position = not_finite(values)
         if position is not None:
             raise DataError(

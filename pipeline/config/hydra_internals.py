@@ -400,19 +400,24 @@ def _load(file: TextIO) -> DictConfig | ListConfig:
     text = file.read(yaml_sizes.MOST_TEXT + 1)
     if len(text) > yaml_sizes.MOST_TEXT:
         raise ValueError(f"{file.name} has more than {yaml_sizes.MOST_TEXT >> 20} MiB")
-    node: DictConfig | ListConfig = _copy(_parsed(text, file.name))
+    parsed = _kept_parsed if len(text) <= _MOST_KEPT else _parsed
+    node: DictConfig | ListConfig = _copy(parsed(text, file.name))
     return node
 
 
-@functools.lru_cache(maxsize=256)
 def _parsed(text: str, name: str) -> bytes:
-    """The pickled node of a text; each job of a sweep reads the same texts of the same files."""
+    """The pickled node of a text."""
     named: Any = io.StringIO(text)
     named.name = name  # for messages
     yaml_sizes.check(named)
     named.seek(0)
     values = yaml.load(named, _Loader)
     return pickle.dumps(OmegaConf.create({} if values is None else values))
+
+
+# Each job of a sweep reads the same texts of the same files.
+_kept_parsed = functools.lru_cache(maxsize=256)(_parsed)
+_MOST_KEPT = 1 << 16  # characters of such a text
 
 
 def apply_override(override: Override, config: DictConfig) -> None:

@@ -294,12 +294,12 @@ def test_ranks_whose_launcher_was_killed_save_and_stop(tmp_path):
     many = ("distributed=ddp", "distributed.nproc=2", "loader.num_workers=0")
     runs = Runs(tmp_path / "runs", "main", more=(*NO_BASELINE, *many))
     launcher = runs.begin()
-    runs.wait(lambda: runs.steps() >= 20)
+    runs.wait(lambda: runs.steps() >= 20, seconds=300)  # two programs that import torch
     runs.stall("train")
     runs.wait_for_stall()
     codes, _ = stop(launcher, signal.SIGKILL)
     assert codes == [-signal.SIGKILL]
-    runs.wait(lambda: "To resume" in runs.log.read_text())
+    runs.wait(lambda: "To resume" in runs.log.read_text(), seconds=300)
     steps = runs.steps()
     assert f"stopped before epoch {steps // 16}, step {steps % 16}. " in runs.log.read_text()
     assert runs.manifest()["status"] == "preempted"

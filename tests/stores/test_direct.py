@@ -2,7 +2,9 @@
 
 import io
 import os
+import socket
 import tarfile
+import threading
 from contextlib import closing, contextmanager
 
 import pytest
@@ -10,7 +12,7 @@ import pytest
 from benchmarks.store_server import InThread, Shelf
 from penstock.addons.shards.tar_shards import TarShards
 from penstock.addons.stores import store as stores
-from penstock.addons.stores.direct import S3, UnusualError
+from penstock.addons.stores.direct import S3, DirectClient, UnusualError
 from penstock.datasets.files import Files
 from penstock.errors import DataError
 from penstock.loading.collate import List
@@ -191,3 +193,20 @@ def test_a_listing_that_is_none_is_one_message(tmp_path, page):
         shelf.listing = lambda *_: page
         with pytest.raises(DataError, match=f"'{root}' cannot be read: 7 attempts .* no XML"):
             files.list(root)
+
+
+def test_a_length_that_is_no_number_of_bytes_is_unusual():
+    """Python refuses to make an int of 5,000 digits, by an error of its own."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer():
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(1 << 16)
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %b\r\n\r\n" % (b"9" * 5000))
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(UnusualError, match="of unknown length"):
+            DirectClient(20.0).get(f"http://127.0.0.1:{server.getsockname()[1]}/file")
+        thread.join()

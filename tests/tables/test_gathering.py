@@ -472,3 +472,15 @@ def test_a_bad_cell_of_columns_that_are_put_together(tmp_path):
 def test_columns_that_cannot_be_put_together(table, choice, match):
     with pytest.raises(ConfigError, match=match):
         Parquet(str(table), fields={"x": choice})
+
+
+def test_columns_that_are_put_together_otherwise_are_other_data(tmp_path):
+    table = pa.table({name: [0.0, 1.0] for name in ("a", "a b", "b c", "c")})
+    write(tmp_path / "x.parquet", table)
+
+    def fingerprint(*columns):
+        fields = {"x": {"columns": list(columns)}}
+        return Parquet(str(tmp_path), fields=fields, val_fraction=0.0).fingerprint
+
+    assert fingerprint("a b", "c") != fingerprint("a", "b c")
+    assert fingerprint("a", "c") != fingerprint("c", "a")

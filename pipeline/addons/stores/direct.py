@@ -1,9 +1,9 @@
 """GET, HEAD and S3's listing by `http.client`, for what nearly every request is.
 
-fsspec's file systems cost 1 ms (aiohttp) to 3.6 ms (s3fs) of CPU a GET of 78 kB, this 0.3 and 0.5,
-of which botocore's signature is 0.2; and the answer's headers say which version came, so that
-nobody has to ask for it. (obstore takes 0.26 and 0.37, but hangs in a process that was forked after
-its first request, and tells neither the status of an answer nor `Retry-After`.)
+fsspec's file systems cost 0.5 ms (aiohttp) and 3.6 ms (s3fs) of CPU a GET of 78 kB, this 0.4 and
+0.7 (benchmarks/store_clients.py); and the answer's headers say which version came, so that nobody
+has to ask for it. (obstore takes less than either, but hangs in a process that was forked after its
+first request.)
 
 Connections are kept open, by host, in each process of its own. Whatever is out of the ordinary is
 an `UnusualError`, after which the same is asked of fsspec: options other than `endpoint_url`,
@@ -30,6 +30,7 @@ from penstock.addons.stores.retry import Damaged
 
 _IDLE = 64  # connections of a host that are kept
 _MOST_OF_A_PAGE = 64 * 2**20  # bytes of a listing's page
+_SIZE = r"[0-9]{1,18}"
 _PLAIN_BUCKET = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
 _ELSEWHERE = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3")
 
@@ -163,11 +164,14 @@ class DirectClient:
                 raise FileNotFoundError(f"HTTP {status}")
             raise StatusError(status, headers)
         length = headers.get("content-length", "")
-        if not length.isdecimal() or headers.get("content-encoding", "identity") != "identity":
+        if (
+            re.fullmatch(_SIZE, length) is None
+            or headers.get("content-encoding", "identity") != "identity"
+        ):
             raise UnusualError("a compressed body, or one of unknown length", for_ever=True)
         size = whole = int(length)
         if status == HTTPStatus.PARTIAL_CONTENT:
-            match = re.fullmatch(r"bytes \d+-\d+/(\d+)", headers.get("content-range", ""))
+            match = re.fullmatch(rf"bytes \d+-\d+/({_SIZE})", headers.get("content-range", ""))
             if match is None:
                 raise UnusualError("a part of an unknown whole")
             whole = int(match[1])

@@ -297,7 +297,8 @@ class ArrowTable(FileDataset):
     def fingerprint_parts(self, sized: bool) -> list[Part]:
         """The fields and rows, the files' names, and a spread of blocks of each."""
         parts: list[Part] = ["arrow_table", self._reader]
-        parts += [f"{known.name} {' '.join(known.sources)} {known.kind}" for known in self.fields]
+        parts += [f"{known.name} {known.column} {known.kind}" for known in self.fields]
+        parts += [repr(known.more) for known in self.fields if known.more]
         parts += [
             f"{field} {name}" for field, names in self.label_classes.items() for name in names
         ]
