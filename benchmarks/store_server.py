@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, quote, unquote, urlsplit
 from xml.sax.saxutils import escape
 
 DATE = "Sun, 22 Nov 2026 12:00:00 GMT"
@@ -113,7 +113,7 @@ class Shelf:
             name[len(start) :].partition("/") for name in self.files if name.startswith(start)
         }
         names = sorted({head + slash for head, slash, _ in inside})
-        links = (f'<a href="/{start}{name}">{name}</a>' for name in names)
+        links = (f"<a href='{quote(f'/{start}{name}')}'>{name}</a>" for name in names)
         return "\n".join(links).encode() if names else None
 
 

@@ -117,6 +117,7 @@ TEMPORARY = "a temporary folder of its own"
 WRITERS = {
     "datasets/reading/generated_folder.py": NEW,
     "pipeline/addons/stores/file_cache.py": CACHE,
+    "pipeline/addons/stores/file_index.py": "a file of one name, of this kind before or not there",
     "pipeline/addons/stores/forecast.py": CACHE,
     "pipeline/addons/stores/request_gate.py": CACHE,
     "datasets/synthetic_faces.py": NEW,

@@ -73,6 +73,7 @@ def test_what_a_listing_or_an_answer_tells_is_not_asked_for(tmp_path, way, monke
         heads = shelf.requests.pop("HEAD", 0)
         assert heads == (0 if way == "s3" else len(CONTENTS))
         assert shelf.requests["GET"] == len(CONTENTS)
+        assert shelf.requests.pop("404", 0) == (way == "http")  # an index of the folder
         assert shelf.requests.keys() == {"GET", "LIST"}
 
 

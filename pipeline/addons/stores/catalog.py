@@ -1,7 +1,8 @@
 """The files in stores: asked for once, kept in flat arrays, sent to every worker.
 
 Cost: a request for every 1000 files of a folder on S3 and Google Cloud, for which a folder's
-subfolders are listed side by side; on a web server, whose pages only name files, one for each file.
+subfolders are listed side by side; on a web server one for an index of the folder (`file_index.py`)
+or, as its pages only name files, one for each file.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from penstock.addons.stores import file_index
 from penstock.addons.stores.listing import Crawl, Listing, bytes_of
 from penstock.addons.stores.request_gate import RequestGate
 from penstock.addons.stores.retry import RetryPolicy, is_transient
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_AT_ONCE = 16  # requests under way
+_AT_ONCE = 16  # folders
 _DEEPEST = 64  # levels of folders
 _SAME = 8  # nested folders with the very same names
 _FOLDERS = 2000  # of more than these, asking for each would take longer than asking for all files
@@ -43,6 +45,7 @@ class Catalog:
         retry: with them.
         limits: of a listing.
         gate: lets requests begin.
+        at_once: requests under way; the gate may let fewer begin.
     """
 
     def __init__(
@@ -52,8 +55,10 @@ class Catalog:
         retry: RetryPolicy,
         limits: Limits,
         gate: RequestGate,
+        at_once: int,
     ) -> None:
         self.gate = gate
+        self._at_once = at_once
         self._limits = limits
         self._options = options
         self._timeout = timeout
@@ -98,6 +103,10 @@ class Catalog:
         """
         address = address.rstrip("/")
         if address not in self._listings:
+            indexed = None if self.store(address).lists else self._indexed(address)
+            if indexed is not None:
+                self._listings[address] = indexed
+                return indexed
             with ProgressDisplay(f"listing {address}") as shown:
                 listing = self._listed(address, shown)
             if not self.store(address).lists:
@@ -110,6 +119,12 @@ class Catalog:
                 )
             self._listings[address] = listing
         return self._listings[address]
+
+    def _indexed(self, address: str) -> Listing | None:
+        """What the folder's own index says; None without one."""
+        file, store = join(address, file_index.NAME), self.store(address)
+        content = self._unless_missing(file, lambda: store.bounded(file, file_index.MOST))
+        return file_index.parsed(content, file, self._limits) if content else None
 
     def sizes(self, address: str, names: Sequence[str]) -> IntArray:
         """Sizes in bytes of files below a folder, int64[n].
@@ -190,5 +205,5 @@ class Catalog:
 
     def _many(self, action: Callable[[str], T], over: Iterable[str]) -> Iterator[T]:
         """`action` for each, several at a time, in order."""
-        with ThreadPoolExecutor(_AT_ONCE, "penstock-files") as pool:
+        with ThreadPoolExecutor(self._at_once, "penstock-files") as pool:
             yield from pool.map(action, over)

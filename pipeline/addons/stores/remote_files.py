@@ -67,7 +67,9 @@ class RemoteFiles:
         self._endpoint = str(files.options.get("endpoint_url", ""))
         self._retry = RetryPolicy(files.retries, files.first_wait)
         gate = RequestGate(self._folder, files.concurrency, files.timeout)
-        self.catalog = Catalog(files.options, files.timeout, self._retry, files.limits, gate)
+        self.catalog = Catalog(
+            files.options, files.timeout, self._retry, files.limits, gate, files.concurrency
+        )
         self._unsummed = False  # whether checksums have proved to be wrong
 
     def local(self, address: str) -> Path:

@@ -26,10 +26,18 @@ from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlsplit
 
-from penstock.addons.stores.direct import S3, Answer, DirectClient, UnusualError, page_of_s3
+from penstock.addons.stores.direct import (
+    S3,
+    Answer,
+    DirectClient,
+    StatusError,
+    UnusualError,
+    page_of_s3,
+)
 from penstock.addons.stores.listing import Crawl, Listing
 from penstock.addons.stores.request_gate import RequestGate
 from penstock.addons.stores.retry import asks_to_wait
@@ -283,6 +291,23 @@ class Store:
             return answer.body, self._told(address, answer)
         except UnusualError:
             return self.read(address, start, end), None
+
+    def bounded(self, address: str, most: int) -> bytes | None:
+        """All of a file of a web server; None where it does not give it, or has more bytes."""
+        try:
+            with self._request():
+                return bytes(self._direct()[0].get(self._url(address), most=most).body)
+        except StatusError as error:
+            if error.status not in (HTTPStatus.FORBIDDEN, HTTPStatus.UNAUTHORIZED, HTTPStatus.GONE):
+                raise
+            return None
+        except UnusualError:
+            content = bytearray()
+            for piece in self.stream(address):
+                content += piece
+                if len(content) > most:
+                    return None
+            return bytes(content)
 
     def _told(self, address: str, answer: Answer) -> FileInfo:
         headers = answer.headers
