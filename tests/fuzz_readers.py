@@ -209,6 +209,8 @@ def _read(name: str, seed: int, numbers: range, shared: mmap.mmap, base: Path) -
             refused += "" not in outcomes
             too_large += any(one.startswith(BatchTooLargeError.__name__) for one in outcomes)
             shutil.rmtree(folder)
+            if number == numbers.start:  # what it imported is no garbage either
+                gc.freeze()
         shared[:] = struct.pack("5q", numbers.stop, done, refused, too_large, most)
         code = 0
     except BaseException:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from typing import BinaryIO, TypeVar
@@ -75,6 +76,17 @@ class PositionedFile:
                 break
             done += count
         return done
+
+    def next_data(self, start: int) -> int:
+        """The first byte from `start` on that is stored; before it are zeros, which take no room.
+
+        `start` itself where the file system doesn't say. A file of 4 KiB on the disk may claim
+        terabytes, and reading its zeros takes as long as any other bytes do.
+        """
+        try:
+            return os.lseek(self.descriptor, start, os.SEEK_DATA)
+        except OSError as error:
+            return max(start, self.size) if error.errno == errno.ENXIO else start
 
     def sample(self, blocks: int) -> list[bytes]:
         """That many blocks of 4 KiB, evenly spread; all of a smaller file."""

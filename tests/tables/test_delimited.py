@@ -2,6 +2,7 @@
 
 import csv
 import gzip
+import io
 import json
 import pickle
 import random
@@ -132,6 +133,16 @@ def test_metadata_is_what_the_samples_are(indexed, monkeypatch):
     assert found["class"].tolist() == [label for label, _ in table(samples)]
     lengths = [len(f"{label}\t{text}".encode()) for label, text in table(samples)]
     assert found["length"].tolist() == lengths
+
+
+def test_quotes_that_are_open_at_a_border(indexed, monkeypatch):
+    rows = [("x" * n + "\n,\n" * (n % 5), f"{n % 3}") for n in range(60)]
+    text = io.StringIO(newline="")
+    csv.writer(text).writerows([("text", "label"), *rows])
+    monkeypatch.setattr(delimited_text, "_PIECE", 3)  # blocks of six bytes
+    data = indexed(text.getvalue(), name="a.csv")
+    assert [data[n]["text"] for n in range(60)] == [text for text, _ in rows]
+    assert [data.classes[code] for code in data.metadata["label"]] == [name for _, name in rows]
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])

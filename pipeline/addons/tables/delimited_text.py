@@ -288,6 +288,7 @@ class ColumnScan:
             lengths[start : start + len(piece)] = piece.lengths
             if len(labels):
                 labels[start : start + len(piece)] = self._labels_of(piece, known)
+            del piece  # before the next one is read
         names = list(known.names)
         if self._codes is None and names:  # numbered by appearance until now
             order = {name: code for code, name in enumerate(sorted(names))}
@@ -307,6 +308,7 @@ class ColumnScan:
             wrong = piece.miscounted(len(self._columns.names))
             if wrong is not None:
                 number = piece.first + wrong
+                del piece  # a record may be most of it
                 record = self._index[number]
                 try:  # a wrong encoding or wrong quotes say more
                     count = len(self._format.fields(record))
@@ -316,6 +318,7 @@ class ColumnScan:
             if int(piece.lengths.max(initial=0)) > limit:
                 self._index[piece.first + int(piece.lengths.argmax())]  # raises DataError
             yield piece
+            del piece  # before the next one is read
 
     def _labels_of(self, piece: _Piece, known: _Classes) -> Codes:
         assert self._columns.label is not None
@@ -384,13 +387,24 @@ class _Piece:
     def __init__(self, text: bytes, first: int, header: bool, format: DelimitedFormat) -> None:
         self.first = first + header
         self.text = np.frombuffer(text, dtype=np.uint8)
-        line_ends, delimiters = self.text == _NEWLINE, self.text == ord(format.delimiter)
-        if format.quoting == "standard" and b'"' in text:
-            outside = ~np.logical_xor.accumulate(self.text == _QUOTE)
-            line_ends &= outside
-            delimiters &= outside
+        self._delimiters = np.empty(len(text), dtype=np.bool_)
+        quoted = format.quoting == "standard" and b'"' in text
+        inside, line_ends = False, []
+        # One block as a rule. A record may have `limits.record_bytes`, and five masks of it at once
+        # would take more than the record.
+        for start in range(0, len(text), 2 * _PIECE):
+            block = self.text[start : start + 2 * _PIECE]
+            newlines = block == _NEWLINE
+            delimiters = self._delimiters[start : start + len(block)]
+            np.equal(block, ord(format.delimiter), out=delimiters)
+            if quoted:
+                outside = np.logical_xor.accumulate(block == _QUOTE) == inside
+                newlines &= outside
+                delimiters &= outside
+                inside = not outside[-1]
+            line_ends.append(start + np.flatnonzero(newlines))
         # A piece that is not the last one ends with a line end, after which no record begins.
-        ends = np.flatnonzero(line_ends)
+        ends = np.concatenate(line_ends) if line_ends else np.zeros(0, np.int64)
         if not len(ends) or int(ends[-1]) < len(text) - 1:
             ends = np.append(ends, len(text))
         self._starts = np.concatenate([[0], ends[:-1] + 1])[header:]
@@ -398,7 +412,7 @@ class _Piece:
         before = self.text[np.maximum(ends - 1, 0)]
         self._stops = ends - ((before == _RETURN) & (ends > self._starts))
         self.lengths: IntArray = self._stops - self._starts
-        self._delimiters, self._ends = delimiters, ends
+        self._ends = ends
 
     def __len__(self) -> int:
         return len(self._starts)

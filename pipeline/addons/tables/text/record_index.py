@@ -259,6 +259,10 @@ class _Scanner:
         seen = 0  # line ends so far
         with ProgressDisplay(f"indexing {self._file.path.name}", self._stop, "bytes") as shown:
             for position in range(0, self._stop, _CHUNKS * _CHUNK):
+                if self._file.next_data(position) >= position + _CHUNKS * _CHUNK:
+                    # Zeros are no line ends. The byte before the next chunk is one of them.
+                    self._buffer[_MARGIN + _CHUNK - 1] = 0
+                    continue
                 counts, firsts = self._cells(position)
                 before = seen + np.cumsum(counts) - counts
                 cells = np.flatnonzero(counts)
