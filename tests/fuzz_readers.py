@@ -64,6 +64,7 @@ FINDINGS = 20  # after so many, enough is known
 class Report:
     """What came of the folders of one reader."""
 
+    files: int = 0  # of different content
     read: int = 0  # a batch of it
     refused: int = 0
     too_large: int = 0  # of these: for the memory that a batch would take
@@ -153,8 +154,8 @@ def batch(dataset: Any, way: Way, on_error: Any) -> Any:
 
 def _chunk(name: str, seed: int, numbers: range, report: Report, keep: Path) -> int:
     """Read some folders in a process; the number of the first one that was not read."""
-    shared = mmap.mmap(-1, 40)  # the folder at hand, and the counts of `Report`
-    shared[:] = struct.pack("5q", numbers.start, 0, 0, 0, 0)
+    shared = mmap.mmap(-1, 48)  # the folder at hand, and the counts of `Report`
+    shared[:] = struct.pack("6q", numbers.start, 0, 0, 0, 0, 0)
     with tempfile.TemporaryFile() as errors, tempfile.TemporaryDirectory() as base:
         pid = os.fork()
         if pid == 0:
@@ -162,7 +163,8 @@ def _chunk(name: str, seed: int, numbers: range, report: Report, keep: Path) -> 
             _read(name, seed, numbers, shared, Path(base))
         status, seconds = _wait(pid, shared)
         report.seconds += seconds
-        number, done, refused, too_large, most = struct.unpack("5q", shared[:])
+        number, files, done, refused, too_large, most = struct.unpack("6q", shared[:])
+        report.files += files
         report.read += done
         report.refused += refused
         report.too_large += too_large
@@ -182,7 +184,7 @@ def _chunk(name: str, seed: int, numbers: range, report: Report, keep: Path) -> 
 
 def _read(name: str, seed: int, numbers: range, shared: mmap.mmap, base: Path) -> None:
     """In the process of its own: read the folders and exit."""
-    code, done, refused, too_large, most = 1, 0, 0, 0, 0
+    code, files, done, refused, too_large, most = 1, 0, 0, 0, 0, 0
     try:
         warnings.simplefilter("ignore")
         logging.disable()
@@ -195,11 +197,14 @@ def _read(name: str, seed: int, numbers: range, shared: mmap.mmap, base: Path) -
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         for number in numbers:
-            shared[:] = struct.pack("5q", number, done, refused, too_large, most)
+            shared[:] = struct.pack("6q", number, files, done, refused, too_large, most)
             folder = base / str(number)
             root = folder / "root"
             root.mkdir(parents=True)
-            write(damaged(name, seed, number), root)
+            contents = damaged(name, seed, number)
+            write(contents, root)
+            files += len({id(content) for content in contents.values()})
+            del contents
             Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
             signal.setitimer(signal.ITIMER_PROF, SECONDS)
             outcomes = read(name, root, number)
@@ -211,7 +216,7 @@ def _read(name: str, seed: int, numbers: range, shared: mmap.mmap, base: Path) -
             shutil.rmtree(folder)
             if number == numbers.start:  # what it imported is no garbage either
                 gc.freeze()
-        shared[:] = struct.pack("5q", numbers.stop, done, refused, too_large, most)
+        shared[:] = struct.pack("6q", numbers.stop, files, done, refused, too_large, most)
         code = 0
     except BaseException:
         traceback.print_exc()
@@ -257,9 +262,9 @@ def main() -> int:
         numbers = range(given.first, given.first + given.count)
         report = fuzz(name, numbers, given.seed, keep)
         print(
-            f"{name}: {report.read} read, {report.refused} refused, {report.too_large} of all "
-            f"too large, {report.most >> 20} MiB at most, {report.seconds:.0f} s of CPU time, "
-            f"{len(report.findings)} findings",
+            f"{name}: {report.files} files, {report.read} folders read, {report.refused} refused, "
+            f"{report.too_large} of all too large, {report.most >> 20} MiB at most, "
+            f"{report.seconds:.0f} s of CPU time, {len(report.findings)} findings",
             flush=True,
         )
         for finding in report.findings:
