@@ -15,6 +15,7 @@ themselves. With PENSTOCK_TEST_COLD=1 all programs start so. Programs that find 
 Penstock on their path start from a process that has imported `libraries_only`.
 """
 
+import atexit
 import contextlib
 import io
 import json
@@ -249,4 +250,11 @@ def _start_server(listener, kind):
     )
 
 
+def _leave_servers():
+    # Others of the session may still use them; each ends with the last one. Popen would warn.
+    for server in _servers:
+        server.returncode = server.poll() or 0
+
+
 _servers = []
+atexit.register(_leave_servers)

@@ -140,6 +140,19 @@ def test_pictures_of_unequal_sizes_are_no_whole_batches(folders):
     assert not Packed(folders[False]).fetches_batches
 
 
+def test_pictures_stay_in_place_where_there_are_some_and_no_points(tmp_path):
+    class Some(Everything):
+        def __getitem__(self, index):
+            sample = super().__getitem__(index)
+            return {name: sample[name] for name in names}
+
+    possible = {}
+    for names in (("image",), ("image", "label"), ("label",), ("image", "points")):
+        folder = pack(Some(even=True), "train", Recipe(), tmp_path / "-".join(names))
+        possible[names] = Packed(str(folder)).fetches_pictures
+    assert [*possible.values()] == [True, True, False, False]
+
+
 def test_large_rows_are_gathered_in_any_order(tmp_path):
     class Big(Everything):
         def __getitem__(self, index):

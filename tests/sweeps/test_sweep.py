@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from penstock import command, installed
+from penstock.addons.reports.sweep_data import SweepRecord
+from penstock.addons.sweeps import stored_sweep
 from penstock.addons.sweeps.job_result import JobResult, best_of, read_results
 from penstock.addons.sweeps.sweep import table
 from penstock.errors import DataError
@@ -217,3 +219,18 @@ def test_jobs_are_known_by_their_overrides(sweep):
     assert sweep(task, "seed=1,2", "batch.size=32,8")[0] == 0
     assert begun[3:] == [("3", 1, 32), ("4", 1, 8), ("5", 2, 32), ("6", 2, 8)]
     assert [name for name, _ in read_results(folder)] == list("0123456")
+
+
+def test_words_that_a_folder_never_gives():
+    given = ["trainer.max_epochs=3", "~scheduler", "hydra.sweep.dir=sweep", "+dataset.folds=3"]
+    typed = ["--trust=own", "fit", "hydra.job.name=x", "hydra/launcher=basic", "trackers.0.token=a"]
+    assert [word for word in [*given, *typed] if stored_sweep.must_be_typed(word)] == typed
+
+
+def test_long_values_that_differ_at_their_end_are_two(sweep):
+    name = "a" * 150
+    code, folder = sweep(lambda config: 0.5, f"cache_dir={name}1,{name}2")
+    assert code == 0
+    record = SweepRecord.read(folder)
+    assert record.varying == ["cache_dir"]
+    assert len(record.groups) == 2

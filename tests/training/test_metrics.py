@@ -1,8 +1,13 @@
 import math
 
+import numpy as np
 import pytest
 import torch
 
+from penstock.loading.batch import Batch
+from penstock.order.plan import Request
+from penstock.order.randomness import hash64, hash64_array
+from penstock.training import epoch_metrics
 from penstock.training.metrics import NormalizedMeanError
 
 
@@ -101,3 +106,19 @@ def test_wrong_shapes_and_options_are_refused():
         NormalizedMeanError().update(faces(), faces().flatten(1))
     with pytest.raises(ValueError, match="not one of auto, eyes, box"):
         NormalizedMeanError(normalize="nose")
+
+
+def test_the_order_of_a_step_is_the_hash_that_ledgers_of_other_versions_hold():
+    requests = [
+        Request(3, step, np.arange(4) + 4 * step, np.array([5, 0, 2, 9]) + step, 4)
+        for step in (0, 7)
+    ]
+    batches = [Batch({"x": torch.zeros(4)}, request) for request in requests]
+    expected = []
+    for request in requests:
+        key, total = hash64("order", 3, request.step), 0
+        for position, index in zip(request.positions, request.indices, strict=True):
+            inner = int(hash64_array(key + 1, [index])[0])
+            total += int(hash64_array(key, np.array([position], np.uint64) + np.uint64(inner))[0])
+        expected.append(total % 2**64)
+    assert epoch_metrics._orders(batches) == expected
