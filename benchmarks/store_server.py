@@ -42,6 +42,7 @@ class Shelf:
         rate: bytes a second of one connection.
         faults: kind -> of how many GETs of files one has it.
         tags: whether plain HTTP names an ETag.
+        ranges: whether parts of files are given.
     """
 
     files: dict[str, bytes]
@@ -49,6 +50,7 @@ class Shelf:
     rate: float = float("inf")
     faults: Mapping[str, int] = field(default_factory=dict)
     tags: bool = True
+    ranges: bool = True
     requests: Counter[str] = field(default_factory=Counter)
     asked: list[tuple[str, str]] = field(default_factory=list)  # method, path
     sent: int = 0
@@ -199,7 +201,7 @@ class Connection(asyncio.Protocol):
                 told |= {"ETag": '"0123456789abcdef0123456789abcdef"', "Last-Modified": DATE[:-12]}
             status, view = "200 OK", memoryview(body)
             bounds = headers.get("range", "").removeprefix("bytes=").split("-")
-            if len(bounds) == 2:
+            if shelf.ranges and len(bounds) == 2:
                 start = int(bounds[0]) if bounds[0] else max(len(body) - int(bounds[1]), 0)
                 stop = min(int(bounds[1]) + 1, len(body)) if bounds[0] and bounds[1] else len(body)
                 status, view = "206 Partial Content", view[start:stop]

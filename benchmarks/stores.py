@@ -4,7 +4,8 @@
         [--only "ours files http;ours shards s3"] [--against FOLDER] [--faults busy:40]
 
 `benchmarks/store_server.py` serves 2,000 drawn JPEGs of 500 x 375 (155 MB) in a process of its own:
-as single files, as 20 tar files, and as LitData's chunks of 8 MB. Each contender has two workers
+as single files (with an index, for a web server), as 20 tar files, as a pack of the encoded files,
+and as LitData's chunks of 8 MB. Each contender has two workers
 and begins with an empty cache; it makes float32 batches of 64 random resized crops of 224. Two
 epochs. Reported are the seconds to the first batch, from the start of the process and from when its
 libraries are imported, the seconds of both epochs, CPU milliseconds an image of the first (of the
@@ -35,7 +36,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 IMAGES, SHARDS, BATCH, SIZE, WORKERS = 2000, 20, 64, 224, 2
-OURS = ["files http", "files s3", "shards http", "shards s3"]
+OURS = ["files http", "files s3", "shards http", "shards s3", "packs http", "packs s3"]
 PEERS = ["litdata chunks", "litdata files", "webdataset"]
 ENVIRONMENT = {
     "AWS_ACCESS_KEY_ID": "testing",
@@ -88,9 +89,11 @@ def ours(kind: str, url: str, cache: Path, more: list[str]) -> Iterator[Any]:
     what, way = kind.split()
     root = f"s3://data/{what}" if way == "s3" else f"{url}/data/{what}"
     config = penstock.compose(
-        "dataset=image_folder" if what == "files" else "dataset=tar_shards",
-        *(["dataset.classes=[a,b]"] if what == "shards" else []),
-        f"dataset.root={root}",
+        *{
+            "files": ["dataset=image_folder", f"dataset.root={root}"],
+            "shards": ["dataset=tar_shards", "dataset.classes=[a,b]", f"dataset.root={root}"],
+            "packs": ["dataset=packed", f"dataset.folder={root}"],
+        }[what],
         *([f"+dataset.files.options.endpoint_url={url}"] if way == "s3" else []),
         f"dataset.files.cache_dir={cache}",
         "transform=images_fast",
@@ -255,6 +258,21 @@ def _described(path: str) -> dict[str, Any]:
 def prepared(folder: Path, peers: str | None) -> None:
     if not (folder / "data/files").exists():
         draw(folder)
+    from penstock import command
+    from penstock.addons.stores import file_index
+
+    if not (folder / "data/files" / file_index.NAME).exists():
+        file_index.write(folder / "data/files")
+    if not (folder / "data/packs").exists():
+        command.main(
+            [
+                "task=pack",
+                "dataset=image_folder",
+                f"dataset.root={folder}/data/files",
+                "pack.format=encoded",
+                f"pack.out={folder}/data/packs",
+            ]
+        )
     if peers and not (folder / "data/chunks").exists():
         command = [peers, __file__, "--chunk", str(folder)]
         subprocess.run(command, check=True, env=environment(ROOT), stdout=subprocess.DEVNULL)

@@ -64,6 +64,12 @@ class Remote(Protocol):
     def read(self, address: str, function: Callable[[str], T]) -> T:
         """As `Files.read`."""
 
+    def part(self, address: str, start: int, end: int) -> str:
+        """The address of some bytes of a file; `read` and `local` fetch these alone.
+
+        They are kept as a file of their own, so the same bytes should be asked for again.
+        """
+
     def list(self, address: str) -> list[FileInfo]:
         """As `Files.list`."""
 

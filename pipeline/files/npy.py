@@ -27,21 +27,35 @@ def map_npy(path: str | os.PathLike[str]) -> npt.NDArray[Any]:
     """
     descriptor, size = regular_descriptor(path)
     with open(descriptor, "rb") as file:
-        shape, fortran, dtype, start = _header(file.read(_LONGEST_HEADER))
-        if dtype.hasobject:
-            raise ValueError("it holds Python objects")
-        if dtype.kind == "V" or not dtype.itemsize:
-            raise ValueError(f"it holds {dtype}, not numbers")
-        if any(side < 0 or isinstance(side, bool) for side in shape):
-            raise ValueError(f"its shape is {shape}")
-        claimed = math.prod(shape) * dtype.itemsize
-        if claimed > size - start:
-            raise ValueError(f"it is shorter than its header says: {size} of {start + claimed}")
+        shape, fortran, dtype, start = npy_layout(file.read(_LONGEST_HEADER), size)
         order: Literal["F", "C"] = "F" if fortran else "C"
-        if not claimed:
+        if not math.prod(shape):
             return np.empty(shape, dtype, order)
         mapped: npt.NDArray[Any] = np.memmap(file, dtype, "r", start, shape, order)
         return mapped
+
+
+def npy_layout(content: bytes, size: int) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+    """Shape, whether in Fortran's order, dtype, and the byte at which the numbers begin.
+
+    Args:
+        content: what a `.npy` file begins with.
+        size: bytes of the whole file.
+
+    Raises:
+        ValueError: as for `map_npy`.
+    """
+    shape, fortran, dtype, start = _header(content)
+    if dtype.hasobject:
+        raise ValueError("it holds Python objects")
+    if dtype.kind == "V" or not dtype.itemsize:
+        raise ValueError(f"it holds {dtype}, not numbers")
+    if any(side < 0 or isinstance(side, bool) for side in shape):
+        raise ValueError(f"its shape is {shape}")
+    claimed = math.prod(shape) * dtype.itemsize
+    if claimed > size - start:
+        raise ValueError(f"it is shorter than its header says: {size} of {start + claimed}")
+    return shape, fortran, dtype, start
 
 
 def _header(content: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:

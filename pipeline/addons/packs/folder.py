@@ -175,8 +175,13 @@ class Pack:
     """
 
     def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder)
-        self.record = _read_record(self.folder)
+        self.folder: Path | str = Path(folder)
+        self._open(read_record(Path(folder, RECORD), str(self.folder)))
+        for name, size in self.record["files"].items():
+            self._check_size(name, size, size_of(Path(folder, name)))
+
+    def _open(self, record: dict[str, Any]) -> None:
+        self.record = record
         self.count: int = self.record["count"]
         self.fields: dict[str, Field] = {}
         self._files: dict[str, str] = {}
@@ -186,8 +191,6 @@ class Pack:
             name = known["name"]
             self._files[name], self._even[name] = known.pop("file"), known.pop("even")
             self.fields[name] = Field(**known)
-        for name, size in self.record["files"].items():
-            self._check_size(name, size)
         self._maps: dict[str, Numbers] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -205,11 +208,11 @@ class Pack:
     def array(self, name: str) -> Numbers:
         """The `.npy` file of that name (without its ending), mapped, not read."""
         if name not in self._maps:
-            path = self.folder / f"{name}.npy"
-            if path.name not in self.record["files"]:
-                raise damaged(self.folder, f"{RECORD} names no file {path.name!r}")
+            path = self.file(f"{name}.npy")
+            if f"{name}.npy" not in self.record["files"]:
+                raise damaged(self.folder, f"{RECORD} names no file '{name}.npy'")
             try:
-                mapped = map_npy(path)
+                mapped = self._mapped(f"{name}.npy")
             except (OSError, ValueError) as error:
                 raise damaged(path, error) from error
             self._check_rows(name, mapped, path)
@@ -217,6 +220,13 @@ class Pack:
                 raise damaged(path, "its numbers are not stored row by row")
             self._maps[name] = mapped.view(np.ndarray)
         return self._maps[name]
+
+    def file(self, name: str) -> str:
+        """The path or address of a file of the pack."""
+        return str(Path(self.folder) / name)
+
+    def _mapped(self, name: str) -> Numbers:
+        return map_npy(self.file(name))
 
     def rows(self, name: str, indices: Indices) -> Numbers:
         """The numbers of a field of one shape, int64[n] -> [n, *shape], in one copy.
@@ -255,21 +265,26 @@ class Pack:
             offsets = self.array(f"{self._files[name]}.offsets")
             start, stop = offsets[index : index + 2].tolist()
             shape = tuple(self.array(f"{self._files[name]}.shapes")[index].tolist())
-            inside = 0 <= start <= stop <= len(array) and min(shape, default=0) >= 0
-            if not inside or math.prod(shape) != stop - start:
-                where = f"field {name!r} of sample {index}, of shape {list(shape)},"
-                raise damaged(self.folder, f"{where} lies at {start} to {stop} of {len(array)}")
+            self._check_place(name, index, shape, start, stop, len(array))
             numbers = array[start:stop]
         if numbers.nbytes > _LITTLE:
             reserve(numbers.nbytes, f"field {name!r} of a packed sample")
         return np.array(numbers).reshape(shape)
+
+    def _check_place(
+        self, name: str, index: int, shape: tuple[int, ...], start: int, stop: int, end: int
+    ) -> None:
+        inside = 0 <= start <= stop <= end and min(shape, default=0) >= 0
+        if not inside or math.prod(shape) != stop - start:
+            where = f"field {name!r} of sample {index}, of shape {list(shape)},"
+            raise damaged(self.folder, f"{where} lies at {start} to {stop} of {end}")
 
     def canvases(self, name: str, indices: Indices) -> list[list[int]]:
         """Height and width of the pictures that points and boxes belong to."""
         sizes: list[list[int]] = self.array(f"{self._files[name]}.canvas")[indices].tolist()
         return sizes
 
-    def _check_rows(self, name: str, array: Numbers, path: Path) -> None:
+    def _check_rows(self, name: str, array: Numbers, path: Path | str) -> None:
         stem, _, suffix = name.partition(".")
         for field, file in self._files.items():
             if file != stem:  # a table's, or another field's
@@ -289,11 +304,10 @@ class Pack:
             if (suffix or even) and len(array) != rows:
                 raise damaged(path, f"it has shape {shape} and must have {rows} rows")
 
-    def _check_size(self, name: str, size: int) -> None:
-        path = self.folder / name
+    def _check_size(self, name: str, size: int, actual: int) -> None:
+        path = self.file(name)
         if Path(name).name != name:
-            raise damaged(self.folder / RECORD, f"{name!r} leads out of the pack")
-        actual = size_of(path)
+            raise damaged(self.file(RECORD), f"{name!r} leads out of the pack")
         if actual < 0:
             raise damaged(path, "No such file")
         if actual != size:
@@ -304,7 +318,7 @@ class Pack:
 _REMEDY = "Delete the pack's folder to make it again (dataset.packed=auto, or task=pack)."
 
 
-def damaged(path: Path, reason: object) -> DataError:
+def damaged(path: Path | str, reason: object) -> DataError:
     """The error of a pack that is not as it was written."""
     return DataError(f"packed data is damaged: {str(path)!r}: {reason}. {_REMEDY}")
 
@@ -314,30 +328,30 @@ def is_pack(folder: Path) -> bool:
     return (folder / RECORD).is_file()
 
 
-def _read_record(folder: Path) -> dict[str, Any]:
-    path = folder / RECORD
+def read_record(path: Path, folder: str) -> dict[str, Any]:
+    """What a pack.json says; `folder` is its pack's, for messages."""
+    name = f"{folder}/{RECORD}"
     try:
         record = plain_json.read(path, _LARGEST, nan=True)
     except OSError as error:
         raise DataError(
-            f"{str(folder)!r} has no packed data: {path.name!r} cannot be read "
+            f"{folder!r} has no packed data: {RECORD!r} cannot be read "
             f"({error.strerror}). `{program.text('task=pack')}` makes some."
         ) from error
     except ValueError as error:
-        raise damaged(path, error) from error
+        raise damaged(name, error) from error
     if not isinstance(record, dict) or record.get("kind") != _KIND:
-        raise DataError(f"{str(path)!r} does not describe packed data")
+        raise DataError(f"{name!r} does not describe packed data")
     if record.get("version") != VERSION:
         raise DataError(
-            f"{str(path)!r} has version {record.get('version')} of packed data, not {VERSION}. "
-            f"{_REMEDY}"
+            f"{name!r} has version {record.get('version')} of packed data, not {VERSION}. {_REMEDY}"
         )
     try:
         _Record.model_validate(record)
     except ValidationError as error:
         first = error.errors()[0]
         where = shown(".".join(map(str, first["loc"]))) if first["loc"] else "it"
-        raise damaged(path, f"{where}: {first['msg']}") from error
+        raise damaged(name, f"{where}: {first['msg']}") from error
     return record
 
 

@@ -19,11 +19,15 @@ from torch.utils.data import Dataset
 
 from penstock.addons.packs.fields import Field
 from penstock.addons.packs.folder import RECORD, Pack, damaged, is_pack
+from penstock.addons.packs.remote import RemotePack
 from penstock.addons.packs.table import LENGTHS, read_table, text_of
+from penstock.datasets.files import Files
 from penstock.datasets.reading.fingerprint import DataFile, fingerprint
+from penstock.datasets.reading.folder import open_root
 from penstock.datasets.reading.generated_folder import CacheFolder
 from penstock.datasets.reading.image import check_reader, decode_image
 from penstock.errors import ConfigError, DataError, Problem
+from penstock.files.addresses import is_remote
 from penstock.files.batch_bytes import reserve
 from penstock.files.limits import DEFAULT, Limits
 from penstock.loading.encoded import EncodedImage, StoredPictures
@@ -31,6 +35,8 @@ from penstock.order.randomness import IntArray
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from penstock.datasets.files import Remote
 
 _NUMBERS = ("tensor", "array", "int", "float", "bool")
 _OBJECT = 40  # bytes of a number of Python's, and of its place in a list
@@ -46,11 +52,13 @@ class Packed(Dataset[dict[str, Any]]):
     same: `lengths`, `columns`, `path` and `text_lengths`. One that cannot refuses when it is asked.
 
     Args:
-        folder: a pack, or a folder with a pack for each split ("train", "val").
+        folder: a pack, or a folder with a pack for each split ("train", "val"); or the address of
+            one, of which only what batches need is fetched (`remote.py`).
         split: "train" or "val".
         lazy: give packed image files undecoded, for a transform that decodes; the build sets it.
         limits: what a packed image file may claim.
         cache_dir: keeps the lengths of texts.
+        files: access to addresses; None takes the defaults.
 
     Attributes:
         classes: names of the classes, if the dataset had any.
@@ -71,10 +79,10 @@ class Packed(Dataset[dict[str, Any]]):
         lazy: bool = False,
         limits: Limits = DEFAULT,
         cache_dir: str = "data/cache/text",
+        files: Files | None = None,
     ) -> None:
-        path = Path(folder).expanduser()
         self.limits, self._cache_dir = limits, cache_dir
-        self.pack = Pack(path / split if not is_pack(path) and (path / split).is_dir() else path)
+        self.pack = _opened(folder, split, files or Files())
         record = self.pack.record
         if record.get("split", split) != split:
             raise DataError(
@@ -197,7 +205,18 @@ class Packed(Dataset[dict[str, Any]]):
 
     def data_files(self) -> list[DataFile]:
         """The files that samples are read from: the pack's."""
-        return [DataFile(name, str(self.pack.folder / name)) for name in self.pack.record["files"]]
+        if isinstance(self.pack, RemotePack):
+            return self.pack.data_files()
+        return [DataFile(name, self.pack.file(name)) for name in self.pack.record["files"]]
+
+    @property
+    def remote_files(self) -> Remote | None:
+        """What fetches the pack, if it is at an address."""
+        return self.pack.remote if isinstance(self.pack, RemotePack) else None
+
+    def files_of(self, indices: Sequence[int] | IntArray) -> list[list[str]]:
+        """The addresses of what rows are read from, if the pack is at one."""
+        return self.pack.files_of(indices) if isinstance(self.pack, RemotePack) else []
 
     def __getattr__(self, name: str) -> Any:
         """Members that only some datasets have, and that others ask for with `hasattr`."""
@@ -244,12 +263,26 @@ class Packed(Dataset[dict[str, Any]]):
                 )
             )
 
-        written = (self.pack.folder / RECORD).stat()
-        key = fingerprint([str(self.pack.folder.resolve()), written.st_mtime_ns, written.st_size])
+        if isinstance(self.pack, RemotePack):
+            key = fingerprint([str(self.pack.folder), self.pack.version()])
+        else:
+            folder = Path(self.pack.folder)
+            written = (folder / RECORD).stat()
+            key = fingerprint([str(folder.resolve()), written.st_mtime_ns, written.st_size])
         cache = CacheFolder(self._cache_dir, f"packed-{key}")
         texts = (self._value(field, row) for row in range(len(self)))
         kept_as = f"lengths-{fingerprint([name])[:16]}"
         return cache.text_lengths(kept_as, texts, len(self), length)
+
+
+def _opened(folder: str, split: str, files: Files) -> Pack:
+    """The pack of a split in a folder, or that folder itself."""
+    if is_remote(folder):
+        at = open_root(folder, "a pack", files)
+        divided = at.first_missing([f"{split}/{RECORD}"]) is None
+        return RemotePack(at.below(split) if divided else at, files)
+    path = Path(folder).expanduser()
+    return Pack(path / split if not is_pack(path) and (path / split).is_dir() else path)
 
 
 def _is_picture(field: Field) -> bool:

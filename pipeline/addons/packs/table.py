@@ -172,7 +172,7 @@ def _read(pack: Pack, described: dict[str, Any]) -> Any:
     inside = 0 <= places[0] <= places[-1] <= len(text)
     if not inside or (places[1:] < places[:-1]).any():
         raise DataError(
-            f"packed data is damaged: {str(pack.folder / f'{stem}.offsets.npy')!r}: its cells do "
+            f"packed data is damaged: {pack.file(f'{stem}.offsets.npy')!r}: its cells do "
             "not lie in a row. Delete the pack's folder to make it again."
         )
     offsets = places.tolist()

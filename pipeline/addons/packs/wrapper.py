@@ -10,6 +10,7 @@ Prints a line a split: split, samples, bytes, folder.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +43,13 @@ class Packs(SplitWrapper):
         if folder is None:
             return None
         _ = self.split.node  # a split that the configuration lacks has no pack either
-        node = {
+        node: dict[str, Any] = {
             "_target_": "penstock.addons.packs.packed.Packed",
             "folder": str(pack_of(self.split) if folder == "auto" else folder),
             "cache_dir": f"{config.cache_dir}/text",
         }
+        if isinstance(config.dataset.get("files"), Mapping):
+            node["files"] = config.dataset["files"]
         return make(node, "dataset.packed", self.split.supply(lazy=self.split.decodes))
 
 

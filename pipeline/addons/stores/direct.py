@@ -47,6 +47,10 @@ class UnusualError(Exception):
         self.for_ever = for_ever
 
 
+class NoRangesError(UnusualError):
+    """Its server sends the whole file to whoever asks for a part."""
+
+
 class StatusError(Exception):
     """A store is busy, broken, or does not have it.
 
@@ -102,6 +106,7 @@ class DirectClient:
 
         Raises:
             UnusualError: see above; also for more than `most` bytes.
+            NoRangesError: these are the whole file, of which a part was asked for.
             StatusError: the store is busy or broken; on a web server, any other refusal, too.
             FileNotFoundError: a web server does not have it.
             Damaged: the body ended early.
@@ -138,7 +143,7 @@ class DirectClient:
                     connection.close()
                     raise
                 try:
-                    answer = self._answer(method, response, most)
+                    answer = self._answer(method, response, most, "Range" in headers)
                 except BaseException:
                     connection.close()
                     raise
@@ -149,7 +154,9 @@ class DirectClient:
                 self._unusual.add(parts.netloc)
             raise
 
-    def _answer(self, method: str, response: http.client.HTTPResponse, most: int | None) -> Answer:
+    def _answer(
+        self, method: str, response: http.client.HTTPResponse, most: int | None, ranged: bool
+    ) -> Answer:
         headers = {name.lower(): text for name, text in response.getheaders()}
         status = response.status
         if status in (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS) or (
@@ -179,6 +186,8 @@ class DirectClient:
             response.read()
             return Answer(b"", whole, headers)
         if most is not None and size > most:
+            if ranged and status == HTTPStatus.OK:
+                raise NoRangesError(f"a body of {size} bytes")
             raise UnusualError(f"a body of {size} bytes")
         body = bytearray(size)
         view, have = memoryview(body), 0

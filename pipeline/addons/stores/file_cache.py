@@ -24,12 +24,12 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from penstock.addons.stores.forecast import kept, promise_times, read_forecasts, victims
-from penstock.addons.stores.request_gate import locked, unusable
+from penstock.addons.stores.request_gate import locked, locked_if_free, unusable
 from penstock.errors import DataError
 from penstock.files.own_files import check_own, open_own, own_folder
 
@@ -110,9 +110,43 @@ class FileCache:
                         part.beyond = beyond
                         self.take(part, size or 0)
                         download(part)
-                        return part.commit(self._own("files", entry[:2]) / entry)
+                        return self.commit(entry, part)
         except OSError as error:
             raise unusable(self.folder, error) from error
+
+    @contextmanager
+    def claimed(
+        self, wanted: Sequence[tuple[str, int, int]]
+    ) -> Iterator[dict[str, PartialFile | None]]:
+        """Several entries that are fetched ahead together: a file to fill and commit for each.
+
+        None for one that has no room now. Those that are there, or that others are fetching, are
+        left out.
+
+        Args:
+            wanted: an entry, its bytes and in how many rows it will be used, see `get`.
+        """
+        claims: dict[str, PartialFile | None] = {}
+        with ExitStack() as stack:
+            for entry, size, beyond in wanted:
+                cached = self.find(entry, size)
+                if cached is not None:
+                    self.promise(cached)
+                    continue
+                part = stack.enter_context(self._claim(entry, size, waits=False))
+                if part is None:
+                    continue
+                part.beyond = beyond
+                try:
+                    self.take(part, size)
+                    claims[entry] = part
+                except FullError:
+                    claims[entry] = None
+            yield claims
+
+    def commit(self, entry: str, part: PartialFile) -> Path:
+        """Make a filled part the file of its entry."""
+        return part.commit(self._own("files", entry[:2]) / entry)
 
     def take(self, part: PartialFile, more: int) -> None:
         """Reserve `more` bytes for a part: entries are evicted, other downloads are waited for."""
@@ -200,14 +234,17 @@ class FileCache:
         return total
 
     @contextmanager
-    def _claim(self, entry: str, size: int | None) -> Iterator[PartialFile | None]:
+    def _claim(
+        self, entry: str, size: int | None, waits: bool = True
+    ) -> Iterator[PartialFile | None]:
         """The part of an entry, locked; None if the entry is to be looked for again.
 
-        That is when another process has finished it, or has removed the file whose lock we awaited.
+        That is when another process has finished it, or has removed the file whose lock we awaited;
+        or has that lock, unless `waits`.
         """
         path = self._own("parts") / entry
-        with locked(path) as descriptor:
-            if not _is_at(descriptor, path):
+        with locked(path) if waits else locked_if_free(path) as descriptor:
+            if descriptor is None or not _is_at(descriptor, path):
                 yield None
                 return
             part = PartialFile(self, path, descriptor)
@@ -242,7 +279,7 @@ class PartialFile:
         self.beyond: int | None = None
         os.ftruncate(descriptor, 0)  # what a dead owner has left
 
-    def write(self, data: bytes | bytearray) -> None:
+    def write(self, data: bytes | bytearray | memoryview) -> None:
         """Append `data`."""
         end = self.written + len(data)
         if end > self.reserved:

@@ -7,18 +7,23 @@ ahead through this epoch and the next, for the forecast by which the cache evict
 - then what comes after, up to `ahead` bytes or 1/32 of the cache, at least two files;
 - nothing that would evict what is needed earlier, and nothing of another epoch than this one.
 
+Of parts of files (`parts.py`) it looks `ahead` bytes further, half of the cache at most, and brings
+those that lie side by side by one request.
+
 An error is left to whoever reads the row. Cost: 40 us a row of fetching, 20 us a row of forecast,
 which is made only once half of the cache is taken.
 """
 
 from __future__ import annotations
 
+import resource
 import socket
 from array import array
-from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
@@ -26,6 +31,7 @@ import numpy as np
 
 from penstock.addons.stores.file_cache import FileCache, FullError
 from penstock.addons.stores.forecast import MOST_USES, Forecast, ForecastFile, key_of
+from penstock.addons.stores.parts import MOST, MOST_URGENT, Waiting, as_part
 
 if TYPE_CHECKING:
     from penstock.addons.stores.remote_files import RemoteFiles
@@ -37,6 +43,8 @@ _UNKNOWN = 8 * 2**20  # bytes of a file whose size no store has told
 _AT_ONCE = 256  # rows of the forecast that are made before the reader is looked after again
 _RECENT = 1024  # files that are not looked for again
 _MOST_ROWS = 1 << 31  # after which rows are counted anew
+_REASON = 8192  # descriptors
+_OTHERS = 256  # descriptors of a process that are none of parts under way
 
 
 class Prefetcher:
@@ -56,12 +64,17 @@ class Prefetcher:
         self._rows_of, self._steps_of = rows_of, steps_of
         files.catalog.gate.yields = True
         self._window = min(files.ahead, cache.limit // 32)
+        # What is only looked at takes no room in the cache; what is brought along comes early.
+        self._sight = min(files.ahead, cache.limit // 2)
+        self._most = min(MOST, cache.limit // 16)
         self._pool = ThreadPoolExecutor(files.concurrency, "penstock-ahead")
+        self._together = max(1, (_descriptors() - _OTHERS) // files.concurrency)
+        self._has_parts = False
         self._forecast = ForecastFile(cache.folder)
         self.bell, self._rings = socket.socketpair()  # rings when a file has come
         self.bell.setblocking(False)
         self._rings.setblocking(False)
-        self._open: dict[Future[bool], tuple[int, str]] = {}
+        self._open: dict[Future[Sequence[str]], dict[str, int]] = {}  # address -> row
         self._begin(-1, 0)
 
     def _begin(self, epoch: int, step: int) -> None:
@@ -78,10 +91,11 @@ class Prefetcher:
         self._epoch, self._step = epoch, step  # the next to fetch
         self._delivered = self._handed = row
         self._reads = False
-        self._rows: deque[tuple[int, str]] = deque()
+        self._waiting = Waiting()
         self._recent: OrderedDict[str, None] = OrderedDict()
-        self._far: deque[tuple[int, int]] = deque()  # row and bytes of what is in no hands yet
-        self._of_epoch: WeakSet[Future[bool]] = WeakSet()
+        self._far: list[tuple[int, int]] = []  # row and bytes of what is in no hands yet; a heap
+        self._held = 0  # their bytes
+        self._of_epoch: WeakSet[Future[Sequence[str]]] = WeakSet()
         self._full = False
 
     def go_to(self, epoch: int, delivered: int, handed: int, reads: bool) -> None:
@@ -99,7 +113,7 @@ class Prefetcher:
         self._delivered, self._reads = row, reads
         self._handed = max(row, self._row_of(epoch, handed))
         while self._far and self._far[0][0] < self._handed:
-            self._far.popleft()
+            self._held -= heappop(self._far)[1]
         self._forecast.move(self._delivered, self._handed, reads)
 
     def work(self) -> bool:
@@ -107,60 +121,88 @@ class Prefetcher:
         with suppress(BlockingIOError):
             self.bell.recv(1 << 12)
         for future in [each for each in self._open if each.done()]:
-            row, address = self._open.pop(future)
-            if not future.result() and future in self._of_epoch:
+            rows = self._open.pop(future)
+            for address in future.result() if future in self._of_epoch else ():
                 self._full = True
                 self._recent.pop(address, None)
-                self._rows.appendleft((row, address))
+                self._push(rows[address], address)
         if self._epoch < 0:
             return False
-        if self._reads and not self._full:
-            self._fetch()
+        more = self._fetch() if self._reads and not self._full else False
         if not self._cache.is_filling():
-            return False
-        return self._extend()
+            return more
+        return self._extend() or more
 
-    def _fetch(self) -> None:
+    def _fetch(self) -> bool:
+        """Ask for what is next; whether there is more to look at."""
         while len(self._open) < self._files.concurrency:
-            if not self._rows:
-                if self._step >= self._steps_of(self._epoch):
-                    return
-                first = self._row_of(self._epoch, self._step)
-                rows = self._rows_of(self._epoch, self._step)
-                self._rows.extend((first + n, file) for n, row in enumerate(rows) for file in row)
-                self._step += 1
+            first = self._waiting.first()
+            if first is None:
+                if not self._take_rows():
+                    return False
                 continue
-            row, address = self._rows[0]
+            row, address, size = first
             if row < self._delivered or address in self._recent:
-                self._rows.popleft()
+                self._waiting.take(address)
                 continue
-            known = self._files.entry(address)
-            size = known[1] if known is not None and known[1] is not None else _UNKNOWN
             if row >= self._handed:
-                held = sum(size for _, size in self._far)
-                if len(self._far) >= 2 and held + size > self._window:
-                    return
-                self._far.append((row, size))
-            self._rows.popleft()
-            self._recent[address] = None
-            if len(self._recent) > _RECENT:
+                if len(self._far) >= 2 and self._held + size > self._window:
+                    break
+                if self._has_parts and self._waiting.size < self._sight and self._take_rows():
+                    return True
+            most = self._most if row >= self._handed else min(self._most, MOST_URGENT)
+            rows = {}
+            for each in self._waiting.beside(address, most, self._together):
+                rows[each] = self._waiting.take(each)
+                self._recent[each] = None
+                if rows[each] >= self._handed:
+                    size = self._size(each)
+                    heappush(self._far, (rows[each], size))
+                    self._held += size
+            while len(self._recent) > _RECENT:
                 self._recent.popitem(last=False)
-            future = self._pool.submit(self._fetch_one, address, row - self._delivered)
-            self._open[future] = row, address
+            future = self._pool.submit(self._fetched, rows, self._delivered)
+            self._open[future] = rows
             self._of_epoch.add(future)
             future.add_done_callback(self._ring)
+        if self._has_parts and self._waiting.size < self._sight:
+            return self._take_rows()
+        return False
 
-    def _fetch_one(self, address: str, beyond: int) -> bool:
-        """Bring a file into the cache; False if there is no room for it now."""
-        try:
-            self._files.fetch_ahead(address, beyond)
-        except FullError:
+    def _take_rows(self) -> bool:
+        """Look at the files of one more step; False at the end of the epoch."""
+        if self._step >= self._steps_of(self._epoch):
             return False
-        except Exception:  # whoever reads the row finds it again and reports it in its turn
-            return True
+        row = self._row_of(self._epoch, self._step)
+        for files in self._rows_of(self._epoch, self._step):
+            for file in files:
+                self._push(row, file)
+            row += 1
+        self._step += 1
         return True
 
-    def _ring(self, _: Future[bool]) -> None:
+    def _push(self, row: int, address: str) -> None:
+        self._has_parts = self._has_parts or as_part(address) is not None
+        self._waiting.push(row, address, self._size(address))
+
+    def _size(self, address: str) -> int:
+        known = self._files.entry(address)
+        return known[1] if known is not None and known[1] is not None else _UNKNOWN
+
+    def _fetched(self, rows: Mapping[str, int], delivered: int) -> Sequence[str]:
+        """Bring files into the cache; those for which there is no room now."""
+        wanted = [(address, max(0, row - delivered)) for address, row in rows.items()]
+        try:
+            if as_part(wanted[0][0]) is not None:
+                return self._files.fetch_parts_ahead(wanted)
+            self._files.fetch_ahead(*wanted[0])
+        except FullError:
+            return [*rows]
+        except Exception:  # whoever reads the row finds it again and reports it in its turn
+            return []
+        return []
+
+    def _ring(self, _: Future[Sequence[str]]) -> None:
         with suppress(OSError):  # it rings already
             self._rings.send(b"\0")
 
@@ -213,3 +255,13 @@ class Prefetcher:
             self._forecast.publish(Forecast(self._delivered, self._handed, self._reads, uses))
             self._published, self._pruned = self._row, self._delivered
         return more
+
+
+def _descriptors() -> int:
+    """How many files this process may have open; as many as it is allowed to ask for, in reason."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = max(soft, _REASON if hard == resource.RLIM_INFINITY else min(hard, _REASON))
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        return most
+    return soft

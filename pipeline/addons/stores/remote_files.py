@@ -30,7 +30,8 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from penstock.addons.stores.catalog import Catalog
-from penstock.addons.stores.request_gate import RequestGate
+from penstock.addons.stores.parts import GAP, Part, as_part, part_address
+from penstock.addons.stores.request_gate import RequestGate, unusable
 from penstock.addons.stores.retry import Damaged, RetryPolicy
 from penstock.addons.stores.store import Store, check_options
 from penstock.datasets.files import FileInfo, Files, is_hidden
@@ -95,6 +96,9 @@ class RemoteFiles:
             "raise dataset.files.cache_size."
         )
 
+    def part(self, address: str, start: int, end: int) -> str:
+        return part_address(address, start, end)
+
     def list(self, address: str) -> list[FileInfo]:
         listing = self.catalog.listing(address)
         infos = (listing.at(row) for row in range(len(listing)))
@@ -127,10 +131,73 @@ class RemoteFiles:
         else:
             self.cache.promise(cached)
 
+    def fetch_parts_ahead(self, wanted: Sequence[tuple[str, int]]) -> Sequence[str]:
+        """Bring parts of one file into the cache, by one request if none is there yet.
+
+        Args:
+            wanted: a part's address, and in how many rows it is needed; in the order of the file.
+
+        Returns:
+            Those for which there is no room but that of files that are needed earlier.
+
+        Raises:
+            DataError: as `local`.
+        """
+        parts = {}
+        for address, beyond in wanted:
+            part = as_part(address)
+            assert part is not None
+            info = self.catalog.look(part.address)
+            parts[self._entry(address, info)] = address, part, beyond
+        try:
+            return self._fetch_parts(parts, info)
+        except OSError as error:
+            raise unusable(self._folder, error) from error
+
+    def _fetch_parts(
+        self, parts: dict[str, tuple[str, Part, int]], info: FileInfo
+    ) -> Sequence[str]:
+        """Those that did not fit of `parts`: by their entries, addresses, themselves and rows."""
+        sized = [(name, part.end - part.start, rows) for name, (_, part, rows) in parts.items()]
+        with self.cache.claimed(sized) as claims:
+            runs: list[list[tuple[str, Part, PartialFile]]] = []
+            for name, file in claims.items():
+                if file is None:
+                    continue
+                part = parts[name][1]
+                if not runs or part.start - runs[-1][-1][1].end > GAP:
+                    runs.append([])
+                runs[-1].append((name, part, file))
+            for run in runs:
+                start, end = run[0][1].start, run[-1][1].end
+                content = self._part(Part(run[0][1].address, start, end), info)
+                for name, part, file in run:
+                    file.write(content[part.start - start : part.end - start])
+                    self.cache.commit(name, file)
+        return [parts[name][0] for name, file in claims.items() if file is None]
+
+    def _part(self, part: Part, info: FileInfo) -> memoryview:
+        """The bytes of a part of a file of the version `info`."""
+        address, start, end = part
+
+        def attempt() -> memoryview:
+            store = self.catalog.store(address)
+            content, told = _piece(store, address, start, end, end - start)
+            if told is None or told[1:] != info[1:]:
+                self._check_version(address, info)
+                if told is not None:
+                    raise Damaged("it came in another version than its store has")
+            return memoryview(content)
+
+        return self._retry(address, attempt)
+
     def entry(self, address: str) -> tuple[str, int | None] | None:
-        """The name of a file in the cache, and its bytes; None if it is not known yet."""
-        known = self.catalog.known(address)
-        return None if known is None else (self._entry(address, known), known.size)
+        """The name of a file or part in the cache, and its bytes; None if it is not known yet."""
+        part = as_part(address)
+        known = self.catalog.known(part.address if part else address)
+        if known is None:
+            return None
+        return self._entry(address, known), part.end - part.start if part else known.size
 
     def _entry(self, address: str, info: FileInfo) -> str:
         """The name in the cache of one version of a file: a hash, and its own name."""
@@ -140,6 +207,13 @@ class RemoteFiles:
         return f"{key}-{name[-64:]}"
 
     def _fetched(self, address: str, beyond: int | None = None) -> Path:
+        part = as_part(address)
+        if part is not None:
+            info, size = self.catalog.look(part.address), part.end - part.start
+            name = self._entry(address, info)
+            return self.cache.get(
+                name, size, lambda file: file.write(self._part(part, info)), beyond
+            )
         info = self.catalog.look(address)
         sums: set[str] = set()
 
@@ -173,13 +247,8 @@ class RemoteFiles:
         if whole and summed and info.version == f"md5:{content}":
             return
         # Where the answers themselves say that they are of this version, nobody is asked again.
-        now = info if told == {info[1:]} else self.catalog.look_again(address)
-        if (now.size, now.version) != (info.size, info.version):
-            raise DataError(
-                f"{address!r} has changed since this run began: it had {info.size} bytes "
-                f"(version {info.version or 'unknown'}) and has {now.size} "
-                f"({now.version or 'unknown'}). Start again while nothing else writes there."
-            )
+        if told != {info[1:]}:
+            self._check_version(address, info)
         if not whole:
             raise Damaged(f"received {part.written} of {info.size} bytes")
         if summed and not again:
@@ -189,6 +258,16 @@ class RemoteFiles:
         # The same content came twice, so it is the checksum that is wrong: S3 gives what only looks
         # like one for files that it keeps encrypted by a key of its user.
         self._unsummed = self._unsummed or summed
+
+    def _check_version(self, address: str, info: FileInfo) -> None:
+        """Raise DataError if a file is of the version `info` no more."""
+        now = self.catalog.look_again(address)
+        if (now.size, now.version) != (info.size, info.version):
+            raise DataError(
+                f"{address!r} has changed since this run began: it had {info.size} bytes "
+                f"(version {info.version or 'unknown'}) and has {now.size} "
+                f"({now.version or 'unknown'}). Start again while nothing else writes there."
+            )
 
     def _pieces(
         self, address: str, size: int | None

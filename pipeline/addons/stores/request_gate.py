@@ -16,7 +16,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from errno import ENOLCK, ENOSPC, ENOTSUP
 from pathlib import Path
 from typing import NamedTuple
@@ -154,9 +154,25 @@ class RequestGate:
 @contextmanager
 def locked(path: Path) -> Iterator[int]:
     """A descriptor of `path`, which is made if need be, with the lock on it."""
+    with _locked(path, fcntl.LOCK_EX) as descriptor:
+        assert descriptor is not None
+        yield descriptor
+
+
+def locked_if_free(path: Path) -> AbstractContextManager[int | None]:
+    """As `locked`; None if another process has the lock."""
+    return _locked(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+@contextmanager
+def _locked(path: Path, how: int) -> Iterator[int | None]:
     descriptor = open_own(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(descriptor, how)
+        except BlockingIOError:
+            yield None
+            return
         yield descriptor
     finally:
         # By closing alone, a copy in a process that was forked meanwhile would go on holding it.

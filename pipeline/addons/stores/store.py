@@ -34,6 +34,7 @@ from penstock.addons.stores.direct import (
     S3,
     Answer,
     DirectClient,
+    NoRangesError,
     StatusError,
     UnusualError,
     page_of_s3,
@@ -284,11 +285,19 @@ class Store:
 
         Args:
             most: bytes that are expected; an answer of more is read by other means.
+
+        Raises:
+            DataError: its server sends more than `most` bytes to whoever asks for a part.
         """
         try:
             with self._request():
                 answer = self._direct()[0].get(self._url(address), start, end, most)
             return answer.body, self._told(address, answer)
+        except NoRangesError as error:
+            raise DataError(
+                f"parts of {address!r} are needed, and its server sends only whole files. Copy the "
+                "data to a folder of this machine, or to a server that answers Range requests."
+            ) from error
         except UnusualError:
             return self.read(address, start, end), None
 
