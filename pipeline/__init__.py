@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock.addons.dataloader.dataloader import DataLoader
+    from penstock.addons.frameworks.lightning import DataModule
+    from penstock.addons.frameworks.torch_loader import TorchLoader
     from penstock.addons.reports.notebook import Run
     from penstock.build.data import build_train_loader, build_val_loader
     from penstock.config.preflight import compose
@@ -29,6 +31,8 @@ __version__ = "0.1.0"
 _HOMES = {
     "DataLoader": "penstock.addons.dataloader.dataloader",
     "Loader": "penstock.loading.loader",
+    "DataModule": "penstock.addons.frameworks.lightning",
+    "TorchLoader": "penstock.addons.frameworks.torch_loader",
     "Run": "penstock.addons.reports.notebook",
     "build_train_loader": "penstock.build.data",
     "build_val_loader": "penstock.build.data",
@@ -45,8 +49,10 @@ def __getattr__(name: str) -> Any:
 
 __all__ = [
     "DataLoader",
+    "DataModule",
     "Loader",
     "Run",
+    "TorchLoader",
     "build_train_loader",
     "build_val_loader",
     "compose",

@@ -36,6 +36,7 @@ from penstock.config.composition import Composed, Composer, plain, with_run_dir
 from penstock.config.disclosure import Plain
 from penstock.config.messages import from_folder
 from penstock.config.schema import Config
+from penstock.distributed.world import launched_size
 from penstock.errors import ConfigError, Problem
 
 
@@ -91,6 +92,9 @@ def _parts(container: Mapping[str, object]) -> Iterator[Problem]:
 def compose(*overrides: str, config_dir: str | None = None) -> Config:
     """The configuration that `python run.py <overrides>` would run, for use as a library.
 
+    In a process that a launcher has started beside others, `distributed` is `ddp` by default: the
+    loop is the caller's, and so is what it does with gradients.
+
     Args:
         overrides: as on the command line, e.g. "sampler=weighted", "loader.num_workers=4".
         config_dir: a folder of groups of your own.
@@ -99,6 +103,8 @@ def compose(*overrides: str, config_dir: str | None = None) -> Config:
         ConfigError: with everything that is wrong.
     """
     lines = with_run_dir(overrides)
+    if launched_size() > 1 and not any(line.startswith("distributed") for line in overrides):
+        lines = [*lines, "distributed=ddp"]
     words = filter(outputs.may_name, lines)
     with outputs.naming(outputs.named(command_line_keys.typed_values(words))):
         config = run(Composer(config_dir=config_dir), lines)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -139,16 +140,37 @@ def launched_size(environment: Mapping[str, str] = os.environ) -> int:
 
 
 def from_environment(device: str = "auto", environment: Mapping[str, str] = os.environ) -> World:
-    """The world as torchrun or srun describes it; else one process."""
+    """The world as torch's process group, torchrun or srun describe it; else one process.
+
+    Frameworks that start ranks themselves set up a group, and not all of torchrun's variables.
+    """
     environment = launcher(environment)
-    local_rank = _number(environment, "LOCAL_RANK", 0)
+    rank, size = _number(environment, "RANK", 0), launched_size(environment)
+    local_rank, local_size = 0, 1
+    if size == 1 and (group := _of_the_group()) is not None:
+        rank, size = group
+        local_rank, local_size = rank, size
+        if has_accelerator():
+            from torch import cuda
+
+            local_size = min(size, cuda.device_count())
+            local_rank = rank % local_size
+    local_rank = _number(environment, "LOCAL_RANK", local_rank)
     return World(
-        rank=_number(environment, "RANK", 0),
-        size=launched_size(environment),
+        rank=rank,
+        size=size,
         local_rank=local_rank,
         device=resolve_device(device, local_rank),
-        local_size=_number(environment, "LOCAL_WORLD_SIZE", 1),
+        local_size=_number(environment, "LOCAL_WORLD_SIZE", local_size),
     )
+
+
+def _of_the_group() -> tuple[int, int] | None:
+    """Rank and size of torch's process group; None without one, and torch is not imported."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not (distributed.is_available() and distributed.is_initialized()):
+        return None
+    return distributed.get_rank(), distributed.get_world_size()
 
 
 def resolve_device(device: str, local_rank: int = 0) -> str:

@@ -126,10 +126,11 @@ def test_pinning_without_an_accelerator_is_a_notice(monkeypatch):
 
 def test_several_processes_that_would_each_train_alone(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "3")
-    found = refusals()
+    found = refusals("distributed=none")
     assert "each would train alone" in found["distributed.strategy"]
     assert list(found) == ["distributed.strategy"]
     penstock.compose(*OWN, "distributed=ddp")
+    assert penstock.compose(*OWN).distributed.strategy == "ddp"  # in a loop of the caller's
     monkeypatch.setenv("WORLD_SIZE", "many")
     with pytest.raises(ConfigError, match="WORLD_SIZE is 'many', not a whole number"):
         penstock.compose(*OWN)

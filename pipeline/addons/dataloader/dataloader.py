@@ -17,12 +17,13 @@ Cost beside torch's: 5 to 10 us a batch, and 8 us a sample, for seeding, where s
 from __future__ import annotations
 
 import signal
+import sys
 import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from copy import deepcopy
+from copy import copy, deepcopy
 from functools import partial
 from typing import Any, Literal, TypeVar
 
@@ -30,6 +31,7 @@ from torch import distributed
 from torch.utils import data as torch_data
 from torch.utils.data import IterableDataset
 
+from penstock.addons.dataloader.askers import KeptByAccelerate, is_fabric, is_lightning, or_next
 from penstock.addons.dataloader.epoch_draws import (
     EpochDraws,
     from_plain,
@@ -46,6 +48,7 @@ from penstock.loading.memory import of_a_batch
 from penstock.loading.workers.backends import Backend
 from penstock.loading.workers.options import SLOW_MEMORY, LoaderOptions
 from penstock.loading.workers.results import Failure, WorkerError
+from penstock.order.randomness import hash64
 from penstock.order.seeding import Seeding
 
 STATE_VERSION = 1
@@ -54,7 +57,7 @@ _MOST = 2**53  # epochs
 Sample = TypeVar("Sample", covariant=True)
 
 
-class DataLoader(torch_data.DataLoader[Sample]):
+class DataLoader(KeptByAccelerate, torch_data.DataLoader[Sample]):
     """Batches of a dataset, as torch's DataLoader gives them.
 
     Args:
@@ -113,6 +116,8 @@ class DataLoader(torch_data.DataLoader[Sample]):
         self._progress: Progress | None = None  # of the pass that was made last
         self._kept: tuple[LoaderOptions, Backend] | None = None  # of persistent workers
         self._seeding = Seeding()
+        self._ahead = 0  # epochs
+        self._rank = 0  # of those that share its batches
         self._pending: dict[str, Any] | None = None  # a state that was loaded
         self._begun: dict[str, Any] = {}  # from where the last epoch was drawn
         self._next_epoch = 0
@@ -130,7 +135,7 @@ class DataLoader(torch_data.DataLoader[Sample]):
             f"snapshot_every_n_steps={self.snapshot_every_n_steps} is below 0, where no states are "
             "kept at all": self.snapshot_every_n_steps < 0,
             "threads cannot divide an IterableDataset, which sees one get_worker_info() for the "
-            "whole process; use backend='process', or num_workers=0": self._is_stream and threads,
+            "whole process; use backend='process', or num_workers=0": self.is_stream and threads,
             f"worker_timeout={self.worker_timeout} is below 0, which is never": self.worker_timeout
             < 0,
             "threads share the global generators, so keyed=False has no meaning for them; use "
@@ -145,7 +150,8 @@ class DataLoader(torch_data.DataLoader[Sample]):
                 raise ValueError(message)
 
     @property
-    def _is_stream(self) -> bool:
+    def is_stream(self) -> bool:
+        """Whether its dataset is an iterable one."""
         return isinstance(self.dataset, IterableDataset)
 
     @property
@@ -154,7 +160,7 @@ class DataLoader(torch_data.DataLoader[Sample]):
 
     def __len__(self) -> int:
         length = super().__len__()
-        if self._is_stream:
+        if self.is_stream:
             samples = len(self.dataset)  # type: ignore[arg-type]
             self._delivers = partial(
                 check_length, str(self.dataset), samples, length, self.batch_size or 1
@@ -162,8 +168,24 @@ class DataLoader(torch_data.DataLoader[Sample]):
         return length
 
     # The iterator is ours, where torch's signature names a private class of its own.
-    def __iter__(self) -> EpochIterator:  # type: ignore[override]
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         """One epoch, or the rest of the one whose state was loaded."""
+        frame = sys._getframe(1)
+        if is_fabric(frame):
+            self._count_on()
+        if self._pending is not None and is_lightning(frame):
+            return or_next(self._epoch(), self._epoch)
+        return self._epoch()
+
+    def _count_on(self) -> None:
+        """Let the sampler go on from the epoch of a state, where Fabric counts from 0 again."""
+        sampler = self._with_epochs()
+        if sampler is not None:
+            if self._pending is not None:
+                self._ahead = self._pending["epoch"] - sampler.epoch
+            sampler.set_epoch(sampler.epoch + self._ahead)
+
+    def _epoch(self) -> EpochIterator:
         saved, self._pending = self._pending, None
         if self._kept is not None and (under_way := self._under_way()) is not None:
             under_way.supersede()
@@ -176,6 +198,8 @@ class DataLoader(torch_data.DataLoader[Sample]):
         elif done is not None and done.finished and self.persistent_workers:
             carried = self._at_the_end(done)
         with self._draws.epoch(self._next_epoch) as seed:
+            if self._rank:  # an order for all ranks, draws of samples for each
+                seed = hash64(seed, "rank", self._rank) >> 1
             progress = self._begin(seed, (saved or {}).get("progress") or {}, carried)
         pin = self.pin_memory and has_accelerator()
         if self.pin_memory and not pin:
@@ -193,7 +217,7 @@ class DataLoader(torch_data.DataLoader[Sample]):
         return self._pass() if self._pass is not None else None
 
     def _begin(self, seed: int, saved: Mapping[str, Any], carried: Any) -> Progress:
-        if self._is_stream:
+        if self.is_stream:
             workers = saved.get("workers", self._workers)
             return ShardsProgress(
                 self._next_epoch,
@@ -249,14 +273,14 @@ class DataLoader(torch_data.DataLoader[Sample]):
             in_order=self.in_order,
             generator=(self._draws.first or 0) if self.persistent_workers else seed,
             keyed=self.keyed,
-            slow_memory=0 if self._is_stream or not self.keyed else SLOW_MEMORY,
+            slow_memory=0 if self.is_stream or not self.keyed else SLOW_MEMORY,
         )
 
     def _fetch(self) -> ItemFetch | ShardFetch:
         remote = bool(self._workers) and self.backend == "process"
         collate: Any = self.collate_fn
         most = self.batch_bytes or of_a_batch(self._workers, self.prefetch_factor or 2)
-        if not self._is_stream:
+        if not self.is_stream:
             return ItemFetch(
                 self.dataset, collate, self._auto_collation, remote, self.keyed, most, self._seeding
             )
@@ -336,7 +360,7 @@ class DataLoader(torch_data.DataLoader[Sample]):
             if state.get("sampler_epoch") is not None:
                 integer(state, "sampler_epoch", most=_MOST)
             if state.get("progress") is not None:
-                check(state["progress"], self._is_stream)
+                check(state["progress"], self.is_stream)
         except JsonError as error:
             raise ValueError(f"the state of the DataLoader is damaged: {error}") from error
         self._kept = self._pass = self._progress = None
@@ -346,17 +370,57 @@ class DataLoader(torch_data.DataLoader[Sample]):
         if sampler is not None and state.get("sampler_epoch") is not None:
             sampler.set_epoch(state["sampler_epoch"])
 
+    def jump(self, step: int, epoch: int | None = None) -> None:
+        """Let the next iterator begin with batch `step`, and make none of those before it.
+
+        Args:
+            epoch: with `seed=`, of any epoch; None: of the one that the next iterator goes through.
+
+        Raises:
+            TypeError: the dataset is iterable, and can only be read on.
+            ValueError: without a seed, the order of another epoch is not known.
+        """
+        if self.is_stream:
+            raise TypeError("an IterableDataset can only be read on, and has no batch to jump to")
+        begun = self._pending or {}
+        number, draws = begun.get("epoch", self._next_epoch), begun.get("draws")
+        if epoch is not None and epoch != number:
+            if self.seed is None:
+                raise ValueError(f"the order of epoch {epoch} is not known without seed=")
+            number = epoch
+        self.load_state_dict(
+            {
+                "version": STATE_VERSION,
+                "of": self._identity(),
+                "epoch": number,
+                "draws": draws or plain(self._draws.now()),
+                "progress": {"step": step, "ahead": [], "sampler": None},
+            }
+        )
+
+    def shared(self, batches: Any, seed: int, rank: int) -> DataLoader[Sample]:
+        """A copy that goes through a rank's share of the batches.
+
+        Args:
+            batches: the batch sampler of that share, around the one of this loader.
+            seed: of all epochs, the same on all ranks, so that they agree on the order.
+        """
+        copied = copy(self)
+        copied.__dict__.update(batch_sampler=batches, batch_size=None, seed=seed, _rank=rank)
+        copied._draws = EpochDraws(self.batch_sampler, self.generator, seed, False)
+        return copied
+
     def _identity(self) -> dict[str, Any]:
         """Everything that has to be equal for a step to be the same batch."""
         try:
-            length = None if self._is_stream else len(self.dataset)  # type: ignore[arg-type]
+            length = None if self.is_stream else len(self.dataset)  # type: ignore[arg-type]
         except (TypeError, NotImplementedError):
             length = None
         return {
             "batch_size": self.batch_size,
             "drop_last": self.drop_last,
             "samples": length,
-            "iterable": self._is_stream,
+            "iterable": self.is_stream,
         }
 
     def _with_epochs(self) -> Any:

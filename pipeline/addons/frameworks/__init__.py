@@ -1,0 +1,5 @@
+"""How do our loaders stay what they are in the loops of other frameworks?"""
+
+from penstock.installed import AddOn
+
+ADDON = AddOn()

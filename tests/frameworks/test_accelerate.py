@@ -1,0 +1,128 @@
+"""In Accelerate's loop: `prepare` keeps the loader, states resume it, skipping is a jump."""
+
+import logging
+
+import pytest
+import torch
+
+from penstock import DataLoader, TorchLoader
+from tests.frameworks.test_torch_loader import (
+    MAKERS,
+    Rows,
+    Stream,
+    kind,
+    references,
+    values,
+)
+
+accelerate = pytest.importorskip("accelerate")
+from accelerate.state import AcceleratorState, GradientState, PartialState  # noqa: E402
+
+__all__ = ["kind", "references"]
+
+
+@pytest.fixture
+def accelerator(monkeypatch):
+    for state in (AcceleratorState, GradientState, PartialState):
+        state._reset_state()
+    return accelerate.Accelerator(cpu=True, gradient_accumulation_steps=4)
+
+
+def prepared(accelerator, kind):
+    loader = MAKERS[kind]()
+    loader = TorchLoader(loader) if kind == "configured" else loader
+    assert accelerator.prepare(loader) is loader
+    return loader
+
+
+def test_prepare_keeps_the_loader_and_gradients_accumulate_as_ever(accelerator, kind, references):
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    loader = prepared(accelerator, kind)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    for reference in references[kind]:
+        synced = []
+        for step, batch in enumerate(loader, start=1):
+            assert values(batch) == reference[step - 1]
+            with accelerator.accumulate(model):
+                synced.append(accelerator.sync_gradients)
+            state = accelerator.gradient_state
+            assert state.end_of_dataloader == (step == len(loader))
+            assert state.remainder == len(loader.dataset) % 4
+        assert synced == [
+            step % 4 == 0 or step == len(loader) for step in range(1, len(loader) + 1)
+        ]
+    assert loader.total_batch_size == 4
+    assert accelerator.prepare(loader) is loader
+    assert isinstance(loader, torch.utils.data.DataLoader)
+
+
+@pytest.mark.parametrize("skips", [False, True])
+def test_its_checkpoints_resume_it(accelerator, kind, references, tmp_path, skips):
+    flat = [batch for epoch in references[kind] for batch in epoch]
+    steps = len(references[kind][0])
+    loader = prepared(accelerator, kind)
+    made = 0
+    for _ in range(2):
+        for _ in loader:
+            made += 1
+            accelerator.save_state(str(tmp_path / str(made)))
+    for at in (1, steps - 1, steps, steps + 2):
+        other = accelerate.Accelerator(cpu=True)
+        loader = prepared(other, kind)
+        other.load_state(str(tmp_path / str(at)))
+        rest = accelerate.skip_first_batches(loader, at % steps) if skips else loader
+        batches = [values(batch) for batch in rest]
+        batches += [values(batch) for batch in loader]
+        assert batches == flat[at : at + len(batches)]
+        assert len(batches) == 2 * steps - at % steps
+
+
+def test_skipping_is_a_jump_and_its_state_is_saved(accelerator, kind, references, tmp_path):
+    loader = prepared(accelerator, kind)
+    loader.set_epoch(1)
+    skipped = accelerate.skip_first_batches(loader, 2)
+    for step, batch in enumerate(skipped, start=2):
+        assert values(batch) == references[kind][1][step]
+        if step == 3:
+            accelerator.save_state(str(tmp_path))
+    assert [values(batch) for batch in loader] == references[kind][2]
+    accelerator.load_state(str(tmp_path))
+    assert [values(batch) for batch in loader] == references[kind][1][4:]
+
+
+def test_a_loader_that_is_not_seeded_has_the_order_that_it_has_elsewhere(accelerator):
+    def rows(loader):
+        torch.manual_seed(7)
+        return [[batch["row"].tolist() for batch in loader] for _ in range(2)]
+
+    options = {"batch_size": 4, "shuffle": True}
+    reference = rows(DataLoader(Rows(), **options))
+    assert rows(accelerator.prepare(DataLoader(Rows(), **options))) == reference
+
+
+def test_an_iterable_dataset_is_read_as_ever(accelerator, tmp_path):
+    loader = accelerator.prepare(DataLoader(Stream(), batch_size=3))
+    batches = []
+    for batch in loader:
+        batches.append(batch.tolist())
+        if len(batches) == 2:
+            accelerator.save_state(str(tmp_path))
+    assert batches == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9]]
+    accelerator.load_state(str(tmp_path))
+    assert [batch.tolist() for batch in loader] == batches[2:]
+    skipped = accelerate.skip_first_batches(loader, 3)
+    assert [batch.tolist() for batch in skipped] == batches[3:]
+
+
+def test_what_accelerate_divides_itself_is_said(accelerator, caplog, monkeypatch):
+    monkeypatch.setattr(type(accelerator), "num_processes", 2)
+    for loader, why in [
+        (DataLoader(Stream(), batch_size=3), "divides iterable datasets"),
+        (DataLoader(Rows(), batch_size=None), "batch_size=None has no batches to divide"),
+    ]:
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            accelerator.prepare_data_loader(loader)
+        assert why in caplog.text
+        assert "Keyed draws" in caplog.text
