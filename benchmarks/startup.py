@@ -1,13 +1,15 @@
 """How long until the first line of output and the first step, against the imports alone.
 
-    python benchmarks/startup.py [--rounds 5] [overrides ...]
+    python benchmarks/startup.py [--rounds 5] [--also FOLDER] [overrides ...]
 
 Runs in turns
 
     run         the program up to the end of its first training step
-    imports     a bare interpreter that imports the very modules of others that the run had by then,
-                in the same order
+    imports     an interpreter that imports the very modules of others that the run had by then, in
+                the same order, with `late_imports` as the run has it
+    packages    a bare interpreter that imports the same packages, as their own code has it
     look        `--cfg job`
+    also        `run` of another checkout, such as the commit before
 
 and prints the medians of their wall and CPU seconds; for a run, when its first line came, and the
 ratio to the imports. What is drawn on first use is drawn beforehand, by a run that is not counted.
@@ -42,8 +44,10 @@ def watched(name):
     def once(self):
         update(self)
         ours = ("penstock", "__main__")
-        names = [one for one in sys.modules if one.split(".")[0] not in ours]
-        json.dump(names, open({names!r}, "w"))
+        late = sys.modules.get("penstock.late_imports")
+        waiting = late._waiting if late else ()  # they are there, and their code has not run
+        names = [name for name in sys.modules if name.split(".")[0] not in ours]
+        json.dump([name for name in names if name not in waiting], open({names!r}, "w"))
         os._exit(0)
 
     TrainStep.update = once
@@ -53,7 +57,11 @@ installed.runner = watched
 sys.exit(command.main(sys.argv[1:]))
 """
 IMPORTS = """
-import contextlib, importlib, json, os
+import contextlib, importlib, json, os, sys
+if {late!r}:
+    sys.path.insert(0, {root!r})
+    from penstock import late_imports
+    late_imports.install()
 for name in json.load(open({names!r})):
     with contextlib.suppress(Exception):  # made by its package, or a stand-in for another
         importlib.import_module(name)
@@ -81,17 +89,29 @@ def timed(command: list[str]) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--also", type=Path, help="another checkout")
     parser.add_argument("overrides", nargs="*")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         names = str(Path(folder) / "names.json")
-        step = STEP.format(root=str(ROOT), names=names)
         own = [f"run_dir={folder}/run-${{now:%H%M%S%f}}", *given.overrides]
+
+        def run(root: Path) -> list[str]:
+            step = STEP.format(root=str(root), names=names if root == ROOT else os.devnull)
+            return [sys.executable, "-c", step, *own]
+
+        def imports(late: bool) -> list[str]:
+            code = IMPORTS.format(names=names, late=late, root=str(ROOT))
+            return [sys.executable, "-c", code]
+
         commands = {
-            "run": [sys.executable, "-c", step, *own],
-            "imports": [sys.executable, "-c", IMPORTS.format(names=names)],
+            "run": run(ROOT),
+            "imports": imports(True),
+            "packages": imports(False),
             "look": [sys.executable, "run.py", "--cfg", "job"],
         }
+        if given.also:
+            commands["also"] = run(given.also.resolve())
         timed(commands["run"])
         print(f"{len(json.loads(Path(names).read_text()))} modules of others until the first step")
         rounds = [
@@ -104,11 +124,10 @@ def main() -> None:
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}")
     print(f"first line after {median('run', 'line'):.2f} s (wall)")
     for kind in ("wall", "cpu"):
-        run, imports, look = (median(name, kind) for name in commands)
-        print(
-            f"{kind}: first step {run:.2f} s, imports {imports:.2f} s, ratio {run / imports:.2f};"
-            f" --cfg job {look:.2f} s"
-        )
+        run_seconds, *others = (median(name, kind) for name in commands)
+        print(f"{kind}: first step {run_seconds:.2f} s")
+        for name, seconds in zip(list(commands)[1:], others, strict=True):
+            print(f"    {name} {seconds:.2f} s, ratio {run_seconds / seconds:.2f}")
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from penstock import installed, program, terminal
+from penstock import installed, late_imports, program, terminal
 from penstock.config import (
     command_line_keys,
     endpoints,
@@ -71,6 +71,7 @@ def main(
     Returns:
         The exit code. Nothing has been written when it is 2 and preflight gave it.
     """
+    late_imports.install()
     program.started_from(sys.argv[0] if entry and script is None else script)
     launch.end_with_launcher()
     if world.is_launched():  # presence.py says what torch's C++ warns of, as one message

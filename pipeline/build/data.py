@@ -386,7 +386,8 @@ class Split:
             self.fetch(hashed, whole=False),
             self.loader_options(),
             self.data.world,
-            self.fingerprint,
+            # By names or by content, a dataset may have none, which shows before anything is read.
+            self.fingerprint if self.identity.mode != "sizes" else lambda: self.fingerprint,
             batch_transform=(self.batch_transform or None) if self.data.on_device else None,
             budget=self.budget,
             exchange=exchange,

@@ -1,7 +1,8 @@
-"""More threads for one batch: the first, for which the consumer waits.
+"""All cores for one batch: the first, for which the consumer waits.
 
-Other executors work on the batches behind it, so there are more threads than cores: the system
-divides its time evenly, and most of it goes to the batch with most threads.
+Its rows are divided among more threads than there are cores, since the system divides its time
+evenly among threads and other programs have some, too. The batches behind it are read meanwhile,
+and decoded when it is done.
 """
 
 from __future__ import annotations
@@ -12,22 +13,29 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import pairwise
 
+_LONGEST = 5.0  # seconds that a batch waits for the first one, whatever holds that up
+
 
 class _Threads(threading.local):
     count: int = 1
+    after: threading.Event | None = None
 
 
 _threads = _Threads()
 
 
 @contextmanager
-def extra_threads(count: int) -> Iterator[None]:
-    """Let `split_rows` in this thread use `count` threads, itself among them."""
-    _threads.count = count
+def extra_threads(count: int, after: threading.Event | None = None) -> Iterator[None]:
+    """Let `split_rows` in this thread use `count` threads, itself among them.
+
+    Args:
+        after: what it waits for beforehand, for five seconds at most.
+    """
+    _threads.count, _threads.after = count, after
     try:
         yield
     finally:
-        _threads.count = 1
+        _threads.count, _threads.after = 1, None
 
 
 def threads(rows: int) -> int:
@@ -37,6 +45,8 @@ def threads(rows: int) -> int:
 
 def split_rows(work: Callable[[int, int], None], rows: int) -> None:
     """Call `work(start, stop)` for ranges that make up `rows`, the first of them in this thread."""
+    if _threads.after is not None:
+        _threads.after.wait(_LONGEST)
     count = threads(rows)
     if count < 2:
         work(0, rows)

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -104,7 +105,8 @@ class Loader:
         fetch: request to batch.
         options: who works, and how far ahead.
         world: the rank, and the device that batches are delivered on.
-        fingerprint: what the addresses depend on, by name; a state with another one is refused.
+        fingerprint: what the addresses depend on, by name; a state with another one is refused. A
+            function of it is called behind the first batch, or when a state is asked for.
         budget: how many samples may be left out of this rank's part of an epoch; None: any.
         batch_transform: transforms a batch on the device; None if fetch has done all of it.
         exchange: who may have made a batch, or want it.
@@ -122,7 +124,7 @@ class Loader:
         fetch: Fetch,
         options: LoaderOptions | None = None,
         world: World | None = None,
-        fingerprint: Mapping[str, str] | None = None,
+        fingerprint: Mapping[str, str] | Callable[[], Mapping[str, str]] | None = None,
         budget: Budget | None = None,
         batch_transform: Callable[[Batch], Batch] | None = None,
         exchange: Exchange | None = None,
@@ -133,7 +135,7 @@ class Loader:
         self.fetch = fetch
         self.options = options or LoaderOptions()
         self.world = world or World()
-        self.fingerprint = dict(fingerprint or {})
+        self._fingerprint = fingerprint
         self.budget = budget
         self.stats = LoaderStats()
         if isinstance(plan, StreamPlan) and not self.options.in_order:
@@ -173,6 +175,13 @@ class Loader:
         self._next = (0, 0)
         self._broken_off = False
         self._warned: set[str] = set()
+        self._begun: tuple[tuple[int, int], Generator[Batch | Failure | End | None]] | None = None
+
+    @cached_property
+    def fingerprint(self) -> dict[str, str]:
+        """What the addresses depend on, by name."""
+        given = self._fingerprint
+        return dict((given() if callable(given) else given) or {})
 
     @property
     def deaths(self) -> int:
@@ -203,6 +212,7 @@ class Loader:
         DataError: the dataset's length has changed.
         DataError: more was left out than the budget allows; after the batch that went over.
         """
+        begun = self._take_begun((epoch, start))
         self.stats = LoaderStats()
         self._next, self._broken_off = (epoch, start), True
         if self.exchange is not None:
@@ -213,8 +223,10 @@ class Loader:
         last = self.plan.limit(epoch)
         deaths = self.deaths
         asked = began = time.perf_counter()
-        with self._ahead or nullcontext(), closing(self._results(epoch, start)) as results:
+        with self._ahead or nullcontext(), closing(begun or self._results(epoch, start)) as results:
             for result in results:
+                if result is None:
+                    continue  # workers were handed their first requests
                 self.stats.deaths = self._deaths + self._backend.deaths - deaths
                 if isinstance(result, End):
                     break
@@ -246,6 +258,7 @@ class Loader:
                     stats.stages[stage] = stats.stages.get(stage, 0.0) + seconds
                 yield batch
                 asked = time.perf_counter()
+                _ = self.fingerprint  # while the next ones are made
                 if self.budget is not None:  # only now, so that what was left out is on record
                     self.budget.add(batch.request.valid, batch.left_out)
         self._check_rows()
@@ -255,8 +268,30 @@ class Loader:
         self.stats.total_seconds = time.perf_counter() - began
         self.stats.deaths = self.deaths - deaths  # with those that were found when it ended
 
-    def _results(self, epoch: int, step: int) -> Generator[Batch | Failure | End]:
+    def begin(self, epoch: int, start: int = 0) -> None:
+        """Let worker processes begin with what `epoch` will be asked for, and return at once.
+
+        Nothing begins where others are told of it, files are fetched ahead or workers are tuned.
+        Whoever asks for another epoch drops it.
+        """
+        if not (self._begun or self.exchange or self._ahead or self._tuner):
+            self._begun = (epoch, start), self._results(epoch, start)
+            next(self._begun[1])
+
+    def _take_begun(
+        self, address: tuple[int, int] | None
+    ) -> Generator[Batch | Failure | End | None] | None:
+        """What was begun at that address; at another one it is dropped."""
+        begun, self._begun = self._begun, None
+        if begun is None or begun[0] == address:
+            return begun and begun[1]
+        begun[1].close()
+        return None
+
+    def _results(self, epoch: int, step: int) -> Generator[Batch | Failure | End | None]:
         """Results from `step` on; from one backend after another where workers are tuned.
+
+        None comes first, when requests have been handed out.
 
         Batches that an old one has made ahead are dropped, and requested of the new one.
         """
@@ -276,6 +311,7 @@ class Loader:
                 requests = _after_first(requests, self._sample)
             expects = self._slow.expects if self._slow else None
             with self._backend.run(Requests(requests, expects)) as results:
+                yield None
                 for result in self._transfer(results) if self._transfer else results:
                     if isinstance(result.request, SampleRequest):
                         self._note(result)
@@ -332,6 +368,7 @@ class Loader:
         It takes as long as 18 samples; nothing if it was not to be asked.
         """
         if self._sample is not None:
+            self._take_begun(None)
             with self._backend.run(iter([self._sample])) as results:
                 self._note(next(results))
         return self.seen or {}
@@ -399,6 +436,7 @@ class Loader:
 
     def close(self) -> None:
         """Stop the workers, and leave the exchange."""
+        self._take_begun(None)
         self._backend.close()
         if self.exchange is not None:
             self.exchange.end()

@@ -313,6 +313,28 @@ def test_an_error_under_any_hand_is_raised():
         intra_batch.split_rows(work, 40)
 
 
+def test_what_comes_behind_the_first_batch_waits_for_it(monkeypatch):
+    first, done = threading.Event(), []
+
+    def behind():
+        with intra_batch.extra_threads(1, first):
+            intra_batch.split_rows(lambda start, stop: done.append(stop), 8)
+
+    thread = threading.Thread(target=behind)
+    thread.start()
+    thread.join(0.05)
+    assert not done
+    first.set()
+    thread.join()
+    assert done == [8]
+    monkeypatch.setattr(intra_batch, "_LONGEST", 0.01)
+    first.clear()  # it hangs, say
+    behind()
+    assert done == [8, 8]
+    intra_batch.split_rows(lambda start, stop: done.append(stop), 3)  # not any more
+    assert done == [8, 8, 3]
+
+
 def test_more_threads_work_on_the_first_batch_of_an_epoch(root, monkeypatch):
     lent, share = [], intra_batch.split_rows
 

@@ -92,6 +92,8 @@ class _ThreadPool:
         self._fetch = fetch
         self._watch = Watch()
         self._helpers = _HELPERS * options.num_workers
+        self._first: Task | None = None
+        self._first_is_there = threading.Event()
         self._tasks: queue.SimpleQueue[tuple[Task, int] | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._looked = time.monotonic()
@@ -101,6 +103,7 @@ class _ThreadPool:
 
     def submit(self, request: Asked) -> Task:
         task = Task(request)
+        self._first = self._first or task
         self._tasks.put((task, self._helpers))
         self._helpers = 1
         return task
@@ -119,7 +122,9 @@ class _ThreadPool:
             del item, task  # a batch is its consumer's alone
 
     def _attempt(self, request: Asked, helpers: int) -> Result:
-        with ThreadRandomness() as mode, intra_batch.extra_threads(helpers):
+        waits = helpers == 1 and not self._first_is_there.is_set()
+        after = self._first_is_there if waits else None
+        with ThreadRandomness() as mode, intra_batch.extra_threads(helpers, after):
             result = attempt(partial(self._fetch, draws=mode), request)
         try:
             self._watch.check()
@@ -134,6 +139,9 @@ class _ThreadPool:
         except queue.Empty:
             pass
         else:
+            # By the consumer: else those behind it would be at work before it gets the first one.
+            if self._first is not None and self._first.result is not None:
+                self._first_is_there.set()
             return True
         now = time.monotonic()
         # Only time spent waiting counts: this process may have been stopped meanwhile.
@@ -155,6 +163,7 @@ class _ThreadPool:
 
     def close(self) -> None:
         """Drop tasks not begun; wait for the others unless they hang or the run is to stop."""
+        self._first_is_there.set()
         try:
             while True:
                 self._tasks.get_nowait()

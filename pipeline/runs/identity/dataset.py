@@ -27,7 +27,7 @@ from penstock.config.nodes import SUPPLIED, walk
 from penstock.config.signatures import arguments
 from penstock.loading.known_by import PLACE, tells
 from penstock.loading.wrapped import SomeRows, unfiltered
-from penstock.runs.identity.sources import OURS, modules_of
+from penstock.runs.identity.sources import modules_of
 
 _OURS = "penstock."
 _MOST_TEXT = 200  # characters of an argument
@@ -55,7 +55,6 @@ def code_and_arguments(node: object, dataset: object, has_fingerprint: bool) -> 
     targets = {key: allow_list.resolve(one["_target_"], key) for key, one in walk(node, "")}
     kinds = [*targets.values(), type(unfiltered(dataset))]
     code = dict(one for kind in kinds for one in modules_of(kind))
-    code.pop(OURS, None)
     own = {key: not _is_ours(target) for key, target in targets.items()}
     if has_fingerprint and not any(own.values()):
         return {}
