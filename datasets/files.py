@@ -50,6 +50,10 @@ class FileInfo(NamedTuple):
     version: str  # changes with the content; "md5:..." is a checksum of it. Empty if unknown
 
 
+class WholeFilesError(DataError):
+    """The server of a file sends all of it to whoever asks for a part."""
+
+
 class Remote(Protocol):
     """What `AddOn.stores` makes of a `Files`: access to addresses, of one version for a whole run.
 
@@ -68,6 +72,7 @@ class Remote(Protocol):
         """The address of some bytes of a file; `read` and `local` fetch these alone.
 
         They are kept as a file of their own, so the same bytes should be asked for again.
+        Fetching raises WholeFilesError where a server gives no parts.
         """
 
     def list(self, address: str) -> list[FileInfo]:

@@ -38,6 +38,14 @@ def check_regular(path: str | Path) -> None:
     os.close(regular_descriptor(path))
 
 
+def spread(size: int, blocks: int) -> list[tuple[int, int]]:
+    """Where that many blocks of 4 KiB of a file begin and end, evenly spread; all of a smaller."""
+    if size <= 4096 * blocks:
+        return [(0, size)]
+    starts = [(size - 4096) * number // (blocks - 1) for number in range(blocks)]
+    return [(start, start + 4096) for start in starts]
+
+
 class PositionedFile:
     """A file as it was when this object was made.
 
@@ -90,10 +98,7 @@ class PositionedFile:
 
     def sample(self, blocks: int) -> list[bytes]:
         """That many blocks of 4 KiB, evenly spread; all of a smaller file."""
-        if self.size <= 4096 * blocks:
-            return [self.read(0, self.size)]
-        places = [(self.size - 4096) * number // (blocks - 1) for number in range(blocks)]
-        return [self.read(start, start + 4096) for start in places]
+        return [self.read(start, stop) for start, stop in spread(self.size, blocks)]
 
     def check_unchanged(self) -> None:
         """Raise DataError if the file has been written to or replaced."""

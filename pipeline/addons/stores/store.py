@@ -42,7 +42,7 @@ from penstock.addons.stores.direct import (
 from penstock.addons.stores.listing import Crawl, Listing
 from penstock.addons.stores.request_gate import RequestGate
 from penstock.addons.stores.retry import asks_to_wait
-from penstock.datasets.files import FileInfo
+from penstock.datasets.files import FileInfo, WholeFilesError
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.addresses import join, scheme_of
 
@@ -287,14 +287,14 @@ class Store:
             most: bytes that are expected; an answer of more is read by other means.
 
         Raises:
-            DataError: its server sends more than `most` bytes to whoever asks for a part.
+            WholeFilesError: its server sends more than `most` bytes to whoever asks for a part.
         """
         try:
             with self._request():
                 answer = self._direct()[0].get(self._url(address), start, end, most)
             return answer.body, self._told(address, answer)
         except NoRangesError as error:
-            raise DataError(
+            raise WholeFilesError(
                 f"parts of {address!r} are needed, and its server sends only whole files. Copy the "
                 "data to a folder of this machine, or to a server that answers Range requests."
             ) from error

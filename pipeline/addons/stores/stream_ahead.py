@@ -16,6 +16,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from penstock.addons.stores.parts import MOST, as_part
+
 if TYPE_CHECKING:
     from penstock.addons.stores.file_cache import FileCache
     from penstock.addons.stores.remote_files import RemoteFiles
@@ -48,7 +50,7 @@ class StreamPrefetcher:
         self._at = (-1, 0)  # epoch, step delivered
         self._reads = False
         self._coming: deque[str] = deque()  # not asked for yet
-        self._unopened: deque[tuple[str, Future[bool]]] = deque()
+        self._unopened: deque[tuple[list[str], Future[bool]]] = deque()
 
     def go_to(self, epoch: int, delivered: int, handed: int, reads: bool) -> None:
         """The reader is at step `delivered`."""
@@ -64,38 +66,59 @@ class StreamPrefetcher:
             self.bell.recv(1 << 12)
         self._drop_opened()
         while self._reads and self._coming:
-            address = self._coming[0]
-            held = sum(self._size(other) for other, _ in self._unopened)
-            if len(self._unopened) >= 2 and held + self._size(address) > self._window:
+            held = sum(self._size(each) for addresses, _ in self._unopened for each in addresses)
+            if len(self._unopened) >= 2 and held + self._size(self._coming[0]) > self._window:
                 break
             if sum(not future.done() for _, future in self._unopened) >= self._files.concurrency:
                 break
-            future = self._pool.submit(self._fetch, self._coming.popleft(), len(self._unopened))
-            self._unopened.append((address, future))
+            beyond = len(self._unopened)
+            addresses = self._next()
+            future = self._pool.submit(self._fetch, addresses, beyond)
+            self._unopened.append((addresses, future))
             future.add_done_callback(self._ring)
         return False
+
+    def _next(self) -> list[str]:
+        """The next file, or the next parts of one that lie side by side."""
+        addresses = [self._coming.popleft()]
+        first = last = as_part(addresses[0])
+        while first is not None and last is not None and self._coming:
+            following = as_part(self._coming[0])
+            if (
+                following is None
+                or following[:2] != (first.address, last.end)
+                or following.end - first.start > MOST
+            ):
+                break
+            addresses.append(self._coming.popleft())
+            last = following
+        return addresses
 
     def _drop_opened(self) -> None:
         """Forget the shards before the last one that was opened, and this one."""
         opened = 0
-        for number, (address, future) in enumerate(self._unopened, 1):
-            if future.done() and not (future.result() and self._waits(address)):
+        for number, (addresses, future) in enumerate(self._unopened, 1):
+            if future.done() and not (future.result() and self._waits(addresses)):
                 opened = number
         for _ in range(opened):
             self._unopened.popleft()
 
-    def _waits(self, address: str) -> bool:
-        known = self._files.entry(address)
-        return known is not None and self._cache.is_promised(known[0])
+    def _waits(self, addresses: Sequence[str]) -> bool:
+        """Whether none of them was opened since it came."""
+        known = map(self._files.entry, addresses)
+        return all(each is not None and self._cache.is_promised(each[0]) for each in known)
 
     def _size(self, address: str) -> int:
         known = self._files.entry(address)
         return _UNKNOWN if known is None or known[1] is None else known[1]
 
-    def _fetch(self, address: str, beyond: int) -> bool:
+    def _fetch(self, addresses: Sequence[str], beyond: int) -> bool:
         """Bring a shard into the cache; False where it did not come: its reader finds out why."""
         try:
-            self._files.fetch_ahead(address, beyond)
+            if as_part(addresses[0]) is None:
+                self._files.fetch_ahead(addresses[0], beyond)
+            else:
+                return not self._files.fetch_parts_ahead([(each, beyond) for each in addresses])
         except Exception:
             return False
         return True

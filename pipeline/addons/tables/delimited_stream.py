@@ -24,7 +24,7 @@ from penstock.addons.tables.text.delimited_format import (
 )
 from penstock.addons.tables.text.record_index import Quoting, RecordIndex, text_bounds
 from penstock.addons.tables.text.record_reader import compression_of, line_at, read_records
-from penstock.datasets.files import Files
+from penstock.datasets.files import Files, Remote
 from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, Sample, data_file
 from penstock.datasets.reading.positioned_file import PositionedFile
 from penstock.datasets.reading.split import Split, check_split
@@ -155,6 +155,15 @@ class DelimitedStream(FileDataset, IterableDataset[Record]):
         """The files, or their ranges, in order."""
         return self._shards
 
+    @property
+    def remote_files(self) -> Remote | None:
+        """What fetches the files, if they are at an address."""
+        return self._files.remote if is_remote(self._addresses[0]) else None
+
+    def files_of_shard(self, shard: TextShard) -> list[str]:
+        """The address of a shard's file."""
+        return [self._addresses[shard.file]] if shard.first else []
+
     def read_shard(self, shard: TextShard, start: int = 0) -> Iterator[Record]:
         """Raw records of a shard, from its record `start` on."""
         return islice(self._records(shard), start, None)
@@ -210,8 +219,10 @@ class DelimitedStream(FileDataset, IterableDataset[Record]):
 
     def _starts(self, number: int) -> list[int]:
         """The first byte of each shard of a file."""
+        if self._shard_bytes is None:  # a file at an address is not fetched yet
+            return [0]
         path = self._path(number)
-        if self._shard_bytes is None or compression_of(path) is not None:
+        if compression_of(path) is not None:
             return [0]
         if self.format.quoting == "standard":
             index = RecordIndex(path, "standard", self.format.delimiter, cache_dir=None)

@@ -3,7 +3,8 @@
     .parquet            row groups, which are decoded when they are read
     .arrow, .feather    record batches; uncompressed ones are mapped, which costs no memory
 
-Cost: the footer of every file is read once, about 0.2 ms each; remote files are fetched for that.
+Cost: the footer of every file is read once, about 0.2 ms each. Of a Parquet file of 4 MiB and more
+at an address no more is fetched before its rows are read; other files at addresses are fetched.
 16 bytes a row group are kept, and nothing a row.
 """
 
@@ -11,18 +12,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import lru_cache
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from penstock.addons.record_files.expansion import FREE
 from penstock.addons.record_files.open_files import OpenFiles
+from penstock.addons.record_files.remote_bytes import RemoteBytes
+from penstock.datasets.files import WholeFilesError
 from penstock.datasets.reading.file_kind import stranger
-from penstock.datasets.reading.positioned_file import check_regular
+from penstock.datasets.reading.positioned_file import PositionedFile, check_regular
 from penstock.errors import DataError
+from penstock.files.addresses import is_remote
 from penstock.files.limits import Limits
 from penstock.order.randomness import IntArray
 from penstock.terminal import watched
@@ -33,6 +39,9 @@ if TYPE_CHECKING:
     from penstock.datasets.files import Files
 
 Announce = Callable[[int], None]
+_AT_ONCE = 16  # footers that are fetched
+_GROUPS = 4096  # row groups whose blocks are remembered
+_LARGE = 4 << 20  # bytes of a file of which parts are fetched
 SUFFIXES = (".parquet", ".arrow", ".feather")
 
 
@@ -80,7 +89,10 @@ class ArrowFiles:
     def __init__(self, addresses: Sequence[str], files: Files, limits: Limits) -> None:
         self._files, self._limits = files, limits
         self._addresses = np.array([os.fsencode(address) for address in addresses])
+        self._in_parts = True  # as far as is known
         self._opened = OpenFiles(self._open)
+        self._blocks = lru_cache(_GROUPS)(self._blocks_of)
+        self._fetch_footers()
         self.schema = self._opened[0].schema
         self._others: list[tuple[int, pa.Schema]] = []  # of files whose schema is another
         lengths = []
@@ -96,8 +108,40 @@ class ArrowFiles:
     def __len__(self) -> int:
         return len(self.bounds) - 1
 
+    def __getstate__(self) -> dict[str, object]:
+        return {name: value for name, value in vars(self).items() if name != "_blocks"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _blocks=lru_cache(_GROUPS)(self._blocks_of))
+
+    def _fetch_footers(self) -> None:
+        """Bring the footers of files at addresses, several at a time."""
+
+        def fetch(number: int) -> None:
+            file = self._remote(number)
+            if file is not None:
+                file.fetch_end()
+
+        if is_remote(self.name(0)):
+            with suppress(WholeFilesError), ThreadPoolExecutor(_AT_ONCE) as pool:
+                list(pool.map(fetch, range(len(self._addresses))))
+
+    def _remote(self, number: int) -> RemoteBytes | None:
+        """A file of which only parts are fetched."""
+        name = self.name(number)
+        if not self._in_parts or not is_remote(name) or not name.endswith(".parquet"):
+            return None
+        size = self._files.remote.look(name).size or 0
+        return RemoteBytes(self._files.remote, name, size) if size >= _LARGE else None
+
     def _open(self, number: int) -> ArrowFile:
         name = self.name(number)
+        remote = self._remote(number)
+        if remote is not None:
+            try:
+                return open_file(remote, name, self._limits)
+            except WholeFilesError:
+                self._in_parts = False
         return self._files.read(name, lambda path: open_file(path, name, self._limits))
 
     def name(self, file: int) -> str:
@@ -107,6 +151,27 @@ class ArrowFiles:
     def of_groups(self, groups: IntArray) -> IntArray:
         """The files of row groups, int64[n]."""
         return np.searchsorted(self._first, groups, side="right") - 1
+
+    def addresses_of(self, group: int, columns: tuple[str, ...]) -> tuple[str, ...]:
+        """What has to be fetched for columns of a row group: blocks of its file, or the file."""
+        return self._blocks(group, columns)
+
+    def _blocks_of(self, group: int, columns: tuple[str, ...]) -> tuple[str, ...]:
+        file, within = self._place(group)
+        with self.reading(group):
+            opened = self._opened[file]
+            remote = getattr(opened, "remote", None)
+            if remote is None:
+                return (self.name(file),)
+            return tuple(remote.blocks(opened.ranges(within, columns)))
+
+    def sample(self, file: int, blocks: int) -> tuple[int, list[bytes]]:
+        """The size of a file, and as many blocks of 4 KiB of it, evenly spread."""
+        remote = self._remote(file)
+        if remote is not None:
+            return remote.bytes, remote.sample(blocks)
+        path = self._files.read(self.name(file), lambda path: PositionedFile(Path(path)))
+        return path.size, path.sample(blocks)
 
     def check(self, columns: Sequence[str]) -> None:
         """Refuse files whose `columns` are missing or of other types than in the first file.
@@ -185,8 +250,8 @@ class ArrowFiles:
         return file, group - int(self._first[file])
 
 
-def open_file(path: str, name: str, limits: Limits) -> ArrowFile:
-    """Open a file by its suffix.
+def open_file(file: str | RemoteBytes, name: str, limits: Limits) -> ArrowFile:
+    """Open a file by its suffix; at an address a Parquet file.
 
     Raises:
         DataError: it is missing, cut off, not a regular file, of another format than its suffix,
@@ -196,15 +261,19 @@ def open_file(path: str, name: str, limits: Limits) -> ArrowFile:
     from penstock.addons.tables.arrow.parquet_file import ParquetFile
 
     try:
-        check_regular(path)
-        kind = ParquetFile if name.endswith(".parquet") else IpcFile
-        opened: ArrowFile = kind(path, name, limits)
-        _check_claims(opened, Path(path).stat().st_size, name, limits)
+        opened: ArrowFile
+        if not isinstance(file, str):
+            size, opened = file.bytes, ParquetFile(file, name, limits)
+        else:
+            check_regular(file)
+            size = Path(file).stat().st_size
+            opened = (ParquetFile if name.endswith(".parquet") else IpcFile)(file, name, limits)
+        _check_claims(opened, size, name, limits)
         return opened
     except FileNotFoundError as error:
         raise DataError(f"{name!r} is missing.") from error
     except damage_errors() as error:
-        raise DataError(f"{name!r} {_complaint(path, error)}") from error
+        raise DataError(f"{name!r} {_complaint(file, error)}") from error
 
 
 def _check_claims(opened: ArrowFile, size: int, name: str, limits: Limits) -> None:
@@ -227,9 +296,10 @@ def _check_claims(opened: ArrowFile, size: int, name: str, limits: Limits) -> No
             raise DataError(f"{name!r}: {limits.refusal('expansion', claim)}.")
 
 
-def _complaint(path: str, error: Exception) -> str:
-    with open(path, "rb") as file:
-        start = file.read(256)
+def _complaint(file: str | RemoteBytes, error: Exception) -> str:
+    with open(file, "rb") if isinstance(file, str) else file as opened:
+        opened.seek(0)
+        start = opened.read(256) or b""
     other = stranger(start)
     if other is not None:
         return f"is not a table: {other}. Replace it or take it out of the data."

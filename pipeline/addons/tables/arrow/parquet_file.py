@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    from penstock.addons.record_files.remote_bytes import RemoteBytes
+
 # Number of a field -> its bits, for an integer; its wanted fields, for a struct; a list of these,
 # for a list of structs.
 _Layout = Mapping[int, Any]
@@ -64,6 +66,11 @@ class Chunk(NamedTuple):
     data: int  # where the first page of data begins
     dictionary: int  # where that of the dictionary begins; 0 without one
 
+    @property
+    def first(self) -> int:
+        """Where it begins."""
+        return self.dictionary if 0 < self.dictionary < self.data else self.data
+
 
 class DecodedSize(NamedTuple):
     """Bytes that a column chunk becomes."""
@@ -77,17 +84,21 @@ class ParquetFile:
     """As `arrow.files.ArrowFile`.
 
     Args:
-        path: of this machine; a regular file.
+        file: the path of a regular file of this machine, or one at an address.
         name: for messages.
         limits: of its claims.
+
+    Attributes:
+        remote: the file at an address.
     """
 
-    def __init__(self, path: str, name: str, limits: Limits) -> None:
+    def __init__(self, file: str | RemoteBytes, name: str, limits: Limits) -> None:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
+        self.remote = None if isinstance(file, str) else file
         # Not mapped: a file that becomes shorter is then an error and no fatal signal.
-        self._source = pa.OSFile(path)
+        self._source = pa.OSFile(file) if isinstance(file, str) else pa.PythonFile(file, "r")
         self._file = pq.ParquetFile(self._source)
         self._name, self._limits = name, limits
         self.check_length = None  # what was read lies in memory
@@ -116,6 +127,14 @@ class ParquetFile:
             table = pa.Table.from_batches(parts) if parts else self.schema.empty_table()
         check_table(table)
         return table, table.nbytes
+
+    def ranges(self, group: int, columns: Sequence[str]) -> list[tuple[int, int]]:
+        """The bytes of the file in which columns of a row group lie: starts and stops."""
+        chunks = self._chunks[group]
+        return [
+            (chunk.first, chunk.first + chunk.size)
+            for chunk in (chunks[leaf] for name in columns for leaf in self._leaves.get(name, []))
+        ]
 
     def _decoded_sizes(self, group: int, columns: Sequence[str]) -> tuple[list[DecodedSize], int]:
         """Decoded sizes of columns of a row group, and their bytes in the file."""
@@ -197,9 +216,7 @@ def _decoded_size(source: pa.NativeFile, chunk: Chunk, column: pq.ColumnSchema) 
 
 def _pages(source: pa.NativeFile, chunk: Chunk, name: str) -> Iterator[tuple[int, int, int, int]]:
     """Kind, uncompressed bytes, values and encoding of each page; values 0 if it has none."""
-    start = chunk.data
-    if 0 < chunk.dictionary < start:
-        start = chunk.dictionary
+    start = chunk.first
     stop = start + chunk.size
     if not 0 <= start <= stop <= source.size():
         raise ValueError(f"column {name!r} lies outside of the file")

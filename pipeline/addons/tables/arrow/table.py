@@ -12,7 +12,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -53,7 +52,6 @@ from penstock.addons.tables.arrow.gathering import (
 from penstock.datasets.files import Files, Remote
 from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, Sample, data_file
 from penstock.datasets.reading.image import Reader, check_reader
-from penstock.datasets.reading.positioned_file import PositionedFile
 from penstock.datasets.reading.split import Split, check_split
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.addresses import is_remote
@@ -189,9 +187,17 @@ class ArrowTable(FileDataset):
         return self._files.remote if is_remote(self.files.name(0)) else None
 
     def files_of(self, indices: Sequence[int] | IntArray) -> list[list[str]]:
-        """The addresses of the files of rows."""
+        """The addresses of the files of rows, or of their blocks: of a row group with its first."""
         groups, _ = self.locate(indices)
-        return [[self.files.name(file)] for file in self.files.of_groups(groups).tolist()]
+        _, firsts = np.unique(groups, return_index=True)
+        addresses: list[list[str]] = [[] for _ in range(len(groups))]
+        for first in firsts.tolist():
+            addresses[first] = self.files_of_shard(int(groups[first]))
+        return addresses
+
+    def files_of_shard(self, group: int) -> list[str]:
+        """The addresses that a row group is read from."""
+        return [*self.files.addresses_of(group, tuple(self._columns))]
 
     def rows_in(self, group: int, start: int = 0) -> IntArray:
         """The rows of a row group that belong to the split, ascending, from the `start`th on."""
@@ -305,9 +311,8 @@ class ArrowTable(FileDataset):
         for file, name in enumerate(self._names.tolist()):
             parts.append(name)
             if sized:
-                address = self.files.name(file)
-                content = self._files.read(address, lambda path: PositionedFile(Path(path)))
-                parts += [content.size, *content.sample(_BLOCKS)]
+                size, blocks = self.files.sample(file, _BLOCKS)
+                parts += [size, *blocks]
         total = len(self)
         spread = np.unique(np.linspace(0, total - 1, min(total, _SPREAD)).astype(np.int64))
         return [*parts, total, self.rows.rows(spread)]

@@ -1,0 +1,114 @@
+"""A file at an address, of which the blocks that are read are fetched, and no others.
+
+Blocks have 1 MiB and are kept in the cache as files are. Cost: 0.1 ms a read beside a block that is
+in the cache. `blocks` names those that will be read, for whoever fetches ahead.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING
+
+from penstock.datasets.reading.positioned_file import spread
+from penstock.errors import DataError
+from penstock.files.regular_file import regular_descriptor
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from penstock.datasets.files import Remote
+
+_BLOCK = 1 << 20
+_AT_ONCE = 16  # requests
+
+
+class RemoteBytes(io.RawIOBase):
+    """The file, open for reading at any position.
+
+    Args:
+        remote: access to it.
+        address: of the file.
+        size: its bytes.
+
+    Raises:
+        DataError: when bytes are read that cannot be had.
+        WholeFilesError: likewise, where its server gives whole files alone.
+    """
+
+    def __init__(self, remote: Remote, address: str, size: int) -> None:
+        super().__init__()
+        self._remote, self._address, self.bytes = remote, address, size
+        self._at = 0
+
+    def blocks(self, ranges: Iterable[tuple[int, int]]) -> list[str]:
+        """The addresses of the blocks that hold some ranges of bytes, in order."""
+        numbers: dict[int, None] = {}
+        for start, stop in sorted(ranges):
+            first, last = max(start, 0) // _BLOCK, -(-min(stop, self.bytes) // _BLOCK)
+            numbers |= dict.fromkeys(range(first, last))
+        return [self._block(number) for number in numbers]
+
+    def fetch_end(self) -> None:
+        """Bring the last block, which holds the footer."""
+        list(self._contents(self.bytes - 1, self.bytes))
+
+    def sample(self, blocks: int) -> list[bytes]:
+        """As `PositionedFile.sample`; a request for each, several at a time."""
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            return list(pool.map(self._piece, spread(self.bytes, blocks)))
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self.bytes}[whence]
+        self._at = max(0, start + offset)
+        return self._at
+
+    def readinto(self, buffer: Buffer) -> int:
+        view = memoryview(buffer).cast("B")
+        stop = min(self._at + len(view), self.bytes)
+        done = 0
+        for content in self._contents(self._at, stop):
+            view[done : done + len(content)] = content
+            done += len(content)
+        self._at += done
+        return done
+
+    def _block(self, number: int) -> str:
+        start = number * _BLOCK
+        return self._remote.part(self._address, start, min(start + _BLOCK, self.bytes))
+
+    def _piece(self, piece: tuple[int, int]) -> bytes:
+        start, stop = piece
+        read = partial(self._content, start=0, count=stop - start)
+        return self._remote.read(self._remote.part(self._address, start, stop), read)
+
+    def _contents(self, start: int, stop: int) -> Iterator[bytes]:
+        while start < stop:
+            number, within = divmod(start, _BLOCK)
+            count = min(stop - start, _BLOCK - within)
+            yield self._remote.read(
+                self._block(number), partial(self._content, start=within, count=count)
+            )
+            start += count
+
+    def _content(self, path: str, start: int, count: int) -> bytes:
+        descriptor, _ = regular_descriptor(path)
+        try:
+            content = os.pread(descriptor, count, start)
+        finally:
+            os.close(descriptor)
+        if len(content) < count:
+            raise DataError(f"{self._address!r}: a block of it in the cache was cut off")
+        return content
