@@ -84,7 +84,7 @@ class Preemption:
         self._tell = tell or (lambda name: None)
         self._first: tuple[str, float] | None = None
         self._raised: str | None = None
-        self._waits = self._is_over = False
+        self._waits = self._is_over = self._inherited = False
         self._holds, self._held = 0, ""
         self._kept: dict[int, Any] = {}
         self._kept_fd = -1
@@ -121,6 +121,7 @@ class Preemption:
             outer = _active[-1]
             outer._first = self.asked, time.monotonic()
             outer._raised = self.asked  # it ends by what is raised already
+            outer._inherited = True  # and may take its time: a report, say, is written yet
             outer._repeats_after = max(outer._repeats_after, self._repeats_after)
         theirs = self._ends[1]
         self._ends = None
@@ -130,7 +131,7 @@ class Preemption:
         with ours:
             while True:
                 rest = None
-                if self._at_once and self._first is not None:
+                if self._at_once and self._first is not None and not self._inherited:
                     patience = _UNWINDING if self._raised or self._held else _UNHEARD
                     rest = self._first[1] + patience - time.monotonic()
                     if rest <= 0:
@@ -204,7 +205,7 @@ def asked() -> str | None:
 def forget() -> None:
     """Drop all requests so far: another job begins."""
     for taker in _active:
-        taker._first, taker._raised = None, None
+        taker._first, taker._raised, taker._inherited = None, None, False
 
 
 def ignore() -> None:

@@ -149,6 +149,21 @@ def test_leaving_under_a_profiler_gives_it_its_turn(monkeypatch):
     assert ended.value.code == 3
 
 
+def test_a_run_that_has_been_stopped_may_take_its_time_to_end(monkeypatch):
+    """It still writes a report, and says how to resume, while the signal comes once more."""
+    left = []
+    monkeypatch.setattr(preemption, "_UNWINDING", 0.0)
+    monkeypatch.setattr(preemption.os, "_exit", left.append)
+    with Preemption(repeats_after=60, at_once=True, say=left.append) as outer:
+        with Preemption() as inner:
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert wait_for(lambda: inner.asked)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.1)
+        assert outer.asked == "SIGTERM"
+        assert left == []
+
+
 def blocked_in_a_child():
     """Whether a program that is started now begins with SIGINT blocked."""
     code = "import signal; print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))"
