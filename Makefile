@@ -1,5 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
+# Each of the programs that tests start would compile all modules.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: run test check docs thorough stress fuzz setup
 

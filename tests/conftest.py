@@ -5,15 +5,21 @@ It imports nothing slow at its top: the process that deals tests out to workers 
 
 import atexit
 import collections
+import contextlib
 import functools
 import gc
+import importlib
 import itertools
 import logging
 import os
+import sys
 import zlib
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+TESTS = Path(__file__).parent
 
 gc.disable()  # until all tests are imported
 
@@ -84,6 +90,22 @@ def pytest_addoption(parser):
         "--share",
         help="K/N: of the tests, those of the K-th of N shares, by the hash of their names",
     )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session):
+    """Where no test has run before, each worker compiles its part of the tests for all of them."""
+    if sys.dont_write_bytecode or "PYTEST_XDIST_WORKER" not in os.environ:
+        return
+    number = int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw"))
+    files = sorted(TESTS.glob("*/test_*.py"))[
+        number :: int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    ]
+    if session.config.args != ["tests"] or (files[0].parent / "__pycache__").is_dir():
+        return
+    for file in files:
+        with contextlib.suppress(Exception, pytest.skip.Exception):  # it is collected again
+            importlib.import_module(".".join(file.relative_to(TESTS.parent).with_suffix("").parts))
 
 
 @pytest.hookimpl(tryfirst=True)

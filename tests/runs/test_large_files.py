@@ -3,7 +3,6 @@
 import json
 import os
 import random
-import subprocess
 import sys
 
 import numpy as np
@@ -17,6 +16,7 @@ from penstock.files.plain_json import JsonError
 from penstock.order.address import Address
 from penstock.runs import left_out, measurements, record
 from penstock.runs.record import RunRecord, read_ledger
+from tests import warm
 from tests.hostile_files import bounded
 
 MIB = 1 << 20
@@ -135,8 +135,8 @@ def test_a_large_file_takes_little_memory(tmp_path, reader, size, most):
     with (folder / name).open("wb") as file:
         for some in lines_of(size // about, line):
             file.write(some)
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, reader, folder, empty],
+    done = warm.run(
+        [sys.executable, "-c", PROGRAM, reader, str(folder), str(empty)],
         capture_output=True,
         text=True,
         check=False,
