@@ -165,7 +165,8 @@ def transformers(kind, folder, workers, stop):
     set_seed(1)
     arguments = TrainingArguments(
         str(folder), num_train_epochs=EPOCHS, save_steps=1, report_to=[], use_cpu=True,
-        disable_tqdm=True, learning_rate=0.1, logging_steps=1000, ddp_backend="gloo",
+        disable_tqdm=True, learning_rate=0.1, logging_steps=1000,
+        ddp_backend="gloo" if "WORLD_SIZE" in os.environ else None,
     )  # fmt: skip
     model = Net()
     saved = [
@@ -279,6 +280,7 @@ def in_processes(name, kind, folder, workers=0, stop=None, ranks=1, port=0):
                 output = os.open(f"{folder}/output.{rank}", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
                 os.dup2(output, 1)
                 os.dup2(output, 2)
+                signal.alarm(120)  # rather than wait for ever for another rank
                 os.environ["OMP_NUM_THREADS"] = "1"
                 torch.set_num_threads(1)
                 warnings.simplefilter("ignore")
@@ -291,7 +293,14 @@ def in_processes(name, kind, folder, workers=0, stop=None, ranks=1, port=0):
             finally:
                 os._exit(code)
         children.append(child)
-    return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    codes = dict.fromkeys(children)
+    for _ in children:
+        ended, status = os.waitpid(-1, 0)
+        codes[ended] = os.waitstatus_to_exitcode(status)
+        for child in children:  # as launchers do
+            if codes[ended] and codes[child] is None:
+                os.kill(child, signal.SIGKILL)
+    return list(codes.values())
 
 
 def noted(folder, rank=0):
