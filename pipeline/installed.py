@@ -116,6 +116,8 @@ class AddOn:
         epochs: "module:function" of (Config, the model in training, an epoch), called on every rank
             before the epoch's first batch: says which weights learn in it, by `requires_grad`, and
             returns whether others do than before.
+        lanes: "module:function" of (Config, World), which gives the `penstock.protocols.Lanes` in
+            which each rank of a fit works on its batches, or None.
         explains: "module:function" for a run that resumes with other data, `(problems, saved, own,
             address) -> problems`: what differs (`Problem`s by key) between the fingerprints of
             the run and of the configuration, said better.
@@ -160,6 +162,7 @@ class AddOn:
     parameters: str = ""
     models: str = ""
     epochs: str = ""
+    lanes: str = ""
     explains: str = ""
     observers: str = ""
     checks: str = ""
@@ -216,7 +219,7 @@ def all_of(seam: Literal["explains", "pictures", "checks"]) -> list[Callable[...
     return [load(name) for name in names if name]
 
 
-Asked = Literal["observers", "rules", "sends", "wrapper", "parameters", "models", "epochs"]
+Asked = Literal["observers", "rules", "sends", "wrapper", "parameters", "models", "epochs", "lanes"]
 
 
 def asked(config: object, seam: Asked) -> list[Any]:

@@ -303,6 +303,26 @@ class ReadsAhead(Protocol):
     def __exit__(self, *_: object) -> None: ...
 
 
+class Lanes(Protocol):
+    """Equal parts of each global batch, several of which a rank works on, one after the other; a
+    context manager in which it trains.
+    """
+
+    @property
+    def shares(self) -> Sequence[tuple[int, int]]:
+        """Those of this rank, in their order: each a number, of how many."""
+
+    def together(self, batches: Sequence[Batch], /) -> Batch:
+        """What the consumer gets for a step: one batch of those of `shares`."""
+
+    def train_step(self, kind: type, /) -> Callable[..., Any]:
+        """What makes a train step that learns from such batches, in the place of `kind`."""
+
+    def __enter__(self) -> object: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
 class Exchange(Protocol):
     """Hands one loader batches that somebody else has made, and others those of the loader.
 

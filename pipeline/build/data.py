@@ -37,7 +37,7 @@ from penstock.transforms.image import Compose, Normalize
 
 if TYPE_CHECKING:
     from penstock.build.wrapper import SplitWrapper
-    from penstock.protocols import Exchange
+    from penstock.protocols import Exchange, Lanes
 
 _WITHOUT = {
     "val": ", or train without validation: +dataset.val=null",
@@ -372,12 +372,15 @@ class Split:
             self.config.seed,
         )
 
-    def loader(self, hashed: bool = False, sampled: bool = False) -> Loader:
+    def loader(
+        self, hashed: bool = False, sampled: bool = False, lanes: Lanes | None = None
+    ) -> Loader:
         """Batches of the split; to be closed.
 
         Args:
             hashed: as of `fetch`.
             sampled: look at some rows of a dataset that has no fingerprint.
+            lanes: the parts of a global batch that this rank works on; None: its one share.
         """
         exchange = self.exchange(hashed)
         sample = SampleRequest.of(length_of(self.dataset) if isinstance(self.plan, Plan) else None)
@@ -393,6 +396,7 @@ class Split:
             exchange=exchange,
             costs=sample_costs(self),
             sample=sample if sampled and not self.identity.is_told else None,
+            lanes=lanes,
         )
 
     def exchange(

@@ -294,6 +294,16 @@ def _batch_on(first: Known, second: Known) -> Answer:
 
 
 def _ranks(first: Known, second: Known) -> Answer:
+    lanes = first["distributed.lanes"]
+    if lanes != "None" and lanes == second["distributed.lanes"]:
+        return Changes.NOTHING, f"a batch is learned from in {lanes} lanes, whoever has them"
+    return _balance(first, second)
+
+
+def _balance(first: Known, second: Known) -> Answer:
+    """What decides which rows a rank, or a lane, gets."""
+    if any(run["distributed.lanes"] != "None" for run in (first, second)):
+        return Changes.WEIGHTS, "lanes get other rows"
     sharded = any(run["distributed.strategy"] == "fsdp" for run in (first, second))
     if first.alone and second.alone and not sharded:
         return Changes.NOTHING, "one process"
@@ -312,4 +322,5 @@ QUESTIONS: Mapping[str, Callable[[Known, Known], Answer]] = {
     "device": _device,
     "batch_on": _batch_on,
     "ranks": _ranks,
+    "balance": _balance,
 }

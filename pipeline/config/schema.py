@@ -15,6 +15,7 @@ from penstock import installed
 from penstock.config import disclosure
 from penstock.config.sections import (
     ALL_SPLITS,
+    BALANCE,
     BATCHES,
     CHOOSES_BEST,
     DATA,
@@ -54,7 +55,7 @@ class BatchSection(Section):
     size: Annotated[Count | None, TRAINING]
     tail: Annotated[Literal["keep", "drop", "pad"], TRAINING]
     val_size: Annotated[Count | None, VALIDATION]
-    balance: Annotated[str | None, RANKS] = None
+    balance: Annotated[str | None, BALANCE] = None
 
 
 class TransformSection(Section):

@@ -56,6 +56,7 @@ CHOOSES_BEST = Effect(Changes.WEIGHTS, asks="validation")
 LENGTH = Effect(Changes.WEIGHTS, "the length of the run", resumes=Changes.WEIGHTS, cuts=True)
 ROUNDING = Effect(Changes.WEIGHTS, "rounding", resumes=Changes.WEIGHTS)
 RANKS = Effect(Changes.WEIGHTS, asks="ranks", resumes=Changes.WEIGHTS)
+BALANCE = Effect(Changes.WEIGHTS, asks="balance", resumes=Changes.WEIGHTS)
 STOPS = Effect(Changes.NOTHING, "only stops a run")
 TASK = Effect(Changes.RESULTS, "what a task is asked", resumes=Changes.RESULTS)
 DATA = Effect(

@@ -6,9 +6,10 @@ is that of the global batch on every rank, and so are its gradients, however man
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -18,22 +19,25 @@ from torch import Tensor
 from penstock.distributed.group import Group
 from penstock.order.plan import Request
 
-# The ranks that are at the same batch now, and whether this one has rows that are no padding.
-_group: ContextVar[tuple[Group, bool] | None] = ContextVar("group", default=None)
+Gather = Callable[[Tensor], Tensor]
+
+# How rows are gathered now; None: they are all that there are.
+_gather: ContextVar[Gather | None] = ContextVar("gather", default=None)
 
 
 def together(group: Group, request: Request) -> AbstractContextManager[None]:
     """All ranks work on their shares of one batch inside, and may call `gathered`."""
-    return nullcontext() if group.alone else _together(group, request.valid > 0)
+    return nullcontext() if group.alone else gathering(partial(_of_ranks, group, request.valid > 0))
 
 
 @contextmanager
-def _together(group: Group, counts: bool) -> Iterator[None]:
-    token = _group.set((group, counts))
+def gathering(gather: Gather) -> Iterator[None]:
+    """`gathered` calls that function inside."""
+    token = _gather.set(gather)
     try:
         yield
     finally:
-        _group.reset(token)
+        _gather.reset(token)
 
 
 def gathered(rows: Tensor) -> Tensor:
@@ -49,10 +53,12 @@ def gathered(rows: Tensor) -> Tensor:
         [N, ...], the same on all ranks. What goes back into it is added up over the ranks, so a
         loss of all rows has the gradients of the global batch.
     """
-    shared = _group.get()
-    if shared is None or shared[0].alone:
-        return rows
-    group, counts = shared
+    gather = _gather.get()
+    return rows if gather is None else gather(rows)
+
+
+def _of_ranks(group: Group, counts: bool, rows: Tensor) -> Tensor:
+    """The rows of all ranks; `counts`: this one has any that are no padding."""
     own = rows if counts else rows[:0]
     ends = list(accumulate(group.gather(len(own))))
     everything: Tensor = _Gathered.apply(own, group, ends)

@@ -9,7 +9,7 @@ What is not public in torchmetrics is used in this file only; tested with torchm
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -20,6 +20,7 @@ from penstock.distributed.group import Group
 if TYPE_CHECKING:
     from torchmetrics import Metric
 
+Counted = list[tuple[int, dict[str, Any]]]  # of each metric: updates, and its state
 _PRIVATE = ("_computed", "_reductions", "_to_sync", "_update_count")  # attributes of a metric
 
 
@@ -45,20 +46,30 @@ def _parts(metrics: Mapping[str, Metric]) -> list[Metric]:
     return [part for part in modules if is_metric(part)]
 
 
-def merge(metrics: Mapping[str, Metric], group: Group) -> None:
-    """Let every metric hold what all ranks have counted; to be called by all of them."""
-    if group.alone:
-        return
+def counted(metrics: Mapping[str, Metric]) -> Counted:
+    """What the metrics have counted since their reset; on the CPU."""
     every = _parts(metrics)
     for metric in every:
         _check(metric)
     states = [{name: _to(getattr(m, name), "cpu") for name in m._reductions} for m in every]
-    ranks = group.gather([(m.update_count, s) for m, s in zip(every, states, strict=True)])
+    return [(m.update_count, s) for m, s in zip(every, states, strict=True)]
+
+
+def merge(metrics: Mapping[str, Metric], group: Group, before: Sequence[Counted] = ()) -> None:
+    """Let every metric hold what all ranks have counted; to be called by all of them.
+
+    Args:
+        before: what this rank has counted by parts, before it reset the metrics for another one.
+    """
+    if group.alone and not before:
+        return
+    every = _parts(metrics)
+    shares = [*chain.from_iterable(group.gather([*before, counted(metrics)]))]
     for number, metric in enumerate(every):
-        counted = [rank[number] for rank in ranks if rank[number][0]]
-        metric._update_count, metric._computed = sum(count for count, _ in counted), None
-        for name, reduction in metric._reductions.items() if counted else ():
-            values = [_to(state[name], metric.device) for _, state in counted]
+        counts = [share[number] for share in shares if share[number][0]]
+        metric._update_count, metric._computed = sum(count for count, _ in counts), None
+        for name, reduction in metric._reductions.items() if counts else ():
+            values = [_to(state[name], metric.device) for _, state in counts]
             setattr(metric, name, _reduced(values, reduction))
 
 

@@ -39,7 +39,7 @@ from penstock.order.streams import End, StreamPlan
 if TYPE_CHECKING:
     from penstock.loading.autotune import Autotune
     from penstock.loading.transfer import Transfer
-    from penstock.protocols import Exchange, ReadsAhead
+    from penstock.protocols import Exchange, Lanes, ReadsAhead
 
 STATE_VERSION = 1
 _MOST_PROBLEMS = 50  # that a message names
@@ -113,6 +113,7 @@ class Loader:
         costs: of each row, in any unit, by which those that take long are known and begun early;
             None: those that took long in the epoch before are.
         sample: what to ask of the dataset's content, behind the first batch; None asks nothing.
+        lanes: the parts of a global batch that this rank works on; None: its one share.
 
     Attributes:
         seen: of the dataset's content, by name (`sampled_rows`); None as long as it is not known.
@@ -130,6 +131,7 @@ class Loader:
         exchange: Exchange | None = None,
         costs: Sequence[float] | None = None,
         sample: SampleRequest | None = None,
+        lanes: Lanes | None = None,
     ) -> None:
         self.plan = plan
         self.fetch = fetch
@@ -146,6 +148,9 @@ class Loader:
             raise ConfigError("an exchange of batches needs draws that are keyed by sample")
         self.batch_transform = batch_transform
         self.exchange = fetch.exchange = exchange
+        self.lanes = lanes
+        own = (self.world.rank, self.world.size)
+        self.shares: Sequence[tuple[int, int]] = lanes.shares if lanes else [own]
         self.seen: Mapping[str, str] | None = None
         self._sample = sample
         self._slow = SlowRows(costs)
@@ -203,8 +208,13 @@ class Loader:
             epoch, step = epoch + 1, 0
         return self.epoch(epoch, step)
 
-    def epoch(self, epoch: int, start: int = 0) -> Generator[Batch]:
+    def epoch(
+        self, epoch: int, start: int = 0, share: tuple[int, int] | None = None
+    ) -> Generator[Batch]:
         """Batches of `epoch` from step `start` on, on the world's device.
+
+        Args:
+            share: only that one of `shares`; None: all of them, put together.
 
         Raises:
             DataError, SampleError: as fetch does, when the batch's turn comes.
@@ -212,7 +222,8 @@ class Loader:
         DataError: the dataset's length has changed.
         DataError: more was left out than the budget allows; after the batch that went over.
         """
-        begun = self._take_begun((epoch, start))
+        part_of_it = share is not Npart_of_it and len(self.shares) > 1
+        begun = self._take_begun(Npart_of_it if part_of_it else (epoch, start))
         self.stats = LoaderStats()
         self._next, self._broken_off = (epoch, start), True
         if self.exchange is not None:
@@ -223,7 +234,9 @@ class Loader:
         last = self.plan.limit(epoch)
         deaths = self.deaths
         asked = began = time.perf_counter()
-        with self._ahead or nullcontext(), closing(begun or self._results(epoch, start)) as results:
+        shares, parts = self.shares if share is None else [share], list[Batch]()
+        results = begun or self._results(epoch, start, shares)
+        with self._ahead or nullcontext(), closing(results):
             for result in results:
                 if result is None:
                     continue  # workers were handed their first requests
@@ -243,6 +256,15 @@ class Loader:
                 if self.batch_transform is not None:
                     with bounded(self.fetch.most_bytes):
                         batch = self.batch_transform(batch)
+                parts.append(batch)
+                self.stats.samples += len(batch.indices)
+                for stage, seconds in batch.timing.items():
+                    self.stats.stages[stage] = self.stats.stages.get(stage, 0.0) + seconds
+                if len(parts) < len(shares):
+                    continue
+                if self.lanes is not None and share is None:
+                    batch = self.lanes.together(parts)
+                parts = []
                 self._next = (epoch, batch.request.step + 1)
                 if self._next[1] == last:  # whoever counts batches does not ask for the end
                     self._check_rows()
@@ -250,12 +272,9 @@ class Loader:
                 stats.wait_seconds += now - asked
                 stats.total_seconds = now - began
                 stats.batches += 1
-                stats.samples += len(batch.indices)
                 if self.exchange is not None:
                     self.exchange.move(*self._next)
                     stats.shared += TAKEN in batch.timing
-                for stage, seconds in batch.timing.items():
-                    stats.stages[stage] = stats.stages.get(stage, 0.0) + seconds
                 yield batch
                 asked = time.perf_counter()
                 _ = self.fingerprint  # while the next ones are made
@@ -275,7 +294,7 @@ class Loader:
         Whoever asks for another epoch drops it.
         """
         if not (self._begun or self.exchange or self._ahead or self._tuner):
-            self._begun = (epoch, start), self._results(epoch, start)
+            self._begun = (epoch, start), self._results(epoch, start, self.shares)
             next(self._begun[1])
 
     def _take_begun(
@@ -288,23 +307,29 @@ class Loader:
         begun[1].close()
         return None
 
-    def _results(self, epoch: int, step: int) -> Generator[Batch | Failure | End | None]:
-        """Results from `step` on; from one backend after another where workers are tuned.
+    def _results(
+        self, epoch: int, step: int, shares: Sequence[tuple[int, int]]
+    ) -> Generator[Batch | Failure | End | None]:
+        """Results from `step` on, of each step's shares in turn.
 
-        None comes first, when requests have been handed out.
+        None comes first, when requests have been handed out. Results come from one backend after
+        another where workers are tuned.
 
         Batches that an old one has made ahead are dropped, and requested of the new one.
         """
         tuner = self._tuner
         if tuner is not None:
             tuner.begin_epoch()
-        limit, world = self.plan.limit(epoch), self.world
+        limit = self.plan.limit(epoch)
         changes = True
         while changes:
             changes = False
             steps, delivered = (self.plan.skipped.steps(epoch, step, limit) for _ in range(2))
             requests: Iterator[Asked]
-            requests = (self.plan.request(epoch, step, world.rank, world.size) for step in steps)
+            requests = (
+                self.plan.request(epoch, step, *share) for step in steps for share in shares
+            )
+            part = 0  # of the step that is delivered
             if self._ahead is not None:
                 requests = self._ahead.requests(epoch, step, requests)
             if self._sample is not None:
@@ -317,7 +342,10 @@ class Loader:
                         self._note(result)
                         continue
                     yield result
-                    step = next(delivered)
+                    part += 1
+                    if part < len(shares):
+                        continue
+                    step, part = next(delivered), 0
                     if self._ahead is not None:
                         self._ahead.delivered(step)
                     step += 1

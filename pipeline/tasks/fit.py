@@ -103,9 +103,11 @@ def _fit(config: Config) -> float | None:
 
 def _run(config: Config, parts: TrainingParts, group: Group) -> float | None:
     data = parts.data
+    lanes = next((make(config, parts.world) for make in installed.asked(config, "lanes")), None)
     with (
-        data.train.loader(config.trainer.digest, sampled=group.is_first) as train,
-        data.val.loader() if data.validates else nullcontext() as val,
+        lanes or nullcontext(),
+        data.train.loader(config.trainer.digest, group.is_first, lanes) as train,
+        data.val.loader(lanes=lanes) if data.validates else nullcontext() as val,
     ):
         try_stream(data.train, train)
         if val is not None:
@@ -243,6 +245,7 @@ class Fit:
                 self.config.seed,
                 self.parallel,
                 [partial(begin, self.config) for begin in installed.asked(self.config, "epochs")],
+                lanes=self.train_loader.lanes,
             )
             self.result = fit(
                 train_step, self.train_loader, self.val_loader, opened, self.observers, preemption

@@ -117,7 +117,7 @@ class EpochMetrics:
             return []
         batches, sums, counts, times, parts = zip(*self._pending, strict=True)
         self._pending.clear()
-        losses = self._group.sum(torch.stack(sums).double()).tolist()
+        losses = self._summed(torch.stack(sums).double())
         rows = [None if batch.hashes is None else row_hashes(batch) for batch in batches]
         left_out = [getattr(batch, "left_out", ()) for batch in batches]
         seconds = [None if one is None else one.seconds for one in times]
@@ -127,8 +127,9 @@ class EpochMetrics:
         own = [*zip(samples, counts, _orders(batches), rows, left_out, strict=True)]
         ranks, took, named = zip(*self._group.gather((own, seconds, _numbers(parts))), strict=True)
         for of_batch in zip(*named, strict=True):
-            for name, total in chain.from_iterable(part.items() for part in of_batch):
-                self._named[name] = self._named.get(name, 0.0) + total
+            for name, totals in chain.from_iterable(part.items() for part in of_batch):
+                for total in totals:
+                    self._named[name] = self._named.get(name, 0.0) + total
         for of_batch in zip(*took, strict=True):
             self._ranks.add(of_batch)
         by_batch = zip(*ranks, strict=True)
@@ -143,6 +144,11 @@ class EpochMetrics:
             self.losses += weight
             self._window_losses += weight
         return [step for step, _ in counted]
+
+    def _summed(self, sums: Tensor) -> list[float]:
+        """The sums of all ranks' losses, from this one's by batch: float64[batches]."""
+        summed: list[float] = self._group.sum(sums).tolist()
+        return summed
 
     @property
     def window(self) -> float:
@@ -216,9 +222,9 @@ def order_hash(before: str, steps: Sequence[Step]) -> str:
     return before
 
 
-def _numbers(parts: Sequence[Mapping[str, Tensor]]) -> list[dict[str, float]]:
-    """Tensors of one number as numbers; all at once, since each would wait for the device."""
-    tensors = [value for part in parts for value in part.values()]
+def _numbers(parts: Sequence[Mapping[str, Tensor]]) -> list[dict[str, list[float]]]:
+    """Tensors as lists of numbers; all at once, since each would wait for the device."""
+    tensors = [value.reshape(-1) for part in parts for value in part.values()]
     values = iter(torch.stack(tensors).double().tolist() if tensors else ())
     return [dict(zip(part, values, strict=False)) for part in parts]
 

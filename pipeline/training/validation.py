@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
+from functools import partial
 from itertools import chain
 
 import torch
@@ -46,34 +47,48 @@ def validate(
         model.to(device)
     model.eval()
     objective.to(device).reset()
-    sums = torch.zeros(3, dtype=torch.float64, device=device)  # of losses, their number, samples
-    named: dict[str, Tensor] = {}
+    # Of losses, their number, samples; of each share.
+    every = torch.zeros(len(loader.shares), 3, dtype=torch.float64, device=device)
+    named: list[dict[str, Tensor]] = [{} for _ in loader.shares]
     left_out: list[object] = []
-    steps = loader.plan.steps(0)
+    steps, done = loader.plan.steps(0), 0
+    steps = None if steps is None else steps * len(loader.shares)
     _tell(observers, 0, steps)
+    # A lane measures its share by itself, whoever works on the others.
+    meets = partial(together, Group() if loader.lanes else group)
     # Without turns, ranks meet at the end only, and so does an error of one of them.
     ends = group.all_or_none() if turn is None else nullcontext()
     try:
-        with ends, closing(loader.epoch(0)) as batches:
-            for done, batch in enumerate(in_turns(batches, turn), start=1):
-                with autocast(device, precision), together(group, batch.request):
-                    losses, outputs = objective.measure(model, batch)
-                objective.update(outputs, batch)
-                sums[2] += batch.request.valid
-                left_out += batch.left_out
-                if losses is not None:
-                    sums[0] += losses.double().sum()
-                    sums[1] += len(losses)
-                    for name, part in objective.named.items():
-                        named[name] = part.double() + named.get(name, 0.0)
-                    for observer in observers:
-                        observer.on_validation_batch(batch, losses)
-                _tell(observers, done, steps)
+        with ends:
+            for share, sums, of_share in zip(loader.shares, every, named, strict=True):
+                if done:
+                    objective.begin_part()
+                with closing(loader.epoch(0, 0, share)) as batches:
+                    for batch in in_turns(batches, turn):
+                        with autocast(device, precision), meets(batch.request):
+                            losses, outputs = objective.measure(model, batch)
+                        objective.update(outputs, batch)
+                        sums[2] += batch.request.valid
+                        left_out += batch.left_out
+                        if losses is not None:
+                            sums[0] += losses.double().sum()
+                            sums[1] += len(losses)
+                            for name, part in objective.named.items():
+                                of_share[name] = part.double() + of_share.get(name, 0.0)
+                            for observer in observers:
+                                observer.on_validation_batch(batch, losses)
+                        done += 1
+                        _tell(observers, done, steps)
     finally:
         model.train(was_training)
-    total, count, samples = group.sum(sums).tolist()
-    parts = {name: value.item() for name, value in named.items()}
-    lost, named_of_ranks = zip(*group.gather((left_out, parts)), strict=True)  # all ask alike
+    parts = [{name: value.item() for name, value in each.items()} for each in named]
+    if loader.lanes is None:
+        total, count, samples = group.sum(every[0]).tolist()
+    else:  # in the order of the lanes
+        by_share = chain.from_iterable(group.gather(every.tolist()))
+        total, count, samples = (sum(numbers) for numbers in zip(*by_share, strict=True))
+    lost, by_rank = zip(*group.gather((left_out, parts)), strict=True)  # all ask alike
+    named_of_ranks = [*chain.from_iterable(by_rank)]
     for observer in observers:
         observer.on_validated([*chain.from_iterable(lost)])
     if not (count if objective.validates_loss else samples):

@@ -1,0 +1,427 @@
+"""Training steps in lanes.
+
+Every lane begins with the weights and the buffers that the batch found, and with generators seeded
+by (seed, batches so far, lane). Its gradients are its own. They are added up over the lanes in one
+order (tree.py), and then all ranks have the same numbers and do the same with them: clip, step,
+average, schedule.
+
+Buffers that lanes have changed (running means of batch norms) become the mean over these lanes,
+whole numbers among them rounded, which changes nothing where all lanes count alike.
+
+Cost: DDP adds gradients up while the backward pass still runs; here that begins when it is over. A
+rank holds log2(lanes of it) + 1 copies of the gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from penstock.addons.lanes.kinds import say_kinds
+from penstock.addons.lanes.tree import Items, LaneSum, NotYetError
+from penstock.addons.lanes.turns import Turns
+from penstock.distributed.gathered import gathering
+from penstock.errors import ConfigError, PenstockError, Problem
+from penstock.loading.batch import Batch
+from penstock.torch_internals import scale
+from penstock.training.epoch_metrics import EpochMetrics
+from penstock.training.objective_base import Objective
+from penstock.training.own_steps import OwnSteps, Update
+from penstock.training.own_time import OwnTime
+from penstock.training.train_step import TrainStep, autocast
+
+if TYPE_CHECKING:
+    from penstock.addons.lanes.lanes import Lanes
+
+
+class LaneMetrics(EpochMetrics):
+    """Losses of an epoch, added up in the order of the lanes.
+
+    Args:
+        train_step: has the sums of each lane of the last batch.
+    """
+
+    def __init__(self, train_step: InLanes, state: Mapping[str, float] | None) -> None:
+        super().__init__(train_step.group, state)
+        self._train_step = train_step
+
+    def add(
+        self,
+        batch: Batch,
+        losses: Tensor,
+        own_time: OwnTime | None = None,
+        named: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        step = self._train_step
+        batch = batch.replace({}, lanes=())  # whose fields would stay in memory
+        self._pending.append((batch, step.sums, len(losses), own_time, step.named))
+
+    def _summed(self, sums: Tensor) -> list[float]:
+        ranks = self._group.gather(sums.tolist())
+        return [sum(chain.from_iterable(of_batch)) for of_batch in zip(*ranks, strict=True)]
+
+
+@dataclass
+class _Kept:
+    """What a lane has for itself while others run."""
+
+    gradients: list[Tensor | None]
+    buffers: list[Tensor]
+    changed: list[bool]
+    generators: list[Tensor]
+
+
+class InLanes(TrainStep):
+    """What train steps in lanes share.
+
+    Attributes:
+        sums: of the losses of each lane of the last batch, float32[lanes of this rank].
+        named: the same of the parts of the losses that have a name.
+    """
+
+    def __init__(self, lanes: Lanes, *parts: Any, **more: Any) -> None:
+        super().__init__(*parts, **more)
+        self._measures = False
+        self._lanes = [lane for lane, _ in lanes.shares]
+        self._sum = LaneSum(lanes.count, self.group)
+        say_kinds(self.group)
+        self._count = lanes.count
+        self.sums = torch.zeros(0)
+        self.named: Mapping[str, Tensor] = {}
+        self._begun: list[Tensor] = []  # buffers, as the batch found them
+        self._changed: list[bool] = []  # which are other now
+
+    def _wrapped(self, objective: Objective) -> nn.Module:
+        return objective.trained(self.model)
+
+    def epoch_metrics(self, state: Mapping[str, float] | None = None) -> EpochMetrics:
+        return LaneMetrics(self, state)
+
+    def _learning(self) -> list[Tensor]:
+        return [weight for weight in self._weights() if weight.requires_grad]
+
+    def _note(self, losses: Sequence[Tensor], named: Sequence[Mapping[str, Tensor]]) -> None:
+        """Note the losses of this rank's lanes, and their parts."""
+        self.sums = torch.stack([each.sum() for each in losses])
+        none = torch.zeros((), device=self.device)
+        names = dict.fromkeys(chain.from_iterable(named))
+        self.named = {name: torch.stack([of.get(name, none) for of in named]) for name in names}
+
+    # What a lane has for itself.
+
+    def _begin(self) -> None:
+        """A batch begins: buffers are as all lanes will find them."""
+        self._begun = [buffer.detach().clone() for buffer in self.model.buffers()]
+        self._changed = [False] * len(self._begun)
+
+    def _put(self, buffers: Sequence[Tensor], changed: list[bool]) -> None:
+        """Give buffers the values that a lane left, or that all find."""
+        with torch.no_grad():
+            for number, buffer in enumerate(self.model.buffers()):
+                if changed[number] or self._changed[number]:
+                    buffer.copy_(buffers[number])
+        self._changed = [*changed]
+
+    def _enter(self, kept: _Kept | None) -> None:
+        """A lane begins, or goes on."""
+        weights = self._learning()
+        if kept is None:
+            for weight in weights:
+                weight.grad = None
+            self._put(self._begun, [False] * len(self._begun))
+            return
+        for weight, gradient in zip(weights, kept.gradients, strict=True):
+            weight.grad = gradient
+        self._put(kept.buffers, kept.changed)
+        torch.default_generator.set_state(kept.generators[0])
+        if self.device.type == "cuda":
+            torch.cuda.set_rng_state(kept.generators[1], self.device)
+
+    def _leave(self) -> _Kept:
+        """What a lane has, which others shall not touch."""
+        changed = self._changed = self._changes()
+        weights = self._learning()
+        generators = [torch.default_generator.get_state()]
+        if self.device.type == "cuda":
+            generators.append(torch.cuda.get_rng_state(self.device))
+        kept = _Kept(
+            [weight.grad for weight in weights],
+            [
+                buffer.detach().clone() if differs else begun
+                for buffer, differs, begun in zip(
+                    self.model.buffers(), changed, self._begun, strict=True
+                )
+            ],
+            changed,
+            generators,
+        )
+        for weight in weights:
+            weight.grad = None
+        return kept
+
+    def _changes(self) -> list[bool]:
+        """Which buffers are other than all lanes find them; by their values, as batch norm writes
+        its means without torch's taking note. Waits for the device.
+        """
+        differ = []
+        for buffer, begun in zip(self.model.buffers(), self._begun, strict=True):
+            if buffer.shape != begun.shape:
+                raise PenstockError(
+                    "distributed.lanes needs buffers that keep their shapes, and a batch has made "
+                    f"{list(buffer.shape)} of {list(begun.shape)}"
+                )
+            differ.append((buffer != begun).any())
+        changed: list[bool] = torch.stack(differ).tolist() if differ else []
+        return changed
+
+    # What becomes of all lanes' work.
+
+    def _added(self, of_lane: Callable[[int], Items], size: int) -> tuple[Items, list[int]]:
+        """Sums of `size` items over all lanes, and how many have each; `of_lane` of a number among
+        this rank's lanes.
+        """
+        counts = [0] * size
+
+        def counted(lane: int) -> Items:
+            items = of_lane(lane - self._lanes[0])
+            for number, item in enumerate(items):
+                counts[number] += item is not None
+            return items
+
+        return self._sum(counted, counts)
+
+    def _items(self, kept: _Kept) -> Items:
+        """Gradients and changed buffers, for sums."""
+        return [
+            *map(_summand, kept.gradients),
+            *(
+                _summand(buffer) if changed else None
+                for buffer, changed in zip(kept.buffers, kept.changed, strict=True)
+            ),
+        ]
+
+    def _settle(self, sums: Sequence[Tensor | None], counts: Sequence[int]) -> None:
+        """Give buffers the mean over the lanes that have changed them."""
+        self._put(self._begun, [False] * len(self._begun))
+        with torch.no_grad():
+            for buffer, total, count in zip(self.model.buffers(), sums, counts, strict=True):
+                if total is not None:
+                    mean = total / count
+                    whole = not (buffer.is_floating_point() or buffer.is_complex())
+                    buffer.copy_(mean.round() if whole else mean)
+
+    def _rows(self, turns: Turns, counts: bool, rows: Tensor) -> Tensor:
+        """The rows of all lanes, for `gathered`."""
+        if self.device.type != "cpu":
+            raise ConfigError(
+                Problem(
+                    "distributed.lanes",
+                    "must be null on a GPU for an objective that calls `gathered`, as a GPU's "
+                    "backward pass cannot wait for another lane's",
+                )
+            )
+        everything: Tensor = _Rows.apply(rows if counts else rows[:0], self, turns)
+        return everything
+
+    def _all_rows(self, own: list[Tensor]) -> list[tuple[Tensor, int, int]]:
+        """The rows of all lanes for each lane of this rank, and which of them are its own."""
+        ranks = self.group.gather(own)
+        every = [*chain.from_iterable(ranks)]
+        whole, ends = torch.cat(every), torch.tensor([len(rows) for rows in every]).cumsum(0)
+        return [
+            (whole.clone(), int(ends[lane]) - len(rows), int(ends[lane]))
+            for lane, rows in zip(self._lanes, own, strict=True)
+        ]
+
+    def _all_gradients(self, own: list[Tensor]) -> list[Tensor]:
+        (total,), _ = self._added(lambda lane: [_summand(own[lane])], 1)
+        assert total is not None
+        return [total.to(own[0].dtype)] * len(own)
+
+
+class _Rows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, step: InLanes, turns: Turns) -> Tensor:
+        whole, ctx.start, ctx.stop = turns.meet(own.detach(), step._all_rows)
+        ctx.step, ctx.turns = step, turns
+        rows: Tensor = whole
+        return rows
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        total = ctx.turns.meet(gradient.contiguous(), ctx.step._all_gradients)
+        return total[ctx.start : ctx.stop].clone(), None, None
+
+
+class LaneStep(InLanes):
+    """A model in training, a lane after the other."""
+
+    def __init__(self, lanes: Lanes, *parts: Any, **more: Any) -> None:
+        super().__init__(lanes, *parts, **more)
+        self._gathers = False  # whether the objective has gathered rows
+
+    def learn(self, batch: Batch) -> Tensor:
+        """Add the gradients of a batch; returns the losses of this rank's lanes, one after the
+        other.
+        """
+        self._keep_before()
+        lanes: Sequence[Batch] = batch.lanes  # type: ignore[attr-defined]
+        if not self.pending:
+            total = lanes[0].request.total or len(lanes[0].request)
+            self._divisor = max(-(-total // self._count), 1) * self.options.accumulate
+        weights = self._learning()
+        before = [weight.grad for weight in weights]
+        self._begin()
+        results: list[tuple[Tensor, Mapping[str, Tensor]]] = []
+        size = len(weights) + len(self._begun)
+
+        def alone(number: int) -> Items:
+            part = lanes[number]
+            if not part.request.valid:
+                results.append((torch.zeros(0, device=self.device), {}))
+                return [None] * size
+            self._enter(None)
+            with gathering(_not_yet):
+                results.append(self._pass(self._lanes[number], part))
+            return self._items(self._leave())
+
+        if not self._gathers:
+            try:
+                sums, counts = self._added(alone, size)
+            except NotYetError:
+                self._gathers = True
+                self._changed = self._changes()
+        if self._gathers:
+            turns = Turns(self._leave, self._enter)
+
+            def in_turn(number: int, part: Batch) -> tuple[Tensor, Mapping[str, Tensor]]:
+                with gathering(partial(self._rows, turns, part.request.valid > 0)):
+                    return self._pass(self._lanes[number], part)
+
+            done = turns.run([partial(in_turn, *each) for each in enumerate(lanes)])
+            results = [result for result, _ in done]
+            for (_, kept), part in zip(done, lanes, strict=True):
+                if not part.request.valid:
+                    kept.changed = [False] * len(kept.changed)
+            sums, counts = self._added(lambda number: self._items(done[number][1]), size)
+        for weight, gradient, added in zip(weights, before, sums, strict=False):
+            weight.grad = gradient
+            if added is not None:
+                own = added.to(weight.dtype)
+                weight.grad = own if gradient is None else gradient.add_(own)
+        self._settle(sums[len(weights) :], counts[len(weights) :])
+        losses, named = zip(*results, strict=True)
+        self._note(losses, named)
+        self._counted += sum(self.group.gather(sum(map(len, losses))))
+        self.pending = True
+        self.batches += 1
+        return torch.cat(losses)
+
+    def _pass(self, lane: int, batch: Batch) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """Forward and backward pass of a lane: its losses, and their parts."""
+        self.seed(lane)
+        with autocast(self.device, self.options.precision):
+            losses, _ = self.objective(self._forward, batch)
+        named = dict(self.objective.named)
+        self.scaler.scale(losses).backward(torch.full_like(losses, 1 / self._divisor))
+        return losses.detach(), named
+
+    def _average(self) -> bool:
+        if not self._counted:
+            return False
+        gradients = [weight.grad for weight in self._weights() if weight.grad is not None]
+        scale(gradients, self._divisor / self._counted)
+        return True
+
+
+class OwnLaneSteps(InLanes, OwnSteps):
+    """A model in training whose objective takes the steps: all lanes come to each step, which is
+    taken once, with the gradients of all.
+    """
+
+    def learn(self, batch: Batch) -> Tensor:
+        lanes: Sequence[Batch] = batch.lanes  # type: ignore[attr-defined]
+        valid = [part.request.valid for part in lanes]
+        total = torch.tensor(float(sum(self.group.gather(sum(valid)))), device=self.device)
+        self._begin()
+        self._stepped = False
+        turns = self._turns = Turns(self._leave, self._enter)
+
+        def work(number: int, part: Batch) -> tuple[Tensor, Mapping[str, Tensor]]:
+            self.seed(self._lanes[number])
+            update = Update(self, part.request.valid, total)
+            with (
+                autocast(self.device, self.options.precision),
+                gathering(partial(self._rows, turns, part.request.valid > 0)),
+            ):
+                losses = self.objective.step(self.model, part, update).detach()
+            return losses, dict(self.objective.named)
+
+        done = turns.run([partial(work, *each) for each in enumerate(lanes)])
+        self.batches += 1
+        for (_, kept), count in zip(done, valid, strict=True):
+            kept.changed = [count > 0 and changed for changed in kept.changed]
+        weights = len(self._learning())
+        sums, counts = self._added(
+            lambda number: self._items(done[number][1])[weights:], len(self._begun)
+        )
+        self._settle(sums, counts)
+        losses, named = zip(*(result for result, _ in done), strict=True)
+        self._note(losses, named)
+        return torch.cat(losses)
+
+    def _wrapped(self, objective: Objective) -> nn.Module:
+        return self.model
+
+    def backward(self, loss: Tensor, count: int, options: Mapping[str, Any]) -> None:
+        loss = loss.float().mean() if loss.ndim else loss.float()
+        with torch.autocast(self.device.type, enabled=False):
+            self.scaler.scale(loss * count).backward(**options)
+
+    def step(self, name: str | None, count: int, total: Tensor) -> None:
+        weights = self.weights(name)
+        own = [_summand(weight.grad) for weight in weights]
+        for weight in weights:
+            weight.grad = None
+        self._turns.meet(own, partial(self._step_of_all, name, total))
+
+    def _step_of_all(self, name: str | None, total: Tensor, own: list[Items]) -> list[None]:
+        """The step, by the mean over the samples of all lanes."""
+        optimizer, weights = self.optimizer_of(name), self.weights(name)
+        sums, _ = self._added(own.__getitem__, len(weights))
+        for weight, gradient in zip(weights, sums, strict=True):
+            weight.grad = None
+            if gradient is not None:
+                weight.grad = (gradient / total.clamp_min(1)).to(weight.dtype)
+        if total.item():
+            self._take(optimizer, weights)
+        optimizer.zero_grad()
+        return [None] * len(own)
+
+
+def _summand(value: Tensor | None) -> Tensor | None:
+    """A gradient or a buffer as it is added up: at least in float32, and on its own."""
+    if value is None:
+        return None
+    if value.layout is not torch.strided:
+        raise ConfigError(
+            Problem(
+                "distributed.lanes",
+                "cannot add up sparse gradients in a fixed order; make the embedding's dense "
+                "(sparse=False), or set distributed.lanes=null",
+            )
+        )
+    whole = not (value.is_floating_point() or value.is_complex())
+    dtype = torch.float64 if whole else torch.promote_types(value.dtype, torch.float32)
+    return value.detach().to(dtype)
+
+
+def _not_yet(rows: Tensor) -> Tensor:
+    """`gathered` while lanes do not wait for each other."""
+    raise NotYetError
