@@ -6,70 +6,8 @@ import torch
 from penstock.addons.lanes.tree import LaneSum, NotYetError, added, nodes_in
 from penstock.addons.lanes.turns import Turns
 from penstock.distributed.group import Group
-from penstock.distributed.world import World
 from penstock.errors import PenstockError
-
-
-class Ranks:
-    """All ranks of a world in this process, which call each collective one after the other.
-
-    A call is answered when the last rank makes it; so every rank is run again from its start, with
-    the answers so far.
-    """
-
-    def __init__(self, size):
-        self.size, self.answers = size, []
-
-    def run(self, work):
-        while True:
-            asked, done = [], []
-            for rank in range(self.size):
-                group = OfRanks(self, rank)
-                try:
-                    done.append(work(group))
-                except _Asks as call:
-                    asked.append(call.args)
-            if not asked:
-                return done
-            assert len(asked) == self.size and len({kind for kind, _, _ in asked}) == 1
-            (kind, _, counts), values = asked[0], [value for _, value, _ in asked]
-            if kind == "gather":
-                self.answers.append([values] * self.size)
-            elif kind == "joined":
-                self.answers.append([torch.cat(values)] * self.size)
-            else:
-                cut = [v.split([n] * self.size) for v, n in zip(values, counts, strict=True)]
-                self.answers.append([torch.cat(parts) for parts in zip(*cut, strict=True)])
-
-
-class _Asks(Exception):
-    pass
-
-
-class OfRanks(Group):
-    """One of them."""
-
-    alone = False
-
-    def __init__(self, ranks, rank):
-        super().__init__(World(rank=rank, size=ranks.size))
-        self.ranks, self.calls = ranks, 0
-
-    def _call(self, kind, value, counts=None):
-        number, self.calls = self.calls, self.calls + 1
-        if number == len(self.ranks.answers):
-            raise _Asks(kind, value, counts)
-        answer = self.ranks.answers[number][self.world.rank]
-        return answer.clone() if isinstance(answer, torch.Tensor) else answer
-
-    def gather(self, value):
-        return self._call("gather", value)
-
-    def exchange(self, rows, counts):
-        return self._call("exchange", rows, counts)
-
-    def joined(self, part):
-        return self._call("joined", part)
+from tests.lanes.ranks import Ranks
 
 
 def numbers(lane):
@@ -77,7 +15,12 @@ def numbers(lane):
     drawn = torch.Generator().manual_seed(lane)
     values = torch.randn(7, generator=drawn) * 10.0 ** torch.randint(-6, 6, (7,), generator=drawn)
     third = torch.randn(3, 2, generator=drawn, dtype=torch.float64)
-    return [values, None if lane % 3 else values[:5] * -0.0, third, values[0] if lane == 3 else None]
+    return [
+        values,
+        None if lane % 3 else values[:5] * -0.0,
+        third,
+        values[0] if lane == 3 else None,
+    ]
 
 
 def summed(count, group):
@@ -129,7 +72,8 @@ def test_a_rank_that_has_to_wait_tells_the_others():
         except NotYetError:
             return "waits"
 
-    assert Ranks(4).run(work) == ["waits"] * 4 and work(Group()) == "waits"
+    assert Ranks(4).run(work) == ["waits"] * 4
+    assert work(Group()) == "waits"
 
 
 def test_lanes_take_turns():

@@ -14,7 +14,8 @@ rank holds log2(lanes of it) + 1 copies of the gradients.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -73,7 +74,6 @@ class _Kept:
 
     gradients: list[Tensor | None]
     buffers: list[Tensor]
-    changed: list[bool]
     generators: list[Tensor]
 
 
@@ -94,8 +94,8 @@ class InLanes(TrainStep):
         self._count = lanes.count
         self.sums = torch.zeros(0)
         self.named: Mapping[str, Tensor] = {}
-        self._begun: list[Tensor] = []  # buffers, as the batch found them
-        self._changed: list[bool] = []  # which are other now
+        # The buffers of the model, and where they are.
+        self._places: dict[Tensor, list[tuple[nn.Module, str]]] = {}
 
     def _wrapped(self, objective: Objective) -> nn.Module:
         return objective.trained(self.model)
@@ -116,17 +116,17 @@ class InLanes(TrainStep):
     # What a lane has for itself.
 
     def _begin(self) -> None:
-        """A batch begins: buffers are as all lanes will find them."""
-        self._begun = [buffer.detach().clone() for buffer in self.model.buffers()]
-        self._changed = [False] * len(self._begun)
+        """A batch begins with the buffers that there are; each lane gets copies of its own."""
+        self._places = defaultdict(list)
+        for module in self.model.modules():
+            for name, buffer in module._buffers.items():
+                if buffer is not None:
+                    self._places[buffer].append((module, name))
 
-    def _put(self, buffers: Sequence[Tensor], changed: list[bool]) -> None:
-        """Give buffers the values that a lane left, or that all find."""
-        with torch.no_grad():
-            for number, buffer in enumerate(self.model.buffers()):
-                if changed[number] or self._changed[number]:
-                    buffer.copy_(buffers[number])
-        self._changed = [*changed]
+    def _give(self, buffers: Iterable[Tensor]) -> None:
+        for places, buffer in zip(self._places.values(), buffers, strict=True):
+            for module, name in places:
+                module._buffers[name] = buffer
 
     def _enter(self, kept: _Kept | None) -> None:
         """A lane begins, or goes on."""
@@ -134,49 +134,51 @@ class InLanes(TrainStep):
         if kept is None:
             for weight in weights:
                 weight.grad = None
-            self._put(self._begun, [False] * len(self._begun))
+            self._give(buffer.detach().clone() for buffer in self._places)
             return
         for weight, gradient in zip(weights, kept.gradients, strict=True):
             weight.grad = gradient
-        self._put(kept.buffers, kept.changed)
+        self._give(kept.buffers)
         torch.default_generator.set_state(kept.generators[0])
         if self.device.type == "cuda":
             torch.cuda.set_rng_state(kept.generators[1], self.device)
 
     def _leave(self) -> _Kept:
         """What a lane has, which others shall not touch."""
-        changed = self._changed = self._changes()
-        weights = self._learning()
         generators = [torch.default_generator.get_state()]
         if self.device.type == "cuda":
             generators.append(torch.cuda.get_rng_state(self.device))
-        kept = _Kept(
-            [weight.grad for weight in weights],
-            [
-                buffer.detach().clone() if differs else begun
-                for buffer, differs, begun in zip(
-                    self.model.buffers(), changed, self._begun, strict=True
-                )
-            ],
-            changed,
-            generators,
-        )
+        weights = self._learning()
+        buffers = [places[0][0]._buffers[places[0][1]] for places in self._places.values()]
+        kept = _Kept([weight.grad for weight in weights], buffers, generators)
         for weight in weights:
             weight.grad = None
+        self._give(self._places)
         return kept
 
-    def _changes(self) -> list[bool]:
-        """Which buffers are other than all lanes find them; by their values, as batch norm writes
-        its means without torch's taking note. Waits for the device.
+    def _items(self, kept: _Kept, counts: bool = True) -> Items:
+        """A lane's gradients and the buffers that it has changed, for sums.
+
+        Args:
+            counts: whether it had a sample; else its buffers are left out.
+        """
+        gradients = [_summand(gradient) for gradient in kept.gradients]
+        changed = self._changes(kept.buffers) if counts else [False] * len(kept.buffers)
+        pairs = zip(kept.buffers, changed, strict=True)
+        return gradients + [_summand(buffer) if differs else None for buffer, differs in pairs]
+
+    def _changes(self, buffers: Sequence[Tensor]) -> list[bool]:
+        """Which buffers a lane has changed; by their values, as batch norm writes its means without
+        torch's taking note. Waits for the device.
         """
         differ = []
-        for buffer, begun in zip(self.model.buffers(), self._begun, strict=True):
-            if buffer.shape != begun.shape:
+        for buffer, before in zip(buffers, self._places, strict=True):
+            if buffer.shape != before.shape:
                 raise PenstockError(
                     "distributed.lanes needs buffers that keep their shapes, and a batch has made "
-                    f"{list(buffer.shape)} of {list(begun.shape)}"
+                    f"{list(buffer.shape)} of {list(before.shape)}"
                 )
-            differ.append((buffer != begun).any())
+            differ.append((buffer != before).any())
         changed: list[bool] = torch.stack(differ).tolist() if differ else []
         return changed
 
@@ -196,21 +198,10 @@ class InLanes(TrainStep):
 
         return self._sum(counted, counts)
 
-    def _items(self, kept: _Kept) -> Items:
-        """Gradients and changed buffers, for sums."""
-        return [
-            *map(_summand, kept.gradients),
-            *(
-                _summand(buffer) if changed else None
-                for buffer, changed in zip(kept.buffers, kept.changed, strict=True)
-            ),
-        ]
-
     def _settle(self, sums: Sequence[Tensor | None], counts: Sequence[int]) -> None:
         """Give buffers the mean over the lanes that have changed them."""
-        self._put(self._begun, [False] * len(self._begun))
         with torch.no_grad():
-            for buffer, total, count in zip(self.model.buffers(), sums, counts, strict=True):
+            for buffer, total, count in zip(self._places, sums, counts, strict=True):
                 if total is not None:
                     mean = total / count
                     whole = not (buffer.is_floating_point() or buffer.is_complex())
@@ -279,7 +270,7 @@ class LaneStep(InLanes):
         before = [weight.grad for weight in weights]
         self._begin()
         results: list[tuple[Tensor, Mapping[str, Tensor]]] = []
-        size = len(weights) + len(self._begun)
+        size = len(weights) + len(self._places)
 
         def alone(number: int) -> Items:
             part = lanes[number]
@@ -296,7 +287,6 @@ class LaneStep(InLanes):
                 sums, counts = self._added(alone, size)
             except NotYetError:
                 self._gathers = True
-                self._changed = self._changes()
         if self._gathers:
             turns = Turns(self._leave, self._enter)
 
@@ -306,10 +296,10 @@ class LaneStep(InLanes):
 
             done = turns.run([partial(in_turn, *each) for each in enumerate(lanes)])
             results = [result for result, _ in done]
-            for (_, kept), part in zip(done, lanes, strict=True):
-                if not part.request.valid:
-                    kept.changed = [False] * len(kept.changed)
-            sums, counts = self._added(lambda number: self._items(done[number][1]), size)
+            had = [part.request.valid > 0 for part in lanes]
+            sums, counts = self._added(
+                lambda number: self._items(done[number][1], had[number]), size
+            )
         for weight, gradient, added in zip(weights, before, sums, strict=False):
             weight.grad = gradient
             if added is not None:
@@ -365,11 +355,10 @@ class OwnLaneSteps(InLanes, OwnSteps):
 
         done = turns.run([partial(work, *each) for each in enumerate(lanes)])
         self.batches += 1
-        for (_, kept), count in zip(done, valid, strict=True):
-            kept.changed = [count > 0 and changed for changed in kept.changed]
         weights = len(self._learning())
         sums, counts = self._added(
-            lambda number: self._items(done[number][1])[weights:], len(self._begun)
+            lambda number: self._items(done[number][1], valid[number] > 0)[weights:],
+            len(self._places),
         )
         self._settle(sums, counts)
         losses, named = zip(*(result for result, _ in done), strict=True)
