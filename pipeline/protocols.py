@@ -315,6 +315,9 @@ class Lanes(Protocol):
     def together(self, batches: Sequence[Batch], /) -> Batch:
         """What the consumer gets for a step: one batch of those of `shares`."""
 
+    def begin_validation(self, share: tuple[int, int], /) -> None:
+        """Validation begins with one of `shares`: seed what the model draws."""
+
     def train_step(self, kind: type, /) -> Callable[..., Any]:
         """What makes a train step that learns from such batches, in the place of `kind`."""
 

@@ -21,19 +21,21 @@ from penstock.order.plan import Request
 
 Gather = Callable[[Tensor], Tensor]
 
-# How rows are gathered now; None: they are all that there are.
-_gather: ContextVar[Gather | None] = ContextVar("gather", default=None)
+# How rows are gathered now, and the number of the share; None: it is all that there is.
+_gather: ContextVar[tuple[Gather, int] | None] = ContextVar("gather", default=None)
 
 
 def together(group: Group, request: Request) -> AbstractContextManager[None]:
     """All ranks work on their shares of one batch inside, and may call `gathered`."""
-    return nullcontext() if group.alone else gathering(partial(_of_ranks, group, request.valid > 0))
+    if group.alone:
+        return nullcontext()
+    return gathering(partial(_of_ranks, group, request.valid > 0), group.world.rank)
 
 
 @contextmanager
-def gathering(gather: Gather) -> Iterator[None]:
-    """`gathered` calls that function inside."""
-    token = _gather.set(gather)
+def gathering(gather: Gather, number: int) -> Iterator[None]:
+    """`gathered` calls that function inside, and `share` gives that number."""
+    token = _gather.set((gather, number))
     try:
         yield
     finally:
@@ -53,8 +55,14 @@ def gathered(rows: Tensor) -> Tensor:
         [N, ...], the same on all ranks. What goes back into it is added up over the ranks, so a
         loss of all rows has the gradients of the global batch.
     """
-    gather = _gather.get()
-    return rows if gather is None else gather(rows)
+    now = _gather.get()
+    return rows if now is None else now[0](rows)
+
+
+def share() -> int:
+    """The number of this share among those whose rows are `gathered`, in their order."""
+    now = _gather.get()
+    return 0 if now is None else now[1]
 
 
 def _of_ranks(group: Group, counts: bool, rows: Tensor) -> Tensor:

@@ -63,6 +63,8 @@ def validate(
             for share, sums, of_share in zip(loader.shares, every, named, strict=True):
                 if done:
                     objective.begin_part()
+                if loader.lanes is not None:
+                    loader.lanes.begin_validation(share)
                 with closing(loader.epoch(0, 0, share)) as batches:
                     for batch in in_turns(batches, turn):
                         with autocast(device, precision), meets(batch.request):

@@ -119,14 +119,13 @@ class InLanes(TrainStep):
         """A batch begins with the buffers that there are; each lane gets copies of its own."""
         self._places = defaultdict(list)
         for module in self.model.modules():
-            for name, buffer in module._buffers.items():
-                if buffer is not None:
-                    self._places[buffer].append((module, name))
+            for name, buffer in module.named_buffers(recurse=False):
+                self._places[buffer].append((module, name))
 
     def _give(self, buffers: Iterable[Tensor]) -> None:
         for places, buffer in zip(self._places.values(), buffers, strict=True):
             for module, name in places:
-                module._buffers[name] = buffer
+                setattr(module, name, buffer)
 
     def _enter(self, kept: _Kept | None) -> None:
         """A lane begins, or goes on."""
@@ -149,7 +148,7 @@ class InLanes(TrainStep):
         if self.device.type == "cuda":
             generators.append(torch.cuda.get_rng_state(self.device))
         weights = self._learning()
-        buffers = [places[0][0]._buffers[places[0][1]] for places in self._places.values()]
+        buffers = [getattr(*places[0]) for places in self._places.values()]
         kept = _Kept([weight.grad for weight in weights], buffers, generators)
         for weight in weights:
             weight.grad = None
@@ -278,7 +277,7 @@ class LaneStep(InLanes):
                 results.append((torch.zeros(0, device=self.device), {}))
                 return [None] * size
             self._enter(None)
-            with gathering(_not_yet):
+            with gathering(_not_yet, self._lanes[number]):
                 results.append(self._pass(self._lanes[number], part))
             return self._items(self._leave())
 
@@ -291,7 +290,8 @@ class LaneStep(InLanes):
             turns = Turns(self._leave, self._enter)
 
             def in_turn(number: int, part: Batch) -> tuple[Tensor, Mapping[str, Tensor]]:
-                with gathering(partial(self._rows, turns, part.request.valid > 0)):
+                lane, counts = self._lanes[number], part.request.valid > 0
+                with gathering(partial(self._rows, turns, counts), lane):
                     return self._pass(self._lanes[number], part)
 
             done = turns.run([partial(in_turn, *each) for each in enumerate(lanes)])
@@ -348,7 +348,7 @@ class OwnLaneSteps(InLanes, OwnSteps):
             update = Update(self, part.request.valid, total)
             with (
                 autocast(self.device, self.options.precision),
-                gathering(partial(self._rows, turns, part.request.valid > 0)),
+                gathering(partial(self._rows, turns, part.request.valid > 0), self._lanes[number]),
             ):
                 losses = self.objective.step(self.model, part, update).detach()
             return losses, dict(self.objective.named)

@@ -21,6 +21,7 @@ from penstock.config.schema import Config
 from penstock.distributed.world import World
 from penstock.errors import ConfigError, Problem
 from penstock.loading.batch import Batch
+from penstock.order.randomness import hash64
 from penstock.training.own_steps import OwnSteps
 
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"  # without which cuBLAS adds up in any order
@@ -97,6 +98,9 @@ class Lanes:
             timing=dict(first.timing),
             lanes=tuple(batches),
         )
+
+    def begin_validation(self, share: tuple[int, int]) -> None:
+        torch.manual_seed(hash64("validation of a lane", *share))
 
     def train_step(self, kind: type) -> Callable[..., Any]:
         """What makes the train step that works on lanes as `kind` does on shares."""

@@ -12,12 +12,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, log_softmax, normalize
 
 from penstock.addons.pairs.metrics import NearestLabel, Retrieval
-from penstock.distributed.gathered import gathered
+from penstock.distributed.gathered import gathered, share
 from penstock.errors import ConfigError, Problem
 from penstock.loading.batch import Batch
 from penstock.loading.compose import further_views
@@ -198,8 +197,8 @@ def nt_xent(own: Tensor, everything: Tensor, places: Tensor, temperature: float)
 
 def places_of(rows: Tensor) -> Tensor:
     """Where this rank's rows are among those of all ranks, as `gathered` has them: int64[n]."""
-    rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
-    numbers = torch.arange(len(rows), device=rows.device, dtype=torch.float64) + rank * _MOST
+    first = share() * _MOST
+    numbers = torch.arange(len(rows), device=rows.device, dtype=torch.float64) + first
     everything = gathered(numbers)
     if not len(everything):
         return numbers.long()
