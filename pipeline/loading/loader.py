@@ -222,8 +222,8 @@ class Loader:
         DataError: the dataset's length has changed.
         DataError: more was left out than the budget allows; after the batch that went over.
         """
-        part_of_it = share is not Npart_of_it and len(self.shares) > 1
-        begun = self._take_begun(Npart_of_it if part_of_it else (epoch, start))
+        part_of_it = share is not None and len(self.shares) > 1
+        begun = self._take_begun(None if part_of_it else (epoch, start))
         self.stats = LoaderStats()
         self._next, self._broken_off = (epoch, start), True
         if self.exchange is not None:
