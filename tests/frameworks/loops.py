@@ -18,7 +18,7 @@ import torch
 
 from penstock import DataLoader, TorchLoader, build_train_loader, compose
 
-EPOCHS, SIZE = 3, 4
+EPOCHS, STEPS, SIZE = 3, 6, 4
 WORDS = ["dataset.count=30", "dataset.size=48", f"batch.size={SIZE}"]
 
 
@@ -215,6 +215,10 @@ def lightning(kind, folder, workers, stop):
     data = {"train_dataloaders": made(kind, workers)} if kind == "dropin" else {
         "datamodule": DataModule(made(kind, workers, config=True))
     }  # fmt: skip
+    # Lightning, which resumes behind an epoch's end, begins that epoch again when it resumes again.
+    for last in Path(folder).glob("state-*.ckpt"):
+        if int(last.name[6:-5]) % STEPS == 0:
+            last.rename(last.with_suffix(".last"))
     saved = newest(folder, "state-*.ckpt")
     trainer.fit(module, ckpt_path=saved and str(saved), **data)
     log.end(module.net)
