@@ -159,7 +159,7 @@ class ArrowFiles:
     def _blocks_of(self, group: int, columns: tuple[str, ...]) -> tuple[str, ...]:
         file, within = self._place(group)
         with self.reading(group):
-            opened = self._opened[file]
+            opened: Any = self._opened[file]  # of Parquet, if it is read in parts
             remote = getattr(opened, "remote", None)
             if remote is None:
                 return (self.name(file),)
