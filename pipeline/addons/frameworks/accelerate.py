@@ -29,7 +29,7 @@ from penstock.addons.dataloader.askers import lost
 from penstock.addons.frameworks.torch_loader import Address, Batches, TorchLoader
 
 
-class PreparedLoader(DataLoaderShard):  # type: ignore[misc]
+class PreparedLoader(DataLoaderShard):
     """Accelerate's loader around one of ours."""
 
     def __init__(
@@ -48,7 +48,8 @@ class PreparedLoader(DataLoaderShard):  # type: ignore[misc]
 
     @property
     def _batches(self) -> Batches:
-        batches: Batches = self.base_dataloader.dataset
+        batches: Any = self.base_dataloader.dataset
+        assert isinstance(batches, Batches)
         return batches
 
     @property

@@ -21,6 +21,7 @@ from penstock.config.nodes import choosing
 
 if TYPE_CHECKING:
     from penstock.config.schema import Config
+    from penstock.loading.loader import Loader
 
 
 def _package() -> str:
@@ -35,7 +36,7 @@ def _package() -> str:
 _LightningDataModule: Any = import_module(_package()).LightningDataModule
 
 
-class DataModule(_LightningDataModule):  # type: ignore[misc]
+class DataModule(_LightningDataModule):
     """The data of a configuration: its training, validation and test splits.
 
     A split that the configuration does not have has no loader.
@@ -47,7 +48,7 @@ class DataModule(_LightningDataModule):  # type: ignore[misc]
     def __init__(self, config: Config) -> None:
         super().__init__()
         self.config = config
-        self._loaders: list[TorchLoader] = []
+        self._loaders: list[Loader] = []
 
     def setup(self, stage: str) -> None:
         """Look who is who: on each rank, when Lightning has started them."""
@@ -74,11 +75,11 @@ class DataModule(_LightningDataModule):  # type: ignore[misc]
         loader = self._parts.split(split).loader()
         made = TorchLoader(loader)
         made.num_workers = loader.options.num_workers  # Lightning warns of none
-        self._loaders.append(made)
+        self._loaders.append(loader)
         return made
 
     def teardown(self, stage: str) -> None:
         """End the workers."""
         for loader in self._loaders:
-            loader.loader.close()
+            loader.close()
         self._loaders.clear()

@@ -143,7 +143,7 @@ class DropInSource:
 
     def __init__(self, loader: DataLoader[Any], rank: int = 0, ranks: int = 1) -> None:
         self._loader = loader
-        self.dataset = loader.dataset
+        self.dataset: Any = loader.dataset
         batches: Any = loader.batch_sampler
         self.batch_size = loader.batch_size or getattr(batches, "batch_size", None)
         self.rank, self.ranks = rank, ranks
@@ -272,8 +272,9 @@ class Batches(torch_data.Dataset[Any]):
 
     def close(self) -> None:
         """End the iteration that is under way."""
-        running, self._running = self._running, None
-        if isinstance(running, Generator) or hasattr(running, "close"):
+        running: Any = self._running
+        self._running = None
+        if hasattr(running, "close"):
             running.close()
 
     @property
@@ -340,7 +341,7 @@ class AddressSampler(DistributedSampler[Any], BatchSampler):
         self.drop_last = self.shuffle = False
 
     @property
-    def epoch(self) -> int:
+    def epoch(self) -> int:  # type: ignore[override]
         return self._batches.epoch
 
     def __iter__(self) -> Iterator[Any]:
@@ -378,7 +379,7 @@ class TorchLoader(KeptByAccelerate, torch_data.DataLoader[Any]):
         source = ConfiguredSource(loader) if isinstance(loader, Loader) else DropInSource(loader)
         self._join(loader, source)
 
-    def _join(self, loader: object, source: Source) -> None:
+    def _join(self, loader: Loader | DataLoader[Any], source: Source) -> None:
         self.loader = loader
         batches = Batches(source)
         sampler = AddressSampler(batches)
