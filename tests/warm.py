@@ -251,7 +251,10 @@ def _start_server(listener, kind):
 
 
 def _leave_servers():
-    # Others of the session may still use them; each ends with the last one. Popen would warn.
+    # Others of the session may still use them; each ends with the last one. Python would warn.
+    for (pid, _), connection in _connections.items():
+        if pid == os.getpid():
+            connection.close()
     for server in _servers:
         server.returncode = server.poll() or 0
 

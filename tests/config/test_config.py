@@ -139,6 +139,7 @@ def test_a_good_configuration_becomes_typed_and_comes_back_plain():
     for section, keys in (  # those that add-ons bring
         ("trainer", ("warm_start", "freeze", "recompute")),
         ("sweep", ("folds", "out_of_fold")),
+        ("distributed", ("lanes",)),
     ):
         for key in keys:
             plain[section].pop(key, None)

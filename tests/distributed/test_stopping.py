@@ -289,6 +289,7 @@ def test_a_check_that_is_interrupted_does_not_say_that_it_is_done(number, code, 
     assert "Traceback" not in said
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell a child")
 def test_ranks_whose_launcher_was_killed_save_and_stop(tmp_path):
     many = ("distributed=ddp", "distributed.nproc=2", "loader.num_workers=0")

@@ -1,6 +1,7 @@
 """Whole runs in lanes: on one rank, and on others whose number changes in mid-run."""
 
 import json
+import os
 import shutil
 import sys
 
@@ -9,8 +10,9 @@ import pytest
 from penstock.addons.lanes import kinds
 from penstock.config.changes import Known, between
 from penstock.config.sections import Changes
-from tests import warm
-from tests.program import ROOT, run
+from tests.ports import free_port
+from tests.program import run
+from tests.stopping import ended
 
 FIT = (
     "experiment=sequences",
@@ -33,11 +35,29 @@ FIT = (
 )
 
 
-def on_ranks(count, *words):
-    """Run the program on that many ranks."""
-    command = [sys.executable, "run.py", "distributed=ddp", f"distributed.nproc={count}", *words]
-    done = warm.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+def on_ranks(folder, count, *words):
+    """Run the program on that many ranks, forked from this process as a launcher starts them."""
+    log, port = folder / f"{count}.log", free_port()
+    ranks = [os.fork() or rank_of(log, port, rank, count, words) for rank in range(count)]
+    codes, _ = ended(ranks)
+    assert set(codes) == {0}, log.read_text()
+
+
+def rank_of(log, port, rank, count, words):
+    from penstock import command
+
+    code = 1
+    try:
+        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        sys.stdout = sys.stderr = os.fdopen(output, "w", buffering=1)
+        place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
+        os.environ |= {name: str(number) for name, number in place.items()}
+        os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+        code = command.main(["distributed=ddp", *words])
+    finally:
+        os._exit(code)
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +76,8 @@ def verify(capsys, first, second):
 
 def test_ranks_that_come_and_go_end_with_the_weights_of_one(alone, tmp_path, capsys):
     folder = tmp_path / "several"
-    on_ranks(4, *FIT, "trainer.max_epochs=1", f"run_dir={folder}")
-    on_ranks(2, f"resume={folder}", "trainer.max_epochs=2", "distributed.lanes=4")
+    on_ranks(tmp_path, 4, *FIT, "trainer.max_epochs=1", f"run_dir={folder}")
+    on_ranks(tmp_path, 2, f"resume={folder}", "trainer.max_epochs=2", "distributed.lanes=4")
     done = verify(capsys, alone, folder)
     assert (done.code, done.out.splitlines()[-1]) == (0, "the same"), done.out
     sessions = json.loads((folder / "manifest.json").read_text())["sessions"]
