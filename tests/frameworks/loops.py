@@ -98,12 +98,11 @@ class Log:
         (self.folder / f"weights.{self.rank}").write_text(json.dumps(weights))
 
 
-def newest(folder, pattern):
-    """The checkpoint of the latest step, of those that are complete."""
-    paths = sorted(
-        Path(folder).glob(pattern), key=lambda path: int(path.name.split("-")[1].split(".")[0])
-    )
-    return paths[-1] if paths else None
+def newest(folder, pattern, but_each=None):
+    """The checkpoint of the latest step, of those that are complete; without each n-th."""
+    numbers = {path: int(path.stem.split("-")[1]) for path in Path(folder).glob(pattern)}
+    kept = [path for path, step in numbers.items() if but_each is None or step % but_each]
+    return max(kept, key=numbers.get, default=None)
 
 
 def accelerate(kind, folder, workers, stop):
@@ -216,10 +215,8 @@ def lightning(kind, folder, workers, stop):
         "datamodule": DataModule(made(kind, workers, config=True))
     }  # fmt: skip
     # Lightning, which resumes behind an epoch's end, begins that epoch again when it resumes again.
-    for last in Path(folder).glob("state-*.ckpt"):
-        if int(last.name[6:-5]) % STEPS == 0:
-            last.rename(last.with_suffix(".last"))
-    saved = newest(folder, "state-*.ckpt")
+    steps = STEPS // ranks if kind == "dropin" else STEPS
+    saved = newest(folder, "state-*.ckpt", but_each=steps)
     trainer.fit(module, ckpt_path=saved and str(saved), **data)
     log.end(module.net)
 

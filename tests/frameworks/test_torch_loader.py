@@ -11,6 +11,7 @@ from torch.utils.data import DistributedSampler, default_convert
 from penstock import DataLoader, TorchLoader, build_train_loader, compose
 from penstock.addons.frameworks.torch_loader import Address
 from penstock.distributed.world import World
+from tests.frameworks import loops
 
 SMALL = ["dataset.count=30", "dataset.size=48", "batch.size=4", "loader.num_workers=0"]
 
@@ -184,3 +185,28 @@ def test_batches_go_through_what_frameworks_do_with_them():
         batch.to("cpu"),
     ):
         assert values(other) == values(batch)
+
+
+AS_FABRIC = """
+def epochs(loader, count):
+    for number in range(count):  # from 0 in every process
+        loader.sampler.set_epoch(number)
+        for batch in loader:
+            yield loops.digest(batch), loader.state_dict()
+"""
+
+
+@pytest.mark.parametrize("done", [1, 2, 3, 4, 6])
+def test_fabric_goes_on_with_the_epoch_of_a_divided_sampler(done):
+    def divided():
+        sampler = DistributedSampler(loops.Rows(), 2, 0)
+        return DataLoader(loops.Rows(), batch_size=loops.SIZE, sampler=sampler, seed=3)
+
+    fabric = {"__name__": "lightning_fabric.wrappers", "loops": loops}
+    exec(AS_FABRIC, fabric)
+    whole = list(fabric["epochs"](divided(), 4))
+    assert len(whole) == 12
+    resumed = divided()
+    resumed.load_state_dict(whole[done - 1][1])
+    rest = [seen for seen, _ in fabric["epochs"](resumed, 4 - done // 3)]
+    assert rest == [seen for seen, _ in whole[done:]]

@@ -171,10 +171,10 @@ class DataLoader(KeptByAccelerate, torch_data.DataLoader[Sample]):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         """One epoch, or the rest of the one whose state was loaded."""
         frame = sys._getframe(1)
-        if is_fabric(frame):
+        if fabric := is_fabric(frame):
             self._count_on()
         if self._pending is not None and is_lightning(frame):
-            return or_next(self._epoch(), self._epoch)
+            return or_next(self._epoch(), self._one_further if fabric else self._epoch)
         return self._epoch()
 
     def _count_on(self) -> None:
@@ -184,6 +184,13 @@ class DataLoader(KeptByAccelerate, torch_data.DataLoader[Sample]):
             if self._pending is not None:
                 self._ahead = self._pending["epoch"] - sampler.epoch
             sampler.set_epoch(sampler.epoch + self._ahead)
+
+    def _one_further(self) -> EpochIterator:
+        """The epoch behind one of which nothing is left; Fabric does not count that one."""
+        if (sampler := self._with_epochs()) is not None:
+            self._ahead += 1
+            sampler.set_epoch(sampler.epoch + 1)
+        return self._epoch()
 
     def _epoch(self) -> EpochIterator:
         saved, self._pending = self._pending, None
