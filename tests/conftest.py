@@ -94,16 +94,14 @@ def pytest_addoption(parser):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection(session):
-    """Where no test has run before, each worker compiles its part of the tests for all of them."""
+    """Each worker begins with its part of the tests, so that it compiles these for all of them."""
     if sys.dont_write_bytecode or "PYTEST_XDIST_WORKER" not in os.environ:
         return
     number = int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw"))
     files = sorted(TESTS.glob("*/test_*.py"))[
         number :: int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
     ]
-    if session.config.args != ["tests"] or (files[0].parent / "__pycache__").is_dir():
-        return
-    for file in files:
+    for file in files if session.config.args == ["tests"] else ():
         with contextlib.suppress(Exception, pytest.skip.Exception):  # it is collected again
             importlib.import_module(".".join(file.relative_to(TESTS.parent).with_suffix("").parts))
 

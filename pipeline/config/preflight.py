@@ -103,7 +103,9 @@ def compose(*overrides: str, config_dir: str | None = None) -> Config:
         ConfigError: with everything that is wrong.
     """
     lines = with_run_dir(overrides)
-    if launched_size() > 1 and not any(line.startswith("distributed") for line in overrides):
+    if launched_size() > 1 and not any(
+        line.lstrip("+~").startswith("distributed") for line in overrides
+    ):
         lines = [*lines, "distributed=ddp"]
     words = filter(outputs.may_name, lines)
     with outputs.naming(outputs.named(command_line_keys.typed_values(words))):

@@ -12,7 +12,6 @@ from penstock.config.changes import Known, between
 from penstock.config.sections import Changes
 from tests.ports import free_port
 from tests.program import run
-from tests.stopping import ended
 
 FIT = (
     "experiment=sequences",
@@ -39,8 +38,8 @@ def on_ranks(folder, count, *words):
     """Run the program on that many ranks, forked from this process as a launcher starts them."""
     log, port = folder / f"{count}.log", free_port()
     ranks = [os.fork() or rank_of(log, port, rank, count, words) for rank in range(count)]
-    codes, _ = ended(ranks)
-    assert set(codes) == {0}, log.read_text()
+    codes = {os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in ranks}
+    assert codes == {0}, log.read_text()
 
 
 def rank_of(log, port, rank, count, words):

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from penstock.addons.lanes.lane_step import LaneStep, OwnLaneSteps
+from penstock.addons.lanes.options import fitting
 from penstock.config.schema import Config
 from penstock.distributed.world import World
 from penstock.errors import ConfigError, Problem
@@ -37,10 +38,9 @@ def of_run(config: Config, world: World) -> Lanes | None:
     if count is None:
         return None
     if count % world.size:
-        fitting = ", ".join(str(n) for n in range(1, count + 1) if not count % n)
         reason = (
-            f"{count} cannot be shared out evenly among {world.size} ranks; start {fitting} of "
-            f"them (distributed.nproc=...)"
+            f"{count} cannot be shared out evenly among {world.size} ranks; start "
+            f"{fitting(count)} of them (distributed.nproc=...)"
         )
         raise ConfigError(Problem("distributed.lanes", reason))
     return Lanes(count, world)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from penstock.addons.lanes.options import fitting
 from penstock.config.schema import Config
 
 
@@ -26,10 +27,9 @@ def lanes(config: Config, parts: Mapping[str, Callable[..., Any]]) -> Iterator[s
             "each lane is measured by itself; set one of them to false or null"
         )
     if isinstance(shared.nproc, int) and count % shared.nproc and shared.strategy != "none":
-        fitting = ", ".join(str(n) for n in range(1, count + 1) if not count % n)
         yield (
             f"distributed.lanes: {count} cannot be shared out evenly among distributed.nproc="
-            f"{shared.nproc} ranks; {fitting} can"
+            f"{shared.nproc} ranks; {fitting(count)} can"
         )
     if not config.loader.in_order:
         yield f"loader.in_order: false mixes the lanes of different batches, and {off}; set true"
