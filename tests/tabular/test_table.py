@@ -5,6 +5,8 @@ import re
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -235,6 +237,28 @@ def test_what_is_wrong_with_options_is_said_with_the_key(tmp_path):
     (tmp_path / "d.parquet").write_bytes((tmp_path / "l.parquet").read_bytes()[:-40])
     with pytest.raises(DataError, match=r"d\.parquet"):
         Table(str(tmp_path / "d.parquet"), "y")
+
+
+def test_a_text_that_is_not_utf_8_is_named(tmp_path):
+    bad = pa.array([b"rome", b"\x9b", b"oslo"]).view(pa.string())  # Arrow looks at no text
+    cells = {
+        "plain": bad,
+        "large": pa.array([b"rome", b"\x9b", None], pa.large_binary()).view(pa.large_string()),
+        "coded": pa.DictionaryArray.from_arrays(pa.array([0, 1, 2]), bad),
+    }
+    columns = pa.table(cells | {"x": [1, 2, 3], "y": [1.5, 2, 3]})
+    pq.write_table(columns, tmp_path / "t.parquet")
+    with pa.ipc.new_file(tmp_path / "t.arrow", columns.schema) as writer:
+        writer.write(columns)
+    for name in ("t.parquet", "t.arrow"):
+        for column in cells:
+            others = [other for other in cells if other != column]
+            message = rf"{name}', row 1, column '{column}' is not UTF-8"
+            if (name, column) == ("t.parquet", "coded"):  # pyarrow looks at these itself
+                message = rf"{name}', row group 0 cannot be read: Invalid UTF8"
+            with pytest.raises(DataError, match=message):
+                Table(str(tmp_path / name), "y", exclude=others)
+        assert len(Table(str(tmp_path / name), "y", exclude=list(cells), val_fraction=0)) == 3
 
 
 def test_models_take_any_columns():
