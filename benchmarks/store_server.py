@@ -43,6 +43,7 @@ class Shelf:
         faults: kind -> of how many GETs of files one has it.
         tags: whether plain HTTP names an ETag.
         ranges: whether parts of files are given.
+        refuses: whether nothing may be written.
     """
 
     files: dict[str, bytes]
@@ -51,6 +52,7 @@ class Shelf:
     faults: Mapping[str, int] = field(default_factory=dict)
     tags: bool = True
     ranges: bool = True
+    refuses: bool = False
     requests: Counter[str] = field(default_factory=Counter)
     asked: list[tuple[str, str]] = field(default_factory=list)  # method, path
     sent: int = 0
@@ -58,6 +60,7 @@ class Shelf:
     gets: int = 0
     etags: dict[str, str] = field(default_factory=dict)
     open: set[asyncio.Transport] = field(default_factory=set)
+    uploads: dict[str, dict[int, bytes]] = field(default_factory=dict)
 
     def etag(self, name: str) -> str:
         if name not in self.etags:
@@ -123,7 +126,7 @@ class Connection(asyncio.Protocol):
     """One connection: requests come one after the other."""
 
     def __init__(self, shelf: Shelf) -> None:
-        self.shelf, self.received = shelf, b""
+        self.shelf, self.received, self.told = shelf, b"", False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)  # uvloop's is of no such class
@@ -139,11 +142,61 @@ class Connection(asyncio.Protocol):
         end = self.received.find(b"\r\n\r\n")
         if end < 0:
             return
-        head, self.received = self.received[:end].decode("latin-1"), self.received[end + 4 :]
-        first, *lines = head.split("\r\n")
+        first, *lines = self.received[:end].decode("latin-1").split("\r\n")
         method, target, _ = first.split(" ", 2)
         headers = dict(line.lower().split(": ", 1) for line in lines if ": " in line)
-        self.answer(method, target, headers)
+        size = int(headers.get("content-length", 0))
+        if len(self.received) < end + 4 + size:
+            if headers.get("expect") and not self.told:
+                self.told = True
+                self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            return
+        body = self.received[end + 4 : end + 4 + size]
+        self.received, self.told = self.received[end + 4 + size :], False
+        if method in ("PUT", "POST", "DELETE"):
+            self.write(method, target, body)
+        else:
+            self.answer(method, target, headers)
+
+    def write(self, method: str, target: str, body: bytes) -> None:
+        """What S3 does to files: whole, in parts, away."""
+        shelf, parts = self.shelf, urlsplit(target)
+        path, query = unquote(parts.path).lstrip("/"), parse_qs(parts.query, keep_blank_values=True)
+        shelf.requests[method] += 1
+        shelf.asked.append((method, path))
+        fault = shelf.fault()
+        upload = query.get("uploadId", [""])[0]
+        text, told = "", {"Content-Type": "application/xml"}
+        if shelf.refuses:
+            self.later("403 Forbidden", _error("AccessDenied"), told, method)
+            return
+        if fault == "busy":
+            self.later("503 Slow Down", _error("SlowDown"), told | {"Retry-After": "1"}, method)
+            return
+        if fault == "reset":
+            self.transport.abort()
+            return
+        if upload and upload not in shelf.uploads:
+            self.later("404 Not Found", _error("NoSuchUpload"), told, method)
+            return
+        if method == "DELETE":
+            shelf.files.pop(path, None)
+            self.later("204 No Content", b"", {}, method)
+            return
+        if "uploads" in query:
+            upload = f"upload-{len(shelf.asked)}"
+            shelf.uploads[upload] = {}
+            text = f"<UploadId>{upload}</UploadId>"
+        elif method == "POST":
+            held = shelf.uploads.pop(upload)
+            shelf.files[path] = b"".join(held[number] for number in sorted(held))
+        elif upload:
+            shelf.uploads[upload][int(query["partNumber"][0])] = body
+            told["ETag"] = f'"{hashlib.md5(body, usedforsecurity=False).hexdigest()}"'
+        else:
+            shelf.files[path] = body
+        shelf.etags.pop(path, None)
+        self.later("200 OK", f"<Result>{text}</Result>".encode(), told, method)
 
     def answer(self, method: str, target: str, headers: dict[str, str]) -> None:
         shelf, parts = self.shelf, urlsplit(target)
@@ -260,6 +313,10 @@ class Connection(asyncio.Protocol):
         if len(body) > size:
             seconds = min(size, len(body) - size) / self.shelf.rate
             self.loop.call_later(seconds, self.pieces, body[size:])
+
+
+def _error(code: str) -> bytes:
+    return f"<Error><Code>{code}</Code><Message>{code}</Message></Error>".encode()
 
 
 async def serve(shelf: Shelf) -> tuple[asyncio.Server, int]:

@@ -54,6 +54,28 @@ class WholeFilesError(DataError):
     """The server of a file sends all of it to whoever asks for a part."""
 
 
+class Sending(Protocol):
+    """A folder that is copied to an address; when it was killed, the next run goes on with it."""
+
+    def has(self, name: str) -> bool:
+        """Whether a file is there now."""
+
+    def claim(self, version: str) -> None:
+        """Note that files of this version come.
+
+        Raises:
+            ConfigError: others are there.
+            DataError: nothing can be written there.
+        """
+
+    def run(self, folder: Path, last: str) -> None:
+        """Copy all files but hidden ones, `last` after the others.
+
+        Raises:
+            DataError: the store refuses them, or did not answer.
+        """
+
+
 class Remote(Protocol):
     """What `AddOn.stores` makes of a `Files`: access to addresses, of one version for a whole run.
 
@@ -90,6 +112,16 @@ class Remote(Protocol):
 
         Raises:
             ConfigError: there is no store for such addresses, or it needs something installed.
+        """
+
+    def sending(self, address: str, key: str) -> Sending:
+        """What copies a folder of this machine to one at an address.
+
+        Args:
+            key: of the configuration that names the address, for messages.
+
+        Raises:
+            ConfigError: such addresses are only read.
         """
 
     def prefetcher(

@@ -2,7 +2,7 @@
 
 A configuration, a manifest or a stored sweep may come from anybody, and names places to write to.
 
-    a file     only where the command line names it
+    a file     only where the command line names it; an address likewise
     a folder   inside of the working folder, of Penstock's own cache, of a folder that the command
                line names or once named, or of one that --allow-write allows
 
@@ -33,6 +33,7 @@ from penstock.config import environment
 from penstock.config.messages import show
 from penstock.errors import PenstockError, Problem
 from penstock.files import plain_json
+from penstock.files.addresses import is_remote
 from penstock.files.disk import write_atomically
 from penstock.files.own_files import check_own, own_folder
 from penstock.files.plain_json import JsonError
@@ -94,6 +95,8 @@ def named(values: Iterable[tuple[str, Any]]) -> tuple[Place, ...]:
         name = re.sub(r"\[\d+\]$", "", key).rpartition(".")[2]
         if isinstance(value, str) and name in (*_FOR_ALL, *_FOR_ONE):
             text = _VARIABLE.sub(lambda match: os.environ.get(match[1], match[2] or ""), value)
+            if name == "out" and is_remote(text):
+                places.append(Place(name, text))
             for path in _paths_of(text) if name == "uri" else [_path_of(text) or ""]:
                 head, interpolated, _ = path.partition("${")
                 head = head.rpartition("/")[0] if interpolated else head
@@ -111,7 +114,8 @@ def may_stand(values: Iterable[tuple[str, object]]) -> bool:
         values: full key and value of all that an override gives.
     """
     return all(
-        _is_allowed(output.name, str(_real(output.path)), output.name in _OF_FILES)
+        not is_remote(output.path)
+        and _is_allowed(output.name, str(_real(output.path)), output.name in _OF_FILES)
         for output in named(values)[1:]
     )
 
@@ -237,6 +241,11 @@ def check_sweep(folder: str, subdir: str | None = None) -> Iterator[Problem]:
 
 
 def _problems(key: str, text: str, file: bool = False) -> Iterator[Problem]:
+    if key == "pack.out" and is_remote(text):
+        if Place("out", text) not in _now():
+            reason = f"got {show(text)}: it is an address to write to, which only the command line"
+            yield Problem(key, f"{reason} names; type this key there")
+        return
     # Some folders are read with ~ as the user's home, others as they are.
     meant = {} if "\0" in text else {Path(text), Path(text).expanduser()}
     if meant and all(_is_allowed(key, str(path.resolve()), file) for path in meant):

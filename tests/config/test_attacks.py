@@ -595,6 +595,7 @@ TOUCHED = {
     ),
     "cache of texts": ({"dataset": {"cache_dir": "CANARY"}}, "dataset.cache_dir"),
     "packs": ({"pack": {"out": "CANARY"}}, "pack.out"),
+    "packs at an address": ({"pack": {"out": "s3://bucket/CANARY"}}, "pack.out"),
     "numbers": (
         {
             "tracker": {

@@ -120,6 +120,7 @@ WRITERS = {
     "pipeline/addons/stores/file_index.py": "a file of one name, of this kind before or not there",
     "pipeline/addons/stores/forecast.py": CACHE,
     "pipeline/addons/stores/request_gate.py": CACHE,
+    "pipeline/addons/stores/sending.py": "notes in a folder that was made to be sent",
     "datasets/synthetic_faces.py": NEW,
     "pipeline/addons/forecasting/drawn_series.py": NEW,
     "pipeline/addons/image_tables/drawn_scenes.py": NEW,
@@ -258,6 +259,7 @@ NAMES = {
     "dataset={_target_:x,files:{cache_dir:/a}}": [Place("cache_dir", "/a")],
     "runs=[/a,/b]": [Place("runs", "/a"), Place("runs", "/b")],
     "dataset.root=s3://bucket/x": [],
+    "pack.out=s3://bucket/x": [Place("out", "s3://bucket/x")],
     "tracker.mlflow.uri=sqlite:////a/b.db": [Place("uri", "/a/b.db")],
     "tracker.mlflow.uri=sqlite:////a%2fb": [Place("uri", "/a%2fb"), Place("uri", "/a/b")],
     "dataset.file=/a": [],
@@ -276,6 +278,16 @@ def test_what_a_command_line_names(line, monkeypatch, tmp_path):
 
 def problems(**config):
     return [one.key for one in outputs.check({"task": "fit", **config})]
+
+
+def test_only_the_command_line_names_an_address_to_write_to(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert problems(pack={"out": "s3://bucket/x"}) == ["pack.out"]
+    values = [("pack.out", "s3://bucket/x")]
+    with outputs.naming(outputs.named(values)):
+        assert problems(pack={"out": "s3://bucket/x"}) == []
+        assert problems(pack={"out": "s3://bucket"}) == ["pack.out"]
+        assert not outputs.may_stand(values), "a command for pasting would name it"
 
 
 def test_links_are_followed_before_a_place_is_judged(tmp_path, monkeypatch):

@@ -9,15 +9,17 @@ import torch
 from torchvision import tv_tensors
 
 from benchmarks.store_server import FAULTS, InThread, Shelf
-from penstock.addons.packs import remote
+from penstock.addons.packs import packing, remote
 from penstock.addons.packs.fields import Encode
 from penstock.addons.packs.folder import PackWriter
 from penstock.addons.packs.packed import Packed
+from penstock.addons.packs.recipe import Recipe
+from penstock.addons.stores import sending
 from penstock.addons.stores.blocks import Blocks
 from penstock.addons.stores.parts import GAP, Waiting, part_address
 from penstock.datasets.files import Files
 from penstock.distributed.world import World
-from penstock.errors import DataError
+from penstock.errors import ConfigError, DataError
 from penstock.loading.collate import List
 from penstock.loading.fetch import Fetch, hash_of_rows, row_hashes
 from penstock.loading.loader import Loader
@@ -25,8 +27,10 @@ from penstock.loading.workers.options import LoaderOptions
 from penstock.order.plan import Plan
 from penstock.order.samplers import Random
 from tests.pack_files import NO_ANSWERS
+from tests.s3_server import ENVIRONMENT
 
 pytest.importorskip("aiohttp")
+pytest.importorskip("s3fs")
 
 ROWS = 96
 ALONE = World()
@@ -221,3 +225,44 @@ def test_what_waits_is_taken_with_its_neighbours():
     assert [waiting.take(address) for address in every] == [1, 2, 4, 3, 0]
     assert waiting.size == 15
     assert waiting.first() == (9, "a", 7)
+
+
+class Rows(torch.utils.data.Dataset):
+    fingerprint = "x"
+
+    def __len__(self):
+        return ROWS
+
+    def __getitem__(self, row):
+        return sample(row)
+
+
+def test_a_pack_that_is_sent_is_the_pack_of_the_disk(tmp_path, monkeypatch):
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sending, "PART", 50_000)
+    shelf = Shelf({})
+    with InThread(shelf) as port:
+        options = {"endpoint_url": f"http://127.0.0.1:{port}"}
+        files = Files(cache_dir=str(tmp_path / "files"), first_wait=0.01, options=options)
+
+        def sent(recipe, out="s3://data/packs"):
+            return packing.pack(Rows(), "train", recipe, str(tmp_path), out, files=files)
+
+        assert sent(Recipe()) == "s3://data/packs/train"
+        before = dict(shelf.files)
+        assert sent(Recipe()) == "s3://data/packs/train", "it is there"
+        assert shelf.files == before
+        with pytest.raises(ConfigError, match=r"pack\.out.*holds other samples"):
+            sent(Recipe(size=20))
+        assert not list((tmp_path / "sending").glob("[!.]*")), "what was sent stays here"
+        local = packing.pack(Rows(), "train", Recipe(), str(tmp_path), str(tmp_path / "local"))
+        assert shelf.files.keys() == {f"data/packs/train/{path.name}" for path in local.iterdir()}
+        for path in local.glob("*.npy"):
+            assert shelf.files[f"data/packs/train/{path.name}"] == path.read_bytes()
+        far = Packed("s3://data/packs", files=files)
+        rows = range(0, ROWS, 7)
+        for mine, theirs in zip(
+            far.__getitems__(rows), Packed(str(local)).__getitems__(rows), strict=True
+        ):
+            assert all(np.array_equal(mine[name], theirs[name]) for name in theirs)

@@ -12,8 +12,8 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -24,11 +24,13 @@ import torchvision
 from torchvision import tv_tensors
 
 from penstock.addons.packs.fields import Column, Encode, Field
-from penstock.addons.packs.folder import Pack, PackWriter, is_pack
+from penstock.addons.packs.folder import RECORD, Pack, PackWriter, is_pack, read_record
 from penstock.addons.packs.recipe import Recipe
 from penstock.addons.packs.table import write_answers
+from penstock.datasets.files import Files
 from penstock.distributed.world import World, usable_cpus
 from penstock.errors import ConfigError, DataError, Problem
+from penstock.files.addresses import is_remote, join
 from penstock.files.disk import sync_folder
 from penstock.files.one_writer import one_writer
 from penstock.files.own_files import NotOwnError, check_tree, own_folder
@@ -72,21 +74,23 @@ def pack(
     names: Fields | None = None,
     batch_bytes: int | None = None,
     key: str | None = None,
-) -> Path:
-    """The folder of a dataset's pack, which is made if it is not there.
+    files: Files | None = None,
+) -> Path | str:
+    """The folder or address of a dataset's pack, which is made if it is not there.
 
     Args:
         dataset: map-style, with a `fingerprint`.
         split: of the dataset, "train" or "val".
         recipe: what is done to samples first.
         cache_dir: packs are kept in the folder `packed` in it.
-        out: the pack goes to `out`/`split` instead.
+        out: the pack goes to `out`/`split` instead, a folder or an address.
         options: of the workers; without any, one process or thread a core is used.
         fingerprint: of the dataset; None takes its own.
         names: for samples that are not dicts.
         batch_bytes: as for `Fetch`.
         key: by which the pack is found again, other than by the fingerprint: with the code and the
             arguments of a dataset of a person's own; "" where nothing tells when it changes.
+        files: access to an address.
 
     Raises:
         ConfigError: the dataset cannot be packed, or `out` holds something else.
@@ -95,42 +99,88 @@ def pack(
     """
     fingerprint = _packable(dataset, fingerprint if key is None or key else "")
     name = recipe.name(key or fingerprint)
-    where = Path(cache_dir, "packed", name) if out is None else Path(out, split)
-    folder = where.expanduser().absolute()
-    if out is None and os.path.lexists(folder):  # a folder that a person named is not checked
-        own_folder(folder.parent)
-        check_tree(own_folder(folder))
+
+    def made(folder: Path) -> Path:
+        return _made(
+            folder,
+            name,
+            fingerprint,
+            split,
+            recipe,
+            Fetch(
+                dataset,
+                recipe.steps(),
+                _Plain(recipe.collate()),
+                0,
+                bad=BadSamples(way_out=_WAY_OUT),
+                fields=names or Fields(),
+                batch_bytes=batch_bytes,
+            ),
+            options or LoaderOptions(),
+        )
+
+    if out is None:
+        folder = Path(cache_dir, "packed", name).expanduser().absolute()
+        with _refusing(folder):
+            own_folder(folder.parent)
+        if os.path.lexists(folder):  # a folder that a person named is not checked
+            check_tree(own_folder(folder))
+        return made(folder)
+    if is_remote(out):
+        return _sent(join(out, split), name, files or Files(), Path(cache_dir, "sending"), made)
+    return made(Path(out, split).expanduser().absolute())
+
+
+def _made(
+    folder: Path,
+    name: str,
+    fingerprint: str,
+    split: str,
+    recipe: Recipe,
+    fetch: Fetch,
+    options: LoaderOptions,
+) -> Path:
+    """The folder, with the pack of that name, which is made if it is not there."""
     if _is_there(folder, name):
         return folder
-    try:
-        if out is None:
-            own_folder(folder.parent)
-        else:
-            folder.parent.mkdir(parents=True, exist_ok=True)
+    with _refusing(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
         with one_writer(folder, f"packs {folder}"):
             if not _is_there(folder, name):
                 _remove_leftovers(folder)
-                fetch = Fetch(
-                    dataset,
-                    recipe.steps(),
-                    _Plain(recipe.collate()),
-                    0,
-                    bad=BadSamples(way_out=_WAY_OUT),
-                    fields=names or Fields(),
-                    batch_bytes=batch_bytes,
-                )
                 record = {
                     "name": name,
                     "split": split,
                     "dataset": {
-                        "class": type(dataset).__qualname__,
+                        "class": type(fetch.dataset).__qualname__,
                         "fingerprint": fingerprint,
                     },
                 }
-                _make(fetch, recipe, record, folder, options or LoaderOptions())
-    except OSError as error:
-        _refuse(folder, error)
+                _make(fetch, recipe, record, folder, options)
     return folder
+
+
+def _sent(address: str, name: str, files: Files, where: Path, made: Callable[[Path], Path]) -> str:
+    """The address, to which a pack was sent if it is not there.
+
+    It is made in a folder of this machine, which a killed run leaves for the next.
+    """
+    sending = files.remote.sending(address, "pack.out")
+    folder = where.expanduser().absolute() / name
+    with _refusing(folder):
+        own_folder(folder.parent)
+        with one_writer(folder, f"packs {address}"):
+            if sending.has(RECORD):
+                record = files.read(
+                    join(address, RECORD), lambda path: read_record(Path(path), address)
+                )
+                _check_name(record, name, address)
+                return address
+            sending.claim(name)
+            made(folder / "pack")
+            sending.run(folder / "pack", RECORD)
+            shutil.rmtree(folder)
+    return address
 
 
 def _packable(dataset: Any, named: str | None) -> str:
@@ -166,15 +216,19 @@ def _is_there(folder: Path, name: str) -> bool:
                 )
             )
         return False
-    if Pack(folder).record.get("name") != name:
+    _check_name(Pack(folder).record, name, str(folder))
+    return True
+
+
+def _check_name(record: Mapping[str, Any], name: str, folder: str) -> None:
+    if record.get("name") != name:
         raise ConfigError(
             Problem(
                 "pack.out",
-                f"{str(folder)!r} holds other samples than these (another dataset, "
+                f"{folder!r} holds other samples than these (another dataset, "
                 "pack.size or pack.format); delete it or choose another folder",
             )
         )
-    return True
 
 
 def _remove_leftovers(target: Path) -> None:
@@ -361,6 +415,14 @@ def _check_pictures(sample: object, recipe: Recipe, dataset: object) -> None:
                 "argument `lazy`); set pack.format=pixels",
             )
         )
+
+
+@contextmanager
+def _refusing(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        _refuse(folder, error)
 
 
 def _refuse(folder: Path, error: OSError) -> NoReturn:

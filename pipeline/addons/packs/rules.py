@@ -8,6 +8,7 @@ from penstock.addons.packs.options import PackSection
 from penstock.config.messages import not_allowed
 from penstock.config.nodes import Parts, datasets
 from penstock.config.schema import Config
+from penstock.files.addresses import is_remote
 from penstock.order.streams import is_stream
 
 
@@ -27,6 +28,12 @@ def packed(config: Config, parts: Parts) -> Iterator[str]:
                 "for datasets with rows"
             )
     pack = PackSection.of(config)
+    if where == "auto" and pack.out is not None and is_remote(pack.out):
+        yield (
+            f"pack.out: {pack.out!r} is an address, where task=pack writes; then set "
+            f"dataset=packed and dataset.folder={pack.out}. dataset.packed=auto keeps packs on "
+            "this machine"
+        )
     if pack.format == "encoded" and pack.size is not None:
         yield (
             f"pack.size: {pack.size} would decode the files that pack.format=encoded keeps; "

@@ -4,7 +4,8 @@
 
     python run.py task=pack dataset=image_folder dataset.root=FOLDER pack.size=256
 
-Packs into `cache_dir`, where `dataset.packed=auto` finds it, or into `pack.out`, unless it exists.
+Packs into `cache_dir`, where `dataset.packed=auto` finds it, or into `pack.out`, unless it exists;
+to an address by way of a folder in `cache_dir`.
 Prints a line a split: split, samples, bytes, folder.
 """
 
@@ -17,11 +18,13 @@ from typing import Any
 from penstock import installed
 from penstock.addons.packs.folder import Pack
 from penstock.addons.packs.options import PackSection
+from penstock.addons.packs.remote import RemotePack
 from penstock.build.data import DataParts, Split
 from penstock.build.wrapper import SplitWrapper
 from penstock.config.instantiate import make
 from penstock.config.nodes import datasets
 from penstock.config.schema import Config
+from penstock.datasets.files import Files
 from penstock.distributed.world import World
 from penstock.errors import ConfigError, Problem
 from penstock.runs.identity.fingerprints import other_than_own
@@ -53,8 +56,8 @@ class Packs(SplitWrapper):
         return make(node, "dataset.packed", self.split.supply(lazy=self.split.decodes))
 
 
-def pack_of(split: Split) -> Path:
-    """The folder of the split's pack, which is made if it does not exist."""
+def pack_of(split: Split) -> Path | str:
+    """The folder or address of the split's pack, which is made if it does not exist."""
     from penstock.addons.packs.packing import backend_for, pack
     from penstock.addons.packs.recipe import Recipe, fits
 
@@ -83,7 +86,16 @@ def pack_of(split: Split) -> Path:
         split.data.fields,
         split.batch_bytes,
         split.identity.cache_key(dataset),
+        _files_of(split),
     )
+
+
+def _files_of(split: Split) -> Files:
+    """Access to addresses, as the split's dataset has it."""
+    key, node = split.node
+    files = node.get("files")
+    made: Files = make(files, f"{key}.files") if isinstance(files, Mapping) else Files()
+    return made
 
 
 def run(config: Config) -> None:
@@ -99,6 +111,10 @@ def run(config: Config) -> None:
         ]
     for split in splits:
         folder = pack_of(data.split(split))
-        pack = Pack(folder)
+        if isinstance(folder, str):
+            files = _files_of(data.split(split))
+            pack: Pack = RemotePack(files.remote.folder(folder), files)
+        else:
+            pack = Pack(folder)
         size = sum(pack.record["files"].values())
         put(f"{split} {pack.count} samples {size} bytes {folder}", flush=True)

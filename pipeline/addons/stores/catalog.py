@@ -120,6 +120,14 @@ class Catalog:
             self._listings[address] = listing
         return self._listings[address]
 
+    def there(self, address: str) -> Listing:
+        """The files below a folder of a store that lists them, as they are now; perhaps none."""
+        store = self.store(address)
+        with ProgressDisplay(f"listing {address}") as shown:
+            crawl = Crawl(address, self._limits, shown)
+            listed = self._unless_missing(address, lambda: store.files(address, crawl, deep=True))
+        return listed[0] if listed else Listing.of([])
+
     def _indexed(self, address: str) -> Listing | None:
         """What the folder's own index says; None without one."""
         file, store = join(address, file_index.NAME), self.store(address)

@@ -43,6 +43,7 @@ from penstock.terminal import ProgressDisplay
 if TYPE_CHECKING:
     from penstock.addons.stores.file_cache import FileCache, PartialFile
     from penstock.addons.stores.prefetcher import Prefetcher, RowsOf
+    from penstock.addons.stores.sending import Sending
     from penstock.order.randomness import IntArray
 
 T = TypeVar("T")
@@ -110,6 +111,11 @@ class RemoteFiles:
     def folder(self, address: str) -> RemoteFolder:
         self.catalog.store(address)
         return RemoteFolder(self, address)
+
+    def sending(self, address: str, key: str) -> Sending:
+        from penstock.addons.stores.sending import Sending
+
+        return Sending(self.files, self.catalog, address, key)
 
     def prefetcher(self, rows_of: RowsOf, steps_of: Callable[[int], int]) -> Prefetcher:
         cache = self.cache  # says so where there can be none

@@ -71,11 +71,13 @@ class RetryPolicy:
         retries: further attempts after the first, 0 or more.
         first_wait: seconds before the second attempt; each further wait is twice as long, up to a
             minute.
+        done: what is done with addresses, for messages: "read" or "written".
     """
 
-    def __init__(self, retries: int, first_wait: float) -> None:
+    def __init__(self, retries: int, first_wait: float, done: str = "read") -> None:
         self.retries = retries
         self.first_wait = first_wait
+        self.done = done
 
     def __call__(self, address: str, action: Callable[[], T]) -> T:
         """The result of `action`, which reads `address`.
@@ -95,13 +97,14 @@ class RetryPolicy:
                 if ours:  # fsspec takes any error for a missing file
                     raise ours[0] from None
                 if not is_transient(error):
-                    raise DataError(_final(address, error)) from error
+                    raise DataError(_final(address, error, self.done)) from error
                 if attempt == self.retries:
                     attempts = f"{attempt + 1} attempt{'s' if attempt else ''}"
                     raise UnreachableError(
-                        f"{address!r} cannot be read: {attempts} in {time.monotonic() - began:.1f} "
-                        f"s, the last failed with: {_phrase(error)}. Check the address, and that "
-                        "its store can be reached from here. dataset.files.retries and "
+                        f"{address!r} cannot be {self.done}: {attempts} in "
+                        f"{time.monotonic() - began:.1f} s, the last failed with: "
+                        f"{_phrase(error)}. Check the address, and that its store can be reached "
+                        "from here. dataset.files.retries and "
                         "dataset.files.first_wait say how long to wait for it."
                     ) from error
             time.sleep(min(self.first_wait * 2**attempt, _LONGEST) * _draws.uniform(0.5, 1.0))
@@ -166,28 +169,32 @@ def _named(error: BaseException, names: frozenset[str]) -> bool:
     return any(base.__name__ in names for base in type(error).__mro__)
 
 
-def _final(address: str, error: Exception) -> str:
+def _final(address: str, error: Exception, done: str) -> str:
     errors = list(_chain(error))
     status = _status(errors)
+    advice = _CREDENTIALS + (_PUBLIC if done == "read" else "")
     if any(_named(cause, _NO_CREDENTIALS) for cause in errors) or status == HTTPStatus.UNAUTHORIZED:
-        reason = f"needs credentials, and none were found ({_phrase(error)}). {_CREDENTIALS}"
+        reason = f"needs credentials, and none were found ({_phrase(error)}). {advice}"
     elif (
         status == HTTPStatus.FORBIDDEN
         or isinstance(error, PermissionError)
         or str(error).startswith("Forbidden")  # gcsfs
     ):
-        reason = f"may not be read with the credentials found here. {_CREDENTIALS}"
+        reason = f"may not be {done} with the credentials found here. {advice}"
     elif status in (HTTPStatus.NOT_FOUND, HTTPStatus.GONE) or isinstance(error, FileNotFoundError):
         reason = "is missing in its store. Check the address; if it was removed, start again."
+        if done == "written":
+            reason = "cannot be written: there is no such bucket or folder. Check the address."
     else:
-        reason = f"cannot be read: {_phrase(error)}. Check the address and dataset.files.options."
+        reason = f"cannot be {done}: {_phrase(error)}. Check the address and dataset.files.options."
     return f"{address!r} {reason}"
 
 
 _CREDENTIALS = (
     "The store looks for them by its own means: for s3 the environment or ~/.aws, for gs "
-    "`gcloud auth application-default login`. Public data: +dataset.files.options.anon=true."
+    "`gcloud auth application-default login`."
 )
+_PUBLIC = " Public data: +dataset.files.options.anon=true."
 
 
 def _phrase(error: BaseException) -> str:

@@ -90,6 +90,7 @@ class _Kind:
     module: str  # that has to be installed
     defaults: Callable[[float], dict[str, object]]  # timeout -> options of the file system
     lists: bool = True  # whether a listing has sizes and versions
+    writes: bool = True
 
 
 def _s3(timeout: float) -> dict[str, object]:
@@ -128,7 +129,7 @@ def _http(timeout: float) -> dict[str, object]:
 _S3 = _Kind(("s3fs.core", "S3FileSystem"), "s3fs", _s3)
 # Not `gcsfs.GCSFileSystem`: that asks by gRPC what kind of bucket it is, and gRPC dies in a fork.
 _GS = _Kind(("gcsfs.core", "GCSFileSystem"), "gcsfs", _gs)
-_HTTP = _Kind(("fsspec.implementations.http", "HTTPFileSystem"), "aiohttp", _http, lists=False)
+_HTTP = _Kind(("fsspec.implementations.http", "HTTPFileSystem"), "aiohttp", _http, False, False)
 _MEMORY = _Kind(("fsspec.implementations.memory", "MemoryFileSystem"), "fsspec", lambda _: {})
 _KINDS = {
     "s3": _S3,
@@ -164,7 +165,8 @@ class Store:
         self._options = dict(options)
         self._timeout = timeout
         self._gate = gate
-        self.lists = self._kind.lists
+        self.lists, self.writes = self._kind.lists, self._kind.writes
+        self.has_parts = self._kind is _S3
         try:
             there = importlib.util.find_spec(self._kind.module) is not None
         except ValueError:  # None among the modules
