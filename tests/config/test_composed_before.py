@@ -126,3 +126,14 @@ def test_only_so_many_are_kept(monkeypatch):
     for name in ("adam", "adamw", "sgd"):
         composed(f"optimizer={name}")
     assert len(hydra_internals._COMPOSED) == 2
+
+
+def test_a_default_may_refer_to_another_choice(tmp_path):
+    write(tmp_path / "experiment/mine.yaml", "defaults:\n- /loader: ${experiment}\n")
+    write(tmp_path / "loader/mine.yaml", "# @package loader\nnum_workers: 3\n")
+    text, problems = composed("experiment=mine", folder=str(tmp_path))
+    assert not problems, problems
+    assert OmegaConf.create(text).loader.num_workers == 3
+    write(tmp_path / "experiment/mine.yaml", "defaults:\n- /loader: ${samplr}\n")
+    _, problems = composed("experiment=mine", folder=str(tmp_path))
+    assert "possible interpolation keys: experiment" in str(problems)
