@@ -216,11 +216,12 @@ def test_the_page_of_loading(here, capsys, monkeypatch, faces_root):
     alone, workers = (one.hashes for one in outputs[:2])
     assert len(alone) == 4
     assert alone == workers
+    printed, shown = blocks("loading.md", "text")
+    assert outputs[0].out == printed
     monkeypatch.setenv("PENSTOCK_TRUST", "loading")
     (code,) = (block for block in blocks("loading.md", "python") if "# with PENSTOCK" in block)
     capsys.readouterr()
     exec(code, {})
-    (shown,) = blocks("loading.md", "text")
     assert capsys.readouterr().out == shown
 
 
