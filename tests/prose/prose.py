@@ -194,7 +194,7 @@ def synonyms():
 def _pattern(word):
     """A word and its plural, with a hyphen or a space between its parts."""
     plural = rf"{word[:-1]}(?:y|ies)" if word.endswith("y") else rf"{word}(?:s|es)?"
-    return rf"\b{re.sub('[- ]', '[- ]', plural)}\b"
+    return rf"(?<![\w-]){re.sub('[- ]', '[- ]', plural)}\b"
 
 
 def _around(text, hit):
