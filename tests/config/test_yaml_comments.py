@@ -36,7 +36,7 @@ def test_help_lists_every_group_and_key(capsys):
 def test_what_cfg_shows_has_comments_and_stays_yaml(capsys):
     done = run(capsys, "--cfg", "job", "loader=fast", "dataset=arrays", "--package", "loader")
     assert "prefetch_factor: 2  # batches ahead for each worker" in done.out
-    assert "num_workers: auto  # begins with few, climbs while that helps" in done.out
+    assert "num_workers: auto  # begins with few, increases while that helps" in done.out
     assert yaml.safe_load(done.out)["max_deaths"] == 3
     everything = run(capsys, "--cfg", "job", "dataset=arrays").out
     assert "root: ???  # folder that holds the two files" in everything

@@ -22,16 +22,17 @@ _NOT_KEYS = ("defaults", "hydra")
 
 _HEAD = """# Every key
 
-What `python run.py` takes, by group: `key=value` on the command line changes a value,
-`group=option` swaps a part. `python run.py --cfg job` shows the keys of one run with their values.
-Made from the comments in `conf/` by `python -m penstock.addons.reference.page > docs/keys.md`.
+This page lists all keys of `python run.py`, by config group. `key=value` on the command line
+changes a value, and `group=option` swaps a part. `python run.py --cfg job` shows the keys of one
+run with their values. `python -m penstock.addons.reference.page > docs/keys.md` makes this page from the
+comments in `conf/`.
 
-`+key` marks an argument that a part takes and its YAML leaves out: it is added with `+key=value`.
-Parts of other libraries (torch's optimizers, for instance) take theirs in the same way; a wrong
-name is answered with all that there are.
+`+key` marks an argument that a part takes and that its YAML leaves out. Add it with `+key=value`.
+Parts of other libraries (torch's optimizers, for instance) take their arguments in the same way.
+After a wrong name, the message lists all names.
 
-Tab completes keys, options and names of files in a shell that was told so, in its start-up
-file (`zsh` in the place of `bash`; for fish, `python run.py -sc install=fish | source`):
+Tab completes keys, options and names of files, after one line in your shell's start-up file (`zsh`
+instead of `bash` if you use it; for fish, `python run.py -sc install=fish | source`):
 
 ```sh
 eval "$(python run.py -sc install=bash)"
