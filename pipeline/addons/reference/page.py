@@ -24,8 +24,8 @@ _HEAD = """# Every key
 
 This page lists all keys of `python run.py`, by config group. `key=value` on the command line
 changes a value, and `group=option` swaps a part. `python run.py --cfg job` shows the keys of one
-run with their values. `python -m penstock.addons.reference.page > docs/keys.md` makes this page from the
-comments in `conf/`.
+run with their values. The comments in `conf/` become this page by
+`python -m penstock.addons.reference.page > docs/keys.md`.
 
 `+key` marks an argument that a part takes and that its YAML leaves out. Add it with `+key=value`.
 Parts of other libraries (torch's optimizers, for instance) take their arguments in the same way.
