@@ -56,7 +56,7 @@ def table(title: str, loader: DataLoader[dict[str, int]] | Loader, dealt: bool) 
     for batch in loader:
         numbers = " ".join(f"{number:2d}" for number in batch["number"].tolist())
         worker = batch["worker"].unique().item()
-        print(f"  [{numbers}]     {worker if dealt else 'whoever is free'}")
+        print(f"  [{numbers}]     {worker if dealt else 'any free worker'}")
 
 
 if __name__ == "__main__":

@@ -296,7 +296,7 @@ def _batch_on(first: Known, second: Known) -> Answer:
 def _ranks(first: Known, second: Known) -> Answer:
     lanes = first["distributed.lanes"]
     if lanes != "None" and lanes == second["distributed.lanes"]:
-        return Changes.NOTHING, f"a batch is learned from in {lanes} lanes, whoever has them"
+        return Changes.NOTHING, f"a step has {lanes} lanes on any number of ranks"
     return _balance(first, second)
 
 

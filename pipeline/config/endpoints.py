@@ -117,7 +117,7 @@ def check(config: Mapping[str, Any]) -> list[Problem]:
             continue
         way = f", {way}" if (way := endpoint.way) else ""
         reason = (
-            f"sends requests, signed with credentials of whoever runs this, to {endpoint.given!r}, "
+            f"sends requests, signed with your credentials, to {endpoint.given!r}, "
             f"which is not the provider's. If that is right{way}; public data: anon: true beside it"
         )
         problems.append(Problem(endpoint.key, reason))
@@ -149,8 +149,8 @@ def _texts(config: Mapping[str, Any]) -> Iterator[str]:
         text = str(value).lower()
         if _CHECKS.match(name) and text in ("false", "0", "no", "off"):
             yield (
-                f"WARNING: {key}={value} turns off the protection of the connection: whoever sits "
-                "on the way can read and change the data, and take credentials"
+                f"WARNING: {key}={value} turns off the protection of the connection: others on the "
+                "network can read and change the data, and steal credentials"
             )
         elif _CHECKS.match(name) and isinstance(value, str) and text not in ("true", "1"):
             yield f"WARNING: {key}: certificates are checked against {value}"

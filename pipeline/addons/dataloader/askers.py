@@ -48,8 +48,8 @@ class KeptByAccelerate:
 def lost(why: str) -> bool:
     """Warn that Accelerate takes torch's loader; False."""
     log.warning(
-        "Accelerate puts torch's DataLoader in place of penstock's: %s. Keyed draws, workers that "
-        "come back and exact states are lost; they stay where you do not prepare the loader",
+        "Accelerate replaces penstock's DataLoader by torch's: %s. Keyed draws, workers that "
+        "restart and exact states are lost; to keep them, do not prepare the loader",
         why,
     )
     return False

@@ -126,7 +126,7 @@ def by_token(ray: Any, address: str) -> Iterator[None]:
     mode = os.environ.get("RAY_AUTH_MODE", "")
     if mode == "disabled":
         log.warning(
-            "RAY_AUTH_MODE=disabled: whoever reaches the ports of the Ray at %s, or of this "
+            "RAY_AUTH_MODE=disabled: anyone who reaches the ports of the Ray at %s, or of this "
             "program, can run code here",
             address,
         )

@@ -39,7 +39,7 @@ def problems(config: Mapping[str, Any]) -> Iterator[Problem]:
         yield Problem(
             _KEY,
             f"joins the Ray at {endpoint.given!r}, which can run code here, and gets the data and "
-            "the token of whoever runs this. If that is right, "
+            "your token. If that is right, "
             f"{allowing('--allow-endpoint', f'{host}:{port}', 'HOST')}",
         )
 

@@ -90,7 +90,7 @@ def _differences(run: RunRecord) -> list[Markup]:
     if swapped:
         parts.append(
             page.table(
-                "Options chosen in place of the default ones",
+                "Options instead of the defaults",
                 ("group", "default", "this run"),
                 swapped,
             )

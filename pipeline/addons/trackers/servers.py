@@ -54,7 +54,7 @@ def problems(config: Mapping[str, Any]) -> Iterator[Problem]:
             way = f", {way}" if (way := endpoint.way) else ""
             reason = (
                 f"sends this run's configuration, numbers and pictures to "
-                f"{disclosure.urls(value)!r}, with credentials of whoever runs this. If that is "
+                f"{disclosure.urls(value)!r}, with your credentials. If that is "
                 f"right{way}, or name it in {variable} of the environment"
             )
             yield Problem(endpoint.key, reason)

@@ -77,7 +77,7 @@ def judge(measured: Measured) -> Verdict:
             "transfer",
             f"copying a batch to the device takes {_ms(measured.transfer)} of each "
             f"{_ms(measured.pace)}",
-            "pin the memory that is copied from, and send bytes in place of floats",
+            "pin the memory of batches, and send bytes instead of floats",
             ("loader.pin_memory=true", "transform.batch_on=device"),
         )
     side = slower_side(
