@@ -330,8 +330,8 @@ def check_trusted(names: Iterable[str], key: str = "--trust") -> list[Problem]:
                 Problem(
                     key,
                     f"{name!r} cannot be trusted as a whole: it can load pickles or native code, "
-                    "or run any program. Call the functions that you need from a package of your own, "
-                    "and trust that package",
+                    "or run any program. Call the functions that you need from a package of your "
+                    "own, and trust that package",
                 )
             )
     return problems

@@ -53,7 +53,7 @@ def _how_important(weights: Importance) -> str:
         "A share of the variance is what a key explains alone, adjusted for how many values it has."
     )
     if noise := [key for key in REPEATED if key in weights.variance]:
-        text += f" The share of {' and '.join(noise)} is noise; keys below it do not stand out from noise."
+        text += f" The share of {' and '.join(noise)} is noise, and so may be the keys below it."
     if weights.optuna:
         text += (
             " Optuna's importance (PED-ANOVA) is what distinguishes the best tenth of the "
