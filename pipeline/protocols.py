@@ -319,7 +319,7 @@ class Lanes(Protocol):
         """Validation begins with one of `shares`: seed what the model draws."""
 
     def train_step(self, kind: type, /) -> Callable[..., Any]:
-        """What makes a train step that learns from such batches, in the place of `kind`."""
+        """What makes a train step that learns from such batches, instead of `kind`."""
 
     def __enter__(self) -> object: ...
 

@@ -121,7 +121,7 @@ class DataParts:
             raise ConfigError([explained(problem) for problem in error.problems]) from error
 
     def with_statistics(self, node: Any, key: str = "transform.train") -> Any:
-        """A step with the training split's statistics in place of "dataset", or what an add-on
+        """A step with the training split's statistics instead of "dataset", or what an add-on
         has of it (a vocabulary).
         """
         if not isinstance(node, Mapping):
@@ -378,7 +378,7 @@ class Split:
         """Batches of the split; to be closed.
 
         Args:
-            hashed: as of `fetch`.
+            hashed: as for `fetch`.
             sampled: look at some rows of a dataset that has no fingerprint.
             lanes: the parts of a global batch that this rank works on; None: its one share.
         """

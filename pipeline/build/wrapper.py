@@ -29,7 +29,7 @@ class SplitWrapper:
         self.left_out: dict[str, int] = {}
 
     def opened(self) -> Any:
-        """A dataset that is read in place of the configured one; None: that one is built."""
+        """A dataset that is read instead of the configured one; None: that one is built."""
         return None
 
     def wrapped(self, dataset: object) -> object:

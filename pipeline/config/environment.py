@@ -2,7 +2,7 @@
 
 `${oc.env:NAME}` is for paths and numbers that differ between machines, but a configuration from a
 stranger can ask for credentials too. So the variables behind each key are noted however an
-interpolation leads there, and files get what was written in place of the value. In addresses,
+interpolation leads there, and files get what was written instead of the value. In addresses,
 headers and options of stores a variable is refused unless the command line has --allow-env NAME.
 """
 

@@ -219,7 +219,7 @@ def held() -> Iterator[None]:
     """Raise `Stop` at the end of the context, not inside.
 
     For short work of libraries: interrupted anywhere, their own `finally` may raise another error,
-    which would come out in the place of `Stop`.
+    which would come out instead of `Stop`.
     """
     taker = _current()
     if taker is None:

@@ -49,7 +49,7 @@ class DiskError(PenstockError):
 
 
 def refuse(path: Path, error: OSError, kind: type[PenstockError] = DiskError) -> NoReturn:
-    """Raise `kind` in place of an OSError about writing `path`."""
+    """Raise `kind` instead of an OSError about writing `path`."""
     cause = _CAUSES.get(error.errno or 0, f"{error.strerror or error}. Check the disk")
     raise kind(f"{path} cannot be written: {cause}; what was there before is whole") from error
 
@@ -91,7 +91,7 @@ def replacing(path: Path, kind: type[PenstockError] = DiskError) -> Iterator[int
     If the context raises or the disk refuses, `path` is as it was, and nothing else remains.
 
     Raises:
-        kind: in place of an OSError.
+        kind: instead of an OSError.
     """
     hidden = beside(path)
     hold = None

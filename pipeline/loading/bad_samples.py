@@ -41,7 +41,7 @@ from penstock.order.streams import StreamPlan
 OnError = Literal["raise", "substitute", "skip"]
 Stage = Literal["read", "transform", "collate"]
 
-ATTEMPTS = 10  # rows that are read in the place of a bad one, at most
+ATTEMPTS = 10  # rows that are read instead of a bad one, at most
 
 _CONTENT = (DataError, OSError, EOFError, UnicodeError)
 _WHILE_READING = (ValueError, RuntimeError, SyntaxError)

@@ -83,7 +83,7 @@ class Fetch:
         traced: batches have a `trace` of when and where they were worked on.
         most_bytes: `batch_bytes`, or what stands for it.
         recipe: what samples are made of.
-        in_turn: requests are dealt to workers, and not taken by whoever is free.
+        in_turn: requests are dealt to workers, and not taken by any free worker.
         repeat_checked: samples of a first batch were made twice and compared, or need not be.
         leaves_generators: in this process they stand after a batch where they stood.
         exchange: who may have made a batch, or want it.

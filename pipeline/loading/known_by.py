@@ -68,7 +68,7 @@ def _is_known_by(name: object) -> bool:
 
 
 def tells(fingerprint: object) -> bool:
-    """Whether it says more than a number of samples, as of a dataset that offers none."""
+    """Whether it says more than a number of samples, as for a dataset that offers none."""
     own = fingerprint.partition(" kept=")[0] if isinstance(fingerprint, str) else "None"
     return own != "None" and not own.isdigit()
 

@@ -7,7 +7,7 @@ was read:
     (x, y), [x, y]                by position: `dataset.fields`, or the usual names
     named tuple, dataclass        by its own names
     a tensor, number, text ...    one field, the first name
-    a Pillow picture in any       a torchvision Image, uint8 [C, H, W], as of our own datasets
+    a Pillow picture in any       a torchvision Image, uint8 [C, H, W], as for our own datasets
 
 Cost: about 1 us a sample.
 """

@@ -231,7 +231,7 @@ class SampleReader:
         return self._recipe.fields.named(sample)
 
     def _read_many(self) -> list[Any]:
-        """The samples, read at once; a BadSampleError in the place of a bad one."""
+        """The samples, read at once; a BadSampleError instead of a bad one."""
         if not self._known.keys().isdisjoint(self._asked):
             return self._one_by_one()
         before, account = self._draws.save(), batch_bytes.at_hand()

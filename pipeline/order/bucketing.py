@@ -26,7 +26,7 @@ def bucket_sizes(
     num_buckets: int | None,
     long_tail: bool = False,
 ) -> list[tuple[int, int]]:
-    """(rows, rows in a batch) of each bucket, for `lengths` in ascending order; as of `Bucket`."""
+    """(rows, rows in a batch) of each bucket, for `lengths` in ascending order; as for `Bucket`."""
     count = len(lengths)
     if count == 0:
         return []

@@ -40,7 +40,7 @@ class Order(_Sampler):
 
     @property
     def even(self) -> bool:
-        """Whether any slice of an epoch is a fair sample of all of it, as of a random order."""
+        """Whether any slice of an epoch is a fair sample of all of it, as for a random order."""
         return False
 
     @abstractmethod

@@ -37,7 +37,7 @@ class Request(Addressed):
         valid: rows from this one on are padding: copies of earlier rows that are not counted.
         total: rows of the whole global batch, padding included; None: this is all of it.
         parts: where rows stand in blocks (`SequencePacking`), int64[n, 4]: the first token, one
-            past the last, the tokens of the whole row (-1: unknown, as of one that stands in for
+            past the last, the tokens of the whole row (-1: unknown, as for one that stands in for
             another), and the block, ascending. None: rows are no parts of blocks.
     """
 
@@ -82,7 +82,7 @@ def deal(
     """The share of `rank` in a global batch that has no padding yet.
 
     Args:
-        size, together: as of `share_of`. Blocks stay whole, and are not padded.
+        size, together: as for `share_of`. Blocks stay whole, and are not padded.
         costs: of its rows. They are dealt out by cost then, in their order within a rank; None:
             contiguously.
     """

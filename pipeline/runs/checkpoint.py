@@ -245,7 +245,7 @@ def has_checkpoint(path: Path) -> bool:
 
 
 def load_checked(path: Path, check: Callable[[State], None]) -> State:
-    """`load` and `check`; raises CheckpointError, also in place of a ValueError of `check`."""
+    """`load` and `check`; raises CheckpointError, also instead of a ValueError of `check`."""
     state = load(path)
     try:
         check(state)

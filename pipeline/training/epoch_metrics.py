@@ -96,7 +96,7 @@ class EpochMetrics:
         """Count a batch.
 
         Args:
-            losses: of this rank, as of the objective, on the device.
+            losses: of this rank, as for the objective, on the device.
             own_time: for which this rank computed; None: not measured.
             named: sums of the parts of the losses, as `Objective.named`.
         """

@@ -199,7 +199,7 @@ class Supervised(Objective):
             try:
                 self.add(name, predicted[row : row + 1], target[row : row + 1])
                 value = float(metric.compute().double().mean())
-            except Exception:  # as of a correlation, or of a person's own metric
+            except Exception:  # as for a correlation, or of a person's own metric
                 value = math.nan
             errors.append("" if math.isnan(value) else f"{name} {value:.3f}")
         metric.reset()

@@ -40,7 +40,7 @@ class Crops(NamedTuple):
     Attributes:
         regions: left, top, right and bottom of each, float64 [B, 4].
         flips: whether to mirror it, bool [B].
-        inside: as of a `Crop`, for all of them.
+        inside: as for a `Crop`, for all of them.
     """
 
     regions: npt.NDArray[np.float64]

@@ -60,7 +60,7 @@ class Gan:
         return Pixels(self._real(batch).double().cpu() for batch in batches)
 
     def shown(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """What a report shows in place of the batch's pictures."""
+        """What a report shows instead of the batch's pictures."""
         return outputs
 
     def rendered(self, batch: Batch, outputs: Any = None) -> list[Rendered]:

@@ -127,7 +127,7 @@ class _Trained:
 
     @cached_property
     def first(self) -> Address | None:
-        """The first address at which one of the rows was trained on, also in place of another."""
+        """The first address at which one of the rows was trained on, also instead of another."""
         met = self._met(self.rows, self.reached)
         instead = self._instead(met or self.reached)
         return min((address for address in (met, instead) if address is not None), default=None)

@@ -157,7 +157,7 @@ def _removal(shell: str) -> str:
 
 
 def _answer(shell: str, args: Namespace) -> list[str]:
-    """What a shell may put in the place of the word before the cursor."""
+    """What a shell may put instead of the word before the cursor."""
     current = os.environ.get(WORD, "")
     if shell != "bash":
         return sorted(_words([*os.environ.get(WORDS, "").split("\n"), current], args))
@@ -201,7 +201,7 @@ def _read(line: str) -> tuple[list[str], str] | None:
 
 
 def _words(typed: list[str], args: Namespace) -> Iterator[str]:
-    """The words that can stand in the place of the last one of a command line."""
+    """The words that can stand instead of the last one of a command line."""
     *before, last = typed[2 if _is_python(typed[0]) else 1 :] or [""]
     if before and before[-1] in _TAKES_FOLDER:
         candidates: Iterator[str] = (path for path in _paths(last) if path.endswith("/"))

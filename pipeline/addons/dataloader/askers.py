@@ -2,7 +2,7 @@
 
 None of them passes itself on to a loader, so the caller's frame says who asks.
 
-    Accelerate  `prepare` puts a DataLoader of torch's in the place of any that does not say that it
+    Accelerate  `prepare` puts a DataLoader of torch's instead of any that does not say that it
                 is prepared. Ours prepares itself when it is asked.
     Lightning   resumes from a checkpoint behind the last batch of an epoch with the next epoch, and
                 does not ask for the end of the one before; so do scripts for Fabric that count.

@@ -4,7 +4,7 @@ torch's samplers draw from a generator that a person gave, or else from the glob
 everybody draws. To be able to draw an epoch's order again, an `EpochDraws`
 
 1. remembers the generators as they stood when the epoch began;
-2. keeps a stream of its own in the place of the global generator. It starts as a copy of it when
+2. keeps a stream of its own instead of the global generator. It starts as a copy of it when
    the first epoch does, so that the order is torch's after the same `torch.manual_seed`, and starts
    again whenever somebody has just seeded the global generator. In between, a model's draws do not
    change which order comes next;
@@ -58,7 +58,7 @@ class EpochDraws:
         self._chain = list(wrapped(sampler))
         self._generator = generator
         self._seed = seed
-        self._own: torch.Tensor | None = None  # the stream in the place of the global generator
+        self._own: torch.Tensor | None = None  # the stream instead of the global generator
         self._restored: Snapshot | None = None
 
     def now(self) -> Snapshot:
@@ -118,7 +118,7 @@ class EpochDraws:
 
     @contextmanager
     def _in_place(self, state: torch.Tensor | None) -> Iterator[None]:
-        """Put our stream at `state` in the place of the global generator; None: leave that."""
+        """Put our stream at `state` instead of the global generator; None: leave that."""
         outside = torch.default_generator.get_state()
         if state is not None:
             torch.default_generator.set_state(state)

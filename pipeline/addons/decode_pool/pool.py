@@ -202,7 +202,7 @@ class DecodePool:
             if not _is_clean(result):
                 return result
             self._publish(result, path, part)
-            if get_worker_info() is not None:  # the file is sent in place of a copy
+            if get_worker_info() is not None:  # the file is sent instead of a copy
                 return self._read(path, result.request.address, warnings) or result
         except NotPlainError as error:
             self._unshared = True
@@ -394,7 +394,7 @@ class DamagedError(DataError):
 
 
 def write_batch(descriptor: int, encoded: Encoded) -> int:
-    """Write a batch to an open file, in place of what is there; its size in bytes.
+    """Write a batch over the content of an open file; its size in bytes.
 
     Raises:
         OSError: there is no space left, for example.

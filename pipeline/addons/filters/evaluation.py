@@ -186,7 +186,7 @@ def _check_word(value: int) -> None:
 
 
 def _whole_operation(symbol: str, left: Any, right: Any) -> Any:
-    """Arithmetic of whole numbers; by 0, arrays of them are divided as of other numbers."""
+    """Arithmetic of whole numbers; by 0, arrays of them are divided as for other numbers."""
     arrays = isinstance(left, np.ndarray) or isinstance(right, np.ndarray)
     series = _is_series(left) or _is_series(right)
     if symbol in ("//", "%") and arrays and not series and not np.all(right):

@@ -122,7 +122,7 @@ def load(model: nn.Module, matched: Matched) -> None:
 def _renamed(
     tensors: Mapping[str, Tensor], own: Mapping[str, object], rename: Mapping[str, str], key: str
 ) -> dict[str, Tensor]:
-    wrapped = all(name.startswith("module.") for name in tensors)  # as of DDP's wrapper
+    wrapped = all(name.startswith("module.") for name in tensors)  # as for DDP's wrapper
     if tensors and wrapped and not rename and not own.keys() & tensors.keys():
         rename = {"module.": ""}
     for before in rename:

@@ -47,7 +47,7 @@ class Ahead(FileDataset, Dataset[Sample]):
         learned: of `Windows`.
 
     Raises:
-        DataError: as of `Windows`; and when a sample is read, of a series that is too short, or
+        DataError: as for `Windows`; and when a sample is read, of a series that is too short, or
             whose file does not say what is known of the steps to forecast.
     """
 

@@ -172,7 +172,7 @@ class ImageTable(FolderDataset):
         """A row per sample: all columns of the table, as numbers where all cells are numbers.
 
         With the columns `path` (of the file), and with a label also `label` (its number) and
-        `class`, in place of columns that are called so.
+        `class`, instead of columns that are called so.
         """
         import pandas as pd
 

@@ -87,8 +87,8 @@ class _Stage(NamedTuple):
 class MixtureOrder(Order):
     """Several map-style sources, mixed by weights.
 
-    Rows are numbered through all sources in their order, as of a dataset that joins them. Positions
-    of all epochs follow each other, so a source's passes go on from one epoch to the next.
+    Rows are numbered through all sources in their order, as for a dataset that joins them.
+    Positions of all epochs follow each other, so a source's passes continue from epoch to epoch.
 
     Args:
         mixing: the sources, and how they are mixed.

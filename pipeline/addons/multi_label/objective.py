@@ -27,7 +27,7 @@ class MultiLabel(Supervised):
     Metrics get probabilities float32[n, C], and targets int64[n, C].
 
     Args:
-        loss: as of `Supervised`; one that gives [B, C] counts with its mean over the classes.
+        loss: as for `Supervised`; one that gives [B, C] counts with its mean over the classes.
         classes: their names, for metrics that have a value a class.
         num_classes: how many there are; a fact of the dataset.
     """

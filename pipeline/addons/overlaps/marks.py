@@ -100,7 +100,7 @@ _NO_PICTURE: _Look = (
 
 
 class _Marking(Fetch):
-    """Makes batches of marks in place of fields."""
+    """Makes batches of marks instead of fields."""
 
     target = ""
 

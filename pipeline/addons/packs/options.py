@@ -7,7 +7,7 @@ from typing import Literal
 from penstock.config.sections import ALL_SPLITS, Changes, Effect, Extension
 from penstock.ranges import Count
 
-# A resumed run compares the fingerprint of the data in place of what it is read by.
+# A resumed run compares the fingerprint of the data instead of what it is read by.
 PACK = Effect(Changes.BATCHES, asks="pack", resumes=Changes.BATCHES, makes=ALL_SPLITS)
 
 

@@ -1,4 +1,4 @@
-"""`dataset.packed`: a split reads a pack in place of its dataset.
+"""`dataset.packed`: a split reads a pack instead of its dataset.
 
 `task=pack`: samples decoded once into memory-mapped files.
 

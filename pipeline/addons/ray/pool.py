@@ -1,7 +1,7 @@
 """A pool of Ray actors, which are replaced when they or their nodes die, or when they hang.
 
 As with worker processes, deaths are looked for while somebody waits for a result. What the dead one
-had not handed over is asked again of whoever is free, the oldest request first; after `max_deaths`
+had not handed over is asked again of any free actor, the oldest request first; after `max_deaths`
 at one address, an error takes that batch's place in the order.
 
 Requests go out in order, while the batches that are ahead of the consumer fit into the window; the

@@ -125,7 +125,7 @@ def line_chart(
         most: points of each curve.
         span: the ends of the common axis, so that several charts have the same.
         behind: thin lines without a name, thinned, for which the legend has `others` in MUTED.
-        summary: in place of where each line begins and ends.
+        summary: instead of the beginning and end of each line.
     """
     taken = {curve.color for curve in curves}
     free = cycle(color for color in COLORS if color not in taken)

@@ -75,7 +75,7 @@ def render(title: str, kind: str, lead: Markup, sections: Sequence[Section], foo
 
 
 def write(path: Path, page: str) -> Path:
-    """Write a page, in place of an older one at most, and return its path.
+    """Write a page, which may replace an older one, and return its path.
 
     Raises:
         DiskError: it cannot be written.

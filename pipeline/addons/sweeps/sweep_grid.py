@@ -1,4 +1,4 @@
-"""The jobs of a grid, run in the place of hydra's basic sweeper.
+"""The jobs of a grid, run instead of hydra's basic sweeper.
 
 The grid is stored in the sweep's folder (`runs/stored_sweep.py`), so that a job keeps its folder
 when the grid changes. Each job locks its folder, and looks there first: several processes may work

@@ -265,7 +265,7 @@ class Unlabelled(FileDataset, Dataset[Sample]):
     """One sample: `numbers` and `categories` as in `Table`, for a prediction.
 
     Raises:
-        DataError: as of `Table`.
+        DataError: as for `Table`.
         ConfigError: a column is missing that the model was trained on.
     """
 

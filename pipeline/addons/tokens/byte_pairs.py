@@ -288,7 +288,7 @@ def _growth(node: object) -> float:
 
 
 def _growth_by_table(text: Any) -> float:
-    """The longest text that a table of SentencePiece's puts in place of another; see its head."""
+    """The longest text that a table of SentencePiece's puts instead of another; see its head."""
     try:
         table = base64.b64decode(text or "", validate=True)
     except (TypeError, ValueError) as error:

@@ -26,7 +26,7 @@ try:
 except ImportError:  # not built
     native = None
 
-IGNORED = -100  # label of a token that no loss counts, as of torch's cross entropy
+IGNORED = -100  # label of a token that no loss counts, as for torch's cross entropy
 
 
 class Flatten:
@@ -247,7 +247,7 @@ def _within(
     field: str, counts: IntArray, starts: IntArray, stops: IntArray, known: IntArray
 ) -> tuple[IntArray, IntArray]:
     """Where parts begin and end in samples of `counts` tokens, of which the sampler was `told`."""
-    stand_in = known < 0  # another row in the place of a bad one: as much of it as there is room
+    stand_in = known < 0  # another row instead of a bad one: as much of it as there is room
     wrong = np.flatnonzero(~stand_in & (known != counts))
     if wrong.size:
         row = int(wrong[0])

@@ -130,7 +130,7 @@ def load(path: Path) -> Tuned:
 
 
 def apply(config: Config, fingerprint: Mapping[str, str]) -> LoaderSection:
-    """The section `loader` with the settings found in place of `num_workers: tuned`.
+    """The section `loader` with the settings found instead of `num_workers: tuned`.
 
     Other keys that are given stay: `loader=tuned loader.prefetch_factor=8`.
 

@@ -271,7 +271,7 @@ _sent: weakref.WeakSet[MappedFile] = weakref.WeakSet()
 
 
 def file_of(storage: torch.UntypedStorage) -> tuple[MappedFile, int] | None:
-    """The file that may be sent in place of `storage`, and the place of its first byte there."""
+    """The file that may be sent instead of `storage`, and the place of its first byte there."""
     start = storage.data_ptr()
     for file in list(_sent):
         if file.address <= start and start + storage.nbytes() <= file.address + len(file):

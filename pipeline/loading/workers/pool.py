@@ -365,7 +365,7 @@ class WorkerPool:
         """Have what a dead worker held made again, as soon as can be.
 
         A fork is there at once. Where a process takes seconds to start, one that is there makes it
-        meanwhile. From a queue, whoever is free does.
+        meanwhile. From a queue, any free worker does.
         """
         if self._queue is not None:
             self._take_back(worker)

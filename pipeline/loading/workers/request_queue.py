@@ -91,7 +91,7 @@ class RequestQueue:
         return bool(self._open or self._backlog)
 
     def put(self, task: Task) -> None:
-        """Hand a request to whoever is free; never waits."""
+        """Hand a request to any free worker; never waits."""
         self._backlog.append(task)
         self.flush()
 

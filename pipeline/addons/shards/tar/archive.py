@@ -247,7 +247,7 @@ def _check_end(source: TarBytes, header: bytes, offset: int, number: int) -> Non
 def _check_header(source: TarBytes, header: bytes, offset: int, number: int) -> None:
     if len(header) < BLOCK:
         raise _cut(source, number, f"its header begins at byte {offset}")
-    # The sum of all bytes, with blanks in the place of the sum itself. adler32 keeps such a sum,
+    # The sum of all bytes, with blanks instead of the sum itself. adler32 keeps such a sum,
     # modulo 65521, in its low half; summing in Python takes ten times as long.
     checksum = (zlib.adler32(header) & 0xFFFF) - (zlib.adler32(header[148:156]) & 0xFFFF) + 8 * 32
     is_sound = False
