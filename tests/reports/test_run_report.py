@@ -152,7 +152,7 @@ def test_the_verdict_and_what_comes_next(runs):
     said = verdict.sentence(done)
     assert f"nme reached {best:.4g} in epoch {done.manifest['best']['epoch']}" in said
     assert f"the best constant prediction has {baseline:.4g}" in said
-    assert "bounded it" in said
+    assert "is the bottleneck" in said
     failed = RunRecord.read(runs / "failed")
     assert verdict.sentence(failed).startswith("It failed: the loss is nan at epoch 0, step 1.")
     lead = verdict.lead(failed)
@@ -163,17 +163,17 @@ def test_the_verdict_and_what_comes_next(runs):
 @pytest.mark.parametrize(
     ("waited", "work", "workers", "said"),
     [
-        (0.05, 30.0, 2, "Training bounded it: 5%"),
-        (0.11, 8.0, 2, "Training bounded it: 11%"),
-        (0.12, 1.2, 0, "Training bounded it: 12%"),
+        (0.05, 30.0, 2, "Training is the bottleneck: 5%"),
+        (0.11, 8.0, 2, "Training is the bottleneck: 11%"),
+        (0.12, 1.2, 0, "Training is the bottleneck: 12%"),
         (
             0.11,
             19.0,
             2,
-            "Loading bounded it: 11% of the time went into waiting for data, which "
-            "take 19 ms of work a sample, most of it into read.",
+            "Loading is the bottleneck: 11% of the time went into waiting for data. A sample "
+            "takes 19 ms, most of it for read.",
         ),
-        (0.7, 7.0, 0, "Loading bounded it: 70%"),
+        (0.7, 7.0, 0, "Loading is the bottleneck: 70%"),
         (0.3, 4.0, 2, "30% of the time went into waiting for data, though workers had"),
         (0.3, 4.0, "auto", "30% of the time went into waiting for data; task=profile finds"),
     ],

@@ -198,7 +198,7 @@ def leaderboard(sweep: SweepRecord) -> Section:
         page.together(
             table,
             _job_table(sweep, "Jobs without a value", undone) if undone else None,
-            page.folded(f"Every one of the {len(sweep.jobs)} jobs", _job_table(sweep, "Every job")),
+            page.folded(f"All {len(sweep.jobs)} jobs", _job_table(sweep, "Every job")),
         ),
     )
 

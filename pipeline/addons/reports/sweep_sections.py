@@ -65,13 +65,11 @@ def _how_important(weights: Importance) -> str:
 def curves(sweep: SweepRecord) -> Section | None:
     """The metric and the training loss of all jobs, over each other."""
     metric = sweep.metric.removeprefix("val/")
-    drawn = [sweep_charts.curves(sweep, f"val/{metric}", f"{short(metric)} of the validation")]
+    drawn = [sweep_charts.curves(sweep, f"val/{metric}", f"Validation {short(metric)}")]
     below = ", in the same colours" if drawn[0] else ""
     if metric != "loss":
-        drawn.append(
-            sweep_charts.curves(sweep, "val/loss", f"Loss of the validation{below}", False)
-        )
-    drawn.append(sweep_charts.curves(sweep, "train/loss", f"Loss of the training{below}", False))
+        drawn.append(sweep_charts.curves(sweep, "val/loss", f"Validation loss{below}", False))
+    drawn.append(sweep_charts.curves(sweep, "train/loss", f"Training loss{below}", False))
     drawn = [chart for chart in drawn if chart]
     return Section("Curves", page.charts_of(drawn)) if drawn else None
 

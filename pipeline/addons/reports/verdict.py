@@ -1,4 +1,4 @@
-"""The head of a run's report: what it reached, what bounded it, and what to type next."""
+"""The head of a run's report: its result, its bottleneck, and what to type next."""
 
 from __future__ import annotations
 
@@ -92,14 +92,14 @@ def _reached(run: RunRecord) -> str:
 
 
 def _bound(run: RunRecord) -> str:
-    """What bounded it, by the rule of `task=profile`, where its records tell."""
+    """The bottleneck, by the rule of `task=profile`, where its records tell."""
     waited, speed = weighted(run, "wait_share"), weighted(run, "samples_per_second")
     if waited is None:
         return ""
     waiting = f"{waited:.0%} of the time went into waiting for data"
     spent, workers = stages(run), _workers(run)
     if waited < WAITS:
-        return f"Training bounded it: {waiting}."
+        return f"Training is the bottleneck: {waiting}."
     if workers is None or not speed:
         return f"{_capital(waiting)}; task=profile finds what bounds it."
     ranks = number(run.sessions[-1], "world") if run.sessions else None
@@ -107,15 +107,15 @@ def _bound(run: RunRecord) -> str:
     busy = work / sample / workers if workers else 1.0
     side = slower_side(waited, work, (1 - waited) * sample, workers, busy)
     if side == "training":
-        return f"Training bounded it: {waiting}."
+        return f"Training is the bottleneck: {waiting}."
     if side == "neither":
         return (
             f"{_capital(waiting)}, though workers had work for {busy:.0%} of it: batches came "
             "late at the starts of epochs, or unevenly; task=profile finds why."
         )
     most = max(spent, key=lambda stage: spent[stage], default="")
-    mostly = f", most of it into {most}" if most else ""
-    return f"Loading bounded it: {waiting}, which take {work:.3g} ms of work a sample{mostly}."
+    mostly = f", most of it for {most}" if most else ""
+    return f"Loading is the bottleneck: {waiting}. A sample takes {work:.3g} ms{mostly}."
 
 
 def _capital(text: str) -> str:
