@@ -1,7 +1,8 @@
 """A file at an address, of which the blocks that are read are fetched, and no others.
 
-Blocks have 1 MiB and are kept in the cache as files are. Cost: 0.1 ms a read beside a block that is
-in the cache. `blocks` names those that will be read, for whoever fetches ahead.
+Blocks have 1 MiB, or as many bytes as a reader says, and are kept in the cache as files are. Cost:
+0.1 ms a read beside a block that is in the cache. `blocks` names those that will be read, for
+whoever fetches ahead.
 """
 
 from __future__ import annotations
@@ -33,22 +34,23 @@ class RemoteBytes(io.RawIOBase):
         remote: access to it.
         address: of the file.
         size: its bytes.
+        block: bytes of a block; None: 1 MiB.
 
     Raises:
         DataError: when bytes are read that cannot be had.
         WholeFilesError: likewise, where its server gives whole files alone.
     """
 
-    def __init__(self, remote: Remote, address: str, size: int) -> None:
+    def __init__(self, remote: Remote, address: str, size: int, block: int | None = None) -> None:
         super().__init__()
         self._remote, self._address, self.bytes = remote, address, size
-        self._at = 0
+        self._size, self._at = block or _BLOCK, 0
 
     def blocks(self, ranges: Iterable[tuple[int, int]]) -> list[str]:
         """The addresses of the blocks that hold some ranges of bytes, in order."""
         numbers: dict[int, None] = {}
         for start, stop in sorted(ranges):
-            first, last = max(start, 0) // _BLOCK, -(-min(stop, self.bytes) // _BLOCK)
+            first, last = max(start, 0) // self._size, -(-min(stop, self.bytes) // self._size)
             numbers |= dict.fromkeys(range(first, last))
         return [self._block(number) for number in numbers]
 
@@ -56,10 +58,18 @@ class RemoteBytes(io.RawIOBase):
         """Bring the last block, which holds the footer."""
         list(self._contents(self.bytes - 1, self.bytes))
 
-    def sample(self, blocks: int) -> list[bytes]:
-        """As `PositionedFile.sample`; a request for each, several at a time."""
+    def at(self, start: int, stop: int) -> bytes:
+        """Bytes start .. stop-1, fewer only at the end; for any number of threads."""
+        return b"".join(self._contents(start, min(stop, self.bytes)))
+
+    def sample(self, blocks: int, start: int = 0) -> list[bytes]:
+        """As `PositionedFile.sample`, of the bytes from `start` on.
+
+        A request for each block, several at a time.
+        """
+        pieces = [(start + a, start + b) for a, b in spread(self.bytes - start, blocks)]
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            return list(pool.map(self._piece, spread(self.bytes, blocks)))
+            return list(pool.map(self._piece, pieces))
 
     def readable(self) -> bool:
         return True
@@ -86,8 +96,8 @@ class RemoteBytes(io.RawIOBase):
         return done
 
     def _block(self, number: int) -> str:
-        start = number * _BLOCK
-        return self._remote.part(self._address, start, min(start + _BLOCK, self.bytes))
+        start = number * self._size
+        return self._remote.part(self._address, start, min(start + self._size, self.bytes))
 
     def _piece(self, piece: tuple[int, int]) -> bytes:
         start, stop = piece
@@ -96,8 +106,8 @@ class RemoteBytes(io.RawIOBase):
 
     def _contents(self, start: int, stop: int) -> Iterator[bytes]:
         while start < stop:
-            number, within = divmod(start, _BLOCK)
-            count = min(stop - start, _BLOCK - within)
+            number, within = divmod(start, self._size)
+            count = min(stop - start, self._size - within)
             yield self._remote.read(
                 self._block(number), partial(self._content, start=within, count=count)
             )

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.addons.tokens.megatron import samples_of
-from penstock.addons.tokens.token_file import MappedNumbers
+from penstock.addons.tokens.token_file import MappedNumbers, RemoteNumbers, samples_of
 from penstock.datasets.reading.fingerprint import DataFile, Part, fingerprint
 from penstock.datasets.reading.folder import Folder, FolderFile
 from penstock.datasets.reading.generated_folder import CacheFolder, NamedArrays
@@ -60,10 +59,12 @@ class FlatFile:
         limits: Limits = DEFAULT,
     ) -> None:
         self.name, self._cache_dir = name, cache_dir
-        self._tokens = _tokens(FolderFile(folder, name), dtype)
-        self.dtype, self.total = self._tokens.dtype, len(self._tokens.array)
         stem = name.rsplit(".", 1)[0]
         offsets, lengths = (FolderFile(folder, stem + suffix) for suffix in (OFFSETS, LENGTHS))
+        # Where documents are looked for, all is read.
+        in_parts = offsets.exists() or lengths.exists()
+        self._tokens = _tokens(FolderFile(folder, name), dtype, in_parts)
+        self.dtype, self.total = self._tokens.dtype, len(self.tokens)
         self._bounds: MappedArray | None = None
         self._key, self._found = "", np.empty(0, np.int64)
         if offsets.exists():
@@ -76,7 +77,9 @@ class FlatFile:
             )
             self._check_ends(self._offsets, str(lengths))
         elif eod is not None:
-            self._find(["eod", eod], lambda: _ends_of(self.tokens, eod, str(self), limits))
+            tokens = self.tokens
+            assert not isinstance(tokens, RemoteNumbers)
+            self._find(["eod", eod], lambda: _ends_of(tokens, eod, str(self), limits))
         else:
             reason = (
                 f"nothing says where documents end in {str(self)!r}: put {stem + OFFSETS} or "
@@ -89,7 +92,9 @@ class FlatFile:
         return str(self._file)
 
     @property
-    def tokens(self) -> npt.NDArray[Any]:
+    def tokens(self) -> npt.NDArray[Any] | RemoteNumbers:
+        if isinstance(self._tokens, RemoteNumbers):
+            return self._tokens
         return self._tokens.array.view(np.ndarray)  # a memmap makes slow slices
 
     def spans(self, rows: IntArray) -> tuple[IntArray, IntArray]:
@@ -100,7 +105,7 @@ class FlatFile:
         """Names and sizes of the files, and evenly spread blocks of them."""
         if not sized:
             return ["flat", self.name, self.dtype.str]
-        blocks = samples_of(self.tokens.view(np.uint8)) if self.total else []
+        blocks = samples_of(self.tokens) if self.total else []
         bounds = [self._key] if self._bounds is None else self._bounds.fingerprint_parts(True)
         return ["flat", self.name, self.total, self.dtype.str, *blocks, *bounds]
 
@@ -110,7 +115,7 @@ class FlatFile:
 
     @property
     def _file(self) -> FolderFile:
-        return self._tokens.file if isinstance(self._tokens, MappedNumbers) else self._tokens.path
+        return self._tokens.path if isinstance(self._tokens, MappedArray) else self._tokens.file
 
     @property
     def _offsets(self) -> npt.NDArray[Any]:
@@ -127,7 +132,7 @@ class FlatFile:
 
     def _find(self, of: list[Part], make: Callable[[], IntArray]) -> None:
         """Offsets from the cache, or from `make`."""
-        parts = [_VERSION, self.total, self.dtype.str, *samples_of(self.tokens.view(np.uint8)), *of]
+        parts = [_VERSION, self.total, self.dtype.str, *samples_of(self.tokens), *of]
         self._key = f"{self.name.rpartition('/')[2][:60]}-{fingerprint(parts)[:16]}"
 
         def sealed() -> NamedArrays:
@@ -157,9 +162,12 @@ class FlatFile:
         )
 
 
-def _tokens(file: FolderFile, dtype: str | None) -> MappedArray | MappedNumbers:
+def _tokens(
+    file: FolderFile, dtype: str | None, in_parts: bool
+) -> MappedArray | MappedNumbers | RemoteNumbers:
     if file.name.endswith(".npy"):
-        return _integers(file)
+        remote = RemoteNumbers.of(file, None) if in_parts else None
+        return remote if remote is not None and remote.dtype.kind in "iu" else _integers(file)
     if dtype is None:
         reason = f"{str(file)!r} has no header; say what its tokens are, such as uint16"
         raise ConfigError(Problem("dataset.dtype", reason))
@@ -170,7 +178,9 @@ def _tokens(file: FolderFile, dtype: str | None) -> MappedArray | MappedNumbers:
     if kind.kind not in "iu":
         known = "uint8, uint16, uint32, int16, int32, int64"
         raise ConfigError(Problem("dataset.dtype", f"{dtype!r} is no type of tokens; use {known}"))
-    return MappedNumbers(file, "dataset.tokens", np.dtype(kind.newbyteorder("<").str))
+    stored = np.dtype(kind.newbyteorder("<").str)
+    remote = RemoteNumbers.of(file, stored) if in_parts else None
+    return remote or MappedNumbers(file, "dataset.tokens", stored)
 
 
 def _integers(file: FolderFile) -> MappedArray:

@@ -23,7 +23,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.addons.tokens.token_file import MappedNumbers
+from penstock.addons.tokens.token_file import MappedNumbers, RemoteNumbers, samples_of
 from penstock.datasets.reading.fingerprint import DataFile, Part
 from penstock.datasets.reading.folder import FolderFile
 from penstock.errors import DataError
@@ -67,7 +67,8 @@ class MegatronFile:
         self.dtype, sequences, documents = self._header()
         self._sizes = sequences, documents
         self._views: _Tables | None = None
-        self._tokens = MappedNumbers(tokens, "dataset.tokens", self.dtype)
+        remote = RemoteNumbers.of(tokens, self.dtype)
+        self._tokens = remote or MappedNumbers(tokens, "dataset.tokens", self.dtype)
         self.total = self._tokens.size
         self.count = sequences if rows == "sequences" else documents - 1
         if rows == "documents":
@@ -77,8 +78,8 @@ class MegatronFile:
         return str(self._tokens.file)
 
     @property
-    def tokens(self) -> npt.NDArray[Any]:
-        return self._tokens.array
+    def tokens(self) -> npt.NDArray[Any] | RemoteNumbers:
+        return self._tokens if isinstance(self._tokens, RemoteNumbers) else self._tokens.array
 
     def spans(self, rows: IntArray) -> tuple[IntArray, IntArray]:
         lengths, pointers, documents = self._tables()
@@ -103,7 +104,7 @@ class MegatronFile:
         parts: list[Part] = ["megatron", self.rows, self.name]
         if sized:
             parts += [self.total, self.dtype.str, *self._sizes]
-            parts += [*samples_of(self._index.array), *samples_of(self.tokens.view(np.uint8))]
+            parts += [*samples_of(self._index.array), *samples_of(self.tokens)]
         return parts
 
     def data_files(self) -> Iterable[DataFile]:
@@ -179,11 +180,3 @@ class MegatronFile:
 
     def _damaged(self, wrong: str) -> DataError:
         return DataError(f"dataset.tokens: {str(self._index.file)!r}: {wrong}. Write it again.")
-
-
-def samples_of(content: npt.NDArray[np.uint8], blocks: int = 64) -> list[bytes]:
-    """That many blocks of 4 KiB, evenly spread; all of a smaller file."""
-    if len(content) <= 4096 * blocks:
-        return [content.tobytes()]
-    places = ((len(content) - 4096) * number // (blocks - 1) for number in range(blocks))
-    return [content[at : at + 4096].tobytes() for at in places]

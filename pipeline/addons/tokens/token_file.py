@@ -1,4 +1,8 @@
-"""What files of tokens have in common: their numbers are mapped, and rows lie at spans of them."""
+"""What files of tokens have in common: rows lie at spans of their numbers.
+
+These are mapped. Of files of 4 MiB and more at an address the blocks of 64 KiB that are read are
+fetched, and kept as files are.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +12,19 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from penstock.addons.record_files.remote_bytes import RemoteBytes
+from penstock.datasets.files import Remote, WholeFilesError
 from penstock.datasets.reading.fingerprint import DataFile, Part
 from penstock.datasets.reading.folder import FolderFile
+from penstock.datasets.reading.positioned_file import spread
 from penstock.errors import DataError
+from penstock.files.npy import npy_layout
 from penstock.files.regular_file import open_regular
 from penstock.order.randomness import IntArray
+
+_LARGE = 4 << 20  # bytes of a file of which blocks are fetched
+_BLOCK = 1 << 16  # bytes; rows have some kilobytes
+_HEADER = 1 << 12  # bytes; numpy's own hardly has more
 
 
 class TokenFile(Protocol):
@@ -33,8 +45,8 @@ class TokenFile(Protocol):
     def __str__(self) -> str: ...
 
     @property
-    def tokens(self) -> npt.NDArray[Any]:
-        """All tokens of the file, mapped."""
+    def tokens(self) -> npt.NDArray[Any] | RemoteNumbers:
+        """All tokens of the file, mapped or at their address."""
 
     def spans(self, rows: IntArray) -> tuple[IntArray, IntArray]:
         """The first token of each row, and one past its last: int64[n] each, as stored."""
@@ -56,6 +68,91 @@ def checked_spans(file: TokenFile, rows: IntArray) -> tuple[IntArray, IntArray]:
             "damaged, or of another file: write both again."
         )
     return starts, stops
+
+
+class RemoteNumbers:
+    """Numbers of one type in a file at an address, of which what is read is fetched.
+
+    Args:
+        file: at an address.
+        remote: access to it.
+        size: bytes of the file.
+        dtype: of the numbers.
+        start: byte of the first.
+        count: of the numbers.
+    """
+
+    def __init__(
+        self,
+        file: FolderFile,
+        remote: Remote,
+        size: int,
+        dtype: np.dtype[Any],
+        start: int,
+        count: int,
+    ) -> None:
+        self.file, self.remote, self.dtype, self.size = file, remote, dtype, count
+        self._bytes, self._start = size, start
+
+    @classmethod
+    def of(cls, file: FolderFile, dtype: np.dtype[Any] | None) -> RemoteNumbers | None:
+        """A large file at an address.
+
+        None for any other, one that its server does not give in parts, and one that is not sound:
+        whoever maps it says why.
+
+        Args:
+            dtype: None for a `.npy` file, which says it.
+        """
+        remote = file.folder.remote_files
+        size = 0 if remote is None else int(file.folder.sizes([file.name])[0])
+        if remote is None or size < _LARGE:
+            return None
+        start = 0
+        try:
+            head = RemoteBytes(remote, str(file), size, _BLOCK).at(0, _HEADER)
+            if dtype is None:
+                shape, _, dtype, start = npy_layout(head, size)
+                return cls(file, remote, size, dtype, start, *shape) if len(shape) == 1 else None
+        except (WholeFilesError, ValueError):
+            return None
+        return (
+            None
+            if size % dtype.itemsize
+            else cls(file, remote, size, dtype, 0, size // dtype.itemsize)
+        )
+
+    def __len__(self) -> int:
+        return self.size
+
+    def gather(self, into: IntArray, places: IntArray, firsts: IntArray, counts: IntArray) -> None:
+        """Write the numbers of each row to its place."""
+        source, width = self._source, self.dtype.itemsize
+        for at, first, count in zip(places.tolist(), firsts.tolist(), counts.tolist(), strict=True):
+            start = self._start + first * width
+            content = source.at(start, start + count * width)
+            into[at : at + count] = np.frombuffer(content, self.dtype)
+
+    def blocks(self, first: int, stop: int) -> list[str]:
+        """The addresses of the blocks that hold some of the numbers."""
+        width = self.dtype.itemsize
+        return self._source.blocks([(self._start + first * width, self._start + stop * width)])
+
+    def sample(self, blocks: int) -> list[bytes]:
+        """That many blocks of 4 KiB of the numbers, evenly spread."""
+        return self._source.sample(blocks, self._start)
+
+    @property
+    def _source(self) -> RemoteBytes:
+        return RemoteBytes(self.remote, str(self.file), self._bytes, _BLOCK)
+
+
+def samples_of(content: npt.NDArray[Any] | RemoteNumbers, blocks: int = 64) -> list[bytes]:
+    """That many blocks of 4 KiB, evenly spread; all of a smaller file."""
+    if isinstance(content, RemoteNumbers):
+        return content.sample(blocks)
+    content = content.view(np.uint8) if len(content) else np.empty(0, np.uint8)
+    return [content[start:stop].tobytes() for start, stop in spread(len(content), blocks)]
 
 
 class MappedNumbers:

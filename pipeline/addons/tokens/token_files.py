@@ -4,8 +4,9 @@
     NAME.npy, or NAME.bin         pipeline/addons/tokens/flat.py, with NAME.offsets.npy,
                                   NAME.lengths.npy, or a token that ends documents
 
-Several files are one dataset, in the order of their names. They are mapped, not loaded; at an
-address, files are fetched whole when the dataset is made. Memory: none a row, but for where the
+Several files are one dataset, in the order of their names. They are mapped, not loaded. At an
+address, large files of tokens are read by blocks of 64 KiB; all others, and those whose documents
+are looked for, are fetched whole when the dataset is made. Memory: none a row, but for where the
 documents of flat files are looked for once.
 """
 
@@ -23,8 +24,8 @@ from torch.utils.data import Dataset
 from penstock.addons.record_files.rows import RowSplit, TableRows
 from penstock.addons.tokens.flat import LENGTHS, OFFSETS, FlatFile
 from penstock.addons.tokens.megatron import MegatronFile, Rows
-from penstock.addons.tokens.token_file import TokenFile, checked_spans
-from penstock.datasets.files import Files
+from penstock.addons.tokens.token_file import RemoteNumbers, TokenFile, checked_spans
+from penstock.datasets.files import Files, Remote
 from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part
 from penstock.datasets.reading.folder import Folder, FolderFile, open_root
 from penstock.datasets.reading.split import Split, check_split
@@ -206,6 +207,22 @@ class TokenFiles(FileDataset, Dataset[dict[str, object]]):
         """The number of the file of each row."""
         return self._file_of(indices)[0]
 
+    @property
+    def remote_files(self) -> Remote | None:
+        """What fetches the tokens, if some files of them are read by blocks."""
+        tokens = (file.tokens for file in self.files)
+        return next((each.remote for each in tokens if isinstance(each, RemoteNumbers)), None)
+
+    def files_of(self, indices: Sequence[int] | IntArray) -> list[list[str]]:
+        """The addresses of the blocks that each row is read from."""
+        of, begins, ends = self._spans(np.asarray(indices, np.int64))
+        addresses = []
+        for number, begin, end in zip(of.tolist(), begins.tolist(), ends.tolist(), strict=True):
+            tokens = self.files[number].tokens
+            blocks = tokens.blocks(begin, end) if isinstance(tokens, RemoteNumbers) else []
+            addresses.append(blocks)
+        return addresses
+
     def fingerprint_parts(self, sized: bool) -> list[Part]:
         """How files are divided, their names and sizes, and evenly spread blocks of them."""
         parts: list[Part] = ["token_files", *map(repr, self._identity)]
@@ -270,9 +287,16 @@ class TokenFiles(FileDataset, Dataset[dict[str, object]]):
 
 
 def _copy(
-    tokens: npt.NDArray[Any], into: IntArray, places: IntArray, firsts: IntArray, counts: IntArray
+    tokens: npt.NDArray[Any] | RemoteNumbers,
+    into: IntArray,
+    places: IntArray,
+    firsts: IntArray,
+    counts: IntArray,
 ) -> None:
     """Copy each row's tokens to its place."""
+    if isinstance(tokens, RemoteNumbers):
+        tokens.gather(into, places, firsts, counts)
+        return
     if native is not None and tokens.dtype.isnative and tokens.flags.aligned:
         native.gather(into, tokens, places, firsts, counts)
         return

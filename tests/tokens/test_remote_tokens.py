@@ -1,0 +1,121 @@
+"""Files of tokens at addresses: of the large ones, the blocks of the rows that are read."""
+
+import pickle
+
+import numpy as np
+import pytest
+
+from benchmarks.store_server import InThread, Shelf
+from penstock.addons.tokens import token_file
+from penstock.addons.tokens.token_files import TokenFiles
+from penstock.datasets.files import Files
+from penstock.errors import DataError
+from penstock.loading.collate import List
+from penstock.loading.fetch import Fetch, hash_of_rows, row_hashes
+from penstock.loading.loader import Loader
+from penstock.loading.workers.options import LoaderOptions
+from penstock.order.plan import Plan
+from penstock.order.samplers import Random
+from tests.tokens.test_token_files import write_pair
+
+pytest.importorskip("aiohttp")
+
+SEQUENCES = 60
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A pair of Megatron's, a flat file with offsets, an array with lengths, and a small one."""
+    made = tmp_path_factory.mktemp("tokens")
+    draws = np.random.default_rng(0)
+    rows = [draws.integers(0, 50_000, int(n)) for n in draws.integers(0, 900, SEQUENCES)]
+    write_pair(made, "a", rows, [*range(0, SEQUENCES, 4), SEQUENCES])
+    ends = np.cumsum([0, *map(len, rows)])
+    np.concatenate(rows).astype("<u2").tofile(made / "b.bin")
+    np.save(made / "b.offsets.npy", ends)
+    np.save(made / "c.npy", np.concatenate(rows).astype(np.int32))
+    np.save(made / "c.lengths.npy", np.diff(ends))
+    np.save(made / "d.npy", np.arange(40, dtype=np.uint16))
+    np.save(made / "d.offsets.npy", np.array([0, 10, 40]))
+    return made
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    monkeypatch.setattr(token_file, "_LARGE", 1000)
+    monkeypatch.setattr(token_file, "_BLOCK", 4096)
+
+
+def served(folder, **options):
+    return Shelf({f"data/{path.name}": path.read_bytes() for path in folder.iterdir()}, **options)
+
+
+def opened(root, cache, files=None, **options):
+    files = Files(cache_dir=str(cache), retries=8, first_wait=0.01, timeout=1, **(files or {}))
+    given = {"dtype": "uint16", "val_fraction": 0.0, "cache_dir": f"{cache}-tokens", **options}
+    return TokenFiles(str(root), files=files, **given)
+
+
+def digests(data, **workers):
+    """Of all batches of an epoch, and of those from the middle of the next one on."""
+    fetch = Fetch(data, None, List(), seed=3, hashed=True)
+    made = []
+    plan = Plan(Random(len(data), 3), 16)
+    with Loader(plan, fetch, LoaderOptions(**workers)) as loader:
+        for epoch, start in ((0, 0), (1, 6)):
+            made += [hash_of_rows(row_hashes(batch)) for batch in loader.epoch(epoch, start)]
+    return made
+
+
+def test_batches_are_those_of_the_disk(folder, tmp_path):
+    local = opened(folder, tmp_path / "local")
+    expected = digests(local)
+    shelf = served(folder, latency=0.002)
+    with InThread(shelf) as port:
+        root = f"http://127.0.0.1:{port}/data"
+        data = opened(root, tmp_path / "a")
+        assert data.fingerprint == local.fingerprint
+        assert digests(data, backend="thread", num_workers=2) == expected
+        shelf.faults = {"reset": 5, "short": 7}
+        assert digests(opened(root, tmp_path / "b", {"ahead": 0})) == expected
+        data = opened(root, tmp_path / "c", {"ahead": "30kB", "cache_size": "130kB"})
+        assert digests(data, num_workers=2) == expected
+        shelf.faults, shelf.ranges = {}, False
+        data = opened(root, tmp_path / "d")
+        assert data.remote_files is None
+        assert digests(data) == expected
+
+
+def test_documents_of_several_sequences(folder, tmp_path):
+    with InThread(served(folder)) as port:
+        far = opened(f"http://127.0.0.1:{port}/data", tmp_path, tokens="a.bin", rows="documents")
+        near = opened(folder, tmp_path, tokens="a.bin", rows="documents")
+        assert far.fingerprint == near.fingerprint
+        for mine, theirs in zip(far, near, strict=True):
+            assert mine["tokens"].equal(theirs["tokens"])
+
+
+def test_only_the_blocks_of_the_rows_that_are_read_are_fetched(folder, tmp_path):
+    shelf = served(folder)
+    with InThread(shelf) as port:
+        data = opened(f"http://127.0.0.1:{port}/data", tmp_path, tokens="b.bin")
+        far = pickle.loads(pickle.dumps(data))
+        before = shelf.sent
+        assert (
+            far[7]["tokens"].tolist()
+            == opened(folder, tmp_path, tokens="b.bin")[7]["tokens"].tolist()
+        )
+        blocks = far.files_of([7])[0]
+        assert 0 < shelf.sent - before <= 4096 * len(blocks) < len(shelf.files["data/b.bin"]) / 2
+
+
+def test_tokens_that_cannot_be_read_by_blocks_are_refused_as_on_a_disk(folder, tmp_path):
+    shelf = served(folder)
+    shelf.files["data/b.bin"] = shelf.files["data/b.bin"][:-1]
+    shelf.files["data/c.npy"] = b"\x93NUMPY" + bytes(3000)
+    with InThread(shelf) as port:
+        root = f"http://127.0.0.1:{port}/data"
+        with pytest.raises(DataError, match=r"b\.bin' has \d+ bytes, no multiple of the 2 bytes"):
+            opened(root, tmp_path, tokens="b.bin")
+        with pytest.raises(DataError, match=r"c\.npy' is not a \.npy file"):
+            opened(root, tmp_path, tokens="c.npy")
