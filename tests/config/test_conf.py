@@ -17,6 +17,7 @@ FILES = [path for path in sorted(CONF.glob("*/*.yaml")) if path.parent.name != "
 # What a choice cannot do without, beside its own keys that are ???.
 NEEDS = {
     "dataset/delimited_stream": ["dataset.classes=[a,b]"],
+    "dataset/indexed_tars": ["dataset.classes=[a,b]"],
     "dataset/mds": ["dataset.classes=[a,b]"],
     "dataset/tar_shards": ["dataset.classes=[a,b]"],
     "model/two_towers": ["transform=images_text"],

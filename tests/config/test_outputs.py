@@ -116,6 +116,7 @@ NAMED = "a file that is not there yet, which the command line names as out"
 TEMPORARY = "a temporary folder of its own"
 WRITERS = {
     "datasets/reading/generated_folder.py": NEW,
+    "pipeline/addons/shards/tar/index.py": "beside an archive, of this kind before or not there",
     "pipeline/addons/stores/file_cache.py": CACHE,
     "pipeline/addons/stores/file_index.py": "a file of one name, of this kind before or not there",
     "pipeline/addons/stores/forecast.py": CACHE,

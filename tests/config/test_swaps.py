@@ -97,6 +97,7 @@ MAKERS = {
     "delimited_text": of(people.csv),
     "face_landmarks": landmarks,
     "image_folder": of(people.image_folder),
+    "indexed_tars": of(people.web_dataset),
     "mixture": mixture,
     "mixture_stream": mixture,
     "packed": packed,

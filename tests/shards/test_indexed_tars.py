@@ -1,0 +1,178 @@
+"""Samples of tar archives in any order, by an index of each: here and at addresses."""
+
+import io
+import pickle
+import tarfile
+
+import numpy as np
+import pytest
+
+from benchmarks.store_server import InThread, Shelf
+from penstock.addons.shards import indexed_tars
+from penstock.addons.shards.indexed_tars import IndexedTars
+from penstock.addons.shards.tar import index
+from penstock.addons.shards.tar_shards import TarShards
+from penstock.datasets.files import Files
+from penstock.errors import ConfigError, DataError
+from penstock.loading.collate import List
+from penstock.loading.fetch import Fetch, hash_of_rows, row_hashes
+from penstock.loading.loader import Loader
+from penstock.loading.workers.options import LoaderOptions
+from penstock.order.plan import Plan
+from penstock.order.samplers import Random
+
+EACH = 30  # samples of an archive
+
+
+def write_archive(path, samples):
+    with tarfile.open(path, "w") as archive:
+        for key, parts in samples:
+            for ending, content in parts.items():
+                member = tarfile.TarInfo(f"{key}.{ending}")
+                member.size = len(content)
+                archive.addfile(member, io.BytesIO(content))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    made = tmp_path / "tars"
+    made.mkdir()
+    for number, name in enumerate(("train-0", "train-1", "val-0")):
+        draws = np.random.default_rng(number)
+        samples = [
+            (
+                f"{name}/{row:04}",
+                {
+                    "raw": draws.bytes(int(draws.integers(0, 6000))),
+                    "cls": b"%d" % (row % 3),
+                    "txt": b"text %d" % row,
+                },
+            )
+            for row in range(EACH)
+        ]
+        write_archive(made / f"{name}.tar", samples)
+    return made
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    monkeypatch.setattr(indexed_tars, "_LARGE", 1000)
+    monkeypatch.setattr(indexed_tars, "_PART", 4096)
+
+
+def opened(root, cache, files=None, **options):
+    files = Files(cache_dir=str(cache), retries=8, first_wait=0.01, timeout=1, **(files or {}))
+    return IndexedTars(str(root), cache_dir=f"{cache}-indexes", files=files, **options)
+
+
+def save(path, array):
+    with path.open("wb") as file:
+        np.save(file, array)
+
+
+def digests(data, **workers):
+    """Of all batches of an epoch, and of those from the middle of the next one on."""
+    fetch = Fetch(data, None, List(), seed=3, hashed=True)
+    made = []
+    with Loader(Plan(Random(len(data), 3), 8), fetch, LoaderOptions(**workers)) as loader:
+        for epoch, start in ((0, 0), (1, 4)):
+            made += [hash_of_rows(row_hashes(batch)) for batch in loader.epoch(epoch, start)]
+    return made
+
+
+def served(folder, **options):
+    return Shelf({f"data/{path.name}": path.read_bytes() for path in folder.iterdir()}, **options)
+
+
+@pytest.mark.parametrize("written", [False, True])
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_samples_are_those_of_the_stream(folder, tmp_path, written, split):
+    if written:
+        assert index.write(folder) == 3
+    data = opened(folder, tmp_path / "cache", split=split)
+    stream = TarShards(str(folder), split=split)
+    assert [data[row] for row in range(len(data))] == [stream.decode(each) for each in stream]
+    assert data.metadata["label"].tolist() == [row % 3 for row in range(EACH)] * (len(data) // EACH)
+    assert data.path(len(data) - 1).endswith("train-1.tar" if split == "train" else "val-0.tar")
+    assert (tmp_path / "cache-indexes").exists() is not written
+
+
+def test_batches_are_those_of_the_disk(folder, tmp_path):
+    pytest.importorskip("aiohttp")
+    expected = digests(opened(folder, tmp_path / "local"))
+    assert digests(opened(folder, tmp_path / "local"), num_workers=2) == expected
+    bare = served(folder)
+    index.write(folder)
+    local = opened(folder, tmp_path / "local")
+    shelf = served(folder, latency=0.002)
+    with InThread(shelf) as port:
+        root = f"http://127.0.0.1:{port}/data"
+        data = opened(root, tmp_path / "a")
+        assert data.fingerprint == local.fingerprint
+        assert digests(data, backend="thread", num_workers=2) == expected
+        shelf.faults = {"reset": 5, "short": 7}
+        assert digests(opened(root, tmp_path / "b", {"ahead": 0})) == expected
+        data = opened(root, tmp_path / "c", {"ahead": "30kB", "cache_size": "130kB"})
+        assert digests(data, num_workers=2) == expected
+        shelf.faults, shelf.ranges = {}, False
+        assert digests(opened(root, tmp_path / "d")) == expected
+    with InThread(bare) as port:  # indexes are made
+        data = opened(f"http://127.0.0.1:{port}/data", tmp_path / "e")
+        assert digests(data) == expected
+
+
+def test_only_what_is_read_is_fetched(folder, tmp_path):
+    pytest.importorskip("aiohttp")
+    index.write(folder)
+    shelf = served(folder)
+    with InThread(shelf) as port:
+        data = opened(f"http://127.0.0.1:{port}/data", tmp_path / "cache")
+        assert shelf.sent < 20_000, "indexes, and the first sample"
+        far, before = pickle.loads(pickle.dumps(data)), shelf.sent
+        assert far[EACH + 7] == opened(folder, tmp_path / "local")[EACH + 7]
+        assert shelf.sent - before < 4096 + 8000
+        assert shelf.requests["GET"] <= 2 + 2 + 1  # indexes of archives, samples, the folder's own
+
+
+@pytest.mark.parametrize("wrong", ["cut", "other", "order", "text", "empty"])
+def test_a_wrong_index_is_refused(folder, tmp_path, wrong):
+    index.write(folder)
+    path = folder / "train-1.tar.index"
+    content = np.load(path)
+    if wrong == "cut":
+        path.write_bytes(path.read_bytes()[:-5])
+    elif wrong == "other":
+        save(path, np.vstack([content[:-1], [[7, 7]]]))
+    elif wrong == "order":
+        content[[1, 2]] = content[[2, 1]]
+        save(path, content)
+    else:
+        path.write_bytes(b"x" if wrong == "text" else b"")
+    with pytest.raises(DataError, match=r"train-1\.tar\.index' is not the index of that archive"):
+        opened(folder, tmp_path / "cache")
+
+
+def test_an_index_that_points_elsewhere_in_its_archive_is_found(folder, tmp_path):
+    index.write(folder)
+    path = folder / "train-0.tar.index"
+    content = np.load(path)
+    content[:-1] += 512
+    content[-2, 1] -= 512
+    save(path, content)
+    with pytest.raises(DataError, match=r"train-0\.tar"):
+        opened(folder, tmp_path / "cache")
+
+
+def test_what_is_no_archive_and_what_has_no_samples(folder, tmp_path):
+    with pytest.raises(DataError, match=r"not a folder with \.tar files"):
+        index.write(tmp_path / "nothing")
+    write_archive(folder / "train-0.tar", [])
+    write_archive(folder / "train-1.tar", [])
+    with pytest.raises(DataError, match="there are no samples"):
+        opened(folder, tmp_path / "cache")
+    (folder / "train-0.tar").write_bytes(b"<html>" * 200)
+    with pytest.raises(DataError, match="is not a tar archive"):
+        opened(folder, tmp_path / "cache")
+    write_archive(folder / "train-0.tar", [("a", {"pkl": b"x"})])
+    with pytest.raises(ConfigError, match="pickle"):
+        opened(folder, tmp_path / "cache")
