@@ -280,14 +280,21 @@ class PartialFile:
         os.ftruncate(descriptor, 0)  # what a dead owner has left
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Append `data`."""
+        """Append `data`.
+
+        Raises:
+            UnreachableError: it cannot be written. Not an OSError, which would be the store's.
+        """
         end = self.written + len(data)
-        if end > self.reserved:
-            room = self._cache.limit - self.reserved
-            self._cache.take(self, max(end - self.reserved, min(_STEP, room)))
-        view = memoryview(data)
-        while view:
-            view = view[os.pwrite(self._descriptor, view, end - len(view)) :]
+        try:
+            if end > self.reserved:
+                room = self._cache.limit - self.reserved
+                self._cache.take(self, max(end - self.reserved, min(_STEP, room)))
+            view = memoryview(data)
+            while view:
+                view = view[os.pwrite(self._descriptor, view, end - len(view)) :]
+        except OSError as error:
+            raise unusable(self._cache.folder, error) from error
         self.written = end
 
     def grow(self, more: int) -> None:

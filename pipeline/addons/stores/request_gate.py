@@ -21,7 +21,7 @@ from errno import ENOLCK, ENOSPC, ENOTSUP
 from pathlib import Path
 from typing import NamedTuple
 
-from penstock.errors import DataError
+from penstock.errors import UnreachableError
 from penstock.files.own_files import open_own, own_folder
 
 try:
@@ -92,7 +92,7 @@ class RequestGate:
             busy: tells whether an error that is raised inside says that too much is asked.
 
         Raises:
-            DataError: the folder cannot be written.
+            UnreachableError: the folder cannot be written.
         """
         if fcntl is None:
             yield
@@ -180,14 +180,14 @@ def _locked(path: Path, how: int) -> Iterator[int | None]:
         os.close(descriptor)
 
 
-def unusable(folder: Path, error: OSError) -> DataError:
-    """The error of a cache whose files cannot be written or locked."""
+def unusable(folder: Path, error: OSError) -> UnreachableError:
+    """The error of a cache whose files cannot be written or locked; no sample is to blame."""
     advice = "Set dataset.files.cache_dir to another folder."
     if error.errno == ENOSPC:
         advice = "Make room on that disk, or lower dataset.files.cache_size."
     elif error.errno in (ENOLCK, ENOTSUP):
         advice = "It needs a file system with locks: set dataset.files.cache_dir to another."
-    return DataError(
+    return UnreachableError(
         f"cannot keep files in the cache {str(folder)!r}: {error.strerror or error}. {advice}"
     )
 
