@@ -138,9 +138,7 @@ def replaced(owner: Any, **attributes: Any) -> Iterator[None]:
 
 
 class _Repository(ConfigRepository):
-    """hydra copies it for each composition, to give the copy other sources; its store of schemas
-    is large and only read.
-    """
+    """hydra copies it for each composition; its store of schemas is large, and only read."""
 
     def __deepcopy__(self, memo: object) -> _Repository:
         return copy.copy(self)
@@ -275,14 +273,10 @@ class HookedLoader(ConfigLoaderImpl):
 
 
 def _known_choices(overrides: Overrides, defaults: list[Any], self_added: bool) -> DictConfig:
-    """What interpolations in a file's list of defaults may refer to.
-
-    hydra makes it for every file, which is a quarter of what composing takes, and asks it where
-    such a list has an interpolation.
-    """
+    """What interpolations in a list of defaults may refer to; a quarter of composing, if made."""
     if any(not default.is_self() and default.is_interpolation() for default in defaults):
         return _interpolation_map(overrides, defaults, self_added)
-    return OmegaConf.create()
+    return DictConfig({})
 
 
 @dataclass

@@ -10,6 +10,8 @@ Functions of hydra's and omegaconf's are replaced while hydra runs, and no longe
 from __future__ import annotations
 
 import re
+import shutil
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,6 +46,7 @@ def shown(package: str | None) -> Iterator[None]:
 
     to_yaml = OmegaConf.to_yaml
     said: dict[str, str] = {}
+    page: str | None = None
     prefix = "" if package in (None, "_global_") else package
 
     def without_secrets(config: DictConfig, section: DictConfig) -> DictConfig:
@@ -52,7 +55,9 @@ def shown(package: str | None) -> Iterator[None]:
             for source in section.runtime.config_sources
             if source.schema == "file"
         ]
+        nonlocal page
         choices = {str(group): option for group, option in section.runtime.choices.items()}
+        page = choices.get("hydra/help")
         said.update(yaml_comments.comments(folders, choices, str(section.job.config_name)))
         return OmegaConf.create(written(config))
 
@@ -62,13 +67,35 @@ def shown(package: str | None) -> Iterator[None]:
         text = to_yaml(cfg, resolve=resolve, sort_keys=sort_keys)
         return yaml_comments.annotated(text, said, prefix or "")
 
-    def with_our_name(text: str) -> str:
-        return text.replace("python run.py", program.text())
+    def fitted(text: str) -> str:
+        text = text.replace("python run.py", program.text())
+        return (
+            text if page == "keys" else _fitted(text, shutil.get_terminal_size((100, 24)).columns)
+        )
 
     printed = hydra_internals.replaced(OmegaConf, to_yaml=staticmethod(with_comments))
-    loaded = hydra_internals.shown_by(without_secrets, with_our_name)
+    loaded = hydra_internals.shown_by(without_secrets, fitted)
     with loaded, printed, terminal.held_back(), environment.unread():
         yield
+
+
+def _fitted(text: str, width: int) -> str:
+    """Break the lines of a help text that are longer than a terminal is wide; commands stay whole.
+
+    What follows two spaces or more is a description, whose lines begin below each other.
+    """
+    lines = []
+    for line in text.strip().splitlines():
+        indent = "  " if re.match(r"\w+: \w+(, \w+)*$", line) else ""  # the options of a group
+        if len(indent + line) <= width or line.startswith("    "):
+            lines.append(indent + line)
+            continue
+        described = re.match(r" *\S.*? {2,}(?=\S)", line)
+        hanging = " " * (len(described[0]) if described else 2 * len(indent))
+        lines += textwrap.wrap(
+            line, max(width, 40), initial_indent=indent, subsequent_indent=hanging
+        )
+    return "\n".join(lines)
 
 
 @contextmanager

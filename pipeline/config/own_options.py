@@ -89,6 +89,8 @@ def taken(
     overrides = args.overrides
     left = list(overrides)
     options = [word for word in rest if not (left and word == left[0] and left.pop(0))]
+    if args.help:  # `--help keys` is another page
+        overrides = ["hydra/help=keys" if word == "keys" else word for word in overrides]
     # In the environment, processes that launchers start see it too.
     allowed = {
         variable: ",".join(

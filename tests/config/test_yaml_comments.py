@@ -21,16 +21,31 @@ def keys(tree, prefix=""):
             yield from keys(value, f"{prefix}{name}.")
 
 
-def test_help_lists_every_group_and_key(capsys):
+def test_help_lists_every_group_and_its_keys_every_key(capsys):
     done = run(capsys, "--help")
     assert done.code == 0
     for group in Composer().loader.list_groups(""):
-        assert group == "hydra" or re.search(rf"^{group}: ", done.out, re.MULTILINE)
-    shown = done.out.partition("changed with key=value:\n")[2].partition("Examples:")[0]
+        assert group == "hydra" or re.search(rf"^  {group}: ", done.out, re.MULTILINE)
+    assert 'eval "$(python run.py -sc install=bash)"' in done.out
+    shown = run(capsys, "loader.num_workers=7", "--help", "keys").out
+    shown = shown.partition("key:\n")[2].partition("docs/keys.md")[0]
     composed = yaml.safe_load(run(capsys, "--cfg", "job").out)
     assert set(keys(yaml.safe_load(shown))) == set(keys(composed))
-    assert "num_workers: 2  # 0 | a number | auto" in shown
-    assert 'eval "$(python run.py -sc install=bash)"' in done.out
+    assert "num_workers: 7  # 0 | a number | auto" in shown
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_help_is_as_wide_as_the_terminal(width, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "1000")
+    unbroken = run(capsys, "--help").out
+    monkeypatch.setenv("COLUMNS", str(width))
+    lines = run(capsys, "--help").out.splitlines()
+    commands = [line for line in lines if line.startswith("    python run.py")]
+    assert len(commands) == 5
+    assert all(len(line) <= width for line in lines if line not in commands)
+    assert max(map(len, lines)) > 0.8 * width
+    assert " ".join(lines).split() == unbroken.split()
+    assert "    python run.py loader=fast sampler=weighted trainer.max_epochs=3" in commands
 
 
 def test_what_cfg_shows_has_comments_and_stays_yaml(capsys):
