@@ -4,6 +4,8 @@ import csv
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
@@ -118,6 +120,16 @@ def test_neither_order_nor_format_of_the_table_matters(folder):
     assert table(folder, file="wide.csv", encoding="utf-16", **columns).fingerprint == known
     assert table(folder, file="t.parquet", **columns).fingerprint == known
     assert table(folder, file="t.parquet", labels="lists").classes == ["a", "b", "c"]
+
+
+def test_a_text_of_arrow_that_is_not_utf_8_is_named(folder):
+    paths = [f"im/{row:02}.jpg" for row in range(40)]
+    captions = [b"\xdd" if row == 33 else b"hat" for row in range(40)]
+    columns = {"path": paths, "text": pa.array(captions).view(pa.string())}
+    pq.write_table(pa.table(columns), folder / "bad.parquet", row_group_size=30)
+    message = r"bad\.parquet', row 33, column 'text' is not UTF-8: .*byte 0xdd"
+    with pytest.raises(DataError, match=message):
+        table(folder, file="bad.parquet", caption="text")
 
 
 def test_a_file_in_several_rows_is_in_one_split(folder):

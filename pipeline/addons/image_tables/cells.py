@@ -167,7 +167,7 @@ def _of_arrow(name: str, files: Files, limits: Limits) -> Cells:
     try:
         import pyarrow  # noqa: F401
 
-        from penstock.addons.tables.arrow.files import ArrowFiles
+        from penstock.addons.tables.arrow.files import ArrowFiles, check_texts
     except ImportError as error:
         reason = f"{name!r} needs pyarrow: pip install 'penstock-loader[tables]', or save it as CSV"
         raise ConfigError(Problem("dataset.table", reason)) from error
@@ -182,7 +182,9 @@ def _of_arrow(name: str, files: Files, limits: Limits) -> Cells:
     for group in range(len(opened)):
         table, _ = opened.read(group, header)
         for column in header:
-            columns[column] += map(_text, table.column(column).to_pylist())
+            cells, first = table.column(column), len(columns[column])
+            check_texts(cells, name, column, "write the table without this column", first)
+            columns[column] += map(_text, cells.to_pylist())
     return Cells(name, columns, [f"row {row}" for row in range(count)])
 
 

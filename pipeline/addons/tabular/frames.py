@@ -28,7 +28,6 @@ from penstock.loading.memory import limit as memory_limit
 
 if TYPE_CHECKING:
     import pandas as pd
-    import pyarrow as pa
 
 # Of the names of all columns and of their table: those to read.
 Choose = Callable[[Sequence[str], str], Sequence[str]]
@@ -293,7 +292,7 @@ def _of_arrow(name: str, choose: Choose, files: Files, limits: Limits) -> Frame:
     try:
         import pyarrow as pa
 
-        from penstock.addons.tables.arrow.files import ArrowFiles
+        from penstock.addons.tables.arrow.files import ArrowFiles, check_texts
     except ImportError as error:
         reason = f"{name!r} needs pyarrow: pip install pyarrow; or save it as CSV"
         raise ConfigError(Problem("dataset.root", reason)) from error
@@ -323,42 +322,9 @@ def _of_arrow(name: str, choose: Choose, files: Files, limits: Limits) -> Frame:
         if pa.types.is_decimal(kind):
             position = whole.schema.get_field_index(column)
             whole = whole.set_column(position, column, whole[column].cast(pa.float64()))
-        _check_texts(name, column, whole[column])
+        check_texts(whole[column], name, column, f"leave it out: dataset.exclude=[{column}]")
     plain = whole.replace_schema_metadata(None)  # which pandas reads even where it is ignored
     return Frame(name, plain.to_pandas(ignore_metadata=True), names)
-
-
-def _check_texts(name: str, column: str, cells: pa.ChunkedArray) -> None:
-    """Refuse a text that is not UTF-8: Arrow's files may hold any bytes where they say `string`.
-
-    pandas would look at them when they are used, wherever that is.
-    """
-    import pyarrow as pa
-
-    try:
-        cells.validate(full=True)
-    except pa.ArrowInvalid as error:
-        binary = {
-            "string": pa.binary(),
-            "large_string": pa.large_binary(),
-            "string_view": pa.binary_view(),
-        }
-        row = 0
-        for chunk in cells.chunks:
-            if pa.types.is_dictionary(chunk.type):
-                chunk = pa.DictionaryArray.from_arrays(
-                    chunk.indices, chunk.dictionary.view(binary[str(chunk.type.value_type)])
-                ).dictionary_decode()
-            for cell in chunk.view(binary.get(str(chunk.type), chunk.type)):
-                try:
-                    (cell.as_py() or b"").decode()
-                except UnicodeError as reason:
-                    raise DataError(
-                        f"{name!r}, row {row}, column {column!r} is not UTF-8: {reason}. Mend the "
-                        f"text, or leave the column out: dataset.exclude=[{column}]."
-                    ) from error
-                row += 1
-        raise DataError(f"{name!r}, column {column!r} cannot be read: {error}.") from error
 
 
 def _of_frame(table: pd.DataFrame, choose: Choose, limits: Limits) -> Frame:

@@ -376,6 +376,57 @@ def _check_array(array: pa.Array) -> None:
         array.validate(full=True)
 
 
+def check_texts(
+    cells: pa.ChunkedArray, name: str, column: str, otherwise: str, first: int = 0
+) -> None:
+    """Refuse a column with a text that is not UTF-8, which Arrow's own files may hold.
+
+    For readers that want whole columns as texts of Python or of pandas.
+
+    Args:
+        cells: of the column, from row `first` of the file `name`.
+        otherwise: what helps beside mending the text, for the message.
+
+    Raises:
+        DataError: names file, row and column.
+    """
+    import pyarrow as pa
+
+    try:
+        cells.validate(full=True)
+    except pa.ArrowInvalid as error:
+        where, reason = f"{name!r}, column {column!r}", first_line(error)
+        row = first
+        for cell in _as_bytes(cells):
+            try:
+                (cell or b"").decode()
+            except UnicodeError as undecoded:
+                where, reason = f"{name!r}, row {row}, column {column!r}", str(undecoded)
+                break
+            row += 1
+        raise DataError(
+            f"{where} is not UTF-8: {reason}. Mend the text, or {otherwise}."
+        ) from error
+
+
+def _as_bytes(cells: pa.ChunkedArray) -> Iterator[bytes | None]:
+    """The texts of a column; nothing of a column of anything else."""
+    import pyarrow as pa
+
+    binary = {
+        pa.string(): pa.binary(),
+        pa.large_string(): pa.large_binary(),
+        pa.string_view(): pa.binary_view(),
+    }
+    for chunk in cells.chunks:
+        if pa.types.is_dictionary(chunk.type) and chunk.type.value_type in binary:
+            texts = chunk.dictionary.view(binary[chunk.type.value_type])
+            chunk = pa.DictionaryArray.from_arrays(chunk.indices, texts).dictionary_decode()
+        if chunk.type in binary:
+            chunk = chunk.view(binary[chunk.type])
+        yield from (cell.as_py() if isinstance(cell.as_py(), bytes) else None for cell in chunk)
+
+
 def in_one_piece(table: pa.Table, column: str) -> pa.Array:
     """A column of a row group as one array; extension types as their storage, tensors excepted."""
     import pyarrow as pa
