@@ -25,6 +25,7 @@ from penstock.addons.mixtures.mixture_stream import StreamMixture
 from penstock.addons.packs.fields import Encode
 from penstock.addons.packs.folder import PackWriter
 from penstock.addons.packs.packed import Packed
+from penstock.addons.shards.indexed_tars import IndexedTars
 from penstock.addons.shards.tar_shards import TarShards
 from penstock.addons.tables.delimited_stream import DelimitedStream
 from penstock.addons.tables.delimited_text import DelimitedText
@@ -113,7 +114,8 @@ def _linked(draw: random.Random, contents: list[bytes | Sparse], suffix: str) ->
 
 
 def _several(draw: random.Random, make: Callable[[], bytes | Sparse]) -> list[bytes | Sparse]:
-    return [make() for _ in range(draw.choice((1, 1, 2, 4)))]
+    """One content, so that a batch has it 64 times, or many, which cost no more to read."""
+    return [make() for _ in range(draw.choice((1, 1, 12, 32)))]
 
 
 # Arrays
@@ -526,6 +528,9 @@ def _archive_ways(root: Path) -> Iterator[Way]:
     yield Way(made, Stack())
     fields = {"label": "cls", "json": None, "npy": None}
     yield Way(partial(made, fields=fields, index=False), Pad())
+    cache_dir = str(root.parent / "cache")
+    rows = partial(IndexedTars, str(root), val_fraction=0.0, cache_dir=cache_dir, limits=LIMITS)
+    yield Way(rows, List())
 
 
 # Packs and mixtures

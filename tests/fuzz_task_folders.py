@@ -242,7 +242,7 @@ def _videos(draw: random.Random) -> Files:
         fuzz_folders.sized(draw, mutate(draw, seeds[ending], list(seeds.values())))
         if draw.random() < 0.8
         else seeds[ending]
-        for _ in range(draw.choice((1, 2, 4)))
+        for _ in range(draw.choice((1, 4, 16, 64)))
     ]
     return {f"a/{row:03}.{ending}": contents[row % len(contents)] for row in range(ROWS)}
 
