@@ -256,7 +256,7 @@ class Cluster:
         path = self.run / "ledger.jsonl"
         return path.read_text().count("\n") if path.exists() else 0
 
-    def wait(self, condition, seconds=120.0):
+    def wait(self, condition, seconds=600.0):
         began = time.monotonic()
         while not condition():
             assert time.monotonic() - began < seconds, self.text()
@@ -282,7 +282,7 @@ class Cluster:
         last = json.loads(lines[-1]) if lines else {"epoch": -1, "step": -1}
         return [last["epoch"], last["step"]]
 
-    def finish(self, seconds=180):
+    def finish(self, seconds=600):
         for name, node in self.nodes.items():
             assert node.wait(timeout=seconds) == 0, (name, self.text())
 

@@ -24,7 +24,7 @@ from penstock.config.schema import Config
 from penstock.config.sections import Changes, Effect
 from penstock.loading.known_by import PREFIX, agree, relation
 
-ON_ERROR = "bad_samples.on_error"
+ON_ERROR, BALANCE = "bad_samples.on_error", "batch.balance"
 NOT_SET = "not set"
 _UNKNOWN = Effect(Changes.BATCHES, "unknown to this version")
 
@@ -135,10 +135,12 @@ def recorded(config: Config, split: str | None = None) -> dict[str, str]:
     Args:
         split: only the keys that make its batches.
     """
+    # Ranks may be dealt other rows when a run is resumed; the rows of a lane are part of the run.
+    in_lanes = config.distributed.option("lanes") is not None
     return {
         key: str(value)
         for key, value in leaves(config.compared())
-        if is_config(key)
+        if (is_config(key) or (key == BALANCE and in_lanes))
         and (split is None or split in effect_of(key).makes)
         and not is_default(key, value)
     }

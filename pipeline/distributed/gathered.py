@@ -42,6 +42,19 @@ def gathering(gather: Gather, number: int) -> Iterator[None]:
         _gather.reset(token)
 
 
+class OtherRowsError(BaseException):
+    """`gathered` was called where the rows of other shares are not at hand."""
+
+
+def apart(number: int) -> AbstractContextManager[None]:
+    """The share of that number is worked on by itself inside; `gathered` raises OtherRowsError."""
+    return gathering(_not_at_hand, number)
+
+
+def _not_at_hand(rows: Tensor) -> Tensor:
+    raise OtherRowsError
+
+
 def gathered(rows: Tensor) -> Tensor:
     """The rows of all ranks' shares of this batch, in the order of the ranks.
 

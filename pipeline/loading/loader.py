@@ -214,7 +214,7 @@ class Loader:
         """Batches of `epoch` from step `start` on, on the world's device.
 
         Args:
-            share: only that one of `shares`; None: all of them, put together.
+            share: only that one; None: all of `shares`, put together.
 
         Raises:
             DataError, SampleError: as fetch does, when the batch's turn comes.
@@ -222,8 +222,8 @@ class Loader:
         DataError: the dataset's length has changed.
         DataError: more was left out than the budget allows; after the batch that went over.
         """
-        part_of_it = share is not None and len(self.shares) > 1
-        begun = self._take_begun(None if part_of_it else (epoch, start))
+        others = share is not None and [share] != [*self.shares]
+        begun = self._take_begun(None if others else (epoch, start))
         self.stats = LoaderStats()
         self._next, self._broken_off = (epoch, start), True
         if self.exchange is not None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
-from functools import partial
 from itertools import chain
 
 import torch
 from torch import Tensor, nn
 
-from penstock.distributed.gathered import together
+from penstock.distributed.gathered import OtherRowsError, apart, together
 from penstock.distributed.group import Group
 from penstock.distributed.preemption import in_turns
 from penstock.errors import DataError
@@ -33,7 +32,8 @@ def validate(
     """The mean "loss" and every metric of the objective over epoch 0 of `loader`.
 
     Each sample (or token, where the objective gives a loss a token) counts once, whatever the
-    number of ranks.
+    number of ranks. In lanes, an objective that calls `gathered` sees whole batches: every rank
+    goes through the whole split then.
 
     Args:
         group: the ranks that measure a share each; all get the same numbers.
@@ -41,6 +41,24 @@ def validate(
         observers: told of the progress, and of the unreadable samples of all ranks.
     """
     group = group or Group()
+    parts = model, objective, loader, precision
+    try:
+        return _measured(*parts, group, turn, observers, loader.shares)
+    except OtherRowsError:  # by all ranks, in the same batch
+        return _measured(*parts, Group(), turn, observers, [(0, 1)])
+
+
+def _measured(
+    model: nn.Module,
+    objective: Objective,
+    loader: Loader,
+    precision: Precision,
+    group: Group,
+    turn: Callable[[bool], None] | None,
+    observers: Sequence[Observer],
+    shares: Sequence[tuple[int, int]],
+) -> dict[str, float]:
+    """The same for those shares of each batch, on this rank, and those that others have."""
     was_training = model.training
     device = torch.device(loader.world.device)
     if group.alone:  # with others, the model is where and how it was spread
@@ -48,26 +66,27 @@ def validate(
     model.eval()
     objective.to(device).reset()
     # Of losses, their number, samples; of each share.
-    every = torch.zeros(len(loader.shares), 3, dtype=torch.float64, device=device)
-    named: list[dict[str, Tensor]] = [{} for _ in loader.shares]
+    every = torch.zeros(len(shares), 3, dtype=torch.float64, device=device)
+    named: list[dict[str, Tensor]] = [{} for _ in shares]
     left_out: list[object] = []
     steps, done = loader.plan.steps(0), 0
-    steps = None if steps is None else steps * len(loader.shares)
+    steps = None if steps is None else steps * len(shares)
     _tell(observers, 0, steps)
-    # A lane measures its share by itself, whoever works on the others.
-    meets = partial(together, Group() if loader.lanes else group)
+    in_lanes = loader.lanes is not None and shares is loader.shares
     # Without turns, ranks meet at the end only, and so does an error of one of them.
     ends = group.all_or_none() if turn is None else nullcontext()
     try:
         with ends:
-            for share, sums, of_share in zip(loader.shares, every, named, strict=True):
+            for share, sums, of_share in zip(shares, every, named, strict=True):
                 if done:
                     objective.begin_part()
                 if loader.lanes is not None:
                     loader.lanes.begin_validation(share)
                 with closing(loader.epoch(0, 0, share)) as batches:
                     for batch in in_turns(batches, turn):
-                        with autocast(device, precision), meets(batch.request):
+                        # A lane measures its share by itself, whoever works on the others.
+                        meets = apart(share[0]) if in_lanes else together(group, batch.request)
+                        with autocast(device, precision), meets:
                             losses, outputs = objective.measure(model, batch)
                         objective.update(outputs, batch)
                         sums[2] += batch.request.valid

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from penstock.addons.lanes.tree import LaneSum, NotYetError, added, nodes_in
+from penstock.addons.lanes.tree import LaneSum, added, nodes_in
 from penstock.addons.lanes.turns import Turns
+from penstock.distributed.gathered import OtherRowsError
 from penstock.distributed.group import Group
 from penstock.errors import PenstockError
 from tests.lanes.ranks import Ranks
@@ -64,12 +65,12 @@ def test_a_rank_that_has_to_wait_tells_the_others():
     def work(group):
         def of_lane(lane):
             if lane == 3:
-                raise NotYetError
+                raise OtherRowsError
             return [torch.ones(1)]
 
         try:
             LaneSum(4, group)(of_lane, [1])
-        except NotYetError:
+        except OtherRowsError:
             return "waits"
 
     assert Ranks(4).run(work) == ["waits"] * 4

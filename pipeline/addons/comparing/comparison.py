@@ -264,6 +264,8 @@ def _facts_of(run: RunRecord, known: Set[str]) -> dict[str, dict[str, object]]:
     sizes = [str(session.get("world", 1)) for session in run.sessions] or ["1"]
     own["run"]["starts"] = len(sizes)
     own["hardware"]["ranks"] = sizes[0] if len(set(sizes)) == 1 else ", ".join(sizes)
+    kinds = dict.fromkeys(str(session["kind"]) for session in run.sessions if "kind" in session)
+    own["hardware"] |= {"kind": "; ".join(kinds)} if kinds else {}  # of a run in lanes
     fingerprint = run.manifest.get("fingerprint")
     for key, value in leaves(fingerprint) if isinstance(fingerprint, Mapping) else ():
         if key not in known and not key.startswith(PREFIX):  # facts of data, which have it too

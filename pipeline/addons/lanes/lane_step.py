@@ -25,9 +25,9 @@ import torch
 from torch import Tensor, nn
 
 from penstock.addons.lanes.kinds import say_kinds
-from penstock.addons.lanes.tree import Items, LaneSum, NotYetError
+from penstock.addons.lanes.tree import Items, LaneSum
 from penstock.addons.lanes.turns import Turns
-from penstock.distributed.gathered import gathering
+from penstock.distributed.gathered import OtherRowsError, apart, gathering
 from penstock.errors import ConfigError, PenstockError, Problem
 from penstock.loading.batch import Batch
 from penstock.torch_internals import scale
@@ -277,14 +277,14 @@ class LaneStep(InLanes):
                 results.append((torch.zeros(0, device=self.device), {}))
                 return [None] * size
             self._enter(None)
-            with gathering(_not_yet, self._lanes[number]):
+            with apart(self._lanes[number]):
                 results.append(self._pass(self._lanes[number], part))
             return self._items(self._leave())
 
         if not self._gathers:
             try:
                 sums, counts = self._added(alone, size)
-            except NotYetError:
+            except OtherRowsError:
                 self._gathers = True
         if self._gathers:
             turns = Turns(self._leave, self._enter)
@@ -409,8 +409,3 @@ def _summand(value: Tensor | None) -> Tensor | None:
     whole = not (value.is_floating_point() or value.is_complex())
     dtype = torch.float64 if whole else torch.promote_types(value.dtype, torch.float32)
     return value.detach().to(dtype)
-
-
-def _not_yet(rows: Tensor) -> Tensor:
-    """`gathered` while lanes do not wait for each other."""
-    raise NotYetError

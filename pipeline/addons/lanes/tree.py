@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from penstock.distributed.gathered import OtherRowsError
 from penstock.distributed.group import Group
 
 Node = tuple[int, int]  # the first lane and one past the last
@@ -57,10 +58,6 @@ def _plus(left: Tensor | None, right: Tensor | None) -> Tensor | None:
     return left.add_(right)
 
 
-class NotYetError(BaseException):
-    """What a lane adds is not known before other lanes have come as far."""
-
-
 class LaneSum:
     """Sums over all lanes of a global batch.
 
@@ -88,13 +85,13 @@ class LaneSum:
             counts: how many of this rank's lanes have each item; read when all were asked.
 
         Raises:
-            NotYetError: on all ranks, if `of_lane` does on one of them.
+            OtherRowsError: on all ranks, if `of_lane` does on one of them.
         """
         own: dict[Node, Items] = {}
         try:
             for node in self._nodes[self._group.world.rank]:
                 own[node] = added(node, lambda at: of_lane(at[0]) if at[1] - at[0] == 1 else None)
-        except NotYetError:
+        except OtherRowsError:
             if self._group.alone:
                 raise
             own.clear()
@@ -103,7 +100,7 @@ class LaneSum:
         ranks = self._group.gather(([*counts], _forms([*own.values()])) if own else None)
         known = [of_rank for of_rank in ranks if of_rank is not None]
         if len(known) < len(ranks):
-            raise NotYetError
+            raise OtherRowsError
         totals = [sum(each) for each in zip(*(of for of, _ in known), strict=True)]
         by_type: dict[torch.dtype, dict[int, torch.Size]] = defaultdict(dict)
         for number, forms in enumerate(zip(*(of for _, of in known), strict=True)):
