@@ -128,6 +128,8 @@ class AddOn:
         pictures: "module:function" that takes a `penstock.build.data.Split`, a `Batch` of it and a
             folder, draws the batch there, and returns the path of the picture, or None.
         copies: a module with the functions of `penstock.runs.checkpoint.CopiesPlace`.
+        iterated: "module:function" of a `Loader` that somebody else's loop asks for its batches:
+            `iter(loader)`.
         stores: "module:class" that reads files at addresses: (`penstock.datasets.files.Files`) ->
             `penstock.datasets.files.Remote`. It is imported with the first address.
         typed: "module:NAME" of a `penstock.config.command_line_keys.TypedKey`, by a key that only a
@@ -168,6 +170,7 @@ class AddOn:
     checks: str = ""
     pictures: str = ""
     copies: str = ""
+    iterated: str = ""
     stores: str = ""
     typed: Mapping[str, str] = field(default_factory=dict)
     sends: str = ""
@@ -213,7 +216,7 @@ def backends() -> dict[str, str]:
     return {name: opener for addon in addons().values() for name, opener in addon.backends.items()}
 
 
-def all_of(seam: Literal["explains", "pictures", "checks"]) -> list[Callable[..., Any]]:
+def all_of(seam: Literal["explains", "pictures", "checks", "iterated"]) -> list[Callable[..., Any]]:
     """The functions that add-ons bring to a seam."""
     names = (getattr(addon, seam) for addon in addons().values())
     return [load(name) for name in names if name]

@@ -9,6 +9,7 @@
     scale                           multiplies tensors by a number in place, in one call
     queue_callback                  calls a function when the backward pass at hand is over; public
                                     from torch 2.15 on
+    register_pytree_node            lets `tree_map` look into a class
 
 Tested with torch 2.15. With a torch that lacks one of them, importing this file says which.
 """
@@ -23,6 +24,7 @@ import torch
 
 try:
     from torch._utils import ExceptionWrapper
+    from torch.utils._pytree import register_pytree_node
     from torch.utils.data._utils import worker as _worker
     from torch.utils.data._utils.pin_memory import pin_memory
 
@@ -51,6 +53,7 @@ __all__ = [
     "numpy_seed",
     "pin_memory",
     "queue_callback",
+    "register_pytree_node",
     "scale",
     "share_by",
     "shared_storage",

@@ -14,6 +14,7 @@ from penstock.loading.bad_samples import LeftOut
 from penstock.loading.stage_timer import StageTrace
 from penstock.order.plan import Request
 from penstock.order.randomness import IntArray
+from penstock.torch_internals import register_pytree_node
 
 TAKEN = "shared"  # the one stage in the timing of a batch that somebody else has made
 
@@ -131,3 +132,28 @@ def _map(value: object, change: Callable[[torch.Tensor], torch.Tensor]) -> objec
     if isinstance(value, (list, tuple)):
         return [_map(item, change) for item in value]
     return value
+
+
+# It is a mapping to everybody else. torch's FSDP and Lightning ask for dataclasses first, and would
+# make a new batch of its attributes, without its fields.
+del Batch.__dataclass_fields__
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """What torch's trees keep of a batch: `rest` is one without fields."""
+
+    names: tuple[str, ...]
+    rest: Batch = field(compare=False)  # trees of two batches are alike where their names are
+
+
+def _flatten(batch: Batch) -> tuple[list[Any], _Layout]:
+    return list(batch.values()), _Layout(tuple(batch), batch.replace({}))
+
+
+def _unflatten(values: Iterable[Any], layout: Any) -> Batch:
+    rest: Batch = layout.rest
+    return rest.replace(dict(zip(layout.names, values, strict=True)))
+
+
+register_pytree_node(Batch, _flatten, _unflatten)

@@ -203,6 +203,8 @@ class Loader:
         return len(self.plan)
 
     def __iter__(self) -> Iterator[Batch]:
+        for heard in installed.all_of("iterated"):
+            heard(self)
         epoch, step = self._next
         if self._broken_off:  # as with torch's loader, leaving an epoch early ends it
             epoch, step = epoch + 1, 0

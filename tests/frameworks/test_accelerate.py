@@ -101,6 +101,24 @@ def test_a_loader_that_is_not_seeded_has_the_order_that_it_has_elsewhere(acceler
     assert rows(accelerator.prepare(DataLoader(Rows(), **options))) == reference
 
 
+class Counted(torch.utils.data.TensorDataset):
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+
+def test_samplers_and_datasets_of_one_s_own_hear_of_each_epoch(accelerator):
+    def rows(kind):
+        dataset = Counted(torch.arange(16))
+        sampler = torch.utils.data.DistributedSampler(dataset, 1, 0, shuffle=True)
+        batches = torch.utils.data.BatchSampler(sampler, 4, drop_last=False)
+        loader = accelerator.prepare(kind(dataset, batch_sampler=batches))
+        return [([batch[0].tolist() for batch in loader], dataset.epoch) for _ in range(3)]
+
+    reference = rows(torch.utils.data.DataLoader)
+    assert len({str(epoch) for epoch, _ in reference}) == 3
+    assert rows(DataLoader) == reference
+
+
 def test_an_iterable_dataset_is_read_as_ever(accelerator, tmp_path):
     loader = accelerator.prepare(DataLoader(Stream(), batch_size=3))
     batches = []

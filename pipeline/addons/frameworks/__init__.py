@@ -2,4 +2,4 @@
 
 from penstock.installed import AddOn
 
-ADDON = AddOn()
+ADDON = AddOn(iterated="penstock.addons.frameworks.unprepared:heard")

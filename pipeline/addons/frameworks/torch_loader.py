@@ -20,6 +20,7 @@ from torch.utils import data as torch_data
 from torch.utils.data import BatchSampler, DistributedSampler
 
 from penstock.addons.dataloader.askers import KeptByAccelerate
+from penstock.addons.dataloader.epoch_draws import wrapped
 from penstock.errors import ConfigError
 from penstock.loading.loader import Loader
 
@@ -58,6 +59,9 @@ class Source(Protocol):
 
     def begin(self, address: Address) -> Iterator[Any]:
         """Batches from an address to the end of its epoch."""
+
+    def announce(self, epoch: int) -> None:
+        """Tell samplers and a dataset of somebody's own that `epoch` is next."""
 
     def delivered(self, address: Address) -> None:
         """Batches up to an address were delivered."""
@@ -107,6 +111,9 @@ class ConfiguredSource:
                 f"{there}: build it behind init_process_group, where your framework asks for it"
             )
         return self._loader.epoch(*address)
+
+    def announce(self, epoch: int) -> None:
+        """An address says it."""
 
     def delivered(self, address: Address) -> None:
         """Nothing is to be noted."""
@@ -174,6 +181,14 @@ class DropInSource:
             next(batches, None)
         self._begun, self._kept = self._loader.state_dict(), {}
         return batches
+
+    def announce(self, epoch: int) -> None:
+        batches: Any = self._loader.batch_sampler
+        sampler = self._loader.sampler if batches is None else batches
+        shared = getattr(sampler, "batch_sampler", None)  # of all ranks
+        for part in (*wrapped(sampler), *wrapped(shared), self.dataset):
+            if callable(set_epoch := getattr(part, "set_epoch", None)):
+                set_epoch(epoch)
 
     def delivered(self, address: Address) -> None:
         progress = self._begun.get("progress") or {}
@@ -309,6 +324,7 @@ class Batches(torch_data.Dataset[Any]):
         if self._loaded:
             self._loaded, self._ahead = False, self.next.epoch - epoch
         epoch += self._ahead
+        self.source.announce(epoch)
         if epoch == self.next.epoch and not self._left:
             return
         if self.source.reaches(epoch):
