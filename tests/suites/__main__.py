@@ -155,7 +155,6 @@ def run(suite, checkout, loader, order, file, limit):
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(paths),
-        "PYTHONDONTWRITEBYTECODE": "1",
         "HF_HUB_OFFLINE": "1",
         "SUITES_RESULTS": str(file),
         "SUITES_ORDER": order,
