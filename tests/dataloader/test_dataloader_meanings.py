@@ -325,3 +325,16 @@ def test_a_state_waits_for_what_its_readers_began_with():
     assert [part["state"]["dataset"]["at"] for part in parts] == [0, 0]
     assert len(list(batches)) == 6
     assert theirs(Squares(4), 2) == everything(Squares(4), 2)
+
+
+def test_a_derived_class_may_say_what_iterates_it():
+    class Watched(DataLoader):
+        begun = 0
+
+        def _get_iterator(self):  # torch's name for it
+            self.begun += 1
+            return super()._get_iterator()
+
+    loader = Watched(range(4), batch_size=2)
+    assert [[batch.tolist() for batch in loader] for _ in range(2)] == [[[0, 1], [2, 3]]] * 2
+    assert loader.begun == 2

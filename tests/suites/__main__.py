@@ -6,10 +6,11 @@ FOLDER holds checkouts of the projects, each by its name in `SUITES`, as `git cl
 those that are missing are left out. The projects' packages must be installed, with what their tests
 import (parameterized, expecttest, cloudpickle, ...). Nothing of theirs is kept here.
 
-Every suite is run with torch's class and with ours, in its order and reversed, in a process of its
-own. A test that lasts longer than `--limit` seconds hangs: its stacks are printed, it is ended, and
-the rest goes on in a new process. Results are lines in `--results`; a run that was broken off goes
-on there, and what is to be run again is deleted there.
+Every suite is run with our class, in its order and reversed, in a process of its own, and with
+torch's class where ours fails (`--whole`: everywhere). A test that lasts longer than `--limit`
+seconds hangs: its stacks are in the log, it is ended, and the rest goes on in a new process.
+Results are lines in `--results`; a run that was broken off goes on there, and what is to be run
+again is deleted there.
 
 At the end stands what ours fails and torch's passes in the same order. Each such test has to be in
 exceptions.yaml, with the reason; the exit code is 1 where one is not, or where one hangs.
@@ -30,7 +31,6 @@ from pathlib import Path
 
 import yaml
 
-LOADERS = "torch", "penstock"
 ORDERS = "forward", "reversed"
 FAILED = "failed", "hangs", "crashes"
 
@@ -99,8 +99,8 @@ def main(words=None):
     parser = argparse.ArgumentParser(prog="python -m tests.suites")
     parser.add_argument("folder", type=Path, help="of the checkouts")
     parser.add_argument("--suites", nargs="+", choices=SUITES, default=list(SUITES))
-    parser.add_argument("--loaders", nargs="+", choices=LOADERS, default=LOADERS)
     parser.add_argument("--orders", nargs="+", choices=ORDERS, default=ORDERS)
+    parser.add_argument("--whole", action="store_true", help="all tests with torch's class, too")
     parser.add_argument("--results", type=Path, help="default: FOLDER/results")
     parser.add_argument("--limit", type=float, default=300, help="seconds of a test")
     options = parser.parse_args(words)
@@ -112,13 +112,17 @@ def main(words=None):
             print(f"{name}: no {options.folder / name}")
             continue
         for order in options.orders:
-            outcomes = {}
-            for loader in options.loaders:
-                file = results / f"{name}.{loader}.{order}.jsonl"
-                checkout = (options.folder / name).resolve()
-                run(SUITES[name], checkout, loader, order, file, options.limit)
-                outcomes[loader] = read(file)
-            wrong += compared(name, order, outcomes, exceptions.get(name, {}))
+            checkout = (options.folder / name).resolve()
+            ours, theirs = (
+                results / f"{name}.{loader}.{order}.jsonl" for loader in ("penstock", "torch")
+            )
+            run(SUITES[name], checkout, order, ours, options.limit, swaps=True)
+            lost = [test for test, outcome in read(ours).items() if outcome in FAILED]
+            only = None if options.whole else lost
+            run(SUITES[name], checkout, order, theirs, options.limit, only=only)
+            wrong += compared(
+                f"{name}, {order}", read(ours), read(theirs), exceptions.get(name, {})
+            )
     return int(bool(wrong))
 
 
@@ -146,8 +150,8 @@ def imported_from(suite, checkout):
     return [str(checkout / path) for path in suite.inside]
 
 
-def run(suite, checkout, loader, order, file, limit):
-    """Run all tests that have no result yet, in as many processes as it takes."""
+def run(suite, checkout, order, file, limit, swaps=False, only=None):
+    """Run all tests, or `only` some, that have no result yet, in as many processes as it takes."""
     file.touch()
     root = checkout / suite.root
     paths = [str(Path(__file__).with_name("inside")), *imported_from(suite, checkout)]
@@ -158,24 +162,28 @@ def run(suite, checkout, loader, order, file, limit):
         "HF_HUB_OFFLINE": "1",
         "SUITES_RESULTS": str(file),
         "SUITES_ORDER": order,
+        "SUITES_ONLY": "" if only is None else str(file.with_suffix(".only")),
         "SUITES_SWAPPED": "",
         "SUITES_CLASSES": suite.classes,
     }
-    if loader == "penstock":
+    if only is not None:
+        file.with_suffix(".only").write_text(json.dumps(only))
+    if swaps:
         environment["SUITES_SWAPPED"] = os.pathsep.join(map(str, places(suite, checkout)))
     command = [sys.executable, "-P", "-m", "pytest", "-p", "noting", "--assert=plain", "-q"]
     command += ["-p", "no:cacheprovider", "-o", "addopts=", "--tb=short", *suite.tests]
+    command += ["-o", f"faulthandler_timeout={max(limit - 10, 1):.0f}"]  # prints the stacks
     command += ["-k", suite.chosen] if suite.chosen else []
     while not any("ended" in line for line in lines(file)):
         with file.with_suffix(".log").open("a") as log:
             process = subprocess.Popen(
                 command, cwd=root, env=environment, stdout=log, stderr=log, start_new_session=True
             )
-            watch(process, file, limit)
-        rest = {"begun": None, **lines(file)[-1]} if lines(file) else {"begun": None}
-        if rest["begun"] is not None and "test" not in rest:
-            outcome = "hangs" if process.returncode == -signal.SIGKILL else "crashes"
-            note(file, test=rest["begun"], outcome=outcome, why=f"exit code {process.returncode}")
+            ended = watch(process, file, limit)
+        last = lines(file)[-1] if lines(file) else {}
+        if "begun" in last:
+            outcome = "crashes" if ended else "hangs"
+            note(file, test=last["begun"], outcome=outcome, why=f"exit code {process.returncode}")
         elif process.returncode in (0, 1, 2, 5):
             note(file, ended=process.returncode)
         else:
@@ -183,17 +191,14 @@ def run(suite, checkout, loader, order, file, limit):
 
 
 def watch(process, file, limit):
-    """Wait for pytest; end it, with all that it has started, where a test hangs."""
-    while process.poll() is None:
+    """Wait for pytest; end all that it has started. Whether it ended by itself: no test hung."""
+    while process.poll() is None and time.time() - file.stat().st_mtime < limit:
         time.sleep(0.2)
-        since = time.time() - file.stat().st_mtime
-        if since > limit:
-            os.kill(process.pid, signal.SIGUSR1)  # prints the stacks
-            time.sleep(2)
-            break
+    ended = process.poll() is not None
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+    return ended
 
 
 def note(file, **line):
@@ -210,30 +215,24 @@ def read(file):
     return {line["test"]: line["outcome"] for line in lines(file) if "test" in line}
 
 
-def compared(name, order, outcomes, exceptions):
+def compared(name, ours, theirs, exceptions):
     """Print what differs; how many tests are ours to mend."""
-    for loader, seen in outcomes.items():
+    for loader, seen in (("penstock", ours), ("torch", theirs)):
         counts = collections.Counter(seen.values())
         text = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
-        print(f"{name}, {order}, {loader}: {text}")
-    if len(outcomes) < len(LOADERS):
-        return 0
-    theirs, ours = (outcomes[loader] for loader in LOADERS)
+        print(f"{name}, {loader}: {text}")
     lost = {
         test: outcome
         for test, outcome in ours.items()
         if outcome == "hangs" or (outcome in FAILED and theirs.get(test) == "passed")
     }
-    missing = sorted(set(theirs) - set(ours))
     wrong = [test for test in lost if test not in exceptions or lost[test] == "hangs"]
     for test in sorted(lost):
         print(f"  {lost[test]}: {test}: {exceptions.get(test, 'NOT LISTED')}")
-    for test in missing:
-        print(f"  not run: {test}")
     for test in sorted(set(exceptions) & {test for test in ours if ours[test] == "passed"}):
         print(f"  listed, and passes: {test}")
-    print(f"  {len(lost)} of {sum(each == 'passed' for each in theirs.values())} are lost")
-    return len(wrong) + len(missing)
+    print(f"  {len(lost)} of {len(ours)} are lost")
+    return len(wrong)
 
 
 if __name__ == "__main__":

@@ -174,7 +174,13 @@ class DataLoader(KeptByAccelerate, torch_data.DataLoader[Sample]):
         if fabric := is_fabric(frame):
             self._count_on()
         if self._pending is not None and is_lightning(frame):
-            return or_next(self._epoch(), self._one_further if fabric else self._epoch)
+            return or_next(
+                self._get_iterator(), self._one_further if fabric else self._get_iterator
+            )
+        return self._get_iterator()
+
+    def _get_iterator(self) -> Any:
+        """As torch's class calls it, for classes that are derived from it."""
         return self._epoch()
 
     def _count_on(self) -> None:
