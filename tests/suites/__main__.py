@@ -33,6 +33,7 @@ import yaml
 
 ORDERS = "forward", "reversed"
 FAILED = "failed", "hangs", "crashes"
+COLLECTING = 900  # seconds before the first test, and behind the last one
 
 
 @dataclass(frozen=True)
@@ -192,7 +193,12 @@ def run(suite, checkout, order, file, limit, swaps=False, only=None):
 
 def watch(process, file, limit):
     """Wait for pytest; end all that it has started. Whether it ended by itself: no test hung."""
-    while process.poll() is None and time.time() - file.stat().st_mtime < limit:
+    began = time.time()
+    while process.poll() is None:
+        last = file.read_text().rstrip().rpartition("\n")[2]
+        seconds = limit if last.startswith('{"begun"') else max(limit, COLLECTING)
+        if time.time() - max(file.stat().st_mtime, began) > seconds:
+            break
         time.sleep(0.2)
     ended = process.poll() is not None
     with contextlib.suppress(ProcessLookupError):
