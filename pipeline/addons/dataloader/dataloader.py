@@ -174,14 +174,9 @@ class DataLoader(KeptByAccelerate, torch_data.DataLoader[Sample]):
         if fabric := is_fabric(frame):
             self._count_on()
         if self._pending is not None and is_lightning(frame):
-            return or_next(
-                self._get_iterator(), self._one_further if fabric else self._get_iterator
-            )
+            behind = self._one_further if fabric else self._get_iterator
+            return or_next(self._get_iterator(), behind)
         return self._get_iterator()
-
-    def _get_iterator(self) -> Any:
-        """As torch's class calls it, for classes that are derived from it."""
-        return self._epoch()
 
     def _count_on(self) -> None:
         """Let the sampler go on from the epoch of a state, where Fabric counts from 0 again."""
@@ -196,9 +191,9 @@ class DataLoader(KeptByAccelerate, torch_data.DataLoader[Sample]):
         if (sampler := self._with_epochs()) is not None:
             self._ahead += 1
             sampler.set_epoch(sampler.epoch + 1)
-        return self._epoch()
+        return self._get_iterator()
 
-    def _epoch(self) -> EpochIterator:
+    def _get_iterator(self) -> Any:  # torch's name, for classes that are derived from it
         saved, self._pending = self._pending, None
         if self._kept is not None and (under_way := self._under_way()) is not None:
             under_way.supersede()
