@@ -196,6 +196,11 @@ def mel_filters(
     return weights.float()
 
 
+# Frames whose spectrum is made at once. Of a long recording it would take six times the memory of
+# the features, in pieces that lie between those of a batch's recordings.
+_FRAMES = 2048
+
+
 class LogMel:
     """`audio` becomes `features`: float32[n_mels, frames], the log of the power in mel bands.
 
@@ -269,12 +274,22 @@ class LogMel:
         count = len(wave) // self.hop + 1
         reserve(4 * count * len(self._filters), f"{count} frames of features")
         # Windowed frames, their spectrum (as many complex numbers as half of these) and its power.
-        with temporary(4 * (len(wave) + 4 * count * self.n_fft), "a spectrum"):
+        with temporary(4 * (len(wave) + 4 * min(count, _FRAMES) * self.n_fft), "a spectrum"):
             # torch.stft does the same, with checks that take twice as long as the work.
             frames = F.pad(wave, (half, half + self.n_fft % 2)).unfold(0, self.n_fft, self.hop)
-            spectrum = torch.fft.rfft(frames * self._window)
-            power = spectrum.real.square() + spectrum.imag.square()
-            return (self._filters @ power.T).clamp_min(self.floor).log()
+            if count <= _FRAMES:
+                features = self._bands(frames)
+            else:
+                features = wave.new_empty(len(self._filters), count)
+                for start in range(0, count, _FRAMES):
+                    stop = start + _FRAMES
+                    features[:, start:stop] = self._bands(frames[start:stop])
+        return features.clamp_min_(self.floor).log_()
+
+    def _bands(self, frames: Tensor) -> Tensor:
+        spectrum: Tensor = torch.fft.rfft(frames * self._window)
+        power: Tensor = spectrum.real.square() + spectrum.imag.square()
+        return self._filters @ power.T
 
 
 class Standardize:
