@@ -14,13 +14,9 @@ from penstock.addons.shards.tar import index
 from penstock.addons.shards.tar_shards import TarShards
 from penstock.datasets.files import Files
 from penstock.errors import ConfigError, DataError
-from penstock.loading.collate import List
-from penstock.loading.fetch import Fetch, hash_of_rows, row_hashes
-from penstock.loading.loader import Loader
-from penstock.loading.workers.options import LoaderOptions
-from penstock.order.plan import Plan
-from penstock.order.samplers import Random
+from tests import epochs
 
+PATIENT = {"timeout": 30}  # where requests are counted: a busy machine may take seconds
 EACH = 30  # samples of an archive
 
 
@@ -61,7 +57,8 @@ def small(monkeypatch):
 
 
 def opened(root, cache, files=None, **options):
-    files = Files(cache_dir=str(cache), retries=8, first_wait=0.01, timeout=1, **(files or {}))
+    given = {"timeout": 1, **(files or {})}  # what ends too soon is waited for as long
+    files = Files(cache_dir=str(cache), retries=8, first_wait=0.01, **given)
     return IndexedTars(str(root), cache_dir=f"{cache}-indexes", files=files, **options)
 
 
@@ -71,13 +68,7 @@ def save(path, array):
 
 
 def digests(data, **workers):
-    """Of all batches of an epoch, and of those from the middle of the next one on."""
-    fetch = Fetch(data, None, List(), seed=3, hashed=True)
-    made = []
-    with Loader(Plan(Random(len(data), 3), 8), fetch, LoaderOptions(**workers)) as loader:
-        for epoch, start in ((0, 0), (1, 4)):
-            made += [hash_of_rows(row_hashes(batch)) for batch in loader.epoch(epoch, start)]
-    return made
+    return epochs.digests(data, 8, 4, **workers)
 
 
 def served(folder, **options):
@@ -126,7 +117,7 @@ def test_only_what_is_read_is_fetched(folder, tmp_path):
     index.write(folder)
     shelf = served(folder)
     with InThread(shelf) as port:
-        data = opened(f"http://127.0.0.1:{port}/data", tmp_path / "cache")
+        data = opened(f"http://127.0.0.1:{port}/data", tmp_path / "cache", PATIENT)
         assert shelf.sent < 20_000, "indexes, and the first sample"
         far, before = pickle.loads(pickle.dumps(data)), shelf.sent
         assert far[EACH + 7] == opened(folder, tmp_path / "local")[EACH + 7]

@@ -14,14 +14,7 @@ from penstock.addons.shards.tar_shards import TarShards
 from penstock.datasets.files import Files
 from penstock.datasets.image_folder import ImageFolder
 from penstock.errors import DataError
-from penstock.loading.collate import List
-from penstock.loading.fetch import Fetch, hash_of_rows, row_hashes
-from penstock.loading.loader import Loader
-from penstock.loading.stream_fetch import StreamFetch
-from penstock.loading.workers.options import LoaderOptions
-from penstock.order.plan import Plan
-from penstock.order.samplers import Random
-from penstock.order.streams import StreamOrder, StreamPlan
+from tests import epochs
 
 pytest.importorskip("aiohttp")
 
@@ -46,25 +39,15 @@ def folder(tmp_path_factory):
     return made
 
 
-def opened(kind, root, cache):
-    files = Files(cache_dir=str(cache), retries=6, first_wait=0.01, timeout=0.5)
+def opened(kind, root, cache, timeout=30):
+    files = Files(cache_dir=str(cache), retries=6, first_wait=0.01, timeout=timeout)
     if kind == "files":
         return ImageFolder(f"{root}/files", val_fraction=0.0, files=files)
     return TarShards(f"{root}/tars", val_fraction=0.0, files=files)
 
 
 def digests(data, **workers):
-    """Of an epoch's batches."""
-    fetch: Fetch | StreamFetch
-    plan: Plan | StreamPlan
-    if isinstance(data, ImageFolder):
-        fetch, plan = Fetch(data, None, List(), seed=3, hashed=True), Plan(Random(len(data), 3), 5)
-    else:
-        order = StreamOrder(3, 10, shuffle_shards=True)
-        fetch = StreamFetch(data, None, List(), 3, hashed=True, order=order, batch_size=5)
-        plan = StreamPlan(order, 5)
-    with Loader(plan, fetch, LoaderOptions(**workers)) as loader:
-        return [hash_of_rows(row_hashes(batch)) for batch in loader.epoch(0)]
+    return epochs.digests(data, 5, 2, buffer=10, **workers)
 
 
 def served(folder):
@@ -81,7 +64,8 @@ def test_batches_are_exact_or_there_is_one_message(folder, tmp_path, kind):
         root = f"http://127.0.0.1:{port}/data"
         for fault in (None, *FAULTS):
             shelf.faults = {}
-            data = opened(kind, root, tmp_path / str(fault))
+            waits = fault in ("stall", "short")  # for what does not come
+            data = opened(kind, root, tmp_path / str(fault), timeout=0.5 if waits else 30)
             cached = count if kind == "tars" else 0  # its first sample was looked at
             shelf.faults = {fault: 3} if fault else {}
             shelf.requests.clear()
@@ -91,8 +75,9 @@ def test_batches_are_exact_or_there_is_one_message(folder, tmp_path, kind):
                     digests(data)
             else:
                 assert digests(data) == expected, fault
-            # One in three fails, and is asked again; the least, where nothing fails.
-            most = count if fault is None else 2 * count + 2
+            # One in three fails, and is asked again; the least, where nothing fails. A busy machine
+            # may take half a second for one that does not fail.
+            most = count if fault is None else 7 * count if waits else 2 * count + 2
             assert shelf.requests["GET"] <= most + cached, fault
             assert shelf.requests["HEAD"] <= most, fault
 

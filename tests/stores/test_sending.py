@@ -71,16 +71,21 @@ class Stopping(Shelf):
         self.refuses = self.left < 0
 
 
+def refused_after(left, shelf, port, folder, tmp_path):
+    """Send until the store refuses, after `left` requests that write; then it takes all again."""
+    shelf.left = left
+    with pytest.raises(DataError, match="may not be written with the credentials"):
+        send(port, folder, tmp_path)
+    shelf.left, shelf.refuses = 1000, False
+
+
 @pytest.mark.parametrize("left", [2, 6, 9, 15])
 def test_a_second_run_goes_on(folder, tmp_path, left):
     shelf = Stopping({})
     with InThread(shelf) as port:
-        shelf.left = left
-        with pytest.raises(DataError, match="may not be written with the credentials"):
-            send(port, folder, tmp_path)
+        refused_after(left, shelf, port, folder, tmp_path)
         assert "data/to/last.json" not in shelf.files
         first = shelf.requests["PUT"]
-        shelf.left, shelf.refuses = 1000, False
         shelf.requests.clear()
         send(port, folder, tmp_path)
         assert arrived(shelf, folder)
@@ -92,10 +97,7 @@ def test_a_second_run_goes_on(folder, tmp_path, left):
 def test_an_upload_that_the_store_gave_up_begins_anew(folder, tmp_path):
     shelf = Stopping({})
     with InThread(shelf) as port:
-        shelf.left = 6
-        with pytest.raises(DataError):
-            send(port, folder, tmp_path)
-        shelf.left, shelf.refuses = 1000, False
+        refused_after(6, shelf, port, folder, tmp_path)
         shelf.uploads.clear()
         send(port, folder, tmp_path)
         assert arrived(shelf, folder)
@@ -104,10 +106,7 @@ def test_an_upload_that_the_store_gave_up_begins_anew(folder, tmp_path):
 def test_a_changed_file_is_sent_again(folder, tmp_path):
     shelf = Stopping({})
     with InThread(shelf) as port:
-        shelf.left = 12
-        with pytest.raises(DataError):
-            send(port, folder, tmp_path)
-        shelf.left, shelf.refuses = 1000, False
+        refused_after(12, shelf, port, folder, tmp_path)
         (folder / "large.npy").write_bytes(bytes(SIZES["large.npy"]))
         send(port, folder, tmp_path)
         assert arrived(shelf, folder)
@@ -128,10 +127,7 @@ def test_other_files_at_the_address_stay(folder, tmp_path):
 def test_damaged_notes_are_forgotten(folder, tmp_path):
     shelf = Stopping({})
     with InThread(shelf) as port:
-        shelf.left = 6
-        with pytest.raises(DataError):
-            send(port, folder, tmp_path)
-        shelf.left, shelf.refuses = 1000, False
+        refused_after(6, shelf, port, folder, tmp_path)
         (notes,) = folder.glob(".sending-*.json")
         sent = json.loads(notes.read_text())
         sent["uploads"]["large.npy"]["parts"] = [1, 2]

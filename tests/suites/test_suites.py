@@ -1,6 +1,8 @@
 """Other people's tests with our class: what is swapped, what is said of a test, of a hang."""
 
 import ast
+import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -58,8 +60,15 @@ def checkout(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_what_is_lost_is_said_and_a_hang_ends(checkout, capsys):
-    words = [str(checkout), "--orders", "reversed", "--limit", "10"]
+def test_what_is_lost_is_said_and_a_hang_ends(checkout, capsys, monkeypatch):
+    results = checkout / "results/made.penstock.reversed.jsonl"
+
+    def later():  # by hours, while the test that hangs is the last that has begun
+        last = suites.lines(results)[-1:]
+        return time.time() + 10_000 * ("test_hangs" in last[0].get("begun", "") if last else 0)
+
+    monkeypatch.setattr(suites, "time", SimpleNamespace(time=later, sleep=time.sleep))
+    words = [str(checkout), "--orders", "reversed"]
     assert suites.main(words) == 1
     printed = capsys.readouterr().out
     assert "made, reversed, penstock: 3 failed, 1 hangs, 1 passed" in printed
@@ -69,7 +78,7 @@ def test_what_is_lost_is_said_and_a_hang_ends(checkout, capsys):
     assert "hangs: tests/test_loader.py::test_hangs: NOT LISTED" in printed
     assert "listed, and passes: tests/test_loader.py::test_both" in printed
     assert "3 of 5 are lost" in printed
-    noted = suites.lines(checkout / "results/made.penstock.reversed.jsonl")
+    noted = suites.lines(results)
     ended = [line["test"].partition("test_loader.py::")[2] for line in noted if "test" in line]
     assert ended == ["test_of_neither", "test_hangs", "test_listed", "test_lost", "test_both"]
     assert suites.main(words) == 1  # from the results alone

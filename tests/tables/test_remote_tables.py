@@ -15,14 +15,7 @@ from penstock.addons.tables.parquet import Parquet
 from penstock.addons.tables.parquet_stream import ParquetStream
 from penstock.datasets.files import Files
 from penstock.errors import DataError
-from penstock.loading.collate import List
-from penstock.loading.fetch import Fetch, hash_of_rows, row_hashes
-from penstock.loading.loader import Loader
-from penstock.loading.stream_fetch import StreamFetch
-from penstock.loading.workers.options import LoaderOptions
-from penstock.order.plan import Plan
-from penstock.order.samplers import Random
-from penstock.order.streams import StreamOrder, StreamPlan
+from tests import epochs
 
 pytest.importorskip("aiohttp")
 
@@ -55,26 +48,15 @@ def served(folder, **options):
 
 
 def files_in(cache, **options):
-    return Files(cache_dir=str(cache), retries=8, first_wait=0.01, timeout=1, **options)
+    given = {"timeout": 1, **options}
+    return Files(cache_dir=str(cache), retries=8, first_wait=0.01, **given)
 
 
 FIELDS = {"x": None, "text": None}
 
 
 def digests(data, **workers):
-    """Of all batches of an epoch, and of those from the middle of the next one on."""
-    if isinstance(data, Parquet):
-        fetch = Fetch(data, None, List(), seed=3, hashed=True)
-        plan = Plan(Random(len(data), 3), 16)
-    else:
-        order = StreamOrder(3, 100, shuffle_shards=True)
-        fetch = StreamFetch(data, None, List(), 3, hashed=True, order=order, batch_size=16)
-        plan = StreamPlan(order, 16)
-    made = []
-    with Loader(plan, fetch, LoaderOptions(**workers)) as loader:
-        for epoch, start in ((0, 0), (1, 40)):
-            made += [hash_of_rows(row_hashes(batch)) for batch in loader.epoch(epoch, start)]
-    return made
+    return epochs.digests(data, 16, 40, **workers)
 
 
 @pytest.mark.parametrize("kind", [Parquet, ParquetStream])
@@ -84,7 +66,7 @@ def test_batches_are_those_of_the_disk_and_less_is_fetched(folder, tmp_path, kin
     shelf = served(folder, latency=0.002)
     with InThread(shelf) as port:
         root = f"http://127.0.0.1:{port}/data"
-        data = kind(root, fields=FIELDS, files=files_in(tmp_path / "a"))
+        data = kind(root, fields=FIELDS, files=files_in(tmp_path / "a", timeout=30))
         opening = shelf.sent
         assert opening < 250_000  # of 5 MB; Arrow reads 64 KiB of each for its footer
         assert data.fingerprint == local.fingerprint

@@ -10,16 +10,12 @@ from penstock.addons.tokens import token_file
 from penstock.addons.tokens.token_files import TokenFiles
 from penstock.datasets.files import Files
 from penstock.errors import DataError
-from penstock.loading.collate import List
-from penstock.loading.fetch import Fetch, hash_of_rows, row_hashes
-from penstock.loading.loader import Loader
-from penstock.loading.workers.options import LoaderOptions
-from penstock.order.plan import Plan
-from penstock.order.samplers import Random
+from tests import epochs
 from tests.tokens.test_token_files import write_pair
 
 pytest.importorskip("aiohttp")
 
+PATIENT = {"timeout": 30}  # where requests are counted: a busy machine may take seconds
 SEQUENCES = 60
 
 
@@ -51,20 +47,14 @@ def served(folder, **options):
 
 
 def opened(root, cache, files=None, **options):
-    files = Files(cache_dir=str(cache), retries=8, first_wait=0.01, timeout=1, **(files or {}))
-    given = {"dtype": "uint16", "val_fraction": 0.0, "cache_dir": f"{cache}-tokens", **options}
-    return TokenFiles(str(root), files=files, **given)
+    given = {"timeout": 1, **(files or {})}  # what ends too soon is waited for as long
+    files = Files(cache_dir=str(cache), retries=8, first_wait=0.01, **given)
+    arguments = {"dtype": "uint16", "val_fraction": 0.0, "cache_dir": f"{cache}-tokens", **options}
+    return TokenFiles(str(root), files=files, **arguments)
 
 
 def digests(data, **workers):
-    """Of all batches of an epoch, and of those from the middle of the next one on."""
-    fetch = Fetch(data, None, List(), seed=3, hashed=True)
-    made = []
-    plan = Plan(Random(len(data), 3), 16)
-    with Loader(plan, fetch, LoaderOptions(**workers)) as loader:
-        for epoch, start in ((0, 0), (1, 6)):
-            made += [hash_of_rows(row_hashes(batch)) for batch in loader.epoch(epoch, start)]
-    return made
+    return epochs.digests(data, 16, 6, **workers)
 
 
 def test_batches_are_those_of_the_disk(folder, tmp_path):
@@ -98,7 +88,7 @@ def test_documents_of_several_sequences(folder, tmp_path):
 def test_only_the_blocks_of_the_rows_that_are_read_are_fetched(folder, tmp_path):
     shelf = served(folder)
     with InThread(shelf) as port:
-        data = opened(f"http://127.0.0.1:{port}/data", tmp_path, tokens="b.bin")
+        data = opened(f"http://127.0.0.1:{port}/data", tmp_path, PATIENT, tokens="b.bin")
         far = pickle.loads(pickle.dumps(data))
         before = shelf.sent
         assert (
