@@ -152,7 +152,9 @@ def overrides() -> list[str]:
 
 def written(config: Any) -> Any:
     """A composed configuration as plain values, unresolved, without secrets."""
-    plain: Any = OmegaConf.to_container(config, resolve=False, enum_to_str=True)
+    plain: Any = config  # others save what is no configuration of OmegaConf's
+    if OmegaConf.is_config(config):
+        plain = OmegaConf.to_container(config, resolve=False, enum_to_str=True)
     if isinstance(plain, list):  # overrides.yaml
         return disclosure.words(map(str, plain))
     shown = disclosure.tree(plain, {})

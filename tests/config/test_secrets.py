@@ -7,12 +7,13 @@ import re
 
 import pytest
 import yaml
+from omegaconf import OmegaConf
 
 import penstock
 from penstock import command, installed
 from penstock.addons.stores.store import check_options
 from penstock.addons.sweeps.stored_sweep import StoredSweep, store
-from penstock.config import disclosure, endpoints, environment
+from penstock.config import disclosure, endpoints, environment, hydra_output
 from penstock.config.endpoints import Endpoint
 from penstock.runs.resumption import fingerprint
 from tests.program import run
@@ -518,3 +519,10 @@ def test_tokens_of_texts_are_no_secrets(key):
 )
 def test_other_tokens_are(key):
     assert disclosure.names_secret(key, "ids")
+
+
+def test_a_process_of_a_launcher_saves_what_others_give_omegaconf(tmp_path):
+    """Lightning's loggers save dicts."""
+    hydra_output.save_without_secrets()
+    OmegaConf.save({"rate": [0.1], "password": "abc"}, tmp_path / "a.yaml")
+    assert yaml.safe_load((tmp_path / "a.yaml").read_text()) == {"rate": [0.1], "password": "***"}
