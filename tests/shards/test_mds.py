@@ -10,8 +10,12 @@ import pytest
 import torch
 from torchvision import tv_tensors
 
+from benchmarks.store_server import InThread, Shelf
+from penstock.addons.shards import mds, mds_parts
 from penstock.addons.shards.mds import MDS
+from penstock.datasets.files import Files
 from penstock.errors import ConfigError, DataError
+from tests import epochs
 
 COLUMNS = {
     "image": "png",
@@ -192,3 +196,58 @@ def test_damaged_pictures_and_wrong_labels(root, monkeypatch):
         data._value(b"not a picture at all", "png", "'x', sample 1, 'image'")
     with pytest.raises(DataError, match="value 1 is nan, which is not finite"):
         data._value(np.array([0.0, np.nan]), "ndarray", "x")
+
+
+def test_samples_at_an_address_are_those_of_the_disk(root, tmp_path, monkeypatch):
+    pytest.importorskip("aiohttp")
+    monkeypatch.setattr(mds, "LARGE", 2000)
+    monkeypatch.setattr(mds_parts, "_PART", 1000)
+    local = everything(root)
+    expected = epochs.digests(local, 4, 3)
+    shelf = Shelf({f"data/{path.name}": path.read_bytes() for path in root.iterdir()})
+
+    def opened(cache, **options):
+        given = {"timeout": 1, "retries": 8, "first_wait": 0.01, **options}
+        return everything(address, files=Files(cache_dir=str(tmp_path / cache), **given))
+
+    with InThread(shelf) as port:
+        address = f"http://127.0.0.1:{port}/data"
+        data = opened("a", timeout=30)
+        assert data.fingerprint == local.fingerprint
+        before = shelf.sent
+        far = pickle.loads(pickle.dumps(data))
+        assert far[2]["text"] == "row 2"
+        assert shelf.sent - before < 2500, "the places of a shard's samples, and one part"
+        assert epochs.digests(data, 4, 3, num_workers=2) == expected
+        shelf.faults = {"reset": 5, "short": 7}
+        assert epochs.digests(opened("b", ahead=0), 4, 3) == expected
+        data = opened("c", ahead="30kB", cache_size="40kB")
+        assert epochs.digests(data, 4, 3, backend="thread", num_workers=2) == expected
+        shelf.faults, shelf.ranges = {}, False
+        assert epochs.digests(opened("d"), 4, 3) == expected
+        assert opened("e").metadata["text"].tolist() == [f"row {row}" for row in range(30)]
+
+
+@pytest.mark.parametrize("wrong", ["count", "order", "end", "size"])
+def test_places_that_are_wrong_at_an_address(root, tmp_path, monkeypatch, wrong):
+    pytest.importorskip("aiohttp")
+    monkeypatch.setattr(mds, "LARGE", 2000)
+    contents = {f"data/{path.name}": path.read_bytes() for path in root.iterdir()}
+    name = "data/shard.00001.mds"
+    numbers = np.frombuffer(contents[name], "<u4", 6).copy()
+    if wrong == "count":
+        numbers[0] += 1
+    elif wrong == "order":
+        numbers[2] = numbers[4]
+    else:
+        numbers[1] = 1
+    contents[name] = numbers.tobytes() + contents[name][24 : -1 if wrong == "size" else None]
+    with InThread(Shelf(contents)) as port:
+        files = Files(cache_dir=str(tmp_path / "cache"), timeout=30)
+        data = everything(f"http://127.0.0.1:{port}/data", files=files)
+        assert data[0]["text"] == "row 0"
+        row = int(data._bounds[1])
+        reason = "but its index says" if wrong == "size" else "the places of its samples are dam"
+        with pytest.raises(DataError, match=rf"shard\.00001\.mds' .*{reason}"):
+            data[row]
+        assert len(data.files_of([0, row])) == 2, "whoever fetches ahead leaves it to the reader"

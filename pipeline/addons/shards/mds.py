@@ -5,7 +5,8 @@
 
 `pip install mosaicml-streaming` brings the library (`streaming`), which wants numpy below 2.2 and
 transformers; importing it takes 5 s. Only its reader of shards is used, since orders, workers and
-ranks are Penstock's. Cost: a file is opened and 2 reads are made for each sample, about 30 us.
+ranks are Penstock's. Of a shard of 4 MiB and more at an address no more is fetched than the samples
+that are read (`mds_parts.py`). Cost: a file is opened and 2 reads are made for each sample, 30 us.
 
 Compressed shards have to be decompressed first; columns that are pickles are refused.
 """
@@ -26,7 +27,8 @@ from torchvision import tv_tensors
 from penstock.addons.record_files.open_files import OpenFiles
 from penstock.addons.record_files.rows import no_column
 from penstock.addons.record_files.shard_files import ShardFiles
-from penstock.datasets.files import Files, Remote
+from penstock.addons.shards.mds_parts import LARGE, RemoteShards, wrong_size
+from penstock.datasets.files import Files, Remote, WholeFilesError
 from penstock.datasets.reading.file_kind import stranger
 from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, Sample, data_file
 from penstock.datasets.reading.folder import leads_out
@@ -131,6 +133,8 @@ class MDS(FileDataset, Dataset[Sample]):
         total = int(self._bounds[-1])
         self._rows = indexes.rows(total, split, val_fraction, split_seed, test_fraction)
         self._readers = OpenFiles(self._opened)
+        self._parts = RemoteShards(self._shards, self._files, limits)
+        self._has_parts = True  # as far as is known
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -160,8 +164,19 @@ class MDS(FileDataset, Dataset[Sample]):
         )
 
     def files_of(self, indices: Sequence[int] | IntArray) -> list[list[str]]:
-        """The addresses of the shards of samples."""
-        return [[self._shards[shard][0]] for shard, _ in self._places(indices)]
+        """The addresses of what samples are read from: parts of their shards, or all of these."""
+        places = list(self._places(indices))
+        addresses = [[self._shards[shard][0]] for shard, _ in places]
+        apart = [place for place, (shard, _) in enumerate(places) if self._in_parts(shard)]
+        parts = self._parts.files_of([places[place] for place in apart])
+        for place, files in zip(apart, parts, strict=True):
+            addresses[place] = files
+        return addresses
+
+    def _in_parts(self, shard: int) -> bool:
+        address, info = self._shards[shard]
+        large = bool(info["raw_data"]["bytes"] >= LARGE)
+        return self._has_parts and large and is_remote(address)
 
     def _shards_of(self, rows: IntArray) -> IntArray:
         return np.searchsorted(self._bounds, rows, side="right") - 1
@@ -170,35 +185,60 @@ class MDS(FileDataset, Dataset[Sample]):
         """The shard of each row."""
         return self._shards_of(self._rows.rows(indices))
 
-    def _values(self, shard: int, row: int) -> dict[str, Any]:
-        """All columns of a sample as the library gives them; JPEG and PNG as bytes."""
+    def _values(self, shard: int, row: int, whole: bool = False) -> dict[str, Any]:
+        """All columns of a sample as the library gives them; JPEG and PNG as bytes.
+
+        Args:
+            whole: fetch all of its shard.
+        """
         address, _ = self._shards[shard]
-        reader = self._readers[shard]
         try:
-            return self._files.read(address, lambda path: self._item(reader, path, row))
+            content = None if whole else self._part(shard, row)
+            if content is None:
+                content = self._files.read(address, lambda path: self._item(shard, path, row))
+            reserve(_BECOMES * len(content), f"a sample of {len(content)} bytes")
+            return cast(dict[str, Any], self._readers[shard].decode_sample(content))
         except (ImportError, MemoryError, DataError):
             raise
+        except FileNotFoundError as error:
+            zipped, reason = self._shards[shard][1].get("zip_data"), "the index names it"
+            if zipped:
+                name = zipped["basename"]
+                reason = f"only {name!r} would be there, compressed; decompress the shards first"
+            raise DataError(f"{address!r} is missing: {reason}.") from error
         except Exception as error:  # the library raises whatever it likes over damaged bytes
             raise DataError(
                 f"{address!r}, sample {row} cannot be read: {type(error).__name__}: {error}. Copy "
                 "or write the shard again."
             ) from error
 
-    def _item(self, reader: Any, path: str, row: int) -> dict[str, Any]:
-        """A sample, after a check of its bounds: the library reads whatever they say."""
+    def _part(self, shard: int, row: int) -> bytes | None:
+        """A sample of a shard that is read in parts."""
+        if self._in_parts(shard):
+            try:
+                return self._parts.read(shard, row)
+            except WholeFilesError:
+                self._has_parts = False
+        return None
+
+    def _item(self, shard: int, path: str, row: int) -> bytes:
+        """A sample of a shard that is on this machine."""
         descriptor, size = regular_descriptor(path)
         try:
+            address, info = self._shards[shard]
+            if size != info["raw_data"]["bytes"]:
+                raise DataError(wrong_size(address, size, info))
             bounds = os.pread(descriptor, 8, 4 + 4 * row)
+            start, end = int.from_bytes(bounds[:4], "little"), int.from_bytes(bounds[4:], "little")
+            if not start <= end <= size:
+                raise ValueError(f"it goes from byte {start} to {end} of {size}")
+            if end - start > self.limits.record_bytes:
+                refusal = self.limits.refusal("record_bytes", f"{end - start} bytes")
+                raise DataError(f"{path!r}, sample {row} has {refusal}.")
+            reserve(end - start, "a sample")
+            return os.pread(descriptor, end - start, start)
         finally:
             os.close(descriptor)
-        start, end = int.from_bytes(bounds[:4], "little"), int.from_bytes(bounds[4:], "little")
-        if not start <= end <= size:
-            raise ValueError(f"it goes from byte {start} to {end} of {size}")
-        if end - start > self.limits.record_bytes:
-            refusal = self.limits.refusal("record_bytes", f"{end - start} bytes")
-            raise DataError(f"{path!r}, sample {row} has {refusal}.")
-        reserve(_BECOMES * (end - start), f"a sample of {end - start} bytes")
-        return cast(dict[str, Any], reader.get_item(row))
 
     def _value(self, value: Any, encoding: str, where: str) -> Any:
         if encoding in _IMAGES:
@@ -218,26 +258,12 @@ class MDS(FileDataset, Dataset[Sample]):
         return value
 
     def _opened(self, shard: int) -> Any:
-        """The library's reader of a shard."""
-        address, info = self._shards[shard]
-        path, raw = self._files.local(address), info["raw_data"]
-        if not path.is_file():
-            reason = "the index names it"
-            if info.get("zip_data"):
-                name = info["zip_data"]["basename"]
-                reason = f"only {name!r} would be there, compressed; decompress the shards first"
-            raise DataError(f"{address!r} is missing: {reason}.")
-        size = path.stat().st_size
-        if size != raw["bytes"]:
-            raise DataError(
-                f"{address!r} has {size} bytes, but its index says {raw['bytes']}: it was cut "
-                "off or replaced. Copy or write it again."
-            )
+        """The library's decoder of a shard's samples."""
+        _, info = self._shards[shard]
         plain = [
             "bytes" if encoding in _IMAGES else encoding for encoding in info["column_encodings"]
         ]
-        info = {**info, "raw_data": {**raw, "basename": path.name}, "column_encodings": plain}
-        return _library().reader_from_json(str(path.parent), None, info)
+        return _library().reader_from_json("", None, {**info, "column_encodings": plain})
 
     @property
     def metadata(self) -> pd.DataFrame:
@@ -251,7 +277,7 @@ class MDS(FileDataset, Dataset[Sample]):
         columns: dict[str, list[Any]] = {field: [] for field in scalars}
         places = self._places(np.arange(len(self)))
         for shard, row in watched(places, len(self), "reading columns of MDS shards"):
-            values = self._values(shard, row)
+            values = self._values(shard, row, whole=True)
             for field, column in scalars.items():
                 columns[field].append(values[column])
         return pd.DataFrame(columns)
