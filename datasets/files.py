@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, cached_property
 from heapq import heappop, heappush
 from pathlib import Path
@@ -124,6 +124,16 @@ class Remote(Protocol):
             ConfigError: such addresses are only read.
         """
 
+    def report(
+        self, rows: Callable[[], Iterator[Sequence[str]]], wanted: float | None
+    ) -> Sequence[tuple[str, str]]:
+        """What its stores give, and what would let them give more: labels and texts.
+
+        Args:
+            rows: the addresses of the files of one row or shard after the other.
+            wanted: samples a second that could be used; None where `rows` are shards.
+        """
+
     def prefetcher(
         self,
         rows_of: Callable[[int, int], object],
@@ -149,7 +159,8 @@ class Files:
         options: for the store's fsspec file system: `endpoint_url`, `anon`, `profile` ... No
             credentials: these are found by the store's own means.
         limits: `files` of a listing.
-        concurrency: requests open at once, over all processes of a machine that share the cache.
+        concurrency: the most requests open at once, over all processes of a machine that share the
+            cache. Each reader begins with 32, and takes more while they bring more.
         ahead: bytes that are fetched before they are needed, as `cache_size`; 0 fetches nothing.
 
     Raises:
@@ -165,7 +176,7 @@ class Files:
         timeout: float = 60.0,
         options: Mapping[str, object] | None = None,
         limits: Limits | None = None,
-        concurrency: Count = 32,
+        concurrency: Count = 128,
         ahead: str | int = "256MB",
     ) -> None:
         for key, value, is_sound, allowed in (

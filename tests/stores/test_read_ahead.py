@@ -173,17 +173,19 @@ def test_a_damaged_forecast_is_none(tmp_path_factory, content):
 def test_a_burst_of_refusals_halves_the_pace_once_and_answers_bring_it_back():
     pace = Pace(16.0)
     for _ in range(10):  # of requests that were all under way
-        pace = pace.after_refusal(began=99.0, now=100.0, wait=3.0)
+        pace = pace.after_refusal(began=99.0, now=100.0, wait=3.0, opened=16)
     assert (pace.limit, pace.waits) == (8.0, 103.0)
-    pace = pace.after_refusal(began=101.0, now=102.0, wait=1e9)
+    pace = pace.after_refusal(began=101.0, now=102.0, wait=1e9, opened=16)
     assert (pace.limit, pace.waits) == (4.0, 222.0)  # two minutes at most
     answers = 0
     while pace.limit < 16:
         pace, answers = pace.after_success(16), answers + 1
     assert 100 < answers < 200
     for _ in range(9):
-        pace = pace.after_refusal(began=1e3, now=500.0, wait=0.0)._replace(slowed=0.0)
+        pace = pace.after_refusal(began=1e3, now=500.0, wait=0.0, opened=9)._replace(slowed=0.0)
     assert pace.limit == 1.0
+    # Half of what was open: where more may be than is, half of that would be no less.
+    assert Pace(128.0).after_refusal(began=1.0, now=2.0, wait=0.0, opened=20).limit == 10.0
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, insort
+from collections.abc import Sequence
 from typing import NamedTuple
 
 _MARK = "\0"
@@ -37,6 +38,18 @@ def as_part(address: str) -> Part | None:
         return None
     start, _, end = rest.partition("-")
     return Part(file, int(start), int(end))
+
+
+class Came(NamedTuple):
+    """What became of a request that was made ahead.
+
+    Attributes:
+        left: addresses for which there is no room but that of files that are needed earlier.
+        size: bytes that came.
+    """
+
+    left: Sequence[str]
+    size: int
 
 
 class Waiting:

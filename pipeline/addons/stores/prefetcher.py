@@ -29,9 +29,10 @@ from weakref import WeakSet
 
 import numpy as np
 
+from penstock.addons.stores.connections import Connections
 from penstock.addons.stores.file_cache import FileCache, FullError
 from penstock.addons.stores.forecast import MOST_USES, Forecast, ForecastFile, key_of
-from penstock.addons.stores.parts import MOST, MOST_URGENT, Waiting, as_part
+from penstock.addons.stores.parts import MOST, MOST_URGENT, Came, Waiting, as_part
 
 if TYPE_CHECKING:
     from penstock.addons.stores.remote_files import RemoteFiles
@@ -68,13 +69,14 @@ class Prefetcher:
         self._sight = min(files.ahead, cache.limit // 2)
         self._most = min(MOST, cache.limit // 16)
         self._pool = ThreadPoolExecutor(files.concurrency, "penstock-ahead")
-        self._together = max(1, (_descriptors() - _OTHERS) // files.concurrency)
+        self._connections = Connections(files.concurrency)
+        self._descriptors = _descriptors() - _OTHERS  # of parts under way
         self._has_parts = False
         self._forecast = ForecastFile(cache.folder)
         self.bell, self._rings = socket.socketpair()  # rings when a file has come
         self.bell.setblocking(False)
         self._rings.setblocking(False)
-        self._open: dict[Future[Sequence[str]], dict[str, int]] = {}  # address -> row
+        self._open: dict[Future[Came], dict[str, int]] = {}  # address -> row
         self._begin(-1, 0)
 
     def _begin(self, epoch: int, step: int) -> None:
@@ -95,7 +97,7 @@ class Prefetcher:
         self._recent: OrderedDict[str, None] = OrderedDict()
         self._far: list[tuple[int, int]] = []  # row and bytes of what is in no hands yet; a heap
         self._held = 0  # their bytes
-        self._of_epoch: WeakSet[Future[Sequence[str]]] = WeakSet()
+        self._of_epoch: WeakSet[Future[Came]] = WeakSet()
         self._full = False
 
     def go_to(self, epoch: int, delivered: int, handed: int, reads: bool) -> None:
@@ -120,9 +122,13 @@ class Prefetcher:
         """Fetch and forecast; whether there is more to do at once."""
         with suppress(BlockingIOError):
             self.bell.recv(1 << 12)
-        for future in [each for each in self._open if each.done()]:
-            rows = self._open.pop(future)
-            for address in future.result() if future in self._of_epoch else ():
+        done = [each for each in self._open if each.done()]
+        is_full = len(self._open) >= self._connections.limit
+        for future in done:
+            rows, (left, size) = self._open.pop(future), future.result()
+            if is_full and size:
+                self._connections.answered(size)
+            for address in left if future in self._of_epoch else ():
                 self._full = True
                 self._recent.pop(address, None)
                 self._push(rows[address], address)
@@ -135,10 +141,12 @@ class Prefetcher:
 
     def _fetch(self) -> bool:
         """Ask for what is next; whether there is more to look at."""
-        while len(self._open) < self._files.concurrency:
+        self._connections.narrow(self._files.catalog.gate.limit())
+        while len(self._open) < self._connections.limit:
             first = self._waiting.first()
             if first is None:
                 if not self._take_rows():
+                    self._connections.pause()
                     return False
                 continue
             row, address, size = first
@@ -147,12 +155,16 @@ class Prefetcher:
                 continue
             if row >= self._handed:
                 if len(self._far) >= 2 and self._held + size > self._window:
+                    self._connections.pause()
                     break
                 if self._has_parts and self._waiting.size < self._sight and self._take_rows():
                     return True
             most = self._most if row >= self._handed else min(self._most, MOST_URGENT)
+            # So many that as many requests as may be open have as many each.
+            room = self._descriptors - sum(map(len, self._open.values()))
+            together = max(1, room // (self._connections.limit - len(self._open)))
             rows = {}
-            for each in self._waiting.beside(address, most, self._together):
+            for each in self._waiting.beside(address, most, together):
                 rows[each] = self._waiting.take(each)
                 self._recent[each] = None
                 if rows[each] >= self._handed:
@@ -189,20 +201,19 @@ class Prefetcher:
         known = self._files.entry(address)
         return known[1] if known is not None and known[1] is not None else _UNKNOWN
 
-    def _fetched(self, rows: Mapping[str, int], delivered: int) -> Sequence[str]:
-        """Bring files into the cache; those for which there is no room now."""
+    def _fetched(self, rows: Mapping[str, int], delivered: int) -> Came:
+        """Bring files into the cache."""
         wanted = [(address, max(0, row - delivered)) for address, row in rows.items()]
         try:
             if as_part(wanted[0][0]) is not None:
                 return self._files.fetch_parts_ahead(wanted)
-            self._files.fetch_ahead(*wanted[0])
+            return Came((), self._files.fetch_ahead(*wanted[0]))
         except FullError:
-            return [*rows]
+            return Came([*rows], 0)
         except Exception:  # whoever reads the row finds it again and reports it in its turn
-            return []
-        return []
+            return Came((), 0)
 
-    def _ring(self, _: Future[Sequence[str]]) -> None:
+    def _ring(self, _: Future[Came]) -> None:
         with suppress(OSError):  # it rings already
             self._rings.send(b"\0")
 

@@ -21,6 +21,7 @@ import posixpath
 import random
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
@@ -30,7 +31,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from penstock.addons.stores.catalog import Catalog
-from penstock.addons.stores.parts import GAP, Part, as_part, part_address
+from penstock.addons.stores.parts import GAP, Came, Part, as_part, part_address
 from penstock.addons.stores.request_gate import RequestGate, unusable
 from penstock.addons.stores.retry import Damaged, RetryPolicy
 from penstock.addons.stores.store import Store, check_options
@@ -50,6 +51,7 @@ T = TypeVar("T")
 
 PIECE = 32 * 2**20  # bytes of one request
 _EVICTIONS = 20
+_LOOKS = 32  # files and folders that are asked for at once when a dataset is opened
 
 
 class RemoteFiles:
@@ -70,7 +72,12 @@ class RemoteFiles:
         self._retry = RetryPolicy(files.retries, files.first_wait)
         gate = RequestGate(self._folder, files.concurrency, files.timeout)
         self.catalog = Catalog(
-            files.options, files.timeout, self._retry, files.limits, gate, files.concurrency
+            files.options,
+            files.timeout,
+            self._retry,
+            files.limits,
+            gate,
+            min(files.concurrency, _LOOKS),
         )
         self._unsummed = False  # whether checksums have proved to be wrong
 
@@ -123,8 +130,31 @@ class RemoteFiles:
 
         return Prefetcher(self, cache, rows_of, steps_of)
 
-    def fetch_ahead(self, address: str, beyond: int) -> None:
-        """Bring a file into the cache, which is needed in `beyond` rows.
+    def report(
+        self, rows: Callable[[], Iterator[Sequence[str]]], wanted: float | None
+    ) -> Sequence[tuple[str, str]]:
+        from penstock.addons.stores import probe
+
+        return probe.report(self, rows, wanted)
+
+    def seconds(self, address: str, size: int | None) -> float:
+        """Of a GET of the first bytes of a file, or of all of it, past the cache.
+
+        Raises:
+            WholeFilesError: its server gives no parts.
+            DataError: as `local`.
+        """
+        store, start = self.catalog.store(address), None if size is None else 0
+
+        def attempt() -> float:
+            began = time.perf_counter()
+            store.fetch(address, start, size, most=size)
+            return time.perf_counter() - began
+
+        return self._retry(address, attempt)
+
+    def fetch_ahead(self, address: str, beyond: int) -> int:
+        """Bring a file into the cache, which is needed in `beyond` rows; the bytes that came.
 
         Raises:
             FullError: there is no room but that of files that are needed earlier.
@@ -133,18 +163,15 @@ class RemoteFiles:
         known = self.entry(address)
         cached = None if known is None else self.cache.find(*known)
         if cached is None:
-            self._fetched(address, beyond)
-        else:
-            self.cache.promise(cached)
+            return self._fetched(address, beyond).stat().st_size
+        self.cache.promise(cached)
+        return 0
 
-    def fetch_parts_ahead(self, wanted: Sequence[tuple[str, int]]) -> Sequence[str]:
+    def fetch_parts_ahead(self, wanted: Sequence[tuple[str, int]]) -> Came:
         """Bring parts of one file into the cache, by one request if none is there yet.
 
         Args:
             wanted: a part's address, and in how many rows it is needed; in the order of the file.
-
-        Returns:
-            Those for which there is no room but that of files that are needed earlier.
 
         Raises:
             DataError: as `local`.
@@ -160,10 +187,9 @@ class RemoteFiles:
         except OSError as error:
             raise unusable(self._folder, error) from error
 
-    def _fetch_parts(
-        self, parts: dict[str, tuple[str, Part, int]], info: FileInfo
-    ) -> Sequence[str]:
-        """Those that did not fit of `parts`: by their entries, addresses, themselves and rows."""
+    def _fetch_parts(self, parts: dict[str, tuple[str, Part, int]], info: FileInfo) -> Came:
+        """Bring `parts`: by their entries, addresses, themselves and rows."""
+        size = 0
         sized = [(name, part.end - part.start, rows) for name, (_, part, rows) in parts.items()]
         with self.cache.claimed(sized) as claims:
             runs: list[list[tuple[str, Part, PartialFile]]] = []
@@ -177,10 +203,11 @@ class RemoteFiles:
             for run in runs:
                 start, end = run[0][1].start, run[-1][1].end
                 content = self._part(Part(run[0][1].address, start, end), info)
+                size += len(content)
                 for name, part, file in run:
                     file.write(content[part.start - start : part.end - start])
                     self.cache.commit(name, file)
-        return [parts[name][0] for name, file in claims.items() if file is None]
+        return Came([parts[name][0] for name, file in claims.items() if file is None], size)
 
     def _part(self, part: Part, info: FileInfo) -> memoryview:
         """The bytes of a part of a file of the version `info`."""

@@ -3,16 +3,19 @@
     <folder>/requests/<n>     one for each request that may be open, locked while it is
     <folder>/requests/pace    how many of them may be used now, and not before when
 
-A store that answers 429 or 503 is asked for less: half as many requests may be open, and none
-begins before the time that it names (`Retry-After`). Each good answer adds a part of a request, so
-that as many answers as are open add one (AIMD, as TCP does it). Killed processes leave no lock.
+A store that answers 429 or 503 is asked for less: half as many requests
+as are open now may be, and none begins before the time that it names (`Retry-After`). Each good
+answer adds a part of a request, so that as many answers as are open add one (AIMD, as TCP does it).
+Killed processes leave no lock.
 
-Cost: 60 us a request, some 5 ms later than a lock is free.
+Cost: 60 us a request, some 5 ms later than a lock is free, or a few times that where many are
+taken. One thread of a process looks for a free one at a time.
 """
 
 from __future__ import annotations
 
 import os
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -30,8 +33,21 @@ except ImportError:  # Windows, where there is no cache either, as that says
     fcntl = None  # type: ignore[assignment]
 
 _POLL = 0.005  # seconds between two looks for a free lock
+_LOOKS = 32  # locks that are tried at each
 _LONGEST = 120.0  # seconds that a store may have us wait; a worker must not seem to hang
 _RECORD = 64  # bytes of the pace
+
+_draws = random.SystemRandom()
+_turn = threading.Lock()  # held by the one thread that looks for a lock
+
+
+def _forget_turn() -> None:
+    global _turn
+    _turn = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_turn)  # its thread is not in the child
 
 Busy = Callable[[BaseException], float | None]
 """The seconds that a store asks to wait, if an error says that it is asked too much."""
@@ -54,17 +70,18 @@ class Pace(NamedTuple):
         """The pace after a good answer."""
         return self._replace(limit=min(self.limit + 1 / self.limit, most))
 
-    def after_refusal(self, began: float, now: float, wait: float) -> Pace:
+    def after_refusal(self, began: float, now: float, wait: float, opened: int) -> Pace:
         """The pace after an answer that the store is asked too much.
 
         Args:
+            opened: requests that are open, this one included.
             began: when the request began. If it was before the limit was lowered last, it is one of
                 the many that were under way then, and lowers it no further.
         """
         waits = min(max(self.waits, now + wait), now + _LONGEST)
         if began < self.slowed:
             return self._replace(waits=waits)
-        return Pace(max(self.limit / 2, 1.0), now, waits)
+        return Pace(max(min(self.limit, opened) / 2, 1.0), now, waits)
 
 
 class RequestGate:
@@ -108,8 +125,8 @@ class RequestGate:
         except Exception as error:
             wait = busy(error)
             if wait is not None:
-                now = time.time()
-                self._change(folder, lambda pace: pace.after_refusal(began, now, wait))
+                now, opened = time.time(), self._opened(folder)
+                self._change(folder, lambda pace: pace.after_refusal(began, now, wait, opened))
             raise
         else:
             if _read(folder / "pace", self._most).limit < self._most:
@@ -120,16 +137,40 @@ class RequestGate:
                 fcntl.flock(held, fcntl.LOCK_UN)
                 os.close(held)
 
+    def limit(self) -> int:
+        """Requests that the stores of this cache bear now; 10 us."""
+        return int(_read(self._folder / "requests" / "pace", self._most).limit)
+
+    def _opened(self, folder: Path) -> int:
+        """Requests that are open now, over all processes."""
+        count = 0
+        for number in range(self._most):
+            with suppress(OSError), (folder / str(number)).open("rb") as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    count += 1
+        return count
+
     def _enter(self, folder: Path) -> int | None:
         """A lock, or None where none was to be had for too long."""
         ends = time.monotonic() + self._patience
+        turn = _turn
+        if not turn.acquire(timeout=self._patience):
+            return None
+        try:
+            return self._wait(folder, ends)
+        finally:
+            turn.release()
+
+    def _wait(self, folder: Path, ends: float) -> int | None:
         while True:
             pace, now = _read(folder / "pace", self._most), time.time()
             if now >= pace.waits:
                 limit = max(int(pace.limit), 1)
                 first = min(limit // 4, 4) if self.yields else 0
-                start = threading.get_ident() % max(limit - first, 1)
-                for attempt in range(limit - first):
+                start = _draws.randrange(max(limit - first, 1))
+                for attempt in range(min(limit - first, _LOOKS)):
                     number = first + (start + attempt) % (limit - first)
                     descriptor = open_own(folder / str(number), os.O_RDWR | os.O_CREAT, 0o600)
                     try:

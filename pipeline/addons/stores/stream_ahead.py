@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from penstock.addons.stores.file_cache import FileCache
     from penstock.addons.stores.remote_files import RemoteFiles
 
+_AT_ONCE = 32  # shards; they are large, so more would hardly bring more
 _UNKNOWN = 8 * 2**20  # bytes of a file whose size no store has told
 
 
@@ -43,7 +44,7 @@ class StreamPrefetcher:
         self._files, self._cache, self._shards_of = files, cache, shards_of
         files.catalog.gate.yields = True
         self._window = min(files.ahead, cache.limit // 32)
-        self._pool = ThreadPoolExecutor(files.concurrency, "penstock-ahead")
+        self._pool = ThreadPoolExecutor(_AT_ONCE, "penstock-ahead")
         self.bell, self._rings = socket.socketpair()  # rings when a file has come
         self.bell.setblocking(False)
         self._rings.setblocking(False)
@@ -65,11 +66,12 @@ class StreamPrefetcher:
         with suppress(BlockingIOError):
             self.bell.recv(1 << 12)
         self._drop_opened()
+        at_once = min(_AT_ONCE, self._files.catalog.gate.limit())
         while self._reads and self._coming:
             held = sum(self._size(each) for addresses, _ in self._unopened for each in addresses)
             if len(self._unopened) >= 2 and held + self._size(self._coming[0]) > self._window:
                 break
-            if sum(not future.done() for _, future in self._unopened) >= self._files.concurrency:
+            if sum(not future.done() for _, future in self._unopened) >= at_once:
                 break
             beyond = len(self._unopened)
             addresses = self._next()
@@ -118,7 +120,7 @@ class StreamPrefetcher:
             if as_part(addresses[0]) is None:
                 self._files.fetch_ahead(addresses[0], beyond)
             else:
-                return not self._files.fetch_parts_ahead([(each, beyond) for each in addresses])
+                return not self._files.fetch_parts_ahead([(each, beyond) for each in addresses])[0]
         except Exception:
             return False
         return True

@@ -1,0 +1,320 @@
+"""Batches from a store are those from a disk: each kind of data, whatever fetches it, and whatever
+goes wrong, are one cell of a table. `pytest -m "thorough or not thorough" FILE` shows all of it.
+"""
+
+import errno
+import io
+import os
+import re
+import shutil
+import tarfile
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from PIL import Image
+
+from benchmarks.store_server import InThread, Shelf
+from penstock.addons.packs import remote
+from penstock.addons.packs.fields import Encode
+from penstock.addons.packs.folder import PackWriter
+from penstock.addons.packs.packed import Packed
+from penstock.addons.record_files import remote_bytes
+from penstock.addons.shards import indexed_tars, mds, mds_parts
+from penstock.addons.shards.indexed_tars import IndexedTars
+from penstock.addons.shards.tar import index
+from penstock.addons.shards.tar_shards import TarShards
+from penstock.addons.tables.arrow import files as arrow_files
+from penstock.addons.tables.parquet import Parquet
+from penstock.addons.tables.parquet_stream import ParquetStream
+from penstock.addons.tokens import token_file
+from penstock.addons.tokens.token_files import TokenFiles
+from penstock.datasets.files import Files
+from penstock.datasets.image_folder import ImageFolder
+from penstock.distributed.world import World
+from penstock.errors import DataError
+from penstock.loading.collate import List
+from penstock.loading.fetch import Fetch, hash_of_rows, row_hashes
+from penstock.loading.loader import Loader
+from penstock.loading.stream_fetch import StreamFetch
+from penstock.loading.workers.options import LoaderOptions
+from penstock.order.plan import Plan
+from penstock.order.samplers import Random
+from penstock.order.streams import StreamOrder, StreamPlan, is_stream
+from tests.pack_files import NO_ANSWERS
+from tests.s3_server import ENVIRONMENT
+from tests.tokens.test_token_files import write_pair
+
+pytest.importorskip("aiohttp")
+pytest.importorskip("s3fs")
+
+ROWS, SIZE, MIDDLE = 36, 4, 3
+EVERYTHING = {"val_fraction": 0.0}
+KINDS = {
+    "files": lambda root, **more: ImageFolder(root, **EVERYTHING, **more),
+    "tars": lambda root, **more: TarShards(root, **EVERYTHING, **more),
+    "indexed": lambda root, cache_dir="", **more: IndexedTars(
+        root, cache_dir=cache_dir, **EVERYTHING, **more
+    ),
+    "packs": lambda root, **more: Packed(root, **more),
+    "tokens": lambda root, cache_dir="", **more: TokenFiles(
+        root, dtype="uint16", cache_dir=cache_dir, **EVERYTHING, **more
+    ),
+    "mds": lambda root, **more: mds.MDS(root, **EVERYTHING, **more),
+    "parquet": lambda root, **more: Parquet(root, **EVERYTHING, **more),
+    "parquet_stream": lambda root, **more: ParquetStream(root, **EVERYTHING, **more),
+}
+LOADERS = {
+    "alone": {},
+    "threads": {"backend": "thread", "num_workers": 2},
+    "workers": {"num_workers": 2},
+    "ranks": {"num_workers": 1, "world": 2},
+}
+FETCHED = {
+    "ahead": {},
+    "late": {"ahead": 0},
+    "one by one": {"concurrency": 1, "ahead": 20_000},
+    "small cache": {"cache_size": 120_000},
+}
+FAULTS = ("busy", "error", "reset", "short", "stall", "version")
+PLAIN = [(loader, fetched, None) for loader in LOADERS for fetched in FETCHED]
+FAULTY = [
+    (loader, fetched, fault)
+    for fault in FAULTS
+    for loader, fetched in (("alone", "late"), ("workers", "ahead"))
+]
+ENDS = [
+    (loader, fetched, end)
+    for end in ("expired", "full")
+    for loader, fetched in (("alone", "late"), ("workers", "ahead"))
+]
+STOPS = [("workers", "ahead", f"stopped, cache {cache}") for cache in ("kept", "gone")]
+ROWS_OF_TABLE = [*PLAIN, *FAULTY, *ENDS, *STOPS]
+
+
+def write_all(root):
+    draws = np.random.default_rng(0)
+    pictures = []
+    for row in range(ROWS):
+        file = io.BytesIO()
+        Image.fromarray(draws.integers(0, 255, (24, 24, 3), dtype=np.uint8)).save(file, "PNG")
+        pictures.append(file.getvalue())
+        path = root / f"files/{'ab'[row % 2]}/{row:02}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(pictures[-1])
+    for folder in ("tars", "indexed"):
+        (root / folder).mkdir()
+        for shard in range(3):
+            with tarfile.open(root / folder / f"{shard}.tar", "w") as archive:
+                for row in range(shard, ROWS, 3):
+                    for ending, content in (("png", pictures[row]), ("cls", b"%d" % (row % 2))):
+                        member = tarfile.TarInfo(f"{row:02}.{ending}")
+                        member.size = len(content)
+                        archive.addfile(member, io.BytesIO(content))
+    index.write(root / "indexed")
+    samples = [{"even": torch.rand(700), "label": row % 2} for row in range(ROWS)]
+    encoded = Encode()(samples)
+    (root / "packs/train").mkdir(parents=True)
+    writer = PackWriter(root / "packs/train", encoded["fields"])
+    writer.append(encoded["columns"], encoded["fields"])
+    writer.finish({"fingerprint": "x", "split": "train", **NO_ANSWERS})
+    rows = [draws.integers(0, 50_000, 900) for _ in range(ROWS)]
+    write_pair(root / "tokens", "a", rows, [*range(ROWS + 1)])
+    (root / "parquet").mkdir()
+    for number in range(2):
+        columns = {
+            "x": draws.normal(size=ROWS // 2),
+            "image": pictures[number * (ROWS // 2) : (number + 1) * (ROWS // 2)],
+        }
+        pq.write_table(pa.table(columns), root / f"parquet/{number}.parquet", row_group_size=5)
+    shutil.copytree(root / "parquet", root / "parquet_stream")
+    try:
+        from streaming import MDSWriter
+    except ImportError:
+        return
+    with MDSWriter(
+        out=str(root / "mds"), columns={"image": "bytes", "label": "int"}, size_limit=15_000
+    ) as out:
+        for row, picture in enumerate(pictures):
+            out.write({"image": picture, "label": row % 2})
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    root = tmp_path_factory.mktemp("data")
+    write_all(root)
+    return root
+
+
+@pytest.fixture(scope="module")
+def expected(data, tmp_path_factory):
+    """The batches of each kind from the disk, read once."""
+    made = {}
+
+    def of(kind):
+        if kind not in made:
+            here = KINDS[kind](str(data / kind), **indexes(kind, tmp_path_factory.mktemp("here")))
+            made[kind] = digests([here])
+        return made[kind]
+
+    return of
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """Files of a kilobyte are fetched in parts of some."""
+    for module, name, size in (
+        (indexed_tars, "_LARGE", 1000),
+        (indexed_tars, "_PART", 4096),
+        (mds, "LARGE", 1000),
+        (mds_parts, "_PART", 4096),
+        (remote, "_WHOLE", 4096),
+        (remote, "_PART", 5700),
+        (token_file, "_LARGE", 1000),
+        (token_file, "_BLOCK", 4096),
+        (arrow_files, "_LARGE", 1000),
+        (remote_bytes, "_BLOCK", 4096),
+    ):
+        monkeypatch.setattr(module, name, size)
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch, tmp_path):
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)
+
+
+def indexes(kind, folder):
+    return {"cache_dir": str(folder / "indexes")} if kind in ("indexed", "tokens") else {}
+
+
+def loaders_of(datasets, backend="process", num_workers=0):
+    loaders = []
+    for rank, dataset in enumerate(datasets):
+        if is_stream(dataset):
+            order = StreamOrder(3, 10, shuffle_shards=True)
+            fetch = StreamFetch(dataset, None, List(), 3, True, order=order, batch_size=SIZE)
+            plan = StreamPlan(order, SIZE)
+        else:
+            fetch = Fetch(dataset, None, List(), seed=3, hashed=True)
+            plan = Plan(Random(len(dataset), 3), SIZE)
+        options = LoaderOptions(backend, num_workers)
+        loaders.append(Loader(plan, fetch, options, World(rank, len(datasets))))
+    return loaders
+
+
+def digests(datasets, starts=((0, 0), (1, MIDDLE)), stop=None, before=None, **workers):
+    """Of the batches of all ranks, from each of some addresses to the end of its epoch.
+
+    Args:
+        stop: leave an epoch before this step.
+        before: called before the second batch.
+    """
+    made, loaders = [], loaders_of(datasets, **workers)
+    try:
+        for epoch, start in starts:
+            each = [loader.epoch(epoch, start) for loader in loaders]
+            for step, batches in enumerate(zip(*each, strict=True), start):
+                made.append(hash_of_rows(row for batch in batches for row in row_hashes(batch)))
+                if before is not None:
+                    before()
+                    before = None
+                if step + 1 == stop:
+                    break
+            for epoch_of_rank in each:
+                epoch_of_rank.close()
+    finally:
+        for loader in loaders:
+            loader.close()
+    return made
+
+
+@pytest.mark.one_in(41)
+@pytest.mark.parametrize("row", ROWS_OF_TABLE, ids=lambda row: ", ".join(filter(None, row)))
+@pytest.mark.parametrize("way", ["http", "s3"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_batches_are_those_of_the_disk(data, expected, tmp_path, monkeypatch, kind, way, row):
+    if not (data / kind).exists():
+        pytest.skip("mosaicml-streaming is not here")
+    loader, fetched, event = row
+    paths = [path for path in (data / kind).rglob("*") if path.is_file()]
+    shelf = Shelf({f"data/{path.relative_to(data)}": path.read_bytes() for path in paths})
+    workers = {**LOADERS[loader]}
+    world = workers.pop("world", 1)
+    with InThread(shelf) as port:
+        url = f"http://127.0.0.1:{port}"
+
+        def opened(cache="cache"):
+            waits = event in ("stall", "short")  # for what does not come
+            files = Files(
+                cache_dir=str(tmp_path / cache),
+                options={"endpoint_url": url} if way == "s3" else {},
+                retries=9,
+                first_wait=0.01,
+                timeout=0.3 if waits else 30,
+                **FETCHED[fetched],
+            )
+            root = f"s3://data/{kind}" if way == "s3" else f"{url}/data/{kind}"
+            return KINDS[kind](root, files=files, **indexes(kind, tmp_path))
+
+        datasets = [opened() for _ in range(world)]
+        asked = shelf.requests["GET"]
+        if event in ("expired", "full"):
+            check_it_ends(datasets, workers, shelf, event, way, monkeypatch)
+            shelf.faults = {}
+            assert digests([opened()], **workers) == expected(kind), "there is an end to it"
+        elif event in FAULTS:
+            shelf.faults = {event: 5}
+            assert digests(datasets, **workers) == expected(kind)
+            # One GET in five fails; a busy machine may let others wait for too long.
+            most = 2 * (asked + ROWS * 4) if event in ("stall", "short") else asked + ROWS * 4
+            assert shelf.requests["GET"] < most, "no storm"
+        elif event:
+            shelf.faults = {"reset": 7}
+            stop = MIDDLE + 1
+            made = digests(datasets, [(0, 0)], stop, **workers)
+            if event.endswith("gone"):
+                shutil.rmtree(tmp_path / "cache")
+            made += digests([opened()], [(0, stop), (1, MIDDLE)], **workers)
+            assert made == expected(kind)
+        else:
+            assert digests(datasets, **workers) == expected(kind)
+        if way == "s3":
+            assert not shelf.requests["HEAD"]
+
+
+def check_it_ends(datasets, workers, shelf, event, way, monkeypatch):
+    """After a batch credentials expire, or the disk of the cache is full: one message, no storm."""
+    if event == "expired":
+
+        def happens():
+            shelf.faults = {"expired": 1}
+
+        reason = "may not be read with the cred" if way == "s3" else "HTTP 400 Bad Request"
+    else:
+        reason = r"No space left on device.*Make room.*dataset\.files\.cache_size"
+        pwrite, happens = os.pwrite, None
+
+        def full(descriptor, content, offset):
+            if len(content) > 100:  # what is kept beside the files is smaller, and may still fit
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return pwrite(descriptor, content, offset)
+
+        monkeypatch.setattr(os, "pwrite", full)
+    asked, said, made = shelf.requests["GET"], "", []
+    try:
+        made = digests(datasets, before=happens, **workers)
+    except DataError as error:
+        said = str(error)
+    monkeypatch.undo()
+    if made:  # all of it was there already
+        assert len(made) == 2 * ROWS // SIZE - MIDDLE
+        assert (event, bool(workers)) == ("expired", True)
+    else:
+        assert re.search(reason, said), said
+    assert shelf.requests["GET"] - asked < 4 * ROWS, "no storm"
