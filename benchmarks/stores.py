@@ -2,14 +2,21 @@
 
     python benchmarks/stores.py [--peers PYTHON] [--rounds 2] [--latency 0.03] [--rate 40e6]
         [--only "ours files http;ours shards s3"] [--against FOLDER] [--faults busy:40]
+        [--grid] [--half] [--images 2000]
 
 `benchmarks/store_server.py` serves 2,000 drawn JPEGs of 500 x 375 (155 MB) in a process of its own:
-as single files (with an index, for a web server), as 20 tar files, as a pack of the encoded files,
-and as LitData's chunks of 8 MB. Each contender has two workers
-and begins with an empty cache; it makes float32 batches of 64 random resized crops of 224. Two
-epochs. Reported are the seconds to the first batch, from the start of the process and from when its
-libraries are imported, the seconds of both epochs, CPU milliseconds an image of the first (of the
-process tree, after the imports), the requests and bytes of the first, and the server's CPU seconds.
+as single files, as 20 tar files with an index of each, as a pack of the encoded files (all of them
+with an index of the folder, for a web server), and as LitData's chunks of 8 MB. Each contender has
+two workers and begins with an empty cache; it makes float32 batches of 64 random resized crops of
+224. Two epochs. Reported are the seconds to the first batch, from the start of the process and from
+when its libraries are imported, the seconds of both epochs, CPU milliseconds an image of the first
+(of the process tree, after the imports), the requests and bytes of the first, and the server's CPU
+seconds; then first epochs as ratios to the peers'.
+
+`--grid` takes each of 1, 30, 100 ms by 10, 40, 200 MB/s and reports ours beside the best peer, and
+the bytes a second as a share of what the connections could bring. `--half` gives ours a cache of
+half of the data, and reports the bytes of the second epoch beside the least that any cache of this
+size has to fetch (each row is needed once an epoch), and requests a row.
 
 PYTHON is one of an environment that has `litdata`, `zstd` and `webdataset`; peers decode by
 Pillow, as their users do. `--against FOLDER` takes ours from another checkout, too. What else is
@@ -36,7 +43,10 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 IMAGES, SHARDS, BATCH, SIZE, WORKERS = 2000, 20, 64, 224, 2
-OURS = ["files http", "files s3", "shards http", "shards s3", "packs http", "packs s3"]
+OURS = [
+    f"{what} {way}" for what in ("files", "shards", "indexed", "packs") for way in ("http", "s3")
+]
+GRID = [(latency, rate) for latency in (0.001, 0.03, 0.1) for rate in (10e6, 40e6, 200e6)]
 PEERS = ["litdata chunks", "litdata files", "webdataset"]
 ENVIRONMENT = {
     "AWS_ACCESS_KEY_ID": "testing",
@@ -87,11 +97,13 @@ def ours(kind: str, url: str, cache: Path, more: list[str]) -> Iterator[Any]:
 
     yield None
     what, way = kind.split()
-    root = f"s3://data/{what}" if way == "s3" else f"{url}/data/{what}"
+    folder = "shards" if what == "indexed" else what
+    root = f"s3://data/{folder}" if way == "s3" else f"{url}/data/{folder}"
     config = penstock.compose(
         *{
             "files": ["dataset=image_folder", f"dataset.root={root}"],
             "shards": ["dataset=tar_shards", "dataset.classes=[a,b]", f"dataset.root={root}"],
+            "indexed": ["dataset=indexed_tars", "dataset.classes=[a,b]", f"dataset.root={root}"],
             "packs": ["dataset=packed", f"dataset.folder={root}"],
         }[what],
         *([f"+dataset.files.options.endpoint_url={url}"] if way == "s3" else []),
@@ -259,10 +271,11 @@ def prepared(folder: Path, peers: str | None) -> None:
     if not (folder / "data/files").exists():
         draw(folder)
     from penstock import command
+    from penstock.addons.shards.tar import index
     from penstock.addons.stores import file_index
 
-    if not (folder / "data/files" / file_index.NAME).exists():
-        file_index.write(folder / "data/files")
+    if not list((folder / "data/shards").glob("*.index")):
+        index.write(folder / "data/shards")
     if not (folder / "data/packs").exists():
         command.main(
             [
@@ -273,6 +286,9 @@ def prepared(folder: Path, peers: str | None) -> None:
                 f"pack.out={folder}/data/packs",
             ]
         )
+    for kind in ("files", "shards", "packs"):
+        if not (folder / "data" / kind / file_index.NAME).exists():
+            file_index.write(folder / "data" / kind)
     if peers and not (folder / "data/chunks").exists():
         command = [peers, __file__, "--chunk", str(folder)]
         subprocess.run(command, check=True, env=environment(ROOT), stdout=subprocess.DEVNULL)
@@ -294,10 +310,14 @@ def main() -> None:
     parser.add_argument("--faults", default="")
     parser.add_argument("--only", help="contenders, separated by ';'")
     parser.add_argument("--against", type=Path, help="another checkout of ours")
+    parser.add_argument("--grid", action="store_true", help="each latency by each rate")
+    parser.add_argument("--half", action="store_true", help="a cache of half of the data, for ours")
+    parser.add_argument("--images", type=int, default=IMAGES, help="with a --data of their own")
     parser.add_argument("--data", type=Path, default=ROOT / "data/benchmark_stores")
     for hidden in ("--run", "--url", "--cache", "--chunk"):
         parser.add_argument(hidden, help=argparse.SUPPRESS)
     given, more = parser.parse_known_args()
+    globals()["IMAGES"] = given.images
     if given.chunk:
         chunk(Path(given.chunk) / "data/files/train", Path(given.chunk) / "data/chunks")
         return
@@ -313,11 +333,22 @@ def main() -> None:
     if given.only:
         runs = {name: run for name, run in runs.items() if name in given.only.split(";")}
     print("python benchmarks/stores.py", *sys.argv[1:])
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in runs}
-    for _ in range(given.rounds):
-        for name, (kind, python, root) in runs.items():
-            found[name] += filter(None, [one(kind, python, root, given, more)])
-    show({name: runs for name, runs in found.items() if runs})
+    size = sum(path.stat().st_size for path in (given.data / "data/files/train").rglob("*.jpg"))
+    if given.half:
+        more = [*more, f"dataset.files.cache_size={size // 2}"]
+        runs = {name: run for name, run in runs.items() if name not in PEERS}
+    for latency, rate in GRID if given.grid else [(given.latency, given.rate)]:
+        given.latency, given.rate = latency, rate
+        found: dict[str, list[dict[str, Any]]] = {name: [] for name in runs}
+        for _ in range(given.rounds):
+            for name, (kind, python, root) in runs.items():
+                found[name] += filter(None, [one(kind, python, root, given, more)])
+        found = {name: figures for name, figures in found.items() if figures}
+        print(f"\n{1000 * latency:g} ms, {rate / 1e6:g} MB/s a connection")
+        show(found)
+        compare(found, rate)
+        if given.half:
+            show_half(found, size)
 
 
 def one(
@@ -342,6 +373,7 @@ def one(
         url = f"http://127.0.0.1:{int(server.stdout.readline())}"
         cpu = counts(url)["cpu"]
         command = [python, __file__, "--run", kind, "--url", url, "--cache", str(folder / "cache")]
+        command += ["--images", str(given.images)]
         done = subprocess.run(
             [*command, *more],
             cwd=folder,
@@ -382,6 +414,38 @@ def show(found: dict[str, list[dict[str, Any]]]) -> None:
         asked = runs[-1]["counts"]
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(asked["requests"].items()))
         print(f"| {name} | {' | '.join(cells)} | {kinds} | {asked['bytes'] / 1e6:.0f} |")
+
+
+def compare(found: dict[str, list[dict[str, Any]]], rate: float) -> None:
+    """First epochs as ratios to the peers', and bytes a second beside what connections allow."""
+    epochs = {
+        name: statistics.median(run["epoch1"] for run in runs) for name, runs in found.items()
+    }
+    peers = {name: epochs[name] for name in PEERS if name in epochs}
+    columns = [*peers, *(["the best of them"] if peers else [])]
+    print(f"\n| first epoch over that of | {' | '.join(columns)} | MB/s | of connections x rate |")
+    print("|---|" + "---|" * (len(columns) + 2))
+    for name, seconds in epochs.items():
+        others = [*peers.values(), *([min(peers.values())] if peers else [])]
+        asked = found[name][-1]["counts"]
+        pace = asked["bytes"] / found[name][-1]["epoch1"]
+        share = pace / (asked["connections"] * rate)
+        cells = [f"{seconds / other:.2f}" for other in others]
+        cells += [f"{pace / 1e6:.1f}", f"{share:.0%} of {asked['connections']}"]
+        print(f"| {name} | {' | '.join(cells)} |")
+
+
+def show_half(found: dict[str, list[dict[str, Any]]], size: int) -> None:
+    """Bytes and requests of the second epoch, with a cache of half of `size` bytes."""
+    print("\n| second epoch | MB | of the least possible | requests a row |")
+    print("|---|---|---|---|")
+    for name, runs in found.items():
+        asked = runs[-1]["counts2"]
+        least = size - size // 2
+        gets = asked["requests"].get("GET", 0) / IMAGES
+        print(
+            f"| {name} | {asked['bytes'] / 1e6:.1f} | {asked['bytes'] / least:.3f} | {gets:.2f} |"
+        )
 
 
 if __name__ == "__main__":
