@@ -85,12 +85,17 @@ def _typed_options() -> list[str]:
         allowed = os.environ.get(variable)
         if allowed and not (option == "--trust" and said and allowed == ",".join(said.trust)):
             words += [option, allowed]
-    if HydraConfig.initialized():
-        for source in HydraConfig.get().runtime.config_sources:
-            known = said is not None and said.config_dir == source.path
-            if source.provider == "command-line" and not known:
-                words += ["--config-dir", source.path]
+    folder = config_dir()
+    if folder is not None and not (said is not None and said.config_dir == folder):
+        words += ["--config-dir", folder]
     return words
+
+
+def config_dir() -> str | None:
+    """The folder of configurations of one's own, as typed for this process, or by its project."""
+    sources = HydraConfig.get().runtime.config_sources if HydraConfig.initialized() else []
+    named = (source.path for source in sources if source.provider == "command-line")
+    return next(named, None)
 
 
 def overrides() -> list[str]:

@@ -1,7 +1,7 @@
 """Charts as SVG inside of a page: matplotlib draws them, and the page's CSS colours them.
 
     line_chart("Loss", [Curve("training", x, y, notes)], marks=[Mark(40, "resumed")]) -> Markup
-    embed(figure, "Title", "a sentence for screen readers") -> Markup     for figures of one's own,
+    embed([figure], "Title", "a sentence for screen readers") -> Markup   for figures of one's own,
                                                      drawn inside of `with drawing():`
 
 A figure uses the colours AXIS, GRID, MUTED, PAPER and COLORS only: in the page they are variables,
@@ -19,14 +19,20 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 from xml.etree import ElementTree
 
 import numpy as np
 from markupsafe import Markup
 
 from penstock.addons.reports import values
-from penstock.addons.reports.figures import drawing, new_figure
+from penstock.addons.reports.figures import (
+    drawing,
+    label_numbers,
+    label_powers,
+    new_figure,
+    numeral,
+)
 from penstock.addons.reports.page import part
 from penstock.terminal import one_line
 
@@ -38,6 +44,21 @@ if TYPE_CHECKING:
 AXIS, GRID, MUTED, PAPER = "#010001", "#020002", "#030003", "#0f000f"
 COLORS = ("#040004", "#050005", "#060006", "#070007", "#080008", "#090009", "#0a000a", "#0b000b")
 MOST_POINTS = 400  # of a curve
+
+Size = Literal["third", "half", "broad"]
+# Inches of a figure, and which figures a chart of a size has: for desks, tablets and phones, on
+# which a chart takes a larger share of the row. So letters have about one size on all of them.
+_INCHES: dict[Size, tuple[float, float]] = {
+    "third": (4.6, 2.3),
+    "half": (7.2, 2.7),
+    "broad": (13.2, 3.3),
+}
+_DRAWN: dict[Size, tuple[Size, ...]] = {
+    "third": ("third",),
+    "half": ("half", "third"),
+    "broad": ("broad", "half", "third"),
+}
+_LETTER = 0.084  # inches, of a digit of 9.5 points
 
 _NAMES = {
     AXIS: "axis",
@@ -105,7 +126,7 @@ def line_chart(
     marks: Sequence[Mark] = (),
     levels: Mapping[str, float] | None = None,
     log: bool = False,
-    broad: bool = False,
+    size: Size = "third",
     stacked: bool = False,
     percent: bool = False,
     most: int = MOST_POINTS,
@@ -119,7 +140,7 @@ def line_chart(
     Args:
         levels: horizontal lines by name, e.g. the baseline's value.
         log: a logarithmic axis for values.
-        broad: over the whole width of the page, except on a phone.
+        size: its share of the page's width, except on a phone.
         stacked: areas on top of each other; all curves have the same x.
         percent: values are shares, shown from 0 to 100 %.
         most: points of each curve.
@@ -137,8 +158,8 @@ def line_chart(
     legend += [(others, "muted", False)] if others else []
     legend += [(name, "muted", True) for name in levels or {}]
     figures, pointed = [], []
-    for wide in (True, False) if broad else (False,):
-        figure, axes = new_axes(wide)
+    for part_of_row in sizes(size):
+        figure, axes = new_axes(part_of_row)
         if stacked:
             axes.stackplot(
                 list(drawn[0].x),
@@ -166,16 +187,32 @@ def line_chart(
         _settle(axes, drawn or behind, log, percent, span)
         draw_marks(axes, marks)
         axes.set_xlabel(one_line(x_label))
+        make_room(figure, axes)
         figures.append(figure)
         pointed.append(_readings(figure, axes, drawn, percent, stacked))
     return embed(
-        figures[0],
+        figures,
         title,
         f"{summary}." if summary else _summary(drawn, percent),
+        size=size,
         readings=pointed,
-        narrow=figures[1] if broad else None,
         legend=legend if len(legend) > 1 else (),
     )
+
+
+def size_of(count: int) -> Size:
+    """The size of each of so many charts, which fill their rows."""
+    return "broad" if count == 1 else "half" if count in (2, 4) else "third"
+
+
+def is_curve(curve: Curve) -> bool:
+    """Whether a line leads from one point to another; a lone point is better told as a number."""
+    finite = {
+        x
+        for x, y in zip(curve.x, curve.y, strict=True)
+        if y is not None and math.isfinite(y) and math.isfinite(x)
+    }
+    return len(finite) > 1
 
 
 def thinned(curve: Curve, color: str, most: int = MOST_POINTS) -> Curve:
@@ -193,13 +230,37 @@ def thinned(curve: Curve, color: str, most: int = MOST_POINTS) -> Curve:
     return Curve(curve.label, x, y, notes, color, curve.thin, curve.dots)
 
 
-def new_axes(broad: bool = False, height: float = 2.3) -> tuple[Figure, Axes]:
+def new_axes(size: Size = "third") -> tuple[Figure, Axes]:
     """A figure of a chart's size in inches, with one pair of axes in our style."""
-    width, height = (13.2, height * 1.45) if broad else (4.6, height)
+    width, height = _INCHES[size]
     figure = new_figure(width, height, facecolor="none")
     axes = figure.add_axes((0.58 / width, 0.46 / height, 1 - 0.74 / width, 1 - 0.72 / height))
     style(axes)
     return figure, axes
+
+
+def make_room(figure: Figure, axes: Axes) -> None:
+    """Move the sides of the axes so that the numbers on them are seen whole.
+
+    The browser chooses the font, so the width of a text is an estimate, by a wide font's digits.
+    """
+    width, height = figure.get_size_inches()
+    low, high = sorted(axes.get_ylim())
+    places = [place for place in axes.get_yticks() if low <= place <= high]
+    texts = axes.yaxis.get_major_formatter().format_ticks(places)
+    left = 0.14 + max((_inches(text) for text in texts), default=0.0)
+    left += 0.2 if axes.get_ylabel() else 0.0
+    start, end = sorted(axes.get_xlim())
+    places = [place for place in axes.get_xticks() if start <= place <= end]
+    below = [_inches(text) for text in axes.xaxis.get_major_formatter().format_ticks(places)]
+    left = min(max(left, below[0] / 2 if below else 0.0), width / 3)
+    right = min(max(0.16, below[-1] / 2 if below else 0.0), width / 5)
+    axes.set_position((left / width, 0.46 / height, 1 - (left + right) / width, 1 - 0.72 / height))
+
+
+def _inches(text: str) -> float:
+    thin = sum(sign in ",.:⁻⁰¹²³⁴⁵⁶⁷⁸⁹ il|" for sign in text)
+    return _LETTER * (len(text) - 0.4 * thin)
 
 
 def style(axes: Axes) -> None:
@@ -249,28 +310,32 @@ def draw_marks(axes: Axes, marks: Iterable[Mark]) -> None:
 
 
 def embed(
-    figure: Figure,
+    figures: Sequence[Figure],
     title: str,
     summary: str,
     *,
-    narrow: Figure | None = None,
-    broad: bool = False,
+    size: Size = "third",
     legend: Legend = (),
     readings: Sequence[Readings | None] = (),
 ) -> Markup:
     """A chart of a page.
 
     Args:
+        figures: the same for desks, tablets and phones, as `sizes` has them.
         summary: what it shows in a sentence or two, for those who don't see it.
-        narrow: the same for phones, where `figure` takes the whole width of the page.
-        broad: whether `figure` does so without a narrow one.
+        size: its share of the page's width.
         legend: label, colour's name in page.css, and whether dotted, of each line.
-        readings: what a pointer finds in `figure` and in `narrow`.
+        readings: what a pointer finds in each figure.
     """
     label = one_line(f"{title}. {summary}")
-    plots = [_svg(drawn, label) for drawn in (figure, narrow) if drawn is not None]
+    plots = [_svg(drawn, label) for drawn in figures]
     pairs = list(zip(plots, readings or [None] * len(plots), strict=True))
-    return part("chart", one_line(title), pairs, legend, broad or narrow is not None)
+    return part("chart", one_line(title), pairs, legend, size)
+
+
+def sizes(size: Size) -> tuple[Size, ...]:
+    """The sizes of the figures that a chart of a size has."""
+    return _DRAWN[size]
 
 
 def _svg(figure: Figure, label: str) -> Markup:
@@ -328,14 +393,14 @@ def _settle(
 
     if log and min(value for curve in curves for value in _values(curve)) > 0:
         axes.set_yscale("log")
-        axes.yaxis.set_minor_formatter(lambda value, number: "")
-    if percent:
+        label_powers(axes.yaxis)
+    elif percent:
         axes.set_ylim(0, 1)
-    axes.yaxis.set_major_formatter(
-        lambda value, number: (
-            f"{value:.0%}" if percent else f"{value:,.3g}" if abs(value) < 1e4 else f"{value:,.0f}"
-        )
-    )
+        axes.yaxis.set_major_formatter(lambda value, position: f"{value:.0%}")
+    else:
+        label_numbers(axes.yaxis)
+        if not any(value for curve in curves for value in _values(curve)):
+            axes.set_ylim(-0.02, 1)  # nothing but zeros, which has no scale of its own
     low, high = min(curve.x[0] for curve in curves), max(curve.x[-1] for curve in curves)
     if low == high:  # a single one, with room on both sides
         axes.set_xlim(low - 1, high + 1)
@@ -354,7 +419,7 @@ def _readings(
     for which, curve in enumerate(curves):
         for x, value, note in zip(curve.x, _values(curve), curve.notes, strict=True):
             below[x] = below.get(x, 0.0) + value
-            text = f"{value:.1%}" if percent else f"{value:.4g}"
+            text = f"{value:.1%}" if percent else numeral(value)
             points.append((x, note, which, below[x] if stacked else value, text))
     return readings(figure, axes, [(curve.label, curve.color) for curve in curves], points)
 
@@ -390,7 +455,7 @@ def _values(curve: Curve) -> list[float]:
 
 def _summary(curves: Sequence[Curve], percent: bool) -> str:
     def text(value: float) -> str:
-        return f"{value:.1%}" if percent else f"{value:.4g}"
+        return f"{value:.1%}" if percent else numeral(value)
 
     parts = []
     for curve in curves:

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 from markupsafe import Markup
 
 from penstock.addons.reports import page
-from penstock.addons.reports.charts import COLORS, MUTED, Curve, Mark, line_chart
+from penstock.addons.reports.charts import (
+    COLORS,
+    MUTED,
+    Curve,
+    Mark,
+    Size,
+    is_curve,
+    line_chart,
+    size_of,
+)
+from penstock.addons.reports.figures import numeral
 from penstock.addons.reports.page import Section
 from penstock.addons.reports.values import Steps, furthest, number, thinned
 from penstock.runs.measurements import Series
@@ -23,7 +35,10 @@ _COLUMNS = 12  # of the table of epochs
 
 
 def section(run: RunRecord) -> Section | None:
-    """Charts of the loss, of each metric and of the learning rate, and their numbers, folded."""
+    """Charts of the loss, of each metric and of the learning rate, and their numbers, folded.
+
+    What was measured once, as in a run of one epoch, is a table and no chart.
+    """
     if not run.logs and not run.epochs:
         return None
     steps = Steps(run)
@@ -33,24 +48,62 @@ def section(run: RunRecord) -> Section | None:
         "x_label": "optimizer steps",
         "span": (0.0, float(last["step"] if last else 0)),
     }
-    charts = [
-        _loss(run, steps, marks, axis),
-        *_metrics(run, steps, marks, axis),
-        line_chart(
-            "Learning rate",
-            [_curve(steps, run.logs or run.epochs, "lr", "learning rate", COLORS[2])],
-            **axis,
-        ),
-    ]
+    small = _metrics(run, steps, marks, axis)
+    rate = _curve(steps, run.logs or run.epochs, "lr", "learning rate", COLORS[2])
+    if is_curve(rate):
+        small.append(partial(line_chart, "Learning rate", [rate], **axis))
+    # A single one stands beside the loss.
+    loss = _loss(run, steps, marks, axis, "half" if len(small) == 1 else "broad")
+    size = "half" if loss and len(small) == 1 else size_of(len(small))
+    charts = [loss, *(draw(size=size) for draw in small)]
     happened = page.listed(sentences) if sentences else None
-    return Section("Curves", page.together(page.charts_of(charts), happened, _numbers(run)))
+    return Section(
+        "Curves",
+        page.together(_single(run), page.charts_of(charts), happened, _numbers(run)),
+    )
+
+
+def _single(run: RunRecord) -> Markup | None:
+    """A table of what one epoch alone has measured, beside what the run is compared with."""
+    names = {
+        name: name
+        for name in run.epochs.names
+        if name.startswith(("train/", "val/")) and len(run.epochs.finite(name)) == 1
+    }
+    if not names:
+        return None
+    levels = {name: values for name, values in _levels(run).items() if isinstance(values, dict)}
+    rows = []
+    for name in names:
+        place = int(run.epochs.finite(name)[0])
+        split, _, short = name.partition("/")
+        others = [number(values, short) if split == "val" else None for values in levels.values()]
+        rows.append(
+            (
+                f"{short}, {'validation' if split == 'val' else 'training'}",
+                numeral(float(run.epochs.column(name)[place])),
+                int(run.epochs.column("epoch")[place]),
+                *("" if value is None else numeral(value) for value in others),
+            )
+        )
+    kept = [n for n in range(len(levels)) if any(row[3 + n] for row in rows)]
+    head = ["measurement", "value", "epoch", *(list(levels)[n] for n in kept)]
+    cells = [(*row[:3], *(row[3 + n] for n in kept)) for row in rows[:_MOST_CHARTS]]
+    return page.table("Measured once", head, cells, range(1, len(head)))
+
+
+def _levels(run: RunRecord) -> dict[str, object]:
+    """What the run is compared with, by name: its metrics, as anybody may have written them."""
+    others = run.manifest.get("comparisons")
+    baseline = {"best constant": run.manifest.get("baseline")}
+    return {**baseline, **(others if isinstance(others, dict) else {})}
 
 
 def events(run: RunRecord, steps: Steps) -> tuple[list[Mark], list[str]]:
     """Marks for what happened, and the same as sentences: best, resumed, left out."""
     marks, sentences = [], []
     best = run.manifest.get("best")
-    if (at := number(best, "step")) is not None:
+    if len(run.epochs) > 1 and (at := number(best, "step")) is not None:
         marks.append(Mark(at, "best"))
         sentences.append(
             f"best: epoch {int(number(best, 'epoch') or 0)}, {at:,.0f} optimizer steps"
@@ -126,7 +179,9 @@ def of_ledger(ledger: Ledger, steps: Steps) -> Curve:
     )
 
 
-def _loss(run: RunRecord, steps: Steps, marks: list[Mark], axis: dict[str, Any]) -> Markup:
+def _loss(
+    run: RunRecord, steps: Steps, marks: list[Mark], axis: dict[str, Any], size: Size
+) -> Markup:
     if run.ledger is not None and len(run.ledger.loss):
         fine = of_ledger(run.ledger, steps)
     else:
@@ -141,33 +196,36 @@ def _loss(run: RunRecord, steps: Steps, marks: list[Mark], axis: dict[str, Any])
     values = [value for line in lines[1:] for value in line.y if value is not None]
     far = bool(values) and min(values) > 0 and max(values) > 20 * min(values)
     level = number(run.manifest.get("baseline"), "loss")
+    lines = [line for line in lines if is_curve(line)]
+    if not lines:
+        return Markup("")
     return line_chart(
         "Loss",
         lines,
         marks=marks,
-        broad=True,
+        size=size,
         log=far,
         **axis,
         levels={} if level is None else {"best constant": level},
     )
 
 
-def _metrics(run: RunRecord, steps: Steps, marks: list[Mark], axis: dict[str, Any]) -> list[Markup]:
-    """A chart a metric; its values for classes (`val/recall/cat`) are lines of one chart."""
+def _metrics(
+    run: RunRecord, steps: Steps, marks: list[Mark], axis: dict[str, Any]
+) -> list[Callable[..., Markup]]:
+    """What draws a chart of a size, for each metric that was measured more than once.
+
+    Its values for classes (`val/recall/cat`) are lines of one chart.
+    """
     panels: dict[str, dict[str, str]] = {}
     for name in run.epochs.names:
         split, _, rest = name.partition("/")
         title, _, label = rest.partition("/")
-        if split == "val" and rest != "loss":
+        if split == "val" and rest != "loss" and len(run.epochs.finite(name)) > 1:
             panels.setdefault(title, {})[label or "validation"] = name
     shown = dict(list(panels.items())[:_MOST_CHARTS])
     count = sum(min(len(lines), _MOST_CURVES) for lines in shown.values())
-    others = run.manifest.get("comparisons")
-    levels = {
-        "best constant": run.manifest.get("baseline"),
-        **(others if isinstance(others, dict) else {}),
-    }
-    charts = []
+    levels, charts = _levels(run), list[Callable[..., Markup]]()
     for title, lines in shown.items():
         kept = list(lines.items())[:_MOST_CURVES]
         curves = [
@@ -176,7 +234,8 @@ def _metrics(run: RunRecord, steps: Steps, marks: list[Mark], axis: dict[str, An
         ]
         more = f" ({len(kept)} of {len(lines)} classes)" if len(lines) > len(kept) else ""
         charts.append(
-            line_chart(
+            partial(
+                line_chart,
                 title + more,
                 curves,
                 marks=[mark for mark in marks if mark.label],
@@ -204,7 +263,7 @@ def _numbers(run: RunRecord) -> Markup | None:
     some = slice(None, None, 1 if count <= _MOST_ROWS else count // (_MOST_ROWS // 2))
     columns = [run.epochs.column(name)[some].tolist() for name in ("epoch", "step", *names)]
     rows = [
-        (epoch, step, *(f"{value:.4g}" if math.isfinite(value) else "–" for value in values))
+        (epoch, step, *(numeral(value) if math.isfinite(value) else "–" for value in values))
         for epoch, step, *values in zip(*columns, strict=True)
     ]
     head = ("epoch", "steps", *names)

@@ -11,8 +11,9 @@ from pathlib import PurePath
 
 from markupsafe import Markup
 
-from penstock.addons.reports import page
+from penstock.addons.reports import charts, page
 from penstock.addons.reports.facts import (
+    MADE,
     DataFacts,
     Facts,
     LengthFacts,
@@ -21,7 +22,7 @@ from penstock.addons.reports.facts import (
     SplitFacts,
     read_facts,
 )
-from penstock.addons.reports.figures import drawing, label_powers
+from penstock.addons.reports.figures import drawing, label_numbers, label_powers, numeral
 from penstock.addons.reports.page import Section
 from penstock.addons.reports.values import replay
 from penstock.errors import PenstockError
@@ -58,7 +59,8 @@ def section(run: RunRecord) -> Section:
         parts.append(page.table("Splits", head, rows, numbers=[2]))
         names = dict.fromkeys(column.name for split in data.splits for column in split.columns)
         parts += [_balance(data, name) for name in names]
-        drawn = [_histogram(split, split.lengths) for split in data.splits if split.lengths]
+        measured = [(split, split.lengths) for split in data.splits if split.lengths]
+        drawn = [_histogram(*pair, charts.size_of(len(measured))) for pair in measured]
         parts += [page.charts_of(drawn)] if drawn else []
     elif isinstance(fingerprints, dict):
         texts = {name: str(fingerprints.get(name) or "") for name in ("train", "val")}
@@ -118,32 +120,35 @@ def _balance(data: DataFacts, name: str) -> Markup:
 
 
 @drawing()
-def _histogram(split: SplitFacts, lengths: LengthFacts) -> Markup:
-    from penstock.addons.reports.charts import COLORS, embed, new_axes
-
-    figure, axes = new_axes()
-    edges = lengths.edges
+def _histogram(split: SplitFacts, lengths: LengthFacts, size: charts.Size) -> Markup:
+    edges, figures = lengths.edges, []
     widths = [right - left for left, right in pairwise(edges)]
-    axes.bar(
-        edges[:-1],
-        lengths.counts,
-        widths,
-        align="edge",
-        color=COLORS[0],
-        linewidth=0.5,
-        edgecolor="none",
-    )
-    if min(edges) > 0 and max(widths) > 3 * min(widths):
-        axes.set_xscale("log")
-        label_powers(axes.xaxis)
-    axes.set_xlabel(one_line(lengths.unit))
-    axes.set_ylabel("rows")
+    for part_of_row in charts.sizes(size):
+        figure, axes = charts.new_axes(part_of_row)
+        axes.bar(
+            edges[:-1],
+            lengths.counts,
+            widths,
+            align="edge",
+            color=charts.COLORS[0],
+            linewidth=0.5,
+            edgecolor="none",
+        )
+        label_numbers(axes.xaxis)
+        label_numbers(axes.yaxis)
+        if min(edges) > 0 and max(widths) > 3 * min(widths):
+            axes.set_xscale("log")
+            label_powers(axes.xaxis)
+        axes.set_xlabel(one_line(lengths.unit))
+        axes.set_ylabel("rows")
+        charts.make_room(figure, axes)
+        figures.append(figure)
     title = f"Lengths, {split.name}"
     summary = (
-        f"From {lengths.least:,.4g} to {lengths.most:,.4g} {lengths.unit}, half of them "
-        f"below {lengths.median:,.4g}"
+        f"From {numeral(lengths.least)} to {numeral(lengths.most)} {lengths.unit}, half of them "
+        f"below {numeral(lengths.median)}"
     )
-    return embed(figure, title, summary)
+    return charts.embed(figures, title, summary, size=size)
 
 
 def _left_out(run: RunRecord) -> Markup:
@@ -166,13 +171,21 @@ def _left_out(run: RunRecord) -> Markup:
 
 _SAMPLES = "Samples"
 _TINY = 64  # pixels of a picture's width, up to which it was kept as small as it is
-_SHAPES = {"signals": "wide-ones", "recordings": "wide-ones", "clips": "strips"}
+_SHAPES = {
+    "signals": "wide-ones",
+    "recordings": "wide-ones",
+    "clips": "strips",
+    "boxes": "marked",
+    "masks": "marked",
+    "series": "wide-ones",
+}
 _EXPLAINED = {
     "recordings": " Above is the recording as it is stored, below what the model got of it: time "
     "from left to right, the lowest band at the bottom.",
     "masks": " Masks lie over grey, each class in a colour of its own.",
     "clips": " Frames of a clip stand side by side.",
     "signals": " Time goes from left to right.",
+    "series": " Time goes from left to right: the past is grey, and what followed is green.",
 }
 
 
@@ -231,6 +244,7 @@ def _batch(run: RunRecord, batch: ShownBatch) -> Markup:
             ["row", "sample", "truth"],
             [(sample.index, sample.words, sample.truth) for sample in batch.samples],
             numbers=[0],
+            without_empty=True,
         ),
         page.command(line, "To make this batch again:") if line else None,
     )
@@ -242,12 +256,15 @@ def _heading(text: str) -> Markup:
 
 def _predictions(facts: Facts) -> Markup:
     kind = facts.batches[0].kind if facts.batches else ""
-    parts = [_heading("Predictions of validation")]
+    is_made = all(prediction.group == MADE for prediction in facts.predictions)
+    parts = [] if is_made else [_heading("Predictions of validation")]
     losses = facts.losses
     if losses is not None:
         text = f"Chosen by their loss in the validation of epoch {losses.epoch}"
         if losses.quantiles:
-            least, _, median, _, high, most = (f"{quantile:.3g}" for quantile in losses.quantiles)
+            least, _, median, _, high, most = (
+                numeral(quantile, 3) for quantile in losses.quantiles
+            )
             text += (
                 f": of {losses.samples:,} samples, half have a loss below {median}, 95 % "
                 f"below {high}; the least is {least}, the largest {most}"
@@ -257,7 +274,7 @@ def _predictions(facts: Facts) -> Markup:
         if losses.by_batch:
             text += ". The loss is one number a batch, so these are samples of such batches"
         parts.append(page.paragraph(f"{text}."))
-    else:
+    elif not is_made:
         parts.append(page.paragraph("Spread evenly, as there is no loss of each sample."))
     if kind == "masks":
         text = (
@@ -282,7 +299,9 @@ def _predictions(facts: Facts) -> Markup:
             for prediction in facts.predictions
         ]
         head = ["row", "group", "sample", "truth", "prediction", "loss"]
-        return page.together(*parts, page.table("Predictions", head, rows, numbers=[0, 5]))
+        return page.together(
+            *parts, page.table("Predictions", head, rows, [0, 5], without_empty=True)
+        )
     groups = []
     for group in dict.fromkeys(prediction.group for prediction in facts.predictions):
         chosen = [prediction for prediction in facts.predictions if prediction.group == group]
@@ -305,8 +324,10 @@ def _tile(sample: ShownSample) -> dict[str, object]:
         lines.append(f"true {truth}")
     if sample.loss is not None:
         lines.append(f"loss {_number(sample.loss)}")
-    lines.append(f"row {sample.index}" + (f", {sample.words}" if sample.words else ""))
-    words = [f"row {sample.index}", truth and f"truth: {truth}", guess and f"prediction: {guess}"]
+    if sample.group != MADE:
+        lines.append(f"row {sample.index}" + (f", {sample.words}" if sample.words else ""))
+    row = f"{sample.group}, " if sample.group == MADE else "row "
+    words = [f"{row}{sample.index}", truth and f"truth: {truth}", guess and f"prediction: {guess}"]
     return {
         "uri": sample.uri,
         "lines": lines,
@@ -333,4 +354,4 @@ def _marked(sample: ShownSample) -> object:
 
 
 def _number(value: float | None) -> str:
-    return "not finite" if value is None else f"{value:.3g}"
+    return "not finite" if value is None else numeral(value, 3)

@@ -24,6 +24,7 @@ from penstock.files.plain_json import JsonError, checked, shown
 FOLDER, NAME, VERSION = "report", "facts.json", 1
 
 QUANTILES = (0.0, 0.25, 0.5, 0.75, 0.95, 1.0)
+MADE = "made by the model"  # the group of pictures that are nobody's row
 MOST_VALUES = 200  # of a column; the others are counted together
 LONGEST = 1000  # characters of a text
 MOST_PICTURES = 800 << 10  # bytes, together
@@ -147,7 +148,7 @@ class ShownSample:
         words: its content, if that is a text or a few numbers; the length of a signal.
         picture: a PNG or a JPEG.
         position: its place in the epoch, in batches.
-        loss, group: of predictions; the group is best, median or worst.
+        loss, group: of predictions; the group is best, median or worst, or `MADE`.
     """
 
     index: Count
@@ -172,8 +173,8 @@ class ShownSample:
 class ShownBatch:
     """A training batch as the model got it; `samples` are its first ones, of `rows`.
 
-    `kind` is pictures, masks, clips, signals, recordings (signals below the waveforms that they
-    were made of), texts or numbers.
+    `kind` is pictures, boxes, masks, clips, signals, recordings (signals below the waveforms that
+    they were made of), series (with what followed), texts or numbers.
     """
 
     epoch: Count

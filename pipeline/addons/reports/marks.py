@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -83,8 +85,18 @@ def _with_boxes(image: Tensor, boxes: Tensor, labels: Sequence[str], color: str)
         colors=color,
         width=2,
         label_colors="black" if names else None,
+        font=_font() if names else None,
+        font_size=max(12, max(height, width) // 17) if names else None,
         fill_labels=names is not None,
     )
+
+
+@cache
+def _font() -> str:
+    """Letters that grow with the picture; those of Pillow itself have one small size."""
+    import matplotlib
+
+    return str(Path(matplotlib.get_data_path(), "fonts", "ttf", "DejaVuSans.ttf"))
 
 
 def _with_mask(image: Tensor, mask: Tensor) -> Tensor:

@@ -90,13 +90,20 @@ def table(
     head: Sequence[object],
     rows: Iterable[Sequence[object]],
     numbers: Iterable[int] = (),
+    without_empty: bool = False,
 ) -> Markup:
     """A table whose first column names the rows; it scrolls by itself where it is too wide.
 
     Args:
         numbers: columns that are aligned to the right.
+        without_empty: leave out the columns in which no row has anything.
     """
-    return part("table", caption, head, list(rows), set(numbers))
+    cells = list(rows)
+    filled = [n for n in range(len(head)) if any(row[n] not in ("", None) for row in cells)]
+    if without_empty and len(filled) < len(head):
+        head, cells = [head[n] for n in filled], [[row[n] for n in filled] for row in cells]
+        numbers = [place for place, n in enumerate(filled) if n in set(numbers)]
+    return part("table", caption, head, cells, set(numbers))
 
 
 def facts(values: Mapping[str, object], short: bool = False) -> Markup:

@@ -61,9 +61,9 @@ def draw(
     rows = len(split.dataset)
     indices = np.unique(np.linspace(0, rows - 1, min(count, rows)).round().astype(np.int64))
     batch, _, outputs = predict(split, model, objective, indices)
-    shown = getattr(getattr(objective, "own", objective), "shown", None)
-    if shown is not None:  # pictures that a model has made
-        return contact_sheet(list(shown(outputs, batch)), path)
+    made = made_by_the_model(objective, outputs, batch)
+    if made is not None:
+        return contact_sheet(made, path)
     rendered, name = objective.rendered(batch, outputs), objective.shown_field(batch)
     if any(row.past is not None for row in rendered):
         return forecasts(rendered, path, [_caption(row) for row in rendered])
@@ -83,6 +83,12 @@ def draw(
         sample = words_of(batch, objective, number)
         table.append((str(int(batch.indices[number])), sample, row.truth, row.predicted))
     return _listed(table, path.with_suffix(".md"), 100)
+
+
+def made_by_the_model(objective: Objective, outputs: Tensor, batch: Batch) -> list[Tensor] | None:
+    """Pictures [C, H, W] to show instead of the batch's; None of an objective that has none."""
+    shown = getattr(getattr(objective, "own", objective), "shown", None)
+    return None if shown is None else list(shown(outputs, batch))
 
 
 def predict(

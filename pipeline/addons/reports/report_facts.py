@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from penstock.addons.reports.facts import (
     FOLDER,
     LONGEST,
+    MADE,
     MOST_PICTURES,
     MOST_VALUES,
     NAME,
@@ -57,6 +58,7 @@ from penstock.addons.reports.predictions import (
     is_pictures,
     is_signals,
     large_pictures,
+    made_by_the_model,
     predict,
     scaled,
     unpadded,
@@ -194,8 +196,10 @@ def shown_batches(split: Split, objective: Objective, most: int) -> Iterator[Sho
             heard = kind == "signals" and _recording(split, batch, first) is not None
             total = batch.request.total or len(batch.request)
             kind = "recordings" if heard else kind
-            if any(view.mask is not None for view in objective.rendered(batch)):
-                kind = "masks"
+            rendered = objective.rendered(batch)
+            kind = "series" if any(view.past is not None for view in rendered) else kind
+            kind = "boxes" if any(view.boxes is not None for view in rendered) else kind
+            kind = "masks" if any(view.mask is not None for view in rendered) else kind
             yield ShownBatch(0, step, total, kind, tuple(shown))
 
 
@@ -213,6 +217,11 @@ def shown_predictions(
     groups = {int(row): name for name, rows in by_group.items() for row in rows}
     with _generators():
         batch, values, outputs = predict(split, model, objective, np.array(list(groups), np.int64))
+    made = made_by_the_model(objective, outputs, batch)
+    if made is not None:
+        for row, picture in enumerate(made[:_SPREAD]):
+            yield ShownSample(row, picture=thumbnail(picture), group=MADE)
+        return
     kind, field = _kind(batch, objective)
     samples = {
         sample.index: replace(
@@ -301,7 +310,9 @@ def _samples(
                 for values, color in drawn
                 if values is not None and field == objective.shown_field(batch)
             ]
-            pictures[row] = thumbnail(image, points, SIDE if kind == "pictures" else 4 * SIDE)
+            has_marks = view.boxes is not None or view.mask is not None
+            large = 2 * SIDE if has_marks else SIDE
+            pictures[row] = thumbnail(image, points, large if kind == "pictures" else 4 * SIDE)
     samples = []
     for row in range(count) if batch.valid is None else batch.valid.nonzero().flatten().tolist():
         index = int(batch.indices[row])

@@ -28,8 +28,8 @@ from penstock.terminal import say
 NAME = "report.html"
 
 SECTIONS: tuple[Callable[[RunRecord], Section | None], ...] = (
-    settings.section,
     curves.section,
+    settings.section,
     time_spent.section,
     data_section.samples,
     data_section.pairs,

@@ -4,8 +4,10 @@ it ran on, and the lines that make the same run again.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from functools import cache
+from pathlib import PurePath
 from typing import Any
 
 import yaml
@@ -20,7 +22,7 @@ from penstock.config import parsing
 from penstock.config.changes import leaves
 from penstock.config.composition import Composer
 from penstock.config.disclosure import is_redacted
-from penstock.config.own_command import must_be_typed
+from penstock.config.own_command import config_dir, must_be_typed
 from penstock.errors import ConfigError
 from penstock.runs.git_state import is_commit
 from penstock.runs.manifest import PACKAGES
@@ -55,7 +57,23 @@ def section(run: RunRecord) -> Section:
 def started_by(run: RunRecord) -> str:
     """What the folder says that the run was started by: to be read and not to be pasted."""
     command = run.manifest.get("command")
-    return one_line(command) if isinstance(command, str) else ""
+    return one_line(typed(command)) if isinstance(command, str) else ""
+
+
+def typed(command: str) -> str:
+    """A command line as it was typed: `python run.py`, or `penstock`, without their folders."""
+    try:
+        words = shlex.split(command)
+    except ValueError:
+        return command
+    if len(words) < 2 or not PurePath(words[0]).name.startswith("python"):
+        return command
+    script, *others = words[1:]
+    name = PurePath(script).name
+    if name == program.COMMAND:  # the file that pip installed runs Python
+        return program.joined([name, *others])
+    script = name if name == "run.py" else script
+    return program.joined(["python", script, *others])
 
 
 def git(run: RunRecord) -> str:
@@ -67,59 +85,96 @@ def git(run: RunRecord) -> str:
 
 
 def _differences(run: RunRecord) -> list[Markup]:
-    own = dict(leaves(run.config))
+    """What was typed; folded, what else the chosen options and their own keys make different."""
+    own, words = dict(leaves(run.config)), overrides(run)
     try:
-        composer = Composer()
-        choices = tuple(word for word in overrides(run) if _is_choice(composer, word))
-        _, usual = _defaults(())
-        default, options = _defaults(choices)
+        composer = _composer(config_dir())
+        choices = tuple(word for word in words if _is_choice(composer, word))
+        _, usual = _defaults((), config_dir())
+        default, options = _defaults(choices, config_dir())
     except ConfigError as error:
         return [page.paragraph(f"It cannot be compared with the defaults: {error}")]
-    swapped = [
-        (group, usual.get(group) or "none", option or "none")
-        for group, option in options.items()
-        if option != usual.get(group)
+    typed = {word.lstrip("+~").partition("=")[0]: word.partition("=")[2] for word in words}
+    chosen = {word.lstrip("+").partition("=")[0] for word in choices}
+    missing = [
+        word
+        for word in words
+        if word not in choices and _key_of(word) and composer.options(_key_of(word))
     ]
-    changed = [
-        (key, _text(default.get(key, _NOT_SET)), _text(own.get(key, _NOT_SET)))
+    changed = {
+        key: (_text(default.get(key, _NOT_SET)), _text(own.get(key, _NOT_SET)))
         for key in {**own, **default}
         if key.partition(".")[0] not in _OF_EVERY_RUN
         and own.get(key, _NOT_SET) != default.get(key, _NOT_SET)
+    }
+    rows, rest = [], dict(changed)
+    for key, value in typed.items():
+        if key in chosen:
+            rows.append((key, usual.get(key) or "none", value))
+            continue
+        below = [name for name in changed if name == key or name.startswith((f"{key}.", f"{key}["))]
+        rows += [(name, *changed[name]) for name in below]
+        for name in below:
+            rest.pop(name, None)
+        if not below:  # the option gives it anyway, or is not known to this program
+            rows.append((key, _text(default[key]) if key in default else "", value))
+    swapped = [
+        (group, usual.get(group) or "none", option or "none")
+        for group, option in options.items()
+        if option != usual.get(group) and group not in chosen
     ]
-    parts: list[Markup] = []
+    parts = [
+        page.table("What was typed", ("key", "default", "this run"), rows[:_MOST_ROWS])
+        if rows
+        else page.paragraph("Nothing was typed: every key has its default.")
+    ]
+    if missing:
+        names = ", ".join(missing)
+        text = f"{names}: no such option is found from here, so its own defaults are not known."
+        parts.append(page.paragraph(text))
+    others = []
     if swapped:
-        parts.append(
-            page.table(
-                "Options instead of the defaults",
-                ("group", "default", "this run"),
-                swapped,
-            )
-        )
-    if not changed:
-        return [*parts, page.paragraph("Every key has the value that these options give it.")]
-    keys = page.table(
-        f"Keys that differ from {'what these options give' if swapped else 'the defaults'}",
-        ("key", "default", "this run"),
-        changed[:_MOST_ROWS],
-    )
-    more = len(changed) - _MOST_ROWS
-    tables = page.beside([*parts, keys])
-    return [tables, *([page.paragraph(f"{more} more keys differ.")] if more > 0 else [])]
+        title = "Options that they bring with them"
+        others.append(page.table(title, ("group", "default", "this run"), swapped))
+    if rest:
+        title = "Other keys that differ from what the options give"
+        head = ("key", "default", "this run")
+        listed = [(key, *pair) for key, pair in rest.items()]
+        others.append(page.table(title, head, listed[:_MOST_ROWS]))
+        if len(listed) > _MOST_ROWS:
+            others.append(page.paragraph(f"{len(listed) - _MOST_ROWS} more keys differ."))
+    if others:
+        count = len(swapped) + len(rest)
+        title = f"What else differs from the defaults: {count} {'rows' if count > 1 else 'row'}"
+        parts.append(page.folded(title, page.beside(others)))
+    return parts
+
+
+def _key_of(word: str) -> str:
+    """The group that a word may choose an option of; "" if it cannot."""
+    group, is_choice, _ = word.lstrip("+").partition("=")
+    simple = group.replace("_", "").isalpha() and group != "hydra"
+    return group if is_choice and simple else ""
 
 
 def _is_choice(composer: Composer, word: str) -> bool:
     """Whether an override names an option of ours; the manifest may be anybody's."""
-    group, _, option = word.lstrip("+").partition("=")
-    if not group.replace("_", "").isalpha() or group == "hydra":
-        return False
-    options = composer.options(group)
+    group, option = _key_of(word), word.partition("=")[2]
+    options = composer.options(group) if group else []
     return all(choice.strip() in options for choice in option.strip("[]").split(","))
 
 
 @cache
-def _defaults(choices: tuple[str, ...]) -> tuple[dict[str, object], dict[str, object]]:
+def _composer(folder: str | None) -> Composer:
+    return Composer(config_dir=folder)
+
+
+@cache
+def _defaults(
+    choices: tuple[str, ...], folder: str | None
+) -> tuple[dict[str, object], dict[str, object]]:
     """The keys, as a run would write them, and the options of the groups, with these choices."""
-    composer = Composer()
+    composer = _composer(folder)
     composed = composer.compose(composer.parse(choices)[0])
     config, problems = parsing.check(composed.config)
     options = dict(composed.hydra.get("runtime", {}).get("choices", {}))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from penstock.addons.reports import page
+from penstock.addons.reports.figures import numeral
 from penstock.addons.reports.page import Section
 from penstock.addons.reports.values import replay
 from penstock.files import plain_json
@@ -137,7 +138,7 @@ def section(run: RunRecord) -> Section | None:
     rows = [
         (
             f"epoch {spike.epoch}, step {spike.step}",
-            f"{spike.loss:.4g}",
+            numeral(spike.loss),
             f"{spike.times:.2f}",
             spike.samples,
             kept.get((spike.epoch, spike.step), "task=replay tells"),

@@ -17,13 +17,16 @@ from penstock.addons.reports.charts import (
     COLORS,
     MUTED,
     Curve,
+    Size,
     embed,
     line_chart,
+    make_room,
     new_axes,
     readings,
+    sizes,
     thinned,
 )
-from penstock.addons.reports.figures import drawing
+from penstock.addons.reports.figures import drawing, label_numbers, numeral
 from penstock.addons.reports.importance import Importance
 from penstock.addons.reports.sweep_data import Repeated, SweepJob, SweepRecord, number
 from penstock.terminal import one_line
@@ -47,8 +50,23 @@ def color_of(sweep: SweepRecord, group: Repeated) -> str:
 
 def label_of(sweep: SweepRecord, group: Repeated) -> str:
     """A group's place in the leaderboard and its values, short enough for a legend."""
-    values = ", ".join(group.settings.values()) or "all jobs"
-    return short(f"{sweep.groups.index(group) + 1}. {values}")
+    place = sweep.groups.index(group) + 1
+    names = short_keys(list(group.settings))
+    words = " ".join(f"{names[key]}={value}" for key, value in group.settings.items())
+    return short(f"{place}. {words or 'all jobs'}")
+
+
+def short_keys(keys: Sequence[str]) -> dict[str, str]:
+    """The last part of each key, or as many as tell it from the others: `lr`, `fold`."""
+    names = {}
+    for key in keys:
+        parts = key.split(".")
+        ends = [".".join(parts[-count:]) for count in range(1, len(parts) + 1)]
+        others = [f".{other}" for other in keys if other != key]
+        names[key] = next(
+            (end for end in ends if not any(other.endswith(f".{end}") for other in others)), key
+        )
+    return names
 
 
 def short(text: str, most: int = 60) -> str:
@@ -57,7 +75,12 @@ def short(text: str, most: int = 60) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
-def curves(sweep: SweepRecord, name: str, title: str, broad: bool = True) -> Markup:
+def has_curves(sweep: SweepRecord, name: str) -> bool:
+    """Whether a job has a measurement in several epochs; lone points are no lines."""
+    return any(len(job.epochs.finite(name)) > 1 for job in sweep.jobs)
+
+
+def curves(sweep: SweepRecord, name: str, title: str, size: Size = "broad") -> Markup:
     """A measurement over the epochs, of all jobs; nothing where no job has it."""
     named, others, lines = [], [], []
     for group in sweep.groups:
@@ -74,44 +97,48 @@ def curves(sweep: SweepRecord, name: str, title: str, broad: bool = True) -> Mar
         title,
         named,
         x_label="epoch",
-        broad=broad,
+        size=size,
         behind=[*others, *lines],
         others=f"{len(others)} other jobs" if others else "",
-        summary="; ".join(f"{curve.label}: {curve.y[-1]:.4g} at last" for curve in named)
+        summary="; ".join(
+            f"{curve.label}: {numeral(curve.y[-1] or 0.0)} at last" for curve in named
+        )
         or "no job is done",
     )
 
 
 @drawing()
-def scatter(sweep: SweepRecord, key: str) -> Markup:
+def scatter(sweep: SweepRecord, key: str, size: Size = "third") -> Markup:
     """The metric over one key: a point for each job that is done."""
     jobs = [job for job in sweep.jobs if job.value is not None]
-    figure, axes = new_axes()
     axis = _Axis([job.settings.get(key) for job in jobs])
     group_of = {job.name: group for group in sweep.groups for job in group.jobs}
-    points = []
-    for job in jobs:
-        x, value = axis.place(job.settings.get(key)), job.value
-        assert value is not None
-        color = color_of(sweep, group_of[job.name])
-        axes.plot([x], [value], "o", color=color, markersize=5, alpha=0.85)
-        points.append(
-            (
-                x,
-                f"{short(key)}={short(job.settings.get(key, 'default'))}",
-                0,
-                value,
-                f"{value:.5g} by job {short(job.name, 20)}",
-            )
+    colors = [color_of(sweep, group_of[job.name]) for job in jobs]
+    points = [
+        (
+            axis.place(job.settings.get(key)),
+            f"{short(key)}={short(job.settings.get(key, 'default'))}",
+            0,
+            job.value or 0.0,
+            f"{numeral(job.value or 0.0, 5)} by job {short(job.name, 20)}",
         )
-    axis.draw_below(axes)
-    axes.set_xlabel(short(key))
+        for job in jobs
+    ]
+    figures, pointed = [], []
+    for part_of_row in sizes(size):
+        figure, axes = new_axes(part_of_row)
+        for (x, _, _, value, _), color in zip(points, colors, strict=True):
+            axes.plot([x], [value], "o", color=color, markersize=5, alpha=0.85)
+        label_numbers(axes.yaxis)
+        axis.draw_below(axes)
+        axes.set_xlabel(short(key))
+        make_room(figure, axes)
+        figures.append(figure)
+        pointed.append(readings(figure, axes, [("", COLORS[0])], points))
     title = f"{short(sweep.metric)} by {short(key)}"
     order = sorted(points, key=lambda point: point[0])
     summary = "; ".join(f"{note}: {text}" for _, note, _, _, text in order[:40])
-    return embed(
-        figure, title, f"{summary}.", readings=[readings(figure, axes, [("", COLORS[0])], points)]
-    )
+    return embed(figures, title, f"{summary}.", size=size, readings=pointed)
 
 
 class _Axis:
@@ -143,7 +170,7 @@ class _Axis:
                 _whole_numbers(axes)
             if self.low == self.high:
                 axes.set_xlim(self.low - 1, self.high + 1)
-            axes.xaxis.set_major_formatter(lambda value, place: f"{value:.3g}")
+            axes.xaxis.set_major_formatter(lambda value, place: numeral(value, 3))
             axes.xaxis.set_minor_formatter(lambda value, place: "")
             return
         step = math.ceil(len(self.levels) / 4)

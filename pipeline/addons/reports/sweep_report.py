@@ -21,6 +21,7 @@ from markupsafe import Markup
 
 from penstock import program
 from penstock.addons.reports import page, sweep_sections, values
+from penstock.addons.reports.figures import numeral
 from penstock.addons.reports.page import Section
 from penstock.addons.reports.run_report import part_of
 from penstock.addons.reports.sweep_charts import short
@@ -159,7 +160,7 @@ def metric_of(sweep: SweepRecord) -> str:
 
 def rounded(value: float | None, digits: int = 5) -> str:
     """A number of a table; nothing for None."""
-    return "" if value is None else f"{value:.{digits}g}"
+    return "" if value is None else numeral(value, digits)
 
 
 def leaderboard(sweep: SweepRecord) -> Section:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock.addons.reports import page, sweep_charts, values
+from penstock.addons.reports.charts import size_of
 from penstock.addons.reports.importance import Importance, importance
 from penstock.addons.reports.page import Section
 from penstock.addons.reports.same_data import Relation, SameData
@@ -44,7 +45,8 @@ def what_matters(sweep: SweepRecord) -> Section | None:
             page.table("Importance of the keys", head, rows, [1, 3]),
             page.paragraph(_how_important(weights)),
         ]
-    parts.append(page.charts_of(sweep_charts.scatter(sweep, key) for key in keys))
+    size = size_of(len(keys))
+    parts.append(page.charts_of(sweep_charts.scatter(sweep, key, size) for key in keys))
     return Section("What matters", page.together(*parts)) if keys or weighed else None
 
 
@@ -65,12 +67,17 @@ def _how_important(weights: Importance) -> str:
 def curves(sweep: SweepRecord) -> Section | None:
     """The metric and the training loss of all jobs, over each other."""
     metric = sweep.metric.removeprefix("val/")
-    drawn = [sweep_charts.curves(sweep, f"val/{metric}", f"Validation {short(metric)}")]
-    below = ", in the same colours" if drawn[0] else ""
-    if metric != "loss":
-        drawn.append(sweep_charts.curves(sweep, "val/loss", f"Validation loss{below}", False))
-    drawn.append(sweep_charts.curves(sweep, "train/loss", f"Training loss{below}", False))
-    drawn = [chart for chart in drawn if chart]
+    titles = {
+        f"val/{metric}": f"Validation {short(metric)}",
+        "val/loss": "Validation loss",
+        "train/loss": "Training loss",
+    }
+    names = [name for name in titles if sweep_charts.has_curves(sweep, name)]
+    drawn = []
+    for place, name in enumerate(names):
+        title = titles[name] + (", in the same colours" if place else "")
+        size = size_of(len(names) - 1) if place else "broad"
+        drawn.append(sweep_charts.curves(sweep, name, title, size))
     return Section("Curves", page.charts_of(drawn)) if drawn else None
 
 

@@ -6,12 +6,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from markupsafe import Markup
 
 from penstock.addons.reports import page
-from penstock.addons.reports.charts import COLORS, MOST_POINTS, Curve, line_chart
+from penstock.addons.reports.charts import (
+    COLORS,
+    MOST_POINTS,
+    Curve,
+    is_curve,
+    line_chart,
+    size_of,
+)
+from penstock.addons.reports.figures import numeral
 from penstock.addons.reports.page import Section
 from penstock.addons.reports.values import (
     Steps,
@@ -56,20 +65,21 @@ def section(run: RunRecord) -> Section | None:
     # Areas on top of each other need the same records, so they are not thinned one by one.
     even = whole[np.linspace(0, len(whole) - 1, min(len(whole), MOST_POINTS)).astype(int)].tolist()
     stacked = [curve(name, name[3:], COLORS[number], even) for number, name in enumerate(names)]
+    waiting = [curve("wait_share", "waiting", COLORS[1])]
+    speed = [curve("samples_per_second", "speed", COLORS[0])]
+    drawn: list[tuple[str, list[Curve], dict[str, Any]]] = [
+        ("Share of the time spent waiting for data", waiting, {"percent": True}),
+        ("Work on a sample, in milliseconds", stacked, {"stacked": True}),
+        ("Samples per second", speed, {}),
+    ]
+    drawn = [chart for chart in drawn if any(map(is_curve, chart[1]))]
+    size = size_of(len(drawn))
     charts = [
-        line_chart(
-            "Share of the time spent waiting for data",
-            [curve("wait_share", "waiting", COLORS[1])],
-            percent=True,
-            x_label=label,
-        ),
-        line_chart("Work on a sample, in milliseconds", stacked, stacked=True, x_label=label),
-        line_chart(
-            "Samples per second", [curve("samples_per_second", "speed", COLORS[0])], x_label=label
-        ),
+        line_chart(title, lines, size=size, x_label=label, **how) for title, lines, how in drawn
     ]
     return Section(
-        "Where the time went", page.together(page.charts_of(charts), _table(stages(run)))
+        "Where the time went",
+        page.together(page.charts_of(charts) if charts else None, _table(stages(run))),
     )
 
 
@@ -78,9 +88,9 @@ def _table(spent: dict[str, float]) -> Markup | None:
     if not total:
         return None
     rows: list[tuple[str, str, str]] = [
-        (name, f"{ms:.3g}", f"{ms / total:.0%}") for name, ms in spent.items()
+        (name, numeral(ms, 3), f"{ms / total:.0%}") for name, ms in spent.items()
     ]
-    rows.append(("together", f"{total:.3g}", ""))
+    rows.append(("together", numeral(total, 3), ""))
     return page.table(
         "Work on a sample by stage, on average; workers do it side by side, ahead of the training",
         ("stage", "ms a sample", "share"),

@@ -9,6 +9,7 @@ from markupsafe import Markup
 
 from penstock import program
 from penstock.addons.reports import page
+from penstock.addons.reports.figures import numeral
 from penstock.addons.reports.values import (
     command,
     duration,
@@ -84,11 +85,11 @@ def _reached(run: RunRecord) -> str:
         if "monitor" in run.manifest and run.manifest["monitor"] is None:
             return "It had no validation."
         seen = run.epochs.column(f"val/{name}")[run.epochs.finite(f"val/{name}")]
-        return f"{name} was {seen[-1]:.4g} when last measured." if len(seen) else ""
-    text = f"{name} reached {own:.4g} in epoch {epoch}"
+        return f"{name} was {numeral(seen[-1])} when last measured." if len(seen) else ""
+    text = f"{name} reached {numeral(own)} in epoch {epoch}"
     if constant is None:
         return f"{text}."
-    return f"{text}; the best constant prediction has {constant:.4g}."
+    return f"{text}; the best constant prediction has {numeral(constant)}."
 
 
 def _bound(run: RunRecord) -> str:
@@ -115,7 +116,7 @@ def _bound(run: RunRecord) -> str:
         )
     most = max(spent, key=lambda stage: spent[stage], default="")
     mostly = f", most of it for {most}" if most else ""
-    return f"Loading is the bottleneck: {waiting}. A sample takes {work:.3g} ms{mostly}."
+    return f"Loading is the bottleneck: {waiting}. A sample takes {numeral(work, 3)} ms{mostly}."
 
 
 def _capital(text: str) -> str:
@@ -137,10 +138,10 @@ def figures(run: RunRecord) -> list[tuple[str, object, object]]:
     name, own, constant, epoch = monitored(run)
     speed, waited = weighted(run, "samples_per_second"), weighted(run, "wait_share")
     if own is not None:
-        numbers.append((f"best {name}", f"{own:.4g}", f"in epoch {epoch}"))
+        numbers.append((f"best {name}", numeral(own), f"in epoch {epoch}"))
     if constant and own is not None:
-        numbers.append(("best constant", f"{constant:.4g}", f"ratio {own / constant:.2f}"))
-    numbers += [(f"test {name}", f"{value:.4g}", "measured once") for value in _tested(run, name)]
+        numbers.append(("best constant", numeral(constant), f"ratio {own / constant:.2f}"))
+    numbers += [(f"test {name}", numeral(value), "measured once") for value in _tested(run, name)]
     if run.epochs:
         steps = f"{run.epochs[-1]['step']:,} optimizer steps"
         numbers.append(("epochs", len(run.epochs), steps))

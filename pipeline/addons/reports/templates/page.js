@@ -43,6 +43,19 @@ for (const plot of document.querySelectorAll(".plot")) {
   slider.addEventListener("focus", () => { if (slider.matches(":focus-visible")) show(+slider.value); });
   slider.addEventListener("blur", clear);
 }
+// What does not scroll is no stop for the keyboard, and no region for a screen reader.
+const regions = [...document.querySelectorAll("[role=region][tabindex]")];
+const settle = () => {
+  for (const one of regions) {
+    const scrolls = one.scrollWidth > one.clientWidth + 1 || one.scrollHeight > one.clientHeight + 1;
+    for (const [name, value] of [["tabindex", "0"], ["role", "region"]]) {
+      if (scrolls) one.setAttribute(name, value); else one.removeAttribute(name);
+    }
+  }
+};
+settle();
+addEventListener("resize", settle);
+document.addEventListener("toggle", settle, true);
 // A button that copies, where the browser can.
 for (const command of document.querySelectorAll(".command")) {
   const button = document.createElement("button");
