@@ -51,7 +51,7 @@ class FileInfo(NamedTuple):
 
 
 class WholeFilesError(DataError):
-    """The server of a file sends all of it to whoever asks for a part."""
+    """The server of a file sends all of it to a reader that asks for a part."""
 
 
 class Sending(Protocol):
@@ -77,7 +77,8 @@ class Sending(Protocol):
 
 
 class Remote(Protocol):
-    """What `AddOn.stores` makes of a `Files`: access to addresses, of one version for a whole run.
+    """The result of `AddOn.stores` for a `Files`: access to addresses, of one version for a whole
+    run.
 
     It is pickled to workers with what it knows of files, forked, and used by many threads.
     """
@@ -115,7 +116,7 @@ class Remote(Protocol):
         """
 
     def sending(self, address: str, key: str) -> Sending:
-        """What copies a folder of this machine to one at an address.
+        """Copies a folder of this machine to one at an address.
 
         Args:
             key: of the configuration that names the address, for messages.
@@ -139,7 +140,7 @@ class Remote(Protocol):
         rows_of: Callable[[int, int], object],
         steps_of: Callable[[int], int],
     ) -> object:
-        """What fetches files ahead of a reader, where `ahead` is more than 0.
+        """The fetcher of files ahead of a reader, if `ahead` is more than 0.
 
         Args:
             rows_of: epoch, step -> the addresses of the files of each row.

@@ -54,7 +54,7 @@ class ImageFolder(FolderDataset):
         lazy: give `image` as an EncodedImage, undecoded, for a transform of
             `penstock.transforms.image_decoding`; the build sets it for those.
         limits: what a file, the folder and the classes may claim.
-        test_fraction: share of each class that is kept for a test, likewise.
+        test_fraction: share of each class to keep for a test.
 
     Raises:
         DataError: the folder is missing or has no class, a class has no images, or only one of

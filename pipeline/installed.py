@@ -24,7 +24,7 @@ _FOLDER = Path(__file__).parent / "addons"
 
 @dataclass(frozen=True)
 class Task:
-    """What `task=NAME` does; `conf/task/NAME.yaml` has its keys.
+    """The task `task=NAME`; `conf/task/NAME.yaml` has its keys.
 
     Attributes:
         run: "module:function" that takes the `Config`, imported when the task runs.
@@ -45,7 +45,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Callables:
-    """What of a module, or of all modules of a package, a configuration may call: its classes.
+    """The classes of a module, or of all modules of a package, that a configuration may call.
 
     Attributes:
         module: its full name.
@@ -87,10 +87,10 @@ class Sweeps:
 
 @dataclass(frozen=True)
 class AddOn:
-    """What a package above the core adds to it: `ADDON` in the package's `__init__.py`.
+    """The parts that a package above the core adds to it: `ADDON` in the package's `__init__.py`.
 
     The core never imports an add-on. It finds the packages in `penstock.addons` by their folder
-    (`penstock.installed`), and imports a module when it is needed. What is called is named
+    (`penstock.installed`), and imports a module when it is needed. A callable is named
     "module:function".
 
     Attributes:
@@ -204,7 +204,7 @@ def tasks() -> Mapping[str, Task]:
 
 
 def options() -> dict[str, Any]:
-    """What add-ons bring into the configuration, by key: `Extension` classes and `Option`s."""
+    """The parts of add-ons in the configuration, by key: `Extension` classes and `Option`s."""
     by_key: dict[str, Any] = {}
     for addon in addons().values():
         by_key |= {key: load(name) for key, name in addon.options.items()}
@@ -212,7 +212,7 @@ def options() -> dict[str, Any]:
 
 
 def backends() -> dict[str, str]:
-    """What opens each backend that add-ons bring, by the name of `loader.backend`."""
+    """The opener of each backend that add-ons bring, by the name of `loader.backend`."""
     return {name: opener for addon in addons().values() for name, opener in addon.backends.items()}
 
 
@@ -226,7 +226,7 @@ Asked = Literal["observers", "rules", "sends", "wrapper", "parameters", "models"
 
 
 def asked(config: object, seam: Asked) -> list[Any]:
-    """What add-ons bring to a seam that a configuration is about; see `AddOn.only_with`.
+    """The parts of add-ons at a seam, for a configuration; see `AddOn.only_with`.
 
     Args:
         config: a `Config` or a mapping; of keys that are missing, or wrong, nothing is asked.
@@ -278,12 +278,12 @@ def copies() -> CopiesPlace | None:
 
 @cache
 def typed_keys() -> Mapping[str, str]:
-    """What may be typed at keys that only a command line sets; see `AddOn.typed`."""
+    """The values that keys of the command line alone may have; see `AddOn.typed`."""
     return {key: name for addon in addons().values() for key, name in addon.typed.items()}
 
 
 def completion() -> Callable[..., Any]:
-    """What answers `-sc`.
+    """The part that answers `-sc`.
 
     Raises:
         ConfigError: no add-on does.
@@ -300,7 +300,7 @@ def sweeps() -> Sweeps | None:
 
 
 def command(word: str) -> Callable[[Sequence[str]], int] | None:
-    """What takes a command line whose first word this is; None for a run."""
+    """The function that takes a command line with this first word; None for a run."""
     names = (addon.commands[word] for addon in addons().values() if word in addon.commands)
     return next(map(load, names), None)
 
@@ -312,12 +312,12 @@ def only_reads(task: object) -> bool:
 
 
 def runner(task: str) -> Callable[..., Any]:
-    """What a task runs."""
+    """The function that a task runs."""
     return load(tasks()[task].run)
 
 
 def load(name: str) -> Any:
-    """What "module:NAME" names, or a module."""
+    """The object that "module:NAME" names, or a module."""
     module, _, attribute = name.partition(":")
     loaded = import_module(module)
     return getattr(loaded, attribute) if attribute else loaded

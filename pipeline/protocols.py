@@ -1,8 +1,8 @@
 """Protocols of the parts that a person brings along.
 
 They are for type checkers; nothing has to inherit from them. A part may have only some of the
-optional members: each is looked for by its name, and the class says what happens without it. What
-wraps a dataset (a filter, a mixture, a pack) answers as it does.
+optional members: each is looked for by its name, and the class says what happens without it. A
+wrapper of a dataset (a filter, a mixture, a pack) answers as the dataset does.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Column(Protocol):
     """A whole number a row, read by row. numpy's arrays and memory maps are columns.
 
     `penstock.order.columns` has two that copy nothing: `ChosenRows` of another column, for filters
-    and splits, and several `EndToEnd`. What needs all values calls `numpy.asarray`.
+    and splits, and several `EndToEnd`. Code that needs all values calls `numpy.asarray`.
     """
 
     @property
@@ -88,7 +88,8 @@ class Measured(Protocol):
     """A map-style dataset that knows the length of each row without a table; optional.
 
     It stands for the column `length`, for samplers that read no other one: they pack, bucket or
-    order 10^9 rows by a memory map. What wraps a dataset maps it; what cannot must not pass it on.
+    order 10^9 rows by a memory map. A wrapper of a dataset maps it; one that cannot must not pass
+    it on.
     """
 
     @property
@@ -231,8 +232,8 @@ class OwnLoss(Protocol):
     """
 
     def loss(self, model: Any, batch: Any, /) -> Any:
-        """What is trained: float32[n], a loss a sample; float32[], one for all; or a mapping of
-        these by name, of which the sum is trained."""
+        """The loss to train: float32[n], one for each sample; float32[], one for all; or a mapping
+        of these by name, of which the sum is trained."""
 
 
 class Renders(Protocol):
@@ -313,13 +314,13 @@ class Lanes(Protocol):
         """Those of this rank, in their order: each a number, of how many."""
 
     def together(self, batches: Sequence[Batch], /) -> Batch:
-        """What the consumer gets for a step: one batch of those of `shares`."""
+        """The batch that the consumer gets for a step, of those of `shares`."""
 
     def begin_validation(self, share: tuple[int, int], /) -> None:
         """Validation begins with one of `shares`: seed what the model draws."""
 
     def train_step(self, kind: type, /) -> Callable[..., Any]:
-        """What makes a train step that learns from such batches, instead of `kind`."""
+        """The maker of a train step that learns from such batches, instead of `kind`."""
 
     def __enter__(self) -> object: ...
 

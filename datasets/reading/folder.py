@@ -73,7 +73,7 @@ class Folder(Protocol):
 
     @property
     def remote_files(self) -> Remote | None:
-        """What fetches its files, if it is at an address."""
+        """The fetcher of its files, if it is at an address."""
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ def leads_out(name: object) -> bool:
     """Whether a name in a data file is anything but a relative name below the folder it joins.
 
     Backslashes separate as slashes do, whatever system this is: the same data is refused on every
-    machine. Links are not looked at; those belong to whoever made the folder.
+    machine. It does not look at links; those belong to the folder's owner.
     """
     if not isinstance(name, str) or not name or "\0" in name:
         return True

@@ -48,7 +48,7 @@ class FolderDataset(FileDataset, Dataset[Sample]):
 
     @property
     def remote_files(self) -> Remote | None:
-        """What fetches the files, if they are at an address."""
+        """The fetcher of the files, if they are at an address."""
         return self.folder.remote_files
 
     def files_of(self, indices: Sequence[int] | IntArray) -> list[list[str]]:

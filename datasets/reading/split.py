@@ -67,7 +67,7 @@ def split_rows(
             or more, neither split is empty.
         seed: another seed, another split.
         labels: int64[N]; each label then gives its share of the validation rows.
-        test_fraction: share of the rows of the test split, likewise.
+        test_fraction: share of the rows of the test split.
 
     Raises:
         ConfigError: `split` or a share is out of range.

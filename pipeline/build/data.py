@@ -1,7 +1,7 @@
 """Configuration to data: dataset, transforms, plan, fetch and loader of each split.
 
-What a configuration leaves out and a callable takes by name is supplied here: `split`, `limits`,
-the training split's statistics, and the dataset's facts (`num_classes` ...).
+This module supplies arguments that a callable takes by name and a configuration leaves out:
+`split`, `limits`, the training split's statistics, and the dataset's facts (`num_classes` ...).
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ class Split:
 
     @cached_property
     def wrappers(self) -> list[SplitWrapper]:
-        """What add-ons do to the split, see `AddOn.wrapper`."""
+        """The wrappers of add-ons around the split, see `AddOn.wrapper`."""
         return [wrapper(self) for wrapper in installed.asked(self.config, "wrapper")]
 
     def prepared(self, key: str, node: Mapping[str, Any], supply: dict[str, Any]) -> Any:

@@ -1,4 +1,4 @@
-"""What tells the data of a split apart: its fingerprints, and what it is known by beside them."""
+"""The identity of a split's data: its fingerprints, and other marks beside them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class DataIdentity:
-    """What tells the data of a split apart; each part is computed when it is asked for.
+    """The identity of a split's data; each part is computed when it is asked for.
 
     Attributes:
         mode: of fingerprints, `dataset.fingerprint`: by "names", "sizes" or "content".
@@ -62,7 +62,7 @@ class DataIdentity:
 
     @cached_property
     def beside(self) -> dict[str, str]:
-        """What the dataset is known by beside its fingerprint; nothing of one of ours."""
+        """The dataset's marks beside its fingerprint; none for Penstock's own datasets."""
         return self._beside(self._split.dataset)
 
     def _beside(self, dataset: Any) -> dict[str, str]:
@@ -77,7 +77,7 @@ class DataIdentity:
 
     @property
     def known_by(self) -> dict[str, str]:
-        """The same for a manifest, with what stands for the content; nothing of one of ours."""
+        """The same for a manifest, with marks of its content; none for Penstock's datasets."""
         by = FINGERPRINT if self.is_told else CONTENT
         return {KNOWN_BY: by, **self.beside} if self.beside or by == CONTENT else {}
 

@@ -1,7 +1,7 @@
 """Configuration to dataset, names of fields and collate function.
 
-What was written for torch works unchanged: a generator function is a stream, `(x, y)` gets names,
-and a `collate_fn` is called as torch calls it.
+Code that was written for torch works unchanged: a generator function is a stream, `(x, y)` gets
+names, and a `collate_fn` is called as torch calls it.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def fields_of(config: Config) -> Fields:
 def collate_of(config: Config, fields: Fields) -> Any:
     """The function that makes a batch of samples.
 
-    What is not Penstock's own is called as torch calls a `collate_fn`: with samples as the dataset
+    A foreign collate function is called as torch calls a `collate_fn`: with samples as the dataset
     gives them, and without automatic batching (`batch.size=null`) with the sample itself.
     """
     node = config.collate

@@ -119,7 +119,7 @@ def packs_rows(config: Config) -> bool:
 
 
 def _table(config: Config, dataset: object, fields: Fields, steps: Mapping[str, object]) -> object:
-    """What the sampler chooses rows by: the dataset's table, or its lengths alone."""
+    """The facts by which the sampler chooses rows: the dataset's table, or its lengths alone."""
     read = _columns_read(config.sampler)
     if read == {"length"} and tokenizer_of(steps) is None:
         lengths = lengths_of(dataset)

@@ -1,7 +1,7 @@
 """Configuration to training: model, objective, optimizer, scheduler.
 
-What a callable takes by name and the configuration leaves out is supplied: facts of the dataset,
-`params`, `total_steps`.
+This module supplies arguments that a callable takes by name and a configuration leaves out: facts
+of the dataset, `params`, `total_steps`.
 """
 
 from __future__ import annotations

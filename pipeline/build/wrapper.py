@@ -1,4 +1,4 @@
-"""What an add-on does to the data of a split: the base class of what `AddOn.wrapper` names."""
+"""The base class of wrappers of a split's data, which add-ons name in `AddOn.wrapper`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class SplitWrapper:
         return node
 
     def costs(self) -> Costs | None:
-        """What rows cost, where `batch.balance` deals them to ranks by it."""
+        """The costs of rows, where `batch.balance` deals them to ranks by it."""
         return None
 
     def recorded(self) -> dict[str, str]:

@@ -6,7 +6,7 @@ A `_target_` is a name from a file, a command line or an interpolation. It is ca
 2. the walk to it leads through no module that the name doesn't spell out (no way from
    `torch.nn.functional.torch` to the whole of torch);
 3. the object found is defined (`__module__`) where the rule says, and of the rule's kind: a
-   `torch.nn.Module` class, a torchvision model builder, a dataset of ours ...
+   `torch.nn.Module` class, a torchvision model builder, a dataset of Penstock's ...
 
 So loaders of pickles and of native code (`torch.load`, `numpy.load`, `ctypes`) and whatever runs
 code or touches files (`builtins`, `os`, `hydra.utils.call`) are refused because nothing allows
@@ -382,7 +382,7 @@ HOW = f"A package of your own is trusted by name: --trust mypackage (or {VARIABL
 
 
 def _renamed(name: str) -> str:
-    """What was imported as `pipeline`, with its name of today: its module may have moved."""
+    """Today's name of an object that was imported from `pipeline`: its module may have moved."""
     *module, what = name.split(".")
     root = Path(penstock.__file__).parent
     places = list(root.rglob(f"{module[-1]}.py"))

@@ -1,4 +1,4 @@
-"""What differs if a key does: batches, only weights, only what is measured, or nothing.
+"""The effect of each key: on batches, only on weights, only on measurements, or none.
 
 The schema says it beside each key (`schema.Effect`); this reads it there, for everybody who asks:
 comparing runs, resuming, sweeps, sharing, the fingerprints of loaders and of runs.
@@ -46,7 +46,7 @@ class Field:
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of a run; None is what is not.
+    """The known facts of a run; None for unknown ones.
 
     Attributes:
         config: keys with their values as text; what is not there has its default.
@@ -115,7 +115,7 @@ def effect_of(key: str) -> Effect:
 
 
 def between(key: str, first: Known, second: Known) -> Answer:
-    """What a key that differs between two runs changes, and why."""
+    """The effect of a key that differs between two runs, and the reason."""
     effect = effect_of(key)
     if effect.asks:
         return QUESTIONS[effect.asks](first, second)
@@ -237,14 +237,14 @@ def _pack(first: Known, second: Known) -> Answer:
 
 
 def _facts(first: Known, second: Known) -> Answer:
-    """Facts of a dataset that the model is told, unless they are arguments of the dataset."""
+    """Facts of a dataset that the model gets, unless they are arguments of the dataset."""
     answer = _data(first, second)
     same = answer[0] != Changes.BATCHES
     return (Changes.WEIGHTS, "the model is made of it") if same else answer
 
 
 def _validation(first: Known, second: Known) -> Answer:
-    """What validation sees and measures, which only some runs learn from."""
+    """The keys of validation, which only some runs learn from."""
     for run in (first, second):
         if run["trainer.patience"] != "None":
             return Changes.WEIGHTS, "validation decides when to stop: trainer.patience"
@@ -270,7 +270,7 @@ def _which_left_out(first: Known, second: Known) -> Answer:
 
 
 def _left_out(first: Known, second: Known) -> Answer:
-    """What becomes of samples that are left out."""
+    """The fate of samples that are left out."""
     if first.left_out is None or second.left_out is None:
         return Changes.BATCHES, "which samples are left out is not known"
     splits = {split for split, _ in first.left_out | second.left_out}
@@ -303,7 +303,7 @@ def _ranks(first: Known, second: Known) -> Answer:
 
 
 def _balance(first: Known, second: Known) -> Answer:
-    """What decides which rows a rank, or a lane, gets."""
+    """The keys that decide which rows a rank, or a lane, gets."""
     if any(run["distributed.lanes"] != "None" for run in (first, second)):
         return Changes.WEIGHTS, "lanes get other rows"
     sharded = any(run["distributed.strategy"] == "fsdp" for run in (first, second))

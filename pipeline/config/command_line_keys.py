@@ -3,8 +3,8 @@
 A value is used if the overrides that were typed give it by themselves. So it comes from no YAML
 file, however the file was chosen (an experiment, `--config-dir`, `+group@key`), from no
 interpolation, and from no run's or sweep's folder, whose overrides are refused: who resumes a run
-types it again. What may be typed is in an allow-list as well: a line of a command is copied from
-somewhere too. Cost: nothing where the keys are not used, else 1 ms a configuration.
+types it again. An allow-list limits typed values as well, because people copy commands from
+elsewhere. Cost: nothing where the keys are not used, else 1 ms a configuration.
 """
 
 from __future__ import annotations
@@ -57,8 +57,9 @@ def check(config: Values, lines: Sequence[str]) -> list[Problem]:
             foreign = [at for at, leaf in _leaves(value, below) if typed.get(at, _NOTHING) != leaf]
             if name not in rules.below:
                 reason = (
-                    f"is not handed on, {rules.why}. What it installs, starts or sets belongs on "
-                    f"the nodes. Allowed: {', '.join(rules.below)}{nearest(str(name), rules.below)}"
+                    f"is not handed on, {rules.why}. The packages, programs and variables that it "
+                    f"names belong on the nodes. Allowed: {', '.join(rules.below)}"
+                    f"{nearest(str(name), rules.below)}"
                 )
                 problems.append(Problem(below, reason))
             elif not foreign:

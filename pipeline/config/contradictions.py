@@ -204,7 +204,7 @@ def same_data_twice(config: Config, parts: Parts) -> Messages:
 
 
 def no_validation(config: Config, parts: Parts) -> Messages:
-    """What asks for a validation that `dataset.val=null` leaves out."""
+    """The keys that ask for a validation that `dataset.val=null` leaves out."""
     if validates(config.dataset):
         return
     why = "there is no validation, as dataset.val is null"

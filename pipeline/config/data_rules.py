@@ -29,7 +29,7 @@ _NEEDS = {"names": ("names_fingerprint",), "content": ("data_files", "path")}
 
 
 def mode_of(config: Config) -> str:
-    """How datasets are told apart, one of MODES."""
+    """How datasets are compared, one of MODES."""
     mode: str = config.dataset.get("fingerprint", "sizes")
     return mode
 

@@ -1,7 +1,7 @@
 """Servers that the options of stores name, and what is allowed to go there.
 
 With `endpoint_url` or a proxy among the options, requests that are signed with a person's own
-credentials go to whomever the configuration names. So a server that is not the provider's is
+credentials go to any server that the configuration names. So a server that is not the provider's is
 refused before anything is built, unless the options hold `anon: true` (nothing is signed), it is
 this machine, or the command line names it: --allow-endpoint HOST.
 
@@ -88,7 +88,7 @@ class Endpoint:
 
 
 class Sends(Protocol):
-    """What an add-on sends to servers, for a configuration of plain values: a module."""
+    """The servers of an add-on, for a configuration of plain values: a module."""
 
     def problems(self, config: Mapping[str, Any], /) -> Iterable[Problem]:
         """Servers to which credentials would go, and that nobody has allowed."""

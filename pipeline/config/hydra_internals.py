@@ -148,7 +148,7 @@ class HookedLoader(ConfigLoaderImpl):
     """hydra's config loader, with hooks for its single steps.
 
     It keeps what choices of options give before values are set, for as long as no file of it has
-    changed: composing takes 25 ms then in place of 90.
+    changed: composing takes 25 ms then, instead of 90.
     """
 
     _known: _Composition | None = None
@@ -273,7 +273,7 @@ class HookedLoader(ConfigLoaderImpl):
 
 
 def _known_choices(overrides: Overrides, defaults: list[Any], self_added: bool) -> DictConfig:
-    """What interpolations in a list of defaults may refer to; a quarter of composing, if made."""
+    """The values for interpolations in a list of defaults; a quarter of composing, if made."""
     if any(not default.is_self() and default.is_interpolation() for default in defaults):
         return _interpolation_map(overrides, defaults, self_added)
     return DictConfig({})
@@ -281,7 +281,7 @@ def _known_choices(overrides: Overrides, defaults: list[Any], self_added: bool) 
 
 @dataclass
 class _Composition:
-    """What choices of options give before any value is set.
+    """The result of choices of options before any value is set.
 
     Attributes:
         config: pickled, as every use gets a copy: 2 ms, and 10 by `copy.deepcopy`.
@@ -315,9 +315,9 @@ def _names(nodes: dict[str, object], above: str = "") -> Iterator[tuple[str, int
 
 
 def _stamps(repo: Any, paths: Iterable[str], since: float = math.inf) -> tuple[Any, ...] | None:
-    """What tells that files of configurations have changed, come or gone.
+    """A mark that changes when configuration files change, come or go.
 
-    None if that cannot be told: one changed after `since` (nanoseconds), or lies in a package.
+    None if that cannot be known: one changed after `since` (nanoseconds), or lies in a package.
     """
     folders = []
     for source in repo.get_sources():

@@ -82,7 +82,7 @@ def shown(package: str | None) -> Iterator[None]:
 def _fitted(text: str, width: int) -> str:
     """Break the lines of a help text that are longer than a terminal is wide; commands stay whole.
 
-    What follows two spaces or more is a description, whose lines begin below each other.
+    Text behind two spaces or more is a description, whose lines begin below each other.
     """
     lines = []
     for line in text.strip().splitlines():

@@ -1,6 +1,6 @@
 """The values that the section `hydra:` of a configuration may have.
 
-hydra imports and calls what this section names, before any code of ours runs. So
+hydra imports and calls what this section names, before any of our code runs. So
 
 1. callbacks, launcher, sweeper and logging hold literal values: what an interpolation gives when
    hydra uses it need not be what it gave when it was checked;
@@ -212,7 +212,7 @@ def _trusted(
         yield Problem(
             key,
             f"{name} is not called: hydra's section may name {', '.join(known)} and "
-            f"what lies in a package that you trust{way}",
+            f"objects of a package that you trust{way}",
         )
         return
     try:
@@ -252,7 +252,7 @@ def _logging(section: Any, key: str, importing: bool) -> Iterator[Problem]:
                 yield Problem(
                     at,
                     f"{value} writes to a file of the configuration's choice, so "
-                    "it is refused. What modules log goes to stderr, and metrics to the "
+                    "it is refused. Modules log to stderr, and metrics go to the "
                     "run folder; choose hydra/job_logging=stdout, or redirect "
                     "stderr",
                 )

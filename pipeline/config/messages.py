@@ -16,7 +16,7 @@ _of_folder: ContextVar[bool] = ContextVar("of_folder", default=False)
 
 @contextmanager
 def from_folder(is_so: bool = True) -> Iterator[None]:
-    """What is checked meanwhile comes from the folder of a run or a sweep, which is anybody's."""
+    """Meanwhile, the configuration is of the folder of a run or a sweep: perhaps a stranger's."""
     token = _of_folder.set(is_so)
     try:
         yield

@@ -2,11 +2,11 @@
 
 A configuration, a manifest or a stored sweep may come from anybody, and names places to write to.
 
-    a file     only where the command line names it; an address likewise
-    a folder   inside of the working folder, of Penstock's own cache, of a folder that the command
+    a file     only where the command line names it; an address names a folder inside of the working
+    folder, of Penstock's own cache, of a folder that the command
                line names or once named, or of one that --allow-write allows
 
-Links are followed first. What lies in a folder is protected where it is written: runs claim empty
+Links are followed first. Each writer protects the files in its folder: runs claim empty
 folders (runs/run_folder.py), packs and caches take their own kind only, and pages and tables
 replace those that were made here (files/disk.py: `replace_own`).
 
@@ -163,7 +163,7 @@ def remember() -> None:
 
 
 def _remembered() -> list[Place]:
-    """What `remember` has kept, of this user's own file."""
+    """The folders that `remember` has kept, from this user's own file."""
     path = _own_cache() / "named.json"
     with suppress(OSError, PenstockError, JsonError, TypeError):
         own_folder(path.parent, link=True)
@@ -293,7 +293,7 @@ def _real(root: str) -> Path:
 
 
 def _paths_of(uri: str) -> list[str]:
-    """What the address of a tracker may be on this machine: MLflow takes `%2e%2e/x` for `../x`."""
+    """The forms of a tracker's address on this machine: MLflow takes `%2e%2e/x` for `../x`."""
     path = _path_of(uri)
     return [] if path is None else list(dict.fromkeys((path, url2pathname(path))))
 

@@ -4,7 +4,7 @@
     --version                                which is printed, and that is all
     --trust and --config-dir                 of the working folder's pyproject.toml (`project`)
 
-What is allowed goes into the environment, where processes that launchers start find it too.
+Permissions go into the environment, where processes that launchers start find it too.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def taken(
     hydra wants its options before or after all overrides; here they may stand in between.
 
     Args:
-        announce: is told in a line what the working folder's pyproject.toml sets.
+        announce: gets a line that says what the working folder's pyproject.toml sets.
 
     Raises:
         ConfigError: an option is unknown or cannot be allowed.

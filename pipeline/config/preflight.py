@@ -49,7 +49,7 @@ def examine(
     """The typed configuration of a plain, resolved dict, and what is wrong with it.
 
     Args:
-        begin: told of a configuration with which nothing is wrong so far, before torch is imported.
+        begin: gets a configuration with which nothing is wrong so far, before torch is imported.
         wrong: whether problems of the container are known already.
         lines: the overrides of the command line, for the keys that only those may set.
     """
@@ -176,7 +176,7 @@ def run(
     """Check a run or a sweep; the Config of a single run.
 
     Args:
-        announce: is told in a line what will happen, as soon as that is known.
+        announce: gets a line that says what will happen, as soon as that is known.
 
     Raises:
         ConfigError: with everything that is wrong, in any job.
@@ -236,7 +236,7 @@ def check_job(
 
 
 def hydra_problems(composed: Composed, importing: bool = True) -> list[Problem]:
-    """Problems of hydra's own section, on which hydra acts before any code of ours runs."""
+    """Problems of hydra's own section, on which hydra acts before any of our code runs."""
     if composed.node is None:
         return []
     return hydra_section.problems(composed.node, composed.lines, importing)

@@ -4,7 +4,7 @@
     trust = ["my_faces"]      # as --trust my_faces
     config_dir = "conf"       # as --config-dir conf
 
-The folder is put on `sys.path`. What is typed wins over the file. As the file says whose code is
+The folder is put on `sys.path`. A typed option wins over the file. As the file says whose code is
 run, it counts only in the working folder itself (folders above are not searched), and only if
 nobody but this user can have written it. Processes that this program starts (ranks, a launcher's
 jobs) find it in PENSTOCK_PROJECT. Cost: 5 ms where a pyproject.toml names penstock at all.

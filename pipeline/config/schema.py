@@ -1,4 +1,4 @@
-"""The typed schema of every key of ours in a configuration; docs/keys.md lists them.
+"""The typed schema of all of Penstock's keys in a configuration; docs/keys.md lists them.
 
 The comments in conf/ say what a key does; here are its type, its bounds, and what changes with it,
 which `config/changes.py` answers from. `config/parsing.py` makes a `Config` of plain values.
@@ -197,7 +197,7 @@ class Config(Section):
     `task` are set by the tasks that use them.
 
     Attributes:
-        resume: a run's folder, one of its checkpoints, or "auto" for what lies in `run_dir`.
+        resume: a run's folder, one of its checkpoints, or "auto" for the run in `run_dir`.
         resume_despite: keys that may differ from those of the run that is resumed.
     """
 

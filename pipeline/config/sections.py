@@ -1,4 +1,4 @@
-"""What sections of a configuration are made of, and what changes with a key.
+"""The parts of a configuration's sections, and the effect of each key.
 
 `config/schema.py` has the core's sections. An add-on brings its own (`Extension`) and single
 options (`Option`), by the names in its `AddOn` record.
@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Changes(IntEnum):
-    """What differs if a key does; each includes those before it."""
+    """The effects of a key; each includes those before it."""
 
     NOTHING = 0  # what only measures, places, speeds up or stops a run
     RESULTS = 1  # what is measured of the weights, and which epoch is best
@@ -25,7 +25,7 @@ class Changes(IntEnum):
 
 @dataclass(frozen=True)
 class Effect:
-    """What changes with a key and the keys below it.
+    """The effect of a key and of the keys below it.
 
     Attributes:
         changes: the careful answer: for any two values, whatever else is configured.
@@ -115,7 +115,7 @@ class BackendSection(Extension):
         return asked
 
     def of_loader(self) -> object:
-        """What the backend takes as `LoaderOptions.own`."""
+        """The options that the backend takes as `LoaderOptions.own`."""
         return self
 
 

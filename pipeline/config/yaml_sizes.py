@@ -1,4 +1,4 @@
-"""What a file of a configuration may hold, before anything is made of it."""
+"""The limits of a configuration file, checked before anything is made of it."""
 
 from __future__ import annotations
 

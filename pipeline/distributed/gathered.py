@@ -65,8 +65,8 @@ def gathered(rows: Tensor) -> Tensor:
         rows: [n, ...], with as many rows as this rank has samples; n may differ between ranks.
 
     Returns:
-        [N, ...], the same on all ranks. What goes back into it is added up over the ranks, so a
-        loss of all rows has the gradients of the global batch.
+        [N, ...], the same on all ranks. The backward pass adds its gradients up over the ranks, so
+        a loss of all rows has the gradients of the global batch.
     """
     now = _gather.get()
     return rows if now is None else now[0](rows)

@@ -1,6 +1,6 @@
 """The process group of a run; the only user of torch.distributed's collectives.
 
-Numbers travel on the group of the device (NCCL or gloo). Objects, and what is agreed upon, travel
+Numbers travel on the group of the device (NCCL or gloo). Objects and agreements travel
 on a gloo group of their own, so that they never wait for a GPU.
 """
 

@@ -1,7 +1,7 @@
 """How the ranks of one machine find each other: through a folder that only their user can open.
 
 torch's stores are servers that listen on all interfaces, authenticate nobody, and hold pickled
-objects: whoever reaches one runs code in the ranks. The ranks of one machine need no server.
+objects: anyone who reaches one runs code in the ranks. The ranks of one machine need no server.
 
 1. The launcher makes a folder of mode 0700 and names it in PENSTOCK_MEETING.
 2. torch's launcher is given a rendezvous of a single member, itself, that listens nowhere.
@@ -99,7 +99,8 @@ def announced(folder: Path) -> Iterator[str]:
 
 
 def store(world: World, limit: timedelta) -> Store:
-    """Where the ranks learn each other's addresses: of our launcher, else of whoever started them.
+    """Where the ranks learn each other's addresses: from our launcher, or from the program that
+    started them.
 
     A launcher that starts all ranks again may keep its store, and with it the addresses of ranks
     that are gone; so each start has a file, or names in the store, of its own. A store that rank 0

@@ -4,7 +4,7 @@ torchmetrics can do so by itself, with a collective for each state of each metri
 ever where a rank's list of predictions is empty and the others' are not. Here all states travel as
 one object, and every rank adds them up in the order of the ranks, so all get the same number.
 
-What is not public in torchmetrics is used in this file only; tested with torchmetrics 1.9.0.
+Only this file uses names that are not public in torchmetrics; tested with torchmetrics 1.9.0.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _parts(metrics: Mapping[str, Metric]) -> list[Metric]:
 
 
 def counted(metrics: Mapping[str, Metric]) -> Counted:
-    """What the metrics have counted since their reset; on the CPU."""
+    """The states of the metrics since their reset; on the CPU."""
     every = _parts(metrics)
     for metric in every:
         _check(metric)

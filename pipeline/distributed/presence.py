@@ -11,8 +11,8 @@ group was made with). Cost: a look every 0.25 s for each rank.
     end    it has been said: ranks that wait raise LateError; a late rank leaves, if it can, or is
            killed by a rank of its machine
     lost   a rank is gone. gloo tells only those that exchange numbers with it at that moment; a
-           rank that waits for one of them waits on. So whoever is told, or fails, leaves this note,
-           and the others end
+           rank that waits for one of them waits on. So a rank that is asked to stop, or fails,
+           leaves this note, and the others end
 
 So a rank that hangs in data code, in a library that holds the GIL, or by SIGSTOP ends within
 seconds of the others. Where rank 0 serves the store (srun), is stopped, and no other rank runs on

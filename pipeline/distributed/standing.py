@@ -54,7 +54,7 @@ class Standing:
 
 @dataclass(frozen=True)
 class Described:
-    """What `ask` needs to know of a process.
+    """The facts of a process that `ask` needs.
 
     Attributes:
         host: the machine.

@@ -1,7 +1,7 @@
 """How much memory the batch at hand may take: `limits.batch_bytes`, reserved before it is taken.
 
 `limits` bound a sample. Many samples that each fit may still be far too many together: 64 rows of
-an index of 2 KB, each of which spans a sparse file of 32 MiB, take 8 GiB as int64. So whoever
+an index of 2 KB, each of which spans a sparse file of 32 MiB, take 8 GiB as int64. So code that
 allocates in proportion to data says how much, first:
 
     with bounded(most):                  fetch: for the samples of a batch, then for what they make

@@ -1,8 +1,8 @@
 """Files that are replaced as a whole or not at all, and locks on what is being written.
 
-A crash at any moment leaves the old file or the new one. Writers lock their files, so leftovers of
-killed ones are told from files in progress by locking them: process ids are reused, and mean
-nothing on another machine. Cost: that of a flush, 1 to 50 ms by disk.
+A crash at any moment leaves the old file or the new one. Writers lock their files, so locking a
+file shows whether it is a leftover of a killed writer or in progress: process ids are reused, and
+mean nothing on another machine. Cost: that of a flush, 1 to 50 ms by disk.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def check_replaceable(path: Path, made: re.Pattern[bytes]) -> None:
         if made.match(file.read(_BLOCK)):
             return
     raise NotOwnError(
-        f"{path} is there already, and Penstock has not made it; nothing was written "
+        f"{path} exists, and Penstock has not made it; nothing was written "
         "to it. Move it away, or write to another place"
     )
 

@@ -1,8 +1,8 @@
 """How much one file, record or listing may claim before it is refused; the section `limits`.
 
 A few bytes can ask for any amount of memory: a header that claims 65,500 x 65,500 pixels, a label
-of 10^11. Readers compare with these limits before they allocate; more is a DataError. What the
-samples of a batch take together is counted in `batch_bytes.py`.
+of 10^11. Readers compare with these limits before they allocate; more is a DataError. The memory of
+all samples of a batch is counted in `batch_bytes.py`.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ def own_folder(path: Path, link: bool = False, key: str = "cache_dir") -> Path:
 def new_folder(parent: Path) -> Path:
     """A folder in `parent` that was not there before, for this user alone (mode 0700).
 
-    What is read back from it, such as the pickles of jobs, can only have been put there since.
+    Files that are read back from it, such as the pickles of jobs, are newer than it is.
 
     Raises:
         NotOwnError: its disk keeps no permissions.
@@ -188,7 +188,7 @@ def why_not_private(folder: Path) -> str | None:
             return f"others can enter {path} (its mode is {mode:o})"
         by_group = mode & stat.S_IWGRP and state.st_gid != os.getegid()
         if not mode & stat.S_ISVTX and (by_group or mode & stat.S_IWOTH):
-            return f"others can rename what lies in {path} (its mode is {mode:o})"
+            return f"others can rename files in {path} (its mode is {mode:o})"
     return None
 
 

@@ -141,7 +141,7 @@ del Batch.__dataclass_fields__
 
 @dataclass(frozen=True)
 class _Layout:
-    """What torch's trees keep of a batch: `rest` is one without fields."""
+    """The part of a batch that torch's trees keep: `rest` is one without fields."""
 
     names: tuple[str, ...]
     rest: Batch = field(compare=False)  # trees of two batches are alike where their names are

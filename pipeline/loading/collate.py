@@ -2,7 +2,7 @@
 
 A collate function takes the samples of one share (dicts with the same fields) and gives a dict of
 batched fields, or raises `Mismatch`. torch's `default_collate` stacks, in a worker process straight
-into shared memory. What a batch will take is computed from shapes and reserved before
+into shared memory. The memory of a batch is computed from shapes and reserved before
 (files/batch_bytes.py): padding makes every row as long as the longest.
 """
 

@@ -1,6 +1,7 @@
 """The table, the facts and the classes of a dataset.
 
-A dataset of ours gives them as `metadata`, `facts` and `classes`. Of torch's conventions are known:
+A dataset of Penstock's gives them as `metadata`, `facts` and `classes`. Of torch's conventions are
+known:
 
     labels        `targets`, `labels` or `_labels` (torchvision), one-dimensional tensors of a
                   `TensorDataset`: columns of the table, from which samplers choose rows

@@ -21,7 +21,7 @@ class EncodedImage:
     Attributes:
         name: its path or address, for messages.
         decoder: content, name -> uint8 [3, H, W], upright. Raises DataError over a bad file.
-        most_pixels: `limits.pixels`; whoever decodes without `decoder` refuses a header that
+        most_pixels: `limits.pixels`; code that decodes without `decoder` refuses a header that
             claims more.
     """
 

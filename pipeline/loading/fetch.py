@@ -150,12 +150,12 @@ class Fetch:
         return self.exchange.batch(partial(self.make, request, draws), request)
 
     def make(self, request: Request, draws: Draws = GLOBAL) -> Batch:
-        """The same, made here whoever else has it."""
+        """The same, made here even if another run has it."""
         draws = draws if self._keyed else self._own.beside(draws, request.epoch)
         return self.work(request, self.dataset, draws, StageTimer(self.traced))
 
     def sample(self, request: SampleRequest, draws: Draws = GLOBAL) -> Batch:
-        """What is seen of the dataset, in the field `seen`; see `sampled_rows`. Never fails."""
+        """Marks of the dataset's content, in the field `seen`; see `sampled_rows`. Never fails."""
         with scope() if draws is GLOBAL else nullcontext():
             draws = draws if self._keyed else self._own.beside(draws, 0)
             rows = request.indices.tolist()

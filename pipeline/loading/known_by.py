@@ -1,9 +1,9 @@
-"""What datasets are known by, compared: in fingerprints, and in manifests of runs.
+"""Compares the marks of datasets: in fingerprints, and in manifests of runs.
 
 Names are those of `pipeline/runs/identity/dataset.py`; one in a fingerprint begins with PREFIX.
-Data is known to be the same by a fingerprint of its own alone. What is seen of a dataset without
-one (`sampled_rows.py`) can differ, and then it is another one; where it agrees, the data is not
-known to be the same. This imports no torch.
+Data is known to be the same by a fingerprint of its own alone. The marks of a dataset without one
+(`sampled_rows.py`) can differ, and then it is another one; where it agrees, the data is not known
+to be the same. This imports no torch.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ def other_rows(first: str, second: str) -> list[str]:
 
 
 def in_fingerprint(facts: Mapping[str, str]) -> dict[str, str]:
-    """What a dataset is known by, as entries of a run's fingerprint."""
+    """The marks of a dataset, as entries of a run's fingerprint."""
     return {PREFIX + name: value for name, value in facts.items()}
 
 
 def agree(name: str, first: Mapping[str, object], second: Mapping[str, object]) -> bool:
     """Whether an entry of two fingerprints is no difference.
 
-    What a dataset is known by is one only where both are of a version that notes it; what is seen
+    The marks of a dataset count only where both are of a version that notes it; what is seen
     of it where both have it, since a run may have ended before, and of rows those that both have.
     """
     if name.startswith(PREFIX):

@@ -184,7 +184,7 @@ class Loader:
 
     @cached_property
     def fingerprint(self) -> dict[str, str]:
-        """What the addresses depend on, by name."""
+        """The values that decide the batches, by name."""
         given = self._fingerprint
         return dict((given() if callable(given) else given) or {})
 
@@ -195,7 +195,7 @@ class Loader:
 
     @property
     def executor(self) -> str:
-        """What makes its batches, in a word or two: "worker process"."""
+        """The maker of its batches, in a word or two: "worker process"."""
         return self._backend.executor
 
     def __len__(self) -> int:
@@ -292,8 +292,8 @@ class Loader:
     def begin(self, epoch: int, start: int = 0) -> None:
         """Let worker processes begin with what `epoch` will be asked for, and return at once.
 
-        Nothing begins where others are told of it, files are fetched ahead or workers are tuned.
-        Whoever asks for another epoch drops it.
+        Nothing begins where other runs hear of it, files are fetched ahead or workers are tuned.
+        A request for another epoch drops it.
         """
         if not (self._begun or self.exchange or self._ahead or self._tuner):
             self._begun = (epoch, start), self._results(epoch, start, self.shares)
@@ -302,7 +302,7 @@ class Loader:
     def _take_begun(
         self, address: tuple[int, int] | None
     ) -> Generator[Batch | Failure | End | None] | None:
-        """What was begun at that address; at another one it is dropped."""
+        """The batches begun at that address; those at another one are dropped."""
         begun, self._begun = self._begun, None
         if begun is None or begun[0] == address:
             return begun and begun[1]
@@ -393,7 +393,7 @@ class Loader:
         return ConfigError(Problem("dataset" if stream else "sampler", f"{what} in epoch {epoch}"))
 
     def look(self) -> Mapping[str, str]:
-        """What is seen of the dataset's content, asked now unless it is known.
+        """The marks of the dataset's content, read now unless they are known.
 
         It takes as long as 18 samples; nothing if it was not to be asked.
         """

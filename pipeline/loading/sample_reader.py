@@ -47,7 +47,7 @@ FASTEST = 20e9  # bytes a second, as fast as a core fills fresh memory
 
 @dataclass(frozen=True)
 class Recipe:
-    """What the samples of all requests are made of, as `Fetch` is given it.
+    """The parts that make the samples of all requests, as `Fetch` gets them.
 
     Attributes:
         most_bytes: that the samples of a batch may take in memory.
@@ -162,7 +162,7 @@ class SampleReader:
     ) -> None:
         """Let those of `samples` that have not counted yet count for what they take.
 
-        What was reserved for a sample was allocated. Of other memory only as much counts as can
+        The reserved bytes of a sample were allocated. Of other memory only as much counts as can
         have been filled in the time: a dataset may hand out what it holds all the while.
 
         Args:

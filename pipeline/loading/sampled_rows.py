@@ -1,9 +1,10 @@
-"""What can be seen of a dataset's content without being told: 16 of its rows, its table, its files.
+"""Marks of a dataset's content without a fingerprint: 16 of its rows, its table, its files.
 
 A dataset that has no fingerprint is known by its code, its arguments and its length, and by this.
-Whoever makes batches reads it, as one more request behind the first (`Loader`): so no generator of
-the training loop moves, no file is opened in a process that forks later, and nobody waits for it
-before the first batch. It knows 16 rows of many: equal samples do not make two datasets the same.
+The process that makes batches reads it, as one more request behind the first (`Loader`): so no
+generator of the training loop moves, no file is opened in a process that forks later, and nobody
+waits for it before the first batch. It knows 16 rows of many: equal samples do not make two
+datasets the same.
 
     rows     row:hash, separated by spaces; evenly spread, or the first records of a stream
     table    a hash of `metadata`, or of torch's `targets`; of long columns, of values spread evenly
@@ -64,7 +65,7 @@ def _spread(length: int, count: int) -> IntArray:
 def seen_of(
     dataset: object, fields: Fields, hashes: Sequence[Callable[[], bytes]], rows: Sequence[int]
 ) -> Seen:
-    """What is seen of a dataset; without `rows` if they are not the same when they are read again.
+    """The marks of a dataset; without `rows` if a second reading gives other rows.
 
     Args:
         hashes: one a row: reads it and returns a hash of it.

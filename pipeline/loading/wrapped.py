@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class SomeRows(ABC):
     """Some rows of a map-style dataset, as a map-style dataset.
 
-    What the dataset has beside its rows (`classes`, `facts`, `columns`, `draws` ...) is its own.
+    It keeps the dataset's other attributes (`classes`, `facts`, `columns`, `draws` ...).
 
     Attributes:
         dataset: with all of its rows.

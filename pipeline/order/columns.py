@@ -151,7 +151,7 @@ class EndToEnd(ColumnView):
 
 
 class LengthTable:
-    """What samplers read of a table, where they read no other column than `length`."""
+    """The columns that samplers read of a table, where they read no other than `length`."""
 
     columns = ("length",)
 

@@ -168,7 +168,7 @@ class Plan:
         sampler: an order, cut into batches here, or a strategy that forms its own.
         batch_size: rows in a global batch.
         tail: for an order's last, smaller batch: "keep" it, "drop" it, or "pad" it to full size
-            with copies of its own rows, marked as such.
+            with copies of its own rows, marked as copies.
         together: rows of a global batch that stay on one rank; 2 keeps the pairs of mixing.
         most: batches in an epoch; None: all that the sampler gives.
         again: every epoch has the samples of epoch 0 in its order, but its own augmentation.

@@ -161,9 +161,9 @@ class Weighted(Order):
     Args:
         metadata: the dataset's table; needed for `column` and for a named `weights`.
         column: balance this column's values: each value is drawn equally often.
-        weights: name of a column of weights, or the weights themselves (float[length]), in place
-            of `column`.
-        num_samples: draws per epoch; `length` when None. Without replacement, all rows of positive
+        weights: name of a column of weights, or the weights themselves (float[length]), instead of
+        `column`. num_samples: draws per epoch; `length` when None. Without replacement, all rows of
+        positive
             weight when None and at most that many.
     """
 

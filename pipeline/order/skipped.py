@@ -107,7 +107,7 @@ class Skipped:
         return epoch != address.epoch or step // size != address.step // size
 
     def before(self, address: Address) -> Skipped:
-        """What lies before `address`."""
+        """The batches before `address`."""
         return Skipped(
             (start, min(stop, address)) for start, stop in self.ranges if start < address
         )

@@ -93,7 +93,7 @@ class StreamRequest(Addressed):
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """In place of a batch: the epoch has no such step. Every rank finds the same."""
+    """Stands for a batch: the epoch has no such step. Every rank finds the same."""
 
     request: StreamRequest
 

@@ -1,4 +1,4 @@
-"""The commit of a checkout, and whether its files differ: git is asked, and runs nothing of theirs.
+"""The commit of a checkout, and whether its files differ: git answers, and runs none of their code.
 
 A checkout's `.git/config` may name programs: filters, hooks, monitors, helpers of transports, and
 whatever later versions of git bring. So git does not read it. It works in a folder of our own with
@@ -97,7 +97,7 @@ def _is_own(checkout: _Checkout) -> bool:
 
 
 def _commit(checkout: _Checkout) -> str | None:
-    """What HEAD leads to; None before the first commit."""
+    """The commit of HEAD; None before the first commit."""
     text = _line(checkout.own / "HEAD")
     for _ in range(_DEEPEST):
         if not text.startswith("ref: "):
@@ -169,7 +169,7 @@ def _settings(folder: Path, checkout: _Checkout) -> str:
 
 
 def _git(folder: Path, words: list[str], places: dict[str, str], content: bytes = b"") -> str:
-    """What git prints, with `folder` as its own."""
+    """The output of git, with `folder` as its own."""
     program = shutil.which("git")
     if program is None or not Path(program).is_absolute():  # `.` on the PATH may be anybody's
         raise FileNotFoundError("git")

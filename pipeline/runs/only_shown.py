@@ -1,4 +1,4 @@
-"""What is only shown never fails a run: pictures, tables, reports, comparisons, displays.
+"""Parts that only show something never fail a run: images, tables, reports, displays.
 
     with only_shown("the picture of predictions"):
         draw(...)
@@ -50,7 +50,7 @@ def reason(error: BaseException) -> str:
 
 
 def _nobody_reads() -> bool:
-    """Whether whoever read stdout has gone, as `head` does; then nothing more is written there."""
+    """Whether the reader of stdout has gone, as `head` does; then nothing more is written there."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:

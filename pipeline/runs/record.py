@@ -58,7 +58,7 @@ _SKIPPED = re.compile(
 
 @dataclass(frozen=True)
 class Ledger:
-    """What each step saw and cost; arrays of one length, in the order of the addresses.
+    """The samples and the loss of each step; arrays of one length, in the order of the addresses.
 
     Attributes:
         epoch, step: addresses, int64.
@@ -131,7 +131,7 @@ class RunRecord:
 
     @cached_property
     def known(self) -> Known:
-        """What is known of the run, to tell what differs between it and another one."""
+        """The known facts of the run, to compare it with another one."""
         fingerprint: Any = self.manifest.get("fingerprint")
         data: Any = self.manifest.get("data")
         worlds = [
@@ -319,7 +319,7 @@ def _range_of(record: Mapping[str, Any]) -> tuple[Address, Address]:
 
 
 def skipped_in(path: Path) -> Skipped:
-    """What a ledger says that training left out.
+    """The samples that training left out, by the ledger.
 
     Raises:
         PenstockError: a line of the ledger is broken, or there are more ranges than anybody names.

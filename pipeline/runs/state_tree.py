@@ -1,6 +1,6 @@
 """A run's state as JSON text and named tensors, and back, without pickle.
 
-A tensor is named by its first path in the state ("model/head.weight"). What JSON lacks is a
+A tensor is named by its first path in the state ("model/head.weight"). A value that JSON lacks is a
 mapping with one key: {"$tensor": name}, {"$tuple": [...]}, {"$float": "inf"}, or {"$dict": [[key,
 value], ...]} for keys that are not text or start with "$".
 """

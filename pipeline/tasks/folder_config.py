@@ -26,7 +26,7 @@ _OF_THE_TASK = ("task", "run_dir", "hydra", "tracker", *TASK_KEYS)
 def asked_of(config: Config, beside: Sequence[str] = ()) -> tuple[Config, RunRecord | None]:
     """The configuration that a question is about: this one, or that of the run in `config.run`.
 
-    What may be typed besides it (`may_be_typed`) has its typed value.
+    Keys that may be typed besides it (`may_be_typed`) have their typed values.
 
     Args:
         beside: keys that may be typed and that the task uses itself, without an effect here.

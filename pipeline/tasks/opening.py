@@ -140,7 +140,7 @@ class Opening:
         return opened
 
     def _source(self, machines: Machines) -> Source | None:
-        """What to resume from; the run itself, if its launcher has started all ranks again."""
+        """The place to resume from; the run itself, if its launcher has started all ranks again."""
         if self.config.resume is None and machines.started_again:
             return Source(Path(self.config.run_dir), required=False)
         return resumption.source(self.config)

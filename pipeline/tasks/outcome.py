@@ -43,7 +43,7 @@ def summary(
 
 
 def known_by(data: DataParts) -> dict[str, dict[str, dict[str, str]]]:
-    """What each split that is not all ours is known by, for the manifest; none where both are."""
+    """The marks of each split that is not all Penstock's, for the manifest; else none."""
     facts = {
         split.name: split.identity.known_by for split in data.splits if split.identity.known_by
     }

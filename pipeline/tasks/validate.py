@@ -161,7 +161,7 @@ def baselines(
     group: Group,
     observers: Sequence[Observer] = (),
 ) -> dict[str, Record]:
-    """What a result is compared with, by name: the best constant, and the objective's own.
+    """The baselines of a result, by name: the best constant, and the objective's own.
 
     The latter on the first rank only. One that cannot be measured costs a warning.
     """

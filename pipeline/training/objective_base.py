@@ -1,4 +1,4 @@
-"""What training, validation and reports ask of an objective.
+"""The interface of an objective for training, validation and reports.
 
 `objective.py` has the stock ones, and `own_objective.py` adapts a person's own.
 """
@@ -70,7 +70,7 @@ class Objective(ABC):
         """
 
     def trained(self, model: nn.Module) -> nn.Module:
-        """What the call gets as `model` in training, which DDP wraps around its forward pass."""
+        """The `model` that the call gets in training, which DDP wraps around its forward pass."""
         return model
 
     def measure(self, model: nn.Module, batch: Batch) -> tuple[Tensor | None, Any]:
@@ -82,7 +82,7 @@ class Objective(ABC):
         raise self._no_rows()
 
     def rows(self, outputs: Any, batch: Batch) -> Sequence[Mapping[str, Any]]:
-        """What is predicted, a row of a table for each sample that is not padding: texts, numbers,
+        """The predictions, a row of a table for each sample that is not padding: texts, numbers,
         and lists or mappings of these, by column.
         """
         raise self._no_rows()

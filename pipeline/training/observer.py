@@ -72,7 +72,7 @@ class Observer:
 
 
 class OnlyShows(Observer):
-    """An observer whose first error costs a warning; it is told of nothing after that.
+    """An observer whose first error costs a warning; it gets no further events.
 
     Args:
         what: is missing then.

@@ -98,7 +98,7 @@ class OwnObjective(Objective):
         return self.own.outputs(model, unpadded(batch))
 
     def rows(self, outputs: Any, batch: Batch) -> Sequence[Mapping[str, Any]]:
-        """What its `rows` gives; without one, a tensor's rows as lists of numbers."""
+        """The result of its `rows`; without one, a tensor's rows as lists of numbers."""
         if self._has("rows"):
             rows: Sequence[Mapping[str, Any]] = self.own.rows(outputs, unpadded(batch))
             return rows
@@ -147,7 +147,7 @@ class OwnObjective(Objective):
             self.add(name, *arguments)
 
     def _measured(self, outputs: Any, batch: Batch) -> Any:
-        """What metrics take: arguments, or a mapping of them by metric."""
+        """The arguments of metrics, or a mapping of them by metric."""
         if self._has("measured"):
             return self.own.measured(outputs, batch)
         if self.target:

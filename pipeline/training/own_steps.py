@@ -114,7 +114,8 @@ def make_train_step(
 
 
 class Update:
-    """What an objective steps with: `update(loss, "generator")` does all; or `backward` and `step`.
+    """The means by which an objective takes steps: `update(loss, "generator")` does all; or
+    `backward` and `step`.
 
     Args:
         train_step: whose weights change.

@@ -5,7 +5,8 @@ their gradients. So from one to the other each takes as long as the slowest, and
 long as it did not compute. Under DDP a rank's gradients are done before it waits for the others':
 callbacks of autograd run in the order in which they are queued, and DDP queues its own when the
 last gradients are there. So one that is queued as the backward pass begins runs before the wait.
-Under FSDP, and with synchronised batch norms, ranks wait within their layers, and nothing is told.
+Under FSDP, and with synchronised batch norms, ranks wait within their layers, and nothing is
+measured.
 
 Cost: 15 us a batch, on CUDA two events more.
 """

@@ -64,7 +64,7 @@ class Result:
 
 @dataclass
 class Session:
-    """What a fit begins with, and where it leaves its state.
+    """The state that a fit begins with, and the place where it leaves its own.
 
     Attributes:
         checkpoints: where to save; None saves nothing.
@@ -302,7 +302,7 @@ class _Fit(Observer):
             self.session.checkpoints.save(self._settled(), self.train_step.updates, improved)
 
     def _settled(self) -> State:
-        """Everything to resume from; observers have been told of all steps in it."""
+        """Everything to resume from; observers know all steps in it."""
         _tell(self.observers, self.epoch_metrics.read())
         same_buffers(self.train_step.model, self.group)
         same_buffers(self.train_step.measured, self.group)

@@ -96,7 +96,7 @@ class TrainStep:
         batches: batches learned from.
         updates: optimizer steps taken.
         averaged: the running mean of the weights, from the first step on; None without `ema`.
-        own_time: of the last batch; None where it cannot be told from waiting for other ranks.
+        own_time: of the last batch; None where it cannot be separated from waiting for other ranks.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class TrainStep:
         self._batches_before, self._buffers_before = 0, list[Tensor]()  # at the last update
 
     def _wrapped(self, objective: Objective) -> nn.Module:
-        """What the objective calls in training."""
+        """The model as the objective calls it in training."""
         return wrap(objective.trained(self.model), self._parallel, self.group)
 
     @property
@@ -173,7 +173,7 @@ class TrainStep:
         self.model.train()
 
     def epoch_metrics(self, state: Mapping[str, float] | None = None) -> EpochMetrics:
-        """What counts an epoch's losses; `state` is of a resumed epoch."""
+        """The counter of an epoch's losses; `state` is of a resumed epoch."""
         return EpochMetrics(self.group, state)
 
     def learn(self, batch: Batch) -> Tensor:

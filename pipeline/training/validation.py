@@ -38,7 +38,7 @@ def validate(
     Args:
         group: the ranks that measure a share each; all get the same numbers.
         turn: called before each batch and at the end; see `preemption.in_turns`.
-        observers: told of the progress, and of the unreadable samples of all ranks.
+        observers: hear of the progress, and of the unreadable samples of all ranks.
     """
     group = group or Group()
     parts = model, objective, loader, precision

@@ -299,7 +299,7 @@ def test_a_page_replaces_nothing_but_a_page(pair, tmp_path, capsys):
     (tmp_path / "notes.html").write_text("<!doctype html>\n<p>precious")
     (tmp_path / "linked.html").symlink_to(tmp_path / "notes.html")
     for name, message in (
-        ("notes", "is there already, and Penstock has not made it"),
+        ("notes", "exists, and Penstock has not made it"),
         ("linked", "is a symbolic link"),
     ):
         done = run(capsys, *words, f"diff.page={tmp_path}/{name}.html")

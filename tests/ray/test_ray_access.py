@@ -24,7 +24,7 @@ def ray():
 MODES = {
     (0o755, 0o700): None,
     (0o1777, 0o700): None,
-    (0o777, 0o700): "others can rename what lies in",
+    (0o777, 0o700): "others can rename files in",
     (0o755, 0o755): "others can enter",
     (0o755, 0o710): "others can enter",
 }

@@ -688,7 +688,7 @@ def test_a_strangers_configuration_has_nothing_written_elsewhere(done, tmp_path,
     assert run(capsys, "task=where", f"run={done}", "sample=1").code == 0
     (tmp_path / "cache_dir" / "report.html").write_text("precious")
     found = run(capsys, "task=report", f"runs=[{tmp_path / 'cache_dir'}]")
-    one_message(found, 2, "report.html is there already, and Penstock has not made it")
+    one_message(found, 2, "report.html exists, and Penstock has not made it")
     assert (tmp_path / "cache_dir" / "report.html").read_text() == "precious"
 
 

@@ -197,15 +197,15 @@ DAMAGES = {
     ),
     "of hydra": (
         lambda text: text.replace('"seed=1,2"', '"hydra.launcher.setup=[evil]"'),
-        "What starts jobs is taken from a command line only",
+        "Launchers are taken from a command line only",
     ),
     "a launcher": (
         lambda text: text.replace('"seed=1,2"', '"hydra/launcher=submitit_slurm"'),
-        "holds 'hydra/launcher=submitit_slurm'. What starts jobs is taken from",
+        "holds 'hydra/launcher=submitit_slurm'. Launchers are taken from",
     ),
     "a sweeper": (
         lambda text: text.replace('"seed=1,2"', '"++hydra/sweeper=basic"'),
-        "What starts jobs is taken from a command line only",
+        "Launchers are taken from a command line only",
     ),
     "a key": (lambda text: text.replace('"seed=1,2"', '"evil.key=1"'), "is not a key of a run"),
 }

@@ -15,7 +15,8 @@ from penstock.training.rendered import Rendered
 
 
 class Gan:
-    """The discriminator tells real pictures from drawn ones, and the generator is told apart less.
+    """The discriminator tells real pictures from drawn ones, and learns to recognise the generator
+    less.
 
     A step of each a batch, with hinge losses (Lim and Ye 2017, https://arxiv.org/abs/1705.02894).
     The model has `generator`, `discriminator` and `drawn(count)`, as `PictureGan`; optimizers are
@@ -60,7 +61,7 @@ class Gan:
         return Pixels(self._real(batch).double().cpu() for batch in batches)
 
     def shown(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """What a report shows instead of the batch's pictures."""
+        """The images that a report shows instead of the batch's."""
         return outputs
 
     def rendered(self, batch: Batch, outputs: Any = None) -> list[Rendered]:

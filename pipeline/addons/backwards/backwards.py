@@ -1,6 +1,6 @@
 """Which rows a person means by a row, a path or an expression, for questions asked backwards.
 
-What a run's folder knows of an address: its loss, how often it was trained on, and its ranks.
+The records of an address in a run's folder: its loss, how often it was trained on, and its ranks.
 
 A session's entry in the manifest has the address at which it began (`at`), and how many steps of
 the ledger it took again (`repeated`), since they came after the checkpoint that it resumed from.
@@ -257,7 +257,7 @@ class RunHistory:
         return None if self._ledger is None or line is None else float(self._ledger.loss[line])
 
     def fate(self, address: Address) -> str:
-        """What became of `address`, in a few words."""
+        """The fate of `address`, in a few words."""
         ledger = self._ledger
         if ledger is None:
             return "unknown: no ledger"

@@ -1,4 +1,4 @@
-"""What `task=where` is about to do."""
+"""The line that says what `task=where` is about to do."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ class _Question:
         put_rows(lines)
 
     def _lines(self, row: int) -> Iterator[list[str]]:
-        """What is known of a row, epoch by epoch."""
+        """The history of a row, epoch by epoch."""
         own = str(self._own(row))
         for epoch in self._epochs():
             met, steps = self.plan.steps_of(epoch, row), self.plan.steps(epoch)
@@ -182,7 +182,7 @@ class _Question:
                 ]
 
     def _fate(self, address: Address) -> str:
-        """What became of an address, or will; nothing to say of most."""
+        """The fate of an address, past or coming; empty for most."""
         if self.history and self.history.loss(address) is not None:
             return self.history.fate(address)
         if address in self.plan.skipped:

@@ -105,7 +105,7 @@ def run(config: Config) -> None:
 
 
 class _Trained:
-    """What a run has trained on, asked for some rows.
+    """The steps at which a run has trained on some rows.
 
     Attributes:
         reached: the address after the last batch, as far as the run's files know.

@@ -88,7 +88,7 @@ def _text(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Finding:
-    """What a comparison of two runs found.
+    """The result of comparing two runs.
 
     Attributes:
         what: was compared: samples, losses, digests, weights ...
@@ -228,7 +228,7 @@ def settings(first: RunRecord, second: RunRecord) -> list[Difference]:
 
 
 def facts(first: RunRecord, second: RunRecord) -> dict[str, list[Difference]]:
-    """What else differs between the runs, by the names of FACTS."""
+    """Further differences between the runs, by the names of FACTS."""
     known = {key for run in (first, second) for key, _ in leaves(run.config)}
     pairs = [_facts_of(run, known) for run in (first, second)]
     differing = {

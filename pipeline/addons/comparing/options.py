@@ -6,7 +6,7 @@ from penstock.config.sections import TASK, Extension
 
 
 class DiffSection(Extension):
-    """What `task=diff` does besides its tables."""
+    """The keys of `task=diff` besides its tables."""
 
     KEY = "diff"
     EFFECT = TASK

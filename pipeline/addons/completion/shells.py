@@ -1,9 +1,9 @@
 """Completion by Tab in bash, zsh and fish: the script for each, and the words that it asks for.
 
-    eval "$(penstock -sc install=bash)"     tells a shell; zsh and fish likewise
+    eval "$(penstock -sc install=bash)"     connects a shell; zsh and fish have the same
     penstock -sc query=bash                 the words for the line in the environment, one a line
 
-What a file, a key or an option is called is text, and a shell would run `$(...)` in it. So no
+The name of a file, a key or an option is text, and a shell would run `$(...)` in it. So no
 script has a word expanded (hydra's own do, by `compgen -W`), and each comes into the line in
 quotes: bash gets it quoted from here, zsh and fish quote it themselves. A name that cannot be shown
 as it is, with control characters in it for instance, is not offered.
@@ -132,7 +132,7 @@ def _names() -> tuple[list[str], str | None]:
 
 
 def _script(shell: str) -> str:
-    """What a shell has to read."""
+    """The script that a shell reads."""
     names, script = _names()
     started = [sys.executable, script or str(Path(program.script() or sys.argv[0]).absolute())]
     elsewhere = {"bash": _BASH_ELSEWHERE, "zsh": _ZSH_ELSEWHERE, "fish": _FISH_ELSEWHERE}[shell]
@@ -157,7 +157,7 @@ def _removal(shell: str) -> str:
 
 
 def _answer(shell: str, args: Namespace) -> list[str]:
-    """What a shell may put instead of the word before the cursor."""
+    """The words that a shell may put instead of the one before the cursor."""
     current = os.environ.get(WORD, "")
     if shell != "bash":
         return sorted(_words([*os.environ.get(WORDS, "").split("\n"), current], args))

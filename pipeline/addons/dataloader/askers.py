@@ -1,4 +1,4 @@
-"""What a loader does for frameworks that would otherwise lose it, or where it stands.
+"""Keeps a loader, and its position, with frameworks that would otherwise lose them.
 
 None of them passes itself on to a loader, so the caller's frame says who asks.
 

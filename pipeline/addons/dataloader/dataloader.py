@@ -6,7 +6,7 @@ It takes all of torch's arguments, with the same meanings, and is a subclass, so
 libraries know it. The differences (docs/dataloader.md has them in full):
 
 1. Workers that die are replaced, and make the same batches again.
-2. A sample's draws depend on the seed of the epoch and its place in it, whoever reads it.
+2. A sample's draws depend on the seed of the epoch and its place in it, and not on the worker.
 3. `state_dict` and `load_state_dict` are those of torchdata's StatefulDataLoader, and the rest of
    an epoch is the same with any other number of workers.
 4. `seed=` makes every epoch a function of (seed, epoch), whatever else draws at random.
@@ -432,7 +432,7 @@ class DataLoader(KeptByAccelerate, torch_data.DataLoader[Sample]):
         }
 
     def _with_epochs(self) -> Any:
-        """The sampler that is told which epoch it is (`DistributedSampler`), or None."""
+        """The sampler that learns the epoch (`DistributedSampler`), or None."""
         sampler = self.sampler if self.batch_sampler is None else self.batch_sampler
         return next((part for part in wrapped(sampler) if hasattr(part, "set_epoch")), None)
 

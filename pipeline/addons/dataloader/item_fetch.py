@@ -99,7 +99,7 @@ class BackendFetch:
         return self.dataset
 
     def bounded(self) -> bounded:
-        """What Penstock's own readers reserve for a batch, counted; see `files/batch_bytes.py`."""
+        """Counts the memory that readers reserve for a batch; see `files/batch_bytes.py`."""
         return bounded(self.most_bytes, "batch_bytes", "reduce batch_size")
 
 

@@ -1,4 +1,4 @@
-"""What makes the batches of a split: runs with the same of it may hand each other batches."""
+"""The identity of a split's batches: runs that agree in it may share batches."""
 
 from __future__ import annotations
 

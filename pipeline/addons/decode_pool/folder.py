@@ -3,7 +3,7 @@
     /dev/shm/penstock-UID/NAME      for this user alone (mode 0700)
         runs/TOKEN.run              the runs that are attached (`Attached`)
         GROUP/EPOCH-STEP-HASH.batch a batch (pool.py)
-        GROUP/...part               one that is being made; whoever makes it holds its lock
+        GROUP/...part               one that is being made; its maker holds its lock
 
 It lies in memory, or in the folder for temporary files where /dev/shm has less than 1 GiB. The last
 run to leave deletes the folder, and any that comes what was left by runs that were killed.

@@ -1,7 +1,7 @@
 """One decode for many runs: a batch that another run of this machine has made is taken from it.
 
 A batch is known by its group (the fingerprint of everything that makes batches) and its request.
-Whoever asks for one first makes it and publishes it as a file; the others map that file.
+The first run that needs one makes it and publishes it as a file; the others map that file.
 
 1. It is there: map it.
 2. Somebody makes it, and so holds the lock of its part: look again until it is there; take over
@@ -146,7 +146,7 @@ class DecodePool:
     def _waited_for(
         self, path: Path, tried: Path, address: tuple[int, int], warnings: dict[str, str]
     ) -> tuple[Batch | End | None, _Part | None]:
-        """The batch, or its part to be made, or neither if whoever has that takes too long."""
+        """The batch, or its part to be made, or neither if its owner takes too long."""
         began = time.monotonic()
         usual = max(self._seconds, default=_FIRST / _PATIENCE)
         patience, look, signs = min(_PATIENCE * usual, _MOST), min(usual / 8, _LOOK), 0

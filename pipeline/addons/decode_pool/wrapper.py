@@ -28,7 +28,7 @@ class SharedBatches(SplitWrapper):
 
     @cached_property
     def contents(self) -> str:
-        """What tells the split's data apart from that of other runs; costs a `stat` a file."""
+        """The identity of the split's data among runs; costs a `stat` a file."""
         from penstock.addons.decode_pool.build import contents_of
 
         return contents_of(self.split.dataset, self.split.identity.data())

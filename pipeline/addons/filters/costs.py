@@ -1,4 +1,4 @@
-"""What rows cost: arithmetic over columns of numbers, as `batch.balance` has it.
+"""The costs of rows: arithmetic over columns of numbers, as `batch.balance` has it.
 
     length            length + 0.002 * length ** 2            `image width` * `image height`
 

@@ -1,4 +1,4 @@
-"""What an expression gives for rows: its tree (expressions.py) walked over columns.
+"""Evaluates expressions for rows: walks their trees (expressions.py) over columns.
 
 Numbers and booleans are arrays, and follow numpy; what numpy has no type for (texts, categories,
 days, columns with missing values of their own) is a pandas Series, and follows pandas. Whole
@@ -60,7 +60,7 @@ _MOMENT = re.compile(
 
 
 def evaluate(tree: Node, columns: Columns) -> Any:
-    """What a tree gives for some rows.
+    """The values of a tree for some rows.
 
     Args:
         columns: by name, as `as_values` makes them; and by node what each `duplicated` gives,

@@ -459,7 +459,7 @@ _REGEX = re.compile(
 
 
 def _pattern(pattern: str) -> str:
-    """What RE2 searches for; "" where a regular expression is nothing but a text.
+    """The text that RE2 searches for; "" where a regular expression is nothing but a text.
 
     Raises:
         ValueError: RE2 lacks some of it, or means something else by it than Python's `re` does.

@@ -50,7 +50,7 @@ Fingerprint = Callable[[object], str]
 
 
 class RowChoice:
-    """What the configuration says about the rows of a dataset.
+    """The filters that the configuration has for a dataset's rows.
 
     Args:
         given: the keys `filter`, `unique` and `without`, by the key that they stand below.
@@ -203,7 +203,7 @@ def _by_function(function: Any, table: Any) -> Any:
 
 
 def _checked(result: object, length: int, key: str) -> Selection:
-    """What a function found: bool[length], or such arrays one after the other."""
+    """The answers of a function: bool[length], or such arrays one after the other."""
     pieces: Iterable[object] = result if isinstance(result, Iterator) else [result]
 
     def masks() -> Iterator[Mask]:

@@ -3,7 +3,7 @@
     length < 500 and label != "spam"
     `image width` >= 224 & (year in [2019, 2020] | source.str.startswith("news"))
 
-What they may hold is in expressions.py, what they mean in evaluation.py. A table is
+expressions.py says what they may hold, evaluation.py what they mean. A table is
 evaluated in slices of rows, so what is computed on the way needs memory for a slice only.
 """
 

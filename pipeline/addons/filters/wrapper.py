@@ -1,4 +1,4 @@
-"""What `dataset.filter`, `unique`, `without` and `batch.balance` do to a split."""
+"""Applies `dataset.filter`, `unique`, `without` and `batch.balance` to a split."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a fit does with a new model before its optimizer is made, and what it says of that."""
+"""Prepares a new model before a fit makes its optimizer, and reports on that."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class Group:
 def arranged(
     config: Config, key: str, part: nn.Module, model: nn.Module, params: list[Any]
 ) -> list[Any]:
-    """What the optimizer at `key` trains: weights of `part`, in groups where there are any.
+    """The weights of `part` that the optimizer at `key` trains, in groups where there are any.
 
     Args:
         model: that `part` is a part of, or the same.
@@ -161,7 +161,7 @@ def named(optimizer: Any) -> list[tuple[str, dict[str, Any]]]:
 
 
 def described(optimizer: Any) -> list[dict[str, Any]]:
-    """What each group of an optimizer has: name, weights, numbers in them, lr and weight decay."""
+    """The facts of each group of an optimizer: name, weights, numbers, lr, weight decay."""
     return [
         {
             "name": name,

@@ -1,6 +1,6 @@
 """Modules that keep no activations and compute them again for the gradient: `trainer.recompute`.
 
-What they draw (dropout) is drawn again with the same numbers, and batch norms count a batch once,
+They draw the same numbers again (dropout), and batch norms count a batch once,
 so the weights are those of a run without it, to the bit. It costs a second forward pass of these
 modules, and saves the memory of all that lies between their inputs and their outputs.
 """

@@ -1,4 +1,4 @@
-"""What the keys of fine-tuning need of each other, seen before anything is built."""
+"""Requirements of the keys of fine-tuning on each other, checked before anything is built."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ _OF_TORCH = (".pt", ".pth", ".bin", ".ckpt")
 
 @dataclass
 class Matched:
-    """What of a file fits a model.
+    """The part of a file that fits a model.
 
     Attributes:
         tensors: by the model's names, those that it takes.
@@ -75,7 +75,7 @@ def match(
     rename: Mapping[str, str] | None = None,
     key: str = "trainer.warm_start",
 ) -> Matched:
-    """What of `tensors` fits a model; nothing is copied.
+    """The part of `tensors` that fits a model; copies nothing.
 
     Args:
         without: patterns of names of the model that keep their values.

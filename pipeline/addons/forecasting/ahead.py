@@ -1,4 +1,4 @@
-"""What a model is to forecast: the steps after the last value of each series of a file.
+"""The steps that a model forecasts: those after the last value of each series of a file.
 
     time,shop,sold,promotion
     2026-01-30,north,12,0

@@ -16,8 +16,8 @@ class DLinear(nn.Module):
     """The past as a trend and what is left of it, each mapped to the horizon by one matrix.
 
     From Zeng et al. 2023, "Are Transformers Effective for Time Series Forecasting?". All values and
-    series share the matrices, which start as the mean of the past. What is known of the steps to
-    forecast adds a number for each of its columns.
+    series share the matrices, which start as the mean of the past. Each column that is
+    known for the steps to forecast adds a number.
 
     Forward: past float[B, P, num_values + num_known], future float[B, H, num_known] ->
     float[B, H, num_values].

@@ -5,8 +5,8 @@
     2026-01-02,north,15,1
     2026-01-01,south,31,0
 
-The steps of a series go up in the file and lie equally far apart: so many seconds, or months. What
-departs from that is an error which names the row.
+The steps of a series go up in the file and lie equally far apart: so many seconds, or months.
+Anything else is an error that names the row.
 """
 
 from __future__ import annotations

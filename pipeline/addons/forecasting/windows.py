@@ -298,7 +298,7 @@ class Windows(FileDataset, Dataset[Sample]):
         }
 
     def fingerprint_parts(self, sized: bool) -> list[Part]:
-        """What the samples are: the arrays of all series, and this split's windows."""
+        """The identity of the samples: the arrays of all series, and this split's windows."""
         name = self._source.rpartition("/")[2] if isinstance(self._source, str) else "frame"
         if not sized:
             return ["windows", name, json.dumps(self._split)]

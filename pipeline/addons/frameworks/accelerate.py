@@ -30,7 +30,7 @@ from penstock.addons.frameworks.torch_loader import Address, Batches, TorchLoade
 
 
 class PreparedLoader(DataLoaderShard):
-    """Accelerate's loader around one of ours."""
+    """Accelerate's loader around a Penstock loader."""
 
     def __init__(
         self, base: TorchLoader, device: torch.device | None, drop_last: bool, non_blocking: bool
@@ -102,9 +102,9 @@ class PreparedLoader(DataLoaderShard):
 
 
 def prepare_in_place(loader: Any, accelerator: Accelerator | None) -> bool:
-    """Make a loader of ours one that an accelerator takes as prepared; whether it could be done.
+    """Make a Penstock loader one that an accelerator takes as prepared; whether it could be done.
 
-    What cannot be kept is said in a warning. The accelerator then takes torch's own DataLoader.
+    A warning names whatever it cannot keep. The accelerator then takes torch's own DataLoader.
     """
     if not isinstance(accelerator, Accelerator):
         return lost("this version of Accelerate is not known")
@@ -125,7 +125,7 @@ def prepare_in_place(loader: Any, accelerator: Accelerator | None) -> bool:
 
 
 def _share(loader: Any, accelerator: Accelerator) -> TorchLoader | None:
-    """What this process reads of a DataLoader; None where Accelerate's way is another."""
+    """This process's part of a DataLoader; None where Accelerate has another way."""
     ranks, rank = accelerator.num_processes, accelerator.process_index
     if ranks == 1:
         return TorchLoader(copy(loader))

@@ -3,7 +3,7 @@
     trainer.fit(module, datamodule=DataModule(compose("sampler=weighted", "batch.size=64")))
 
 Lightning keeps the state of the training loader in its checkpoints, and so resumes at the batch
-behind the last one. Its ranks each get their share of a batch, whoever has started them.
+behind the last one. Each of its ranks gets its share of a batch, however they were started.
 
 It is of `lightning.pytorch` if that is imported, else of `pytorch_lightning`, whichever there is.
 """

@@ -1,9 +1,9 @@
-"""A loader of ours as other people's loops know one: torch's DataLoader, over addresses.
+"""A Penstock loader in the form that other loops know: torch's DataLoader, over addresses.
 
-Frameworks take a DataLoader apart, and put another together from its dataset and its sampler, in
-order to skip batches or to divide them. Of a `TorchLoader` the sampler gives addresses, and the
-dataset the batch at an address. So the same batches come out of whatever is put together, and
-leaving out the first n addresses makes none of their batches.
+Frameworks take a DataLoader apart, and put another together from its dataset and its sampler, to
+skip batches or to divide them. Of a `TorchLoader` the sampler gives addresses, and the dataset the
+batch at an address. So the same batches come out of whatever is put together, and leaving out the
+first n addresses makes none of their batches.
 
 Cost: 2 us a batch.
 """
@@ -38,7 +38,7 @@ class Address(NamedTuple):
 
 
 class Source(Protocol):
-    """What `Batches` asks of a loader.
+    """A loader as `Batches` needs it.
 
     Attributes:
         dataset: whose rows the batches hold.
@@ -320,7 +320,7 @@ class Batches(torch_data.Dataset[Any]):
                 self.close()
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin `epoch` next; whoever counts from 0 again goes on from the epoch of a state."""
+        """Begin `epoch` next; a count from 0 again continues from the epoch of a state."""
         if self._loaded:
             self._loaded, self._ahead = False, self.next.epoch - epoch
         epoch += self._ahead

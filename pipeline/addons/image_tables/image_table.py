@@ -76,7 +76,7 @@ class ImageTable(FolderDataset):
         lazy: give `image` as an EncodedImage, undecoded, for a transform of
             `penstock.transforms.image_decoding`; the build sets it for those.
         limits: what a file and the table may claim.
-        test_fraction: share of the rows, or groups, that are kept for a test, likewise.
+        test_fraction: share of the rows, or groups, to keep for a test.
 
     Raises:
         DataError: the table or an image is missing, or the table has a mistake: a path twice or one
@@ -155,7 +155,7 @@ class ImageTable(FolderDataset):
         return {"image": image, **self.facts_of(index)}
 
     def facts_of(self, index: int) -> Sample:
-        """What the table says of a sample."""
+        """The table's entries for a sample."""
         sample: Sample = {}
         if self.labels is not None:
             sample["label"] = int(self.labels[index])
@@ -252,7 +252,7 @@ class _Roles:
 
 
 class _Facts:
-    """What the columns of a table say of all its rows.
+    """The content of a table's columns for all its rows.
 
     Attributes:
         classes: their names.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def kind(device: str) -> str:
-    """What decides how this machine rounds: its processor or its GPU, and torch."""
+    """The parts of this machine that decide how it rounds: its processor or GPU, and torch."""
     processor = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
     if device != "cpu":
         processor = torch.cuda.get_device_name(torch.device(device))

@@ -70,7 +70,7 @@ class LaneMetrics(EpochMetrics):
 
 @dataclass
 class _Kept:
-    """What a lane has for itself while others run."""
+    """The state of a lane while others run."""
 
     gradients: list[Tensor | None]
     buffers: list[Tensor]
@@ -78,7 +78,7 @@ class _Kept:
 
 
 class InLanes(TrainStep):
-    """What train steps in lanes share.
+    """The common part of train steps in lanes.
 
     Attributes:
         sums: of the losses of each lane of the last batch, float32[lanes of this rank].
@@ -143,7 +143,7 @@ class InLanes(TrainStep):
             torch.cuda.set_rng_state(kept.generators[1], self.device)
 
     def _leave(self) -> _Kept:
-        """What a lane has, which others shall not touch."""
+        """The state of a lane, which others must not touch."""
         generators = [torch.default_generator.get_state()]
         if self.device.type == "cuda":
             generators.append(torch.cuda.get_rng_state(self.device))

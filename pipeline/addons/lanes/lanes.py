@@ -1,7 +1,8 @@
 """Lanes: equal parts of every global batch, that ranks work on one after the other.
 
 Lane l of L has the share that rank l of L ranks would have: its rows, its padding, its pairs. A
-rank of W has the L / W lanes from rank x L / W on. What a lane does follows from its number alone.
+rank of W has the L / W lanes from rank x L / W on. The work of a lane follows from its number
+alone.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ class Lanes:
         torch.manual_seed(hash64("validation of a lane", *share))
 
     def train_step(self, kind: type) -> Callable[..., Any]:
-        """What makes the train step that works on lanes as `kind` does on shares."""
+        """The maker of the train step that works on lanes as `kind` does on shares."""
         return partial(OwnLaneSteps if kind is OwnSteps else LaneStep, self)
 
     def __enter__(self) -> Lanes:

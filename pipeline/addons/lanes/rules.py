@@ -1,4 +1,4 @@
-"""What cannot be done in lanes."""
+"""Refuses configurations that cannot train in lanes."""
 
 from __future__ import annotations
 

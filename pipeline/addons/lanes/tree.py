@@ -1,4 +1,4 @@
-"""Sums over lanes in one order, whoever has them: a binary tree.
+"""Sums over lanes in one order, on any ranks: a binary tree.
 
     8 lanes     ((0+1)+(2+3)) + ((4+5)+(6+7))
     6 lanes     ((0+1)+(2+3)) + (4+5)

@@ -1,4 +1,4 @@
-"""What a module's `configure_optimizers` gives, as training keeps and schedules it."""
+"""The optimizers and schedules of a module's `configure_optimizers`, as training uses them."""
 
 from __future__ import annotations
 

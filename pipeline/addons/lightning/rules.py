@@ -1,4 +1,4 @@
-"""What a configuration with a module's own steps needs."""
+"""Requirements of a configuration with a module's own steps."""
 
 from __future__ import annotations
 

@@ -25,8 +25,8 @@ _LIGHTNING = ("lightning.", "pytorch_lightning.")
 class LightningSteps(OwnObjective):
     """The steps of a LightningModule, in automatic and in manual optimization.
 
-    What `self.log` gets in a training step is logged with the loss; in a validation step it is a
-    metric: a number is averaged over the samples, a metric of torchmetrics' computed over all.
+    Values that `self.log` gets in a training step are logged with the loss; in a validation step it
+    is a metric: a number is averaged over the samples, a metric of torchmetrics' computed over all.
 
     Args:
         batch: the fields that a step gets as a tuple; []: the batch itself, a mapping; null: the
@@ -177,13 +177,13 @@ class LightningSteps(OwnObjective):
         hook()
 
     def at(self, model: nn.Module, batch: Batch, training: bool) -> Trainer:
-        """The trainer of a module, which is told of a batch."""
+        """The trainer of a module, which learns of a batch."""
         trainer = trainer_of(model)
         trainer.begin(batch, training, self.train_step.updates if self.train_step else 0)
         return trainer
 
     def given(self, batch: Batch) -> Any:
-        """What a step gets of a batch."""
+        """The part of a batch that a step gets."""
         if not self.fields:
             return batch
         return tuple(self._field(batch, name) for name in self.fields)

@@ -1,4 +1,4 @@
-"""What a LightningModule may ask of its trainer.
+"""The trainer as a LightningModule sees it.
 
 A module calls methods of its own that lead to the trainer: `log`, `optimizers`, `manual_backward`.
 Those are replaced on the instance, by their public names; `module.trainer` tells where training is.
@@ -75,7 +75,7 @@ class Trainer:
             self.current_epoch = batch.request.epoch
 
     def stepping(self) -> Update:
-        """What takes steps; only in a training step of manual optimization."""
+        """The part that takes steps; only in a training step of manual optimization."""
         if self.update is None:
             reason = (
                 "takes a step with self.manual_backward or optimizer.step() outside of a "
@@ -132,7 +132,7 @@ class _Stepping:
 
 
 def trainer_of(module: nn.Module) -> Trainer:
-    """The trainer that a module asks; it is made, and the module told of it, the first time.
+    """The trainer that a module asks; made, and given to the module, the first time.
 
     Raises:
         ConfigError: it is no LightningModule.

@@ -1,7 +1,8 @@
 """Several map-style datasets as one, whose rows `sampler=mixture` chooses in proportion to weights.
 
 Rows are numbered through the sources in their order, so a source that is added last changes no
-number. What sources have in common is handed on: facts, classes, tables, files, where rows lie.
+number. A mixture hands on what its sources have in common: facts, classes, tables, files, where
+rows lie.
 """
 
 from __future__ import annotations
@@ -279,7 +280,7 @@ class Mixture(NamedSources, Dataset[Any]):
     def _by_source(
         self, indices: Sequence[int] | IntArray, read: Callable[[Any, IntArray], Sequence[Any]]
     ) -> list[Any]:
-        """What `read` gives for the rows of each source, in the order of `indices`."""
+        """The results of `read` for the rows of each source, in the order of `indices`."""
         whole = np.asarray(indices, np.int64)
         number = np.searchsorted(self._firsts, whole, side="right") - 1
         result: list[Any] = [None] * len(whole)

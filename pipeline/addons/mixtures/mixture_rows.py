@@ -1,4 +1,4 @@
-"""What each source of a mixture has given: for metrics.jsonl, the trackers and the manifest."""
+"""The rows that each source of a mixture has given, for metrics, trackers and the manifest."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """Rows of several sources in given shares, which may change with the step.
 
-Which source stands at a position, and with which of its rows, follows without what lies before:
+Which source stands at a position, and with which of its rows, follows without the positions before:
 
 1. The run is cut into stages of constant shares: at changes of weights, and where a source has
-   given all that it may. What each source has given before a stage is known from the start.
+   given all that it may. The rows that each source has given before a stage are known from the
+   start.
 2. Inside a stage, `Interleaving` says the source and how many rows it has given there.
 3. A source's rows follow an order of its own, whose epochs are the source's passes.
 
@@ -12,7 +13,7 @@ reach into another stage within a few, as it begins where sources are as much ah
 Cost: 0.2 us a position in batches of thousands, anywhere; 1 ms a stage to begin with.
 
 Several sources in constant shares, evenly spread: which stands at a position, and how often
-before, without what lies before.
+before, without the positions before.
 
 1. Positions are cut into blocks of 1,000. In units of 1/1024 a source has w + f rows of each block.
    Its w whole rows stand at the same places of every block; the fractions f of all sources make up

@@ -1,4 +1,4 @@
-"""What a mixture gives samplers: its shares, its order, and the orders of its sources.
+"""Gives samplers the facts of a mixture: its shares, its order, and the orders of its sources.
 
 A dataset is a mixture if it has `mixing` and `source_lengths`, as
 `pipeline/addons/mixtures/mixture.py` or what a filter leaves of it.

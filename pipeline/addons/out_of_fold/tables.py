@@ -144,7 +144,7 @@ def _predicted(ready: Trained) -> Iterator[list[Row]]:
 
 
 def truths(objective: Any, batch: Batch) -> list[Row]:
-    """What each sample is, `truth`, as far as the objective names its field: `objective.target`."""
+    """The truth of each sample, if the objective names its field: `objective.target`."""
     own = getattr(objective, "own", objective)
     target = batch.get(str(getattr(own, "target", "")))
     if not isinstance(target, (Tensor, list)):

@@ -1,4 +1,4 @@
-"""What `task=check` says of the splits together: samples of one that stand in training, too."""
+"""The part of `task=check` that compares splits: samples of one that are also in training."""
 
 from penstock.installed import AddOn
 

@@ -1,4 +1,4 @@
-"""What samples are known by: a hash of what was read, and of a picture how it looks.
+"""Marks that identify samples: a hash of the bytes, and for an image a hash of its look.
 
 Samples are read by the loader's workers once more, untransformed. Memory: 250 bytes a sample.
 """

@@ -69,7 +69,7 @@ def _test(data: DataParts) -> Split | None:
 
 
 def overlaps(train: Marks, other: Marks) -> tuple[list[Overlap], int]:
-    """What of `other` stands in `train`, each once; and how many pairs of pictures it took."""
+    """The samples of `other` that are also in `train`, each once; and the pairs it compared."""
     order = np.argsort(train.equal, kind="stable")
     places = np.searchsorted(train.equal[order], other.equal)
     places = order[np.minimum(places, max(len(order) - 1, 0))] if len(order) else places

@@ -329,7 +329,7 @@ def is_pack(folder: Path) -> bool:
 
 
 def read_record(path: Path, folder: str) -> dict[str, Any]:
-    """What a pack.json says; `folder` is its pack's, for messages."""
+    """The content of a pack.json; `folder` is its pack's, for messages."""
     name = f"{folder}/{RECORD}"
     try:
         record = plain_json.read(path, _LARGEST, nan=True)
@@ -378,7 +378,7 @@ class _Column(BaseModel):
 
 
 class _Record(BaseModel):
-    """What `PackWriter.finish` writes; packs are foreign."""
+    """The content that `PackWriter.finish` writes; packs are foreign."""
 
     model_config = ConfigDict(strict=True)
     count: Annotated[int, Ge(0), Le((1 << 53) - 1)]

@@ -211,7 +211,7 @@ class Packed(Dataset[dict[str, Any]]):
 
     @property
     def remote_files(self) -> Remote | None:
-        """What fetches the pack, if it is at an address."""
+        """The fetcher of the pack, if it is at an address."""
         return self.pack.remote if isinstance(self.pack, RemotePack) else None
 
     def files_of(self, indices: Sequence[int] | IntArray) -> list[list[str]]:

@@ -166,7 +166,7 @@ class RemotePack(Pack):
         """Shapes of rows, int64[n, ndim].
 
         Raises:
-            DataError: one does not fit what lies in its place.
+            DataError: one does not fit the bytes in its place.
         """
         if self._even[name]:
             shape = np.array(layout.shape[1:], np.int64)

@@ -6,7 +6,7 @@
 
 Missing text is marked in `table.<k>.missing.npy`. pandas is imported when the table is asked for.
 
-What a dataset tells besides its samples, written into its pack, which has to answer the same.
+A dataset's facts besides its samples, kept in its pack, which must answer the same.
 
     metadata               table.<k>.npy (table.py)
     lengths                table.lengths.npy, [N]
@@ -234,7 +234,7 @@ def write_answers(
 
 
 def _text_of(dataset: Any, rows: IntArray, samples: Sequence[Mapping[str, Any]]) -> str | None:
-    """The field whose texts `text_lengths` counts: "" if that cannot be told, None without one."""
+    """The field whose texts `text_lengths` counts: "" if that is unknown, None without one."""
     if not callable(getattr(dataset, "text_lengths", None)):
         return None
     counted = np.asarray(dataset.text_lengths(len, "characters"))[rows].tolist()

@@ -69,5 +69,5 @@ class TwoTowers(nn.Module):
         return self.image(image), self.text(tokens, lengths)
 
     def factor(self) -> Tensor:
-        """What likenesses are multiplied with."""
+        """The factor of likenesses."""
         return self.scale.exp().clamp(max=self.LARGEST)

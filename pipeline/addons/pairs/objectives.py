@@ -26,7 +26,7 @@ _MOST = 1 << 32  # samples of a rank
 
 
 class TwoViews:
-    """Views of a sample are told from those of all other samples: NT-Xent, as in SimCLR.
+    """Separates the views of a sample from those of all other samples: NT-Xent, as in SimCLR.
 
     The loss of a view is the cross entropy of finding its sample's other views among all views of
     the batch by their cosine, over the temperature (Chen et al. 2020,
@@ -70,7 +70,7 @@ class TwoViews:
         }
 
     def comparisons(self, train: Any, val: Any) -> dict[str, dict[str, float]]:
-        """What a model has that gives all pictures the same place."""
+        """The loss of a model that gives all images the same place."""
         values = chance(self.metrics, len(val))
         table = getattr(val, "metadata", None)
         if values and table is not None and self.label in table:
@@ -109,7 +109,7 @@ class TwoViews:
 
 
 class ImageText:
-    """A picture is told from all others by its caption, and the caption by its picture: CLIP.
+    """Finds an image among all others by its caption, and the caption by its picture: CLIP.
 
     The loss is the mean of the cross entropies of finding the caption of each picture among those
     of the batch, and the picture of each caption (Radford et al. 2021,
@@ -160,7 +160,7 @@ class ImageText:
         }
 
     def comparisons(self, train: Any, val: Any) -> dict[str, dict[str, float]]:
-        """What a model has that gives all the same place."""
+        """The loss of a model that gives all the same place."""
         return chance(self.metrics, len(val))
 
     def rendered(self, batch: Batch, outputs: Any = None) -> list[Rendered]:
@@ -232,7 +232,7 @@ def captions_of(batch: Batch) -> list[str]:
 
 
 def chance(metrics: Mapping[str, Any], count: int) -> dict[str, dict[str, float]]:
-    """What guessing gives, of each `Retrieval` among `count` rows."""
+    """The result of guessing, for each `Retrieval` among `count` rows."""
     values = {
         f"{name}/top{k}": min(1.0, k / count)
         for name, metric in metrics.items()

@@ -3,7 +3,7 @@
     encode(result) -> header, arrays          of a batch, a failure or the end of a stream
     decode(header, arrays) -> result          its tensors lie in the memory of the arrays
 
-A pickle runs the code of whoever wrote it, and copies tensors. Here the header names types and
+A pickle runs the code of its writer, and copies tensors. Here the header names types and
 shapes, and each array is uint8[n], the bytes of one tensor, so they may lie in a shared file or in
 Ray's object store. Cost: 70 us to encode and 90 us to decode a
 batch of five fields, and no copy of contiguous data.

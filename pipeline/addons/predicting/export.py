@@ -80,7 +80,7 @@ def run(config: Config) -> None:
 
 
 class _Exported(NamedTuple):
-    """What was written, read again."""
+    """The written file, read again."""
 
     outputs: Callable[..., Any]  # of inputs
     batch: int | None = None  # samples that it takes; None: any number
@@ -108,7 +108,7 @@ def _beside(out: Path) -> Path:
 
 
 def _inputs(ready: Trained) -> tuple[Tensor, ...]:
-    """What the model takes of the first batch of validation (or training), on the CPU."""
+    """The model's inputs from the first batch of validation (or training), on the CPU."""
     data, names = ready.parts.data, ready.objective.inputs
     if not names:
         reason = "does not name what the model takes; set objective.inputs to those fields"

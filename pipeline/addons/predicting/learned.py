@@ -1,4 +1,4 @@
-"""What a model needs of its training data, in the run's folder: `learned.json`.
+"""Facts of the training data that a model needs, in the run's folder: `learned.json`.
 
     facts, classes    of the dataset: sizes of the model, names of what it predicts
     steps             by key of a step of validation, values that the training data has given it:

@@ -42,7 +42,7 @@ from penstock.order.samplers import Subset
 
 
 class NewData(Split):
-    """What a model is to predict, with the transforms of validation.
+    """The data to predict, with the transforms of validation.
 
     Args:
         root: where it lies; or a list of files.

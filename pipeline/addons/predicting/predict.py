@@ -2,8 +2,8 @@
 
 Rows are kept in FILE.part, batch by batch (`journal.py`), so that a run that was killed goes on
 where it stopped. When all are there, FILE is written in one piece: .jsonl, .csv or .parquet. Rows
-whose file is damaged have the reason in the column `error`. What the model needs of its training
-data lies in the run's folder (`learned.py`).
+whose file is damaged have the reason in the column `error`. The run's folder has the facts of the
+training data that the model needs (`learned.py`).
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _out(config: Config) -> Path:
 
 
 def data_of(ready: Trained, root: str | Sequence[str], journal: Journal | None = None) -> NewData:
-    """What is to be predicted, without the rows that are done."""
+    """The rows to predict, without those that are done."""
     config, data = ready.parts.config, ready.parts.data
     skipping = config.bad_samples.model_copy(
         update={"on_error": "skip", "budget": 1.0, "quarantine": None}

@@ -20,7 +20,7 @@ from penstock.training.objective_base import Objective
 
 
 class Trained(NamedTuple):
-    """What a run has trained: `path` is the checkpoint of the weights."""
+    """The trained part of a run: `path` is the checkpoint of the weights."""
 
     parts: TrainingParts
     model: nn.Module

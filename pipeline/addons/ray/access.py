@@ -1,7 +1,7 @@
 """Who can reach a Ray that is started here, and which Ray this program joins.
 
-Whoever reaches the ports or sockets of a Ray can run code in it and in the programs that use it. So
-one that is started here
+Anyone who reaches the ports or sockets of a Ray can run code in it and in the programs that use it.
+So one that is started here
 
 1. lives in a folder inside of one that only its user can enter, as Ray gives its own mode 0777;
 2. listens on the loopback interface alone;
@@ -55,7 +55,7 @@ def private(ray: Any) -> Iterator[Path]:
     It has to be shut down before the end, when the folder is removed.
 
     Raises:
-        ConfigError: others could put a folder of theirs in its place.
+        ConfigError: others could replace it by their own folder.
     """
     parent = Path(tempfile.gettempdir()).resolve()
     if len(str(parent)) > _LONGEST_FOLDER:

@@ -3,7 +3,7 @@
     begin(fetch)     once; seeded and described (`get_worker_info()`) as worker processes are
     make(request)    a batch as a header and plain arrays, which Ray puts into its object store
     live()           never returns, so that its caller hears at once when this process dies
-    status(), stack()    where it stands, told by a thread of its own
+    status(), stack()    where it stands, from a thread of its own
 
 On the node of its loader its status lies in a file that both map, and a crash writes its stack into
 another: both outlive it.
@@ -47,7 +47,7 @@ sys.path.extend(filter(None, os.environ.get(LAST_ON_PATH, "").split(os.pathsep))
 
 @dataclass(frozen=True)
 class ActorContext:
-    """What an actor is given besides the fetch.
+    """The arguments of an actor besides the fetch.
 
     Attributes:
         number: its place in the pool; `workers` are in it.

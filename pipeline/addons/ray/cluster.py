@@ -110,7 +110,7 @@ def require_installed() -> None:
 
 
 def open_backend(fetch: Fetch, options: LoaderOptions) -> RayBackend:
-    """What `loader.backend=ray` is; raises ConfigError as `require_installed` does."""
+    """The backend `loader.backend=ray`; raises ConfigError as `require_installed` does."""
     require_installed()
     from penstock.addons.ray.pool import RayBackend
 
@@ -256,8 +256,8 @@ def _shut_down(ray: Any) -> None:
 def _own_sessions(ray: Any) -> Iterator[None]:
     """Start Ray's processes outside of this one's group, so that no signal to it ends them first.
 
-    They end with this process all the same, as the kernel is told so; and at once, where Ray gives
-    up starting.
+    They end with this process all the same, because the kernel sees to it; and at once, where Ray
+    gives up starting.
     """
     services = ray._private.services
     before, processes = services.ConsolePopen, []
@@ -315,7 +315,7 @@ def environment(options: RayOptions) -> dict[str, Any]:
 
 
 def actor_options(options: RayOptions) -> dict[str, Any]:
-    """What Ray is told of each actor; deaths are counted here, so it is not to start them again."""
+    """The options of each actor. This module counts deaths, so Ray must not restart actors."""
     settings = {
         "num_cpus": options.cpus_per_actor,
         "resources": dict(options.resources),

@@ -25,7 +25,7 @@ _PLACE = 16  # arrays begin at multiples of so many bytes, as torch's kernels li
 
 
 class Made(NamedTuple):
-    """What an actor has made of a request.
+    """The answer of an actor to a request.
 
     Attributes:
         kind: "plain": a header of plain_batch, and its arrays. "pickled": `header` is the pickled
@@ -42,7 +42,7 @@ class Made(NamedTuple):
 
 
 def pack(made: Made) -> bytes | list[bytes | Bytes]:
-    """What an actor returns."""
+    """The value that an actor returns."""
     small = [array.nbytes if array.nbytes <= _SMALL else -1 for array in made.arrays]
     sizes = np.array([_KINDS.index(made.kind), len(made.header), len(small), *small], np.int64)
     kept = [array.tobytes() for array in made.arrays if array.nbytes <= _SMALL]
@@ -53,7 +53,7 @@ def pack(made: Made) -> bytes | list[bytes | Bytes]:
 
 
 def unpack(value: bytes | Sequence[bytes | Bytes]) -> Made:
-    """What `pack` was given; small arrays may be written to.
+    """The value that `pack` got; its small arrays may be written to.
 
     Raises:
         DataError: its pieces are not where it says.
@@ -86,7 +86,7 @@ class StoreMemory:
     """Arrays of one loader; `most` bytes of them may be in the store.
 
     Attributes:
-        held: bytes in the store that somebody still uses, as of the last call.
+        held: bytes in the store that somebody still used at the last call.
     """
 
     def __init__(self, most: int) -> None:

@@ -1,7 +1,7 @@
 """A pool of Ray actors, which are replaced when they or their nodes die, or when they hang.
 
-As with worker processes, deaths are looked for while somebody waits for a result. What the dead one
-had not handed over is asked again of any free actor, the oldest request first; after `max_deaths`
+As with worker processes, deaths are looked for while somebody waits for a result. Any free actor
+gets the requests that the dead one had not answered, the oldest request first; after `max_deaths`
 at one address, an error takes that batch's place in the order.
 
 Requests go out in order, while the batches that are ahead of the consumer fit into the window; the
@@ -276,7 +276,7 @@ class RayPool:
         epoch, step = task.request.epoch, task.request.step
         text = (
             f"epoch {epoch}, step {step} was made {task.losses} times, and lost each time "
-            "before it arrived, as is what lies on nodes that end"
+            "before it arrived, as are objects on nodes that end"
         )
         task.result = Failure(task.request, WorkerError(text))
 
@@ -370,7 +370,7 @@ class RayPool:
         return True
 
     def _held_by(self, worker: RayWorker) -> list[RayTask]:
-        """What a dead actor has not made; takes what it has."""
+        """The requests that a dead actor has not answered; takes the answers that it has."""
         held = []
         for task in list(worker.tasks):
             try:

@@ -69,7 +69,7 @@ class RayWorker:
 
     @property
     def refs(self) -> list[Any]:
-        """What is awaited besides results."""
+        """The awaited answers besides results."""
         refs = (self._life, self._starting, self._asked)
         return [ref for ref in refs if ref is not None]
 

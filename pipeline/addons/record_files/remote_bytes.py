@@ -1,8 +1,8 @@
 """A file at an address, of which the blocks that are read are fetched, and no others.
 
 Blocks have 1 MiB, or as many bytes as a reader says, and are kept in the cache as files are. Cost:
-0.1 ms a read beside a block that is in the cache. `blocks` names those that will be read, for
-whoever fetches ahead.
+0.1 ms a read beside a block that is in the cache. `blocks` names those that will be read, for the
+code that fetches ahead.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class RemoteBytes(io.RawIOBase):
 
     Raises:
         DataError: when bytes are read that cannot be had.
-        WholeFilesError: likewise, where its server gives whole files alone.
+        WholeFilesError: the same, where its server gives whole files alone.
     """
 
     def __init__(self, remote: Remote, address: str, size: int, block: int | None = None) -> None:

@@ -157,7 +157,7 @@ class IndexedTars(FileDataset, Dataset[Sample]):
 
     @property
     def remote_files(self) -> Remote | None:
-        """What fetches the archives, if they are at an address."""
+        """The fetcher of the archives, if they are at an address."""
         return self._files.remote if is_remote(self._shards.addresses[0]) else None
 
     def files_of(self, indices: Sequence[int] | IntArray) -> list[list[str]]:
@@ -172,7 +172,7 @@ class IndexedTars(FileDataset, Dataset[Sample]):
         return np.searchsorted(self._bounds, rows, side="right") - 1
 
     def _part(self, shard: int, row: int) -> tuple[str, int]:
-        """What holds a sample: its address, and the byte of the archive that it begins with."""
+        """The place of a sample: its address, and the byte of the archive that it begins with."""
         address = self._shards.addresses[shard]
         if not self._in_parts or self._bytes[shard] < _LARGE or not is_remote(address):
             return address, 0

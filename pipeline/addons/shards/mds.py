@@ -89,7 +89,7 @@ class MDS(FileDataset, Dataset[Sample]):
         reader: of JPEG and PNG: "torchvision", "pillow" or "skimage".
         files: how remote files are fetched and kept.
         limits: `record_bytes` of an index and of a sample, `pixels` of a picture.
-        test_fraction: share of the rows that are kept for a test, likewise.
+        test_fraction: share of the rows to keep for a test.
 
     Raises:
         DataError: there is no index, or it is damaged, or its shards differ in their columns, are
@@ -158,7 +158,7 @@ class MDS(FileDataset, Dataset[Sample]):
 
     @property
     def remote_files(self) -> Remote | None:
-        """What fetches the shards, if they are at an address."""
+        """The fetcher of the shards, if they are at an address."""
         return (
             self._files.remote if any(is_remote(address) for address, _ in self._shards) else None
         )

@@ -71,7 +71,7 @@ class TarShards(FileDataset, IterableDataset[Record]):
         index: read the headers of all plain archives of this machine first.
         files: how remote archives are fetched and kept.
         limits: what the archives may claim: `record_bytes` of a sample, `expansion`, `classes`.
-        test_fraction: share of the samples that are kept for a test, likewise.
+        test_fraction: share of the samples to keep for a test.
 
     Raises:
         DataError: there are no archives, or no samples; an archive is cut off or damaged, a sample
@@ -140,7 +140,7 @@ class TarShards(FileDataset, IterableDataset[Record]):
 
     @property
     def remote_files(self) -> Remote | None:
-        """What fetches the archives, if they are at an address."""
+        """The fetcher of the archives, if they are at an address."""
         return self._files.remote if is_remote(self._address(0)) else None
 
     def files_of_shard(self, shard: int) -> list[str]:

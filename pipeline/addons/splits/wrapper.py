@@ -1,4 +1,4 @@
-"""What `dataset.split` and `dataset.folds` do to a split: all rows are read, and its own kept."""
+"""Applies `dataset.split` and `dataset.folds`: reads all rows and keeps the split's own."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def table() -> Files:
 
 
 def series() -> Files:
-    """What three shops sold on each of 300 days, and on which days there were promotions."""
+    """The sales of three shops on each of 300 days, and the days of promotion."""
     random = np.random.default_rng(0)
     days = np.arange(300)
     rows: list[Sequence[object]] = []

@@ -129,7 +129,7 @@ class Catalog:
         return listed[0] if listed else Listing.of([])
 
     def _indexed(self, address: str) -> Listing | None:
-        """What the folder's own index says; None without one."""
+        """The entries of the folder's own index; None without one."""
         file, store = join(address, file_index.NAME), self.store(address)
         content = self._unless_missing(file, lambda: store.bounded(file, file_index.MOST))
         return file_index.parsed(content, file, self._limits) if content else None

@@ -48,7 +48,7 @@ class UnusualError(Exception):
 
 
 class NoRangesError(UnusualError):
-    """Its server sends the whole file to whoever asks for a part."""
+    """Its server sends the whole file in answer to a request for a part."""
 
 
 class StatusError(Exception):
@@ -64,7 +64,7 @@ class StatusError(Exception):
 
 
 class Answer(NamedTuple):
-    """What came.
+    """The answer.
 
     Attributes:
         body: of a GET.

@@ -1,10 +1,10 @@
 """Downloaded files in a folder of bounded size, shared by all processes of a machine.
 
     <folder>/files/<ab>/<entry>    whole files; an entry's name stands for one version of a file
-    <folder>/parts/<entry>         a download under way, locked by whoever writes it
+    <folder>/parts/<entry>         a download under way, locked by its writer
     <folder>/taken                 the bytes that both take, behind a lock
 
-1. Whoever misses an entry opens its part and locks it (flock). The others wait for that lock and
+1. A reader that misses an entry opens its part and locks it (flock). Others wait for that lock and
    find the entry there, or a part that its dead owner left unlocked, and take that over.
 2. Bytes are reserved before they are written: if they don't fit, entries are evicted, in the order
    of `forecast.py`: what is needed latest, where readers tell what they will need, down to 63/64

@@ -3,7 +3,7 @@
     <folder>/forecasts/<name>     the uses that one reader knows of, locked while the reader lives
 
 A reader counts the rows that it reads; a use is a file and the number of the row that needs it. The
-header says how far the reader is. Whoever evicts reads the forecasts of all readers that live.
+header says how far the reader is. To evict, a reader reads the forecasts of all that live.
 
 Order of eviction: files that no reader will use, the least recently used first; then those that
 only an idle reader will use (the other split's, say); then by their next use, the latest first
@@ -86,7 +86,7 @@ def promise_times() -> tuple[float, float]:
 
 
 class Forecast(NamedTuple):
-    """What one reader knows.
+    """The knowledge of one reader.
 
     Attributes:
         delivered: rows before this one are done with.
@@ -184,7 +184,7 @@ class ForecastFile:
             os.pwrite(self._descriptor, _header(forecast, self._count), 0)
 
     def close(self) -> None:
-        """Leave the file to whoever evicts next, who removes it."""
+        """Leave the file to the next reader that evicts: it removes the file."""
         if self._descriptor is not None:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
             os.close(self._descriptor)

@@ -10,7 +10,7 @@ ahead through this epoch and the next, for the forecast by which the cache evict
 Of parts of files (`parts.py`) it looks `ahead` bytes further, half of the cache at most, and brings
 those that lie side by side by one request.
 
-An error is left to whoever reads the row. Cost: 40 us a row of fetching, 20 us a row of forecast,
+The reader of the row meets the error. Cost: 40 us a row of fetching, 20 us a row of forecast,
 which is made only once half of the cache is taken.
 """
 

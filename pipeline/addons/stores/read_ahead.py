@@ -153,7 +153,7 @@ class ReadAhead:
 def read_ahead(
     plan: Any, dataset: Any, rank: int, world: int, options: LoaderOptions
 ) -> ReadAhead | None:
-    """What reads ahead for a loader; None where nothing can be."""
+    """The part that reads ahead for a loader; None where nothing can be read ahead."""
     ahead = getattr(getattr(dataset, "remote_files", None), "ahead", 0)
     known = isinstance(plan, Plan) and hasattr(dataset, "files_of")
     known = known or (isinstance(plan, StreamPlan) and hasattr(dataset, "files_of_shard"))

@@ -54,12 +54,12 @@ Busy = Callable[[BaseException], float | None]
 
 
 class Pace(NamedTuple):
-    """What a store bears now.
+    """The number of requests that a store bears now.
 
     Attributes:
         limit: requests that may be open, 1 or more.
         slowed: when the limit was lowered last, seconds since 1970.
-        waits: no request may begin before, likewise.
+        waits: no request may begin before, seconds since 1970.
     """
 
     limit: float

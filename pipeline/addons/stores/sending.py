@@ -5,7 +5,7 @@
 
 To S3, files of more than 16 MiB go in parts, four at a time, each with its MD5; such a file appears
 when all of its parts are there. Other stores get whole files. Then the sizes of all are compared
-with the store's listing, and the last file follows, so whoever finds that finds all.
+with the store's listing, and the last file follows, so a reader who finds that file finds all.
 
 Memory: 64 MiB. Cost: a request for each part and file, and three for each file in parts.
 """
@@ -55,7 +55,7 @@ class _Upload(BaseModel):
 
 
 class _Notes(BaseModel):
-    """What was sent, of files in a state: bytes, and when they were written (ns)."""
+    """The sent part of files in a state: bytes, and when they were written (ns)."""
 
     version: str
     whole: dict[str, tuple[int, int]] = {}

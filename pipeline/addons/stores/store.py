@@ -289,7 +289,8 @@ class Store:
             most: bytes that are expected; an answer of more is read by other means.
 
         Raises:
-            WholeFilesError: its server sends more than `most` bytes to whoever asks for a part.
+            WholeFilesError: its server sends more than `most` bytes in answer to a request for a
+            part.
         """
         try:
             with self._request():
@@ -329,7 +330,7 @@ class Store:
         return self._info(address.rpartition("/")[2], info)
 
     def _direct(self) -> tuple[DirectClient, S3 | None]:
-        """What sends requests past fsspec, one in each process.
+        """The client that sends requests past fsspec, one in each process.
 
         Raises:
             UnusualError: fsspec has to.

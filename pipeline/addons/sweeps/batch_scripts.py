@@ -1,4 +1,4 @@
-"""What becomes a line of a batch script: the parameters of submitit's launchers.
+"""The parameters of submitit's launchers, each of which becomes a line of a batch script.
 
 submitit writes a line `#SBATCH --NAME=VALUE` for each parameter, and `setup` as it is. sbatch reads
 the lines, and bash runs the script, so
@@ -72,7 +72,7 @@ _ORIGINS = {
 
 
 def problems(parameters: Mapping[str, object]) -> Iterator[Problem]:
-    """What is wrong with the parameters of a launcher of submitit, all interpolations resolved."""
+    """Problems of a submitit launcher's parameters, all interpolations resolved."""
     for name, value in parameters.items():
         key = f"{KEY}.{name}"
         if value is None or name == "_target_":
@@ -108,7 +108,7 @@ def lines_with_interpolations(raw: Mapping[str, object]) -> Iterator[Problem]:
 
 
 def folder_problems(folder: object) -> Iterator[Problem]:
-    """What is wrong with the full path of submitit's folder, as it stands in a script."""
+    """The problem of the full path of submitit's folder, as it stands in a script."""
     reason = _refusal(str(folder))
     if "%" in str(folder):
         reason = f"got {show(str(folder))}: Slurm replaces the % in it"

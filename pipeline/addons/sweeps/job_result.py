@@ -1,4 +1,4 @@
-"""What each job of a sweep leaves in its folder, and reading all of them. Imports no torch."""
+"""The result that each job of a sweep leaves in its folder. Imports no torch."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class StudySection(Section):
 
 
 class SweepSection(Extension):
-    """What a sweep does beside its grid; see docs/sweeps.md."""
+    """The keys of a sweep besides its grid; see docs/sweeps.md."""
 
     KEY = "sweep"
 

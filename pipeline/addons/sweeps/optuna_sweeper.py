@@ -292,7 +292,7 @@ class OptunaSweeper(Sweeper):
 
 
 def distribution(override: Override) -> Any:
-    """What optuna draws the value of an override from.
+    """The distribution from which optuna draws the value of an override.
 
     Raises:
         ConfigError: it has no value, a log scale that optuna hasn't, or a secret.

@@ -1,6 +1,6 @@
 """The values that launchers and sweepers may have in a configuration's section `hydra:`.
 
-hydra imports and calls what they name, before any code of ours runs. So
+hydra imports and calls what they name, before any of our code runs. So
 
 1. launchers and sweepers are classes of installed plugins, or the sweeper of this package;
 2. text for a plugin is what the plugin ships or what was typed on the command line, at that very
@@ -192,7 +192,7 @@ def _stored(group: str) -> Iterator[dict[str, Any]]:
 def _resolved(node: Any, name: str, raw: Mapping[str, Any]) -> dict[str, Any]:
     """The entries of a section's node with their interpolations followed, where that is possible.
 
-    What only a job knows stays text; what an interpolation gives later is checked again by then.
+    Values that only a job knows stay text; the job checks the result of an interpolation again.
     """
     resolved = {}
     for key, value in raw.items():

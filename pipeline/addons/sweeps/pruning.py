@@ -19,7 +19,7 @@ class Pruning(Observer):
 
     Args:
         study, number: of the trial.
-        manifest: of the run, which is told why it ended.
+        manifest: of the run, which records why it ended.
         max_epochs: of the fit, which ends of itself after those.
     """
 

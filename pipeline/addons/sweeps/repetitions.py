@@ -1,8 +1,8 @@
 """Jobs of a sweep that only repeat a setting: with other seeds, or on other folds of the data.
 
 A fold is no hyperparameter: what a setting reaches is the mean over its folds and seeds. The
-deviation over folds is that of the means of each fold, over seeds likewise, so that a grid of both
-tells one from the other. Imports no torch.
+deviation over folds is that of the means of each fold, over seeds it is the same, so that a grid of
+both tells one from the other. Imports no torch.
 """
 
 from __future__ import annotations

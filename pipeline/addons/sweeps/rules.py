@@ -1,4 +1,4 @@
-"""What a study contradicts."""
+"""Settings that a study contradicts."""
 
 from __future__ import annotations
 

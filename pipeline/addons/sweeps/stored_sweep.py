@@ -67,7 +67,7 @@ class StoredJob:
 
 @dataclass(frozen=True, config=_CHECKED)
 class StoredSweep:
-    """What sweep.json holds; see the module."""
+    """The content of sweep.json; see the module."""
 
     words: Words = field(default_factory=list)
     fixed: Words | None = None  # unknown for a folder from before there was this file
@@ -129,7 +129,7 @@ def is_below(name: str) -> bool:
 
 
 def _identities(jobs: Sequence[Sequence[str]], keys: set[str]) -> Iterator[tuple[object, ...]]:
-    """What each job is known by: its overrides, but for those that change no result."""
+    """The identity of each job: its overrides, but for those that change no result."""
     seen: Counter[tuple[str, ...]] = Counter()
     for lines in jobs:
         counted = tuple(
@@ -262,8 +262,8 @@ def resumed(overrides: Sequence[str]) -> tuple[list[str], bool]:
         raise ConfigError(
             Problem(
                 "resume",
-                f"{folder / NAME} holds {shown_words}. What starts jobs is taken "
-                "from a command line only: if you want it, type it again; hydra/launcher=basic "
+                f"{folder / NAME} holds {shown_words}. Launchers are taken "
+                "from a command line only: if you want one, type it again; hydra/launcher=basic "
                 "runs the jobs here",
             )
         )

@@ -1,6 +1,6 @@
 """A study of optuna's: trials in a journal beside a sweep, which survives a kill at any moment.
 
-Trial n is job n of the sweep. What it tries follows from the seed, n and the trials before it, and
+Trial n is job n of the sweep. Its values follow from the seed, n and the trials before it, and
 whether it is ended early from the epochs that it and they have reported. So a study that was
 killed goes on as if it had not been; side by side, trials depend on who comes first.
 

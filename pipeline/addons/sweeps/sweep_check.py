@@ -1,4 +1,4 @@
-"""What is wrong with a sweep, found before any of its jobs runs.
+"""Finds what is wrong with a sweep before any of its jobs runs.
 
 Cost: a composition for each of its jobs, 0.12 s; of many jobs the first `MOST_JOBS`, and one for
 each further choice of a group.
@@ -42,7 +42,7 @@ def check(
 
     Args:
         base: the configuration with the values that are fixed.
-        announce: is told in a line what the sweep will do.
+        announce: gets a line that says what the sweep will do.
     """
     problems = preflight.hydra_problems(base)
     sweeper = base.hydra.get("sweeper", {})
@@ -113,7 +113,7 @@ def _jobs(composer: Composer, asked: Grid) -> Iterator[Sequence[str]]:
     """The first jobs to do, and one for each choice of a group that none of those has.
 
     A group may bring what hydra acts on; a single value cannot, since hydra's own section holds no
-    interpolations. What several choices bring together in the others is found when they start.
+    interpolations. The others find contradictions of several choices when they start.
     """
     first = list(itertools.islice(undone(asked), MOST_JOBS))
     yield from first

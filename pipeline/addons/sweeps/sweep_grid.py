@@ -141,7 +141,7 @@ def run_grid(
 
 
 def context_of(launcher: object) -> AbstractContextManager[object]:
-    """What an add-on brings for this launcher of hydra's."""
+    """An add-on's part for this launcher of hydra's."""
     module = type(launcher).__module__
     brought = [addon.launchers for addon in installed.addons().values()]
     names = [launchers[module] for launchers in brought if module in launchers]
@@ -167,7 +167,7 @@ def _launch(
 
 
 def _launched(launcher: Any, jobs: Sequence[Sequence[str]], first: int) -> Any:
-    """What the launcher returns of its jobs."""
+    """The launcher's returns of its jobs."""
     if "hydra_ray_launcher" not in type(launcher).__module__:
         return launcher.launch(jobs, initial_job_idx=first)
     # Ray loses what a signal's handler raises while the main thread waits in it; so a thread does.

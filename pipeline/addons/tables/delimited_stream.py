@@ -85,7 +85,7 @@ class DelimitedStream(FileDataset, IterableDataset[Record]):
         shard_bytes: approximate bytes of a shard of a plain file; None takes whole files.
         files: access to addresses.
         limits: `record_bytes`, `columns` and `expansion`.
-        test_fraction: share of the records that are kept for a test, likewise.
+        test_fraction: share of the records to keep for a test.
 
     Raises:
         DataError: there is no such file, or the first one is empty or has other columns. Bad
@@ -157,7 +157,7 @@ class DelimitedStream(FileDataset, IterableDataset[Record]):
 
     @property
     def remote_files(self) -> Remote | None:
-        """What fetches the files, if they are at an address."""
+        """The fetcher of the files, if they are at an address."""
         return self._files.remote if is_remote(self._addresses[0]) else None
 
     def files_of_shard(self, shard: TextShard) -> list[str]:

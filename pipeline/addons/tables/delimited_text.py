@@ -70,7 +70,7 @@ class DelimitedText(FileDataset, Dataset[Sample]):
         cache_dir: where indexes are kept.
         files: access to addresses.
         limits: `record_bytes`, `columns` and `classes`.
-        test_fraction: share of the rows that are kept for a test, likewise.
+        test_fraction: share of the rows to keep for a test.
 
     Raises:
         DataError: the file is missing, empty, has no rows or other columns, or its quotes are

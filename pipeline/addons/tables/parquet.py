@@ -76,7 +76,7 @@ class Parquet(ArrowTable, Dataset[Sample]):
         files: how remote files are fetched and kept.
         limits: what the files may claim: `expansion`, `record_bytes` of a cell, `classes`,
             `columns`.
-        test_fraction: share of the rows that are kept for a test, likewise.
+        test_fraction: share of the rows to keep for a test.
 
     Raises:
         DataError: a file is missing, cut off, or of another schema than the first; the split has no

@@ -30,7 +30,7 @@ class ParquetStream(ArrowTable, IterableDataset[Record]):
 
     Args:
         root, split, fields, split_column, classes: as for `penstock.addons.tables.parquet.Parquet`.
-        val_fraction, split_seed, reader, cache_mb, files, limits: likewise.
+        val_fraction, split_seed, reader, cache_mb, files, limits: as in Parquet.
 
     Raises:
         DataError, ConfigError: as `penstock.addons.tables.parquet.Parquet`.

@@ -1,11 +1,11 @@
-"""What a model gets of a table's columns, by what the training rows say.
+"""Encodes a table's columns for a model, by the training rows.
 
     numbers       less their mean, by their deviation; a missing one is 0, the mean. Where training
                   rows miss some, a flag says so in a column of its own, 1 for missing
     dates         days since the mean date as a number, and where in the year, the week and (if any
                   has a time) the day it lies, as sine and cosine; missing as for numbers
     categories    0 for a missing one, 1 for one that training rows don't have, then a number for
-                  each of theirs, by name
+    each value, by name
 
 `learned` reads training rows alone; `encoded` then takes any rows.
 """
@@ -37,7 +37,7 @@ _YEAR, _WEEK = 365.2425, 7.0  # days
 
 
 def kind_of(frame: Frame, column: str) -> Kind:
-    """What a column is, by its type, and of texts by their first cells."""
+    """The kind of a column, by its type, and of texts by their first cells."""
     cells = frame.table[column]
     if cells.dtype.kind == "M":
         return "date"
@@ -142,7 +142,7 @@ def learned(
     date_format: str | None,
     limits: Limits,
 ) -> Encoding:
-    """What the training rows of a table say.
+    """The facts of a table's training rows.
 
     Args:
         rows: those that train.
@@ -211,7 +211,7 @@ def summary(encoding: Encoding) -> dict[str, Any]:
 
 
 def encoding_of(said: Mapping[str, Any]) -> Encoding:
-    """The encoding that `summary` has told of.
+    """The encoding that `summary` describes.
 
     Raises:
         KeyError, TypeError: it did not.

@@ -200,7 +200,7 @@ class Table(FileDataset, Dataset[Sample]):
 
     @property
     def learned(self) -> dict[str, Any]:
-        """What training rows said, as plain values, and how the file is written."""
+        """The facts of the training rows, as plain values, and how the file is written."""
         format, texts, _ = self._reading
         inputs = [name for name in texts if name in self.encoding.categories]
         return {"encoding": summary(self.encoding), "texts": inputs, "format": vars(format)}
@@ -248,7 +248,7 @@ class Table(FileDataset, Dataset[Sample]):
         return {**about, "num_outputs": outputs, **scales}
 
     def fingerprint_parts(self, sized: bool) -> list[Part]:
-        """What the samples are: what training rows said, and the arrays of this split."""
+        """The identity of the samples: the facts of the training rows, and this split's arrays."""
         name = self._source.rpartition("/")[2] if isinstance(self._source, str) else "frame"
         if not sized:
             return ["table", name, *self._split]
@@ -332,7 +332,7 @@ class _Roles:
         return [name for name in names if name in kept]
 
     def kinds(self, frame: Frame) -> dict[str, Kind]:
-        """What each column is that a model gets."""
+        """The kind of each column that a model gets."""
         named: dict[str, list[Kind]] = {}
         roles: tuple[tuple[Kind, Sequence[str]], ...] = (
             ("number", self.numbers),
@@ -364,7 +364,7 @@ class _Goals:
 
 @dataclass(frozen=True)
 class _Goal:
-    """What is predicted."""
+    """The column to predict."""
 
     targets: Sequence[str]
     kind: TargetKind

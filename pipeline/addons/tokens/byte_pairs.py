@@ -6,7 +6,7 @@ the bytes of UTF-8, so that every text has ids and none is lost. It needs `token
 
 Cost: 1 us for 3 bytes; a vocabulary of 2048 from 2 MB of text takes 1 s, once.
 
-What a `tokenizer.json` may ask of the package `tokenizers`, which does all that it is told.
+A `tokenizer.json` may ask only some things of the package `tokenizers`, which obeys all.
 
 A vocabulary may come from anybody. Its normalizer may replace each letter by a million, again and
 again; its patterns may take time that doubles with each letter; and the head of a compiled table

@@ -3,7 +3,7 @@
     NAME.bin or NAME.npy    uint16, uint32 or other whole numbers; a `.bin` file has no header
     NAME.offsets.npy        [N + 1]: document i is tokens offsets[i] to offsets[i + 1]; or
     NAME.lengths.npy        [N]: tokens of each document; or
-    neither                 documents end with a token that is told, and are looked for once
+    neither                 documents end with a given token, and Penstock looks for it once
 
 Offsets that are computed are kept in a cache, and mapped as those in a file are.
 """
@@ -46,7 +46,7 @@ class FlatFile:
 
     Raises:
         DataError: a file is missing, damaged or of another kind, or has too many documents.
-        ConfigError: `dtype` or `eod` is needed and not told.
+        ConfigError: `dtype` or `eod` is needed and missing.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """Sequences of unequal length, one after the other, with the places where each begins.
 
-What a model needs so that documents in one block do not attend to each other, under the names that
+The inputs that keep documents in one block from attending to each other, under the names that
 kernels use: `cu_seqlens` and `max_seqlen` for FlashAttention's functions of variable length,
 `position_ids`, and `document_ids` for masks (pipeline/addons/tokens/document_masks.py).
 """
@@ -107,7 +107,7 @@ class Flatten:
         """The batch of rows that are read straight into it; as by `__call__`.
 
         Raises:
-            DataError: a row cannot be read, or has not the tokens that the sampler was told.
+            DataError: a row cannot be read, or lacks the tokens that the sampler counted.
             Mismatch: as `__call__`.
         """
         if parts is None:

@@ -1,4 +1,4 @@
-"""What blocks of packed sequences need."""
+"""Requirements of blocks of packed sequences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What files of tokens have in common: rows lie at spans of their numbers.
+"""The common part of token files: each row is a span of the file's numbers.
 
 These are mapped. Of files of 4 MiB and more at an address the blocks of 64 KiB that are read are
 fetched, and kept as files are.
@@ -99,7 +99,7 @@ class RemoteNumbers:
         """A large file at an address.
 
         None for any other, one that its server does not give in parts, and one that is not sound:
-        whoever maps it says why.
+        mapping it says why.
 
         Args:
             dtype: None for a `.npy` file, which says it.

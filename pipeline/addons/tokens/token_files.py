@@ -67,12 +67,12 @@ class TokenFiles(FileDataset, Dataset[dict[str, object]]):
         cache_dir: for where documents end, if they are looked for.
         files: access to addresses.
         limits: bytes of a row, as int64, and files in a listing.
-        test_fraction: share of the rows that are kept for a test, likewise.
+        test_fraction: share of the rows to keep for a test.
 
     Raises:
         DataError: a file is missing, damaged or of another kind. Where a row lies is compared with
             its file when it is read.
-        ConfigError: there is no such file, or something is needed that is not told.
+        ConfigError: there is no such file, or a needed argument is missing.
     """
 
     draws = False  # reading a sample takes no random numbers
@@ -196,7 +196,7 @@ class TokenFiles(FileDataset, Dataset[dict[str, object]]):
 
     @property
     def facts(self) -> dict[str, int]:
-        """`vocab_size`, if it was told."""
+        """`vocab_size`, if it is set."""
         return {} if self.vocab_size is None else {"vocab_size": self.vocab_size}
 
     def path(self, index: int) -> str:
@@ -209,7 +209,7 @@ class TokenFiles(FileDataset, Dataset[dict[str, object]]):
 
     @property
     def remote_files(self) -> Remote | None:
-        """What fetches the tokens, if some files of them are read by blocks."""
+        """The fetcher of the tokens, if it reads some of their files by blocks."""
         tokens = (file.tokens for file in self.files)
         return next((each.remote for each in tokens if isinstance(each, RemoteNumbers)), None)
 

@@ -3,8 +3,8 @@
 An objective may give more losses than a batch has samples. Everything that takes a mean then takes
 it over losses: the gradient of an optimizer step (train_step.py), over all ranks and accumulated
 batches; an epoch's loss (epoch_metrics.py); validation (validation.py). So a token weighs the same
-wherever it stands, however full its block and however few blocks its rank has. What counts samples
-(the ledger, the budget for bad ones) goes on counting documents, or parts of them.
+wherever it stands, however full its block and however few blocks its rank has. Counters of samples
+(the ledger, the budget for bad ones) still count documents, or parts of them.
 
 An objective of a language model overrides `Objective.__call__` and returns these losses with the
 model's output.

@@ -1,8 +1,8 @@
 """Metrics and results sent elsewhere, to several places at once.
 
-`tracker` is what a tracker offers, and what it is told of a run; `observing` calls trackers in
-threads of their own, so that none of them can stop a run; `known` remembers a server's run.
-Trackers: `tensorboard`, `csv_file`, `mlflow`, `wandb`.
+`tracker` is the protocol of a tracker, with the facts of a run that it gets; `observing` calls
+trackers in threads of their own, so that none of them can stop a run; `known` remembers a server's
+run. Trackers: `tensorboard`, `csv_file`, `mlflow`, `wandb`.
 """
 
 from penstock.installed import AddOn, Callables

@@ -1,4 +1,4 @@
-"""The run of a server that a run of ours is sent to, remembered beside it in the run folder."""
+"""The server's run that our run goes to, remembered in the run folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ID = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 
 
 def read(folder: Path) -> dict[str, Any] | None:
-    """What `write` kept in a tracker's folder; None if nothing is there.
+    """The content that `write` kept in a tracker's folder; None if nothing is there.
 
     Raises:
         PenstockError: the file is damaged.

@@ -1,9 +1,9 @@
-"""What trackers get of a fit: its observer, and what they are told of the run at its start.
+"""The observer that tells trackers of a fit, and the facts of the run that they get first.
 
 Trackers that can fail, hang or be slow without harm: they cost a warning, never the run.
 
-Each is called in a thread of its own, in order, through a queue. A call costs training 5 us. What
-waits for a thread at the end of the run is bounded.
+Each is called in a thread of its own, in order, through a queue. A call costs training 5 us. The
+wait for a thread at the end of the run is bounded.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def observers(fit: Fit) -> list[Observer]:
 def start(section: Any, folder: Path, run: TrackedRun) -> Trackers:
     """The trackers of the section `tracker`, started; each writes into `folder` / its name.
 
-    One that is the whole of `tracker`, and has no name, writes into `folder`. What a tracker takes
-    by name and its node leaves out is supplied: `folder`, `run`.
+    One that is the whole of `tracker`, and has no name, writes into `folder`. This module supplies
+    arguments that a tracker takes by name and its node leaves out: `folder`, `run`.
 
     Raises:
         ConfigError: one refuses its arguments.

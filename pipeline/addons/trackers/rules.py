@@ -1,4 +1,4 @@
-"""What a tracker needs."""
+"""Requirements of trackers."""
 
 from __future__ import annotations
 

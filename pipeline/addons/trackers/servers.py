@@ -1,7 +1,8 @@
-"""The servers that trackers of ours send to: who allows them, and what is announced.
+"""The servers that our trackers send to: who allows them, and which line announces them.
 
-A server that a configuration names gets this run's settings, numbers and pictures, with credentials
-of whoever runs it. So the command line has to name it (`penstock.config.endpoints`).
+A server that a configuration names gets this run's settings, numbers and pictures, with the
+credentials of the person who runs it. So the command line has to name it
+(`penstock.config.endpoints`).
 """
 
 from __future__ import annotations

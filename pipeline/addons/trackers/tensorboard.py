@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 class TensorBoard(Tracker):
     """Event files for `tensorboard --logdir`.
 
-    A resumed run writes another file, which has TensorBoard discard what lies at or after the step
-    that it goes on from.
+    A resumed run writes another file, which makes TensorBoard discard events at or after the step
+    at which it resumes.
 
     Args:
         flush_seconds: how long events may wait in memory.

@@ -1,4 +1,4 @@
-"""What a tracker offers, and what it is told of the run.
+"""The protocol of a tracker, and the facts of a run that it gets.
 
 A tracker of your own needs `log`, `picture` and `close`, and no base class. It is made with the
 arguments of its node, and with `folder` and `run` if it takes these.
@@ -19,7 +19,7 @@ Points = Mapping[str, float]
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """What a tracker is told of a run.
+    """The facts of a run that a tracker gets.
 
     Attributes:
         folder: of the run.
@@ -100,7 +100,8 @@ class Tracker:
     They are called in a thread of the tracker's own. All may raise: that costs one warning.
 
     Attributes:
-        needs: the package that a tracker imports when it is made, where it is an extra of ours.
+        needs: the package that a tracker imports when it is made, where it is one of Penstock's
+        extras.
     """
 
     needs: ClassVar[str | None] = None

@@ -164,7 +164,7 @@ def _check_settings(folder: Path) -> None:
     """Raise ConfigError for settings of the working folder that say where the run is sent, or how.
 
     W&B reads `wandb/settings` there, and the folder may be that of a stranger's data or run:
-    another server would get the run, with the key of whoever starts it.
+    another server would get the run, with the key of the person who starts it.
     """
     for path in (folder / "wandb" / "settings", folder / ".wandb" / "settings"):
         try:

@@ -1,7 +1,7 @@
 """Models of transformers: from a local folder, or new ones by the numbers of their configuration.
 
 Nothing is fetched, and nothing of a folder is run. Its config.json says numbers only: the kind of
-model is one of a list of ours, and keys are kept that the class of its configuration has. Weights
+model is one of our list, and keys are kept that the class of its configuration has. Weights
 are read from safetensors. So `auto_map`, adapters, kernels and quantizers of a folder mean nothing.
 """
 
@@ -140,7 +140,7 @@ def _transformers() -> Any:
 
 
 def _config_of(folder: str) -> Mapping[str, Any]:
-    """What the config.json of a folder says."""
+    """The content of a folder's config.json."""
     path = Path(folder).expanduser()
     if not path.is_dir():
         reason = (

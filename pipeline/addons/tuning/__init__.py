@@ -1,4 +1,4 @@
-"""What bounds a run (`profile`), the fastest loader (`tune`), a learning rate (`lr_find`)."""
+"""The bottleneck of a run (`profile`), the fastest loader (`tune`), a learning rate (`lr_find`)."""
 
 from penstock.installed import AddOn, Task
 

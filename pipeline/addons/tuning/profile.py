@@ -192,7 +192,7 @@ def print_stores(course: Course, measured: Measured) -> None:
 def recommend_interval(course: Course, folder: Path, pace: float) -> float | None:
     """Save in `folder`, and print how often a run should; in minutes, None if it saves nothing.
 
-    What a save costs is the time for which it stops the training: all of it, or with
+    A save costs the time for which it stops the training: all of it, or with
     `trainer.checkpoint.background` the copy of the state. Then the next save waits for the writing
     of the last, so that an interval is never shorter than that.
 

@@ -139,7 +139,7 @@ class VideoClips(ClipDataset, ImageFolder):
         split_seed: another seed, another split.
         files: access to addresses.
         limits: `record_bytes` of a file, `pixels` of a frame and of a whole clip.
-        test_fraction: share of each class that is kept for a test, likewise.
+        test_fraction: share of each class to keep for a test.
 
     Raises:
         DataError: as `ImageFolder`, and where a video cannot be read.

@@ -96,7 +96,7 @@ def read_clip(
 
 
 def video_damage(path: str, limits: Limits) -> str | None:
-    """What is wrong with a video whose clips can be read; None if nothing is. Decodes all of it."""
+    """The fault of a video whose clips can be read; None if it has none. Decodes all of it."""
     try:
         with _opened(path, path, limits) as (stream, packets):
             stream.codec_context.options |= {"err_detect": "explode"}

@@ -13,9 +13,9 @@ from penstock.errors import ConfigError, Problem
 class TorchvisionVideo(nn.Module):
     """A network of torchvision's, such as r3d_18, with another last layer.
 
-    Forward: video float[B, T, 3, H, W] -> logits float[B, num_outputs]. What T, H and W may be says
-    the network: r3d_18, mc3_18, r2plus1d_18 and s3d (from 14 frames on) take any,
-    mvit_v2_s and swin3d_t 16 frames of 224 x 224.
+    Forward: video float[B, T, 3, H, W] -> logits float[B, num_outputs]. The network decides which
+    T, H and W it takes: r3d_18, mc3_18, r2plus1d_18 and s3d (from 14 frames on) take any, mvit_v2_s
+    and swin3d_t 16 frames of 224 x 224.
 
     Args:
         num_outputs: the number of classes; a fact of the dataset.

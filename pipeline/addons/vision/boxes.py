@@ -18,7 +18,7 @@ Sample = dict[str, Any]
 class SanitizeBoxes:
     """Boxes cut at the picture's border; those that are smaller then are left out.
 
-    What a sample says of each box goes with it, which torchvision's SanitizeBoundingBoxes does for
+    All fields of a box go with it, which torchvision's SanitizeBoundingBoxes does for
     labels and masks alone.
 
     Args:

@@ -55,7 +55,7 @@ class Coco(FolderDataset):
         val_fraction, split_seed: share of the pictures that validate, and the seed of the split.
         files: access to addresses.
         limits: what a file, a picture and the JSON may claim.
-        test_fraction: share of the pictures of `annotations` that are kept for a test, likewise.
+        test_fraction: share of the pictures of `annotations` to keep for a test.
 
     Raises:
         DataError: the JSON or a picture is missing, or the JSON says what cannot be.

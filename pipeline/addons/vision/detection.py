@@ -1,4 +1,4 @@
-"""What a detector learns and how it is measured; torchvision's detectors take the same form."""
+"""The loss and the metrics of detectors; torchvision's detectors take the same form."""
 
 from __future__ import annotations
 

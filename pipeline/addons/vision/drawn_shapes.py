@@ -110,7 +110,7 @@ class DrawnShapes(FileDataset, Dataset[Sample]):
         most: shapes in a picture, 1 to 8.
         seed: other pictures for another seed.
         val_fraction, split_seed: share of the pictures that validate, and the seed of the split.
-        test_fraction: share of the pictures that are kept for a test, likewise.
+        test_fraction: share of the pictures to keep for a test.
 
     Raises:
         ConfigError: a number is out of range, or a field is not one of those.

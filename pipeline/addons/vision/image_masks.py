@@ -62,7 +62,7 @@ class ImageMasks(FolderDataset):
             without effect where both folders have "train" and "val".
         files: access to addresses.
         limits: what a file and a picture may claim.
-        test_fraction: share of the pictures that are kept for a test, likewise.
+        test_fraction: share of the pictures to keep for a test.
 
     Raises:
         DataError: a folder or a mask is missing. A mask of another size, or with a number or colour

@@ -39,7 +39,7 @@ def groups(batch: Batch, size: int) -> Tensor:
 
 
 class _Together:
-    """What transforms of pictures and their boxes share: fields that are lists by picture.
+    """The common part of transforms of images and their boxes: fields that are lists by picture.
 
     Args:
         p: probability that a row is changed.

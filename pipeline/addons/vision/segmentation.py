@@ -1,4 +1,4 @@
-"""What a network that classifies pixels learns, and how it is measured."""
+"""The loss and the metrics of networks that classify pixels."""
 
 from __future__ import annotations
 

@@ -484,7 +484,7 @@ def start_method(options: LoaderOptions) -> str:
 
 
 def parts_of(fetch: Fetch) -> dict[str, object]:
-    """What a fetch is made of, by key; each goes to workers."""
+    """The parts of a fetch, by key; each goes to workers."""
     steps = getattr(fetch.transform, "steps", {"": fetch.transform})
     parts = {"dataset": fetch.dataset, "collate": fetch.collate}
     parts |= {f"transform.{name}".rstrip("."): step for name, step in steps.items()}

@@ -1,8 +1,8 @@
 """Requests that whichever process is free takes next, without locks.
 
-A number in a pipe is a request: the kernel gives it to one reader, whole. What it stands for lies
-in an anonymous file beside it. The reader notes in shared memory what it has taken, so that the
-owner knows what a dead process held.
+A number in a pipe is a request: the kernel gives it to one reader, whole. An anonymous file beside
+it holds the request. The reader notes in shared memory what it has taken, so that the owner knows
+what a dead process held.
 
 So a process that is kept busy by one slow sample keeps no other request from being made, and nobody
 has to wait for the owner, which trains, to deal out the next one.
@@ -114,7 +114,7 @@ class RequestQueue:
             self._numbers += 1
 
     def claimed(self, worker: int) -> list[Task]:
-        """What a process has taken since the last look, in order."""
+        """The requests that a process has taken since the last look, in order."""
         claims = _claims_of(self._claims, worker)
         numbers = [claims[1 + n % _CLAIMS] for n in range(self._seen[worker], claims[0])]
         self._seen[worker] += len(numbers)

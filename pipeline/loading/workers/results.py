@@ -1,4 +1,4 @@
-"""What comes of a request: a batch, the end of a stream, or an error in the batch's place.
+"""The result of a request: a batch, the end of a stream, or an error instead of a batch.
 
 The error is raised when the batch's turn comes, and reads alike wherever it happened.
 """

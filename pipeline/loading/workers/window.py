@@ -3,7 +3,7 @@
 Normally workers times `prefetch_factor`, as in torch. While the consumer waits for a batch with a
 slow sample, those behind it get ready, and the workers would soon have nothing to do. Then the
 window grows, so that they go on, and shrinks again slowly: batches are begun so much earlier that
-the next slow one is ready in time. What it grows by is bounded, in batches and in bytes.
+the next slow one is ready in time. Its growth is bounded, in batches and in bytes.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ _QUIET = 1.0  # seconds without a sign of life from which on more is asked
 
 
 class _Sent:
-    """What a new process is sent, and all that exists only while it is pickled.
+    """The arguments of a new process, and all that exists only while they are pickled.
 
     torch sends a tensor as a descriptor of its memory, and multiprocessing passes descriptors on
     when everything has been pickled. By then the state that a `torch.Generator` was asked for would

@@ -1,14 +1,14 @@
-"""What identifies a dataset, and whether two runs had the same one.
+"""The identity of a dataset, and whether two runs had the same one.
 
     fingerprint      what the dataset tells (`fingerprints.py`), or else its number of rows
     code.MODULE      a hash of each module of a person's own that its classes are defined in
     arguments.NAME   as configured
-    rows, table, files   what is seen of its content, without being told (`loading/sampled_rows.py`)
+    rows, table, files   what is seen of its content, if it says none (`loading/sampled_rows.py`)
 
-Datasets of ours tell all of it, and have nothing but a fingerprint. One of a person's own that has
-a fingerprint has its code and arguments beside it; those that name a file or folder are left out,
-as data may move. One without a fingerprint is known by all of the rest, which is less than its
-content: where everything agrees, it is not known to be the same.
+Penstock's own datasets have nothing but a fingerprint, which covers all of it. One of a person's
+own that has a fingerprint has its code and arguments beside it; those that name a file or folder
+are left out, as data may move. One without a fingerprint is known by all of the rest, which is less
+than its content: where everything agrees, it is not known to be the same.
 
 A run's manifest has the facts of each split under `data.identity`, and its fingerprint those of the
 training split, as `dataset.identity.NAME`. Runs of before these facts have none: a fact that one of

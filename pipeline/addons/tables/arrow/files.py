@@ -153,7 +153,7 @@ class ArrowFiles:
         return np.searchsorted(self._first, groups, side="right") - 1
 
     def addresses_of(self, group: int, columns: tuple[str, ...]) -> tuple[str, ...]:
-        """What has to be fetched for columns of a row group: blocks of its file, or the file."""
+        """The blocks of a file, or the whole file, to fetch for columns of a row group."""
         return self._blocks(group, columns)
 
     def _blocks_of(self, group: int, columns: tuple[str, ...]) -> tuple[str, ...]:

@@ -52,7 +52,7 @@ class BadRowsError(DataError):
 
 @dataclass(frozen=True)
 class Layout:
-    """What the numbers of a field are in a batch: [B, *shape] of `dtype`."""
+    """The numbers of a field in a batch: [B, *shape] of `dtype`."""
 
     shape: Shape
     dtype: np.dtype[Any]

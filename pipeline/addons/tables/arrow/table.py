@@ -183,7 +183,7 @@ class ArrowTable(FileDataset):
 
     @property
     def remote_files(self) -> Remote | None:
-        """What fetches the files, if they are at an address."""
+        """The fetcher of the files, if they are at an address."""
         return self._files.remote if is_remote(self.files.name(0)) else None
 
     def files_of(self, indices: Sequence[int] | IntArray) -> list[list[str]]:

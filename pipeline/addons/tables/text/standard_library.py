@@ -2,7 +2,7 @@
 
 A file for each topic of the language reference that comes with Python, and for each module of the
 standard library its docstrings, each below the line that it belongs to. A form feed stands between
-two docstrings. What several modules say alike stands in the first one alone.
+two docstrings. Only the first module keeps text that several modules share.
 """
 
 from __future__ import annotations
