@@ -24,7 +24,6 @@ PAGES = (
 )
 GLOSSARY = "docs/glossary.md"
 GENERATED = ("docs/keys.md",)
-OLD = ("CHANGELOG.md",)  # entries from before these rules
 
 # What reads badly, and what to write instead.
 BANNED = {
