@@ -9,13 +9,13 @@ from torch.utils.data import get_worker_info
 from penstock import torch_internals
 
 
-def test_a_torch_that_lacks_one_is_told(monkeypatch):
+def test_a_torch_that_lacks_one_is_reported(monkeypatch):
     monkeypatch.delattr(torch, "_foreach_mul_")
     with pytest.raises(ImportError, match=r"torch [\d.]+\S* differs inside from .*_foreach_mul_"):
         importlib.reload(torch_internals)
 
 
-def test_who_is_asked_for_the_worker_is_told_for_a_while():
+def test_who_is_asked_for_the_worker_is_answered_for_a_while():
     assert get_worker_info() is None
     info = torch_internals.WorkerInfo(id=3, num_workers=4, seed=7, dataset=None)
     with torch_internals.worker_info(info):
@@ -41,7 +41,7 @@ def test_tensors_are_scaled_in_place():
 
 
 @pytest.mark.parametrize("function", torch_internals.DRAWING)
-def test_what_is_said_to_draw_draws(function):
+def test_a_step_that_claims_to_draw_draws(function):
     torch.manual_seed(0)
     before = torch.get_rng_state()
     function(torch.full((4,), 2.0))

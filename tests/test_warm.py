@@ -103,7 +103,7 @@ def test_its_changes_are_its_own():
     assert outs[1] == "False False\n"
 
 
-def test_a_folder_that_is_not_there_is_said(tmp_path):
+def test_a_folder_that_is_not_there_is_reported(tmp_path):
     with pytest.raises(OSError, match="No such file"):
         warm.start([sys.executable, "-c", "pass"], cwd=tmp_path / "nowhere")
 

@@ -124,7 +124,7 @@ def test_ranks_are_those_of_the_start_that_trained_there(trained, tmp_path, caps
     assert [one["rank"] for one in table(after.out)] == [*"00112233"][: len(table(after.out))]
 
 
-def test_what_a_run_left_out_is_said(trained, tmp_path, capsys):
+def test_what_a_run_left_out_is_reported(trained, tmp_path, capsys):
     folder = tmp_path / "b"
     shutil.copytree(trained, folder)
     data = json.loads((folder / "manifest.json").read_text())["data"]["train"]
@@ -159,7 +159,7 @@ def test_a_batch_of_a_mixture_has_sources_and_weights(tmp_path, monkeypatch, cap
     assert "b:48 does not exist; b has rows 0 to 47" in over.err
 
 
-def test_an_address_that_is_skipped_is_said_to_be(tmp_path, monkeypatch, capsys):
+def test_an_address_that_is_skipped_is_shown_as_skipped(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     given = ("task=where", *DATA, "trainer.skip=[[1,2],[1,3]]")
     assert "left out (trainer.skip)" in run(capsys, *given, "address=1,2").out

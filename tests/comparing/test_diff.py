@@ -220,7 +220,7 @@ def test_without_digests_and_ledgers(pair, capsys):
     assert "only trainer.digest=true tells whether the batches are the same" in done.out
 
 
-def test_what_is_damaged_is_told_and_the_rest_compared(pair, capsys):
+def test_what_is_damaged_is_reported_and_the_rest_compared(pair, capsys):
     first, second = pair
     with (second / "ledger.jsonl").open("a") as file:
         file.write("{\n")

@@ -81,7 +81,7 @@ def test_a_resumed_run_is_the_same_as_an_undisturbed_one(trained, tmp_path, caps
     assert ["starts", "1", "2"] in [line.split() for line in done.out.splitlines()]
 
 
-def test_other_samples_are_told_from_other_losses(pair, capsys):
+def test_other_samples_are_distinguished_from_other_losses(pair, capsys):
     first, second = pair
     change(second / "ledger.jsonl", 5, order="0" * 16)
     change(second / "ledger.jsonl", 6, order="1" * 16)
@@ -96,7 +96,7 @@ def test_other_samples_are_told_from_other_losses(pair, capsys):
     assert "not the same" in done.err
 
 
-def test_losses_are_told_apart_by_one_bit(pair, capsys):
+def test_losses_are_distinguished_by_one_bit(pair, capsys):
     first, second = pair
     line = json.loads((second / "ledger.jsonl").read_text().splitlines()[2])
     loss = float.fromhex(line["loss"])

@@ -104,7 +104,7 @@ def test_a_sweep_in_one_line():
 
 
 @pytest.mark.parametrize("wrong", ["batch.size=0", "sampler=wieghted", "lodaer=fast", "seed"])
-def test_nothing_is_said_of_what_cannot_begin(wrong):
+def test_nothing_is_announced_of_what_cannot_begin(wrong):
     lines = []
     with pytest.raises(preflight.ConfigError):
         preflight.run(Composer(), [wrong], announce=lines.append)
@@ -206,7 +206,7 @@ def test_what_is_kept_is_checked_like_any_other():
         {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", "PENSTOCK_RESULT": "/somewhere"},
     ],
 )
-def test_it_is_said_once_for_all_ranks(environment, monkeypatch, capsys):
+def test_it_is_reported_once_for_all_ranks(environment, monkeypatch, capsys):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(installed, "runner", lambda name: lambda config: None)

@@ -1026,7 +1026,7 @@ GOOD = {
 
 @pytest.mark.one_in(12)
 @pytest.mark.parametrize("name", GOOD)
-def test_what_people_do_goes_on_working(name, stranger, capsys, monkeypatch):
+def test_what_people_do_keeps_working(name, stranger, capsys, monkeypatch):
     monkeypatch.setenv("EVIL_DIR", str(stranger.folder))
     own = {"experiment/own.yaml": "# @package _global_\nrun_dir: FOLDER/x\ncache_dir: FOLDER/y\n"}
     assert stranger(Attack(GOOD[name], own)) == 0, capsys.readouterr().err

@@ -152,7 +152,7 @@ def test_a_metadata_column_that_does_not_exist(overrides, key):
     )
 
 
-def test_a_weight_column_stands_in_place_of_the_one_to_balance():
+def test_a_weight_column_stands_instead_of_the_one_to_balance():
     penstock.compose(*OWN, "sampler=weighted", "sampler.weights=length", "sampler.column=nothing")
 
 
@@ -275,7 +275,7 @@ def test_every_rule_is_skipped_where_what_it_needs_is_wrong_itself():
     assert sorted(found) == ["batch.tail", "loader.num_workers", "sampler.lenght"]
 
 
-def test_a_training_loop_of_the_models_own_is_said_not_to_run():
+def test_a_training_loop_of_the_models_own_is_reported_not_to_run():
     model = "model={_target_: tests.own_parts.WithItsOwnLoop, in_features: 1, out_features: 2}"
     (notice,) = notices.find(penstock.compose(*OWN[:-1], model))
     assert re.search(

@@ -51,7 +51,7 @@ NAMES = [
 
 
 @pytest.mark.parametrize(("owner", "name"), NAMES, ids=[name for _, name in NAMES])
-def test_a_version_that_lacks_a_name_is_told(owner, name, monkeypatch):
+def test_a_version_that_lacks_a_name_is_reported(owner, name, monkeypatch):
     homes = getattr(owner, "__mro__", [owner])
     for home in [one for one in homes if name in vars(one)]:
         monkeypatch.delattr(home, name)

@@ -167,7 +167,7 @@ def notice(*overrides):
     return list(notices.find(penstock.compose(*overrides)))
 
 
-def test_a_batch_size_that_is_not_used_is_said():
+def test_a_batch_size_that_is_not_used_is_reported():
     (said,) = notice("sampler=identity", "batch.size=7")
     assert said == (
         "batch.size: 7 is for validation only; Identity makes training batches of 32 "
@@ -194,7 +194,7 @@ def test_more_workers_than_cores_are_said_once(monkeypatch, arrays, capsys):
     assert done.err.count("workers") == 1
 
 
-def test_decoding_for_gpus_without_one_is_said(monkeypatch):
+def test_decoding_for_gpus_without_one_is_reported(monkeypatch):
     words = ["dataset=image_folder", "dataset.root=x", "transform=images_nvjpeg"]
     monkeypatch.setattr(world, "has_accelerator", lambda: False)
     (said,) = notice(*words)
@@ -258,7 +258,7 @@ def test_suggested_values_are_taken(key):
 
 
 @pytest.mark.stress
-def test_too_many_open_files_are_told_with_the_limit(arrays):
+def test_too_many_open_files_are_reported_with_the_limit(arrays):
     code = "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (48, 48)); "
     code += f"sys.argv = ['run.py', *{[*arrays, 'task=digest', 'loader=default']}, "
     code += f"'loader.num_workers=8']; runpy.run_path('{ROOT}/run.py', run_name='__main__')"

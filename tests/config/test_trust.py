@@ -198,7 +198,7 @@ def test_the_refusal_says_how_to_trust():
         ("torch.nn.Linear.foo", r"torch.nn.Linear has no 'foo'"),
     ],
 )
-def test_a_name_that_does_not_exist_is_told_from_one_that_is_near(name, message):
+def test_a_name_that_does_not_exist_is_distinguished_from_one_that_is_near(name, message):
     with pytest.raises(ConfigError, match=message):
         allow_list.resolve(name, "k")
 
@@ -285,7 +285,7 @@ def test_names_given_to_trust_are_checked():
     assert "not the name of a package" in allow_list.check_trusted(["my-pkg"])[0].message
 
 
-def test_an_import_that_fails_is_told_with_its_place(tmp_path, monkeypatch):
+def test_an_import_that_fails_is_reported_with_its_place(tmp_path, monkeypatch):
     (tmp_path / "half_done.py").write_text("x = 1\nimport nothing_like_this\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PENSTOCK_TRUST", "half_done,never_there")

@@ -176,7 +176,7 @@ def test_hydra_composes_what_preflight_checked(capsys, tmp_path, monkeypatch, ex
 
 
 @pytest.mark.stress
-def test_a_run_goes_on_with_the_nodes_that_it_was_started_with(faces, tmp_path, capsys):
+def test_a_run_continues_with_the_nodes_that_it_was_started_with(faces, tmp_path, capsys):
     loss = {"_target_": "torch.nn.HuberLoss", "delta": 0.5}
     step = {"_target_": "torchvision.transforms.v2.RandomInvert", "_before_": "normalize"}
     words = [

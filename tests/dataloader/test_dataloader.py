@@ -590,7 +590,7 @@ def test_our_own_arguments_are_checked():
         DataLoader(Divided(), snapshot_every_n_steps=-1)
 
 
-def test_pinning_without_an_accelerator_warns_and_goes_on():
+def test_pinning_without_an_accelerator_warns_and_continues():
     if torch.accelerator.is_available():
         pytest.skip("there is one")
     with pytest.warns(UserWarning, match="pin_memory=True has no effect"):
@@ -1001,7 +1001,7 @@ def test_batches_that_came_early_do_not_come_again():
     assert sorted(found + [batch.item() for batch in other]) == list(range(8))
 
 
-def test_a_distributed_sampler_goes_on_in_its_epoch():
+def test_a_distributed_sampler_continues_in_its_epoch():
     def make():
         sampler = DistributedSampler(Squares(), num_replicas=2, rank=1, seed=3)
         return DataLoader(Squares(), 2, sampler=sampler), sampler
@@ -1106,7 +1106,7 @@ def test_a_worker_init_fn_divides_for_other_workers_too():
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
-def test_a_dataset_that_counts_its_epochs_goes_on_counting(workers, persistent):
+def test_a_dataset_that_counts_its_epochs_keeps_counting(workers, persistent):
     def make():
         return DataLoader(Counting(), 5, num_workers=workers, persistent_workers=persistent)
 

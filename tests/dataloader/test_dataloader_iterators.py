@@ -74,7 +74,7 @@ def test_a_sampler_that_is_its_own_iterator_is_begun_once_a_pass():
 
 @pytest.mark.stress
 @pytest.mark.parametrize("persistent", [False, True])
-def test_a_pass_goes_on_when_nobody_holds_its_loader(persistent):
+def test_a_pass_continues_when_nobody_holds_its_loader(persistent):
     arguments = {"num_workers": 1, "persistent_workers": persistent}
     found = [batch.tolist() for batch in DataLoader(Squares(6), 2, **arguments)]
     assert found == everything(Squares(6), 2)
@@ -84,7 +84,7 @@ def test_a_pass_goes_on_when_nobody_holds_its_loader(persistent):
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-def test_workers_end_with_whoever_holds_them_last(persistent):
+def test_workers_end_with_their_last_holder(persistent):
     before = set(children())
     loader = DataLoader(Squares(100), 2, num_workers=1, persistent_workers=persistent)
     for _ in loader:
@@ -178,7 +178,7 @@ def test_a_state_has_the_dataset_s_from_the_beginning(every, workers, persistent
         assert plain(list(other)) == rest, steps
 
 
-def test_what_a_dataset_is_told_before_an_epoch_is_in_the_epoch_s_state():
+def test_what_a_dataset_learns_before_an_epoch_is_in_the_epoch_s_state():
     for workers in (0, 1):
         dataset = Counting()
         dataset.rounds = 7
@@ -221,7 +221,7 @@ class OneSlow(IterableDataset):
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("prefetch", [1, 3])
-def test_out_of_order_parts_come_from_whoever_is_ready(tmp_path, prefetch):
+def test_out_of_order_parts_come_from_any_ready_worker(tmp_path, prefetch):
     loader = DataLoader(
         OneSlow(tmp_path / "gate"), 2, num_workers=2, in_order=False, prefetch_factor=prefetch
     )

@@ -142,7 +142,7 @@ class Longer(IterableDataset):
         return 4
 
 
-def test_an_iterable_that_is_longer_than_it_says_is_told_of_in_torchs_words():
+def test_an_iterable_that_is_longer_than_it_says_is_reported_in_torchs_words():
     loader = DataLoader(Longer(), 2)
     assert len(loader) == 2
     said = (

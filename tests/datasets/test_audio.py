@@ -451,7 +451,7 @@ def test_no_pairs(tmp_path):
 # Collating
 
 
-def test_time_is_padded_and_lengths_are_told():
+def test_time_is_padded_and_lengths_are_given():
     samples = [
         {"audio": torch.ones(2, 3), "label": 1, "curve": np.ones(2)},
         {"audio": torch.ones(2, 5), "label": 2, "curve": np.zeros(2)},

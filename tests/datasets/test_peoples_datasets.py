@@ -353,7 +353,7 @@ def test_an_unknown_split_of_a_torchvision_dataset_is_a_bad_config(tmp_path, cap
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("error", [ImportError("No module named 'scipy'"), MemoryError()])
-def test_what_is_not_of_the_files_is_not_said_of_them(error, monkeypatch, capsys, tmp_path):
+def test_what_is_not_of_the_files_is_not_reported_of_them(error, monkeypatch, capsys, tmp_path):
     def fails(*_):
         raise error
 

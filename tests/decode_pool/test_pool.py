@@ -259,7 +259,7 @@ def test_a_damaged_file_is_not_believed(how, caplog):
             assert second.stats.shared == len(wanted), "it was made and published again"
 
 
-def test_what_is_not_plain_is_not_shared_and_that_is_said_once(caplog):
+def test_what_is_not_plain_is_not_shared_and_that_is_reported_once(caplog):
     class Odd(toy.Pictures):
         def __getitem__(self, index):
             return {"object": complex(index, 1)}

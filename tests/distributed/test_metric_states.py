@@ -42,7 +42,7 @@ def test_metrics_inside_of_a_metric_do_not_gather_either():
 
 
 @pytest.mark.parametrize("name", ["_computed", "_reductions", "_to_sync", "_update_count"])
-def test_a_torchmetrics_that_lacks_a_name_is_told(name):
+def test_a_torchmetrics_that_lacks_a_name_is_reported(name):
     metric = MeanMetric()
     vars(metric).pop(name)
     with pytest.raises(ImportError, match=rf"torchmetrics [\d.]+ .*MeanMetric has no {name}\."):

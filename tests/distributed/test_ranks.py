@@ -131,7 +131,7 @@ def test_sharded_weights_learn_the_same(size, found):
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_a_run_goes_on_in_worlds_of_other_sizes(strategy, found, tmp_path):
+def test_a_run_resumes_in_worlds_of_other_sizes(strategy, found, tmp_path):
     _, undisturbed, _, _ = LEGS.fit(tmp_path)
     whole = [[s.epoch, s.step, s.samples, f"{s.order:016x}", s.digest] for s in undisturbed.steps]
     legs = [found[size][f"{strategy} leg"] for size in ORDER_OF_WORLDS]

@@ -127,7 +127,7 @@ def test_tasks_that_would_train_apart_are_refused(capsys, tmp_path, monkeypatch)
     assert run(capsys, "dataset.count=20").err == "", "the first task of a machine says it"
 
 
-def test_a_batch_script_that_forgets_srun_is_told(monkeypatch):
+def test_a_batch_script_that_forgets_srun_is_reported(monkeypatch):
     for name, value in BATCH_SCRIPT.items():
         monkeypatch.setenv(name, value)
     (notice,) = notices.find(penstock.compose())
@@ -150,7 +150,7 @@ def test_a_batch_script_that_forgets_srun_is_told(monkeypatch):
     ],
     ids=["a batch script", "of one task", "a task", "of an older srun", "no job", "torchrun"],
 )
-def test_what_a_process_leaves_unused_is_told_of_batch_scripts_only(environment, unused):
+def test_what_a_process_leaves_unused_is_reported_of_batch_scripts_only(environment, unused):
     assert world.outside_of_srun(environment) == unused
 
 

@@ -139,7 +139,7 @@ def test_set_up_ends_before_anything_is_begun(number, tmp_path):
 
 
 @pytest.mark.thorough
-def test_a_sweep_stops_between_two_jobs_and_goes_on(tmp_path):
+def test_a_sweep_stops_between_two_jobs_and_continues(tmp_path):
     lrs = (*NO_BASELINE, "-m", "optimizer.lr=0.1,0.05,0.01", "trainer.max_epochs=2")
     whole, runs = (
         Runs(tmp_path / name, more=(*lrs, f"hydra.sweep.dir={tmp_path / name / 'sweep'}"))
@@ -212,7 +212,7 @@ def test_a_held_stop_comes_at_the_end():
     assert done == ["inner", "outer"]
 
 
-def test_what_is_stopped_at_once_is_told_of_once():
+def test_what_is_stopped_at_once_is_reported_once():
     said = []
     for _ in range(50):  # the thread that listens may come late
         with pytest.raises(Stop), Preemption(say=said.append, at_once=True):

@@ -8,7 +8,7 @@ from penstock.files.one_writer import one_writer
 from penstock.files.own_files import NotOwnError
 
 
-def test_others_wait_and_are_told_what_for(tmp_path, caplog):
+def test_others_wait_and_learn_what_for(tmp_path, caplog):
     caplog.set_level("INFO")
     done = []
 

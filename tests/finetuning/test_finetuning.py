@@ -183,7 +183,7 @@ def test_a_group_without_a_plus_is_answered_with_it(capsys, data, tmp_path):
     assert "optimizer.groups.head.lr: is not in the YAML; add it with +optimizer" in said
 
 
-def test_a_group_that_decides_nothing_is_told_of(capsys, data, tmp_path):
+def test_a_group_that_decides_nothing_is_reported(capsys, data, tmp_path):
     groups = [
         "+optimizer.groups.all={names: '*', lr: 1}",
         "+optimizer.groups.x={names: head, lr: 2}",

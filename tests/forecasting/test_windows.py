@@ -130,7 +130,7 @@ def test_files_and_months(tmp_path):
     assert len(Windows(counted, "m", "y", past=6, horizon=2)) == 48 - 7
 
 
-def test_what_is_wrong_with_times_is_said_with_the_row(tmp_path):
+def test_what_is_wrong_with_times_is_reported_with_the_row(tmp_path):
     data = frame()
     path = tmp_path / "s.csv"
 
@@ -151,7 +151,7 @@ def test_what_is_wrong_with_times_is_said_with_the_row(tmp_path):
     refused(data.assign(sold="x"), "line 2, column 'sold': 'x' is not a number")
 
 
-def test_what_is_wrong_with_options_is_said_with_the_key():
+def test_what_is_wrong_with_options_is_reported_with_the_key():
     data = frame()
     for options, message in (
         ({"past": 90}, r"dataset\.past: a window has 94 steps.* the longest series 80"),

@@ -133,7 +133,7 @@ def test_an_iterable_dataset_is_read_as_ever(accelerator, tmp_path):
     assert [batch.tolist() for batch in skipped] == batches[3:]
 
 
-def test_what_accelerate_divides_itself_is_said(accelerator, caplog, monkeypatch):
+def test_what_accelerate_divides_itself_is_reported(accelerator, caplog, monkeypatch):
     monkeypatch.setattr(type(accelerator), "num_processes", 2)
     for loader, why in [
         (DataLoader(Stream(), batch_size=3), "divides iterable datasets"),

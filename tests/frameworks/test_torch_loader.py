@@ -197,7 +197,7 @@ def epochs(loader, count):
 
 
 @pytest.mark.parametrize("done", [1, 2, 3, 4, 6])
-def test_fabric_goes_on_with_the_epoch_of_a_divided_sampler(done):
+def test_fabric_continues_with_the_epoch_of_a_divided_sampler(done):
     def divided():
         sampler = DistributedSampler(loops.Rows(), 2, 0)
         return DataLoader(loops.Rows(), batch_size=loops.SIZE, sampler=sampler, seed=3)

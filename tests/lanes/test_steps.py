@@ -146,6 +146,6 @@ def test_sparse_gradients_are_refused():
         step.learn(batch)
 
 
-def test_what_steps_in_place_of_what():
+def test_what_steps_instead_of_what():
     made = {kind: Lanes(2, Group().world).train_step(kind) for kind in (TrainStep, OwnSteps)}
     assert [issubclass(part.func, kind) for kind, part in made.items()] == [True, True]

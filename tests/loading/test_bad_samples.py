@@ -144,7 +144,7 @@ def test_the_same_is_left_out_for_any_ranks_and_nothing_else_changes(folders, na
 @pytest.mark.parametrize("options", ["2 processes", "3 threads"])
 @pytest.mark.parametrize("name", ["random", "weighted", "identity", "torch"])
 @pytest.mark.parametrize("on_error", ["substitute", "skip"])
-def test_the_same_is_left_out_whoever_works(folders, name, on_error, options):
+def test_the_same_samples_are_left_out_by_any_worker(folders, name, on_error, options):
     main = epoch_of([loader_of(folders[1], SAMPLERS[name](), on_error)])
     with loader_of(folders[1], SAMPLERS[name](), on_error, OPTIONS[options]) as loader:
         steps = epoch_of([loader])
@@ -157,7 +157,7 @@ def test_the_same_is_left_out_whoever_works(folders, name, on_error, options):
     assert [batch_hash([batch]) for batch in later] == [batch_hash(step) for step in main[3:]]
 
 
-def test_what_is_told_of_a_sample(folders):
+def test_what_is_reported_of_a_sample(folders):
     batches = list(loader_of(folders[1], Sequential(COUNT), "skip").epoch(4))
     left_out = [one for batch in batches for one in batch.left_out]
     assert [(one.index, one.position, one.epoch, one.step) for one in left_out] == [
@@ -245,7 +245,7 @@ def test_a_batch_of_nothing_but_bad_samples_gives_every_rank_a_row(tmp_path, on_
         assert counted == (5 if on_error == "substitute" else 0)
 
 
-def test_padding_that_is_bad_is_not_told(tmp_path):
+def test_padding_that_is_bad_is_not_reported(tmp_path):
     broken_images.damage(broken_images.write_images(tmp_path, COUNT), [35])
     for on_error in ("skip", "substitute"):
         loader = loader_of(tmp_path, Sequential(COUNT), on_error, tail="pad")

@@ -42,7 +42,7 @@ OPTIONS = {
 
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", OPTIONS)
-def test_batches_are_the_same_whoever_works_on_them(name):
+def test_batches_are_the_same_from_any_worker(name):
     main = toy.loader(MAIN, AUGMENT)
     expected = [toy.hashes(main, epoch) for epoch in (0, 1)]
     with toy.loader(OPTIONS[name], AUGMENT) as loader:

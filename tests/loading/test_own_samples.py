@@ -179,7 +179,7 @@ def test_a_generator_that_was_made_already_is_refused(people, capsys):
     assert "Name the generator function itself" in found.err
 
 
-def test_a_none_is_said_with_its_row(people, capsys):
+def test_a_none_is_reported_with_its_row(people, capsys):
     found = run(capsys, *own("WithNone", "sampler=sequential"))
     assert found.code == 3
     assert "sample 0 (epoch 0, step 0, position 0): the sample is None" in found.err
@@ -233,7 +233,7 @@ def test_samplers_read_labels(people, name, sampler):
     assert set(labels.tolist()) == {0, 1, 2}
 
 
-def test_a_dataset_without_labels_is_told_how_to_say_them(people):
+def test_a_dataset_without_labels_learns_how_to_say_them(people):
     with pytest.raises(ConfigError, match="has no column 'label'; it has no metadata") as refused:
         batches(*own("Rows", "sampler=weighted"))
     assert "`targets`" in str(refused.value)
@@ -334,7 +334,7 @@ def test_facts_and_table_of_torchs_own():
         ("num_classes: 3, num_outputs: 7", 7),
     ],
 )
-def test_the_number_of_classes_is_that_of_outputs_unless_it_is_told(people, told, outputs):
+def test_the_number_of_classes_is_that_of_outputs_unless_it_is_given(people, told, outputs):
     """Of data that tells nothing, and of some whose classes were counted."""
     for name in ("Rows", "tensors"):
         bare = [one for one in own(name) if "facts" not in one]

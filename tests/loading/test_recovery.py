@@ -71,7 +71,7 @@ def numbers(batches):
         ("exit 1", "exited unexpectedly with code 1"),
     ],
 )
-def test_a_dead_worker_is_replaced_and_told_of(how, said, tmp_path, caplog):
+def test_a_dead_worker_is_replaced_and_reported(how, said, tmp_path, caplog):
     expected = undisturbed()
     loader = toy.loader(TWO, Doom(how, 7, tmp_path), Files())
     assert toy.hashes(loader) == expected
@@ -111,7 +111,7 @@ def test_a_worker_that_hangs_is_replaced_after_the_limit(how, said, tmp_path, ca
         ("lock", r"waited for a lock that nobody was there to release, for 1 s, and was killed"),
     ],
 )
-def test_a_worker_that_cannot_go_on_is_told_from_one_that_works(
+def test_a_worker_that_cannot_go_on_is_distinguished_from_one_that_works(
     how, said, tmp_path, caplog, monkeypatch
 ):
     # With the limit of 300 s; the patience with what cannot go on is shortened here.

@@ -153,7 +153,7 @@ def test_a_filter_leaves_the_fast_way_as_it_is(root, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(("lazy", "tried"), [(True, 3), (False, 1)], ids=["raises", "decoded"])
-def test_a_way_that_fails_is_told_once(root, lazy, tried, monkeypatch, caplog):
+def test_a_way_that_fails_is_reported_once(root, lazy, tried, monkeypatch, caplog):
     step = DecodeResize(20)
     dataset = ImageFolder(str(root), "train", val_fraction=0.0, lazy=lazy)
     plan = Plan(Sequential(len(dataset)), 8)
@@ -227,7 +227,7 @@ class OthersInstead:
 
 
 @pytest.mark.parametrize("action", ["raise", "skip", "substitute"])
-def test_a_bad_file_is_found_and_told(root, action, tmp_path):
+def test_a_bad_file_is_found_and_reported(root, action, tmp_path):
     for path in root.rglob("*.*"):
         (tmp_path / path.parent.name).mkdir(exist_ok=True)
         (tmp_path / path.parent.name / path.name).write_bytes(path.read_bytes())

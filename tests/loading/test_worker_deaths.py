@@ -60,7 +60,7 @@ def test_a_worker_that_dies_when_nobody_asks_is_counted():
     assert loader.deaths == 1
 
 
-def test_a_killed_worker_is_told_of_with_its_size_and_the_limit(monkeypatch):
+def test_a_killed_worker_is_reported_with_its_size_and_the_limit(monkeypatch):
     most, what = memory.limit()
     hint = failures.hint_for(-signal.SIGKILL, 3 * 2**30, memory.kills())
     assert "It had 3.00 GiB of memory when last looked at" in hint

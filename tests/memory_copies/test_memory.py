@@ -106,7 +106,7 @@ def test_what_is_written_while_copies_are_removed_goes_too(launcher, tmp_path):
             (folder / f"{number}").touch()
 
 
-def test_no_room_is_said_once_and_the_run_goes_on(launcher, capsys, monkeypatch):
+def test_no_room_is_reported_once_and_the_run_continues(launcher, capsys, monkeypatch):
     copies = Memory("one", 1, Group(), resumed=False)
     monkeypatch.setattr(memory, "_SPARE", 1e15)
     copies.keep(lambda: STATE, 7)

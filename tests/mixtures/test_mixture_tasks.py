@@ -142,7 +142,7 @@ def test_a_source_may_be_added_to_a_run(root, capsys):
         ("{b: 0.5, a: [[0, 0.8], [4, 0.2]]}", "ba", "resume_despite=[dataset.sources.b]"),
     ],
 )
-def test_other_changes_are_told_apart(weights, sources, message, root):
+def test_other_changes_are_distinguished(weights, sources, message, root):
     saved, own = (
         DataParts(compose(*words, "loader=debug", "task=digest")).train.fingerprint
         for words in (mixture(root), mixture(root, weights, sources))

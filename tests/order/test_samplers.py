@@ -267,7 +267,7 @@ class OwnSampler(torch.utils.data.Sampler[int]):
         return iter(np.random.permutation(5 + self.epoch).tolist())
 
 
-def test_a_persons_own_sampler_is_seeded_and_told_the_epoch():
+def test_a_persons_own_sampler_is_seeded_and_learns_the_epoch():
     order = adapt(OwnSampler, seed=3, length=50)
     assert [order.size(epoch) for epoch in range(3)] == [5, 6, 7]
     assert np.array_equal(epoch_of(order, 2), epoch_of(adapt(OwnSampler, 3, 50), 2))

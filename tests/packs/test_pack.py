@@ -139,7 +139,7 @@ def test_memory_does_not_grow_with_the_dataset(tmp_path):
     assert int(grown) < 150 << 10  # KiB
 
 
-def test_a_full_disk_is_said_and_nothing_remains(tmp_path):
+def test_a_full_disk_is_reported_and_nothing_remains(tmp_path):
     code = (
         "import resource, sys\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))\n"
@@ -385,7 +385,7 @@ def test_squares_are_decoded_natively_and_are_what_the_reader_makes(photos):
 @pytest.mark.one_in(3)
 @built
 @pytest.mark.parametrize("more", [["loader=debug"], ["loader.backend=process"], ["loader=threads"]])
-def test_squares_are_the_same_whoever_makes_them(photos, more, tmp_path):
+def test_squares_are_the_same_from_any_decoder(photos, more, tmp_path):
     folders = [
         pack_of(
             DataParts(

@@ -83,7 +83,7 @@ def digest(capsys, *words):
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("split", ["never", "tail"])
-def test_whoever_makes_a_batch_it_is_the_same(messages, split, capsys):
+def test_a_batch_is_the_same_from_any_maker(messages, split, capsys):
     words = (*messages, f"sampler.split={split}")
     expected = digest(capsys, *words, *IN_MAIN)
     assert len(expected) > 10
@@ -179,7 +179,7 @@ def test_a_batch_is_made_again_from_the_folder(messages, capsys, tmp_path, monke
 
 @pytest.mark.stress
 @pytest.mark.parametrize("sampler", ["bucket", "curriculum", "packed"])
-def test_a_run_goes_on_with_a_pack_of_its_data(messages, sampler, capsys, tmp_path, monkeypatch):
+def test_a_run_continues_with_a_pack_of_its_data(messages, sampler, capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("PENSTOCK_TRUST", "tests")
     words = [*messages, *FIT]
     if sampler != "packed":

@@ -76,7 +76,7 @@ def test_rows_of_new_files_and_the_damaged_by_name(trained, place, capsys):
     assert given[0]["score/cat"] == pytest.approx(read[4], abs=1e-6)
 
 
-def test_a_prediction_that_was_stopped_goes_on(trained, place, capsys):
+def test_a_prediction_that_was_stopped_continues(trained, place, capsys):
     run = Run(trained)
     best = run._trained
     journal = Journal(place / "half.jsonl", best.path)

@@ -204,7 +204,7 @@ class Crash(Doom):
 
 @stress
 @pytest.mark.parametrize("how", ["SIGKILL", "crash", "exit 1", "exit 0"])
-def test_a_dead_actor_is_replaced_and_told_of(how, tmp_path, caplog, capfd):
+def test_a_dead_actor_is_replaced_and_reported(how, tmp_path, caplog, capfd):
     caplog.set_level(logging.WARNING)
     doom = Crash(how, 7, tmp_path) if how == "crash" else Doom(how, 7, tmp_path)
     loader = toy.loader(on_ray(), doom, Files())
@@ -279,7 +279,7 @@ class Wrong:
 
 
 @stress
-def test_what_is_not_plain_travels_pickled_and_is_said_once(caplog):
+def test_what_is_not_plain_travels_pickled_and_is_reported_once(caplog):
     with toy.loader(on_ray(), Odd(), collate=List()) as loader:
         loader.fetch.hashed = False  # a set has no hash of its content
         batches = list(loader.epoch(0))

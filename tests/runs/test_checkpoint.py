@@ -453,7 +453,7 @@ def test_the_newest_good_one_is_found(tmp_path: Path) -> None:
         checkpoint.load(paths[1])
 
 
-def test_the_best_is_gone_on_from_where_no_other_is_good(tmp_path: Path) -> None:
+def test_the_best_is_resumed_from_where_no_other_is_good(tmp_path: Path) -> None:
     kept = Checkpoints(tmp_path, keep_last=1)
     kept.save({"updates": 1}, 1, best=True)
     kept.save({"updates": 2}, 2)

@@ -168,7 +168,7 @@ def replaced(path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_equal_content_is_equal_wherever_it_lies_and_any_changed_byte_is_told(kind, tmp_path):
+def test_equal_content_is_equal_wherever_it_lies_and_any_changed_byte_is_noticed(kind, tmp_path):
     if kind in SOFT:
         pytest.importorskip("soundfile")
     write, read, (first, last) = KINDS[kind]
@@ -333,7 +333,7 @@ class OwnWithPaths(Own):
         return self.paths[index]
 
 
-def test_a_dataset_of_ones_own_is_told_by_its_paths(tmp_path):
+def test_a_dataset_of_ones_own_is_recognised_by_its_paths(tmp_path):
     for folder in ("one", "two"):
         (tmp_path / folder).mkdir()
         for number in range(4):
@@ -404,7 +404,7 @@ def resume(capsys, *words):
     return run(capsys, "resume=run", "trainer.max_steps=3", *words)
 
 
-def test_a_replaced_image_is_told_by_content_and_not_by_sizes(data, capsys):
+def test_a_replaced_image_is_recognised_by_content_and_not_by_sizes(data, capsys):
     train = ImageFolder("data").names.tolist()
     image = data / train[0].decode()
     for mode in ("sizes", "content"):
@@ -467,7 +467,7 @@ def test_a_pack_is_made_again_of_a_replaced_image(data, capsys):
 
 
 @pytest.mark.thorough
-def test_verify_says_how_data_was_told_and_which_code_differs(data, capsys):
+def test_verify_says_how_data_was_identified_and_which_code_differs(data, capsys):
     for mode in ("sizes", "content"):
         assert fit(capsys, f"dataset.fingerprint={mode}", f"run_dir={mode}").code == 0
     shutil.copytree("content", "third")
@@ -499,7 +499,7 @@ class Step:
 
 
 @pytest.mark.thorough
-def test_code_that_changed_is_told_on_resume(data, capsys, monkeypatch):
+def test_code_that_changed_is_reported_on_resume(data, capsys, monkeypatch):
     package = Path("own_steps_of_a_person")
     package.mkdir()
     (package / "__init__.py").write_text("")

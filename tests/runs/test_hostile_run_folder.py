@@ -92,7 +92,7 @@ def replace(path, how, precious):
 @pytest.mark.one_in(9)
 @pytest.mark.parametrize("how", ["link", "hard link", "pipe", "device"])
 @pytest.mark.parametrize("name", NAMES)
-def test_a_run_goes_on_only_among_files_of_its_own(name, how, folder, precious):
+def test_a_run_continues_only_among_files_of_its_own(name, how, folder, precious):
     replace(folder / name, how, precious)
     with pytest.raises((NotOwnError, ConfigError), match=name) as found:
         RunFolder.reopen(folder).rewind(0, 0, 0)
@@ -313,7 +313,7 @@ def test_a_state_that_no_fit_saves_is_a_damaged_checkpoint(key, trained, tmp_pat
         refused(path, check)
 
 
-def test_an_older_checkpoint_is_gone_on_from(trained, tmp_path):
+def test_an_older_checkpoint_is_resumed_from(trained, tmp_path):
     good = written(tmp_path / "step-00000001.safetensors", *encode(trained))
     bad = written(tmp_path / "step-00000002.safetensors", *changed(trained, "loader/epoch", -5))
     found = checkpoint.find_newest(tmp_path, run_state.check)

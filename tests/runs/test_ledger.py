@@ -56,7 +56,7 @@ def test_the_order_is_pinned(tmp_path):
     assert [line["order"] for line in lines[:2]] == ["6bd6f7fe84595720", "f1ff3b2932f03801"]
 
 
-def test_a_ledger_that_was_cut_goes_on_as_if_undisturbed(tmp_path):
+def test_a_ledger_that_was_cut_continues_as_if_undisturbed(tmp_path):
     whole = ledger_of(tmp_path / "a", loader().epoch(0))
     path = tmp_path / "b"
     ledger_of(path, loader().epoch(0))
@@ -64,7 +64,7 @@ def test_a_ledger_that_was_cut_goes_on_as_if_undisturbed(tmp_path):
     assert ledger_of(path, loader().epoch(0, 2)) == whole
 
 
-def test_without_a_place_to_write_it_is_said(tmp_path):
+def test_without_a_place_to_write_it_is_reported(tmp_path):
 
     with pytest.raises(DiskError, match=r"absent/ledger.jsonl cannot be written"):
         Ledger(tmp_path / "absent" / "ledger.jsonl").on_steps([Step(0, 0, 0.0, 1, 0)])

@@ -91,7 +91,7 @@ def test_a_finished_run_is_trained_longer(scheduler, interval, fit, rates, tmp_p
 
 @pytest.mark.stress
 @pytest.mark.parametrize("interval", ["step", "epoch"])
-def test_the_longer_run_goes_on_to_the_bit(interval, fit, tmp_path):
+def test_the_longer_run_continues_to_the_bit(interval, fit, tmp_path):
     chosen = ["scheduler=cosine", f"scheduler.interval={interval}"]
     for name in ("whole", "left"):
         assert fit("trainer.max_epochs=2", f"run_dir={name}", *chosen).code == 0
@@ -189,6 +189,6 @@ def test_schedules_add_up(saved, now, done, expected, begins):
     assert (found[SCHEDULES], steps) == (expected, begins)
 
 
-def test_a_schedule_without_a_number_of_steps_goes_on():
+def test_a_schedule_without_a_number_of_steps_continues():
     node = {"_target_": "torch.optim.lr_scheduler.StepLR", "step_size": 30}
     assert with_schedules(facts("500"), facts("1000"), 500, node) == (facts("1000"), None)

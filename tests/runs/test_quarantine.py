@@ -121,7 +121,7 @@ def test_it_survives_sigkill(tmp_path):
     )
 
 
-def test_the_first_are_told_of_by_name():
+def test_the_first_are_reported_by_name():
     file = [left_out(n, path=f"{n}.jpg", cause=f"{n}.jpg is cut") for n in range(9)]
     lines = list(notes(entries(file[:3], "train", "f"), 0))
     lines += notes(entries(file[3:], "train", "f"), 3)
@@ -162,7 +162,7 @@ def test_a_file_is_known_by_its_path_whatever_its_index(tmp_path, monkeypatch):
     assert known_rows(path, Table(["a/w.jpg", "a/x.jpg"]), "val", "g").keys() == {1}
 
 
-def test_rows_of_one_file_are_told_apart_by_index(tmp_path):
+def test_rows_of_one_file_are_distinguished_by_index(tmp_path):
     path = written(tmp_path, left_out(2, path="t.parquet"))
     assert known_rows(path, Table(["t.parquet"] * 4), "train", "f").keys() == {2}
 

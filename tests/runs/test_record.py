@@ -46,7 +46,7 @@ def test_a_run_is_read_as_it_was_written(done):
     assert len(record.sessions) == 1
 
 
-def test_a_killed_run_is_told_from_a_running_one(done):
+def test_a_killed_run_is_distinguished_from_a_running_one(done):
     manifest = json.loads((done / "manifest.json").read_text())
     (done / "manifest.json").write_text(json.dumps({**manifest, "status": "running"}))
     assert RunRecord.read(done).state == "killed"
@@ -87,7 +87,7 @@ def test_a_damaged_line_is_named(done, name, line):
         _ = record.epochs, record.ledger
 
 
-def test_what_is_no_run_is_said(tmp_path):
+def test_what_is_no_run_is_reported(tmp_path):
     with pytest.raises(ConfigError, match="is not a run's folder"):
         RunRecord.read(tmp_path)
     assert list(find(tmp_path)) == []

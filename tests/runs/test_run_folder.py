@@ -88,7 +88,7 @@ def ended(path, **facts):
     return folder
 
 
-def test_a_run_goes_on_in_its_own_folder(tmp_path):
+def test_a_run_continues_in_its_own_folder(tmp_path):
     first = ended(tmp_path / "one", fingerprint="abc")
     again = RunFolder.reopen(tmp_path / "one", world=4, resumed="step-8", at=[1, 2])
     assert again.path == first.path
@@ -108,7 +108,7 @@ def test_a_run_goes_on_in_its_own_folder(tmp_path):
         }
 
 
-def test_a_folder_of_before_sessions_can_be_gone_on_with(tmp_path):
+def test_a_folder_of_before_sessions_can_be_resumed(tmp_path):
     ended(tmp_path / "one")
     old = {"status": "done", "seed": 3}
     (tmp_path / "one" / "manifest.json").write_text(json.dumps(old))
@@ -134,7 +134,7 @@ def hold(path, again, pipe):
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("again", [False, True])
-def test_a_second_run_is_refused_and_told_who_holds_the_folder(tmp_path, again):
+def test_a_second_run_is_refused_and_learns_who_holds_the_folder(tmp_path, again):
     path = tmp_path / "one"
     if again:
         ended(path)

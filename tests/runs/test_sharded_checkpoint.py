@@ -49,7 +49,7 @@ def test_each_rank_wrote_a_shard(ran):
     assert (ran / "legs" / checkpoint.BEST_FOLDER).resolve().name == "step-00000003"
 
 
-def test_an_unsharded_model_goes_on_from_it(ran):
+def test_an_unsharded_model_continues_from_it(ran):
     state = checkpoint.find_newest(ran / "legs").state
     model = network()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
@@ -173,7 +173,7 @@ def test_pickles_beside_the_shards_are_never_read(saved, name):
 
 
 @pytest.mark.parametrize("name", ["state.json", "shard-00001-model-00001-of-00001.safetensors"])
-def test_pickles_in_place_of_its_files_are_refused_unread(saved, name):
+def test_pickles_instead_of_its_files_are_refused_unread(saved, name):
     (saved / name).write_bytes(pickle.dumps(Bomb()))
     with pytest.raises(CheckpointError, match="damaged"):
         checkpoint.load(saved)

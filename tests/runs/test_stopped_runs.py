@@ -119,7 +119,7 @@ def test_a_signal_stops_a_run_that_can_go_on(number, undisturbed, tmp_path, caps
 
 
 @pytest.mark.stress
-def test_a_killed_run_goes_on_from_its_last_checkpoint(undisturbed, tmp_path, capsys):
+def test_a_killed_run_continues_from_its_last_checkpoint(undisturbed, tmp_path, capsys):
     folder = tmp_path / "run"
     process = start(folder)
     wait_for_steps(folder, 30, process)
@@ -168,7 +168,7 @@ def environment(pid):
 
 
 @pytest.mark.stress
-def test_auto_begins_and_goes_on(undisturbed, tmp_path, capsys):
+def test_auto_begins_and_continues(undisturbed, tmp_path, capsys):
     folder = tmp_path / "run"
     arguments = [*SMALL, f"run_dir={folder}", "resume=auto"]
     assert run(capsys, *arguments, "trainer.max_steps=40", "scheduler=none").code == 0
@@ -186,7 +186,7 @@ def test_another_run_is_refused_by_key_with_both_values(undisturbed, capsys):
     assert "resume_despite=[seed]" in found.err
 
 
-def test_what_cannot_be_gone_on_with_is_explained(tmp_path, capsys):
+def test_what_cannot_be_resumed_is_explained(tmp_path, capsys):
     missing = run(capsys, *SMALL, f"resume={tmp_path}/nothing")
     assert (missing.code, "does not exist" in missing.err) == (2, True)
     (tmp_path / "empty").mkdir()
@@ -197,7 +197,7 @@ def test_what_cannot_be_gone_on_with_is_explained(tmp_path, capsys):
 
 
 @pytest.mark.thorough
-def test_a_run_that_goes_on_elsewhere_is_left_alone(tmp_path, capsys):
+def test_a_run_that_continues_elsewhere_is_left_alone(tmp_path, capsys):
     folder = tmp_path / "run"
     process = start(folder)
     try:

@@ -119,7 +119,7 @@ def stop_once(index):
 @pytest.mark.thorough
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["untold", "told"])
-def test_a_run_that_was_stopped_goes_on_as_it_suggests(name, tmp_path, capsys, monkeypatch):
+def test_a_run_that_was_stopped_continues_as_it_suggests(name, tmp_path, capsys, monkeypatch):
     """With what was typed, where that is what the run needs."""
     folder = tmp_path / name  # each has a package of its own: what was imported stays
     assert init.run([str(folder)]) == 0

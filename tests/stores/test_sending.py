@@ -80,7 +80,7 @@ def refused_after(left, shelf, port, folder, tmp_path):
 
 
 @pytest.mark.parametrize("left", [2, 6, 9, 15])
-def test_a_second_run_goes_on(folder, tmp_path, left):
+def test_a_second_run_continues(folder, tmp_path, left):
     shelf = Stopping({})
     with InThread(shelf) as port:
         refused_after(left, shelf, port, folder, tmp_path)

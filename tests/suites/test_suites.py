@@ -60,7 +60,7 @@ def checkout(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_what_is_lost_is_said_and_a_hang_ends(checkout, capsys, monkeypatch):
+def test_what_is_lost_is_reported_and_a_hang_ends(checkout, capsys, monkeypatch):
     results = checkout / "results/made.penstock.reversed.jsonl"
 
     def later():  # by hours, while the test that hangs is the last that has begun

@@ -212,7 +212,7 @@ def go_on(faces_root, folder, whole, capsys):
 
 @pytest.mark.parametrize(("line", "number"), [(12, signal.SIGKILL), (17, signal.SIGTERM)])
 @pytest.mark.stress
-def test_a_study_that_is_stopped_goes_on_as_if_it_had_not(
+def test_a_study_that_is_stopped_continues_as_if_it_had_not(
     line, number, faces_root, whole, tmp_path, capsys
 ):
     folder = tmp_path / "sweep"
@@ -432,7 +432,7 @@ def test_without_optuna_a_message_says_what_to_install(study, monkeypatch):
     ],
 )
 @pytest.mark.one_in(3)
-def test_what_cannot_be_chosen_from_is_said_before_anything_runs(given, said, study):
+def test_what_cannot_be_chosen_from_is_reported_before_anything_runs(given, said, study):
     done = study(*given)
     assert done.code == 2, done.err
     assert said in done.err

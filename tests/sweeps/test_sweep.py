@@ -168,7 +168,7 @@ def test_a_value_that_is_no_number_is_written_as_none(sweep):
 
 
 @pytest.mark.thorough
-def test_a_sweep_that_is_left_says_how_far_it_came_and_goes_on(sweep, capsys, monkeypatch):
+def test_a_sweep_that_is_left_says_how_far_it_came_and_continues(sweep, capsys, monkeypatch):
     """Ctrl-C in the second of three jobs; the command that is offered does the rest."""
     begun = []
 

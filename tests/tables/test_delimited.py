@@ -166,7 +166,7 @@ def test_labels_in_quotes(indexed):
     assert [data[index]["label"] for index in range(4)] == [0, 1, 1, 1]
 
 
-def test_equal_keys_of_different_labels_are_told_apart():
+def test_equal_keys_of_different_labels_are_distinguished():
     rows = np.random.default_rng(0).integers(0, 3, (1000, 2)).astype(np.uint64)
     _, firsts, inverse = delimited_text._distinct(rows)
     assert np.array_equal(rows[firsts[inverse]], rows)
@@ -577,7 +577,7 @@ def test_a_batch_and_its_loss(tmp_path, monkeypatch, sampler, kind):
 
 
 @pytest.mark.parametrize("sharded", [[], ["dataset.shard_bytes=4096", "sampler.buffer=50"]])
-def test_a_stream_gives_each_record_once_whoever_reads_it(tmp_path, sharded):
+def test_a_stream_gives_each_record_once_to_any_readers(tmp_path, sharded):
     rows = rows_of(400)
     (tmp_path / "a.tsv").write_text(tsv(rows[:300]))
     (tmp_path / "b.tsv.gz").write_bytes(gzip.compress(tsv(rows[300:]).encode()))

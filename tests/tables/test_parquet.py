@@ -361,7 +361,7 @@ def test_a_fork_begins_with_nothing_held(monkeypatch):
     assert list(groups._held) == [2]
 
 
-def test_an_order_that_reads_row_groups_in_vain_is_said_once(caplog):
+def test_an_order_that_reads_row_groups_in_vain_is_reported_once(caplog):
     caplog.set_level(logging.WARNING)
     scattered = RowGroups(abs_and_size, 3, "scattered")
     for number in range(2000):

@@ -96,7 +96,7 @@ def test_a_character_between_two_pieces_is_whole(text, encoding):
         assert "".join(plain_text._decoded(content, encoding)) == content.decode(encoding)
 
 
-def test_the_byte_that_is_no_text_is_told_from_the_start_of_the_file(tmp_path, monkeypatch):
+def test_the_byte_that_is_no_text_is_counted_from_the_start_of_the_file(tmp_path, monkeypatch):
     monkeypatch.setattr(plain_text, "_PIECE", 4)
     (tmp_path / "a.txt").write_bytes("abc\u00e9\u00e9 d".encode() + b"\xff e")
     with pytest.raises(DataError, match=r"a\.txt', byte 9: it is not utf-8"):

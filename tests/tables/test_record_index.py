@@ -217,7 +217,7 @@ def test_several_processes_make_it_at_once(tmp_path):
     assert not list((tmp_path / "cache").rglob(".records-*"))
 
 
-def test_it_travels_to_workers_and_goes_on_after_a_fork(tmp_path):
+def test_it_travels_to_workers_and_continues_after_a_fork(tmp_path):
     path = written(tmp_path / "a.tsv", "a\nb\nc\n")
     for cache in (None, str(tmp_path / "cache")):
         index = RecordIndex(path, "none", "\t", cache)

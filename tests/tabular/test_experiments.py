@@ -59,7 +59,7 @@ def test_numbers_are_learnt_on_one_scale_and_measured_on_another(capsys, folder)
     assert (folder / "run" / "predictions.md").read_text().count("\n") > 5
 
 
-def test_a_target_that_does_not_fit_the_objective_is_said(capsys):
+def test_a_target_that_does_not_fit_the_objective_is_reported(capsys):
     number = run(capsys, "experiment=table", *SMALL, *DEBUG, "dataset.target=spent")
     assert number.code == 2
     assert "needs num_classes, which DrawnTable does not tell" in number.err

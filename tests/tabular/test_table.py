@@ -200,14 +200,14 @@ BAD = {
 
 
 @pytest.mark.parametrize("text", BAD)
-def test_what_is_wrong_with_a_file_is_said_with_its_line(tmp_path, text):
+def test_what_is_wrong_with_a_file_is_reported_with_its_line(tmp_path, text):
     (tmp_path / "t.csv").write_text(text, encoding="latin-1")
     with pytest.raises(DataError, match=r"(?s)t\.csv'|column 'b'") as raised:
         Table(str(tmp_path / "t.csv"), "a", numbers=["b"], val_fraction=0)
     assert re.search(BAD[text], str(raised.value))
 
 
-def test_what_is_wrong_with_options_is_said_with_the_key(tmp_path):
+def test_what_is_wrong_with_options_is_reported_with_the_key(tmp_path):
     data = frame()
     names = pd.DataFrame({"name": [f"n{n}" for n in range(300)], "y": [0, 1] * 150})
     for options, message in (

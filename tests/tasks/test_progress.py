@@ -204,7 +204,7 @@ def test_an_epoch_of_seconds_has_one_line(capsys, clock):
 
 
 @pytest.mark.parametrize("kind", ["plain", "rich"])
-def test_that_it_compiles_and_has_compiled_is_said(kind, terminal, clock):
+def test_that_it_compiles_and_has_compiled_is_reported(kind, terminal, clock):
     display = progress.make(kind, loader(), 2, compiles=True)
     for epoch in range(2):
         display.on_epoch_start(epoch, 10, 0)

@@ -65,7 +65,7 @@ def test_a_folder_gives_the_configuration(faces, capsys, tmp_path):
     assert run(capsys, "task=validate").code == 2
 
 
-def test_weights_of_another_model_are_told_by_key(faces, capsys):
+def test_weights_of_another_model_are_reported_by_key(faces, capsys):
     words = [*faces, *QUICK]
     assert run(capsys, *words, "run_dir=run").code == 0
     done = run(capsys, *words, "model.width=6", "task=validate", "checkpoint=run")

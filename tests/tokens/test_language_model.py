@@ -60,7 +60,7 @@ def test_what_comes_later_is_not_seen(model):
 
 
 @torch.no_grad()
-def test_a_likely_token_goes_on(model):
+def test_a_likely_token_continues(model):
     begin = [DOCUMENTS[1][:4].tolist(), DOCUMENTS[3][:4].tolist()]
     written = continued(model.eval(), begin, 3)
     assert written == continued(model, begin, 3)

@@ -21,7 +21,7 @@ def batches_of(case):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_token_is_to_be_told_from_those_before_it_in_its_document(case):
+def test_a_token_is_to_be_distinguished_from_those_before_it_in_its_document(case):
     for batch in batches_of(case):
         tokens, following = batch["tokens"].flatten(), next_tokens(batch).flatten()
         ids = batch["document_ids"].flatten()

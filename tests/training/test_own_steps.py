@@ -138,7 +138,7 @@ def test_a_gan_is_that_of_a_plain_loop_to_the_bit(clip):
         lambda optimizer: CosineAnnealingLR(optimizer, 8),
     ],
 )
-def test_a_state_in_the_middle_goes_on_to_the_bit(schedule):
+def test_a_state_in_the_middle_continues_to_the_bit(schedule):
     whole = training(model(), schedule=schedule, ema=0.9)
     learn(whole, 0, 3)
     state = copy.deepcopy(whole.state_dict())

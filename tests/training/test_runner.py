@@ -274,7 +274,7 @@ def test_nan_is_never_the_best(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000012.safetensors"]
 
 
-def test_observers_are_told_in_order():
+def test_observers_learn_in_order():
     seen = Seen()
     run(loader(size=11), max_epochs=2, observers=[seen], log_every=2)
     assert seen.events == [
@@ -322,7 +322,7 @@ def test_milliseconds_are_of_a_sample():
     assert (record["ms/read"], record["ms/collate"]) == (50.0, 2.5)
 
 
-def test_checkpoints_hold_all_that_training_goes_on_from(tmp_path):
+def test_checkpoints_hold_all_that_training_continues_from(tmp_path):
     model, result = run(folder=tmp_path, max_epochs=3, keep=2, optimizer=torch.optim.Adam)
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["best.safetensors", "step-00000012.safetensors", "step-00000018.safetensors"]

@@ -92,7 +92,7 @@ def test_up_and_down_again_gives_the_same():
     assert inner((there_and_back - low)[0]).abs().max() < 1e-4 * low.abs().max()
 
 
-def test_the_transform_resamples_what_it_is_told():
+def test_the_transform_resamples_what_it_is_given():
     made = Resample(4000, fields=["audio", "target"])(sample(target=noise(2, 800)))
     assert (made["rate"], made["label"]) == (4000, 3)
     assert (made["audio"].shape, made["target"].shape) == ((1, 400), (2, 400))

@@ -247,7 +247,7 @@ def test_other_bounds(changes, bound, override):
 # -- cores that are taken --------------------------------------------------------------------------
 
 
-def test_training_that_is_starved_of_cores_is_told_from_training():
+def test_training_that_is_starved_of_cores_is_distinguished_from_training():
     """Steps take twice as long as alone, and nobody waits for data."""
     starved = {"pace": 0.02, "waited": 0.02, "starved": 0.008}
     many = verdict(**starved, workers=12, busy=0.9)

@@ -161,7 +161,7 @@ def test_a_budget_is_a_number_above_zero(latency_case):
     assert "tune.seconds" in done.err
 
 
-def test_a_damaged_file_is_said_to_be_one(tmp_path):
+def test_a_damaged_file_is_called_one(tmp_path):
     path = tmp_path / "x.json"
     path.write_text("{")
     with pytest.raises(ConfigError, match=r"x\.json cannot be read"):

@@ -278,7 +278,7 @@ def test_one_clear_message_where_pyav_is_missing(tmp_path, monkeypatch):
         VideoClips(str(tmp_path))
 
 
-def test_digests_are_equal_whoever_reads(tmp_path, capsys):
+def test_digests_are_equal_for_all_readers(tmp_path, capsys):
     root = folder_of(tmp_path / "data")
     common = ["task=digest", "dataset=video_clips", f"dataset.root={root}", "dataset.frames=4"]
     common += ["transform.train.crop.size=[16,16]", "batch.size=4", "trainer.max_epochs=2"]

@@ -81,7 +81,7 @@ def test_a_mean_of_two_has_the_boxes_of_both():
     assert torch.equal(batch["image"][4], plain["image"][4])
 
 
-def test_what_cannot_be_put_together_is_said():
+def test_what_cannot_be_put_together_is_reported():
     from penstock.loading.collate import List
 
     with pytest.raises(DataError, match=r"cannot do so with mask \(field 'mask'\)"):
@@ -92,7 +92,7 @@ def test_what_cannot_be_put_together_is_said():
         made(Mosaic(), range(4), fields=["labels"])
 
 
-def test_digests_are_equal_whoever_reads(capsys):
+def test_digests_are_equal_for_all_readers(capsys):
     """Of detection with a mosaic; by two workers, too."""
     step = "transform.train_batch.{}={{_target_: penstock.addons.vision.mosaic.{}}}"
     common = ["task=digest", "experiment=detection", "dataset.count=50", "trainer.max_epochs=1"]
