@@ -312,7 +312,6 @@ BEFORE = {
 }
 
 
-
 def _predicting(words, root):
     """A run on labelled files predicts files without labels."""
     return (
