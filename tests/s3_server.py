@@ -49,7 +49,7 @@ class S3Server:
             str(self.delay),
         ]
         self.process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **ENVIRONMENT})
-        wait_until(lambda: is_open(self.port) or self.process.poll() is not None, 30)
+        wait_until(lambda: is_open(self.port) or self.process.poll() is not None, 120)
         assert self.process.poll() is None
         return self
 

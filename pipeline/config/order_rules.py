@@ -117,7 +117,7 @@ def repetitions(config: Config, parts: Parts) -> Messages:
         ways = " or ".join(str(even) for even in (low, low + times) if even)
         yield (
             f"sampler.times: {times} does not divide batch.size={size}, so a row's repetitions "
-            f"would stand in two batches; take batch.size={ways}"
+            f"would be in two batches; take batch.size={ways}"
         )
 
 

@@ -46,7 +46,7 @@ def how_to_resume(folder: Path) -> str:
 def how_to_skip(folder: Path, skipped: Skipped) -> str:
     """The hint for a run that failed on a batch: `skipped` has its address and those before."""
     words = [program.override("resume", folder), *_typed_again(), f"trainer.skip={skipped}"]
-    return f"To go on without it:\n  {suggested(*words)}"
+    return f"To continue without it:\n  {suggested(*words)}"
 
 
 def command_line(*words: str) -> str:

@@ -373,7 +373,7 @@ class Loader:
             if now != before:
                 raise DataError(
                     f"{name} had {before} rows when its order was made, and has {now} now, so rows "
-                    "would stand at other addresses; its length must not change during a run"
+                    "would be at other addresses; its length must not change during a run"
                 )
 
     def _empty(self, epoch: int) -> ConfigError:

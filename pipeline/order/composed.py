@@ -97,7 +97,7 @@ class Repeated(Order):
                 Problem(
                     "sampler.times",
                     f"{times} does not divide batch.size={batch_size}, so a "
-                    "row's repetitions would stand in two batches",
+                    "row's repetitions would be in two batches",
                 )
             )
         self.times, self.order, self.shorten = times, order or Random(length, seed), shorten

@@ -59,7 +59,7 @@ class Permutation:
     def _inside(self, places: npt.ArrayLike) -> IntArray:
         numbers = np.asarray(places, dtype=np.int64)
         if numbers.size and (int(numbers.min()) < 0 or int(numbers.max()) >= self.length):
-            raise IndexError(f"a place lies outside [0, {self.length})")
+            raise IndexError(f"a place is outside [0, {self.length})")
         return numbers
 
     def _walk(self, start: IntArray, back: bool) -> IntArray:

@@ -154,7 +154,7 @@ def test_without_an_old_checkpoint_it_begins_anew(trained, tmp_path, capsys):
     folder = shutil.copytree(trained, tmp_path / "a")
     row = int(parts(*FIT).plan.request(0, 1).indices[0])
     lines, command = told(run(capsys, "task=without", f"sample={row}", f"run={folder}").out)
-    assert lines["goes on"] == "from the beginning: no checkpoint is of before that"
+    assert lines["goes on"] == "from the beginning: no checkpoint is older than that"
     assert command == [
         *FIT,
         f"bad_samples.quarantine={folder}-without.csv",

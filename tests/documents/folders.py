@@ -279,6 +279,7 @@ FILES = {
     "docs/landmarks.md": faces,
     "docs/language_models.md": books,
     "docs/lightning.md": lightning,
+    "docs/mixtures.md": faces,
     "docs/multi_label.md": photos,
     "docs/own_dataset.md": birds,
     "docs/packing.md": photos,

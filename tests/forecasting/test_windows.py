@@ -144,7 +144,7 @@ def test_what_is_wrong_with_times_is_reported_with_the_row(tmp_path):
     swapped.loc[[4, 5], "day"] = data["day"][[5, 4]].to_numpy()
     refused(swapped, r"line 7.*2025-01-05.*'north' comes after the later 2025-01-06.*Sort")
     twice = pd.concat([data[:5], data[4:]])
-    refused(twice, r"line 7.*is there twice.*line 6")
+    refused(twice, r"line 7.*occurs twice.*line 6")
     refused(data.assign(day=data["day"].astype(str).where(data.index != 2)), "line 4.*is missing")
     refused(data.assign(day=["monday"] * len(data)), "line 2.*'monday' is no date")
     refused(data.assign(shop=data["shop"].where(data.index != 2)), "line 4.*has no name")

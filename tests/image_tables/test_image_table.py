@@ -172,7 +172,7 @@ def test_a_wrong_cell_is_named(folder, column, value, columns, message):
         (b"path\n", r"a header and no rows"),
         (b"path,a\nx\n", r"line 2: 1 cells, but the header has 2"),
         (b'path,a\n"x,1\n', r"line 2: unexpected end"),
-        (b"path,path\nx,y\n", r"column 'path' is there 2 times"),
+        (b"path,path\nx,y\n", r"column 'path' occurs 2 times"),
         (b"path\n\xff\xfe\n", r"is not utf-8.*dataset.encoding"),
     ],
 )

@@ -37,7 +37,7 @@ def test_copies_and_pictures_that_were_saved_again_are_named(tmp_path, monkeypat
     lines = [" ".join(line.split()) for line in done.out.splitlines()]
     assert lines.pop(0) == "34 samples, nothing wrong with them"
     assert lines[0].startswith(
-        "overlap 2 of val stand in train, too: 1 equal, 1 nearly equal; 1 of them with another "
+        "overlap 2 of val are in train, too: 1 equal, 1 nearly equal; 1 of them with another "
         "target (13 with 21 of train, "
     )
     assert [line.split()[2::2] for line in lines[2:4]] == [
@@ -46,7 +46,7 @@ def test_copies_and_pictures_that_were_saved_again_are_named(tmp_path, monkeypat
     ]
     assert lines[2].endswith("equal 3 root/train/cat/3.png")
     assert lines[3].endswith("nearly 15 root/train/dog/4.png")
-    assert lines[4].startswith("overlap 1 of test stand in train, too: 1 equal")
+    assert lines[4].startswith("overlap 1 of test are in train, too: 1 equal")
 
 
 def test_rows_of_a_table_are_compared_without_their_target(tmp_path, monkeypatch, capsys):
@@ -56,7 +56,7 @@ def test_rows_of_a_table_are_compared_without_their_target(tmp_path, monkeypatch
     (tmp_path / "b.csv").write_text("x,y\n3,1\n4,1\n77,0\n")
     words = ["dataset=table", "dataset.root=.", "dataset.file=a.csv", "dataset.val_file=b.csv"]
     done = program.run(capsys, *QUICK, *words, "dataset.target=y", "loader.num_workers=2")
-    assert "2 of val stand in train, too: 2 equal; 1 of them with another target" in done.out
+    assert "2 of val are in train, too: 2 equal; 1 of them with another target" in done.out
     assert "nearly" not in done.out
 
 

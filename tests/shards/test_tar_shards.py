@@ -363,12 +363,12 @@ def without(number, ending):
 SAMPLES = {
     "a part is missing": (without(2, ".cls"), r"sample 1 \('d/0002'\) has no part 'cls', as"),
     "a part too many": ([*samples(2), ("d/0002.seg", b"")], r"has a part 'seg', which the first"),
-    "a part twice": ([*samples(2), ("d/0002.cls", b"1")], r"'d/0002\.cls' is there twice"),
+    "a part twice": ([*samples(2), ("d/0002.cls", b"1")], r"'d/0002\.cls' occurs twice"),
     "not together": (
         [*without(2, ".cls"), *samples(3), ("d/0002.cls", b"1")],
-        r"member 14 .*sample 'd/0002' stood there before|stand together",
+        r"member 14 .*sample 'd/0002' occurred before|stand together",
     ),
-    "a name twice": ([*samples(3), *samples(2), *samples(3)], r"'d/0003' stood there before"),
+    "a name twice": ([*samples(3), *samples(2), *samples(3)], r"'d/0003' occurred before"),
 }
 
 

@@ -189,7 +189,7 @@ BAD = {
     "": "is empty: its first line has to name the columns",
     "a,b\n": "has a header and no rows",
     "a,b\n1,2\n\n3\n": r"line 4: 1 of 2 cells that the header names",
-    "a,a\n1,2\n": "column 'a' is there 2 times",
+    "a,a\n1,2\n": "column 'a' occurs 2 times",
     "a,b\n1,2\n,3\n": r"line 3, column 'a': the target is missing.*without_target=skip",
     "a,b\n1,2\n2,x\n": r"line 3, column 'b': 'x' is not a number",
     "a,b\n1,2\n2,inf\n": r"line 3, column 'b': 'inf' is not finite",

@@ -78,7 +78,7 @@ def test_the_own_dataset_page(birds):
 def test_the_transforms_page(tmp_path):
     write_files("transforms.md", tmp_path)
     shown, _ = blocks("transforms.md", "python")
-    (command,) = blocks("transforms.md", "sh")
+    _, command = blocks("transforms.md", "sh")
     program = shlex.split(command.replace("python run.py", PROGRAM))
     outputs = []
     for words in ([sys.executable, "-c", shown], [*program, "dataset.count=80"]):

@@ -201,7 +201,7 @@ def test_what_is_missing_or_wrong_is_named(tmp_path):
     with pytest.raises(DataError, match=r"bounds tokens 0 to 6, and '.*x\.bin' has 5"):
         read(folder, dtype="uint8")
     np.save(folder / "x.offsets.npy", np.array([0, 4, 2, 5]))
-    with pytest.raises(DataError, match="row 1 of the file: it is said to be at tokens 4 to 2"):
+    with pytest.raises(DataError, match="row 1 of the file: its index places it at tokens 4 to 2"):
         rows_of(read(folder, dtype="uint8"))
     np.save(folder / "x.offsets.npy", np.array([0, 5]))
     with pytest.raises(DataError, match=r"has the token 53, and dataset\.vocab_size=53"):

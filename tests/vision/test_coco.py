@@ -113,7 +113,7 @@ def changed(part, number, **values):
         (changed("annotations", 0, bbox=[1, 2, -3, 4]), "bbox is"),
         (changed("annotations", 0, bbox=[1, 2, 3]), "bbox is"),
         (changed("annotations", 0, bbox=[1, 2, 3, 1e12]), "bbox is"),
-        (changed("annotations", 0, bbox=[30, 2, 3, 4]), "lies outside of its picture"),
+        (changed("annotations", 0, bbox=[30, 2, 3, 4]), "is outside of its image"),
         (changed("annotations", 0, iscrowd="no"), "iscrowd is 'no'"),
         (changed("annotations", 0, keypoints=[1, 2]), "keypoints are"),
         (changed("annotations", 0, keypoints=[1, 2, 0] * 3), "keypoints are"),

@@ -8,7 +8,7 @@ ADDON = AddOn(
             "penstock.addons.backwards.where:run", "penstock.addons.backwards.sentences:where"
         ),
         "without": Task(
-            "penstock.addons.backwards.without:run", "how {run} goes on without {sample}"
+            "penstock.addons.backwards.without:run", "how {run} continues without {sample}"
         ),
     }
 )

@@ -11,5 +11,5 @@ def where(config: Config, names: Mapping[str, str]) -> str:
     """Its announcement."""
     of = names["data"] if config.run is None else names["run"]
     if config.address is not None:
-        return f"what stands at {tuple(config.address)} in {of}"
+        return f"which samples are at {tuple(config.address)} in {of}"
     return f"looking for {names['sample']} in {of}"

@@ -54,7 +54,7 @@ _MOST_RUNS = 100  # that began from each other
 
 
 def run(config: Config) -> None:
-    """Print how the run `config.run` goes on without `config.sample`.
+    """Print how the run `config.run` continues without `config.sample`.
 
     Raises:
         ConfigError: there is no such run or sample, or the run's data is a stream.
@@ -90,7 +90,7 @@ def run(config: Config) -> None:
     file = _free(folder.with_name(f"{folder.name}-without.csv"))
     words = [program.override(KEY, file), program.override("run_dir", file.with_suffix(""))]
     if start is None:
-        put(f"{'goes on':<10} from the beginning: no checkpoint is of before that")
+        put(f"{'goes on':<10} from the beginning: no checkpoint is older than that")
     else:
         put(f"{'goes on':<10} from {_described(start)}")
         words.insert(0, program.override("resume", start.path))
@@ -101,7 +101,7 @@ def run(config: Config) -> None:
     put(f"{'left out':<10} {file}")
     line = command(record, *words, again=start is None)
     way = f"\n  {line}" if line else " the overrides of this run cannot be used; give your own"
-    put(f"\nTo go on without it:{way}")
+    put(f"\nTo continue without it:{way}")
 
 
 class _Trained:
@@ -241,7 +241,7 @@ def _own(dataset: Any, row: int) -> int:
 def _warn(record: RunRecord, config: Config) -> None:
     """Say what the addresses do not tell."""
     if record.state == "running":
-        say("the run goes on at this moment; stop it, or it may see the sample meanwhile")
+        say("the run is still training; stop it, or it may see the sample")
     words = [
         word for start in [record.manifest, *record.sessions] for word in start.get("overrides", [])
     ]

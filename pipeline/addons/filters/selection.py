@@ -79,7 +79,7 @@ class Selection:
         """
         numbers = np.asarray(places, dtype=np.int64)
         if numbers.size and (int(numbers.min()) < 0 or int(numbers.max()) >= self.count):
-            raise IndexError(f"a place lies outside [0, {self.count})")
+            raise IndexError(f"a place is outside [0, {self.count})")
         if len(numbers) > _TOGETHER:
             starts = range(0, len(numbers), _TOGETHER)
             return np.concatenate([self.select(numbers[at : at + _TOGETHER]) for at in starts])
@@ -122,7 +122,7 @@ class Selection:
         """
         numbers = np.asarray(rows, dtype=np.int64)
         if numbers.size and (int(numbers.min()) < 0 or int(numbers.max()) > self.length):
-            raise IndexError(f"a row lies outside [0, {self.length}]")
+            raise IndexError(f"a row is outside [0, {self.length}]")
         block, inside = numbers // _BLOCK, numbers % _BLOCK
         last = block == len(self._before) - 1  # the end of a full last block
         content = self._bits.reshape(-1, _BYTES)[np.where(last, 0, block)]

@@ -95,7 +95,7 @@ def _check_steps(
         )
 
     for place in np.flatnonzero(within & (steps == 0))[:1]:
-        text = f"{error(int(place), 'is there twice, after')}Remove one, or name dataset.series."
+        text = f"{error(int(place), 'occurs twice, after')}Remove one, or name dataset.series."
         raise DataError(text)
     for place in np.flatnonzero(within & (steps < 0))[:1]:
         text = f"{error(int(place), 'comes after the later')}Sort the rows of a series by time."

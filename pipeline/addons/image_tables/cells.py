@@ -147,7 +147,7 @@ def _check_header(name: str, header: list[str], limits: Limits) -> None:
         raise DataError(f"{name!r}, line 1 has {claim}.")
     column, count = Counter(header).most_common(1)[0]
     if count > 1:
-        raise DataError(f"{name!r}: column {column!r} is there {count} times. Rename one.")
+        raise DataError(f"{name!r}: column {column!r} occurs {count} times. Rename one.")
 
 
 def _bounded(file: io.TextIOBase, name: str) -> Iterator[str]:

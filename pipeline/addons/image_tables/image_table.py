@@ -64,7 +64,7 @@ class ImageTable(FolderDataset):
         group: the column of what is not divided: rows of one patient, say, are in one split.
         split_column: the column that says train, val (or validation) or test; null: by
             `val_fraction`.
-        repeated: a file may stand in several rows, as one with several captions; all are in one
+        repeated: a file may be in several rows, as one with several captions; all are in one
             split.
         reader: "torchvision", "pillow" or "skimage".
         val_fraction: share of the rows that validate, of each class alike (of several labels, of
@@ -214,7 +214,7 @@ class ImageTable(FolderDataset):
                     row,
                     path,
                     f"is already in {first}. Remove one of the rows, or set dataset.repeated=true "
-                    "if a file may stand in several",
+                    "if a file may be in several",
                 )
         missing = self.folder.first_missing(names)
         if missing is not None:

@@ -144,9 +144,9 @@ def _put(
     count = {kind: sum(each.kind == kind for each in found) for kind in ("equal", "nearly")}
     others = [each for each in found if marks.targets[each.place] != train.targets[each.train]]
     if not found:
-        put(f"{'overlap':<10} none of {split.name} stands in train, too ({compared})")
+        put(f"{'overlap':<10} none of {split.name} is in train, too ({compared})")
         return
-    text = f"{len(found)} of {split.name} stand in train, too: {count['equal']} equal"
+    text = f"{len(found)} of {split.name} are in train, too: {count['equal']} equal"
     text += f", {count['nearly']} nearly equal" if pairs else ""
     text += f"; {len(others)} of them with another target" if others else ""
     put(f"{'overlap':<10} {text} ({compared})")

@@ -201,13 +201,13 @@ class RemotePack(Pack):
                 begin, end = self._byte(name, layout, ends).tolist()
                 held, content = part, self._part(layout, begin, end)
             if not begin <= starts[slot] <= stops[slot] <= end:
-                raise damaged(layout.address, f"row {int(indices[slot])} lies outside of its part")
+                raise damaged(layout.address, f"row {int(indices[slot])} is outside of its part")
             yield slot, content[starts[slot] - begin : stops[slot] - begin]
 
     def _part(self, layout: _Layout, begin: int, end: int) -> Bytes:
         whole = layout.start + math.prod(layout.shape) * layout.dtype.itemsize
         if not layout.start <= begin <= end <= whole:
-            raise damaged(layout.address, f"rows are said to lie at {begin} to {end} of {whole}")
+            raise damaged(layout.address, f"rows should be at {begin} to {end} of {whole}")
         if begin == end:
             return np.empty(0, np.uint8)
         reserve(end - begin, "a part of packed data")

@@ -139,7 +139,7 @@ def text_of(pack: Pack, stem: str, index: int) -> str:
     start, stop = map(int, offsets[index : index + 2])
     if not 0 <= start <= stop <= min(len(text), start + _LONGEST):
         where = f"cell {index} of {stem!r}"
-        raise damaged(pack.folder, f"{where} is said to lie at {start} to {stop} of {len(text)}")
+        raise damaged(pack.folder, f"{where} should be at {start} to {stop} of {len(text)}")
     return text[start:stop].tobytes().decode("utf-8", "surrogateescape")
 
 

@@ -59,7 +59,7 @@ def run(config: Config) -> None:
                 if group.is_first:
                     journal.add(rows)
         except Stop as stop:
-            kept = f"{len(journal)} rows are kept; the same command goes on"
+            kept = f"{len(journal)} rows are kept; the same command continues"
             if stop.name != "SIGINT":
                 raise Preempted(f"{stop.name}: {kept}") from None
             if group.is_first:

@@ -81,7 +81,7 @@ class RowSplit:
     def rows(self, indices: npt.ArrayLike) -> IntArray:
         numbers = np.asarray(indices, dtype=np.int64)
         if numbers.size and (int(numbers.min()) < 0 or int(numbers.max()) >= len(self)):
-            raise IndexError(f"an index lies outside [0, {len(self)})")
+            raise IndexError(f"an index is outside [0, {len(self)})")
         if self._inner is not None:
             numbers = self._inner.rows(numbers)
         if not self._train:

@@ -225,7 +225,7 @@ class OptunaSweeper(Sweeper):
         if number := len(trials.trials):
             done = number - len(unfinished)
             say(
-                f"going on with the study in {folder}: of {options.trials} trials, {done} are "
+                f"continuing the study in {folder}: of {options.trials} trials, {done} are "
                 f"finished and {len(unfinished)} were begun"
             )
         for trial in unfinished:

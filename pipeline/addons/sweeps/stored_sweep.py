@@ -253,7 +253,7 @@ def resumed(overrides: Sequence[str]) -> tuple[list[str], bool]:
     rest = [word for word in overrides if not word.startswith("resume=")]
     now = {_place(word) for word in rest}
     if _KEY in now:
-        reason = f"resume={value} goes on with the sweep in its own folder; leave this out"
+        reason = f"resume={value} continues the sweep in its own folder; leave this out"
         raise ConfigError(Problem(_KEY, reason))
     kept = [word for word in stored.words if not {*_above(_place(word))} & now]
     kept = command_line_keys.of_folder(kept, rest, folder)

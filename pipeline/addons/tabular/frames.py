@@ -343,7 +343,7 @@ def _check_names(name: str, names: Sequence[str], limits: Limits) -> None:
         raise DataError(f"{name!r} has {limits.refusal('columns', f'{len(names)} columns')}.")
     double, count = Counter(names).most_common(1)[0]
     if count > 1:
-        raise DataError(f"{name!r}: column {double!r} is there {count} times. Rename one.")
+        raise DataError(f"{name!r}: column {double!r} occurs {count} times. Rename one.")
 
 
 def _check_memory(name: str, size: int) -> None:

@@ -63,7 +63,7 @@ def checked_spans(file: TokenFile, rows: IntArray) -> tuple[IntArray, IntArray]:
     if wrong.any():
         row = int(wrong.argmax())
         raise DataError(
-            f"{str(file)!r}, row {int(rows[row])} of the file: it is said to be at tokens "
+            f"{str(file)!r}, row {int(rows[row])} of the file: its index places it at tokens "
             f"{int(starts[row])} to {int(stops[row])}, and the file has {file.total}. The index is "
             "damaged, or of another file: write both again."
         )

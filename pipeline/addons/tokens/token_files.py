@@ -242,7 +242,7 @@ class TokenFiles(FileDataset, Dataset[dict[str, object]]):
     def _spans(self, indices: IntArray) -> tuple[IntArray, IntArray, IntArray]:
         """The file, the first token and one past the last of each row, as they are stored."""
         if indices.size and not (indices.min() >= 0 and indices.max() < len(self)):
-            raise IndexError(f"a row lies outside of [0, {len(self)})")
+            raise IndexError(f"a row is outside of [0, {len(self)})")
         of, rows = self._file_of(indices)
         if len(self.files) == 1:
             return of, *checked_spans(self.files[0], rows)

@@ -169,7 +169,7 @@ class CocoFile:
         left, top = numbers[0], numbers[1]
         right, bottom = left + numbers[2], top + numbers[3]
         if left >= width or top >= height or right < 0 or bottom < 0:
-            wrong = f"bbox {_short(value)} lies outside of its picture of {width} x {height}"
+            wrong = f"bbox {_short(value)} is outside of its image of {width} x {height}"
             raise self._error(where, wrong)
         return max(left, 0), max(top, 0), min(right, width), min(bottom, height)
 

@@ -347,7 +347,7 @@ def read_samples(source: TarBytes) -> Iterator[TarSample]:
         if hash(key) in seen:
             raise DataError(
                 f"{source.name!r}, member {member.number} ({_shown(member.name)}): sample "
-                f"{_shown(key)} stood there before. The files of a sample have to stand together, "
+                f"{_shown(key)} occurred before. The files of a sample must be together, "
                 "and every sample needs a name of its own: sort the names when you make the "
                 "archive."
             )
@@ -361,7 +361,7 @@ def read_parts(where: str, content: bytes) -> tuple[str, dict[str, bytes]]:
     """The one sample that whole members in memory make up: its key, and ending -> content.
 
     Raises:
-        DataError: as `read_members`; or a part is there twice.
+        DataError: as `read_members`; or a part occurs twice.
     """
     key, parts, source = b"", dict[str, bytes](), TarBytes(where, content)
     for member in read_members(source, 0, len(content)):
@@ -371,7 +371,7 @@ def read_parts(where: str, content: bytes) -> tuple[str, dict[str, bytes]]:
         key, ending = split[0], split[1].decode("utf-8", "replace").lower()
         if ending in parts:
             raise DataError(
-                f"{where}: {_shown(member.name)} is there twice. Make the archive again with every "
+                f"{where}: {_shown(member.name)} occurs twice. Make the archive again with every "
                 "file once."
             )
         parts[ending] = source.read(member.data, member.data + member.size)

@@ -189,7 +189,7 @@ class ArrowFiles:
                     continue
                 problem = f"is {types[0]}" if types else "is missing"
                 if len(types) > 1:
-                    problem = f"is there {len(types)} times"
+                    problem = f"occurs {len(types)} times"
                 problem += f", but in {self.name(0)!r} it is {expected[column]}" if number else ""
                 raise DataError(
                     f"{self.name(number)!r}: column {column!r} {problem}. All files need one "

@@ -353,7 +353,7 @@ class Gatherer:
         """
         indices = np.asarray(indices, np.int64)
         if len(indices) and not 0 <= indices.min() <= indices.max() < self._firsts[-1]:
-            raise IndexError(f"an index lies outside [0, {self._firsts[-1]})")
+            raise IndexError(f"an index is outside [0, {self._firsts[-1]})")
         size = sum(layout.row_bytes for layout in self._layouts.values())
         reserve(2 * len(indices) * size, f"{len(indices)} rows of numbers")
         made: dict[str, Any] = {}

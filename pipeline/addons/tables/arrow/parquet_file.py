@@ -219,7 +219,7 @@ def _pages(source: pa.NativeFile, chunk: Chunk, name: str) -> Iterator[tuple[int
     start = chunk.first
     stop = start + chunk.size
     if not 0 <= start <= stop <= source.size():
-        raise ValueError(f"column {name!r} lies outside of the file")
+        raise ValueError(f"column {name!r} is outside of the file")
     values = 0
     while start < stop and values < chunk.values:
         header, length = _page_header(source, start, stop)
