@@ -346,6 +346,7 @@ EVERYWHERE = (
 )
 
 WORDS = {
+    "docs/bad_samples.md": ((r"=photographs", "=photos"),),
     "docs/completion.md": ((r'^eval "\$\((.*)\)"', r"\1"), (r" \| source$", "")),
     "docs/comparing.md": ((r"\[A,B\]", "[outputs/a,outputs/b]"),),
     "docs/finetuning.md": (
