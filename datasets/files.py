@@ -128,7 +128,7 @@ class Remote(Protocol):
     def report(
         self, rows: Callable[[], Iterator[Sequence[str]]], wanted: float | None
     ) -> Sequence[tuple[str, str]]:
-        """What its stores give, and what would let them give more: labels and texts.
+        """The speed of its stores, and the settings that would make them faster: labels and texts.
 
         Args:
             rows: the addresses of the files of one row or shard after the other.

@@ -114,7 +114,7 @@ class RemoteShards:
         return self._files.remote.part(address, 0, 4 * (info["samples"] + 2))
 
     def _part(self, shard: int, row: int) -> tuple[str, int]:
-        """What holds a sample: its address, and the byte of the shard that it begins with."""
+        """The place of a sample: its address, and the byte of the shard that it begins with."""
         begins, address = self._begins(shard), self._shards[shard][0]
         block = int(begins[row]) // _PART * _PART
         first, last = np.searchsorted(begins[:-1], [block, block + _PART]).tolist()

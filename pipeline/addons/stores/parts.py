@@ -41,7 +41,7 @@ def as_part(address: str) -> Part | None:
 
 
 class Came(NamedTuple):
-    """What became of a request that was made ahead.
+    """The fate of a request that was made ahead.
 
     Attributes:
         left: addresses for which there is no room but that of files that are needed earlier.

@@ -1,7 +1,7 @@
-"""What a store gives, and which setting would let it give more: for `task=profile`.
+"""The speed of a store, and the settings that would make it faster: for `task=profile`.
 
 Latency and rate are those of a few GETs, one after the other, past the cache. Requests and bytes a
-sample are counted by walking through the first epoch as whoever fetches ahead does, with nothing in
+sample are counted by walking through the first epoch as the fetcher ahead does, with nothing in
 the cache.
 
 Cost: ten GETs, of 4 MiB at most, and 50 us a row.
@@ -42,7 +42,7 @@ class Speed(NamedTuple):
 
 
 class Demand(NamedTuple):
-    """What is asked of a store for a sample.
+    """The requests to a store for a sample.
 
     Attributes:
         requests, size: their number, and their bytes together.
@@ -55,7 +55,7 @@ class Demand(NamedTuple):
 
 
 class Advice(NamedTuple):
-    """What would help, in words and as overrides."""
+    """The advice, in words and as overrides."""
 
     words: str
     overrides: tuple[str, ...] = ()
@@ -150,7 +150,7 @@ def judged(
 def lines(
     speed: Speed, demand: Demand | None, wanted: float, ahead: int, most: int
 ) -> list[tuple[str, str]]:
-    """What `task=profile` prints of a store: a label and a text each."""
+    """The lines of `task=profile` about a store: a label and a text each."""
     rate = "" if math.isinf(speed.rate) else f", then {speed.rate / 1e6:.3g} MB/s a connection"
     printed = [("store", f"the first byte after {1000 * speed.latency:.3g} ms{rate}")]
     if demand is None or not demand.requests:
