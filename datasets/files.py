@@ -55,7 +55,7 @@ class WholeFilesError(DataError):
 
 
 class Sending(Protocol):
-    """A folder that is copied to an address; when it was killed, the next run goes on with it."""
+    """A folder that is copied to an address; when it was killed, the next run continues it."""
 
     def has(self, name: str) -> bool:
         """Whether a file is there now."""

@@ -1,6 +1,6 @@
 """The command line: preflight, then hydra, then the task; a message and an exit code at the end.
 
-    0 done, 2 configuration, 3 data, 75 stopped and can go on, 130 interrupted, 1 anything else
+    0 done, 2 configuration, 3 data, 75 stopped and can continue, 130 interrupted, 1 anything else
 
 A configuration that asks for several ranks is run by as many processes of this same command line,
 unless torchrun has started them. An error in a person's input is one message on stderr; everything
@@ -163,7 +163,7 @@ def execute(composed: DictConfig) -> float | None:
     """Run one job that hydra has composed; returns the value that a sweep optimises.
 
     A single run that fails ends in SystemExit, which hydra lets through. In a sweep the failure is
-    recorded and the next job goes on.
+    recorded and the next job continues.
     """
     logger = logging.getLogger("penstock")
     if not logger.handlers:

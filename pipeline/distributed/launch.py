@@ -102,7 +102,7 @@ def end_with_launcher() -> None:
     """Have a rank that our launcher started asked to stop, as by SIGTERM, once that one has ended.
 
     A launcher that is killed (SIGKILL, out of memory) can tell nobody. Its ranks would train on,
-    beside those of the run that goes on. Linux only.
+    beside those of the run that continues. Linux only.
     """
     launcher = os.environ.get(_LAUNCHER)
     if launcher == str(os.getppid()) and sys.platform == "linux":

@@ -75,7 +75,7 @@ class Climb:
         return self._resting is not None
 
     def observe(self, window: Window) -> int:
-        """The number of workers to go on with, after a window with `workers` of them."""
+        """The number of workers to keep, after a window with `workers` of them."""
         if window.memory and self._base:
             self._each = max(self._each, (window.memory - self._base) / self.workers)
         if self._budget is not None and window.memory > self._budget:
@@ -130,7 +130,7 @@ class Autotune:
         return self._climb.workers
 
     def begin_epoch(self) -> None:
-        """The loader's statistics begin anew; the window goes on."""
+        """The loader's statistics begin anew; the window continues."""
         self._skip, self._seen = max(self._skip, 1), (0, 0.0, 0.0)
 
     def _begin(self, skip: int) -> None:

@@ -314,7 +314,7 @@ class StateCopies(Protocol):
         """Whether it is time for a copy, after so many steps; any rank may say so for all."""
 
     def keep(self, state: Callable[[], State], updates: int, /) -> None:
-        """Copy the state after `updates` optimizer steps; may go on in the background."""
+        """Copy the state after `updates` optimizer steps; may continue in the background."""
 
     def flush(self) -> None:
         """Wait until the last copy is complete."""

@@ -155,7 +155,7 @@ class RunFolder:
         self._write_manifest()
 
     def had_other_data(self, data: Mapping[str, Any]) -> None:
-        """Note that the run goes on with `data`, if that is other data than it had so far."""
+        """Note that the run continues with `data`, if that is other data than it had so far."""
         before = self.manifest.get("data")
         if isinstance(before, dict) and relation(before, data).same is False:
             known = before.get("identity")

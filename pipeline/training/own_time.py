@@ -1,8 +1,8 @@
 """How long a rank computes for its share of a batch, and so how long ranks wait for each other.
 
-Before a batch all ranks agree to go on (`Group.agree`), and its backward pass ends with the mean of
-their gradients. So from one to the other each takes as long as the slowest, and has waited for as
-long as it did not compute. Under DDP a rank's gradients are done before it waits for the others':
+Before a batch all ranks agree to continue (`Group.agree`), and its backward pass ends with the mean
+of their gradients. So from one to the other each takes as long as the slowest, and waits as long as
+it does not compute. Under DDP a rank's gradients are done before it waits for the others':
 callbacks of autograd run in the order in which they are queued, and DDP queues its own when the
 last gradients are there. So one that is queued as the backward pass begins runs before the wait.
 Under FSDP, and with synchronised batch norms, ranks wait within their layers, and nothing is

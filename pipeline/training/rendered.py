@@ -18,7 +18,7 @@ class Rendered:
         truth, predicted: in words; "" where they are drawn, or too many.
         points, predicted_points: float[L, 2], x and y in pixels of the first input, an image, to be
             drawn on it.
-        past, future, forecast: float[P], float[H], float[H]: a series, how it goes on, and how it
+        past, future, forecast: float[P], float[H], float[H]: a series, how it continues, and how it
             was predicted to; drawn as lines.
         boxes, predicted_boxes: float[n, 4], x and y of two corners in pixels of the first input.
         labels, predicted_labels: what is written at each box; none, or as many as there are boxes.

@@ -154,7 +154,7 @@ class _Fit(Observer):
 
     @property
     def coming(self) -> Address:
-        """Where to go on: `address`, or a later epoch's start if none of its epoch is left."""
+        """Where to resume: `address`, or a later epoch's start if none of its epoch is left."""
         epoch, step = self.address
         return self.address if step else Address(self._next_epoch(epoch), 0)
 

@@ -130,7 +130,7 @@ def test_the_printed_command_makes_a_run_that_never_sees_it(
     assert asked.code == 0, asked.err
     lines, command = told(asked.out)
     assert lines["seen"].startswith(f"first at epoch 0, step {having[row][0][1]}; the run has")
-    assert lines["goes on"] == "from a/checkpoints/step-00000003.safetensors, at epoch 0, step 3"
+    assert lines["resumes"] == "from a/checkpoints/step-00000003.safetensors, at epoch 0, step 3"
     done = run(capsys, *command)
     assert done.code == 0, done.err
     again = orders(Path("a-without"))
@@ -154,7 +154,7 @@ def test_without_an_old_checkpoint_it_begins_anew(trained, tmp_path, capsys):
     folder = shutil.copytree(trained, tmp_path / "a")
     row = int(parts(*FIT).plan.request(0, 1).indices[0])
     lines, command = told(run(capsys, "task=without", f"sample={row}", f"run={folder}").out)
-    assert lines["goes on"] == "from the beginning: no checkpoint is older than that"
+    assert lines["resumes"] == "from the beginning: no checkpoint is older than that"
     assert command == [
         *FIT,
         f"bad_samples.quarantine={folder}-without.csv",
@@ -216,7 +216,7 @@ def test_what_was_skipped_or_left_out_was_not_seen(trained, tmp_path, capsys):
     begun = run(capsys, f"resume={later.path}", f"run_dir={tmp_path / 'b'}")
     assert begun.code == 0, begun.err
     again = run(capsys, "task=without", f"sample={row}", f"run={tmp_path / 'b'}")
-    assert f"goes on    from {start}, at" in again.out
+    assert f"resumes    from {start}, at" in again.out
 
 
 @pytest.mark.stress

@@ -37,6 +37,7 @@ BANNED = {
     r"\bof (?:yours|ours|theirs|his|hers)\b": "your, our, their",
     r"\bas such\b": "say as what",
     r"\bevery one of\b": "each, all",
+    r"\b(?:goes|go|going|gone) on\b(?! to\b)": "continues, resumes",
     r"\bin order to\b": "to",
     r"\bprior to\b": "before",
     r"\butili[sz]e": "use",

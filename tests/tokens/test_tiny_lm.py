@@ -46,7 +46,7 @@ def test_it_trains_and_is_compared(text, capsys, reports):
     assert manifest["baseline"]["bits_per_byte"] == pytest.approx(tokens, abs=1e-4)
     assert gzip > 0
     lines = (text / "run" / "predictions.md").read_text().splitlines()
-    assert lines[0] == "| row | document | goes on | model |"
+    assert lines[0] == "| row | document | continuation | model |"
     assert len(lines) > 2
     assert "bz2 -9" in (text / "run" / "report.html").read_text()
 

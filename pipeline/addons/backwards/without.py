@@ -1,11 +1,11 @@
-"""`task=without`: how a run goes on as if it had never seen a sample.
+"""`task=without`: how a run continues as if it had never seen a sample.
 
     task=without sample=17 run=outputs/faces
 
 1. Ask the run's order backwards: at which address did training first meet the sample?
-2. Find the last checkpoint of before that, of this run or of the one that it began from.
+2. Find the last checkpoint from before that, of this run or of the one that it began from.
 3. Write a quarantine with the sample beside the run; all others keep their addresses.
-4. Print the command that goes on from that checkpoint with that quarantine.
+4. Print the command that continues from that checkpoint with that quarantine.
 
 The weights that result have never seen the sample, for the price of the steps since then. Nothing
 is deleted; checkpoints that have seen it are named. Cost: the sampler's inverse for each epoch; no
@@ -90,9 +90,9 @@ def run(config: Config) -> None:
     file = _free(folder.with_name(f"{folder.name}-without.csv"))
     words = [program.override(KEY, file), program.override("run_dir", file.with_suffix(""))]
     if start is None:
-        put(f"{'goes on':<10} from the beginning: no checkpoint is older than that")
+        put(f"{'resumes':<10} from the beginning: no checkpoint is older than that")
     else:
-        put(f"{'goes on':<10} from {_described(start)}")
+        put(f"{'resumes':<10} from {_described(start)}")
         words.insert(0, program.override("resume", start.path))
     for saved in saved_in(record.path):
         if saved.address is None or saved.address > at:
@@ -161,7 +161,7 @@ class _Trained:
     def _is_trained(self, address: Address) -> bool:
         """Whether the run was or will be trained on `address`: the ledger knows, or else the plan.
 
-        A run that began from another's checkpoint has no lines of before that.
+        A run that began from another's checkpoint has no lines from before that.
         """
         if self._between and self._between[0] <= address <= self._between[1]:
             return self._history.loss(address) is not None
@@ -199,7 +199,7 @@ class _Trained:
 
 
 def _before(record: RunRecord, at: Address) -> Iterator[Saved]:
-    """Checkpoints of before `at`, latest first: the run's, then those of the one it began from."""
+    """Checkpoints before `at`, latest first: the run's, then those of the one it began from."""
     for _ in range(_MOST_RUNS):
         yield from newest_before(saved_in(record.path), at)
         first = record.sessions[0] if record.sessions else {}

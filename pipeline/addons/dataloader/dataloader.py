@@ -179,7 +179,7 @@ class DataLoader(KeptByAccelerate, torch_data.DataLoader[Sample]):
         return self._get_iterator()
 
     def _count_on(self) -> None:
-        """Let the sampler go on from the epoch of a state, where Fabric counts from 0 again."""
+        """Let the sampler continue from the epoch of a state, where Fabric counts from 0 again."""
         sampler = self._with_epochs()
         if sampler is not None:
             if self._pending is not None:

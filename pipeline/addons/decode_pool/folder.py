@@ -254,7 +254,7 @@ class Attached:
         self._write()
 
     def begin(self, epoch: int, step: int, steps: int | None, workers: int) -> None:
-        """An epoch begins, or goes on at `step`."""
+        """An epoch begins, or continues at `step`."""
         now, at = time.monotonic(), self._position
         if at.again and at.began:
             at.period = now - at.began

@@ -62,7 +62,7 @@ class Cells:
         return cells  # type: ignore[return-value]
 
     def error(self, row: int, column: str, wrong: str) -> DataError:
-        """The error of a cell, which `wrong` goes on about: "is empty. Fill it in"."""
+        """The error of a cell, which `wrong` completes: "is empty. Fill it in"."""
         shown = self.columns[column][row]
         value = repr(shown if len(shown) <= 60 else f"{shown[:57]}...")
         return DataError(f"{self.name!r}, {self.lines[row]}, column {column!r}: {value} {wrong}.")

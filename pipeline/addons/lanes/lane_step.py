@@ -128,7 +128,7 @@ class InLanes(TrainStep):
                 setattr(module, name, buffer)
 
     def _enter(self, kept: _Kept | None) -> None:
-        """A lane begins, or goes on."""
+        """A lane begins, or continues."""
         weights = self._learning()
         if kept is None:
             for weight in weights:

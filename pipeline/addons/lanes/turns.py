@@ -1,8 +1,8 @@
 """Lanes of one rank that wait for each other: threads, of which one runs at a time.
 
 Each lane runs until it calls `meet`, or is done; then the next one does. When all have come to the
-same point, what they bring is combined, and they go on, in their order. Which lane runs is decided
-by their numbers alone, never by time.
+same point, their parts are combined, and they continue, in their order. Their numbers alone decide
+which lane runs, never time.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Turns:
     """Runs lanes by turns.
 
     Args:
-        leave: gives what a lane has for itself, and must find again when it goes on.
+        leave: gives what a lane has for itself, and must find again when it continues.
         enter: puts that there; None: a lane begins.
     """
 

@@ -1,7 +1,7 @@
 """Rows of predictions while they are made: FILE.part, a line of JSON each below what they are of.
 
-A process that is killed leaves its rows there, and the next one goes on. One process writes to it,
-as it holds the file's lock. Memory: 16 bytes a row, which say where rows lie in the file.
+A process that is killed leaves its rows there, and the next one continues. Only the process that
+holds the file's lock writes to it. Memory: 16 bytes a row, which say where rows lie in the file.
 """
 
 from __future__ import annotations

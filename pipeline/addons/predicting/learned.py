@@ -40,7 +40,7 @@ _STEPS = ("val", "val_batch")
 
 
 def observers(fit: Fit) -> list[Observer]:
-    """Write it, as a run begins or goes on; where that fails, predictions open the data."""
+    """Write it, as a run begins or continues; where that fails, predictions open the data."""
     with only_shown("what predictions need of the training data"):
         if fit.opened.folder is not None:
             write(fit.opened.folder.path, fit.data)

@@ -1,6 +1,6 @@
 """`task=predict run=RUN dataset.root=NEW out=FILE`: a row a sample, for data without labels.
 
-Rows are kept in FILE.part, batch by batch (`journal.py`), so that a run that was killed goes on
+Rows are kept in FILE.part, batch by batch (`journal.py`), so that a run that was killed continues
 where it stopped. When all are there, FILE is written in one piece: .jsonl, .csv or .parquet. Rows
 whose file is damaged have the reason in the column `error`. The run's folder has the facts of the
 training data that the model needs (`learned.py`).

@@ -328,7 +328,7 @@ class RayPool:
                 )
 
     def _reap(self, worker: RayWorker, how: str = "") -> bool:
-        """Report a death, and go on with another actor or with an error; whether that is there."""
+        """Report a death; continue with another actor or an error. Whether that is there."""
         stack = worker.stack()
         worker.deaths += 1
         held = self._held_by(worker)

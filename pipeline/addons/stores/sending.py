@@ -1,4 +1,4 @@
-"""A folder of files that is copied to an address, and goes on where it was killed.
+"""A folder of files that is copied to an address, and continues where it was killed.
 
     <folder>/.sending-<hash>.json    which files and which parts of them are there
     <address>/.penstock-sending      that files which lie there already are of this version

@@ -61,7 +61,7 @@ class JobResult:
         write_atomically(folder / RESULT, (json.dumps(asdict(self), indent=2) + "\n").encode())
 
     def remove(self, folder: Path) -> None:
-        """Remove the result from the job's folder: it is to go on."""
+        """Remove the result from the job's folder: it is to run again."""
         (folder / RESULT).unlink(missing_ok=True)
 
     @classmethod

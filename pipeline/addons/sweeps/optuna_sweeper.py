@@ -4,7 +4,7 @@ hydra's own plugin for optuna stops at optuna 2, which has neither a journal nor
 early. This one keeps to hydra's syntax: choice(...), range(...), interval(...), tag(log, ...) are
 what a job's value is chosen from, everything else is the same in all jobs.
 
-A sweep whose folder holds a study goes on with it: finished trials are kept, those that were
+A sweep whose folder holds a study continues it: finished trials are kept, those that were
 running when it was killed resume from their checkpoints, under their numbers.
 """
 

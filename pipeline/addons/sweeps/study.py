@@ -2,7 +2,7 @@
 
 Trial n is job n of the sweep. Its values follow from the seed, n and the trials before it, and
 whether it is ended early from the epochs that it and they have reported. So a study that was
-killed goes on as if it had not been; side by side, trials depend on who comes first.
+killed continues as if it had not been; side by side, trials depend on who comes first.
 
 A journal may come from anybody. It holds JSON alone, which is checked before optuna reads it.
 optuna is imported by the functions here and nowhere else. Cost: 0.3 s for that, and 1 ms for every
@@ -63,7 +63,7 @@ def check_installed() -> None:
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Keep other sweeps from going on with the study in `folder`; raises ConfigError if one has."""
+    """Keep other sweeps from continuing the study in `folder`; raises ConfigError if one has."""
     try:
         with one_writer(folder / JOURNAL, "runs this study", wait=False):
             _cut(folder / JOURNAL)
@@ -74,7 +74,7 @@ def held(folder: Path) -> Iterator[None]:
 
 
 class Study:
-    """The study in a sweep's folder, for reading and for going on with it.
+    """The study in a sweep's folder, for reading and for continuing it.
 
     Args:
         folder: of the sweep.

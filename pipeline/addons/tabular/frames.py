@@ -94,7 +94,7 @@ class Frame:
         return len(self.table)
 
     def error(self, row: int, column: str, wrong: str) -> DataError:
-        """The error of a cell, which `wrong` goes on about: "is not a number. Correct it"."""
+        """The error of a cell, which `wrong` completes: "is not a number. Correct it"."""
         value = self.table[column].iloc[row]
         return DataError(f"{self.where(row)}, column {column!r}: {_short(value)} {wrong}.")
 

@@ -211,7 +211,7 @@ class LanguageModeling(Supervised):
     def examples(
         self, model: nn.Module, dataset: Any, transform: Any, count: int
     ) -> list[Sequence[str]]:
-        """How a document begins, how it goes on, and what the model writes.
+        """How a document begins, how it continues, and what the model writes.
 
         None without a tokenizer that can make text of tokens, or with other inputs than
         `LanguageModel` takes.
@@ -229,7 +229,7 @@ class LanguageModeling(Supervised):
         if not chosen:
             return []
         beginnings = [long_enough[row][:GIVEN] for row in chosen]
-        table: list[Sequence[str]] = [("row", "document", "goes on", "model")]
+        table: list[Sequence[str]] = [("row", "document", "continuation", "model")]
         for row, written in zip(chosen, continued(model.eval(), beginnings, WRITTEN), strict=True):
             parts = long_enough[row][:GIVEN], long_enough[row][GIVEN : GIVEN + WRITTEN], written
             table.append((str(row), *map(tokenizer.decode, parts)))

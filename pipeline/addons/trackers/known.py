@@ -43,7 +43,7 @@ def write(folder: Path, id: str, token: str) -> dict[str, object]:
     """Keep the id of a server's run; returns what `read` will give.
 
     Args:
-        token: a mark of the run, so that no other one is gone on with.
+        token: a mark of the run, so that no other one is continued.
     """
     folder.mkdir(parents=True, exist_ok=True)
     kept = {"version": 1, "id": id, "token": token}

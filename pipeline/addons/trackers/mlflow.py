@@ -37,7 +37,7 @@ _TOKEN, _SWEEP = "penstock.token", "penstock.sweep"  # tags
 class MLflow(Tracker):
     """A run in an experiment of MLflow; the jobs of a sweep are children of one run.
 
-    A resumed run goes on in the same one. MLflow cannot delete points, so of steps that are taken
+    A resumed run continues in the same one. MLflow cannot delete points, so of steps that are taken
     again it keeps the first ones. Points that could not be sent are sent with the next ones.
 
     Args:

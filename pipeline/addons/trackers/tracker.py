@@ -26,9 +26,9 @@ class TrackedRun:
         config: plain values without secrets, as in config.yaml.
         manifest: as in manifest.json, at the start of this session.
         sweep: the folder of the sweep that the run is a job of.
-        resumed: optimizer steps at which this session goes on with the run; None for a new run.
+        resumed: optimizer steps at which this session continues the run; None for a new run.
         before: the points of the run so far, and their steps.
-        altered: whether it goes on with other settings (resume_despite), so that steps that are
+        altered: whether it continues with other settings (resume_despite), so that steps that are
             taken again may give other numbers.
     """
 

@@ -46,7 +46,7 @@ _SECONDS = 25  # for a connection, and for what is left to be sent at the end
 class WandB(Tracker):
     """A run of Weights & Biases; the jobs of a sweep are a group.
 
-    A resumed run goes on in the same one. W&B's steps only increase, so of steps that are taken
+    A resumed run continues in the same one. W&B's steps only increase, so of steps that are taken
     again it keeps the first ones.
 
     Args:

@@ -269,7 +269,7 @@ def useful_share(interval: float, cost: float, restart: float, between: float) -
 
     Args:
         interval: training between two saves.
-        restart: from a failure until training goes on.
+        restart: from a failure until training continues.
     """
     exponent = (interval + cost) / between
     if exponent + restart / between > 700:  # no float holds more, and nothing would be left

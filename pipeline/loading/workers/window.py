@@ -2,7 +2,7 @@
 
 Normally workers times `prefetch_factor`, as in torch. While the consumer waits for a batch with a
 slow sample, those behind it get ready, and the workers would soon have nothing to do. Then the
-window grows, so that they go on, and shrinks again slowly: batches are begun so much earlier that
+window grows, so that they continue, and shrinks again slowly: batches begin so much earlier that
 the next slow one is ready in time. Its growth is bounded, in batches and in bytes.
 """
 

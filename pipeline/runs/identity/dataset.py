@@ -11,8 +11,8 @@ are left out, as data may move. One without a fingerprint is known by all of the
 than its content: where everything agrees, it is not known to be the same.
 
 A run's manifest has the facts of each split under `data.identity`, and its fingerprint those of the
-training split, as `dataset.identity.NAME`. Runs of before these facts have none: a fact that one of
-two runs lacks is not compared.
+training split, as `dataset.identity.NAME`. Runs from before these facts have none: a fact that one
+of two runs lacks is not compared.
 """
 
 from __future__ import annotations
