@@ -12,6 +12,7 @@ import importlib
 import itertools
 import logging
 import os
+import shlex
 import sys
 import zlib
 from pathlib import Path
@@ -90,6 +91,17 @@ def pytest_addoption(parser):
         "--share",
         help="K/N: of the tests, those of the K-th of N shares, by the hash of their names",
     )
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(specs):
+    """Workers begin as forks of one process that has imported what tests import."""
+    from tests import warm
+
+    if not warm.COLD:
+        os.environ["PYTEST_WARM_SESSION"] = warm.SESSION
+        for spec in specs:
+            spec.python = shlex.join([sys.executable, str(TESTS / "warm_worker.py")])
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -121,7 +121,7 @@ def test_all_workers_of_pytest_share_the_process_from_which_it_starts():
         warm.run([sys.executable, *program], capture_output=True, text=True),
         subprocess.run(
             [sys.executable, "-c", other],
-            env=os.environ | {"PYTEST_XDIST_TESTRUNUID": warm.SESSION},
+            env=os.environ | {"PYTEST_WARM_SESSION": warm.SESSION},
             cwd=warm.ROOT,
             capture_output=True,
             text=True,

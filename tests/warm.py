@@ -123,6 +123,7 @@ def start(
     *,
     cwd=None,
     env=None,
+    stdin=subprocess.DEVNULL,
     stdout=None,
     stderr=None,
     text=False,
@@ -142,7 +143,7 @@ def start(
             words,
             cwd=cwd,
             env=env,
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=stdout,
             stderr=stderr,
             text=text,
@@ -160,9 +161,9 @@ def start(
     with contextlib.ExitStack() as theirs:
         out, ours_out = _stream(stdout, 1, theirs)
         err, ours_err = (out, None) if stderr == subprocess.STDOUT else _stream(stderr, 2, theirs)
-        nothing, _ = _stream(subprocess.DEVNULL, 0, theirs)
+        read, _ = _stream(stdin, 0, theirs)
         report, status = _stream(subprocess.PIPE, None, theirs)
-        _ask(request, [nothing, out, err, report], "libraries" if libraries_only else "all")
+        _ask(request, [read, out, err, report], "libraries" if libraries_only else "all")
     pipes = [None if fd is None else os.fdopen(fd, "rb", bufsize) for fd in (ours_out, ours_err)]
     if text:
         pipes = [None if pipe is None else io.TextIOWrapper(pipe) for pipe in pipes]
@@ -201,7 +202,7 @@ def _stream(given, inherited, closed_later):
 
 
 # The name of a session's servers: pytest's workers share them.
-SESSION = os.environ.get("PYTEST_XDIST_TESTRUNUID") or uuid.uuid4().hex
+SESSION = os.environ.get("PYTEST_WARM_SESSION") or uuid.uuid4().hex
 
 _connections = {}  # by the pid of who connected, as a forked child has none, and kind
 

@@ -79,6 +79,7 @@ def test_what_does_not_fit_is_refused():
         Gan().step(PictureGan(16), batch(torch.zeros(2, 3, 32, 32)), None)
 
 
+@pytest.mark.thorough
 def test_a_resumed_run_is_the_whole_one(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = ["experiment=gan", "dataset.root=drawn", "dataset.count=24", "batch.size=8"]

@@ -63,6 +63,7 @@ def losses_of(folder):
     return {(one["epoch"], one["step"]): float.fromhex(one["loss"]) for one in ledger}
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("sampler", ["random", "bucket"])
 def test_an_address_has_what_replay_makes_there(sampler, tmp_path, monkeypatch, capsys):

@@ -102,6 +102,7 @@ CASES = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(len(CASES))
 @pytest.mark.parametrize(("sampler", "on_error"), CASES)
 def test_the_printed_command_makes_a_run_that_never_sees_it(

@@ -202,6 +202,7 @@ def test_a_run_in_progress_of_an_older_version(pair, capsys):
     assert done.out.endswith("the same batches, weights not compared\n")
 
 
+@pytest.mark.thorough
 def test_without_digests_and_ledgers(pair, capsys):
     first, second = pair
     (second / "digests.jsonl").unlink()

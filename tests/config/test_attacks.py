@@ -1067,6 +1067,7 @@ def test_a_loader_checks_in_other_processes_too(tmp_path):
     assert "hydra.job_logging.handlers.file.class" in str(caught.value.__cause__)
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["path of ours, by experiment", "manifest: folder of groups"])
 def test_as_a_program(name, stranger):

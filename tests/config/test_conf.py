@@ -116,6 +116,7 @@ def test_every_sampler_goes_with_every_loader(sampler, loader):
     compose("dataset=sequences", f"sampler={sampler}", f"loader={loader}", "task=digest")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dataset", ["synthetic_faces", "sequences"])
 def test_what_is_drawn_on_first_use_can_be_built(dataset, tmp_path):
     """From nothing but the configuration: data, a batch, a model that takes it, a loss."""

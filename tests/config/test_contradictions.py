@@ -41,6 +41,7 @@ def only(key, *overrides, own=True):
     return found[key]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("override", "off"),
     [

@@ -308,6 +308,7 @@ def test_links_are_followed_before_a_place_is_judged(tmp_path, monkeypatch):
         assert problems(run_dir="link/x") == ["run_dir"], "named to be read"
 
 
+@pytest.mark.thorough
 def test_folders_once_named_are_remembered(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "own"))

@@ -326,6 +326,7 @@ def test_a_server_that_is_allowed_is_announced(configs, capsys, monkeypatch):
     assert run(capsys, "--allow-endpoint", "https://minio.lab").code == 2
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "word", ["client_kwargs.verify=false", "use_ssl=false", "ssl=false", "client_kwargs.ssl=false"]

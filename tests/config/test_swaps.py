@@ -151,6 +151,7 @@ def choices():
     return found
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(19)
 @pytest.mark.parametrize("name", MAKERS)
 def test_every_dataset_with_everything(name, choices, tmp_path, monkeypatch):

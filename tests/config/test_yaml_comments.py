@@ -110,6 +110,7 @@ def test_the_table_of_arguments_has_all_of_torchs():
         assert f"`loader.{name}`" in page
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", list(inspect.signature(DataLoader).parameters))
 def test_an_argument_of_torchs_is_taken_or_answered(name, capsys):
     """Under its name in `loader`, or with the key of the table."""

@@ -374,6 +374,7 @@ def test_the_batches_are_torchs_in_torchs_order(arguments):
     assert everything(Doubles(), **arguments) == expected
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("backend", ["process", "thread"])
 def test_workers_change_no_batch_and_no_number_that_is_drawn(backend):
@@ -815,6 +816,7 @@ def test_workers_that_are_killed_again_and_again_are_a_runtime_error(tmp_path):
     assert "pid" in str(caught.value)
 
 
+@pytest.mark.thorough
 def test_a_killed_worker_reads_its_part_of_a_stream_again():
     before = set(children())
     loader = DataLoader(Drawing(200), 2, num_workers=2, seed=1)

@@ -306,6 +306,7 @@ def test_a_model_takes_the_batches(spoken):
     assert (losses.shape, outputs.shape) == ((6,), (6, 10))
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("loader", ["threads", "default"])
 def test_the_same_batches_from_every_backend(spoken, capsys, loader):

@@ -292,6 +292,7 @@ def trains_and_resumes(capsys, overrides):
 KINDS = {**MADE, **{name: lambda folder, words=words: words for name, words in OWN.items()}}
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(25)
 @pytest.mark.parametrize("name", KINDS)
 def test_a_kind_has_one_digest_for_any_workers(name, people, tmp_path):

@@ -64,6 +64,7 @@ def test_runs_with_other_batches_do_not(faces, word):
     assert group(*faces, word) != group(*faces)
 
 
+@pytest.mark.thorough
 def test_what_else_tells_batches_apart(faces, monkeypatch):
     ours = group(*faces)
     found = [

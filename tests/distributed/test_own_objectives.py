@@ -22,6 +22,7 @@ def alone(tmp_path_factory):
     return json.loads((folder / "1.json").read_text())
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("size", [2, 3])
 def test_ranks_learn_what_one_alone_learns(size, alone, tmp_path):
     """Shares are unequal: of 9 rows, and of 2 in the last batch, where a third rank has none."""

@@ -76,6 +76,7 @@ def test_weights_that_are_tensors_are_read(cached):
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("node", WAYS, ids=[way["_target_"].rpartition(".")[2] for way in WAYS])
 def test_weights_that_cannot_be_fetched_are_one_message(node, cached, tmp_path, monkeypatch):
     """A closed port stands for the host that cannot be reached."""

@@ -399,6 +399,7 @@ def test_the_dataset_s_own_rows_are_named_and_written(capsys):
     capsys.readouterr()
 
 
+@pytest.mark.thorough
 def test_a_run_says_what_was_left_out_and_resumes_with_the_same_rows_alone(faces, capsys):
     run = [
         "trainer=quick",

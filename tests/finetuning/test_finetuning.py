@@ -159,6 +159,7 @@ def test_each_setting_comes_from_the_first_group_that_says_it(data):
     assert math.isclose(now["stem.1.bias"] * 16, now["head.weight"])  # in the ratio of the groups
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("word", "message"),
     [
@@ -201,6 +202,7 @@ FROZEN = [
 ]
 
 
+@pytest.mark.thorough
 def test_frozen_parts_stand_still_until_their_epoch_and_runs_resume(capsys, data, tmp_path):
     outcome = fitted(capsys, data, tmp_path / "whole", *FROZEN)
     assert "frozen    144 parameters in epoch 0; some learn from epoch 1 on" in outcome.err
@@ -246,6 +248,7 @@ def test_ranks_freeze_and_thaw_as_one_process(capsys, data, tmp_path):
             torch.testing.assert_close(ranks[name], value, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("more", "message"),
     [
@@ -393,6 +396,7 @@ def test_files_of_weights(capsys, data, body, tmp_path):
     fitted(capsys, data, tmp_path / "b", path, "trainer.warm_start.rename={net.: ''}", *fits)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", ["pickle", "torch", "cut", "text", "list", "missing", "folder"])
 def test_a_file_of_a_stranger_runs_nothing_and_is_one_message(capsys, data, body, tmp_path, kind):
     canary, path = tmp_path / "canary", tmp_path / "weights.pt"

@@ -39,6 +39,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.thorough
 def test_a_student_learns_from_a_run(folder, capsys, monkeypatch):
     code = next(block for block in blocks("finetuning.md", "python") if "Distillation" in block)
     lines = [line for line in code.splitlines() if line.strip() and not line.startswith("#")]

@@ -17,6 +17,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.thorough
 def test_it_trains_beside_the_naive_forecast_and_is_drawn(capsys, folder, reports):
     words = ["experiment=forecasting", *SMALL, "optimizer.lr=0.02", "trainer.max_epochs=3"]
     done = run(capsys, *words, "run_dir=run")

@@ -95,6 +95,7 @@ def by_lightning(kind, data, monkeypatch):
     return model.state_dict(), {name: float(v) for name, v in trainer.callback_metrics.items()}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.filterwarnings(
     "ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning"
 )
@@ -118,6 +119,7 @@ def test_it_trains_to_the_weights_of_lightnings_own_trainer(
         )
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", ["Classifier", "Adversaries"])
 def test_a_run_that_was_stopped_resumes_to_the_bit(capsys, data, tmp_path, kind):
@@ -132,6 +134,7 @@ def test_a_run_that_was_stopped_resumes_to_the_bit(capsys, data, tmp_path, kind)
         torch.testing.assert_close(weights[name], value, rtol=0, atol=0)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("kind", "more", "message"),
     [

@@ -121,6 +121,7 @@ class Slow(toy.Pictures):
         return super().__getitem__(index)
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(2)
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize("backend", ["thread", "process"])

@@ -59,6 +59,7 @@ def test_the_executor_does_not_appear_in_the_digest(pets, capsys):
         assert run(capsys, "task=digest", *pets, *options).out == expected.out, options
 
 
+@pytest.mark.thorough
 def test_what_is_done_to_batches_is_part_of_the_digest(pets, capsys):
     base = ["task=digest", *pets, *IN_MAIN]
     runs = [

@@ -69,6 +69,7 @@ def test_every_sampler_has_the_same_batches_in_workers_and_threads(faces, capsys
             assert run(capsys, *digest, *loading).out == expected.out
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "sampler",

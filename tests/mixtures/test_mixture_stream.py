@@ -40,6 +40,7 @@ def mixture(a=30, b=10, **options):
     return StreamMixture({"rows": Rows(0, a), "stream": Shifted(b)}, **options)
 
 
+@pytest.mark.thorough
 @given(
     st.integers(0, 40), st.integers(0, 40), st.integers(1, 4), st.integers(1, 3), st.integers(0, 2)
 )

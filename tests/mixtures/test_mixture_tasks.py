@@ -57,6 +57,7 @@ def hashes(folder="run"):
         return [json.loads(line)["hash"] for line in file]
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "options",
@@ -82,6 +83,7 @@ def test_ranks_share_a_batch_out(root):
             assert [row for share in shares for row in share] == whole
 
 
+@pytest.mark.thorough
 def test_a_run_writes_down_what_it_took_and_resumes_anywhere(root, capsys):
     words = [*mixture(root, linear="true"), *FIT]
     done = run(capsys, *words, "trainer.max_epochs=2")

@@ -192,6 +192,7 @@ def test_a_generator_is_found_wherever_it_is_held(holder):
     assert hashes(fetch_of(make()), range(3)) == hashes(fetch_of(make()), [2, 0, 1])
 
 
+@pytest.mark.thorough
 @given(st.permutations(range(4)), st.sampled_from([1, 2, 3]))
 def test_the_order_of_requests_and_their_sharing_change_nothing(order, world):
     fetch = fetch_of(Holds(np.random.default_rng()))

@@ -43,6 +43,7 @@ def test_a_request_is_not_evaluated_for_other_ranks():
     assert asked == [scale.EACH]
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize(("cost", "written"), [(30.0, 30.0), (1.0, 30.0)])
 def test_a_day_with_failures_trains_on_every_address_once(cost, written):

@@ -16,6 +16,7 @@ def rows_of(path):
         return list(csv.DictReader(file))
 
 
+@pytest.mark.thorough
 def test_each_sample_is_predicted_by_the_model_that_did_not_train_on_it(
     tmp_path, monkeypatch, capsys
 ):

@@ -49,6 +49,7 @@ def test_copies_and_pictures_that_were_saved_again_are_named(tmp_path, monkeypat
     assert lines[4].startswith("overlap 1 of test are in train, too: 1 equal")
 
 
+@pytest.mark.thorough
 def test_rows_of_a_table_are_compared_without_their_target(tmp_path, monkeypatch, capsys):
     pytest.importorskip("penstock.addons.tabular")
     monkeypatch.chdir(tmp_path)

@@ -82,6 +82,7 @@ def test_what_is_there_is_not_made_again(tmp_path):
     assert pack(Everything(salt=1), "train", Recipe(), tmp_path, options=MAIN) != folder
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("options", [LoaderOptions("process", 2), LoaderOptions("thread", 2), MAIN])
 def test_every_backend_packs_the_same_bytes(tmp_path, options):

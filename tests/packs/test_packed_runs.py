@@ -81,6 +81,7 @@ def digest(capsys, *words):
     return done.hashes
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("split", ["never", "tail"])
 def test_a_batch_is_the_same_from_any_maker(messages, split, capsys):

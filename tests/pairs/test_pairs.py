@@ -145,6 +145,7 @@ def test_towers_take_pictures_and_texts():
     assert model.factor().item() == pytest.approx(5.0)
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("experiment", ["two_views", "image_text"])
 def test_a_resumed_run_is_the_whole_one(experiment, tmp_path, monkeypatch, capsys):

@@ -44,6 +44,7 @@ def trained(place, capsys, monkeypatch):
     return place / "run"
 
 
+@pytest.mark.thorough
 def test_the_test_split_is_measured_once(trained, capsys):
     first = program.run(capsys, "task=test", "run=run")
     kept = json.loads((trained / "manifest.json").read_text())["test"]
@@ -247,6 +248,7 @@ class OneByOne(nn.Module):
         return torch.stack([image.mean() for image in images])
 
 
+@pytest.mark.thorough
 def test_a_model_of_a_fixed_batch_takes_one_sample(tmp_path):
     path = tmp_path / "model.pt2"
     images = torch.rand(5, 3, 4, 4)
@@ -283,6 +285,7 @@ def test_numbers_are_predicted_from_inputs_alone(place, capsys, monkeypatch):
     assert "test_fraction" in refused
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize(
     "format", ["weights", "torch", pytest.param("onnx", marks=pytest.mark.thorough)]

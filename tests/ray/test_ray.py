@@ -103,6 +103,7 @@ def status_of(port):
     return caught.value.code
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="reads /proc")
 def test_nobody_else_reaches_a_ray_that_is_started_here(capfd):
     with toy.loader(on_ray(1)) as loader:

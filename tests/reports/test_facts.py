@@ -157,6 +157,7 @@ def test_predictions_are_the_best_the_median_and_the_worst_of_all(faces, told, t
     )
 
 
+@pytest.mark.thorough
 def test_a_run_is_the_same_bit_by_bit_with_and_without_a_report(faces, told, tmp_path, capsys):
     def content(name, wanted):
         more = [

@@ -64,6 +64,7 @@ def test_tables_configuration_and_manifest(folder):
     assert len(Run(folder).metrics) == len(Run(folder).logs) == 0
 
 
+@pytest.mark.thorough
 def test_a_batch_is_the_one_that_the_run_had(folder, trained, capsys):
     run = Run(folder)
     digests = [json.loads(line) for line in (folder / "digests.jsonl").read_text().splitlines()]

@@ -111,6 +111,7 @@ def test_a_run_that_is_switched_off_leaves_none(faces, tmp_path, capsys, reports
     assert not (tmp_path / "run/report.html").exists()
 
 
+@pytest.mark.thorough
 def test_a_run_that_was_stopped_says_how_to_go_on(preempted):
     folder, code, _, err = preempted
     assert code == 75, err
@@ -208,6 +209,7 @@ def test_settings_are_a_difference_from_the_defaults(runs, tmp_path):
     assert "optimizer.lr" not in keys
 
 
+@pytest.mark.thorough
 def test_curves_have_marks_and_addresses(runs):
     resumed = RunRecord.read(runs / "resumed")
     steps = values.Steps(resumed)

@@ -167,6 +167,7 @@ def replaced(path):
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_equal_content_is_equal_wherever_it_lies_and_any_changed_byte_is_noticed(kind, tmp_path):
     if kind in SOFT:
@@ -404,6 +405,7 @@ def resume(capsys, *words):
     return run(capsys, "resume=run", "trainer.max_steps=3", *words)
 
 
+@pytest.mark.thorough
 def test_a_replaced_image_is_recognised_by_content_and_not_by_sizes(data, capsys):
     train = ImageFolder("data").names.tolist()
     image = data / train[0].decode()

@@ -176,6 +176,7 @@ MANIFESTS = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", MANIFESTS)
 def test_a_damaged_manifest_is_one_message(name, folder):
     content, message = MANIFESTS[name]

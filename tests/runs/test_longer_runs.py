@@ -64,6 +64,7 @@ def weights(folder):
     return torch.cat([value.flatten() for value in state.values()])
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(8)
 @pytest.mark.parametrize("interval", ["step", "epoch"])
 @pytest.mark.parametrize("scheduler", SCHEDULERS)

@@ -195,6 +195,7 @@ def test_the_fingerprint(root, tmp_path):
     assert everything(moved).fingerprint not in prints
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("packed", [True, False])
 def test_workers_read_the_same(root, packed):

@@ -122,6 +122,7 @@ def test_a_class_of_ones_own_that_divides_nothing(monkeypatch):
     assert places == list(range(len(rows[0].dataset)))
 
 
+@pytest.mark.thorough
 def test_a_table_is_encoded_by_the_rows_that_train_in_the_fold(tmp_path):
     pytest.importorskip("penstock.addons.tabular")
     lines = [f"{row},{'rare' if row == 7 else 'often'},{row % 2}" for row in range(20)]

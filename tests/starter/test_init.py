@@ -504,6 +504,7 @@ def test_each_kind_trains_at_once(kind, projects, capsys, monkeypatch):
     assert "ended by max_steps" in done.out
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", ["own", "points"])
 def test_a_table_with_a_mistake_is_explained(kind, projects, capsys, monkeypatch):
     monkeypatch.chdir(projects / f"my {kind}")

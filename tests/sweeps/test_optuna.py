@@ -465,6 +465,7 @@ def test_a_secret_is_not_written_into_a_journal():
         distribution(override)
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("pruner", ["median", "asha"])
 @pytest.mark.parametrize("mode", ["min", "max"])

@@ -58,6 +58,7 @@ def test_a_sweep_over_parts_and_seeds(sweep, capsys):
     assert result["value"] == 0.2
 
 
+@pytest.mark.thorough
 def test_a_job_that_fails_is_recorded_and_the_others_go_on(sweep, capsys):
     def task(config):
         if config.seed == 2:

@@ -104,6 +104,7 @@ def test_another_sweep_in_the_same_folder_is_refused_by_key(sweep, capsys):
     assert (folder / "sweep.json").read_bytes() == before
 
 
+@pytest.mark.thorough
 def test_folds_are_repetitions_and_a_failed_one_is_named(sweep, capsys):
     """Means and deviations by hand; what failed is done by the same command."""
     fails = [True]
@@ -138,6 +139,7 @@ def read_rows(path):
         return list(csv.DictReader(file))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("words", "message"),
     [

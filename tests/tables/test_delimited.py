@@ -489,6 +489,7 @@ def peak_of(function):
         tracemalloc.stop()
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(8)
 @pytest.mark.parametrize("field", ['"' + "a\n" * (1 << 20) + '"', "\t" * (2 << 20)])
 def test_memory_is_in_proportion_to_a_record_whatever_is_in_it(indexed, tmp_path, field):

@@ -397,6 +397,7 @@ def test_headers_without_end(tmp_path, packed):
         shards(path, index=False)
 
 
+@pytest.mark.thorough
 def test_archives_that_expand(tmp_path):
     path = tar(tmp_path / "x.tar.gz", [("0.cls", b"1"), ("1.bin", bytes(100 * MIB))], packed=True)
     with pytest.raises(DataError, match=r"x\.tar\.gz'.*limits\.expansion"):

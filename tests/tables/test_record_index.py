@@ -56,6 +56,7 @@ def test_line_ends_at_the_borders_of_cells_and_chunks(tmp_path, small_chunks):
         assert [len(record) for record in all_of(index)] == [place, 19999 - place]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("around", [(b'"a', b'a"'), (b"a", b"a")])
 def test_zeros_without_room_on_the_disk_are_not_read(tmp_path, small_chunks, monkeypatch, around):
     opened, closed = around

@@ -88,6 +88,7 @@ def test_the_digest_is_that_of_all_loaders(capfd, options):
     assert run(capfd, *words, *options, *workers).out == plain.out
 
 
+@pytest.mark.thorough
 def test_a_resumed_run_is_the_same(capsys, folder):
     words = ["experiment=table", *SMALL, *DEBUG, "trainer.pictures=false", "trainer.report=false"]
     words += ["trainer.baseline=false", "scheduler=none"]

@@ -157,6 +157,7 @@ def test_a_stream_is_checked_record_by_record(tmp_path, monkeypatch, capsys):
     assert digest.code == 0, digest.err
 
 
+@pytest.mark.thorough
 def test_numbers_that_are_not_finite(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     inputs = np.zeros((20, 3), np.float32)

@@ -98,6 +98,7 @@ def of_targets(shape, told="true"):
     return ["~dataset", node, *OF_TARGETS, *QUICK]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "shape",
     [(3,), *(pytest.param(one, marks=pytest.mark.stress) for one in ((), (1,), (2, 3), (1, 7, 9)))],

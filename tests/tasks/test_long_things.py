@@ -111,6 +111,7 @@ def made(monkeypatch):
     return make
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(18)
 @pytest.mark.parametrize("what", LONG)
 def test_a_bar_and_ctrl_c(what, here, made, monkeypatch):

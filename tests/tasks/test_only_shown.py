@@ -105,6 +105,7 @@ def test_a_tracker_that_raises_costs_a_warning(at, folder, capsys):
     finished(folder / "run")
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     ("name", "what"),

@@ -24,6 +24,7 @@ QUICK = [
 ]
 
 
+@pytest.mark.thorough
 def test_it_measures_what_fit_measured(faces, capsys):
     fitted = run(capsys, *faces, *QUICK, "run_dir=run")
     assert fitted.code == 0, fitted.err

@@ -60,6 +60,7 @@ def test_a_model_is_fine_tuned_from_a_file_of_timms(capsys, pictures, tmp_path):
         assert name.startswith("fc") or torch.equal(value, theirs[name]), name
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("more", "message"),
     [

@@ -155,6 +155,7 @@ def run_line(capsys, line, *more):
     return done
 
 
+@pytest.mark.thorough
 def test_the_page_of_own_parts(here, capsys, faces_root):
     folder = here("own_parts.md")
     small = [f"dataset.root={faces_root}", "dataset.count=60", "dataset.size=48", "batch.size=8"]

@@ -33,6 +33,7 @@ def text(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.thorough
 def test_it_trains_and_is_compared(text, capsys, reports):
     done = run(capsys, *TINY, "run_dir=run", "trainer.max_steps=6", "trainer.max_epochs=1")
     assert done.code == 0, done.err
@@ -64,6 +65,7 @@ def test_a_resumed_run_is_the_same(text, capsys):
     assert len(ledgers[0].splitlines()) == 9
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "options",

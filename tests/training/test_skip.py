@@ -194,6 +194,7 @@ def orders(folder):
     return {tuple(at): one["order"] for at, one in by_address(folder / "ledger.jsonl")}
 
 
+@pytest.mark.thorough
 def test_a_resumed_run_leaves_out_what_lies_ahead(whole, tmp_path, capsys):
     spike, checkpoints = "trainer.skip=[[0,5],[0,7]]", whole / "checkpoints"
     done = run(

@@ -125,6 +125,7 @@ def test_a_stream_is_shortened_too():
     assert StreamPlan(StreamOrder(0, steps=1), 4, most=2).limit(0) == 1
 
 
+@pytest.mark.thorough
 def test_limits_of_both_splits(fit):
     words = ("trainer.limit_batches.train=3", "trainer.limit_batches.val=1", "trainer.ledger=true")
     done = fit(*words, "trainer.max_epochs=2", "run_dir=run")

@@ -179,6 +179,7 @@ def test_nothing_of_a_folder_is_run(capsys, data, saved, tmp_path, model_type, w
         assert done.code == 0, done.err
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("more", "message"),
     [

@@ -134,6 +134,7 @@ def overrides(root, *more):
     ]
 
 
+@pytest.mark.thorough
 def test_the_digest_does_not_depend_on_who_works(folder, capsys):
     expected = run(capsys, "task=digest", *overrides(folder, "loader=debug"))
     assert expected.code == 0, expected.err

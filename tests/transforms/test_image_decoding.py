@@ -497,6 +497,7 @@ def batches(config):
         return [(batch["image"].clone(), batch.indices) for batch in loader.epoch(0)]
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("decoder", DECODERS)
 def test_the_same_batches_by_any_backend(tmp_path, decoder):

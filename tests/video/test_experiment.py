@@ -18,6 +18,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.thorough
 def test_it_trains_and_clips_are_shown_as_strips(capsys, folder, reports):
     done = run(capsys, *SMALL, "loader=debug", "run_dir=run", "trainer.max_steps=2")
     assert done.code == 0, done.err

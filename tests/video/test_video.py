@@ -278,6 +278,7 @@ def test_one_clear_message_where_pyav_is_missing(tmp_path, monkeypatch):
         VideoClips(str(tmp_path))
 
 
+@pytest.mark.thorough
 def test_digests_are_equal_for_all_readers(tmp_path, capsys):
     root = folder_of(tmp_path / "data")
     common = ["task=digest", "dataset=video_clips", f"dataset.root={root}", "dataset.frames=4"]

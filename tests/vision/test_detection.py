@@ -169,6 +169,7 @@ def test_run_lengths_are_those_that_coco_reads(share):
     assert (read == mask.numpy()).all()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["detection", "segmentation"])
 def test_new_pictures_are_predicted(kind, monkeypatch, tmp_path):
     """Boxes and masks, a row a picture that has neither."""
@@ -272,6 +273,7 @@ def test_a_detector_of_torchvision_is_trained_as_by_a_plain_loop_to_the_bit():
     assert not torch.equal(pairs[0][1], detector().state_dict()[pairs[0][0][0]])
 
 
+@pytest.mark.thorough
 def test_equal_batches_for_any_workers(monkeypatch, tmp_path, capfd):
     monkeypatch.chdir(tmp_path)
     common = ["task=digest", "steps=2", "dataset.count=20", "batch.size=4"]
@@ -284,6 +286,7 @@ def test_equal_batches_for_any_workers(monkeypatch, tmp_path, capfd):
         assert "0" in digests.pop()
 
 
+@pytest.mark.thorough
 def test_reports_show_what_was_predicted_and_say_how(monkeypatch, tmp_path, capfd, reports):
     monkeypatch.chdir(tmp_path)
     few = ["loader=debug", "dataset.count=20", "batch.size=4", "trainer.max_steps=1"]

@@ -92,6 +92,7 @@ def test_what_cannot_be_put_together_is_reported():
         made(Mosaic(), range(4), fields=["labels"])
 
 
+@pytest.mark.thorough
 def test_digests_are_equal_for_all_readers(capsys):
     """Of detection with a mosaic; by two workers, too."""
     step = "transform.train_batch.{}={{_target_: penstock.addons.vision.mosaic.{}}}"
