@@ -56,7 +56,7 @@ def start(folder, *more, ranks=0):
     )
 
 
-def wait_for_steps(folder, count, process, seconds=400):
+def wait_for_steps(folder, count, process, seconds=1500):
     """Wait until the ledger has that many lines."""
     path, until = folder / "ledger.jsonl", time.monotonic() + seconds
     while not path.exists() or len(path.read_text().splitlines()) < count:

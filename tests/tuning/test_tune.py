@@ -145,9 +145,8 @@ def test_tuned_is_there_after_tuning_and_says_so_before(latency_case, tmp_path):
 
 def test_threads_are_refused_where_data_draws_from_shared_generators(latency_case):
     draws = "+transform.train.everywhere={_target_: tests.toy.Everywhere}"
-    done = latency_case(
-        "--trust", "tests", "task=tune", "tune.seconds=1.5", "tune.workers=1", draws
-    )
+    short = ("tune.seconds=1.5", "tune.workers=1", "loader.max_memory=64")  # however much is free
+    done = latency_case("--trust", "tests", "task=tune", *short, draws)
     assert done.code == 0, done.err
     assert (
         "no threads: the dataset or a transform draws from the global state of random" in done.err
