@@ -47,7 +47,7 @@ NAMES = {
         "from penstock import DataLoader\ndataset = list(range(64))"
     ),
     ("docs/streams.md", "class Lines"): "import gzip, torch",
-    ("docs/tabular.md", "train = Table"): (
+    ("docs/tabular.md", ""): (
         "import pandas\nframe = pandas.read_csv('people.csv')\nframe['id'] = range(len(frame))"
     ),
     ("docs/frameworks.md", ""): (

@@ -82,9 +82,6 @@ def test_an_example(title, tmp_path, monkeypatch):
     code = code.replace(
         ', "loader.num_workers=0", "loader.num_workers=0"', ', "loader.num_workers=0"'
     )
-    code = code.replace(
-        "LazyLinear(8)", f"LazyLinear({first_batch()['landmarks'].flatten(1).shape[1]})"
-    )
     if title == "A script under torchrun":
         for name, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1"}.items():
             monkeypatch.setenv(name, str(value))
