@@ -56,10 +56,10 @@ NAMES = {
         "rows = train_dataset = Rows()\n"
     ),
     ("docs/frameworks.md", "from lightning_fabric"): (
-        "model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 48 * 48, 136))"
+        "model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 64 * 64, 136))"
     ),
     ("docs/frameworks.md", "import torch.distributed"): (
-        "model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 48 * 48, 136))"
+        "model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 64 * 64, 136))"
     ),
     ("docs/frameworks.md", "import pytorch_lightning"): (
         "from tests.frameworks.test_lightning import Module\nmodule = Module()"
