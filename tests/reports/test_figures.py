@@ -1,12 +1,16 @@
 """Numbers as people write them, charts with room for them, and what is no chart at all."""
 
 import json
+import re
 
 import pytest
 
 from penstock.addons.reports import curves, page, settings, sweep_charts
 from penstock.addons.reports.charts import Curve, is_curve, make_room, new_axes, sizes
 from penstock.addons.reports.figures import axis_labels, drawing, label_numbers, numeral
+from penstock.addons.reports.sweep_data import SweepJob, SweepRecord
+from penstock.addons.sweeps.job_result import JobResult
+from penstock.runs import measurements
 from penstock.runs.record import RunRecord
 
 
@@ -108,6 +112,26 @@ def test_keys_of_a_legend_are_as_short_as_they_can_be_told_apart():
         "batch.size",
         "seed",
     ]
+
+
+def test_folds_of_one_setting_are_named_in_the_legend(tmp_path):
+    jobs = []
+    for fold in range(3):
+        lines = [
+            {"event": "epoch", "epoch": epoch, "step": epoch, "val/loss": 1.0 + fold + epoch}
+            for epoch in range(2)
+        ]
+        path = tmp_path / f"{fold}.jsonl"
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        value = 1.0 + (fold + 1) % 3
+        result = JobResult([], "done", "loss", "min", value, 1.0, None, 0, 0.0, {}, 1.0)
+        settings = {"dataset.fold": str(fold)}
+        epochs = measurements.read(path, ("epoch",))["epoch"]
+        jobs.append(SweepJob(str(fold), settings, "done", result, None, epochs))
+    sweep = SweepRecord(tmp_path, True, tuple(jobs))
+    legend = re.findall(r"</span>([^<]*)</li>", sweep_charts.curves(sweep, "val/loss", "Loss"))
+    assert legend == ["1. fold=2", "2. fold=0", "3. fold=1"]
+    assert not sweep_charts.has_curves(sweep, "val/nme")
 
 
 @pytest.mark.parametrize(

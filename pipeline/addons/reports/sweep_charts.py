@@ -6,7 +6,7 @@ Colours: the best groups take COLORS in their order, all others are MUTED.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -51,9 +51,12 @@ def color_of(sweep: SweepRecord, group: Repeated) -> str:
 def label_of(sweep: SweepRecord, group: Repeated) -> str:
     """A group's place in the leaderboard and its values, short enough for a legend."""
     place = sweep.groups.index(group) + 1
-    names = short_keys(list(group.settings))
-    words = " ".join(f"{names[key]}={value}" for key, value in group.settings.items())
-    return short(f"{place}. {words or 'all jobs'}")
+    return short(f"{place}. {_words(group.settings) or 'all jobs'}")
+
+
+def _words(settings: Mapping[str, str]) -> str:
+    names = short_keys(list(settings))
+    return " ".join(f"{names[key]}={value}" for key, value in settings.items())
 
 
 def short_keys(keys: Sequence[str]) -> dict[str, str]:
@@ -83,7 +86,16 @@ def has_curves(sweep: SweepRecord, name: str) -> bool:
 def curves(sweep: SweepRecord, name: str, title: str, size: Size = "broad") -> Markup:
     """A measurement over the epochs, of all jobs; nothing where no job has it."""
     named, others, lines = [], [], []
-    for group in sweep.groups:
+    if len(sweep.groups) == 1 and sweep.repeated:  # each repetition has a name of its own
+        for place, job in enumerate(sweep.ranked):
+            color = COLORS[place] if place < MOST_COLORED else MUTED
+            own = _curve(job, name, color)
+            if own is not None and color != MUTED:
+                settings = {key: job.settings.get(key, "default") for key in sweep.repeated}
+                named.append(replace(own, label=short(f"{place + 1}. {_words(settings)}")))
+            elif own is not None:
+                others.append(own)
+    for group in sweep.groups if not named else ():
         color = color_of(sweep, group)
         own = [curve for job in group.jobs if (curve := _curve(job, name, color)) is not None]
         if own and color != MUTED:

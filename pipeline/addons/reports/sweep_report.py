@@ -96,7 +96,9 @@ def _lead(sweep: SweepRecord) -> Markup:
     word = "unfinished" if state == "failed" else state
     jobs = f"{count['done']} of {len(sweep.jobs)} jobs are done; {undone or 'others ended early'}"
     if count["done"] == len(sweep.jobs):
-        jobs = f"All {len(sweep.jobs)} jobs are done"
+        jobs = {1: "The job is done", 2: "Both jobs are done"}.get(
+            len(sweep.jobs), f"All {len(sweep.jobs)} jobs are done"
+        )
     line = Markup('<p class="verdict"><span class="state {}">{}</span> {}. {}</p>').format(
         state, word, jobs, _best(sweep)
     )
@@ -133,6 +135,8 @@ def _best(sweep: SweepRecord) -> str:
         return f"{text}{spread if first.spread is not None else ''}."
     second = ranked[1]
     ahead = abs((first.mean or 0.0) - (second.mean or 0.0))
+    if not ahead:
+        return f"{text}. {second.name()} is as good."
     text += f". {second.name()} is {rounded(ahead, 2)} behind"
     if min(len(first.values), len(second.values)) < 2:
         return f"{text}; with so few {what}, that may be chance."

@@ -92,9 +92,10 @@ def same_data(sweep: SweepRecord) -> Section | None:
         (name, _listed(own), _shared(sweep, own)) for name, own in zip(names, jobs, strict=True)
     ]
     begun, classes = sum(map(len, jobs)), len(jobs)
-    whole = f"All {begun}" if begun == len(sweep.jobs) else f"The {begun}"
+    whole = f"All {begun} jobs" if begun == len(sweep.jobs) else f"The {begun} jobs"
+    whole = "Both jobs" if begun == len(sweep.jobs) == 2 else whole
     lead = (
-        f"{whole} jobs saw the same batches."
+        f"{whole} saw the same batches."
         if classes == 1 and begun > 1
         else f"{begun} jobs saw {classes} different sequences of batches. Jobs of one row saw the "
         "same: the same samples in the same order, made by the same settings."
@@ -103,7 +104,7 @@ def same_data(sweep: SweepRecord) -> Section | None:
     if compared.alike:
         caption = "Jobs that read the same rows"
         lead = (
-            f"{whole} jobs read the same rows in the same order."
+            f"{whole} read the same rows in the same order."
             if classes == 1
             else f"{begun} jobs read {classes} different sequences of rows."
         )
