@@ -29,7 +29,7 @@ def what_matters(sweep: SweepRecord) -> Section | None:
     parts = []
     weighed = sorted({**weights.variance, **weights.optuna}, key=lambda key: -weights.of(key))
     if weighed:
-        head = ["key", "share of the variance", "", *(["optuna"] if weights.optuna else [])]
+        head = ["key", "share of the variance", "as a bar", *(["optuna"] if weights.optuna else [])]
         rows = []
         for key in weighed:
             share, best = weights.variance.get(key), weights.optuna.get(key)
@@ -112,7 +112,7 @@ def same_data(sweep: SweepRecord) -> Section | None:
             " Whether their batches were the same is not known: the data has no fingerprint, "
             f"and few of its rows were compared; {ADVICE}."
         )
-    parts = [page.paragraph(lead), page.table(caption, ("", "jobs", "settings in common"), rows)]
+    parts = [page.paragraph(lead), page.table(caption, ("row", "jobs", "settings in common"), rows)]
     if classes > 1:
         size = min(classes, _MOST_CLASSES)
         cells = [[_cell(compared.relation(a, b)) for b in range(size)] for a in range(size)]
