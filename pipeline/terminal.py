@@ -30,6 +30,7 @@ ProgressKind = Literal["auto", "rich", "plain", "none"]
 REFRESH_SECONDS = 0.1  # between two drawings of a bar
 FIRST_BAR_SECONDS = 1.0  # after which a bar appears
 LINE_SECONDS = 30.0  # between two lines where there is no bar
+_NARROW = 72  # columns of a terminal in which no bar fits beside its numbers
 _LONGEST_NAME = 60  # characters
 _SIZES = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 
@@ -133,6 +134,7 @@ def bar() -> Progress:
     holds would stay locked in them. While one is drawn, no `ProgressDisplay` draws another.
     """
     from rich.progress import BarColumn, Progress, TextColumn
+    from rich.table import Column
 
     class OnlyBar(Progress):
         def start(self) -> None:
@@ -145,15 +147,23 @@ def bar() -> Progress:
                 _drawn.remove(self)
 
     fields = "task.description", "task.fields[place]", "task.fields[numbers]"
-    what, place, numbers = (TextColumn(f"{{{field}}}", markup=False) for field in fields)
+    screen = console(sys.stderr)
+    is_narrow = screen.width < _NARROW
+    # There it has no bar, and cuts the end of the line instead of each of its columns.
+    rest = Column(no_wrap=True, ratio=1) if is_narrow else None
+    what, place, numbers = (
+        TextColumn(f"{{{field}}}", markup=False, table_column=column)
+        for field, column in zip(fields, (None, None, rest), strict=True)
+    )
     # A result that goes to a file must not be taken to the terminal.
     shares = bool(sys.stdout and sys.stdout.isatty())
     return OnlyBar(
         what,
-        BarColumn(),
+        *([] if is_narrow else [BarColumn()]),
         place,
         numbers,
-        console=console(sys.stderr),
+        console=screen,
+        expand=is_narrow,
         transient=True,
         auto_refresh=False,
         redirect_stdout=shares,

@@ -1,6 +1,7 @@
 import io
 import math
 import re
+import sys
 import threading
 import time
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ import torch
 from penstock.loading.loader import LoaderStats
 from penstock.order.skipped import Skipped
 from penstock.tasks import progress
-from penstock.terminal import ProgressDisplay, left, progress_shown, watched
+from penstock.terminal import ProgressDisplay, bar, left, progress_shown, watched
 
 RECORD = {
     "epoch": 3,
@@ -347,3 +348,22 @@ def test_watching_costs_next_to_nothing(terminal, kind):
 
     each = min(seconds(watched(range(count), count, "looking")) for _ in range(5)) / count
     assert each < 2e-6  # 0.06 us where nothing else runs
+
+
+@pytest.mark.parametrize(
+    ("width", "line"),
+    [
+        (60, "epoch 12 of 300 55/120 loss 0.01637  1,234 samples/s  12% w…"),
+        (80, "epoch 12 of 300   55/120 loss 0.01637  1,234 samples/s  12% waiting  13 min left"),
+    ],
+)
+def test_a_narrow_terminal_cuts_the_end_of_the_line_alone(monkeypatch, width, line):
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    for name, value in (("COLUMNS", str(width)), ("TERM", "xterm"), ("NO_COLOR", "1")):
+        monkeypatch.setenv(name, value)
+    shown = bar()
+    numbers = "loss 0.01637  1,234 samples/s  12% waiting  13 min left"
+    shown.add_task("epoch 12 of 300", total=120, completed=55, place="55/120", numbers=numbers)
+    shown.console.print(shown.get_renderable())
+    text = re.sub(r"\x1b\[[0-9;]*m", "", sys.stderr.getvalue()).rstrip()
+    assert text == line  # without colours, what is not done of a bar is blank
