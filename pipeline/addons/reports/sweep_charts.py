@@ -85,16 +85,16 @@ def has_curves(sweep: SweepRecord, name: str) -> bool:
 
 def curves(sweep: SweepRecord, name: str, title: str, size: Size = "broad") -> Markup:
     """A measurement over the epochs, of all jobs; nothing where no job has it."""
-    named, others, lines = [], [], []
+    named, others, lines = list[Curve](), list[Curve](), list[Curve]()
     if len(sweep.groups) == 1 and sweep.repeated:  # each repetition has a name of its own
         for place, job in enumerate(sweep.ranked):
             color = COLORS[place] if place < MOST_COLORED else MUTED
-            own = _curve(job, name, color)
-            if own is not None and color != MUTED:
+            line = _curve(job, name, color)
+            if line is not None and color != MUTED:
                 settings = {key: job.settings.get(key, "default") for key in sweep.repeated}
-                named.append(replace(own, label=short(f"{place + 1}. {_words(settings)}")))
-            elif own is not None:
-                others.append(own)
+                named.append(replace(line, label=short(f"{place + 1}. {_words(settings)}")))
+            elif line is not None:
+                others.append(line)
     for group in sweep.groups if not named else ():
         color = color_of(sweep, group)
         own = [curve for job in group.jobs if (curve := _curve(job, name, color)) is not None]
