@@ -16,6 +16,8 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from omegaconf import DictConfig, ListConfig
 from torchmetrics import MeanMetric, Metric
 
+import penstock
+
 ROOT = Path(__file__).parent.parent
 
 # What a dataset of the core may know of the pipeline: packages, or single modules of one.
@@ -326,10 +328,11 @@ def test_what_the_configuration_calls_is_in_the_api():
 @pytest.mark.thorough
 def test_the_site_builds_without_a_warning(tmp_path):
     pytest.importorskip("mkdocs", reason="pip install -e '.[docs]'")
+    host = "https://docs.example.org/penstock/"
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)],
         cwd=ROOT,
-        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1", "SITE_URL": host},
         capture_output=True,
         text=True,
         check=False,
@@ -337,6 +340,16 @@ def test_the_site_builds_without_a_warning(tmp_path):
     assert done.returncode == 0, done.stderr
     shown = (tmp_path / "api" / "datasets.html").read_text()
     assert "penstock.datasets.arrays.Arrays" in shown
-    elsewhere = re.compile(r'(?:src|<link[^>]+href)="https?://')
-    for page in tmp_path.rglob("*.html"):
+    elsewhere = re.compile(
+        r"""(?:src|<link(?![^>]+rel="canonical")[^>]+href)="https?://|url\(["']?https?:"""
+    )
+    for page in (*tmp_path.rglob("*.html"), *tmp_path.rglob("*.css")):
         assert not elsewhere.search(page.read_text()), f"{page} loads something from a network"
+    home = (tmp_path / "index.html").read_text()
+    assert f'--release: "{penstock.__version__}"' in home
+    assert f'content="{host}card.png"' in home
+    assert "penstock task=runs" in re.sub("<[^>]+>", "", home)  # in its tab
+    listed = set(re.findall(r"<loc>(.*)</loc>", (tmp_path / "sitemap.xml").read_text()))
+    pages = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.html")}
+    assert listed == {host + name for name in pages - {"404.html"}}
+    assert 'href="/penstock/style.css"' in (tmp_path / "404.html").read_text()

@@ -25,7 +25,7 @@ PAGES = (
 
 def commands(page):
     """The commands on files that a person has; drawn experiments have tests of their own."""
-    text = (ROOT / "docs" / page).read_text()
+    text = re.sub(r"\\\n *", "", (ROOT / "docs" / page).read_text())
     lines = [
         line
         for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL)

@@ -18,8 +18,13 @@ from tests.program import ROOT, run
 PROGRAM = shlex.join([sys.executable, str(ROOT / "run.py")])
 
 
+def text_of(page):
+    """A page, with each command in a line of its own."""
+    return re.sub(r"\\\n *", "", (ROOT / page).read_text())
+
+
 def blocks(page, language):
-    text = (ROOT / "docs" / page).read_text()
+    text = text_of(f"docs/{page}") if language == "sh" else (ROOT / "docs" / page).read_text()
     return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 
@@ -252,7 +257,7 @@ def command_lines():
     """All complete commands of the README and the pages, without what stands around them."""
     found = set()
     for page in PAGES:
-        for rest in re.findall(r"(?:python run\.py|penstock)( [^`\n]*)", (ROOT / page).read_text()):
+        for rest in re.findall(r"(?:python run\.py|penstock)( [^`\n]*)", text_of(page)):
             line = re.split(r" +#| \|\| | +outputs/", rest)[0]
             if "=" in line and not NOT_CHECKED.search(f" {line} "):
                 found.add(line.strip())

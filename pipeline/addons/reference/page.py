@@ -24,20 +24,19 @@ _HEAD = """# Every key
 
 This page lists all keys of `python run.py`, by config group. `key=value` on the command line
 changes a value, and `group=option` swaps a part. `python run.py --cfg job` shows the keys of one
-run with their values. The comments in `conf/` become this page by
+run with their values. Each group unfolds; on the site, the field below finds keys in all of them.
+The comments in `conf/` become this page by
 `python -m penstock.addons.reference.page > docs/keys.md`.
 
 `+key` marks an argument that a part takes and that its YAML leaves out. Add it with `+key=value`.
 Parts of other libraries (torch's optimizers, for instance) take their arguments in the same way.
 After a wrong name, the message lists all names.
 
-Tab completes keys, options and names of files, after one line in your shell's start-up file (`zsh`
-instead of `bash` if you use it; for fish, `python run.py -sc install=fish | source`):
-
-```sh
-eval "$(python run.py -sc install=bash)"
-```
+[Tab completes](completion.md) keys, options and names of files in your shell.
 """
+
+# Folds on GitHub and on the site, which reads Markdown inside.
+_OPEN = '<details class="keys" markdown="1">\n'
 
 
 def page() -> str:
@@ -46,10 +45,13 @@ def page() -> str:
     parts = [_HEAD, "## Of a run\n", _table(_own(CONF / "config.yaml", ""))]
     for folder in sorted(path for path in CONF.iterdir() if path.is_dir() and path.name != "hydra"):
         group = folder.name
-        parts.append(f"## {group}\n")
-        for path in sorted(folder.glob("*.yaml"), key=lambda file: (file.stem != "default", file)):
+        files = sorted(folder.glob("*.yaml"), key=lambda file: (file.stem != "default", file))
+        options = ", ".join(path.stem for path in files)
+        parts += [f"## {group}\n", f"{_OPEN}<summary>{options}</summary>\n"]
+        for path in files:
             rows = [*_own(path, group), *_not_in_yaml(path, group, supplied.get(group, ()))]
             parts += [f"### {group}={path.stem}\n", _description(path), _table(rows)]
+        parts.append("</details>\n")
     return "\n".join(part for part in parts if part)
 
 
@@ -67,7 +69,15 @@ def _description(path: Path) -> str:
     lines = path.read_text(encoding="utf-8").splitlines()
     head = takewhile(lambda line: line.startswith("#"), lines)
     said = " ".join(line.removeprefix("#").strip() for line in head if not line.startswith(PACKAGE))
-    return f"{said}\n" if said else ""
+    return f"{_text(said)}\n" if said else ""
+
+
+def _text(comment: str) -> str:
+    """A comment as Markdown: `<name>` outside code would be an element of HTML."""
+    parts = comment.split("`")
+    return "`".join(
+        part if number % 2 else part.replace("<", "&lt;") for number, part in enumerate(parts)
+    )
 
 
 def _not_in_yaml(path: Path, group: str, supplied: Iterable[str]) -> list[YamlKey]:
@@ -102,9 +112,11 @@ def _plain(value: object) -> str:
 def _table(rows: list[YamlKey]) -> str:
     if not rows:
         return ""
-    cells = [(f"`{row.key}`", f"`{row.value}`" if row.value else "", row.comment) for row in rows]
+    cells = [
+        (f"`{row.key}`", f"`{row.value}`" if row.value else "", _text(row.comment)) for row in rows
+    ]
     escaped = ["| " + " | ".join(cell.replace("|", r"\|") for cell in row) + " |" for row in cells]
-    return "\n".join(["| key | default | |", "|---|---|---|", *escaped]) + "\n"
+    return "\n".join(["| key | default | meaning |", "|---|---|---|", *escaped]) + "\n"
 
 
 if __name__ == "__main__":
