@@ -304,6 +304,10 @@ _SWEEP = "python run.py -m sampler=random,weighted seed=1,2 hydra.sweep.dir=mult
 BEFORE = {
     "README.md": (_FIRST,),
     "docs/backwards.md": (_FIRST,),
+    "docs/index.md": tuple(
+        f"python run.py run_dir=outputs/{name} trainer.max_steps=4 trainer.digest=true"
+        for name in ("whole", "killed")
+    ),
     "docs/reports.md": (*_TWO, _SWEEP),
     "docs/sweeps.md": (
         _SWEEP,

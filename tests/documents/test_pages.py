@@ -29,6 +29,7 @@ NOT_RUN = (
     ("*", r"^pip install", "asks a package index; a test below checks the extras"),
     ("*", r"^make ", "works on the checkout; a test below checks the targets"),
     ("docs/contributing.md", r"^\. |^ruff |^python -m", "works on the checkout: CI runs the same"),
+    ("docs/index.md", r"^\. ", "the environment that make setup makes"),
     ("docs/installation.md", r"pytest tests/", "the tests of the checkout; CI runs the same"),
     ("docs/architecture.md", r"-m penstock\S+ >", "writes docs/keys.md; tests/reference/"),
     ("docs/clusters.md", r"^torchrun|^export", "two machines; tests/distributed/ has processes"),
