@@ -4,22 +4,23 @@ goes wrong, are one cell of a table. `pytest -m "thorough or not thorough" FILE`
 
 import errno
 import io
+import multiprocessing
 import os
 import re
 import shutil
+import signal
+import sys
 import tarfile
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
 from PIL import Image
 
 from benchmarks.store_server import InThread, Shelf
+from penstock import command
 from penstock.addons.packs import remote
-from penstock.addons.packs.fields import Encode
-from penstock.addons.packs.folder import PackWriter
 from penstock.addons.packs.packed import Packed
 from penstock.addons.record_files import remote_bytes
 from penstock.addons.shards import indexed_tars, mds, mds_parts
@@ -43,8 +44,8 @@ from penstock.loading.workers.options import LoaderOptions
 from penstock.order.plan import Plan
 from penstock.order.samplers import Random
 from penstock.order.streams import StreamOrder, StreamPlan, is_stream
-from tests.pack_files import NO_ANSWERS
-from tests.s3_server import ENVIRONMENT
+from tests.s3_server import ENVIRONMENT, wait_until
+from tests.stress.random_cases import BAG
 from tests.tokens.test_token_files import write_pair
 
 pytest.importorskip("aiohttp")
@@ -114,18 +115,13 @@ def write_all(root):
                         member.size = len(content)
                         archive.addfile(member, io.BytesIO(content))
     index.write(root / "indexed")
-    samples = [{"even": torch.rand(700), "label": row % 2} for row in range(ROWS)]
-    encoded = Encode()(samples)
-    (root / "packs/train").mkdir(parents=True)
-    writer = PackWriter(root / "packs/train", encoded["fields"])
-    writer.append(encoded["columns"], encoded["fields"])
-    writer.finish({"fingerprint": "x", "split": "train", **NO_ANSWERS})
+    pack(root)
     rows = [draws.integers(0, 50_000, 900) for _ in range(ROWS)]
     write_pair(root / "tokens", "a", rows, [*range(ROWS + 1)])
     (root / "parquet").mkdir()
     for number in range(2):
         columns = {
-            "x": draws.normal(size=ROWS // 2),
+            "label": [row % 2 for row in range(ROWS // 2)],
             "image": pictures[number * (ROWS // 2) : (number + 1) * (ROWS // 2)],
         }
         pq.write_table(pa.table(columns), root / f"parquet/{number}.parquet", row_group_size=5)
@@ -139,6 +135,13 @@ def write_all(root):
     ) as out:
         for row, picture in enumerate(pictures):
             out.write({"image": picture, "label": row % 2})
+
+
+def pack(root):
+    """As `task=pack` makes it, of the single files."""
+    given = ["task=pack", "dataset=image_folder", f"dataset.root={root}/files"]
+    given += [f"pack.out={root}/packs", "pack.format=encoded"]
+    assert command.main([*given, f"run_dir={root}/packing", f"cache_dir={root}/cache"]) == 0
 
 
 @pytest.fixture(scope="module")
@@ -265,7 +268,8 @@ def test_batches_are_those_of_the_disk(data, expected, tmp_path, monkeypatch, ki
         datasets = [opened() for _ in range(world)]
         asked = shelf.requests["GET"]
         if event in ("expired", "full"):
-            check_it_ends(datasets, workers, shelf, event, way, monkeypatch)
+            made = check_it_ends(datasets, workers, shelf, event, way, monkeypatch)
+            assert made in ([], expected(kind))
             shelf.faults = {}
             assert digests([opened()], **workers) == expected(kind), "there is an end to it"
         elif event in FAULTS:
@@ -289,32 +293,118 @@ def test_batches_are_those_of_the_disk(data, expected, tmp_path, monkeypatch, ki
 
 
 def check_it_ends(datasets, workers, shelf, event, way, monkeypatch):
-    """After a batch credentials expire, or the disk of the cache is full: one message, no storm."""
-    if event == "expired":
+    """After a batch credentials expire, or the disk of the cache is full: one message, no storm.
 
-        def happens():
-            shelf.faults = {"expired": 1}
+    Returns the batches, if there are all of them: everything had come by then.
+    """
+    pwrite, asked, made, said = os.pwrite, shelf.requests["GET"], [], ""
 
+    def expire():
+        shelf.faults = {"expired": 1}
+
+    def full(descriptor, content, offset):
+        if len(content) > 100:  # what is kept beside the files is smaller, and may still fit
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return pwrite(descriptor, content, offset)
+
+    expires = event == "expired"
+    with monkeypatch.context() as patched:
+        if not expires:
+            patched.setattr(os, "pwrite", full)
+        try:
+            made = digests(datasets, before=expire if expires else None, **workers)
+        except DataError as error:
+            said = str(error)
+    reason = r"No space left on device.*Make room.*dataset\.files\.cache_size"
+    if expires:
         reason = "may not be read with the cred" if way == "s3" else "HTTP 400 Bad Request"
-    else:
-        reason = r"No space left on device.*Make room.*dataset\.files\.cache_size"
-        pwrite, happens = os.pwrite, None
-
-        def full(descriptor, content, offset):
-            if len(content) > 100:  # what is kept beside the files is smaller, and may still fit
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            return pwrite(descriptor, content, offset)
-
-        monkeypatch.setattr(os, "pwrite", full)
-    asked, said, made = shelf.requests["GET"], "", []
-    try:
-        made = digests(datasets, before=happens, **workers)
-    except DataError as error:
-        said = str(error)
-    monkeypatch.undo()
-    if made:  # all of it was there already
-        assert len(made) == 2 * ROWS // SIZE - MIDDLE
+    if made:
         assert (event, bool(workers)) == ("expired", True)
     else:
         assert re.search(reason, said), said
     assert shelf.requests["GET"] - asked < 4 * ROWS, "no storm"
+    return made
+
+
+CLASSES, FOUR = "dataset.classes=[a,b]", "batch.size=4"
+RUNS = {
+    "files": ["dataset=image_folder", FOUR],
+    "tars": ["dataset=tar_shards", CLASSES, FOUR],
+    "indexed": ["dataset=indexed_tars", CLASSES, FOUR],
+    "packs": ["dataset=packed", FOUR],
+    "tokens": [
+        *["dataset=token_files", "dataset.dtype=uint16", "dataset.val_fraction=0.2"],
+        *BAG,
+    ],
+    "mds": ["dataset=mds", CLASSES, FOUR],
+    "parquet": ["dataset=parquet", CLASSES, FOUR, "dataset.fields={image: {kind: image}, label: }"],
+}
+TRAINING = [
+    *["trainer.device=cpu", "trainer.digest=true", "trainer.max_epochs=2", "seed=1"],
+    *["trainer.checkpoint.every_steps=2", "loader.num_workers=2"],
+]
+
+
+def program(out, arguments):
+    """A run in a process of its own, which leaves its words in a file."""
+    os.setsid()
+    with out.open("w") as sys.stdout:
+        sys.stderr = sys.stdout
+        os.dup2(sys.stdout.fileno(), 1)
+        os.dup2(sys.stdout.fileno(), 2)
+        code = command.main(arguments)
+    os._exit(code)
+
+
+def started(out, arguments):
+    process = multiprocessing.get_context("fork").Process(target=program, args=(out, arguments))
+    process.start()
+    return process
+
+
+def steps_of(folder):
+    path = folder / "digests.jsonl"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+@pytest.mark.one_in(13)
+@pytest.mark.parametrize("cache", ["kept", "gone"])
+@pytest.mark.parametrize("way", ["http", "s3"])
+@pytest.mark.parametrize("kind", RUNS)
+def test_a_killed_run_goes_on(data, tmp_path, monkeypatch, kind, way, cache):
+    if not (data / kind).exists():
+        pytest.skip("mosaicml-streaming is not here")
+    monkeypatch.chdir(tmp_path)
+    key = "folder" if kind == "packs" else "root"
+    paths = [path for path in (data / kind).rglob("*") if path.is_file()]
+    shelf = Shelf(
+        {f"data/{path.relative_to(data)}": path.read_bytes() for path in paths}, latency=0.02
+    )
+
+    def run(*arguments):
+        process = started(tmp_path / "out", [*arguments])
+        process.join()
+        assert process.exitcode == 0, (tmp_path / "out").read_text()
+
+    run(*RUNS[kind], *TRAINING, f"dataset.{key}={data / kind}", "run_dir=disk")
+    with InThread(shelf) as port:
+        url = f"http://127.0.0.1:{port}"
+        root = f"s3://data/{kind}" if way == "s3" else f"{url}/data/{kind}"
+        shelf.faults = {"reset": 11}
+        killed = started(
+            tmp_path / "out",
+            [
+                *[*RUNS[kind], *TRAINING, f"dataset.{key}={root}", "run_dir=store"],
+                *["dataset.files.cache_dir=cache", "dataset.files.first_wait=0.05"],
+                *([f"+dataset.files.options.endpoint_url={url}"] if way == "s3" else []),
+            ],
+        )
+        wait_until(lambda: len(steps_of(tmp_path / "store")) > 4 or not killed.is_alive(), 300)
+        os.killpg(killed.pid, signal.SIGKILL)
+        killed.join()
+        assert killed.exitcode == -signal.SIGKILL, (tmp_path / "out").read_text()
+        assert len(steps_of(tmp_path / "store")) < len(steps_of(tmp_path / "disk"))
+        if cache == "gone":
+            shutil.rmtree(tmp_path / "cache")
+        run("resume=store")
+    assert steps_of(tmp_path / "store") == steps_of(tmp_path / "disk")

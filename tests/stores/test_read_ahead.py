@@ -237,6 +237,30 @@ def test_a_process_that_is_stopped_does_not_hold_up_others_for_ever(tmp_path):
         pass
 
 
+def test_a_wait_that_is_longer_than_patience_is_no_leave_to_ask_all_at_once(tmp_path):
+    gate, wait, open_now, most = RequestGate(tmp_path, 8, patience=1.5), 1.7, set(), []
+    with gate.request(asks_to_wait):
+        pass
+    ends = time.time() + wait
+    (tmp_path / "requests/pace").write_text(f"2.0 {time.time():.4f} {ends:.4f}".ljust(64))
+
+    def enter():
+        with gate.request(asks_to_wait):
+            assert time.time() >= ends - 0.01
+            open_now.add(threading.get_ident())
+            most.append(len(open_now))
+            time.sleep(0.01)
+            open_now.discard(threading.get_ident())
+
+    threads = [threading.Thread(target=enter) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(most) == 8
+    assert max(most) <= 4, "two, and a little more with each good answer"
+
+
 @pytest.mark.parametrize(("key", "value"), [("concurrency", 0), ("ahead", "much"), ("ahead", -1)])
 def test_what_is_no_pace_is_refused(key, value):
     with pytest.raises(ConfigError, match=f"{key}: '?{value}'?; allowed"):

@@ -9,6 +9,7 @@ from benchmarks.store_server import InThread, Shelf
 from penstock.addons.stores import sending
 from penstock.datasets.files import Files
 from penstock.errors import ConfigError, DataError
+from tests.ports import free_port
 from tests.s3_server import ENVIRONMENT
 
 pytest.importorskip("s3fs")
@@ -154,3 +155,38 @@ def test_a_web_server_is_only_read(folder, tmp_path):
 def test_a_store_that_does_not_answer(folder, tmp_path):
     with pytest.raises(DataError, match="cannot be"):
         send(1, folder, tmp_path, retries=0)
+
+
+def test_google_cloud_gets_whole_files(tmp_path, monkeypatch):
+    """Against an emulator, where that is installed: `pip install gcsfs gcp-storage-emulator`."""
+    pytest.importorskip("gcsfs")
+    emulator = pytest.importorskip("gcp_storage_emulator.server")
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
+    folder = tmp_path / "pack"
+    folder.mkdir()
+    for name, content in {"a.npy": b"a" * 50_000, "pack.json": b"{}"}.items():
+        (folder / name).write_bytes(content)
+
+    def files():
+        options = {"endpoint_url": url, "anon": True}
+        return Files(cache_dir=str(tmp_path / "cache"), options=options, retries=0)
+
+    server = emulator.create_server("127.0.0.1", port, in_memory=True, default_bucket="data")
+    server.start()
+    try:
+        sent = files().remote.sending("gs://data/packs", "pack.out")
+        assert not sent.has("pack.json")
+        sent.claim("first")
+        sent.run(folder, "pack.json")
+        there = files()
+        names = [info.name for info in there.list("gs://data/packs")]
+        assert names == ["a.npy", "pack.json"]
+        for name in names:
+            path = there.local(f"gs://data/packs/{name}")
+            assert path.read_bytes() == (folder / name).read_bytes()
+        with pytest.raises(ConfigError, match=r"holds other files \('a\.npy'\)"):
+            files().remote.sending("gs://data/packs", "pack.out").claim("second")
+    finally:
+        server.stop()

@@ -34,6 +34,7 @@ except ImportError:  # Windows, where there is no cache either, as that says
 
 _POLL = 0.005  # seconds between two looks for a free lock
 _LOOKS = 32  # locks that are tried at each
+_TURN = 0.1  # seconds between two looks at the pace while another thread looks for a lock
 _LONGEST = 120.0  # seconds that a store may have us wait; a worker must not seem to hang
 _RECORD = 64  # bytes of the pace
 
@@ -153,36 +154,42 @@ class RequestGate:
         return count
 
     def _enter(self, folder: Path) -> int | None:
-        """A lock, or None where none was to be had for too long."""
-        ends = time.monotonic() + self._patience
-        turn = _turn
-        if not turn.acquire(timeout=self._patience):
-            return None
-        try:
-            return self._wait(folder, ends)
-        finally:
-            turn.release()
+        """A lock, or None where none was to be had for too long after a store's own wait.
 
-    def _wait(self, folder: Path, ends: float) -> int | None:
+        Only one thread of a process looks for a lock at a time.
+        """
+        turn, ends = _turn, time.monotonic() + self._patience
         while True:
             pace, now = _read(folder / "pace", self._most), time.time()
-            if now >= pace.waits:
-                limit = max(int(pace.limit), 1)
-                first = min(limit // 4, 4) if self.yields else 0
-                start = _draws.randrange(max(limit - first, 1))
-                for attempt in range(min(limit - first, _LOOKS)):
-                    number = first + (start + attempt) % (limit - first)
-                    descriptor = open_own(folder / str(number), os.O_RDWR | os.O_CREAT, 0o600)
-                    try:
-                        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                        return descriptor
-                    except BaseException as error:
-                        os.close(descriptor)
-                        if not isinstance(error, BlockingIOError):
-                            raise
-                if time.monotonic() > ends:
-                    return None
-            time.sleep(_POLL if now >= pace.waits else min(pace.waits - now, 0.2))
+            if now < pace.waits:
+                time.sleep(min(pace.waits - now, 0.2))
+                ends = time.monotonic() + self._patience
+            elif turn.acquire(timeout=_TURN):
+                try:
+                    held = self._look(folder, max(int(pace.limit), 1))
+                    if held is not None:
+                        return held
+                    time.sleep(_POLL)
+                finally:
+                    turn.release()
+            if time.monotonic() > ends:
+                return None
+
+    def _look(self, folder: Path, limit: int) -> int | None:
+        """A lock, if one of some is free."""
+        first = min(limit // 4, 4) if self.yields else 0
+        start = _draws.randrange(limit - first)
+        for attempt in range(min(limit - first, _LOOKS)):
+            number = first + (start + attempt) % (limit - first)
+            descriptor = open_own(folder / str(number), os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return descriptor
+            except BaseException as error:
+                os.close(descriptor)
+                if not isinstance(error, BlockingIOError):
+                    raise
+        return None
 
     def _change(self, folder: Path, change: Callable[[Pace], Pace]) -> None:
         # With a full disk, the pace stays as it is.
