@@ -18,8 +18,8 @@ the bytes a second as a share of what the connections could bring. `--half` give
 half of the data, and reports the bytes of the second epoch beside the least that any cache of this
 size has to fetch (each row is needed once an epoch), and requests a row.
 
-PYTHON is one of an environment that has `litdata`, `zstd` and `webdataset`; peers decode by
-Pillow, as their users do. `--against FOLDER` takes ours from another checkout, too. What else is
+PYTHON is one of an environment that has `litdata`, `obstore`, `zstd` and `webdataset`; peers decode
+by Pillow, as their users do. `--against FOLDER` takes ours from another checkout, too. What else is
 given goes to ours as overrides: `dataset.files.ahead=0`.
 """
 
