@@ -27,6 +27,7 @@ from penstock.addons.shards import indexed_tars, mds, mds_parts
 from penstock.addons.shards.indexed_tars import IndexedTars
 from penstock.addons.shards.tar import index
 from penstock.addons.shards.tar_shards import TarShards
+from penstock.addons.stores import file_cache
 from penstock.addons.tables.arrow import files as arrow_files
 from penstock.addons.tables.parquet import Parquet
 from penstock.addons.tables.parquet_stream import ParquetStream
@@ -269,7 +270,9 @@ def test_batches_are_those_of_the_disk(data, expected, tmp_path, monkeypatch, ki
         asked = shelf.requests["GET"]
         if event in ("expired", "full"):
             made = check_it_ends(datasets, workers, shelf, event, way, monkeypatch)
-            assert made in ([], expected(kind))
+            if made:  # tables have come when they are opened; what comes ahead, a moment later
+                assert kind.startswith("parquet") or (event, loader) == ("expired", "workers")
+                assert made == expected(kind)
             shelf.faults = {}
             assert digests([opened()], **workers) == expected(kind), "there is an end to it"
         elif event in FAULTS:
@@ -288,8 +291,20 @@ def test_batches_are_those_of_the_disk(data, expected, tmp_path, monkeypatch, ki
             assert made == expected(kind)
         else:
             assert digests(datasets, **workers) == expected(kind)
-        if way == "s3":
+        if way == "s3" and event != "version":  # after which the store is asked
             assert not shelf.requests["HEAD"]
+
+
+class FullDisk:
+    """The module `os` on a full disk."""
+
+    def __getattr__(self, name):
+        return getattr(os, name)
+
+    def pwrite(self, descriptor, content, offset):
+        if len(content) > 100:  # what is kept beside the files is smaller, and may still fit
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return os.pwrite(descriptor, content, offset)
 
 
 def check_it_ends(datasets, workers, shelf, event, way, monkeypatch):
@@ -297,20 +312,15 @@ def check_it_ends(datasets, workers, shelf, event, way, monkeypatch):
 
     Returns the batches, if there are all of them: everything had come by then.
     """
-    pwrite, asked, made, said = os.pwrite, shelf.requests["GET"], [], ""
+    asked, made, said = shelf.requests["GET"], [], ""
 
     def expire():
         shelf.faults = {"expired": 1}
 
-    def full(descriptor, content, offset):
-        if len(content) > 100:  # what is kept beside the files is smaller, and may still fit
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return pwrite(descriptor, content, offset)
-
     expires = event == "expired"
     with monkeypatch.context() as patched:
         if not expires:
-            patched.setattr(os, "pwrite", full)
+            patched.setattr(file_cache, "os", FullDisk())
         try:
             made = digests(datasets, before=expire if expires else None, **workers)
         except DataError as error:
@@ -318,9 +328,7 @@ def check_it_ends(datasets, workers, shelf, event, way, monkeypatch):
     reason = r"No space left on device.*Make room.*dataset\.files\.cache_size"
     if expires:
         reason = "may not be read with the cred" if way == "s3" else "HTTP 400 Bad Request"
-    if made:
-        assert (event, bool(workers)) == ("expired", True)
-    else:
+    if not made:
         assert re.search(reason, said), said
     assert shelf.requests["GET"] - asked < 4 * ROWS, "no storm"
     return made
