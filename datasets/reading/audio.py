@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from io import BytesIO
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import numpy as np
@@ -75,14 +76,23 @@ def read_audio(path: str, limits: Limits = DEFAULT) -> tuple[torch.Tensor, int]:
         ConfigError: `soundfile` is not installed.
     """
     with _opened(path) as file:
-        header = _wav_header(file, path)
-        with _decoder(file, path) as decoder:
-            claimed = Header(decoder.frames, decoder.samplerate, decoder.channels)
-            _check_header(claimed, path, limits)
-            frames, rate, _ = header or claimed
-            size = 4 * claimed.frames * claimed.channels
-            reserve(size, f"audio {path!r}")
-            values: npt.NDArray[np.float32] = decoder.read(dtype="float32", always_2d=True)
+        return _decoded(file, path, limits)
+
+
+def decode_audio(content: bytes, name: str, limits: Limits = DEFAULT) -> tuple[torch.Tensor, int]:
+    """The same from the bytes of a file; `name` is for messages."""
+    return _decoded(BytesIO(content), name, limits)
+
+
+def _decoded(file: BinaryIO, path: str, limits: Limits) -> tuple[torch.Tensor, int]:
+    header = _wav_header(file, path)
+    with _decoder(file, path) as decoder:
+        claimed = Header(decoder.frames, decoder.samplerate, decoder.channels)
+        _check_header(claimed, path, limits)
+        frames, rate, _ = header or claimed
+        size = 4 * claimed.frames * claimed.channels
+        reserve(size, f"audio {path!r}")
+        values: npt.NDArray[np.float32] = decoder.read(dtype="float32", always_2d=True)
     if frames == 0:
         raise _refusal(path, "has no samples")
     if len(values) < frames:
@@ -114,10 +124,19 @@ def read_header(path: str, limits: Limits = DEFAULT) -> Header:
         ConfigError: `soundfile` is not installed.
     """
     with _opened(path) as file:
-        header = _wav_header(file, path)
-        if header is None:
-            with _decoder(file, path) as decoder:
-                header = Header(decoder.frames, decoder.samplerate, decoder.channels)
+        return _header(file, path, limits)
+
+
+def header_of(content: bytes, name: str, limits: Limits = DEFAULT) -> Header:
+    """The same from the bytes of a file; `name` is for messages."""
+    return _header(BytesIO(content), name, limits)
+
+
+def _header(file: BinaryIO, path: str, limits: Limits) -> Header:
+    header = _wav_header(file, path)
+    if header is None:
+        with _decoder(file, path) as decoder:
+            header = Header(decoder.frames, decoder.samplerate, decoder.channels)
     _check_header(header, path, limits)
     return header
 
@@ -156,12 +175,18 @@ def _opened(path: str) -> BinaryIO:
 def _decoder(file: BinaryIO, path: str) -> Iterator[Any]:
     """libsndfile's reader of an open file, from its beginning."""
     soundfile = check_soundfile()
-    os.lseek(file.fileno(), 0, os.SEEK_SET)
+    if isinstance(file, BytesIO):
+        source: BytesIO | int = file
+        file.seek(0)
+    else:
+        source = file.fileno()  # libsndfile reads it by itself, without Python's lock
+        os.lseek(source, 0, os.SEEK_SET)
     try:
-        with soundfile.SoundFile(file.fileno(), closefd=False) as decoder:
+        with soundfile.SoundFile(source, closefd=False) as decoder:
             yield decoder
     except soundfile.LibsndfileError as error:
-        other = stranger(os.pread(file.fileno(), 256, 0))
+        head = os.pread(source, 256, 0) if isinstance(source, int) else source.getvalue()[:256]
+        other = stranger(head)
         if other is not None:
             raise _refusal(path, f"is not audio: {other}") from error
         detail = error.error_string.rstrip(".")
@@ -199,7 +224,8 @@ def _wav_header(file: BinaryIO, path: str) -> Header | None:
         if start[:4] not in (b"RIFF", b"RF64") or start[8:] != b"WAVE":
             return None
         form, data = _chunks(file)
-        there = os.fstat(file.fileno()).st_size - file.tell()
+        begin = file.tell()
+        there = file.seek(0, os.SEEK_END) - begin
     except (OSError, ValueError, OverflowError) as error:
         raise DataError(f"audio {path!r} cannot be read: {error}. {_REPLACE}") from error
     if data > there:

@@ -96,6 +96,8 @@ MAKERS = {
     "delimited_stream": stream,
     "delimited_text": of(people.csv),
     "face_landmarks": landmarks,
+    "huggingface": of(people.parquet),
+    "huggingface_stream": of(people.parquet),
     "image_folder": of(people.image_folder),
     "indexed_tars": of(people.web_dataset),
     "mixture": mixture,

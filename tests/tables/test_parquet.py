@@ -160,9 +160,15 @@ def test_classes_that_are_named(table):
     [
         ({"imgae": None}, r"fields\.imgae: there is no column 'imgae'; did you mean 'image'\?"),
         ({"x": {"column": "nothing"}}, r"there is no column 'nothing' \(there are number, real"),
-        ({"image": "number"}, r"column 'image' is binary; it can be image or bytes, not number"),
+        (
+            {"image": "number"},
+            r"column 'image' is binary; it can be image, bytes, audio or rate, not number",
+        ),
         ({"real": "label"}, r"column 'real' is double; it can be number, not label"),
-        ({"image": "jpeg"}, r"unknown kind 'jpeg'; column 'image' can be image or bytes"),
+        (
+            {"image": "jpeg"},
+            r"unknown kind 'jpeg'; column 'image' can be image, bytes, audio or rate",
+        ),
         ({"image": {"kin": "image"}}, r"takes column and kind, not 'kin'"),
     ],
 )

@@ -7,6 +7,7 @@ that cannot be read raises `CellError`; its neighbours stay readable.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -15,14 +16,18 @@ import torch
 
 from penstock.addons.record_files.expansion import text_bytes
 from penstock.addons.tables.arrow.columns import TableField, is_list, label_codes
+from penstock.datasets.reading.audio import decode_audio, header_of
 from penstock.datasets.reading.image import decode_image
 from penstock.datasets.reading.plain_tensor import LITTLE, plain_tensor
 from penstock.files.batch_bytes import reserve
 from penstock.files.limits import Limits
+from penstock.loading.encoded import EncodedImage
 from penstock.order.randomness import IntArray
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+_TEXT = 64  # bytes of a text in memory beside its characters
 
 Cells = Callable[[int], Any]
 Array = npt.NDArray[Any]
@@ -44,6 +49,8 @@ def read_cells(
     classes: Sequence[str],
     reader: str,
     limits: Limits,
+    where: Callable[[int], str] | None = None,
+    outside: Callable[[str], bytes] | None = None,
 ) -> Cells:
     """Row of `arrays` -> value.
 
@@ -53,6 +60,8 @@ def read_cells(
         classes: names of the classes of a label.
         reader: of images.
         limits: of a cell.
+        where: images stay undecoded, with this name for a row's.
+        outside: the content of a file that a cell has only the path of.
     """
     if field.kind == "numbers":
         return _joined(field, arrays, classes, reader, limits)
@@ -65,10 +74,19 @@ def read_cells(
         cells = _labels(array, classes)
     elif field.kind == "text":
         cells = _within(array, lambda row: str(array[row].as_py()), limits, text_bytes)
+    elif field.kind == "texts":
+        cells = lambda row: _texts(array[row], limits)  # noqa: E731
     else:
-        content = cells = _within(array, _contents(array), limits, len)
-        if field.kind == "image":
+        content = cells = _within(array, _contents(array, outside), limits, len)
+        if field.kind == "image" and where is not None:
+            decoder = partial(decode_image, reader=reader, limits=limits)
+            cells = lambda row: EncodedImage(content(row), where(row), decoder, limits.pixels)  # noqa: E731
+        elif field.kind == "image":
             cells = lambda row: decode_image(content(row), field.column, reader, limits)  # noqa: E731
+        elif field.kind == "audio":
+            cells = lambda row: decode_audio(content(row), field.column, limits)[0]  # noqa: E731
+        elif field.kind == "rate":
+            cells = lambda row: header_of(content(row), field.column, limits).rate  # noqa: E731
     if array.null_count == 0:
         return cells
     valid = array.is_valid().to_numpy(zero_copy_only=False)
@@ -194,7 +212,19 @@ def _labels(array: pa.Array, classes: Sequence[str]) -> Cells:
     return cell
 
 
-def _contents(array: pa.Array) -> Cells:
+def _texts(cell: pa.ListScalar, limits: Limits) -> list[str]:
+    """A list of texts."""
+    size = cell.values.nbytes
+    if size > limits.record_bytes:
+        raise CellError(limits.refusal("record_bytes", f"the cell has {size} bytes"))
+    if cell.values.null_count:
+        raise CellError("a text of its list is null")
+    reserve(5 * size + _TEXT * len(cell.values), "a list of texts")
+    texts: list[str] = cell.values.to_pylist()
+    return texts
+
+
+def _contents(array: pa.Array, outside: Callable[[str], bytes] | None) -> Cells:
     """Cells of bytes, or of structs of bytes and the path of their file."""
     import pyarrow as pa
 
@@ -205,6 +235,8 @@ def _contents(array: pa.Array) -> Cells:
         value = array[row].as_py()
         if value["bytes"] is None:
             path = value.get("path")
+            if outside is not None and path is not None:
+                return outside(path)
             raise CellError(f"there are no bytes, only the path {path!r}; write the files into it")
         content: bytes = value["bytes"]
         return content

@@ -8,10 +8,13 @@
     text      strings                                          str
     image     bytes, or {bytes, path} as Hugging Face writes   Image, uint8 [3, H, W]
     bytes     the same                                         bytes
+    audio     the same                                         float32 [C, T]
+    rate      the same, of audio                               int, Hz
+    texts     lists of strings                                 list of str
 
-The default is the first kind in this table that a column can be, with two exceptions: bytes are an
-image, and a field `label` is a label. A schema by Hugging Face's `datasets` says which columns are
-labels, and names their classes.
+The default is the first kind in this table that a column can be, with three exceptions: bytes are
+an image, a field `label` is a label, and lists of strings are left out. A schema by Hugging Face's
+`datasets` says which columns are labels, and names their classes.
 
 Cost: 1 to 5 us a cell, beside decoding an image; a row group is prepared in about 50 us a column.
 """
@@ -35,7 +38,9 @@ from penstock.terminal import watched
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Kind = Literal["number", "tensor", "label", "text", "image", "bytes", "numbers"]
+Kind = Literal[
+    "number", "tensor", "label", "text", "image", "bytes", "audio", "rate", "texts", "numbers"
+]
 KINDS: tuple[Kind, ...] = get_args(Kind)[:-1]  # that a column alone can become
 Fields = Mapping[str, str | Mapping[str, str | Sequence[str] | None] | None]
 _TEXT = ("string", "large_string", "string_view")
@@ -92,12 +97,15 @@ def kinds_of(kind: pa.DataType) -> tuple[Kind, ...]:
     if is_list(kind):
         while is_list(kind):
             kind = kind.value_type
+        if is_text(kind):
+            return ("texts",)
         types = pa.types
         numbers = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
         return ("tensor",) if numbers else ()
     if pa.types.is_struct(kind):
         kind = next((part.type for part in kind if part.name == "bytes"), None)
-    return ("image", "bytes") if str(kind).split("[")[0] in _BINARY else ()
+    is_content = str(kind).split("[")[0] in _BINARY
+    return ("image", "bytes", "audio", "rate") if is_content else ()
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -135,9 +143,9 @@ def choose_fields(
     """
     if fields is not None:
         return [_chosen(schema, name, choice) for name, choice in fields.items()], []
-    features = _features(schema)
+    features = features_of(schema)
     kinds = {
-        column.name: _own_kind(column.type, column.name, features.get(column.name, {}))
+        column.name: own_kind(column.type, column.name, features.get(column.name, {}))
         for column in schema
         if column.name not in without
     }
@@ -159,17 +167,19 @@ def _chosen(schema: pa.Schema, field: str, choice: object) -> TableField:
         raise ConfigError(Problem(key, no_column(column, schema.names)))
     type_ = schema.field(schema.names.index(column)).type
     if kind is None:
-        kind = _own_kind(type_, field, _features(schema).get(column, {}))
+        kind = own_kind(type_, field, features_of(schema).get(column, {}))
     possible = kinds_of(type_)
+    kind = kind or next(iter(possible), None)
     if kind in possible:
         return TableField(field, column, kind)
+    known = " or ".join(filter(None, [", ".join(possible[:-1]), *possible[-1:]]))
     if not possible:
         reason = f"column {column!r} is {type_}, which no field can be made of; leave it out"
     elif kind in KINDS:
-        reason = f"column {column!r} is {type_}; it can be {' or '.join(possible)}, not {kind}"
+        reason = f"column {column!r} is {type_}; it can be {known}, not {kind}"
     else:
         reason = (
-            f"unknown kind {kind!r}; column {column!r} can be {' or '.join(possible)} (for a "
+            f"unknown kind {kind!r}; column {column!r} can be {known} (for a "
             f"column of another name write {{column: ..., kind: ...}})"
         )
     raise ConfigError(Problem(key, reason))
@@ -197,22 +207,27 @@ def _joined(schema: pa.Schema, name: str, choice: Mapping[str, object]) -> Table
     return TableField(name, columns[0], "numbers", tuple(columns[1:]))
 
 
-def _own_kind(kind: pa.DataType, field: str, feature: Mapping[str, object]) -> Kind | None:
+def own_kind(kind: pa.DataType, field: str, feature: Mapping[str, object]) -> Kind | None:
+    """What a column becomes by default, if anything.
+
+    Args:
+        feature: its description by Hugging Face's `datasets`.
+    """
     possible, written = kinds_of(kind), feature.get("_type")
     if "label" in possible and (field == "label" or written == "ClassLabel"):
         return "label"
     if "bytes" in possible and written == "Audio":
         return "bytes"
-    return possible[0] if possible else None
+    return possible[0] if possible and possible != ("texts",) else None
 
 
 def written_classes(schema: pa.Schema, column: str) -> list[str] | None:
     """Names of the classes of a label column, if the schema has them."""
-    names = _features(schema).get(column, {}).get("names")
+    names = features_of(schema).get(column, {}).get("names")
     return [str(name) for name in names] if names and isinstance(names, list) else None
 
 
-def _features(schema: pa.Schema) -> dict[str, dict[str, object]]:
+def features_of(schema: pa.Schema) -> dict[str, dict[str, object]]:
     """Column -> its description by Hugging Face's `datasets`; empty if that did not write it."""
     try:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]

@@ -79,7 +79,7 @@ class ArrowFiles:
         limits: what they may claim.
 
     Attributes:
-        schema: of the first file; `check` compares the others with it.
+        schema: of the columns, in the first file; `check` compares the others with it.
         bounds: int64[groups + 1], the first row of each row group, and the number of rows.
 
     Raises:
@@ -93,7 +93,7 @@ class ArrowFiles:
         self._opened = OpenFiles(self._open)
         self._blocks = lru_cache(_GROUPS)(self._blocks_of)
         self._fetch_footers()
-        self.schema = self._opened[0].schema
+        self.schema = self._stored = self._opened[0].schema
         self._others: list[tuple[int, pa.Schema]] = []  # of files whose schema is another
         lengths = []
         for number in watched(range(len(addresses)), len(addresses), "reading footers"):
@@ -180,7 +180,7 @@ class ArrowFiles:
             DataError: names the file, the column and both types.
         """
         expected: dict[str, pa.DataType] = {}
-        for number, schema in [(0, self.schema), *self._others]:
+        for number, schema in [(0, self._stored), *self._others]:
             for column in columns:
                 types = [
                     schema.field(position).type for position in schema.get_all_field_indices(column)

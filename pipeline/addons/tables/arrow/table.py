@@ -11,7 +11,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -92,6 +92,8 @@ class ArrowTable(FileDataset):
     """
 
     advice: ClassVar[str] = ""
+    lazy: bool = False  # images stay undecoded
+    outside: Callable[[str], bytes] | None = None  # reads a file that a cell has the path of
 
     def __init__(
         self,
@@ -113,9 +115,9 @@ class ArrowTable(FileDataset):
         require_pyarrow()
         self._reader, self._limits = reader, limits or Limits()
         self._files = files or Files()
-        shards = ShardFiles.of(root, split, SUFFIXES, self._files)
+        shards = self._shards(root, split)
         self._names = np.array([os.fsencode(name) for name in shards.names])
-        self.files = ArrowFiles(shards.addresses, self._files, self._limits)
+        self.files = self._opened(shards)
         self.fields = self._chosen_fields(fields, split_column, warn=split == "train")
         self._columns = list(
             dict.fromkeys(column for field in self.fields for column in field.sources)
@@ -125,8 +127,7 @@ class ArrowTable(FileDataset):
         labels.sort(key=lambda field: field.name != "label")
         trained = self.files
         if shards.whole and classes is None and labels:
-            train = ShardFiles.of(root, "train", SUFFIXES, self._files)
-            trained = ArrowFiles(train.addresses, self._files, self._limits)
+            trained = self._opened(self._shards(root, "train"))
         self.label_classes = find_classes(trained, labels, classes, self._limits)
         self.classes = next(iter(self.label_classes.values()), [])
         total = int(self.files.bounds[-1])
@@ -146,6 +147,14 @@ class ArrowTable(FileDataset):
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def _shards(self, root: str, split: str) -> ShardFiles:
+        """The files of a split."""
+        return ShardFiles.of(root, split, SUFFIXES, self._files)
+
+    def _opened(self, shards: ShardFiles) -> ArrowFiles:
+        """Their row groups."""
+        return ArrowFiles(shards.addresses, self._files, self._limits)
 
     def _chosen_fields(
         self, fields: Fields | None, split_column: str | None, warn: bool
@@ -251,7 +260,13 @@ class ArrowTable(FileDataset):
             with self.files.reading(group):
                 arrays = {name: in_one_piece(table, name) for name in self._columns}
                 prepared = _Preparation(
-                    self.fields, self.label_classes, self._reader, self._limits, self.files
+                    self.fields,
+                    self.label_classes,
+                    self._reader,
+                    self._limits,
+                    self.files,
+                    self.lazy,
+                    self.outside,
                 )
                 made = _Group(prepared, group, arrays, self.files.length_check(group))
                 size += sum(prepared_bytes(field, made.of(field)) for field in self.fields)
@@ -330,6 +345,8 @@ class _Preparation(NamedTuple):
     reader: str
     limits: Limits
     files: ArrowFiles
+    lazy: bool
+    outside: Callable[[str], bytes] | None
 
 
 class _Group:
@@ -361,10 +378,19 @@ class _Group:
         with how.files.reading(self._number):
             return {
                 field.name: read_cells(
-                    field, self.of(field), how.classes.get(field.name, []), how.reader, how.limits
+                    field,
+                    self.of(field),
+                    how.classes.get(field.name, []),
+                    how.reader,
+                    how.limits,
+                    partial(self._where, field.column) if how.lazy else None,
+                    how.outside,
                 )
                 for field in how.fields
             }
+
+    def _where(self, column: str, row: int) -> str:
+        return self._how.files.where(self._number, row, column)
 
     def column(self, name: str) -> Any:
         """A field as `gathering.columns_of` has it; kept for the next batch."""
