@@ -1,12 +1,20 @@
 """An epoch through other frameworks' loops, with our loaders and with torch's: CPU time.
 
-    python benchmarks/frameworks.py [--frameworks accelerate,lightning,fabric] [--repeats 3]
+    python -P benchmarks/frameworks.py [--frameworks accelerate,lightning,fabric] [--repeats 3]
+    python -P benchmarks/frameworks.py --data saved_images,saved_texts --frameworks none
 
 Each measure is a process that is forked when everything is imported, with two worker processes. The
-CPU time is its own and that of its workers, the least of several. Nothing is trained. `rows` is a
-dataset of 40,000 small tensors, which costs what a loader costs. `images` is a folder of 600 JPEG
-files of 500 x 375, read by torchvision's ImageFolder into crops of 224 x 224 where the loader is
-one of torch's kind, and by the configured loader with the same crops.
+CPU time is its own and that of its workers, the least of several, which take turns. Nothing is
+trained. With -P, `datasets` is the library and not the folder of this checkout.
+
+    rows            40,000 small tensors: what a loader costs
+    images          600 JPEG files of 500 x 375, read by torchvision's ImageFolder into crops of
+                    224 x 224 where the loader is one of torch's kind, and by the configured
+                    loader with the same crops
+    saved_images    the same files in a folder that Hugging Face's `datasets` saved: `datasets`,
+                    which decodes by Pillow, with torchvision's crops; and `dataset=huggingface`
+    saved_texts     20,000 texts and labels in such a folder: rows of `datasets`, its batches
+                    (`with_format("torch")`, read many at once), and `dataset=huggingface`
 """
 
 from __future__ import annotations
@@ -18,6 +26,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +37,7 @@ from PIL import Image
 from penstock import DataLoader, TorchLoader, build_train_loader, compose
 
 SIZE, WORKERS = 64, 2
+TEXTS = 20_000
 
 
 class Rows(torch.utils.data.Dataset[Any]):
@@ -53,8 +63,65 @@ def pictures(folder: Path) -> None:
         Image.fromarray(coarse).resize((500, 375), Image.Resampling.BICUBIC).save(path, quality=90)
 
 
+def save(folder: Path) -> None:
+    """The pictures, and texts, as `datasets` saves them."""
+    import datasets
+
+    datasets.disable_progress_bars()
+    if not hasattr(datasets, "load_from_disk"):
+        raise SystemExit("`datasets` is the folder of this checkout: start this with python -P")
+    paths = sorted((folder / "train").glob("*/*.jpg"))
+    files = {"image": [str(path) for path in paths], "label": [int(p.parent.name) for p in paths]}
+    images = datasets.Dataset.from_dict(files).cast_column("image", datasets.Image())
+    images.save_to_disk(folder / "images")
+    random = np.random.default_rng(0)
+    words = [f"word{number}" for number in range(1000)]
+    texts = [" ".join(random.choice(words, 40)) for _ in range(TEXTS)]
+    labels = [number % 2 for number in range(TEXTS)]
+    datasets.Dataset.from_dict({"text": texts, "label": labels}).save_to_disk(folder / "texts")
+
+
+def saved_loaders(data: str, folder: Path) -> dict[str, Callable[[], Any]]:
+    """Those of a folder that `datasets` saved."""
+    import datasets
+
+    options: dict[str, Any] = {"batch_size": SIZE, "shuffle": True, "num_workers": WORKERS}
+    name = data.removeprefix("saved_")
+    rows = datasets.load_from_disk(str(folder / name))
+    common = [
+        "dataset=huggingface", f"dataset.root={folder}/{name}", "dataset.val_fraction=0",
+        "+dataset.val=null", f"batch.size={SIZE}", "loader=fast", f"loader.num_workers={WORKERS}",
+    ]  # fmt: skip
+    makers: dict[str, Callable[[], Any]] = {}
+    if name == "images":
+        from torchvision.transforms import v2
+
+        steps = v2.Compose(
+            [v2.ToImage(), v2.RandomResizedCrop(224), v2.ToDtype(torch.float32, True)]
+        )
+
+        def cropped(batch: dict[str, Any]) -> dict[str, Any]:
+            images = [steps(image.convert("RGB")) for image in batch["image"]]
+            return {"image": images, "label": batch["label"]}
+
+        theirs = {"torch": rows.with_transform(cropped)}
+        words = [*common, "transform=images_fast"]
+    else:
+        theirs = {"torch": rows, "formatted": rows.with_format("torch")}
+        words = [
+            *common, "transform=none", "model=linear",
+        ]  # fmt: skip
+    for key, dataset in theirs.items():
+        makers[key] = partial(torch.utils.data.DataLoader, dataset, **options)
+        makers[f"DataLoader, {key}"] = partial(DataLoader, dataset, **options, seed=0)
+    makers["configured"] = lambda: TorchLoader(build_train_loader(compose(*words)))
+    return makers
+
+
 def loaders(data: str, folder: Path) -> dict[str, Callable[[], Any]]:
     """What makes each loader."""
+    if data.startswith("saved_"):
+        return saved_loaders(data, folder)
     options: dict[str, Any] = {"batch_size": SIZE, "shuffle": True, "num_workers": WORKERS}
     if data == "rows":
         rows = Rows()
@@ -149,17 +216,20 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as root:
         folder = Path(root)
         pictures(folder)
+        if "saved_" in options.data:
+            save(folder)
         for data in options.data.split(","):
             for framework in options.frameworks.split(","):
-                measured = {
-                    name: [measure(framework, name, make) for _ in range(options.repeats)]
-                    for name, make in loaders(data, folder).items()
-                }
+                makers = loaders(data, folder)
+                measured: dict[str, list[tuple[float, float]]] = {name: [] for name in makers}
+                for _ in range(options.repeats):
+                    for name, make in makers.items():
+                        measured[name].append(measure(framework, name, make))
                 torchs = min(cpu for cpu, _ in measured["torch"])
                 for name, times in measured.items():
                     cpu, took = min(cpu for cpu, _ in times), min(took for _, took in times)
                     print(
-                        f"{data:7}{framework:13}{name:12}{cpu:7.2f} s CPU {took:7.2f} s "
+                        f"{data:13}{framework:11}{name:22}{cpu:7.2f} s CPU {took:7.2f} s "
                         f"{cpu / torchs:6.2f} of torch's CPU",
                         flush=True,
                     )

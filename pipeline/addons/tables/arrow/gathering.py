@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -41,6 +42,7 @@ Array = npt.NDArray[Any]
 Mask = npt.NDArray[np.bool_]
 Shape = tuple[int, ...]
 
+_FEW = 32  # rows that are read one by one
 _COPIES = 5  # of a text: Arrow's, and Python's with up to four bytes a character
 _BAD = "one of its rows has a cell that cannot be read"
 _LARGEST = np.iinfo(np.int64).max
@@ -117,6 +119,10 @@ class Texts:
         import pyarrow.compute as pc
 
         _refuse(self.bad, rows)
+        if self.lengths is None and self._content is not None and len(rows) < _FEW:
+            starts, content, as_text = self._content
+            parts = [content[starts[row] : starts[row + 1]] for row in rows.tolist()]
+            return [str(part, "utf-8") if as_text else bytes(part) for part in parts]
         chosen = pa.array(rows)
         coded = pa.types.is_dictionary(self.array.type)
         if self.lengths is not None:  # of one text that every row has, each gets a copy
@@ -128,6 +134,20 @@ class Texts:
             taken = taken.dictionary_decode()
         values: list[Any] = taken.to_numpy(zero_copy_only=False).tolist()
         return values
+
+    @cached_property
+    def _content(self) -> tuple[memoryview, memoryview, bool] | None:
+        """Where each begins and ends in the content of all; None where Arrow has another form.
+
+        For a few rows it costs a twentieth of a call of Arrow's.
+        """
+        widths = {"string": "i", "binary": "i", "large_string": "q", "large_binary": "q"}
+        kind = str(self.array.type)
+        _, offsets, content = self.array.buffers() if kind in widths else (None, None, None)
+        if offsets is None or content is None:
+            return None
+        starts = memoryview(offsets).cast("B").cast(widths[kind])[self.array.offset :]
+        return starts, memoryview(content), kind.endswith("string")
 
 
 @dataclass(frozen=True)
