@@ -3,7 +3,7 @@
 `datasets` is not needed: a folder that it saved is Arrow files with a description in JSON.
 `saved.py` says which folders there are, and `views.py` what becomes of their features.
 
-Cost: as of uncompressed Arrow files, whose rows cost only their pages (`tables/parquet.py`).
+Cost: that of uncompressed Arrow files, whose rows cost only their pages (`tables/parquet.py`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _CONTENTS: dict[str, Kind] = {
 
 
 class _Featured(ArrowTable):
-    """What the map-style dataset and the stream share; stands before them."""
+    """The shared part of the map-style dataset and the stream; the first of their bases."""
 
     def fingerprint_parts(self, sized: bool) -> list[Part]:
         """Those of the table, and what stands for nulls."""
@@ -153,12 +153,12 @@ class HuggingFace(_Featured, Parquet):
             files whose names or folders begin with a split; here or at an address.
         split: "train", "val" or "test".
         splits: of the folder, for each of these: {val: dev}; null takes the usual names.
-        fields: as of `penstock.addons.tables.parquet.Parquet`; a struct's are `x.a`. Null takes the
+        fields: as in `penstock.addons.tables.parquet.Parquet`; a struct's are `x.a`. Null takes the
             columns of the format that was saved, or all, and adds the `rate` of audio.
         nulls: column -> what stands for its nulls: {text: "", age: 0}; others are refused.
         external: folder of files that rows have the paths of, and not the content.
         split_column, classes, metadata_columns, val_fraction, split_seed, reader, cache_mb, files,
-            limits, test_fraction: as of `penstock.addons.tables.parquet.Parquet`.
+            limits, test_fraction: as in `penstock.addons.tables.parquet.Parquet`.
         lazy: give images undecoded, for a transform that decodes; the build sets it.
 
     Raises:
@@ -209,9 +209,9 @@ class HuggingFaceStream(_Featured, ParquetStream):
     """The same as a stream: row group after row group.
 
     Args:
-        root, split, fields, splits, nulls, external: as of `HuggingFace`.
+        root, split, fields, splits, nulls, external: as in `HuggingFace`.
         split_column, classes, val_fraction, split_seed, reader, cache_mb, files, lazy, limits,
-            test_fraction: likewise.
+            test_fraction: as there.
     """
 
     def __init__(

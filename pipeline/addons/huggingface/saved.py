@@ -99,7 +99,7 @@ class Saved:
 
 
 def saved(root: str, splits: Mapping[str, str], files: Files) -> Saved:
-    """What is in the folder `root`.
+    """The tables and descriptions in the folder `root`.
 
     Raises:
         DataError: it is missing, has no table, or a description in it is damaged.

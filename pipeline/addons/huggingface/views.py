@@ -95,7 +95,7 @@ class FeatureFiles(ArrowFiles):
     """Row groups with the columns that features become; see `View`.
 
     Args:
-        addresses, files, limits: as of `ArrowFiles`.
+        addresses, files, limits: as in `ArrowFiles`.
         features: column -> its description; those in the first file if empty.
         nulls: column -> what stands for its nulls.
 

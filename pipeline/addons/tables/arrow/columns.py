@@ -208,7 +208,7 @@ def _joined(schema: pa.Schema, name: str, choice: Mapping[str, object]) -> Table
 
 
 def own_kind(kind: pa.DataType, field: str, feature: Mapping[str, object]) -> Kind | None:
-    """What a column becomes by default, if anything.
+    """The field that a column becomes by default, or None.
 
     Args:
         feature: its description by Hugging Face's `datasets`.
