@@ -19,7 +19,7 @@ from penstock.errors import ConfigError, DataError
 from penstock.loading.collate import Pad
 from tests import epochs, warm
 from tests.huggingface import written
-from tests.program import run
+from tests.program import ROOT, run
 
 pa = pytest.importorskip("pyarrow")
 NULLS = {"number or null": -7, "text or null": "none", "holes": [[0, 0], [0, 0]]}
@@ -398,8 +398,8 @@ def test_two_ranks_and_a_killed_run_have_the_same_batches(pictures, capfd, tmp_p
     ranks = ["distributed=ddp", "distributed.nproc=2", "trainer.device=cpu"]
     assert (alone.code, run(capfd, *digest, *ranks).out) == (0, alone.out), alone.err
     assert run(capfd, *words, "run_dir=whole").code == 0
-    command = [sys.executable, "-m", "penstock.console", *words, "run_dir=part"]
-    process = warm.start(command, cwd=tmp_path, stdout=subprocess.DEVNULL)
+    command = [sys.executable, "run.py", *words, f"run_dir={tmp_path}/part"]
+    process = warm.start(command, cwd=ROOT, stdout=subprocess.DEVNULL)
     ledger = tmp_path / "part" / "ledger.jsonl"
     while process.poll() is None and (not ledger.exists() or ledger.read_text().count("\n") < 5):
         time.sleep(0.01)

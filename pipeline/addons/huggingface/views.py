@@ -25,7 +25,7 @@ import numpy as np
 
 from penstock.addons.record_files.expansion import check_expansion
 from penstock.addons.record_files.rows import no_column
-from penstock.addons.tables.arrow.columns import features_of, is_list
+from penstock.addons.tables.arrow.columns import features_of, is_list, kinds_of
 from penstock.addons.tables.arrow.files import Announce, ArrowFiles, in_one_piece
 from penstock.datasets.files import Files
 from penstock.errors import ConfigError, DataError, Problem
@@ -193,7 +193,8 @@ def _views(
     lists = is_list(kind)
     if lists:
         inner = kind.value_type
-    if pa.types.is_struct(inner) and written not in _FILES and len(path) < _DEEPEST:
+    is_file = written in _FILES or (not feature and bool(kinds_of(inner)))
+    if pa.types.is_struct(inner) and not is_file and len(path) < _DEEPEST:
         parts = _parts(feature, lists)
         for number in range(inner.num_fields):
             part = inner.field(number)
