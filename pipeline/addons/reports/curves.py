@@ -225,7 +225,8 @@ def _metrics(
             panels.setdefault(title, {})[label or "validation"] = name
     shown = dict(list(panels.items())[:_MOST_CHARTS])
     count = sum(min(len(lines), _MOST_CURVES) for lines in shown.values())
-    levels, charts = _levels(run), list[Callable[..., Markup]]()
+    levels = _levels(run)
+    charts: list[Callable[..., Markup]] = []
     for title, lines in shown.items():
         kept = list(lines.items())[:_MOST_CURVES]
         curves = [

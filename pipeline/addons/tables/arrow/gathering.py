@@ -20,7 +20,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -136,18 +136,23 @@ class Texts:
         return values
 
     @cached_property
-    def _content(self) -> tuple[memoryview, memoryview, bool] | None:
+    def _content(self) -> tuple[memoryview[int], memoryview[int], bool] | None:
         """Where each begins and ends in the content of all; None where Arrow has another form.
 
         For a few rows it costs a twentieth of a call of Arrow's.
         """
-        widths = {"string": "i", "binary": "i", "large_string": "q", "large_binary": "q"}
+        widths: dict[str, Literal["i", "q"]] = {
+            "string": "i",
+            "binary": "i",
+            "large_string": "q",
+            "large_binary": "q",
+        }
         kind = str(self.array.type)
         _, offsets, content = self.array.buffers() if kind in widths else (None, None, None)
         if offsets is None or content is None:
             return None
         starts = memoryview(offsets).cast("B").cast(widths[kind])[self.array.offset :]
-        return starts, memoryview(content), kind.endswith("string")
+        return starts, memoryview(content).cast("B"), kind.endswith("string")
 
 
 @dataclass(frozen=True)
