@@ -134,7 +134,7 @@ def test_a_run_and_its_report_in_a_notebook(folder):
     os.utime(folder / "manifest.json", (2e9, 2e9))
     assert run.report() is not made
     Path(made).write_text("notes of mine")
-    with pytest.raises(NotOwnError, match=r"report\.html is there already"):
+    with pytest.raises(NotOwnError, match=r"report\.html exists"):
         Run(folder).report()
     assert Path(made).read_text() == "notes of mine"
 

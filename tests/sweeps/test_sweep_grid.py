@@ -238,9 +238,9 @@ LEFT = {
         {"sweep/multirun.yaml": "elsewhere/config.yaml"},
         r"multirun\.yaml is a link",
     ),
-    "configuration of its own": ({"sweep/multirun.yaml": None}, r"multirun\.yaml is there already"),
+    "configuration of its own": ({"sweep/multirun.yaml": None}, r"multirun\.yaml exists"),
     "table elsewhere": ({"sweep/sweep.csv": "elsewhere/config.yaml"}, r"csv is a symbolic link"),
-    "table of its own": ({"sweep/sweep.csv": None}, r"sweep\.csv is there already"),
+    "table of its own": ({"sweep/sweep.csv": None}, r"sweep\.csv exists"),
     "lock elsewhere": ({"sweep/0/job.lock": "elsewhere/config.yaml"}, r"lock is a symbolic link"),
 }
 
@@ -319,7 +319,7 @@ def test_what_is_not_written_down_is_asked_for_again(sweep):
         resumed(["resume=sweep"])
     words, _ = resumed(["resume=sweep", secret])
     assert words[-2] == secret
-    with pytest.raises(ConfigError, match=r"hydra\.sweep\.dir: resume=sweep goes on"):
+    with pytest.raises(ConfigError, match=r"hydra\.sweep\.dir: resume=sweep continues"):
         resumed(["resume=sweep", secret, "hydra.sweep.dir=other"])
 
 
