@@ -268,8 +268,12 @@ class LogMel:
         return {**kept, self.output: self.features(audio)}
 
     def features(self, audio: Tensor) -> Tensor:
-        """float32[C, T] -> float32[n_mels, T // hop + 1]."""
-        wave = audio[0] if len(audio) == 1 else audio.mean(0)
+        """float32[C, T] or float32[T] -> float32[n_mels, T // hop + 1]."""
+        if audio.dim() not in (1, 2):
+            shape = list(audio.shape)
+            raise DataError(f"LogMel takes audio of the shape [C, T] or [T], and this has {shape}")
+        wave = audio.reshape(-1, audio.shape[-1])
+        wave = wave[0] if len(wave) == 1 else wave.mean(0)
         half = self.n_fft // 2
         count = len(wave) // self.hop + 1
         reserve(4 * count * len(self._filters), f"{count} frames of features")

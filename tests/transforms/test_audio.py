@@ -189,6 +189,15 @@ def test_silence_stays_finite_and_channels_are_mixed():
     torch.testing.assert_close(transform.features(both), transform.features(mono))
 
 
+def test_a_recording_without_channels_is_one_channel():
+    whole = sample()
+    flat = {**whole, "audio": whole["audio"][0]}
+    mono = {**whole, "audio": whole["audio"][:1]}
+    assert torch.equal(LogMel(8000)(flat)["features"], LogMel(8000)(mono)["features"])
+    with pytest.raises(DataError, match=r"\[C, T\] or \[T\], and this has \[1, 1, 800\]"):
+        LogMel(8000)({**whole, "audio": whole["audio"][None]})
+
+
 def test_the_features_take_the_place_of_the_audio():
     assert set(LogMel(8000)(sample())) == {"features", "rate", "label"}
     made = LogMel(8000, keep=True, output="mel")(sample())
