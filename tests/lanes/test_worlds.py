@@ -101,9 +101,9 @@ WAYS = [
 ]
 
 
-def words_of(name, precision, accumulate):
+def words_of(name, precision, accumulate, batches=STEPS):
     """The command line of a run, and how many batches it learns from."""
-    steps = -(-STEPS // accumulate)
+    steps = -(-batches // accumulate)
     ways = (f"trainer.precision={precision}", f"trainer.accumulate={accumulate}")
     return (*RECIPES[name], *COMMON, *ways, f"trainer.max_steps={steps}"), steps * accumulate
 
@@ -128,7 +128,7 @@ def test_any_number_of_ranks_learns_the_same(name, precision, accumulate, tmp_pa
 
 @pytest.mark.parametrize(("name", "precision", "accumulate"), [WAYS[1], ("tiny_lm", "bf16", 3)])
 def test_twenty_stops_on_other_ranks_each(name, precision, accumulate, tmp_path):
-    words, total = words_of(name, precision, accumulate)
+    words, total = words_of(name, precision, accumulate, 3 * STEPS)  # some pass before it stops
     words += ("trainer.checkpoint.every_steps=4",)
     world = World(tmp_path / "whole.log", 1, *words, f"run_dir={tmp_path / 'whole'}")
     assert world.wait() == [0], world.log.read_text()
@@ -137,12 +137,14 @@ def test_twenty_stops_on_other_ranks_each(name, precision, accumulate, tmp_path)
         count = draw.choice([ranks for ranks in (1, 2, 4) if ranks != count])
         number = draw.choice([signal.SIGTERM, signal.SIGKILL])
         at = steps_of(run)
-        until = at + draw.randint(1, 2 * total // STOPS) if len(stops) < STOPS else total
+        # A rank that is stopped alone before the others have met it would keep them waiting.
+        until = at + draw.randint(1, max(1, (total - at) // (STOPS + 1 - len(stops))))
+        assert len(stops) == STOPS or until < total, "it was too quick to be stopped"
         world = World(tmp_path / "run.log", count, *words, f"run_dir={run}", "resume=auto")
-        while steps_of(run) < min(until, total - 1) and world.runs():
-            time.sleep(0.01)
-        time.sleep(draw.random() / 10)
         if len(stops) < STOPS:
+            while steps_of(run) < until and world.runs():
+                time.sleep(0.01)
+            time.sleep(draw.random() / 10)
             # The end of a machine, or a signal that only some ranks get.
             ends = number == signal.SIGKILL
             world.signal(number, range(count) if ends else [draw.randrange(count)])
