@@ -2,6 +2,7 @@
 
 import io
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -94,13 +95,39 @@ def test_latency_and_rate_are_measured(served, tmp_path, monkeypatch):
     monkeypatch.setattr(shelf, "rate", 100_000.0)
     rows = [files[0] for files in data.files_of(range(16))]
     speed = probe.speed_of(data.remote_files, rows)
-    # The server's first 10 ms of bytes come with the first of them.
-    assert 0.05 <= speed.latency < 0.5
-    assert 20_000 < speed.rate < 2_000_000
+    assert speed.latency >= 0.05  # a busy machine adds to it
+    assert speed.rate > 0
     monkeypatch.setattr(shelf, "ranges", False)
     monkeypatch.setattr(shelf, "latency", 0.0)
     monkeypatch.setattr(shelf, "rate", float("inf"))
     assert probe.speed_of(data.remote_files, rows).rate == math.inf
+
+
+class Timed:
+    """A store whose GETs take 100 ms, and a second for each 2 MB."""
+
+    catalog = SimpleNamespace(look=lambda address: FileInfo(address, 400_000, ""))
+
+    def seconds(self, address, size):
+        return 0.1 + size / 2e6
+
+
+def test_latency_and_rate_are_told_apart():
+    speed = probe.speed_of(Timed(), [f"s3://data/{number}" for number in range(9)])
+    assert speed == pytest.approx((0.1, 2e6), rel=1e-3)
+
+
+def test_the_files_of_a_store_are_looked_for_in_its_first_rows_alone():
+    one_part, asked = part_address("s3://data/x", 0, 100), []
+
+    def rows():
+        while True:
+            asked.append(1)
+            yield [one_part]
+
+    with pytest.raises(AttributeError, match="catalog"):  # the measuring, once they are known
+        probe.report(SimpleNamespace(), rows, None)
+    assert len(asked) == probe._ROWS
 
 
 def test_a_store_of_shards_and_one_that_is_gone(tmp_path):

@@ -26,7 +26,7 @@ import numpy as np
 from penstock.addons.record_files.expansion import check_expansion
 from penstock.addons.record_files.rows import no_column
 from penstock.addons.tables.arrow.columns import features_of, is_list, kinds_of
-from penstock.addons.tables.arrow.files import Announce, ArrowFiles, in_one_piece
+from penstock.addons.tables.arrow.files import Announce, ArrowFiles, empty, in_one_piece
 from penstock.datasets.files import Files
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import Limits
@@ -70,6 +70,7 @@ class View:
         Raises:
             ValueError: an array is not of its shape.
         """
+        import pyarrow as pa
         import pyarrow.compute as pc
 
         for number in self.path:
@@ -78,7 +79,7 @@ class View:
             array = _shaped(array, self.sizes)
         array = _numbers(array, self.feature)
         if self.filled is not None and array.null_count:
-            array = pc.coalesce(array, _scalar(self.filled, array.type))
+            array = pc.coalesce(array, pa.scalar(self.filled, array.type))
         return array
 
     def takes(self, array: pa.Array) -> int:
@@ -125,7 +126,7 @@ class FeatureFiles(ArrowFiles):
                         f"{self.name(0)!r}: two columns are called {name!r}. Rename one of them."
                     )
                 try:
-                    kind = view.made(_empty(column.type)).type
+                    kind = view.made(empty(column.type)).type
                 except (ValueError, NotImplementedError) as error:
                     reason = f"is {column.type}, and described as {_described(view.feature)}"
                     raise DataError(
@@ -140,7 +141,7 @@ class FeatureFiles(ArrowFiles):
                 raise ConfigError(Problem(f"dataset.nulls.{name}", reason))
             kind = fields[list(views).index(name)].type
             try:
-                _scalar(value, kind)
+                pa.scalar(value, kind)
             except (ValueError, TypeError, OverflowError) as error:
                 reason = f"{value!r} cannot stand in a column of {kind}"
                 raise ConfigError(Problem(f"dataset.nulls.{name}", reason)) from error
@@ -243,17 +244,6 @@ def _sizes(feature: Feature, column: str) -> tuple[int | None, ...]:
 
 def _described(feature: Feature) -> str:
     return f"{feature.get('_type', 'nothing')} {feature.get('shape', '')}".rstrip()
-
-
-def _empty(kind: pa.DataType) -> pa.Array:
-    """No values, as `in_one_piece` gives columns of a type."""
-    import pyarrow as pa
-
-    if not isinstance(kind, pa.BaseExtensionType):
-        return pa.array([], kind)
-    storage = pa.array([], kind.storage_type)
-    tensors = isinstance(kind, pa.FixedShapeTensorType)
-    return pa.ExtensionArray.from_storage(kind, storage) if tensors else storage
 
 
 def _part(array: pa.Array, number: int) -> pa.Array:
@@ -360,9 +350,3 @@ def _time(dtype: str) -> pa.DataType | None:
         return make(*filter(None, (unit, zone)))
     except (ValueError, TypeError):  # time32 in nanoseconds
         return None
-
-
-def _scalar(value: Any, kind: pa.DataType) -> pa.Scalar:
-    import pyarrow as pa
-
-    return pa.scalar(value, kind)

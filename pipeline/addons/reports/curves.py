@@ -37,7 +37,7 @@ _COLUMNS = 12  # of the table of epochs
 def section(run: RunRecord) -> Section | None:
     """Charts of the loss, of each metric and of the learning rate, and their numbers, folded.
 
-    What was measured once, as in a run of one epoch, is a table and no chart.
+    Measurements of one epoch alone are a table and no chart.
     """
     if not run.logs and not run.epochs:
         return None
@@ -64,12 +64,12 @@ def section(run: RunRecord) -> Section | None:
 
 
 def _single(run: RunRecord) -> Markup | None:
-    """A table of what one epoch alone has measured, beside what the run is compared with."""
-    names = {
-        name: name
+    """A table of what one epoch alone has measured, beside the levels to compare it with."""
+    names = [
+        name
         for name in run.epochs.names
         if name.startswith(("train/", "val/")) and len(run.epochs.finite(name)) == 1
-    }
+    ]
     if not names:
         return None
     levels = {name: values for name, values in _levels(run).items() if isinstance(values, dict)}
@@ -93,7 +93,7 @@ def _single(run: RunRecord) -> Markup | None:
 
 
 def _levels(run: RunRecord) -> dict[str, object]:
-    """What the run is compared with, by name: its metrics, as anybody may have written them."""
+    """The metrics that the run is compared with, by name, as anybody may have written them."""
     others = run.manifest.get("comparisons")
     baseline = {"best constant": run.manifest.get("baseline")}
     return {**baseline, **(others if isinstance(others, dict) else {})}
@@ -213,7 +213,7 @@ def _loss(
 def _metrics(
     run: RunRecord, steps: Steps, marks: list[Mark], axis: dict[str, Any]
 ) -> list[Callable[..., Markup]]:
-    """What draws a chart of a size, for each metric that was measured more than once.
+    """Functions that draw a chart of a size, for each metric that was measured more than once.
 
     Its values for classes (`val/recall/cat`) are lines of one chart.
     """

@@ -441,3 +441,14 @@ def in_one_piece(table: pa.Table, column: str) -> pa.Array:
         array = array.chunk(0) if array.num_chunks else pa.array([], array.type)
     wrapped = isinstance(array, pa.ExtensionArray)
     return array.storage if wrapped and not isinstance(array, pa.FixedShapeTensorArray) else array
+
+
+def empty(kind: pa.DataType) -> pa.Array:
+    """An array of no values, as `in_one_piece` gives columns of this type."""
+    import pyarrow as pa
+
+    if not isinstance(kind, pa.BaseExtensionType):
+        return pa.array([], kind)
+    storage = pa.array([], kind.storage_type)
+    tensors = isinstance(kind, pa.FixedShapeTensorType)
+    return pa.ExtensionArray.from_storage(kind, storage) if tensors else storage

@@ -27,6 +27,7 @@ import numpy.typing as npt
 import torch
 
 from penstock.addons.tables.arrow.columns import TableField, is_list, label_codes
+from penstock.addons.tables.arrow.files import empty
 from penstock.datasets.reading.plain_tensor import LITTLE, plain_numbers
 from penstock.errors import DataError
 from penstock.files.batch_bytes import reserve
@@ -508,18 +509,7 @@ def layouts_of(
             return None
         if field.kind in ("text", "bytes"):
             continue
-        column = columns_of(field, [_empty(kind) for kind in of], [], limits)
+        column = columns_of(field, [empty(kind) for kind in of], [], limits)
         if isinstance(column, Numbers):
             layouts[field.name] = column.layout
     return layouts
-
-
-def _empty(kind: pa.DataType) -> pa.Array:
-    """An array of no values, as `files.in_one_piece` gives columns of this type."""
-    import pyarrow as pa
-
-    if not isinstance(kind, pa.BaseExtensionType):
-        return pa.array([], kind)
-    storage = pa.array([], kind.storage_type)
-    tensors = isinstance(kind, pa.FixedShapeTensorType)
-    return pa.ExtensionArray.from_storage(kind, storage) if tensors else storage
