@@ -46,7 +46,7 @@ class Program:
     """A program that was started, as `subprocess.Popen` shows it.
 
     Args:
-        status: the pipe on which it says its pid, and its keeper how it ended.
+        status: the pipe on which it says its pid, and the server how it ended.
     """
 
     def __init__(self, words, status, stdout, stderr):
