@@ -281,8 +281,8 @@ def test_flac_is_held_against_its_own_checksum(tmp_path, subtype):
 @pytest.mark.parametrize(
     ("dataset", "folder", "count"),
     [
-        ("image_folder", "hymenoptera", 397),
         ("face_landmarks", "faces", 69),
+        ("image_folder", "hymenoptera", 397),
         pytest.param("spoken_digits", "fsdd", 3000, marks=pytest.mark.stress),
     ],
 )
