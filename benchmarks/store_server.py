@@ -44,6 +44,7 @@ class Shelf:
         tags: whether plain HTTP names an ETag.
         ranges: whether parts of files are given.
         refuses: whether nothing may be written.
+        modified: when files were, over plain HTTP.
     """
 
     files: dict[str, bytes]
@@ -53,6 +54,7 @@ class Shelf:
     tags: bool = True
     ranges: bool = True
     refuses: bool = False
+    modified: str = DATE
     requests: Counter[str] = field(default_factory=Counter)
     asked: list[tuple[str, str]] = field(default_factory=list)  # method, path
     sent: int = 0
@@ -232,7 +234,11 @@ class Connection(asyncio.Protocol):
 
     def file(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> None:
         shelf = self.shelf
-        told = {"Last-Modified": DATE, "Accept-Ranges": "bytes", "Content-Type": "image/jpeg"}
+        told = {
+            "Last-Modified": shelf.modified,
+            "Accept-Ranges": "bytes",
+            "Content-Type": "image/jpeg",
+        }
         if shelf.tags:
             told["ETag"] = shelf.etag(path)
         fault = shelf.fault() if method == "GET" else None

@@ -142,6 +142,7 @@ def litdata_chunks(kind: str, url: str, cache: Path, more: list[str]) -> Iterato
     import litdata
     from PIL import Image
 
+    _allow_http()
     transform = _transform()
     yield None
 
@@ -166,6 +167,7 @@ def litdata_files(kind: str, url: str, cache: Path, more: list[str]) -> Iterator
     import litdata
     from torch.utils.data import DataLoader
 
+    _allow_http()
     yield None
     data = litdata.StreamingRawDataset(
         "s3://data/files/train",
@@ -176,8 +178,16 @@ def litdata_files(kind: str, url: str, cache: Path, more: list[str]) -> Iterator
     )
     # It lists by obstore in this process, after which it refuses forked ones.
     options: dict[str, Any] = {"multiprocessing_context": "spawn", "persistent_workers": True}
-    loader = DataLoader(data, batch_size=BATCH, num_workers=WORKERS, shuffle=True, **options)
+    options |= {"num_workers": WORKERS, "worker_init_fn": _allow_http}
+    loader = DataLoader(data, batch_size=BATCH, shuffle=True, **options)
     yield from _epochs(loader, bare=True)
+
+
+def _allow_http(*_: object) -> None:
+    """LitData reads by obstore, and has no option for a server without TLS."""
+    from litdata.streaming import downloader
+
+    downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True
 
 
 def _decoded(content: bytes) -> Any:

@@ -11,8 +11,9 @@ would be handed to another. The rule here: where a mapping has a `_target_`
   YAML does not list needs no `+`, since preflight compares it with the signature;
 - and an interpolation stands where it goes, it takes the place of the interpolation.
 
-Mappings without a `_target_` are merged, except that `dataset: {train: NODE, val: NODE}` replaces
-one node for both splits. The section `hydra:` is hydra's own and left alone.
+Mappings without a `_target_` are merged, except that an override `key={}` empties one, and that
+`dataset: {train: NODE, val: NODE}` replaces one node for both splits. The section `hydra:` is
+hydra's own and left alone.
 """
 
 from __future__ import annotations
@@ -49,6 +50,10 @@ def apply(override: Override, config: DictConfig) -> None:
                 del node[name]
             return
         if isinstance(value, dict) and not override.is_delete() and override.package is None:
+            if not value and is_mapping(raw_node(node, name)):
+                with open_dict(node):  # for hydra a merge with nothing, which nobody would type
+                    node[name] = {}
+                return
             make_way(node, OmegaConf.create({name: value}))
     apply_override(override, config)
 

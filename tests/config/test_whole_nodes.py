@@ -162,6 +162,16 @@ def test_a_key_that_is_null_can_be_left_out():
     assert "crop" not in config.transform.train
 
 
+def test_an_empty_mapping_on_the_command_line_empties(capsys):
+    words = ["objective.metrics={}", "transform.train={}"]
+    config = penstock.compose(*words).plain()
+    assert config["objective"]["metrics"] == config["transform"]["train"] == {}
+    assert config["transform"]["val"]
+    config = penstock.compose(*words, "objective.metrics.mse._target_=torchmetrics.MeanSquaredError")
+    assert list(config.plain()["objective"]["metrics"]) == ["mse"]
+    assert "metrics: {}" in run(capsys, "objective.metrics={}", "--cfg", "job").out
+
+
 def test_hydra_composes_what_preflight_checked(capsys, tmp_path, monkeypatch, experiment):
     """`--cfg job` is hydra's own composition, through the loader that it uses for a run."""
     monkeypatch.chdir(tmp_path)

@@ -228,6 +228,20 @@ def test_samples_at_an_address_are_those_of_the_disk(root, tmp_path, monkeypatch
         assert opened("e").metadata["text"].tolist() == [f"row {row}" for row in range(30)]
 
 
+def test_the_places_of_shards_that_were_read_last_are_kept(root, tmp_path, monkeypatch):
+    pytest.importorskip("aiohttp")
+    monkeypatch.setattr(mds, "LARGE", 2000)
+    shelf = Shelf({f"data/{path.name}": path.read_bytes() for path in root.iterdir()})
+    with InThread(shelf) as port:
+        files = Files(cache_dir=str(tmp_path / "cache"), timeout=30)
+        data = everything(f"http://127.0.0.1:{port}/data", files=files)
+        first, second, third = data._bounds[:3].tolist()
+        data[first], data[second]
+        monkeypatch.setattr(mds_parts, "_KEPT", data._parts._bytes)
+        data[first], data[third]
+    assert list(data._parts._kept) == [0, 2]
+
+
 @pytest.mark.parametrize("wrong", ["count", "order", "end", "size"])
 def test_places_that_are_wrong_at_an_address(root, tmp_path, monkeypatch, wrong):
     pytest.importorskip("aiohttp")

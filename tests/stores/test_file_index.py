@@ -1,6 +1,7 @@
 """A folder's own index takes the place of a web server's listing, and of a HEAD for each file."""
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -56,8 +57,46 @@ def test_a_file_that_is_not_what_its_index_says_is_one_message(tmp_path, folder)
         files = files_in(tmp_path)
         at = files.remote.folder(f"http://127.0.0.1:{port}/data")
         assert len(at.files()) == 8
-        with pytest.raises(DataError, match="has changed since this run began"):
+        with pytest.raises(DataError, match="has changed since the index of its folder was writ"):
             at.read(name.removeprefix("data/"), lambda path, _: path)
+
+
+def test_parts_of_files_in_an_index_are_of_one_version(tmp_path, folder):
+    """The server has no checksums: what it says of a file first is what it has to say later."""
+    shelf = served(folder)
+    shelf.tags = False
+    name = "data/a (1)/6 é%.jpg"
+    with InThread(shelf) as port:
+        files = files_in(tmp_path)
+        root = f"http://127.0.0.1:{port}"
+        files.remote.list(f"{root}/data")
+
+        def part(start, end):
+            address = files.remote.part(f"{root}/{name}", start, end)
+            return files.read(address, lambda path: Path(path).read_bytes())
+
+        assert part(0, 10) == shelf.files[name][:10]
+        shelf.modified = "Mon, 23 Nov 2026 12:00:00 GMT"
+        with pytest.raises(DataError, match="has changed since this run began"):
+            part(10, 20)
+        assert part(0, 10) == shelf.files[name][:10]
+    shelf.files[name] += b"more"
+    with InThread(shelf) as port:
+        files, root = files_in(tmp_path), f"http://127.0.0.1:{port}"
+        files.remote.list(f"{root}/data")
+        with pytest.raises(DataError, match=r"it had 106 bytes .* and has 110"):
+            part(0, 10)
+
+
+def test_a_file_in_an_index_that_came_damaged_is_fetched_again(tmp_path, folder):
+    shelf = served(folder)
+    shelf.faults = {"short": 2, "reset": 3}
+    with InThread(shelf) as port:
+        root = f"http://127.0.0.1:{port}/data"
+        files = Files(cache_dir=str(tmp_path / "cache"), retries=8, first_wait=0.01)
+        for name in ImageFolder(root, files=files).names.tolist():
+            content = files.local(f"{root}/{name.decode()}").read_bytes()
+            assert content == (folder / name.decode()).read_bytes()
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Token files, written here byte by byte, and read as they were written."""
 
+import json
 import pickle
 import struct
 
@@ -16,6 +17,7 @@ from penstock.build.data import DataParts
 from penstock.errors import ConfigError, DataError, PenstockError
 from penstock.files.limits import Limits
 from tests.hostile_files import claiming, npy
+from tests.program import run
 
 CODES = {"u1": 1, "i1": 2, "i2": 3, "i4": 4, "i8": 5, "u2": 8}
 DOCUMENTS = [[5, 1, 2], [3], [9, 9, 9, 9], [], [7, 8], [1]]  # sequences
@@ -249,6 +251,33 @@ def batches_of(folder, *overrides):
     )
     with DataParts(config).train.loader() as loader:
         return [dict(batch.items()) for batch in loader]
+
+
+def test_a_model_is_trained_on_tokens_without_a_text(tmp_path, capsys):
+    draw = np.random.default_rng(2)
+    sequences = [draw.integers(0, 99, int(n)).tolist() for n in draw.integers(8, 40, 60)]
+    write_pair(tmp_path / "a", "web", sequences, [0, 60])
+    words = [
+        "dataset=token_files",
+        f"dataset.root={tmp_path / 'a'}",
+        "dataset.vocab_size=99",
+        "model=language_model",
+        "model.width=16",
+        "model.layers=1",
+        "model.heads=2",
+        "objective=language_modeling",
+        "objective.metrics={}",
+        "sampler.tokens=32",
+        "collate.labels=true",
+        "batch.size=2",
+        "trainer.max_epochs=1",
+        "loader=debug",
+        "tracker=none",
+        f"run_dir={tmp_path / 'run'}",
+    ]
+    assert run(capsys, *words).code == 0
+    last = json.loads((tmp_path / "run/metrics.jsonl").read_text().splitlines()[-1])
+    assert 0 < last["val/loss"] < 10
 
 
 def same(ours, theirs):

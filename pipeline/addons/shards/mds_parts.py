@@ -5,7 +5,7 @@
 The numbers in front are fetched with the first sample of a shard, and samples with those that begin
 in the same 64 KiB. Both are kept in the cache as files are.
 
-Memory: 4 bytes a sample of the shards that were opened last, 64 MiB at most. Cost: 0.1 ms a sample
+Memory: 4 bytes a sample of the shards that were read last, 64 MiB at most. Cost: 0.1 ms a sample
 that is in the cache.
 """
 
@@ -127,15 +127,17 @@ class RemoteShards:
         Raises:
             DataError: that is not what its index says, or not in order.
         """
-        begins = self._kept.get(shard)
-        if begins is None:
-            begins = self._fetched(shard)
-            with self._lock:
-                if shard not in self._kept:
-                    self._bytes += begins.nbytes
-                self._kept[shard] = begins
-                while self._bytes > _KEPT and len(self._kept) > 1:
-                    self._bytes -= self._kept.popitem(last=False)[1].nbytes
+        with self._lock:
+            if shard in self._kept:
+                self._kept.move_to_end(shard)
+                return self._kept[shard]
+        begins = self._fetched(shard)
+        with self._lock:
+            if shard not in self._kept:
+                self._bytes += begins.nbytes
+            self._kept[shard] = begins
+            while self._bytes > _KEPT and len(self._kept) > 1:
+                self._bytes -= self._kept.popitem(last=False)[1].nbytes
         return begins
 
     def _fetched(self, shard: int) -> Begins:

@@ -8,8 +8,8 @@
 
 A web server's listing has names alone, so each file costs one HEAD. Where the folder at the address
 of `root` has this file, one GET takes the place of the listing and of them all. Names are
-percent-encoded; a file that changed later is found by its checksum. Stores with a listing of their
-own (S3, Google Cloud) are not asked for it.
+percent-encoded. A file that changed later is found by its checksum, or by its size where only parts
+of it are fetched. Stores with a listing of their own (S3, Google Cloud) are not asked for it.
 """
 
 from __future__ import annotations

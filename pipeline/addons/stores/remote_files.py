@@ -80,6 +80,7 @@ class RemoteFiles:
             min(files.concurrency, _LOOKS),
         )
         self._unsummed = False  # whether checksums have proved to be wrong
+        self._served: dict[str, FileInfo] = {}  # what a server says of files in a folder's index
 
     def local(self, address: str) -> Path:
         known = self.entry(address)
@@ -216,7 +217,7 @@ class RemoteFiles:
         def attempt() -> memoryview:
             store = self.catalog.store(address)
             content, told = _piece(store, address, start, end, end - start)
-            if told is None or told[1:] != info[1:]:
+            if told is None or not self._is_of(address, info, told):
                 self._check_version(address, info)
                 if told is not None:
                     raise Damaged("it came in another version than its store has")
@@ -286,6 +287,12 @@ class RemoteFiles:
             raise Damaged(f"received {part.written} of {info.size} bytes")
         if summed and not again:
             raise Damaged("its checksum does not match")
+        if address in self._served:
+            raise DataError(
+                f"{address!r} has changed since the index of its folder was written: its MD5 is "
+                f"{content}, not {info.version.removeprefix('md5:')}. Write the index again: "
+                "python -m penstock.addons.stores.file_index FOLDER"
+            )
         if info.version and not told <= {None, info[1:]}:
             raise Damaged("it came in another version than its store has")
         # The same content came twice, so it is the checksum that is wrong: S3 gives what only looks
@@ -295,12 +302,23 @@ class RemoteFiles:
     def _check_version(self, address: str, info: FileInfo) -> None:
         """Raise DataError if a file is of the version `info` no more."""
         now = self.catalog.look_again(address)
-        if (now.size, now.version) != (info.size, info.version):
+        if not self._is_of(address, info, now):
             raise DataError(
                 f"{address!r} has changed since this run began: it had {info.size} bytes "
                 f"(version {info.version or 'unknown'}) and has {now.size} "
                 f"({now.version or 'unknown'}). Start again while nothing else writes there."
             )
+
+    def _is_of(self, address: str, info: FileInfo, told: FileInfo) -> bool:
+        """Whether what the store says of a file is of the version `info`.
+
+        A folder's index has MD5s, of which most web servers know nothing: what such a server says
+        of a file first, it has to say from then on.
+        """
+        indexed = info.version.startswith("md5:") and not told.version.startswith("md5:")
+        if indexed and told.size == info.size and not self.catalog.store(address).lists:
+            info = self._served.setdefault(address, told)
+        return told[1:] == info[1:]
 
     def _pieces(
         self, address: str, size: int | None

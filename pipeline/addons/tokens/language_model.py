@@ -197,7 +197,7 @@ class LanguageModeling(Supervised):
         return sums[0] / sums[1] / math.log(2)
 
     def rendered(self, batch: Batch, outputs: Tensor | None = None) -> list[Rendered]:
-        if outputs is None:
+        if outputs is None or self.bytes not in batch:  # token files have no text
             return [Rendered()] * len(batch.positions)
         bits = self.bits_per_byte(outputs, batch).tolist()
         return [Rendered(predicted=f"{value:.2f} bits per byte") for value in bits]
