@@ -163,11 +163,13 @@ def test_a_key_that_is_null_can_be_left_out():
 
 
 def test_an_empty_mapping_on_the_command_line_empties(capsys):
-    words = ["objective.metrics={}", "transform.train={}"]
+    words = ["objective.metrics={}", "transform.val={}"]
     config = penstock.compose(*words).plain()
-    assert config["objective"]["metrics"] == config["transform"]["train"] == {}
-    assert config["transform"]["val"]
-    config = penstock.compose(*words, "objective.metrics.mse._target_=torchmetrics.MeanSquaredError")
+    assert config["objective"]["metrics"] == config["transform"]["val"] == {}
+    assert config["transform"]["train"]
+    config = penstock.compose(
+        *words, "objective.metrics.mse._target_=torchmetrics.MeanSquaredError"
+    )
     assert list(config.plain()["objective"]["metrics"]) == ["mse"]
     assert "metrics: {}" in run(capsys, "objective.metrics={}", "--cfg", "job").out
 

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.addons.stores import catalog, remote_files, retry
+from penstock.addons.stores import catalog, remote_files, retry, store
 from penstock.addons.stores.file_cache import FileCache
 from penstock.addons.stores.listing import Listing, bytes_of
 from penstock.addons.stores.retry import RetryPolicy
@@ -113,6 +113,7 @@ def test_unknown_stores_are_named():
 )
 def test_a_library_that_is_not_installed_is_named(monkeypatch, scheme, module):
     monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.setattr(store, "_is_installed", store._is_installed.__wrapped__)
     with pytest.raises(ConfigError, match=rf"{scheme}:// needs {module}: pip install {module}"):
         Files().local(f"{scheme}://bucket/file")
 

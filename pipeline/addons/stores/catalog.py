@@ -33,6 +33,7 @@ T = TypeVar("T")
 
 _AT_ONCE = 16  # folders
 _DEEPEST = 64  # levels of folders
+_LAST = 1024  # files
 _SAME = 8  # nested folders with the very same names
 _FOLDERS = 2000  # of more than these, asking for each would take longer than asking for all files
 
@@ -65,13 +66,22 @@ class Catalog:
         self._retry = retry
         self._listings: dict[str, Listing] = {}
         self._found: dict[str, FileInfo] = {}
+        self._last: dict[str, FileInfo] = {}  # files of which many parts are read
 
     def store(self, address: str) -> Store:
         """The store of an address."""
         return Store(parse_address(address), self._options, self._timeout, self.gate)
 
     def known(self, address: str) -> FileInfo | None:
-        """A file that was listed or asked for before; 15 us."""
+        """A file that was listed or asked for before; 15 us, unless it was among the last ones."""
+        info = self._last.get(address)
+        if info is None and (info := self._known(address)) is not None:
+            if len(self._last) >= _LAST:
+                self._last = {}
+            self._last[address] = info
+        return info
+
+    def _known(self, address: str) -> FileInfo | None:
         for folder, listing in self._listings.items():
             name = name_in(folder, address)
             info = listing.find(name) if name else None

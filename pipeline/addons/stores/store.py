@@ -14,6 +14,7 @@ retries: `retry.py` does.
 from __future__ import annotations
 
 import base64
+import functools
 import importlib
 import importlib.util
 import json
@@ -167,11 +168,7 @@ class Store:
         self._gate = gate
         self.lists, self.writes = self._kind.lists, self._kind.writes
         self.has_parts = self._kind is _S3
-        try:
-            there = importlib.util.find_spec(self._kind.module) is not None
-        except ValueError:  # None among the modules
-            there = False
-        if not there:
+        if not _is_installed(self._kind.module):
             reason = f"{scheme}:// needs {self._kind.module}: pip install {self._kind.module}"
             raise ConfigError(Problem("", reason))
 
@@ -440,6 +437,14 @@ class Store:
         if isinstance(created, datetime):
             created = created.timestamp()
         return str(info.get("generation") or info.get("Last-Modified") or etag or created or "")
+
+
+@functools.cache  # Python's lock of imports lets one thread in at a time
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ValueError:  # None among the modules
+        return False
 
 
 class _Process:
