@@ -167,9 +167,8 @@ def test_an_empty_mapping_on_the_command_line_empties(capsys):
     config = penstock.compose(*words).plain()
     assert config["objective"]["metrics"] == config["transform"]["val"] == {}
     assert config["transform"]["train"]
-    config = penstock.compose(
-        *words, "objective.metrics.mse._target_=torchmetrics.MeanSquaredError"
-    )
+    more = "+objective.metrics.mse={_target_: torchmetrics.MeanSquaredError}"
+    config = penstock.compose(*words, more)
     assert list(config.plain()["objective"]["metrics"]) == ["mse"]
     assert "metrics: {}" in run(capsys, "objective.metrics={}", "--cfg", "job").out
 
