@@ -103,6 +103,11 @@ def encoded_image(
             f"image {name!r} cannot be read: {error.strerror}. "
             "Put it there or remove it from the data."
         ) from error
+    return undecoded(content, name, reader, limits)
+
+
+def undecoded(content: bytes, name: str, reader: str, limits: Limits) -> EncodedImage:
+    """The bytes of an image file for a transform that decodes; arguments as for `decode_image`."""
     decoder = partial(decode_image, reader=reader, limits=limits)
     return EncodedImage(content, name, decoder, limits.pixels)
 

@@ -6,7 +6,10 @@ import tarfile
 
 import numpy as np
 import pytest
+import torch
+from PIL import Image
 
+import penstock
 from benchmarks.store_server import InThread, Shelf
 from penstock.addons.shards import indexed_tars
 from penstock.addons.shards.indexed_tars import IndexedTars
@@ -14,6 +17,7 @@ from penstock.addons.shards.tar import index
 from penstock.addons.shards.tar_shards import TarShards
 from penstock.datasets.files import Files
 from penstock.errors import ConfigError, DataError
+from penstock.loading.encoded import EncodedImage
 from tests import epochs
 
 PATIENT = {"timeout": 30}  # where requests are counted: a busy machine may take seconds
@@ -167,3 +171,44 @@ def test_what_is_no_archive_and_what_has_no_samples(folder, tmp_path):
     write_archive(folder / "train-0.tar", [("a", {"pkl": b"x"})])
     with pytest.raises(ConfigError, match="pickle"):
         opened(folder, tmp_path / "cache")
+
+
+def test_crops_are_decoded_as_those_of_files(tmp_path):
+    """The transform decodes them, not the dataset, which would decode all of each picture."""
+    samples = []
+    for row in range(12):
+        pixels = np.random.default_rng(row).integers(0, 255, (40 + row, 60, 3), dtype=np.uint8)
+        file = io.BytesIO()
+        Image.fromarray(pixels).resize((160, 120 + row)).save(file, "JPEG")
+        path = tmp_path / f"files/{'ab'[row // 6]}/{row:02}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(file.getvalue())
+        samples.append((f"{row:02}", {"jpg": file.getvalue(), "cls": b"%d" % (row // 6)}))
+    (tmp_path / "tars").mkdir()
+    write_archive(tmp_path / "tars/all.tar", samples)
+
+    def batches(dataset, root, *more):
+        config = penstock.compose(
+            f"dataset={dataset}",
+            f"dataset.root={tmp_path / root}",
+            "dataset.val_fraction=0",
+            "transform=images_fast",
+            "transform.train.decode.size=32",
+            "batch.size=4",
+            "loader=debug",
+            f"cache_dir={tmp_path / 'cache'}",
+            *more,
+        )
+        with penstock.build_train_loader(config) as loader:
+            return [{**batch} for batch in loader]
+
+    tars = "dataset.classes=[a,b]"
+    files = batches("image_folder", "files")
+    assert len(files) == 3
+    for file, tar in zip(files, batches("indexed_tars", "tars", tars), strict=True):
+        assert torch.equal(file["image"], tar["image"])
+        assert torch.equal(file["label"], tar["label"])
+    (streamed, *_) = batches("tar_shards", "tars", tars)
+    assert streamed["image"].shape == (4, 3, 32, 32)
+    stream = TarShards(str(tmp_path / "tars"), lazy=True)
+    assert isinstance(stream.decode(next(iter(stream)))["image"], EncodedImage)

@@ -70,6 +70,7 @@ class IndexedTars(FileDataset, Dataset[Sample]):
         reader: of images: "torchvision", "pillow" or "skimage".
         cache_dir: for the indexes that are made.
         files: how remote archives are fetched and kept.
+        lazy: give images undecoded, for a transform that decodes; the build sets it.
         limits: `record_bytes` of a sample, `expansion`, `classes`.
         test_fraction: share of the samples that are kept for a test.
 
@@ -78,6 +79,8 @@ class IndexedTars(FileDataset, Dataset[Sample]):
             the archive and the sample.
         ConfigError: a part is a pickle, or two of them would be the same field.
     """
+
+    draws = False  # reading a sample takes no random numbers
 
     def __init__(
         self,
@@ -90,12 +93,14 @@ class IndexedTars(FileDataset, Dataset[Sample]):
         reader: Reader = "torchvision",
         cache_dir: str = "data/cache/tars",
         files: Files | None = None,
+        lazy: bool = False,
         limits: Limits = DEFAULT,
         test_fraction: Fraction = 0.0,
     ) -> None:
         check_split(split, val_fraction, test_fraction)
         check_reader(reader)
         self.classes, self.reader, self._limits = list(classes or []), reader, limits
+        self.lazy = lazy
         self._files, self._cache_dir = files or Files(), cache_dir
         self._shards = ShardFiles.of(root, split, PLAIN, self._files)
         self._in_parts = True  # as far as is known
@@ -125,7 +130,7 @@ class IndexedTars(FileDataset, Dataset[Sample]):
         with temporary(2 * (stop - start), "a sample"):  # read, and divided into parts
             where, parts = self._parts(row)
             sample = make_fields(
-                parts, self.fields, self._all_parts, where, self.reader, self._limits
+                parts, self.fields, self._all_parts, where, self.reader, self._limits, self.lazy
             )
         check_label(sample.get("label"), self.classes, where)
         return sample

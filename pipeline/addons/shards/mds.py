@@ -32,7 +32,7 @@ from penstock.datasets.files import Files, Remote, WholeFilesError
 from penstock.datasets.reading.file_kind import stranger
 from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, Sample, data_file
 from penstock.datasets.reading.folder import leads_out
-from penstock.datasets.reading.image import Reader, check_reader, decode_image
+from penstock.datasets.reading.image import Reader, check_reader, decode_image, undecoded
 from penstock.datasets.reading.labels import check_label
 from penstock.datasets.reading.plain_tensor import plain_tensor
 from penstock.datasets.reading.split import Split, check_split
@@ -88,6 +88,7 @@ class MDS(FileDataset, Dataset[Sample]):
         split_seed: another seed, another split.
         reader: of JPEG and PNG: "torchvision", "pillow" or "skimage".
         files: how remote files are fetched and kept.
+        lazy: give JPEG and PNG undecoded, for a transform that decodes; the build sets it.
         limits: `record_bytes` of an index and of a sample, `pixels` of a picture.
         test_fraction: share of the rows to keep for a test.
 
@@ -97,6 +98,8 @@ class MDS(FileDataset, Dataset[Sample]):
             refused when it is read.
         ConfigError: MosaicML's library is not installed, or there is no such column.
     """
+
+    draws = False  # reading a sample takes no random numbers
 
     def __init__(
         self,
@@ -108,14 +111,14 @@ class MDS(FileDataset, Dataset[Sample]):
         split_seed: Seed = 0,
         reader: Reader = "torchvision",
         files: Files | None = None,
+        lazy: bool = False,
         limits: Limits = DEFAULT,
         test_fraction: Fraction = 0.0,
     ) -> None:
         check_split(split, val_fraction, test_fraction)
         check_reader(reader)
         _library()
-        self.reader = reader
-        self.limits = limits
+        self.reader, self.lazy, self.limits = reader, lazy, limits
         self.classes = list(classes or [])
         self._files = files or Files()
         indexes = ShardFiles.of(root, split, (_INDEX,), self._files)
@@ -242,7 +245,8 @@ class MDS(FileDataset, Dataset[Sample]):
 
     def _value(self, value: Any, encoding: str, where: str) -> Any:
         if encoding in _IMAGES:
-            return decode_image(value, where, self.reader, self.limits)
+            read = undecoded if self.lazy else decode_image
+            return read(value, where, self.reader, self.limits)
         if isinstance(value, Image.Image):  # of the encoding "pil"
             reserve(7 * value.width * value.height, where)
             pixels = np.array(value.convert("RGB"))

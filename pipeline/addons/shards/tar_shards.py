@@ -70,6 +70,7 @@ class TarShards(FileDataset, IterableDataset[Record]):
         reader: of images: "torchvision", "pillow" or "skimage".
         index: read the headers of all plain archives of this machine first.
         files: how remote archives are fetched and kept.
+        lazy: give images undecoded, for a transform that decodes; the build sets it.
         limits: what the archives may claim: `record_bytes` of a sample, `expansion`, `classes`.
         test_fraction: share of the samples to keep for a test.
 
@@ -78,6 +79,8 @@ class TarShards(FileDataset, IterableDataset[Record]):
             lacks a part or has one twice. Names the archive and the member or sample.
         ConfigError: a part is a pickle, or two of them would be the same field.
     """
+
+    draws = False  # reading a sample takes no random numbers
 
     def __init__(
         self,
@@ -90,13 +93,14 @@ class TarShards(FileDataset, IterableDataset[Record]):
         reader: Reader = "torchvision",
         index: bool = True,
         files: Files | None = None,
+        lazy: bool = False,
         limits: Limits | None = None,
         test_fraction: Fraction = 0.0,
     ) -> None:
         check_split(split, val_fraction, test_fraction)
         check_reader(reader)
         self.classes = list(classes or [])
-        self.reader = reader
+        self.reader, self.lazy = reader, lazy
         self._limits = limits or Limits()
         self._files = files or Files()
         shards = ShardFiles.of(root, split, (*PLAIN, *COMPRESSED), self._files)
@@ -169,7 +173,7 @@ class TarShards(FileDataset, IterableDataset[Record]):
         with temporary(2 * size, "a sample"):  # read, and divided into parts
             where, parts = self._parts(record)
             sample = make_fields(
-                parts, self.fields, self._all_parts, where, self.reader, self._limits
+                parts, self.fields, self._all_parts, where, self.reader, self._limits, self.lazy
             )
         check_label(sample.get("label"), self.classes, where)
         return sample

@@ -1,7 +1,7 @@
 """Parts of a tar sample as fields, by their endings.
 
     ending                       value
-    jpg, jpeg, png, webp, gif    Image, uint8 [3, H, W]
+    jpg, jpeg, png, webp, gif    Image, uint8 [3, H, W]; an EncodedImage if `lazy`
     cls, id, index               int
     txt, text                    str
     json                         its content
@@ -25,7 +25,7 @@ import numpy as np
 
 from penstock.addons.record_files.expansion import text_bytes
 from penstock.datasets.reading.fingerprint import Sample
-from penstock.datasets.reading.image import decode_image
+from penstock.datasets.reading.image import decode_image, undecoded
 from penstock.datasets.reading.plain_tensor import plain_tensor
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.batch_bytes import reserve, temporary
@@ -100,6 +100,7 @@ def make_fields(
     where: str,
     reader: str,
     limits: Limits,
+    lazy: bool = False,
 ) -> Sample:
     """The fields of one sample.
 
@@ -109,6 +110,7 @@ def make_fields(
         where: the sample, for messages.
         reader: of images.
         limits: `classes`, of labels.
+        lazy: leave images undecoded.
 
     Raises:
         DataError: a part is missing, left over or damaged.
@@ -123,7 +125,7 @@ def make_fields(
                 "to stand together in the archive."
             )
         shown = f"{where}, part {ending!r}"
-        value = sample[field.name] = _value(parts[ending], ending, shown, reader, limits)
+        value = sample[field.name] = _value(parts[ending], ending, shown, reader, limits, lazy)
         if ending.rpartition(".")[2] == "cls" and value >= limits.classes:
             raise DataError(f"{shown}: {limits.refusal('classes', f'label {value}')}.")
     known = {ending for field in fields for ending in field.endings}
@@ -136,10 +138,10 @@ def make_fields(
     return sample
 
 
-def _value(content: bytes, ending: str, where: str, reader: str, limits: Limits) -> Any:
+def _value(content: bytes, ending: str, where: str, reader: str, limits: Limits, lazy: bool) -> Any:
     kind = ending.rpartition(".")[2]
     if kind in IMAGES:
-        return decode_image(content, where, reader, limits)
+        return (undecoded if lazy else decode_image)(content, where, reader, limits)
     decode, expected = _DECODERS.get(kind, (bytes, "content"))
     try:
         return decode(content)

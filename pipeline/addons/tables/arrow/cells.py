@@ -7,7 +7,6 @@ that cannot be read raises `CellError`; its neighbours stay readable.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -17,11 +16,10 @@ import torch
 from penstock.addons.record_files.expansion import text_bytes
 from penstock.addons.tables.arrow.columns import TableField, is_list, label_codes
 from penstock.datasets.reading.audio import decode_audio, header_of
-from penstock.datasets.reading.image import decode_image
+from penstock.datasets.reading.image import decode_image, undecoded
 from penstock.datasets.reading.plain_tensor import LITTLE, plain_tensor
 from penstock.files.batch_bytes import reserve
 from penstock.files.limits import Limits
-from penstock.loading.encoded import EncodedImage
 from penstock.order.randomness import IntArray
 
 if TYPE_CHECKING:
@@ -79,8 +77,7 @@ def read_cells(
     else:
         content = cells = _within(array, _contents(array, outside), limits, len)
         if field.kind == "image" and where is not None:
-            decoder = partial(decode_image, reader=reader, limits=limits)
-            cells = lambda row: EncodedImage(content(row), where(row), decoder, limits.pixels)  # noqa: E731
+            cells = lambda row: undecoded(content(row), where(row), reader, limits)  # noqa: E731
         elif field.kind == "image":
             cells = lambda row: decode_image(content(row), field.column, reader, limits)  # noqa: E731
         elif field.kind == "audio":
