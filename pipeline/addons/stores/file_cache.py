@@ -26,7 +26,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from penstock.addons.stores.forecast import kept, promise_times, read_forecasts, victims
@@ -115,15 +115,21 @@ class FileCache:
         """
         try:
             while True:
-                path = self.find(entry, size)
-                if path is not None:
-                    return path
-                with self._claim(entry, size) as part:
-                    if part is not None:
-                        part.beyond = beyond
-                        self.take(part, size or 0)
-                        download(part)
-                        return self.commit(entry, part)
+                for waits in (False, True):
+                    with ExitStack() as claim:
+                        with nullcontext() if waits else _turn:
+                            path = self.find(entry, size)
+                            if path is not None:
+                                return path
+                            part = claim.enter_context(self._claim(entry, size, waits))
+                        if part is not None:
+                            part.beyond = beyond
+                            self.take(part, size or 0)
+                            download(part)
+                            path = self.commit(entry, part)
+                            with _turn:
+                                claim.close()
+                            return path
         except OSError as error:
             raise unusable(self.folder, error) from error
 
@@ -254,9 +260,7 @@ class FileCache:
         return total
 
     @contextmanager
-    def _claim(
-        self, entry: str, size: int | None, waits: bool = True
-    ) -> Iterator[PartialFile | None]:
+    def _claim(self, entry: str, size: int | None, waits: bool) -> Iterator[PartialFile | None]:
         """The part of an entry, locked; None if the entry is to be looked for again.
 
         That is when another process has finished it, or has removed the file whose lock we awaited;

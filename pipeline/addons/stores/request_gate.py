@@ -100,6 +100,7 @@ class RequestGate:
 
     def __init__(self, folder: Path, most: int, patience: float) -> None:
         self._folder, self._most, self._patience = folder, most, patience
+        self._checked: Path | None = None  # the folder of locks
         self.yields = False
 
     @contextmanager
@@ -116,11 +117,13 @@ class RequestGate:
             yield
             return
         try:
-            folder = own_folder(own_folder(self._folder, link=True) / "requests")
-            held = self._enter(folder)
+            try:
+                held, limit = self._enter(self._checked or self._made())
+            except FileNotFoundError:  # somebody has emptied the cache
+                held, limit = self._enter(self._made())
         except OSError as error:
             raise unusable(self._folder, error) from error
-        began = time.time()
+        began, folder = time.time(), self._folder / "requests"
         try:
             yield
         except Exception as error:
@@ -130,13 +133,18 @@ class RequestGate:
                 self._change(folder, lambda pace: pace.after_refusal(began, now, wait, opened))
             raise
         else:
-            if _read(folder / "pace", self._most).limit < self._most:
+            if limit < self._most:
                 self._change(folder, lambda pace: pace.after_success(self._most))
         finally:
             if held is not None:
                 # A process that was forked meanwhile has a copy, which would go on holding it.
                 fcntl.flock(held, fcntl.LOCK_UN)
                 os.close(held)
+
+    def _made(self) -> Path:
+        """The folder of locks, this user's own."""
+        self._checked = own_folder(own_folder(self._folder, link=True) / "requests")
+        return self._checked
 
     def limit(self) -> int:
         """Requests that the stores of this cache bear now; 10 us."""
@@ -153,8 +161,10 @@ class RequestGate:
                     count += 1
         return count
 
-    def _enter(self, folder: Path) -> int | None:
-        """A lock, or None where none was to be had for too long after a store's own wait.
+    def _enter(self, folder: Path) -> tuple[int | None, float]:
+        """A lock, and how many may be used now.
+
+        None where no lock was to be had for too long after a store's own wait.
 
         Only one thread of a process looks for a lock at a time.
         """
@@ -168,12 +178,12 @@ class RequestGate:
                 try:
                     held = self._look(folder, max(int(pace.limit), 1))
                     if held is not None:
-                        return held
+                        return held, pace.limit
                     time.sleep(_POLL)
                 finally:
                     turn.release()
             if time.monotonic() > ends:
-                return None
+                return None, pace.limit
 
     def _look(self, folder: Path, limit: int) -> int | None:
         """A lock, if one of some is free."""
