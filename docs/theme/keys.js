@@ -7,7 +7,7 @@ document.addEventListener("DOMContentLoaded", () => {
   bar.className = "keys-filter";
   bar.setAttribute("role", "search");
   bar.innerHTML =
-    '<input type="search" aria-label="Find keys" placeholder="Find keys: a name, a default, a word of the meaning">' +
+    '<input type="search" aria-label="Find keys" placeholder="Find keys: name, default or meaning">' +
     '<button type="button">Open all groups</button><output></output>';
   heading.before(bar);
   const [field, button, count] = bar.children;

@@ -286,6 +286,7 @@ FILES = {
     "docs/pairs.md": photos,
     "docs/predicting.md": new_pictures,
     "docs/recipes.md": recipes,
+    "docs/resuming.md": photos,
     "docs/sequences.md": tokens,
     "docs/shards.md": tars,
     "docs/stores.md": stores,
@@ -371,6 +372,7 @@ WORDS = {
         (r"(experiment=spoken_digits)( dataset\.root=FOLDER)?", r"\1 dataset.root=fsdd"),
         (r"seed=1,2,3$", "seed=1"),
     ),
+    "docs/resuming.md": ((r"=/data/photos", "=photos"),),
     "docs/sequences.md": (
         (r"FOLDER dataset\.tokens", "flat dataset.tokens"),
         (r"FOLDER", "megatron"),
