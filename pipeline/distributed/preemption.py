@@ -154,10 +154,7 @@ class Preemption:
         if self._first is None:
             self._first = name, now
             if not self._at_once:
-                self._say(
-                    f"{name}: stopping after this step, with a checkpoint; "
-                    "a second signal leaves at once"
-                )
+                self._say(f"{name}: saving after this step; a second one leaves at once")
             self._tell(name)
         elif now - self._first[1] >= self._repeats_after:
             self._leave(f"{name}: leaving at once, with what the last checkpoint holds")

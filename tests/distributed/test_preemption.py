@@ -32,10 +32,7 @@ def test_a_signal_is_a_wish(number):
         assert wait_for(lambda: preemption.asked)
         assert preemption.asked == number.name
     assert signal.getsignal(number) == before
-    assert said == [
-        f"{number.name}: stopping after this step, with a checkpoint; a second signal "
-        "leaves at once"
-    ]
+    assert said == [f"{number.name}: saving after this step; a second one leaves at once"]
 
 
 def test_it_can_be_used_again():

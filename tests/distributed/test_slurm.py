@@ -274,7 +274,7 @@ def test_the_job_script_trains_is_stopped_requeued_and_done(tmp_path):
     said = (tmp_path / "log-1").read_text()
     print(said)
     assert json.loads(job.read_text())["state"] == "COMPLETED", said
-    assert "SIGUSR1: stopping after this step" in said
+    assert "SIGUSR1: saving after this step" in said
     assert said.count("resuming run at epoch") == 1
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
     assert [one["world"] for one in manifest["sessions"]] == [2, 2]

@@ -102,7 +102,7 @@ def test_a_signal_stops_a_run_that_can_go_on(number, undisturbed, tmp_path, caps
     os.killpg(process.pid, number)  # as a terminal and a cluster do, to all processes of it
     _, err = process.communicate(timeout=60)
     assert process.returncode == 75, err
-    assert f"{number.name}: stopping after this step" in err
+    assert f"{number.name}: saving after this step" in err
     assert f"python run.py resume={folder}" in err
     assert "Traceback" not in err
     assert json.loads((folder / "manifest.json").read_text())["status"] == "preempted"

@@ -89,7 +89,7 @@ def test_a_preempted_job_is_requeued_and_resumes(tmp_path):
     logs = "".join(path.read_text() for path in (tmp_path / "slurm_jobs").rglob("*_log.*"))
     print(logs)
     assert running.returncode == 0, said
-    assert "SIGUSR1: stopping after this step, with a checkpoint" in logs
+    assert "SIGUSR1: saving after this step" in logs
     assert "Requeued job 1_0" in logs
     assert "resuming" in logs
     assert [one.status for _, one in read_results(tmp_path / "slurm_jobs")] == ["done", "done"]
