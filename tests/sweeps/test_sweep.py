@@ -43,7 +43,7 @@ def test_a_sweep_over_parts_and_seeds(sweep, capsys):
     out, err = capsys.readouterr()
     assert "4 jobs in sweep" in out
     assert "best: nme 0.1 by job 1" in out
-    assert re.search(r"job 2 \(3 of 4, \d+ s left\): sampler=sequential seed=2", err)
+    assert re.search(r"job 2 \(3 of 4, \d+ s left\): sampler=sequential seed=2\n", err)
     with (folder / "sweep.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [(r["job"], r["sampler"], r["seed"], r["status"], r["nme"]) for r in rows] == [

@@ -23,6 +23,7 @@ from penstock.config.schema import Config
 from penstock.distributed import preemption, slurm
 from penstock.errors import PREEMPTED, ConfigError
 from penstock.runs.manifest import has_manifest, read_manifest
+from penstock.runs.resumption import key_of
 from penstock.terminal import left, say
 
 _HOPELESS = (ConfigError.exit_code, PREEMPTED)  # exit codes of jobs that are not tried again
@@ -92,7 +93,7 @@ def run_job(job: Job, in_turn: bool) -> float | None:
             return before.value
         if not in_turn and _is_stopped(job.sweep):
             return math.nan
-        say(f"job {name}{_ahead(job.sweep)}: {' '.join(of_job(job.overrides)) or '(defaults)'}")
+        say(f"job {name}{_ahead(job.sweep)}: {_differing(job) or '(defaults)'}")
         config, result, failure = _attempt(job)
         retries = SweepSection.of(config).retries if config else 0
         for more in reversed(range(retries)):
@@ -158,6 +159,14 @@ def _attempt(job: Job) -> tuple[Config | None, JobResult, BaseException | None]:
     )
     result.write(job.folder)
     return config, result, failure
+
+
+def _differing(job: Job) -> str:
+    """The overrides in which the sweep's jobs differ; all of them if nobody knows the others."""
+    stored = read_sweep(job.sweep)
+    keys = set(stored.keys) if stored is not None and len(stored.jobs) > 1 else set()
+    words = of_job(job.overrides)
+    return " ".join([word for word in words if key_of(word) in keys] or words)
 
 
 def _ahead(sweep: Path) -> str:
