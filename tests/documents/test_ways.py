@@ -11,7 +11,7 @@ from tests.reports import browser as browsers
 
 pytestmark = [browsers.needed, pytest.mark.stress]
 
-# The text of each link that is clicked, from the home page on, and a command that the last page has.
+# The text of each link from the home page on, and a command of the last page.
 WAYS = {
     "a folder of images": (
         ("Image classification", "one row per file"),
