@@ -445,3 +445,13 @@ def test_a_long_run_with_many_metrics_fits_into_two_mebibytes(runs, tmp_path):
     big(folder)
     path = run_report.write(folder)
     assert 200_000 < path.stat().st_size <= 2 << 20
+
+
+def test_settings_of_a_resumed_run_are_those_of_its_last_start(runs):
+    run = RunRecord.read(runs / "resumed")
+    run.manifest["sessions"][-1]["command"] = "python /a/run.py resume=faces"
+    shown = str(settings.section(run).body)
+    rows = re.findall(r"<th[^>]*>(?:<[^>]+>)*trainer\.max_epochs.*?</tr>", shown, re.DOTALL)
+    assert re.findall(r"<td[^>]*>(?:<[^>]+>)*(\d+)", rows[0]) == ["20", "3"]
+    assert "<dt>last resumed by</dt><dd>python run.py resume=faces</dd>" in shown
+    assert "last resumed by" not in str(settings.section(RunRecord.read(runs / "done")).body)

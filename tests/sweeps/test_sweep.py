@@ -37,7 +37,7 @@ def test_a_sweep_over_parts_and_seeds(sweep, capsys):
         folders.append(Path(config.run_dir))
         return config.seed / 10
 
-    code, folder = sweep(task, "sampler=random,sequential", "seed=2,1")
+    code, folder = sweep(task, "sampler=random,sequential", "seed=2,1", "batch.size=8")
     assert code == 0
     assert folders == [folder / str(number) for number in range(4)]
     out, err = capsys.readouterr()

@@ -40,6 +40,7 @@ def section(run: RunRecord) -> Section:
     facts = {
         "started": clock(run.manifest, "started"),
         "started by": started_by(run),
+        **resumed_by(run),
         "folder": run.path,
         "git": git(run),
         "seed": run.config.get("seed"),
@@ -58,6 +59,21 @@ def started_by(run: RunRecord) -> str:
     """What the folder says that the run was started by: to be read and not to be pasted."""
     command = run.manifest.get("command")
     return one_line(typed(command)) if isinstance(command, str) else ""
+
+
+def resumed_by(run: RunRecord) -> dict[str, str]:
+    """The command of the last start, unless that is the first one."""
+    last = run.sessions[-1] if len(run.sessions) > 1 else None
+    command = last.get("command") if isinstance(last, dict) else None
+    is_other = isinstance(command, str) and command != run.manifest.get("command")
+    return {"last resumed by": one_line(typed(str(command)))} if is_other else {}
+
+
+def _typed_later(run: RunRecord) -> set[str]:
+    """The keys that were typed when the run was resumed; anybody may have written the manifest."""
+    lists = [session.get("overrides") for session in run.sessions if isinstance(session, dict)]
+    words = [word for words in lists if isinstance(words, list) for word in words]
+    return {word.lstrip("+~").partition("=")[0] for word in words if isinstance(word, str)}
 
 
 def typed(command: str) -> str:
@@ -95,6 +111,7 @@ def _differences(run: RunRecord) -> list[Markup]:
     except ConfigError as error:
         return [page.paragraph(f"It cannot be compared with the defaults: {error}")]
     typed = {word.lstrip("+~").partition("=")[0]: word.partition("=")[2] for word in words}
+    later = _typed_later(run)
     chosen = {word.lstrip("+").partition("=")[0] for word in choices}
     missing = [
         word
@@ -113,7 +130,11 @@ def _differences(run: RunRecord) -> list[Markup]:
             rows.append((key, usual.get(key) or "none", value))
             continue
         below = [name for name in changed if name == key or name.startswith((f"{key}.", f"{key}["))]
-        rows += [(name, *changed[name]) for name in below]
+        # config.yaml is of the first start; a later one may have typed another value.
+        rows += [
+            (name, changed[name][0], value if name == key in later else changed[name][1])
+            for name in below
+        ]
         for name in below:
             rest.pop(name, None)
         if not below:  # the option gives it anyway, or is not known to this program

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from penstock.runs.record import Ledger, RunRecord
 ROWS = "report/spikes.json"  # of a run's folder
 
 _MOST = 8
-_MOST_ROWS, _MOST_SHOWN = 256, 16
+_MOST_ROWS, _LONGEST = 256, 60
 _LARGEST = 1 << 20  # bytes
 _LONG = 50_000  # steps from which on an exact median around each would take too long
 _AROUND = 25  # steps on each side that a step is compared with
@@ -118,7 +119,8 @@ def kept_rows(run: RunRecord) -> dict[tuple[int, int], str]:
 
 def _text(rows: object) -> str:
     numbers = [str(row) for row in rows if isinstance(row, int)] if isinstance(rows, list) else []
-    return ", ".join(numbers[:_MOST_SHOWN]) + (" ..." if len(numbers) > _MOST_SHOWN else "")
+    shown = textwrap.shorten(", ".join(numbers), _LONGEST, placeholder=" ...")
+    return shown.replace(", ...", " ...")
 
 
 def section(run: RunRecord) -> Section | None:

@@ -174,7 +174,8 @@ def leaderboard(sweep: SweepRecord) -> Section:
     keys = [key for key in sweep.varying if key not in REPEATED]
     over = [f"over {REPEATED[key]}" for key in sweep.repeated]
     count = _repetitions(sweep)
-    head = ["place", f"{metric_of(sweep)}, mean", *over, count, *keys, "best", "worst"]
+    # The keys stand beside the place: a phone shows the first columns.
+    head = ["place", *keys, f"{metric_of(sweep)}, mean", *over, count, "best", "worst"]
     rows = []
     for rank, group in enumerate(sweep.groups, 1):
         best = min(group.values, key=sweep.rank, default=None)
@@ -182,15 +183,15 @@ def leaderboard(sweep: SweepRecord) -> Section:
         rows.append(
             [
                 rank if group.values else "–",
+                *(group.settings.get(key, "") for key in keys),
                 rounded(group.mean),
                 *(rounded(group.spreads.get(key), 3) for key in sweep.repeated),
                 f"{len(group.values)} of {len(group.jobs)}",
-                *(group.settings.get(key, "") for key in keys),
                 rounded(best),
                 rounded(worst),
             ]
         )
-    numbers = [*range(1, 3 + len(over)), len(head) - 2, len(head) - 1]
+    numbers = range(1 + len(keys), len(head))
     caption = f"Settings, the best first, with the standard deviation {' and '.join(over)}"
     table = page.table(caption, head, rows[:_MOST_ROWS], numbers)
     if rows[_MOST_ROWS:]:
