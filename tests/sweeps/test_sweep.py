@@ -53,7 +53,7 @@ def test_a_sweep_over_parts_and_seeds(sweep, capsys):
         ("3", "sequential", "1", "done", "0.1"),
     ]
     result = json.loads((folder / "0" / "result.json").read_text())
-    assert result["overrides"] == ["sampler=random", "seed=2"]
+    assert result["overrides"] == ["sampler=random", "seed=2", "batch.size=8"]
     assert (result["status"], result["metric"], result["mode"]) == ("done", "nme", "min")
     assert result["value"] == 0.2
 
