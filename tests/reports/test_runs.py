@@ -249,3 +249,15 @@ def test_show_names_what_is_wrong_with_a_folder(write, capsys):
     assert run(capsys, "task=show", "run=nowhere").code == 2
     outcome = run(capsys, "task=show")
     assert (outcome.code, "run: has no value yet" in outcome.err) == (2, True)
+
+
+def test_a_verdict_fits_a_narrow_terminal(runs, capsys, monkeypatch):
+    asked = "task=show", f"run={runs / 'done'}"
+    whole = run(capsys, *asked).out.splitlines()
+    monkeypatch.setattr("penstock.addons.reports.show.sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "60")
+    lines = run(capsys, *asked).out.splitlines()
+    first = next(place for place, line in enumerate(whole) if line.startswith("verdict"))
+    last = len(lines) - (len(whole) - first - 1)
+    assert max(map(len, lines[first:last])) <= 60 < len(whole[first])
+    assert " ".join(line[20:] for line in lines[first:last]) == whole[first][20:]
