@@ -150,7 +150,7 @@ def bert(folder):
     made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     made.post_processor = tokenizers.processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
     config = BertConfig(
-        vocab_size=len(names),
+        vocab_size=30522,  # as many as transform=pieces expects
         hidden_size=16,
         num_hidden_layers=1,
         num_attention_heads=2,
