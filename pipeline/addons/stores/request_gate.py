@@ -141,6 +141,9 @@ class RequestGate:
                 fcntl.flock(held, fcntl.LOCK_UN)
                 os.close(held)
 
+    def __getstate__(self) -> dict[str, object]:
+        return {**vars(self), "_checked": None}  # another machine has another folder
+
     def _made(self) -> Path:
         """The folder of locks, this user's own."""
         self._checked = own_folder(own_folder(self._folder, link=True) / "requests")
