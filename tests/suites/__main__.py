@@ -13,7 +13,8 @@ Results are lines in `--results`; a run that was broken off goes on there, and w
 again is deleted there.
 
 At the end stands what ours fails and torch's passes in the same order. Each such test has to be in
-exceptions.yaml, with the reason; the exit code is 1 where one is not, or where one hangs.
+exceptions.yaml, with the reason; the exit code is 1 where one is not, where one hangs, or where a
+file of tests could not be collected.
 """
 
 import argparse
@@ -124,6 +125,7 @@ def main(words=None):
             wrong += compared(
                 f"{name}, {order}", read(ours), read(theirs), exceptions.get(name, {})
             )
+            wrong += not_collected(ours)
     return int(bool(wrong))
 
 
@@ -239,6 +241,14 @@ def compared(name, ours, theirs, exceptions):
         print(f"  listed, and passes: {test}")
     print(f"  {len(lost)} of {len(ours)} are lost")
     return len(wrong)
+
+
+def not_collected(file):
+    """Print the files that pytest could not import: nobody knows what their tests would say."""
+    files = {line["uncollected"]: line["why"] for line in lines(file) if "uncollected" in line}
+    for name, why in files.items():
+        print(f"  not collected: {name}: {why.strip().splitlines()[-1]}")
+    return len(files)
 
 
 if __name__ == "__main__":

@@ -85,6 +85,13 @@ def test_what_is_lost_is_reported_and_a_hang_ends(checkout, capsys, monkeypatch)
     assert capsys.readouterr().out == printed
 
 
+def test_a_file_that_cannot_be_imported_is_no_success(checkout, capsys):
+    (checkout / "made/tests/test_loader.py").write_text("import nothing_of_this_name\n")
+    assert suites.main([str(checkout), "--orders", "forward"]) == 1
+    missing = "ModuleNotFoundError: No module named 'nothing_of_this_name'"
+    assert f"not collected: tests/test_loader.py: E   {missing}" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("theirs", "ours"),
     [
