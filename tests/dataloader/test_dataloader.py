@@ -609,6 +609,14 @@ def test_workers_know_who_they_are():
     assert {tuple(row)[:2] for row in everything(WhoWorks(), None)} == {(-1, 0)}
 
 
+@pytest.mark.parametrize("persistent", [False, True])
+def test_an_iterator_knows_its_workers_when_the_epoch_is_over(persistent):
+    epoch = iter(DataLoader(WhoWorks(), None, num_workers=2, persistent_workers=persistent))
+    rows = list(epoch)
+    pids = [worker.pid for worker in epoch._workers]
+    assert [pids[worker] for worker, *_ in rows] == [pid for *_, pid in rows]
+
+
 @pytest.mark.thorough
 def test_persistent_workers_are_the_same_in_every_epoch():
     loader = DataLoader(WhoWorks(), None, num_workers=2, persistent_workers=True)

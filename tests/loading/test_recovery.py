@@ -369,19 +369,22 @@ def test_what_the_board_says_is_where_an_executor_stands():
     assert not worker_status.read(cell).works
 
 
-def test_messages_keep_tensors_that_share_memory_together():
+@pytest.mark.parametrize(("size", "files"), [(12, 0), (1 << 15, 451)])
+def test_messages_keep_tensors_that_share_memory_together(size, files):
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        base = torch.arange(12.0)
+        base = torch.arange(float(size))
         thing = {
             "base": base,
-            "view": base[4:].view(2, 4),
+            "view": base[4:].view(-1, 4),
             "none": torch.empty(0),
             "text": "ü",
             "array": np.arange(3),
-            "many": [torch.full((2,), float(n)) for n in range(450)],
+            "many": [torch.full((size,), float(n)) for n in range(450)],
         }
-        sender = threading.Thread(target=channel.send, args=(theirs, channel.pack(thing)))
+        packed = channel.pack(thing)
+        assert len(packed.descriptors) == files
+        sender = threading.Thread(target=channel.send, args=(theirs, packed))
         sender.start()
         receiver = channel.Receiver(ours)
         message = None
@@ -400,7 +403,7 @@ def test_half_a_message_is_not_waited_for_and_leaves_nothing_open():
     ours, theirs = socket.socketpair()
     before = deaths.open_files()
     with ours:
-        packed = channel.pack([torch.ones(3), "x" * 1000])
+        packed = channel.pack([torch.ones(1 << 15), "x" * 1000])
         with theirs:
             theirs.sendall(channel._HEADER.pack(len(packed.data), 1))
             channel._send_descriptors(theirs, packed.descriptors)
@@ -424,7 +427,7 @@ class Named:
     """Says whether torch's shared memory is anonymous in this process."""
 
     def __call__(self, sample):
-        storage = torch_internals.shared_storage(4096)
+        storage = torch_internals.shared_storage(1 << 20)
         descriptor = storage._share_fd_cpu_()[0]
         name = Path(f"/proc/self/fd/{descriptor}").readlink()
         return {**sample, "memfd": torch.tensor(str(name).startswith("/memfd:"))}

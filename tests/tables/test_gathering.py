@@ -435,6 +435,16 @@ def test_tensors_in_another_order(tmp_path):
     assert_same(made(work, requests_of(data, 2)), by_sample(work, requests_of(data, 2)))
 
 
+def test_an_uncompressed_arrow_file_is_not_copied(tmp_path):
+    texts = pa.table({"text": [f"{row:4096}" for row in range(1000)]})
+    write(tmp_path / "x.arrow", texts, group=1000)
+    before = pa.total_allocated_bytes()
+    data = Parquet(str(tmp_path), val_fraction=0.0)
+    assert data[999]["text"] == f"{999:4096}"
+    assert data.gathered([999, 0])["text"] == [f"{row:4096}" for row in (999, 0)]
+    assert pa.total_allocated_bytes() - before < 1 << 20  # of 4 MB
+
+
 JOINED = {"features": {"columns": ["real", "number", "flag"]}, "whole": {"columns": ["number"]}}
 
 

@@ -471,6 +471,7 @@ class EpochIterator(Iterator[Any]):
         self._delivers = delivers
         self._delivered = 0
         self._closed = self._is_superseded = False
+        self._ended: list[Any] = []  # workers
         self._early: deque[Any] = deque()  # results, or an error, that were waited for before
         self._open = ExitStack()
         if not keeps:
@@ -500,9 +501,12 @@ class EpochIterator(Iterator[Any]):
 
     @property
     def _workers(self) -> list[Any]:
-        """The worker processes, by torch's name for them, which other code looks at."""
+        """The worker processes, by torch's name for them, which other code looks at.
+
+        Those of an epoch that is over stay, as they do there.
+        """
         workers = getattr(self._backend, "workers", None)
-        return [] if workers is None else workers()
+        return self._ended if workers is None else workers() or self._ended
 
     def state(self) -> State:
         """Of the progress; waits until the shards have said with which state they began."""
@@ -528,6 +532,7 @@ class EpochIterator(Iterator[Any]):
         """End it; workers that are not kept end, too."""
         self._results = iter(())
         self._closed = True
+        self._ended = self._workers
         self._early.clear()
         self._open.close()
         if self._keeps:  # it ends with whoever holds it last

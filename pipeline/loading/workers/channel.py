@@ -11,7 +11,9 @@ each process has a socket of its own, there are no locks, reading never waits, a
 has arrived no longer needs its sender.
 
 Memory for tensors is anonymous (memfd). torch creates a named file in /dev/shm, fills it (3 ms for
-20 MB) and unlinks it; a process that is killed in between leaves it there.
+20 MB) and unlinks it; a process that is killed in between leaves it there. Small tensors, of labels
+or lengths, travel in the message itself: making a file, mapping it twice and passing its descriptor
+costs 0.2 ms on both sides together, copying 4 KiB through the socket 0.04 ms.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ _AT_ONCE = 200  # descriptors in one call; the kernel takes 253
 _ROOM = socket.CMSG_SPACE(_AT_ONCE * array.array("i").itemsize)
 _FLAGS = socket.MSG_DONTWAIT | getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 _HAS_MEMFD = hasattr(os, "memfd_create")
+_SMALL = 1 << 16  # bytes up to which copying costs a third of sharing; with 256 KiB, two thirds
 
 
 class ChannelError(PenstockError):
@@ -92,7 +95,11 @@ class _Pickler(ForkingPickler):
         ):
             return NotImplemented
         shared: Any = thing
-        descriptor = torch_internals.descriptor_of(shared) if thing.is_shared() else -1
+        is_shared = thing.is_shared()
+        if thing.nbytes() <= _SMALL and not is_shared:
+            array = torch.empty(0, dtype=torch.uint8).set_(shared).numpy()
+            return _copied, (bytearray(array),)
+        descriptor = torch_internals.descriptor_of(shared) if is_shared else -1
         if descriptor < 0:  # private memory, or a mapped file
             shared = new_shared(thing.nbytes()).copy_(thing, non_blocking=False)
             descriptor = torch_internals.descriptor_of(shared)
@@ -112,12 +119,21 @@ def new_shared(size: int) -> torch.UntypedStorage:
 
 
 def share_anonymously() -> None:
-    """Make torch's own shared memory in this process (default_collate's) with `new_shared`."""
+    """Make torch's own shared memory in this process (default_collate's) with `new_shared`.
+
+    What is small stays private memory, as `pack` copies it.
+    """
     if _HAS_MEMFD:
-        torch_internals.share_by(new_shared)
+        torch_internals.share_by(
+            lambda size: torch.UntypedStorage(size) if size <= _SMALL else new_shared(size)
+        )
 
 
 _incoming = threading.local()  # descriptors of the message that this thread unpacks
+
+
+def _copied(data: bytearray) -> torch.UntypedStorage:
+    return torch.frombuffer(data, dtype=torch.uint8).untyped_storage()
 
 
 def _received(number: int, size: int) -> torch.UntypedStorage:

@@ -431,8 +431,10 @@ def in_one_piece(table: pa.Table, column: str) -> pa.Array:
     """A column of a row group as one array; extension types as their storage, tensors excepted."""
     import pyarrow as pa
 
-    array = table.column(column).combine_chunks()
-    if isinstance(array, pa.ChunkedArray):
+    array = table.column(column)
+    if array.num_chunks > 1:
+        array = array.combine_chunks()
+    if isinstance(array, pa.ChunkedArray):  # of one chunk, which combining would copy
         if array.num_chunks > 1:
             raise DataError(
                 f"column {column!r} has more than 2 GiB in one row group. Write the files again "

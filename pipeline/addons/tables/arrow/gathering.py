@@ -114,17 +114,25 @@ class Texts:
     bad: Mask | None
     lengths: pa.Array | None
 
-    def values(self, rows: IntArray) -> list[Any]:
+    def write(self, into: list[Any], places: list[int], rows: list[int]) -> None:
+        """Write the values of some rows to some places of a list."""
+        if self.bad is not None:
+            _refuse(self.bad, np.array(rows))
+        if self._content is None or len(rows) >= _FEW:
+            for place, value in zip(places, self._taken(rows), strict=True):
+                into[place] = value
+            return
+        starts, content, as_text = self._content
+        for place, row in zip(places, rows, strict=True):
+            part = content[starts[row] : starts[row + 1]]
+            into[place] = str(part, "utf-8") if as_text else bytes(part)
+
+    def _taken(self, rows: list[int]) -> list[Any]:
         """One a row."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        _refuse(self.bad, rows)
-        if self.lengths is None and self._content is not None and len(rows) < _FEW:
-            starts, content, as_text = self._content
-            parts = [content[starts[row] : starts[row + 1]] for row in rows.tolist()]
-            return [str(part, "utf-8") if as_text else bytes(part) for part in parts]
-        chosen = pa.array(rows)
+        chosen = pa.array(rows, pa.int64())
         coded = pa.types.is_dictionary(self.array.type)
         if self.lengths is not None:  # of one text that every row has, each gets a copy
             of = self.array.indices.take(chosen) if coded else chosen
@@ -142,6 +150,8 @@ class Texts:
 
         For a few rows it costs a twentieth of a call of Arrow's.
         """
+        if self.lengths is not None:  # large ones are counted before they are made
+            return None
         widths: dict[str, Literal["i", "q"]] = {
             "string": "i",
             "binary": "i",
@@ -332,7 +342,8 @@ class Gatherer:
         lengths: rows of the split in each row group.
         rows_in: number of a row group -> its rows that are of the split, ascending.
         locate: rows of the split -> the row group of each, and its row there.
-        group: number of a row group, rows that are going to be used -> it.
+        group: number of a row group, rows that are going to be used, files whose lengths need no
+            further check -> it.
         most: bytes that may be kept.
 
     Attributes:
@@ -346,7 +357,7 @@ class Gatherer:
         lengths: Sequence[int],
         rows_in: Callable[[int], IntArray],
         locate: Callable[[IntArray], tuple[IntArray, IntArray]],
-        group: Callable[[int, int], Group],
+        group: Callable[[int, int, set[Callable[[], None]]], Group],
         most: int,
     ) -> None:
         self._fields, self._layouts = fields, layouts
@@ -398,7 +409,7 @@ class Gatherer:
 
     def _fill(self, number: int, used: int) -> None:
         """Keep the numbers of a row group. Two threads that do so write the same."""
-        group = self._group(number, used)
+        group = self._group(number, used, set())
         first, last = self._firsts[number : number + 2].tolist()
         found = self._rows_in(number)
         begin, end = int(found[0]), int(found[-1]) + 1
@@ -415,29 +426,42 @@ class Gatherer:
         """The fields that are not kept, from each row group of the batch in turn."""
         groups, rows = self._locate(indices)
         order = np.argsort(groups, kind="stable")
+        rows, places = rows[order], order.tolist()
         numbers, starts = np.unique(groups[order], return_index=True)
         blocks = self._by_group
         outputs = [output_buffers.allocate(b.output(len(indices)), b.dtype) for b in blocks]
-        parts: dict[str, list[Any]] = {
-            field.name: [] for field in self._others if field.name not in self._layouts
-        }
-        for number, places in zip(numbers.tolist(), np.split(order, starts[1:]), strict=True):
-            group = self._group(number, len(places))
-            for name, gathered in parts.items():
-                gathered.append(group.column(name).values(rows[places]))
+        made: dict[str, Any] = {}
+        lists: dict[str, list[Ragged]] = {}
+        for field in self._others:
+            if field.kind in ("text", "bytes"):
+                made[field.name] = [None] * len(indices)
+            elif field.name not in self._layouts:
+                lists[field.name] = []
+        texts, row_list = list(made.items()), rows.tolist() if made else []
+        checked: set[Callable[[], None]] = set()
+        begins = starts.tolist()
+        for number, begin, end in zip(
+            numbers.tolist(), begins, [*begins[1:], len(rows)], strict=True
+        ):
+            group = self._group(number, end - begin, checked)
+            for name, values in texts:
+                group.column(name).write(values, places[begin:end], row_list[begin:end])
+            for name, ragged in lists.items():
+                ragged.append(group.column(name).values(rows[begin:end]))
             for block, output in zip(blocks, outputs, strict=True):
                 for name, place in block.places.items():
-                    values = np.empty((len(places), *self._layouts[name].shape), block.dtype)
-                    bad = group.column(name).write(values, rows[places])
+                    numbers_of = np.empty((end - begin, *self._layouts[name].shape), block.dtype)
+                    bad = group.column(name).write(numbers_of, rows[begin:end])
                     if bad is not None and bad.any():
                         raise BadRowsError(_BAD)
-                    block.part(output.array, place)[places] = values
-        made: dict[str, Any] = {}
+                    block.part(output.array, place)[order[begin:end]] = numbers_of
         for block, output in zip(blocks, outputs, strict=True):
             made |= block.fields(output.tensor)
-        back = np.empty(len(indices), np.int64)
-        back[order] = np.arange(len(indices))
-        return made | {name: joined(gathered, back) for name, gathered in parts.items()}
+        if lists:
+            back = np.empty(len(indices), np.int64)
+            back[order] = np.arange(len(indices))
+            made |= {name: joined(gathered, back) for name, gathered in lists.items()}
+        return made
 
 
 @dataclass(frozen=True)

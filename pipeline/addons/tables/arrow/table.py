@@ -245,11 +245,20 @@ class ArrowTable(FileDataset):
         column = column or next(known.column for known in self.fields if known.name == field)
         return self.files.where(group, row, column)
 
-    def _group(self, number: int, used: int) -> _Group:
-        """A row group, of which `used` rows are going to be used."""
+    def _group(
+        self, number: int, used: int, checked: set[Callable[[], None]] | None = None
+    ) -> _Group:
+        """A row group, of which `used` rows are going to be used.
+
+        Args:
+            checked: of files whose length a batch has checked; another is added.
+        """
         group = self._groups.get(number, used)
-        if group.check_length is not None:
-            group.check_length()
+        check = group.check_length
+        if check is not None and (checked is None or check not in checked):
+            check()
+            if checked is not None:
+                checked.add(check)
         return group
 
     def _prepare(self, group: int) -> tuple[_Group, int]:
