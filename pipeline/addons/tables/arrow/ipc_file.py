@@ -52,7 +52,7 @@ class IpcFile:
         self._name, self._limits = name, limits
         self._source = pa.memory_map(path)
         self.check_length = partial(_check_length, Path(path), name, Path(path).stat())
-        self._readers: dict[tuple[str, ...], Any] = {}
+        self._readers: dict[tuple[str, ...] | None, Any] = {}
         self._stream: list[pa.RecordBatch] | None = None
         try:
             self.schema = pa.ipc.open_file(self._source).schema
@@ -64,8 +64,8 @@ class IpcFile:
             return
         for number, start in enumerate(_places(self._source, _DICTIONARIES)):
             self._check_message(start, f"dictionary {number}")
-        reader = self._reader(self.schema.names[:1])
-        batches = (self._batch(reader, number) for number in range(reader.num_record_batches))
+        count = self._reader(None).num_record_batches
+        batches = (self._batch(self.schema.names[:1], number) for number in range(count))
         self.lengths = [batch.num_rows for batch in batches]
 
     def _read_stream(self) -> list[pa.RecordBatch]:
@@ -104,26 +104,30 @@ class IpcFile:
             what = self._limits.refusal("record_bytes", f"{claimed} bytes of metadata")
             raise ValueError(f"a message at byte {start} claims {what}")
 
-    def _reader(self, columns: Sequence[str]) -> Any:
-        """A reader that decompresses `columns` alone."""
+    def _reader(self, columns: Sequence[str] | None) -> Any:
+        """A reader that decompresses `columns` alone; None: all of them, without copying any."""
         import pyarrow as pa
 
-        key = tuple(columns)
+        key = None if columns is None else tuple(columns)
         if key not in self._readers:
-            places = [self.schema.get_field_index(name) for name in columns]
+            places = None
+            if columns is not None:
+                places = [self.schema.get_field_index(name) for name in columns]
             options = pa.ipc.IpcReadOptions(included_fields=places, use_threads=False)
             self._readers[key] = pa.ipc.open_file(self._source, options=options)
         return self._readers[key]
 
     def _batch(
-        self, reader: Any, number: int, announce: Announce = lambda size: None
+        self, columns: Sequence[str], number: int, announce: Announce = lambda size: None
     ) -> pa.RecordBatch:
         places = _places(self._source, _BATCHES)
         if number >= len(places):
             raise ValueError("its footer has no such batch")
         # Of all columns, which are more than those that are decompressed.
-        announce(self._check_message(places[number], f"row group {number}"))
-        return reader.get_batch(number)
+        unpacked = self._check_message(places[number], f"row group {number}")
+        announce(unpacked)
+        # Chosen columns are copied from the file first, which uncompressed ones need not be.
+        return self._reader(columns if unpacked else None).get_batch(number)
 
     def _check_message(self, start: int, what: str) -> int:
         """The bytes that a message becomes when it is decompressed.
@@ -151,7 +155,7 @@ class IpcFile:
         if self._stream is not None:
             batch = self._stream[group]
         else:
-            batch = self._batch(self._reader(columns), group, announce)
+            batch = self._batch(columns, group, announce)
         table = pa.Table.from_batches([batch.select(list(columns))])
         check_table(table)
         buffers = [buffer for column in batch.columns for buffer in column.buffers() if buffer]
