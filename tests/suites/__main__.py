@@ -246,6 +246,8 @@ def compared(name, ours, theirs, exceptions):
 def not_collected(file):
     """Print the files that pytest could not import: nobody knows what their tests would say."""
     files = {line["uncollected"]: line["why"] for line in lines(file) if "uncollected" in line}
+    if not files and not read(file):
+        files = {"anything": f"see {file.with_suffix('.log')}"}
     for name, why in files.items():
         print(f"  not collected: {name}: {why.strip().splitlines()[-1]}")
     return len(files)

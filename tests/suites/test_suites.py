@@ -92,6 +92,15 @@ def test_a_file_that_cannot_be_imported_is_no_success(checkout, capsys):
     assert f"not collected: tests/test_loader.py: E   {missing}" in capsys.readouterr().out
 
 
+def test_a_suite_without_tests_is_no_success(checkout, capsys):
+    (checkout / "made/tests/conftest.py").write_text(
+        "def pytest_collection_modifyitems(unknown): ...\n"  # as of another version of pytest
+    )
+    assert suites.main([str(checkout), "--orders", "forward"]) == 1
+    log = checkout / "results/made.penstock.forward.log"
+    assert f"not collected: anything: see {log}" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("theirs", "ours"),
     [
