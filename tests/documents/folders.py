@@ -226,6 +226,20 @@ def stores(folder):
     tars(folder)
 
 
+def saved_dataset(folder):
+    """Pictures with a class, as `DatasetDict.save_to_disk` of datasets writes them."""
+    import datasets
+
+    files = drawn.images()
+    kinds = [name.partition("/")[0] for name in files]
+    rows = {"image": [{"bytes": content, "path": None} for content in files.values()]}
+    features = datasets.Features(
+        {"image": datasets.Image(), "label": datasets.ClassLabel(names=sorted(set(kinds)))}
+    )
+    made = datasets.Dataset.from_dict({**rows, "label": kinds}, features)
+    datasets.DatasetDict(train=made).save_to_disk(folder / "saved")
+
+
 def lightning(folder):
     (folder / "mine.py").write_text(LIT_MODEL)
 
@@ -274,6 +288,7 @@ FILES = {
     "docs/finetuning.md": finetuning,
     "docs/forecasting.md": series,
     "docs/gan.md": photos,
+    "docs/huggingface.md": saved_dataset,
     "docs/image_tables.md": photos,
     "docs/index.md": photos,
     "docs/landmarks.md": faces,
@@ -330,7 +345,9 @@ AFTER = {
     "docs/classification.md": _predicting(
         "dataset=image_folder dataset.root=photos", "photos/circle"
     ),
-    "docs/landmarks.md": _predicting("dataset=face_landmarks dataset.root=faces", "faces"),
+    "docs/landmarks.md": _predicting(
+        "dataset=face_landmarks dataset.root=faces transform=faces", "faces"
+    ),
     "docs/tabular.md": _predicting(
         "dataset=table dataset.root=people.csv dataset.target=left", "people.csv"
     ),
@@ -358,6 +375,7 @@ WORDS = {
         (r"(experiment=ants_bees dataset\.root=)FOLDER", r"\1insects"),
         (r"(experiment=sms_spam dataset\.root=)FOLDER", r"\1sms"),
     ),
+    "docs/huggingface.md": ((r"FOLDER", "saved"),),
     "docs/index.md": ((r"--kind images\S*", "--kind images"),),
     "docs/optuna.md": (
         (r"trainer\.max_epochs=8", "trainer.max_epochs=2 hydra.sweep.dir=multirun/study"),
