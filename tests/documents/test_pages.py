@@ -39,6 +39,7 @@ NOT_RUN = (
     ("docs/ray.md", r"hydra/launcher=ray", "hydra-ray-launcher pins an old cloudpickle"),
     ("docs/sweeps.md", r"hydra/launcher=ray", "hydra-ray-launcher pins an old cloudpickle"),
     ("docs/ray.md", r"num_workers=2", "two actors of Ray Train; tests/frameworks/ has one"),
+    ("docs/using.md", r"\.\.\.\]", "the form of all commands"),
     ("docs/own_dataset.md", r"dataset=torchvision", "CIFAR10 and STL10 are 170 MB and 2.6 GB"),
 )
 
@@ -113,6 +114,8 @@ def cut_short(words):
     """More words, which keep a command to seconds; those that it has itself stay as they are."""
     keys = {word.lstrip("+~").partition("=")[0]: word.partition("=")[2] for word in words}
     task = keys.get("task", "fit")
+    if re.fullmatch(r"multirun/\w+", keys.get("resume", "")):  # a sweep, which has its settings
+        return []
     own_data = {"dataset", "experiment", "run", "runs"} & keys.keys()
     more = {}
     if task == "fit" and "resume" not in keys:
