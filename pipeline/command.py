@@ -47,7 +47,7 @@ from penstock.distributed import launch, preemption, world
 from penstock.distributed.preemption import Preempted, Preemption, Stop
 from penstock.errors import LOST, PREEMPTED, ConfigError, PenstockError, Problem
 from penstock.runs.resumption import with_overrides_of_run
-from penstock.terminal import say
+from penstock.terminal import fitted, say
 
 INTERRUPTED = 130
 # What gloo says when a process at the other end of a connection is gone.
@@ -301,7 +301,7 @@ def _say(text: str) -> None:
 def _announce(text: str) -> None:
     """Tell a person at the start; the launcher has done so for ranks that are ours."""
     if not launch.is_of_ours():
-        _say(text)
+        _say(fitted(text))
 
 
 if __name__ == "__main__":

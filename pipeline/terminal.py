@@ -97,6 +97,50 @@ def _write(stream: TextIO | None, text: str) -> None:
         pass
 
 
+def fitted(text: str, hanging: int = 2, stream: Literal["stderr", "stdout"] = "stderr") -> str:
+    """`text` with lines that end between words on a terminal of less than 72 columns.
+
+    Words between two spaces and the next two, such as a name with its value, stay together if they
+    fit. Files, pipes and wider terminals get the text as it is. Print commands to copy without it.
+
+    Args:
+        hanging: columns before what continues a line.
+        stream: where the text will be printed.
+    """
+    target = sys.stderr if stream == "stderr" else sys.stdout
+    if not (target and target.isatty()):
+        return text
+    from shutil import get_terminal_size
+
+    width = get_terminal_size().columns
+    if width >= _NARROW:
+        return text
+    return "\n".join(
+        part for line in text.split("\n") for part in _broken(line, width, " " * hanging)
+    )
+
+
+def _broken(text: str, width: int, indent: str) -> Iterator[str]:
+    from textwrap import wrap
+
+    lines = [""]
+    for gap, words in re.findall(r"( *)(\S+(?: \S+)*)", text):
+        if len(lines[-1] + gap) > len(indent) and len(lines[-1] + gap + words) > width:
+            lines.append(indent + words)
+        else:
+            lines[-1] += gap + words
+    for line in lines:
+        words = line.lstrip()
+        yield from wrap(
+            words,
+            width,
+            initial_indent=line.removesuffix(words),
+            subsequent_indent=indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+        ) or [""]
+
+
 def console(stream: TextIO, **options: Any) -> Console:
     """A console of rich's that prints its own colours, and escapes the texts that it is given."""
     from rich.console import Console

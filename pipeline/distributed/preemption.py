@@ -54,7 +54,7 @@ class Stop(BaseException):
     """
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"{name}: stopped before the first step; nothing was begun")
+        super().__init__(f"{name}: nothing was begun; the same command starts it again")
         self.name = name
 
 

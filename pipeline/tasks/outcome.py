@@ -22,7 +22,7 @@ from penstock.loading.wrapped import unfiltered
 from penstock.order.streams import length_of
 from penstock.tasks import skipping
 from penstock.tasks.validate import print_table
-from penstock.terminal import put
+from penstock.terminal import fitted, put
 from penstock.training.observer import Record
 from penstock.training.runner import Result
 
@@ -30,7 +30,7 @@ from penstock.training.runner import Result
 def summary(
     config: Config, data: DataParts, model: nn.Module, train: Loader, group: Group, folder: Path
 ) -> str:
-    """The lines of the summary, without a newline at their end."""
+    """The lines of the summary for stderr, without a newline at their end."""
     rows = {
         "data": _data(data, train),
         "left out": _left_out(data),
@@ -39,7 +39,8 @@ def summary(
         "skips": skipping.describe(train.plan, config.trainer.max_epochs),
         "folder": folder,
     }
-    return "\n".join(f"{name:<9} {text}" for name, text in rows.items() if text)
+    lines = (f"{name:<9} {text}" for name, text in rows.items() if text)
+    return "\n".join(fitted(line, hanging=10) for line in lines)
 
 
 def known_by(data: DataParts) -> dict[str, dict[str, dict[str, str]]]:
@@ -130,11 +131,12 @@ def print_report(result: Result, levels: Mapping[str, Record], monitor: str | No
     seconds = sum(record["seconds"] for record in result.history)
     speed = _over_time(result, "samples_per_second")
     waiting = _over_time(result, "wait_share")
-    put(
+    line = (
         f"epochs {len(result.history)}, steps {last['step']}, {seconds:.1f} s of training: "
         f"{speed:,.0f} samples/s, {waiting:.0%} of the time waiting for data; "
         f"ended by {result.reason}"
     )
+    put(fitted(line, stream="stdout"))
 
 
 def _measured(record: Record) -> Record:

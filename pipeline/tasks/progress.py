@@ -17,7 +17,7 @@ from torch import Tensor
 
 from penstock.loading.batch import Batch
 from penstock.loading.loader import Loader
-from penstock.terminal import REFRESH_SECONDS, bar, left, say
+from penstock.terminal import REFRESH_SECONDS, bar, fitted, left, say
 from penstock.training.observer import Observer, Record
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ class Lines(Display):
         self._print("  ".join(filter(None, (self._counted, place, numbers, self._left(done)))))
 
     def _print(self, line: str) -> None:
-        say(line)
+        say(fitted(line))
 
     def _announce_compiling(self, part: str) -> None:
         if part in self._compiles:

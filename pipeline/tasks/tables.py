@@ -6,17 +6,20 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from penstock.terminal import console, put
+from penstock.terminal import console, fitted, put
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 
 def put_rows(rows: Sequence[Sequence[str]]) -> None:
-    """Print rows of cells in aligned columns, never cut to the width of a terminal."""
+    """Print rows of cells in aligned columns, never cut to the width of a terminal.
+
+    A narrow terminal gets several lines a row.
+    """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
-        put("  ".join(map(str.ljust, row, widths)).rstrip())
+        put(fitted("  ".join(map(str.ljust, row, widths)).rstrip(), stream="stdout"))
 
 
 def new_table(title: str | None = None) -> Table:

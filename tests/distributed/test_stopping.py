@@ -133,7 +133,7 @@ def test_set_up_ends_before_anything_is_begun(number, tmp_path):
     codes, seconds = stop(pids, number)
     assert codes == [75], runs.log.read_text()
     assert seconds < SOON
-    text = f"{number.name}: stopped before the first step; nothing was begun\n"
+    text = f"{number.name}: nothing was begun; the same command starts it again\n"
     assert runs.log.read_text().endswith(text)
     assert not runs.run.exists()
 

@@ -81,6 +81,15 @@ def test_a_line_an_epoch_where_there_is_no_terminal(capsys):
     )
 
 
+def test_an_epoch_takes_two_lines_of_a_narrow_terminal(terminal, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    progress.Lines(loader(), 12).on_epoch_end(RECORD)
+    assert terminal.getvalue() == (
+        "epoch  3 of 12  train/loss 0.1235  val/loss 0.2  val/nme nan\n"
+        "  1,234 samples/s  7% waiting\n"
+    )
+
+
 def test_ranks_that_wait_for_each_other():
     several = RECORD | {"rank_wait_share": 0.03}
     assert progress.describe(several).endswith("7% waiting  3% waiting for other ranks")

@@ -214,3 +214,28 @@ def test_what_other_libraries_say_is_harmless(capsys, monkeypatch):
     assert capsys.readouterr().err == f"read {SHOWN}\n"
     assert SHOWN in shown
     assert SHOWN not in warnings.formatwarning(HOSTILE, UserWarning, "x.py", 1)
+
+
+EPOCH = "epoch 1 of 2  train/loss 0.1621  val/loss 0.1898  val/nme 0.4696  66 samples/s"
+WORDS = f"data      {'word ' * 12}end"
+LONG = "/x" * 40
+BROKEN = [
+    (EPOCH, 2, [EPOCH[:48], "  val/nme 0.4696  66 samples/s"]),
+    (WORDS, 10, [f"data      {'word ' * 9}word", f"{'':10}word word end"]),
+    (f"done   {LONG}  seed=1", 2, ["done", f"  {LONG}", "  seed=1"]),
+    ("short", 2, ["short"]),
+    ("", 2, [""]),
+]
+
+
+@pytest.mark.parametrize(("text", "hanging", "lines"), BROKEN)
+def test_a_narrow_terminal_gets_lines_that_end_between_words(text, hanging, lines, monkeypatch):
+    for stream in ("stdout", "stderr"):
+        monkeypatch.setattr(f"penstock.terminal.sys.{stream}.isatty", lambda: True)
+        monkeypatch.setenv("COLUMNS", "60")
+        assert terminal.fitted(f"{text}\nb", hanging, stream).split("\n") == [*lines, "b"]
+        monkeypatch.setenv("COLUMNS", "80")
+        assert terminal.fitted(text, hanging, stream) == text
+        monkeypatch.setenv("COLUMNS", "60")
+        monkeypatch.setattr(f"penstock.terminal.sys.{stream}.isatty", lambda: False)
+        assert terminal.fitted(text, hanging, stream) == text

@@ -33,7 +33,7 @@ from penstock.errors import PenstockError
 from penstock.files.disk import check_replaceable, replace_own
 from penstock.files.table_cells import cell
 from penstock.tasks.tables import new_table, put_table
-from penstock.terminal import one_line, put, say
+from penstock.terminal import fitted, one_line, put, say
 
 TABLE, MEANS = "sweep.csv", "means.csv"
 
@@ -264,4 +264,5 @@ def _print(rows: Sequence[dict[str, str]], title: str, best: str | None) -> None
         drawn.add_row(*(row[name] for name in columns), style=style)
     put_table(drawn)
     if alike:
-        put("all:", *(f"{name}={rows[0][name]}" for name in names if name in alike))
+        shared = " ".join(f"{name}={rows[0][name]}" for name in names if name in alike)
+        put(fitted(f"all: {shared}", stream="stdout"))
