@@ -251,7 +251,8 @@ def environment_of(page, home, folder):
     close = list
     if page == "docs/frameworks.md":  # a script that torchrun starts; and its models, in tests/
         environment |= {"RANK": "0", "WORLD_SIZE": "1"}
-        (folder / "tests").symlink_to(ROOT / "tests")
+        for name in ("tests", "docs"):  # which a test of these blocks reads
+            (folder / name).symlink_to(ROOT / name)
     if page in TRUSTED:
         environment["PENSTOCK_TRUST"] = TRUSTED[page]
     if page == "docs/stores.md":
