@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import re
 import sys
 import threading
@@ -155,6 +156,15 @@ def console(stream: TextIO, **options: Any) -> Console:
     return Harmless(file=stream, markup=False, **options)
 
 
+def draws(stream: TextIO | None) -> bool:
+    """Whether a bar can be drawn again and again in the same place of `stream`.
+
+    A notebook gives the commands of a cell that begin with `!` a terminal, and keeps every drawing
+    as a line of its own. Jupyter sets the variable for its kernels, and not for its terminals.
+    """
+    return bool(stream and stream.isatty()) and "JPY_PARENT_PID" not in os.environ
+
+
 @contextmanager
 def progress_shown(kind: ProgressKind) -> Iterator[None]:
     """Show long things in this way inside of the context.
@@ -240,8 +250,7 @@ class ProgressDisplay:
         self._done, self._note = 0.0, ""
         self._began = time.perf_counter()
         self.is_shown = bool(sys.stderr) and _kind != "none" and _is_main()
-        on_terminal = bool(sys.stderr) and sys.stderr.isatty()
-        self._bars = _kind == "rich" or (_kind == "auto" and on_terminal)
+        self._bars = _kind == "rich" or (_kind == "auto" and draws(sys.stderr))
         self._due = math.inf
         if self.is_shown:
             self._due = self._began + (FIRST_BAR_SECONDS if self._bars else LINE_SECONDS)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from penstock.loading.batch import Batch
 from penstock.loading.loader import Loader
-from penstock.terminal import REFRESH_SECONDS, bar, fitted, left, say
+from penstock.terminal import REFRESH_SECONDS, bar, draws, fitted, left, say
 from penstock.training.observer import Observer, Record
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def make(
     """The display of that kind; "auto" is a bar on a terminal and lines elsewhere."""
     if kind == "none":
         return Display()
-    if kind == "rich" or (kind == "auto" and sys.stderr.isatty()):
+    if kind == "rich" or (kind == "auto" and draws(sys.stderr)):
         return Bar(loader, max_epochs, compiles)
     return Lines(loader, max_epochs, compiles)
 

@@ -123,6 +123,16 @@ def test_a_bar_on_a_terminal(terminal, monkeypatch, steps):
     display.close()
 
 
+def test_a_command_of_a_notebook_prints_lines(terminal, monkeypatch):
+    """The terminal that a notebook gives it keeps every drawing of a bar."""
+    monkeypatch.setenv("JPY_PARENT_PID", "1")
+    display = progress.make("auto", loader(), 12)
+    display.on_epoch_start(3, 10, 0)
+    display.on_epoch_end(RECORD)
+    assert terminal.getvalue().startswith("epoch  3 of 12  train/loss 0.1235")
+    assert isinstance(progress.make("rich", loader(), 12), progress.Bar)
+
+
 def test_the_bar_is_not_drawn_at_every_batch(terminal):
     display = progress.Bar(loader(), 12)
     display.on_epoch_start(0, 1000, 0)
