@@ -4,6 +4,7 @@ import base64
 import io
 import json
 import math
+import re
 import subprocess
 import sys
 
@@ -185,6 +186,10 @@ def test_reports_show_pairs(experiment, tmp_path, capsys, reports):
         assert "other view" in shown["predicted"] or "takes row" in shown["predicted"]
         picture = Image.open(io.BytesIO(base64.b64decode(shown["picture"])))
         assert picture.size == (128, 64)  # both views, side by side
+        assert {batch["kind"] for batch in facts["batches"]} == {"views"}
+        assert set(re.findall('<ul class="tiles ([^"]+)">', page)) == {
+            "wide-ones"
+        }  # not in squares
 
 
 @pytest.mark.thorough

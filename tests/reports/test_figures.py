@@ -6,7 +6,7 @@ import re
 import pytest
 
 from penstock.addons.reports import curves, page, settings, sweep_charts
-from penstock.addons.reports.charts import Curve, is_curve, make_room, new_axes, sizes
+from penstock.addons.reports.charts import Curve, is_curve, line_chart, make_room, new_axes, sizes
 from penstock.addons.reports.figures import axis_labels, drawing, label_numbers, numeral
 from penstock.addons.reports.sweep_data import SweepJob, SweepRecord
 from penstock.addons.sweeps.job_result import JobResult
@@ -112,6 +112,14 @@ def test_keys_of_a_legend_are_as_short_as_they_can_be_told_apart():
         "batch.size",
         "seed",
     ]
+
+
+def test_the_fine_line_of_a_loss_is_named_where_it_is_alone():
+    """In a run of one epoch without a baseline."""
+    for thin, names in ((True, ["each step"]), (False, [])):
+        curve = Curve("each step", [1, 2, 3], [0.3, 0.2, 0.1], ["a", "b", "c"], thin=thin)
+        drawn = line_chart("Loss", [curve], x_label="optimizer steps")
+        assert re.findall(r"</span>([^<]*)</li>", drawn) == names
 
 
 def test_folds_of_one_setting_are_named_in_the_legend(tmp_path):

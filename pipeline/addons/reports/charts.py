@@ -196,7 +196,8 @@ def line_chart(
         f"{summary}." if summary else _summary(drawn, percent),
         size=size,
         readings=pointed,
-        legend=legend if len(legend) > 1 else (),
+        # The title says what a single line is, unless it is only the fine one of several.
+        legend=legend if len(legend) > 1 or any(curve.thin for curve in drawn) else (),
     )
 
 

@@ -172,6 +172,7 @@ def _left_out(run: RunRecord) -> Markup:
 _SAMPLES = "Samples"
 _TINY = 64  # pixels of a picture's width, up to which it was kept as small as it is
 _SHAPES = {
+    "views": "wide-ones",
     "signals": "wide-ones",
     "recordings": "wide-ones",
     "clips": "strips",

@@ -173,8 +173,9 @@ class ShownSample:
 class ShownBatch:
     """A training batch as the model got it; `samples` are its first ones, of `rows`.
 
-    `kind` is pictures, boxes, masks, clips, signals, recordings (signals below the waveforms that
-    they were made of), series (with what followed), texts or numbers.
+    `kind` is pictures, views (several of each, side by side), boxes, masks, clips, signals,
+    recordings (signals below the waveforms that they were made of), series (with what followed),
+    texts or numbers.
     """
 
     epoch: Count

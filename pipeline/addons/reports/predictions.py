@@ -163,6 +163,11 @@ def large_pictures(split: Split, field: str, batch: Batch) -> Sequence[Tensor]:
     return images
 
 
+def views_beside(batch: Batch, field: str) -> list[str]:
+    """The names of further views that are shown beside the first, where nothing is drawn on it."""
+    return further_views(batch, field) if set(batch.kinds.values()) <= {"image"} else []
+
+
 def as_the_model_saw(split: Split, field: str, batch: Batch) -> list[Tensor]:
     """The pictures of a field before they were normalised, with their further views beside them;
     of clips, strips.
@@ -170,9 +175,7 @@ def as_the_model_saw(split: Split, field: str, batch: Batch) -> list[Tensor]:
     Views are left out where something else (points, boxes) is drawn at its place in the first one.
     """
     steps = split.transform, split.batch_transform
-    views = [field]
-    if set(batch.kinds.values()) <= {"image"}:
-        views += further_views(batch, field)
+    views = [field, *views_beside(batch, field)]
     shown = (strips(batch[name]) if is_clips(batch[name]) else batch[name] for name in views)
     stacks = [denormalized(stack, *steps) for stack in shown if is_pictures(stack)]
     fitting = [stack for stack in stacks if stack.shape[:3] == stacks[0].shape[:3]]

@@ -62,6 +62,7 @@ from penstock.addons.reports.predictions import (
     predict,
     scaled,
     unpadded,
+    views_beside,
     words_of,
 )
 from penstock.build.data import DataParts, Split
@@ -196,6 +197,7 @@ def shown_batches(split: Split, objective: Objective, most: int) -> Iterator[Sho
             heard = kind == "signals" and _recording(split, batch, first) is not None
             total = batch.request.total or len(batch.request)
             kind = "recordings" if heard else kind
+            kind = "views" if kind == "pictures" and views_beside(batch, field) else kind
             rendered = objective.rendered(batch)
             kind = "series" if any(view.past is not None for view in rendered) else kind
             kind = "boxes" if any(view.boxes is not None for view in rendered) else kind
