@@ -190,6 +190,7 @@ def test_reports_show_pairs(experiment, tmp_path, capsys, reports):
         assert set(re.findall('<ul class="tiles ([^"]+)">', page)) == {
             "wide-ones"
         }  # not in squares
+        assert "Drawn in green" not in page  # as nothing is
 
 
 @pytest.mark.thorough

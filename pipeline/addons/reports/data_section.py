@@ -181,6 +181,7 @@ _SHAPES = {
     "series": "wide-ones",
 }
 _EXPLAINED = {
+    "views": " The views of one image are side by side.",
     "recordings": " Above is the recording as it is stored, below what the model got of it: time "
     "from left to right, the lowest band at the bottom.",
     "masks": " Masks lie over grey, each class in a colour of its own.",
@@ -282,7 +283,7 @@ def _predictions(facts: Facts) -> Markup:
             "The true mask is on the left, the predicted one on the right; a class has one colour."
         )
         parts.append(page.paragraph(text))
-    elif any(
+    elif kind != "views" and any(
         prediction.picture and prediction.predicted and not prediction.truth
         for prediction in facts.predictions
     ):
