@@ -468,8 +468,7 @@ class EpochIterator(Iterator[Any]):
         self._backend: Backend | None = backend
         self._keeps = keeps
         self._pins = pin and not backend.pins
-        self._delivers = delivers
-        self._delivered = 0
+        self._delivers, self._delivered = delivers, 0
         self._closed = self._is_superseded = False
         self._ended: list[Any] = []  # workers
         self._early: deque[Any] = deque()  # results, or an error, that were waited for before
@@ -501,10 +500,7 @@ class EpochIterator(Iterator[Any]):
 
     @property
     def _workers(self) -> list[Any]:
-        """The worker processes, by torch's name for them, which other code looks at.
-
-        Those of an epoch that is over stay, as they do there.
-        """
+        """The worker processes, or those of the epoch that is over, by torch's name for them."""
         workers = getattr(self._backend, "workers", None)
         return self._ended if workers is None else workers() or self._ended
 
@@ -597,8 +593,7 @@ def _lost(error: Exception) -> Exception:
         how = f"exited unexpectedly with exit code {code}"
         if code < 0:
             how = f"is killed by signal: {signal.strsignal(-code) or -code}"
-        # torch's words
-        text = (
+        text = (  # torch's words
             f"DataLoader worker (pid(s) {pid}) exited unexpectedly: DataLoader worker (pid {pid}) "
             f"{how}\n{text}"
         )

@@ -121,7 +121,7 @@ def new_shared(size: int) -> torch.UntypedStorage:
 def share_anonymously() -> None:
     """Make torch's own shared memory in this process (default_collate's) with `new_shared`.
 
-    What is small stays private memory, as `pack` copies it.
+    Small tensors stay private memory, as `pack` copies them.
     """
     if _HAS_MEMFD:
         torch_internals.share_by(
