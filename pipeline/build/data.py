@@ -382,12 +382,12 @@ class Split:
             sampled: look at some rows of a dataset that has no fingerprint.
             lanes: the parts of a global batch that this rank works on; None: its one share.
         """
-        exchange = self.exchange(hashed)
+        exchange, fetch = self.exchange(hashed), self.fetch(hashed, whole=False)
         sample = SampleRequest.of(length_of(self.dataset) if isinstance(self.plan, Plan) else None)
         return Loader(
             self.plan,
-            self.fetch(hashed, whole=False),
-            self.loader_options(),
+            fetch,
+            self.loader_options(gathers=fetch.gathers),
             self.data.world,
             # By names or by content, a dataset may have none, which shows before anything is read.
             self.fingerprint if self.identity.mode != "sizes" else lambda: self.fingerprint,
@@ -408,17 +408,20 @@ class Split:
         )
         return next((exchange for exchange in made if exchange is not None), None)
 
-    def loader_options(self, backend: str | None = None) -> LoaderOptions:
+    def loader_options(self, backend: str | None = None, gathers: bool = False) -> LoaderOptions:
         """The section `loader`, resolved for this split.
 
         Args:
             backend: of a packing loader, which is neither tuned nor grows; None: as configured.
+            gathers: as in `loader_options.backend`.
         """
         ranks = self.data.world.local_size
         if backend is not None:
             return loader_options.resolve(self.config.loader, backend, False, ranks)
         section, grows = self.data.loader_section, isinstance(self.plan, Plan)
-        backend = loader_options.backend(section, self.transform, self.decodes, log=self.is_train)
+        backend = loader_options.backend(
+            section, self.transform, self.decodes, gathers, log=self.is_train
+        )
         return loader_options.resolve(section, backend, grows, ranks)
 
     @property

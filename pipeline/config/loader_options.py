@@ -1,6 +1,6 @@
 """The section `loader` to `LoaderOptions`: the one place where "auto" and null become values.
 
-`backend: auto` goes by whether the transforms can run in threads, `num_workers: auto` becomes a
+`backend: auto` goes by whether the data's work can run in threads, `num_workers: auto` becomes a
 search that begins with few workers. `num_workers: tuned` is settled before (`config/tuned.py`).
 """
 
@@ -84,23 +84,27 @@ def budget(asked: float | None, ranks: int = 1) -> int | None:
     return available() // (2 * ranks * world.jobs_at_once()) or None
 
 
-def backend(section: LoaderSection, transform: Compose, decodes: bool, log: bool = False) -> str:
-    """`loader.backend`; "auto" is threads where they may decode, else processes.
+def backend(
+    section: LoaderSection, transform: Compose, decodes: bool, gathers: bool, log: bool = False
+) -> str:
+    """`loader.backend`; "auto" is threads where they may decode or gather, else processes.
 
     Args:
         transform: of the samples.
         decodes: whether images reach the transforms undecoded.
+        gathers: whether the dataset makes whole batches, and nothing follows; sending a batch from
+            another process costs more than that.
         log: what was chosen.
     """
     if section.backend != "auto":
         return section.backend
-    step, threads = "", False
+    of_processes = (section.worker_init_fn, section.multiprocessing_context, section.timeout)
+    step, threads = "", gathers and not any(of_processes)
     if decodes:
         from penstock.transforms.image_decoding import decode_step, describe, thread_safe
 
         decode = decode_step(transform)
         step = "" if decode is None else f", {describe(decode)}"
-        of_processes = (section.worker_init_fn, section.multiprocessing_context, section.timeout)
         threads = thread_safe(transform) and not any(of_processes)
     if log and section.num_workers != 0:
         grows = section.num_workers == "auto"

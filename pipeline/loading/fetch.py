@@ -126,6 +126,7 @@ class Fetch:
         # Where nothing can draw, they need not be saved and put back: 30 us a batch.
         plain = self._whole.reads and self.batch_transform is None
         self.leaves_generators = self._keyed and plain
+        self.gathers = plain and self._whole.usable
 
     def __setstate__(self, state: dict[str, object]) -> None:
         """In a worker that was not forked."""

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock import build_train_loader, compose
 from penstock.addons.filters.kept import kept_rows
 from penstock.addons.filters.selection import Selection
 from penstock.addons.mixtures.mixture import Mixture
@@ -443,6 +444,21 @@ def test_an_uncompressed_arrow_file_is_not_copied(tmp_path):
     assert data[999]["text"] == f"{999:4096}"
     assert data.gathered([999, 0])["text"] == [f"{row:4096}" for row in (999, 0)]
     assert pa.total_allocated_bytes() - before < 1 << 20  # of 4 MB
+
+
+@pytest.mark.parametrize(
+    ("words", "backend"),
+    [
+        ([], "thread"),
+        (["loader.timeout=60"], "process"),  # only those can be stopped
+        (["transform=text"], "process"),  # words by words, in Python
+    ],
+)
+def test_rows_without_transforms_are_gathered_in_threads(table, words, backend):
+    common = ["dataset=parquet", f"dataset.root={table}", "loader=fast", "loader.num_workers=2"]
+    chosen = ["dataset.fields={number: number, text: text}", "transform=none"]
+    with build_train_loader(compose(*common, *chosen, *words)) as loader:
+        assert loader.options.backend == backend
 
 
 JOINED = {"features": {"columns": ["real", "number", "flag"]}, "whole": {"columns": ["number"]}}
