@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import json
 import os
 import re
 import signal
@@ -13,8 +14,9 @@ import time
 import pytest
 import torch
 
+from penstock.distributed import presence, standing
 from penstock.distributed.group import join
-from penstock.distributed.presence import LateError
+from penstock.distributed.presence import LateError, Presence
 from penstock.distributed.world import World
 
 TIMEOUT = 2.0  # seconds; production has 300
@@ -144,6 +146,24 @@ def test_a_rank_that_fails_ends_the_others_wherever_they_wait(notes, tmp_path):
     assert codes == {0: 69, 1: 0, 2: 69}, said
     ends = "rank {}: ends, as another rank is gone"
     assert sorted(said.splitlines()) == [ends.format(0), ends.format(2)]
+
+
+def test_a_silent_rank_that_came_is_told_from_one_that_never_did(monkeypatch, capsys):
+    """Rank 0 decides. Nobody can ask rank 1, of another machine, and rank 2 is not there."""
+    monkeypatch.setattr(presence, "_ANSWERS", 0.0)
+    store = torch.distributed.HashStore()
+    here = Presence(World(0, 3, 0, local_size=1), TIMEOUT)
+    here._store = store
+    store.set("at-0", json.dumps({"stack": [], "waits": True, "asked": {}}))
+    there = vars(standing.description()) | {"host": "elsewhere", "pid": 7}
+    store.set("rank-1", json.dumps(there))
+    here._decide()
+    verdict = json.loads(store.get("end"))
+    assert verdict["late"] == [1, 2]
+    assert verdict["text"].startswith(
+        "rank 1 (process 7 on elsewhere) gives no sign of life; rank 2 has not come. The others"
+    )
+    assert capsys.readouterr().err == f"error: {verdict['text']}\n"
 
 
 @pytest.mark.stress
