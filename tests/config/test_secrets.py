@@ -413,6 +413,15 @@ def test_a_variable_in_a_url_does_not_hide_its_password(monkeypatch):
     assert environment.unresolved("https://user:hidden@server") == "${oc.env:SCHEME}//***@server"
 
 
+@pytest.mark.parametrize(("value", "shown"), [("p4ss", "${oc.env:CANARY}"), ("p4s", "p4s")])
+def test_a_value_of_four_characters_is_hidden_in_messages(value, shown, monkeypatch):
+    monkeypatch.setattr(environment, "_read", {})
+    monkeypatch.setenv("CANARY", value)
+    with environment.traced():
+        assert OmegaConf.create({"key": "${oc.env:CANARY}"}).key == value
+    assert environment.unresolved(f"got '{value}'") == f"got '{shown}'"
+
+
 LONG = {
     "a word in a mapping": lambda: disclosure.words(["model.x={" + "a" * 300_000]),
     "words in a mapping": lambda: disclosure.words(["model.x={" + "a " * 100_000 + "}"]),
