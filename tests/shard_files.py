@@ -226,7 +226,8 @@ def killed(folder):
 
         def later(before=before, round_=round_):
             ends = time.monotonic() + PATIENCE
-            while set(Checkpoints(folder).saved()) == before:
+            best = folder / checkpoint.BEST_FOLDER  # linked after the first one is complete
+            while set(Checkpoints(folder).saved()) == before or not best.exists():
                 assert time.monotonic() < ends, f"round {round_}: no checkpoint, or its ranks died"
                 time.sleep(0.001)
             time.sleep(rng.uniform(0, 0.1))

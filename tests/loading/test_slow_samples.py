@@ -128,6 +128,17 @@ def test_the_budget_holds_for_batches_that_get_larger():
     assert window.size == 4
 
 
+def test_batches_that_were_begun_early_take_from_the_budget():
+    window = Window(2, 2, 10 * SIZE)
+    pending = [SimpleNamespace(result=None)] + [SimpleNamespace(result=b"x" * SIZE)] * 3
+    window.grow(pending)
+    assert (window.size, window.has_room) == (5, True)
+    window.extra, window.early = 9, 1
+    assert (window.size, window.has_room) == (4 + 9, False)
+    window.extra, window.early = 9, 3
+    assert window.size == 4 + 7
+
+
 def test_the_window_shrinks_again():
     window = Window(2, 2, 10 * SIZE)
     assert window.grow([SimpleNamespace(result=None)] + [SimpleNamespace(result=b"x")] * 3)
@@ -136,7 +147,7 @@ def test_the_window_shrinks_again():
         window.deliver(b"x")
         sizes.append(window.size)
     assert sizes == sorted(sizes, reverse=True)
-    assert sizes[0], sizes[-1] == (5, 4)
+    assert (sizes[0], sizes[-1]) == (5, 4)
 
 
 def test_a_window_that_keeps_its_workers_busy_does_not_grow():
