@@ -97,6 +97,9 @@ class Stream(IterableDataset):
     def __init__(self, split: str = "train"):
         pass
 
+    def __iter__(self):
+        return iter(())
+
 
 class Backwards(Sampler):
     def __init__(self, data_source):

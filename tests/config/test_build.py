@@ -220,6 +220,16 @@ def test_validation_sees_every_row_once_in_order():
     assert [len(request) for request in requests] == [5, 5, 2]
 
 
+def test_training_alone_reads_a_stream_in_the_order_of_its_sampler():
+    stream = ["dataset._target_=tests.own_parts.Stream", "sampler=stream", "seed=3"]
+    data = parts(*stream, "sampler.buffer=4", "sampler.steps=5").data
+    orders = {
+        name: (order.seed, order.buffer, order.shuffle_shards, order.steps)
+        for name, order in (("train", data.train.plan.sampler), ("val", data.val.plan.sampler))
+    }
+    assert orders == {"train": (3, 4, True, 5), "val": (3, 0, False, None)}
+
+
 @pytest.mark.parametrize("loader", ["loader=debug", "loader=threads"])
 def test_loaders_deliver_batches(loader):
     with parts(loader, "batch.size=5").data.train.loader() as batches:
