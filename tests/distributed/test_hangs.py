@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -164,6 +165,24 @@ def test_a_silent_rank_that_came_is_told_from_one_that_never_did(monkeypatch, ca
         "rank 1 (process 7 on elsewhere) gives no sign of life; rank 2 has not come. The others"
     )
     assert capsys.readouterr().err == f"error: {verdict['text']}\n"
+
+
+def test_a_stopped_server_of_the_store_continues_and_is_noted_as_rank_0(monkeypatch):
+    server = subprocess.Popen(["sleep", "60"])
+    try:
+        server.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, server.pid, os.WSTOPPED)
+        monkeypatch.setattr(standing, "sibling", {0: server.pid}.get)
+        here = Presence(World(1, 2, 1, local_size=2), TIMEOUT)
+        here._served = True
+        here._ask_server()
+        assert {rank: state.how for rank, state in here._asked.items()} == {
+            0: "has not come; it is stopped (SIGSTOP)"
+        }
+        assert standing.state_of(server.pid) != "T"
+    finally:
+        server.kill()
+        server.wait()
 
 
 @pytest.mark.stress
