@@ -27,7 +27,7 @@ from penstock.runs import checkpoint, checkpoint_file, quarantine, run_state
 from penstock.runs.checkpoint import CheckpointError
 from penstock.runs.manifest import read_manifest
 from penstock.runs.record import RunRecord, by_address
-from penstock.runs.resumption import differences
+from penstock.runs.resumption import differences, why_not
 from penstock.runs.run_folder import RunFolder
 from penstock.runs.state_tree import encode
 from penstock.transforms import statistics
@@ -196,6 +196,24 @@ def test_a_holder_that_is_no_holder_is_passed_over(folder):
         with pytest.raises(ConfigError, match="in use by another process"):
             RunFolder.reopen(folder)
         hold.release()
+
+
+@pytest.mark.parametrize(
+    ("word", "reason"),
+    [
+        ("seed=1", None),
+        ("+sampler@sampler.order=sequential", None),
+        ("dataset={_target_: x.Y, root: ../faces}", None),
+        ("--trust evil", "is not an override"),
+        ("hydra/launcher=submitit_slurm", "sets 'hydra', which is not a key of a run"),
+        ("+sampler@hydra.sweeper=random", "sets 'hydra', which is not a key of a run"),
+        ("dataset=../../evil", "chooses a file outside of the configuration"),
+        ("dataset=[ '/evil']", "chooses a file outside of the configuration"),
+        ("dataset=${oc.env:EVIL}", "chooses a file outside of the configuration"),
+    ],
+)
+def test_a_manifest_sets_only_keys_of_a_run(word, reason):
+    assert why_not(word) == reason
 
 
 def test_a_message_has_no_line_and_no_option_of_a_strangers(folder):
