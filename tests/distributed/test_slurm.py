@@ -108,6 +108,13 @@ def test_a_task_takes_the_only_gpu_that_it_is_shown(monkeypatch):
         assert world.from_environment("auto", THREE_MACHINES).device == device
 
 
+def test_a_store_has_an_address_and_a_port():
+    ranks, place = {"WORLD_SIZE": "2"}, {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
+    assert world.store_address(ranks | place) == ("10.0.0.1", 29500)
+    for name, value in place.items():
+        assert world.store_address(ranks | {name: value}) is None
+
+
 def test_torchrun_under_srun_is_torchrun():
     both = {**THREE_MACHINES, "WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"}
     assert world.from_environment("cpu", both).rank == 1

@@ -303,6 +303,11 @@ class AnewInRow(Rows):
         return {"x": index, "drawn": int.from_bytes(os.urandom(4))}
 
 
+class AnewInRows(AnewInRow):
+    def __getitems__(self, indices):
+        return [self[index] for index in indices]
+
+
 class Kept(Dataset):
     """Hands out the same tensors again."""
 
@@ -326,6 +331,7 @@ UNLIKE = {
     "system": (OfTheSystem(), None, "the transform 'noise' does not give the same twice"),
     "counter": (Counts(), None, "the transform 'noise' does not give the same twice"),
     "row": (None, AnewInRow(), "reading it does not give the same twice"),
+    "rows at once": (None, AnewInRows(), "reading it does not give the same twice"),
     "place": (brighten, Kept(), "the transform 'noise' changes its sample in place"),
 }
 

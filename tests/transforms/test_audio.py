@@ -213,6 +213,7 @@ def test_another_rate_is_refused():
     ("arguments", "match"),
     [
         ({"rate": 0}, "rate: 0; allowed: more than 0 Hz"),
+        ({"n_fft": 1}, "n_fft: 1; allowed: 2 or more"),
         ({"hop": 0}, "hop: 0; allowed: 1 or more"),
         ({"window": 300}, r"window: 300; allowed: 2 to 256 \(n_fft\)"),
         ({"f_max": 5000}, r"f_max: 5000; allowed: up to 4000 \(half the rate\)"),
