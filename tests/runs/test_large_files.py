@@ -171,6 +171,14 @@ def test_measurements_are_the_records_that_were_written(tmp_path, monkeypatch):
         assert list(measurements.read(path, ("epoch",))["epoch"]) == list(found["epoch"])
 
 
+def test_lines_as_a_fit_writes_them_are_parsed_together(tmp_path, monkeypatch):
+    monkeypatch.setattr(plain_json, "lines_of", None)  # which parses line by line
+    records = [measured(step, event="log") for step in range(1, 400)]
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    assert list(measurements.read(path)["log"]) == records
+
+
 GOOD = '{"event": "log", "epoch": 0, "step": 1, "train/loss": 0.5}'
 BROKEN = {
     "not JSON": "{",
@@ -190,6 +198,7 @@ BROKEN = {
     "a million digits": GOOD.replace("0.5", "9" * 10**6),
     "many digits": GOOD.replace("0.5", "9" * 200),
     "a key twice": GOOD.replace("step", "epoch"),
+    "a number twice": GOOD.replace("0.5", '0.5, "train/loss": 0.25'),
     "deep": GOOD.replace("0.5", "[" * 50_000),
     "deep mappings": GOOD.replace("0.5", '{"a": ' * 50_000),
     "a long name": GOOD.replace("train", "t" * 2000),
