@@ -5,6 +5,7 @@ from torchvision import models as torchvision_models
 
 from penstock.errors import ConfigError
 from penstock.training.models import (
+    AudioNet,
     LandmarkNet,
     SequenceNet,
     SmallConvNet,
@@ -71,6 +72,20 @@ def test_sequence_net_ignores_padding_and_order(bidirectional):
     torch.testing.assert_close(net(sequence, lengths), expected)
     order = torch.tensor([2, 0, 1])
     torch.testing.assert_close(net(sequence[order], lengths[order]), expected[order])
+
+
+def test_audio_net_takes_mean_and_deviation_of_a_recordings_frames():
+    torch.manual_seed(0)
+    net = AudioNet(4, 3, width=8).eval()
+    seen = {}
+    net.norms[-1].register_forward_hook(lambda *call: seen.update(frames=call[-1]))
+    net.head.register_forward_pre_hook(lambda _, inputs: seen.update(statistics=inputs[0]))
+    net(torch.randn(2, 4, 30), torch.tensor([30, 13]))
+    for row, count in enumerate((8, 4)):  # a quarter of the frames, rounded up
+        frames = seen["frames"][row, :count].relu()
+        deviation = (frames.var(0, correction=0) + 1e-5).sqrt()
+        expected = torch.cat([frames.mean(0), deviation])
+        torch.testing.assert_close(seen["statistics"][row], expected)
 
 
 def test_torchvision_models_by_name():
