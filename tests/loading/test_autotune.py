@@ -161,3 +161,15 @@ def test_memory_of_a_tree_has_its_children_in_it():
         next(batches)
         assert tree_pss() > alone
         batches.close()
+
+
+def test_a_container_has_left_what_it_has_not_taken_and_its_cached_files(tmp_path, monkeypatch):
+    (tmp_path / "meminfo").write_text("MemAvailable:      5 kB\n")
+    monkeypatch.setattr("penstock.loading.memory._PROC", tmp_path)
+    monkeypatch.setattr("penstock.loading.memory._CGROUP", tmp_path)
+    assert available() == 5 << 10  # no container
+    (tmp_path / "memory.current").write_text("3000\n")
+    (tmp_path / "memory.stat").write_text("anon 2000\ninactive_file 700\n")
+    for most, left in (("max", 5 << 10), ("4000", 1700), ("2000", 0), ("9999", 5 << 10)):
+        (tmp_path / "memory.max").write_text(f"{most}\n")
+        assert available() == left
