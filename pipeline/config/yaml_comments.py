@@ -67,7 +67,7 @@ def comments(
     said: dict[str, str] = {}
     places = list(folders)
     for group, option in [("", name), *choices.items()]:
-        if option is not None and group.split("/")[0] != "hydra":
+        if option is not None:
             for path in _files(places, group, str(option)):
                 said |= {
                     entry.key: entry.comment for entry in keys_of(path, group) if entry.comment

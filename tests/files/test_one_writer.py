@@ -18,6 +18,7 @@ def test_others_wait_and_learn_what_for(tmp_path, caplog):
 
     with one_writer(tmp_path / "data", "makes the data") as lock:
         assert lock == tmp_path / ".data.lock"
+        assert lock.stat().st_mode & 0o777 == 0o600
         with (
             pytest.raises(TimeoutError),
             one_writer(tmp_path / "data", "makes the data", wait=False),
