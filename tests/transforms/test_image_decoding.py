@@ -572,14 +572,16 @@ class SaysShared(Stack):
         return batch | {"shared": batch["image"].is_shared()}
 
 
-def test_workers_write_into_shared_memory(tmp_path):
-    parts = DataParts(compose(folder(tmp_path)))
+@pytest.mark.parametrize(("size", "shares"), [(128, True), (32, False)])
+def test_workers_write_into_shared_memory(tmp_path, size, shares):
+    """But for batches that are small enough to be sent as they are."""
+    parts = DataParts(compose(folder(tmp_path), f"transform.train.decode.size={size}"))
     fetch = Fetch(parts.train.dataset, parts.train.transform, SaysShared(), 0)
-    for backend, shared in (("process", True), ("main", False)):
+    for backend, shared in (("process", shares), ("main", False)):
         with Loader(parts.train.plan, fetch, LoaderOptions(backend, 1)) as loader:
             batch = next(iter(loader))
         assert batch["shared"] is shared
-        assert batch["image"].shape == (5, 3, 32, 32)
+        assert batch["image"].shape == (5, 3, size, size)
 
 
 def test_rows_that_are_not_in_order_are_stacked_as_usual():
