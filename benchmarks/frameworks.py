@@ -14,8 +14,7 @@ trained. With -P, `datasets` is the library and not the folder of this checkout.
     saved_images    the same files in a folder that Hugging Face's `datasets` saved: `datasets`,
                     which decodes by Pillow, with torchvision's crops; and `dataset=huggingface`
     saved_texts     20,000 texts and labels in such a folder: rows of `datasets`, its batches
-                    (`with_format("torch")`, read many at once), and `dataset=huggingface` with as
-                    many threads as `loader=fast` takes: it begins with a quarter of the cores
+                    (`with_format("torch")`, read many at once), and `dataset=huggingface`
 """
 
 from __future__ import annotations
@@ -91,7 +90,7 @@ def saved_loaders(data: str, folder: Path) -> dict[str, Callable[[], Any]]:
     rows = datasets.load_from_disk(str(folder / name))
     common = [
         "dataset=huggingface", f"dataset.root={folder}/{name}", "dataset.val_fraction=0",
-        "+dataset.val=null", f"batch.size={SIZE}", "loader=fast",
+        "+dataset.val=null", f"batch.size={SIZE}", "loader=fast", f"loader.num_workers={WORKERS}",
     ]  # fmt: skip
     makers: dict[str, Callable[[], Any]] = {}
     if name == "images":
@@ -106,7 +105,7 @@ def saved_loaders(data: str, folder: Path) -> dict[str, Callable[[], Any]]:
             return {"image": images, "label": batch["label"]}
 
         theirs = {"torch": rows.with_transform(cropped)}
-        words = [*common, "transform=images_fast", f"loader.num_workers={WORKERS}"]
+        words = [*common, "transform=images_fast"]
     else:
         theirs = {"torch": rows, "formatted": rows.with_format("torch")}
         words = [
