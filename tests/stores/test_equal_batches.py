@@ -337,7 +337,7 @@ CLASSES, FOUR = "dataset.classes=[a,b]", "batch.size=4"
 RUNS = {
     "indexed": ["dataset=indexed_tars", CLASSES, FOUR],
     "files": ["dataset=image_folder", FOUR],
-    "tars": ["dataset=tar_shards", CLASSES, FOUR],
+    "tars": ["dataset=tar_shards", CLASSES, FOUR, "scheduler=none"],  # no length at an address
     "packs": ["dataset=packed", FOUR],
     "mds": ["dataset=mds", CLASSES, FOUR],
     "parquet": [
