@@ -85,6 +85,7 @@ class Fetch:
         recipe: what samples are made of.
         in_turn: requests are dealt to workers, and not taken by any free worker.
         repeat_checked: samples of a first batch were made twice and compared, or need not be.
+        draws_nothing: no code that makes a batch draws.
         leaves_generators: in this process they stand after a batch where they stood.
         exchange: who may have made a batch, or want it.
     """
@@ -125,7 +126,7 @@ class Fetch:
         self._whole = WholeBatches(self.recipe)
         # Where nothing can draw, they need not be saved and put back: 30 us a batch.
         plain = self._whole.reads and self.batch_transform is None
-        self.leaves_generators = self._keyed and plain
+        self.draws_nothing = self.leaves_generators = self._keyed and plain
         self.gathers = plain and self._whole.usable
 
     def __setstate__(self, state: dict[str, object]) -> None:

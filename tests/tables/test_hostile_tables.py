@@ -122,6 +122,17 @@ def test_a_file_that_becomes_shorter_is_no_fatal_signal(tmp_path):
         table[99_999]
 
 
+def test_a_file_that_becomes_shorter_between_two_batches_is_no_fatal_signal(tmp_path):
+    """The second one finds all of its row groups in memory, as maps of the file."""
+    parts = [pa.table({"x": [f"{part} {n}" for n in range(9000)]}) for part in range(3)]
+    path = ipc(tmp_path / "x.arrow", pa.concat_tables(parts))
+    table = rows_of(path)
+    assert table.fetch_batch(np.array([0, 9000, 18_000]))["x"] == ["0 0", "1 0", "2 0"]
+    os.truncate(path, 4096)
+    with pytest.raises(DataError, match="has become shorter while it was in use"):
+        table.fetch_batch(np.array([26_999, 17_999, 8999]))
+
+
 @pytest.mark.parametrize("suffix", ["parquet", "arrow"])
 @pytest.mark.parametrize("label", [10**11, 2**63 - 1])
 def test_labels_that_would_make_too_many_classes(tmp_path, label, suffix):

@@ -350,6 +350,21 @@ def test_row_groups_are_kept_up_to_a_number_of_bytes():
     assert pickle.loads(pickle.dumps(RowGroups(abs_and_size, 1))).get(-3) == 3
 
 
+def test_row_groups_of_a_batch_count_as_used_together_and_only_if_all_are_kept(monkeypatch):
+    loaded = []
+    groups = RowGroups(lambda group: (loaded.append(group) or group * 10, 40), limit=100)
+    assert groups.held([1], 8) is None
+    groups.get(1), groups.get(2)
+    assert groups.held([1, 3], 8) is None
+    assert groups.held([2, 1], 8) == [20, 10]
+    groups.get(3)  # puts 2 out, as 1 was used last
+    assert groups.held([2], 8) is None
+    assert groups.held([1, 3], 8) == [10, 30]
+    assert loaded == [1, 2, 3]
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    assert groups.held([1, 3], 8) is None  # in a fork, whose lock may be held by nobody
+
+
 def abs_and_size(group):
     return abs(group), 1
 

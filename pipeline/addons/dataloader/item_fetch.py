@@ -92,6 +92,7 @@ class BackendFetch:
     batch_transform: ClassVar[None] = None
     repeat_checked = True  # no sample is made twice here to compare the two
     in_turn: ClassVar[bool] = False
+    draws_nothing: ClassVar[bool] = False
     leaves_generators: ClassVar[bool] = False
     dataset: Any
 

@@ -126,10 +126,11 @@ class _ThreadPool:
         after = self._first_is_there if waits else None
         with ThreadRandomness() as mode, intra_batch.extra_threads(helpers, after):
             result = attempt(partial(self._fetch, draws=mode), request)
-        try:
-            self._watch.check()
-        except SharedGeneratorError as error:
-            return Failure(request, error)
+        if not self._fetch.draws_nothing:
+            try:
+                self._watch.check()
+            except SharedGeneratorError as error:
+                return Failure(request, error)
         return result
 
     def wait(self, seconds: float) -> bool:

@@ -261,6 +261,14 @@ class ArrowTable(FileDataset):
                 checked.add(check)
         return group
 
+    def _held(self, numbers: Sequence[int], used: int) -> list[_Group] | None:
+        """Row groups of which `used` rows are going to be used, if all of them are in the cache."""
+        groups = self._groups.held(numbers, used)
+        for check in {group.check_length for group in groups or []}:
+            if check is not None:
+                check()
+        return groups
+
     def _prepare(self, group: int) -> tuple[_Group, int]:
         # Only what exceeds the cache counts for the batch; its samples are copies.
         with discarded():
@@ -307,6 +315,7 @@ class ArrowTable(FileDataset):
                 self.rows_in,
                 self.locate,
                 self._group,
+                self._held,
                 self._most,
             )
             self._groups.limit = self._most - gatherer.kept_bytes
@@ -475,6 +484,18 @@ class RowGroups(Generic[T]):
             self._shrink(self.limit, 1)
             self._count(group)
         return value
+
+    def held(self, groups: Sequence[int], rows: int) -> list[T] | None:
+        """Row groups of which `rows` rows are going to be used, if all of them are in the cache."""
+        if self._process != os.getpid():
+            return None
+        with self._lock:
+            if not all(group in self._held for group in groups):
+                return None
+            self._used += rows
+            for group in groups:
+                self._held.move_to_end(group)
+            return [self._held[group][0] for group in groups]
 
     def make_room(self, size: int) -> None:
         """Give up row groups for one of `size` bytes, as far as that is enough."""
