@@ -69,6 +69,7 @@ class FileCache:
     def __init__(self, folder: Path, limit: int) -> None:
         self.folder = folder
         self.limit = limit
+        self._checked: dict[tuple[str, ...], tuple[Path, tuple[int, ...]]] = {}
 
     def find(self, entry: str, size: int | None) -> Path | None:
         """The file of an entry, noted as used; None if it is not there with `size` bytes."""
@@ -278,10 +279,18 @@ class FileCache:
                 part.discard()
 
     def _own(self, *names: str) -> Path:
-        """A folder of the cache, made for this user alone; refused where it is not their own."""
+        """A folder of the cache, made for this user alone; refused where it is not their own.
+
+        The whole way to it is looked at once, and again if another folder is there; 3 us and 100.
+        """
+        path, state = self._checked.get(names, (self.folder, ()))
+        with suppress(OSError):
+            if state and _identity(os.lstat(path)) == state:
+                return path
         path = own_folder(self.folder, link=True)
         for name in names:
             path = own_folder(path / name)
+        self._checked[names] = path, _identity(path.lstat())
         return path
 
 
@@ -370,6 +379,10 @@ def _is_at(descriptor: int, path: str | Path) -> bool:
         return os.path.samestat(os.fstat(descriptor), Path(path).lstat())
     except FileNotFoundError:
         return False
+
+
+def _identity(state: os.stat_result) -> tuple[int, ...]:
+    return state.st_dev, state.st_ino, state.st_mode, state.st_uid
 
 
 def _scan(folder: str | Path) -> list[os.DirEntry[str]]:

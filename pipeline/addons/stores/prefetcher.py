@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import resource
 import socket
+import time
 from array import array
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -45,6 +46,7 @@ _AT_ONCE = 256  # rows of the forecast that are made before the reader is looked
 _RECENT = 1024  # files that are not looked for again
 _MOST_ROWS = 1 << 31  # after which rows are counted anew
 _REASON = 8192  # descriptors
+_LOOK = 0.05  # seconds between two looks at what all readers share
 _OTHERS = 256  # descriptors of a process that are none of parts under way
 
 
@@ -77,6 +79,8 @@ class Prefetcher:
         self.bell.setblocking(False)
         self._rings.setblocking(False)
         self._open: dict[Future[Came], dict[str, int]] = {}  # address -> row
+        self._came: deque[Future[Came]] = deque()  # of these, what is there
+        self._looks, self._fills = 0.0, False
         self._begin(-1, 0)
 
     def _begin(self, epoch: int, step: int) -> None:
@@ -122,9 +126,9 @@ class Prefetcher:
         """Fetch and forecast; whether there is more to do at once."""
         with suppress(BlockingIOError):
             self.bell.recv(1 << 12)
-        done = [each for each in self._open if each.done()]
         is_full = len(self._open) >= self._connections.limit
-        for future in done:
+        while self._came:
+            future = self._came.popleft()
             rows, (left, size) = self._open.pop(future), future.result()
             if is_full and size:
                 self._connections.answered(size)
@@ -134,14 +138,16 @@ class Prefetcher:
                 self._push(rows[address], address)
         if self._epoch < 0:
             return False
+        now = time.monotonic()
+        if now >= self._looks:  # at two files, which cost a tenth of a request
+            self._looks = now + _LOOK
+            self._connections.narrow(self._files.catalog.gate.limit())
+            self._fills = self._cache.is_filling()
         more = self._fetch() if self._reads and not self._full else False
-        if not self._cache.is_filling():
-            return more
-        return self._extend() or more
+        return (self._extend() or more) if self._fills else more
 
     def _fetch(self) -> bool:
         """Ask for what is next; whether there is more to look at."""
-        self._connections.narrow(self._files.catalog.gate.limit())
         while len(self._open) < self._connections.limit:
             first = self._waiting.first()
             if first is None:
@@ -213,7 +219,8 @@ class Prefetcher:
         except Exception:  # whoever reads the row finds it again and reports it in its turn
             return Came((), 0)
 
-    def _ring(self, _: Future[Came]) -> None:
+    def _ring(self, future: Future[Came]) -> None:
+        self._came.append(future)
         with suppress(OSError):  # it rings already
             self._rings.send(b"\0")
 

@@ -39,8 +39,8 @@ from penstock.order.streams import StreamPlan
 
 log = logging.getLogger(__name__)
 
+_LOOK = 0.5  # seconds between two looks at what has changed elsewhere
 _NEWS = struct.Struct("<qqqq")  # epoch, steps delivered, steps handed out, whether it goes on
-_LOOK = 0.5  # seconds between two looks whether the loader's process lives
 _MOST_STARTS = 3
 
 
@@ -211,9 +211,13 @@ def _serve(
     else:
         prefetcher = files.prefetcher(rows_of, lru_cache(plan.steps))
     parent = multiprocessing.parent_process()
+    sentinels = [] if parent is None else [parent.sentinel]  # ready when it has ended
+    heard = [news, prefetcher.bell, *sentinels]
     busy, record = False, b""
-    while parent is None or parent.is_alive():
-        ready, _, _ = select.select([news, prefetcher.bell], [], [], 0 if busy else _LOOK)
+    while True:
+        ready, _, _ = select.select(heard, [], [], 0 if busy else _LOOK)
+        if sentinels and sentinels[0] in ready:
+            return
         if news in ready:
             received = news.recv(_NEWS.size << 10)
             if not received:

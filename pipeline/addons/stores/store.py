@@ -258,7 +258,8 @@ class Store:
         """One file's size and version."""
         with self._request():
             try:
-                answer = self._direct()[0].head(self._url(address))
+                client, s3 = self._direct()
+                answer = client.head(self._url(address, s3))
                 return self._told(address, answer)
             except UnusualError:
                 pass
@@ -291,7 +292,8 @@ class Store:
         """
         try:
             with self._request():
-                answer = self._direct()[0].get(self._url(address), start, end, most)
+                client, s3 = self._direct()
+                answer = client.get(self._url(address, s3), start, end, most)
             return answer.body, self._told(address, answer)
         except NoRangesError as error:
             raise WholeFilesError(
@@ -305,7 +307,8 @@ class Store:
         """All of a file of a web server; None where it does not give it, or has more bytes."""
         try:
             with self._request():
-                return bytes(self._direct()[0].get(self._url(address), most=most).body)
+                client, s3 = self._direct()
+                return bytes(client.get(self._url(address, s3), most=most).body)
         except StatusError as error:
             if error.status not in (HTTPStatus.FORBIDDEN, HTTPStatus.UNAUTHORIZED, HTTPStatus.GONE):
                 raise
@@ -352,12 +355,10 @@ class Store:
                 raise UnusualError("settings")
             return process.direct[key]
 
-    def _url(self, address: str) -> str:
-        if self._kind is _HTTP:
+    def _url(self, address: str, s3: S3 | None) -> str:
+        if s3 is None:
             return self._name(address)
         bucket, _, key = self._name(address).partition("/")
-        s3 = self._direct()[1]
-        assert s3 is not None
         return s3.url(bucket, key)
 
     def stream(self, address: str) -> Iterator[bytes]:
