@@ -25,7 +25,7 @@ import fcntl
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 
@@ -69,13 +69,14 @@ class FileCache:
     def __init__(self, folder: Path, limit: int) -> None:
         self.folder = folder
         self.limit = limit
+        self._ledger = folder / "taken"
         self._checked: dict[tuple[str, ...], tuple[Path, tuple[int, ...]]] = {}
 
     def find(self, entry: str, size: int | None) -> Path | None:
         """The file of an entry, noted as used; None if it is not there with `size` bytes."""
-        path = self.folder / "files" / entry[:2] / entry
+        path = self._path(entry)
         try:
-            state = path.lstat()
+            state = os.lstat(path)
             check_own(path, state)
             if size is not None and state.st_size != size:  # torn by a power failure
                 return None
@@ -87,6 +88,9 @@ class FileCache:
             pass
         return path
 
+    def _path(self, entry: str) -> Path:
+        return Path(f"{self.folder}/files/{entry[:2]}/{entry}")  # a third of the time of joining
+
     def promise(self, path: Path) -> None:
         """Note that a file will be used soon."""
         with suppress(FileNotFoundError, PermissionError):
@@ -95,7 +99,7 @@ class FileCache:
     def is_promised(self, entry: str) -> bool:
         """Whether a file is there that was fetched ahead and not opened since; 5 us."""
         try:
-            state = (self.folder / "files" / entry[:2] / entry).lstat()
+            state = os.lstat(self._path(entry))
         except OSError:
             return False
         return not bool(kept([entry], [state.st_mtime]).is_read[0])
@@ -159,15 +163,23 @@ class FileCache:
                     if part is None:
                         continue
                     part.beyond = beyond
-                    try:
-                        self.take(part, size)
-                        claims[entry] = part
-                    except FullError:
-                        claims[entry] = None
+                    claims[entry] = part
+                self._take_together(claims, {entry: size for entry, size, _ in wanted})
             yield claims
         finally:
             with _turn:
                 stack.close()
+
+    def _take_together(
+        self, claims: dict[str, PartialFile | None], sizes: Mapping[str, int]
+    ) -> None:
+        """Reserve the bytes of several parts; None stands for those that have no room now."""
+        parts = [(part, sizes[entry]) for entry, part in claims.items() if part is not None]
+        if self._taken(parts, evicts=False):
+            return
+        for entry, part in claims.items():
+            if part is not None and not self._taken([(part, sizes[entry])]):
+                claims[entry] = None
 
     def commit(self, entry: str, part: PartialFile) -> Path:
         """Make a filled part the file of its entry."""
@@ -183,7 +195,7 @@ class FileCache:
                 f"{str(self.folder)!r} of {_shown(self.limit)}. Raise dataset.files.cache_size."
             )
         deadline = time.monotonic() + _TIMEOUT
-        while not self._taken(part, more):
+        while not self._taken([(part, more)]):
             if part.beyond is not None:
                 raise FullError
             if time.monotonic() > deadline:
@@ -195,25 +207,34 @@ class FileCache:
 
     def give_back(self, amount: int) -> None:
         """Release `amount` reserved bytes."""
-        with _turn, locked(self.folder / "taken") as ledger:
+        with _turn, locked(self._ledger) as ledger:
             taken, counted = _read_ledger(ledger)
             _write_ledger(ledger, max(0, taken - amount), counted)
 
     def is_filling(self) -> bool:
         """Whether more than half of it is taken; 20 us."""
-        with suppress(OSError), (self.folder / "taken").open("rb") as ledger:
+        with suppress(OSError), self._ledger.open("rb") as ledger:
             return 2 * _read_ledger(ledger.fileno())[0] > self.limit
         return False
 
-    def _taken(self, part: PartialFile, more: int) -> bool:
-        with _turn, locked(self.folder / "taken") as ledger:
+    def _taken(self, parts: Sequence[tuple[PartialFile, int]], evicts: bool = True) -> bool:
+        """Reserve more bytes for each of some parts, if there is room for all.
+
+        Args:
+            evicts: else there is no room where entries would have to be counted or evicted.
+        """
+        more = sum(size for _, size in parts)
+        with _turn, locked(self._ledger) as ledger:
             taken, counted = _read_ledger(ledger)
             now = time.time()
             if not 0 <= now - counted < _RECOUNT or taken + more > self.limit:
-                taken, counted = self._make_room(more, part.beyond), now
+                if not evicts:
+                    return False
+                taken, counted = self._make_room(more, parts[0][0].beyond), now
             fits = taken + more <= self.limit
             if fits:
-                part.grow(more)  # under the lock: whoever counts next sees it
+                for part, size in parts:
+                    part.grow(size)  # under the lock: whoever counts next sees it
                 taken += more
             _write_ledger(ledger, taken, counted)
             return fits
@@ -267,7 +288,7 @@ class FileCache:
         That is when another process has finished it, or has removed the file whose lock we awaited;
         or has that lock, unless `waits`.
         """
-        path = self._own("parts") / entry
+        path = Path(f"{self._own('parts')}/{entry}")
         with locked(path) if waits else locked_if_free(path) as descriptor:
             if descriptor is None or not _is_at(descriptor, path):
                 yield None
@@ -337,8 +358,8 @@ class PartialFile:
 
     def finish(self) -> None:
         """Write all of it to the disk."""
-        os.ftruncate(self._descriptor, self.written)
         if self.reserved > self.written:
+            os.ftruncate(self._descriptor, self.written)
             self._cache.give_back(self.reserved - self.written)
         os.fsync(self._descriptor)
 
@@ -376,7 +397,7 @@ def _write_ledger(descriptor: int, taken: int, counted: float) -> None:
 def _is_at(descriptor: int, path: str | Path) -> bool:
     """Whether an open file is still the one at `path`."""
     try:
-        return os.path.samestat(os.fstat(descriptor), Path(path).lstat())
+        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
     except FileNotFoundError:
         return False
 

@@ -33,7 +33,7 @@ import numpy as np
 from penstock.addons.stores.connections import Connections
 from penstock.addons.stores.file_cache import FileCache, FullError
 from penstock.addons.stores.forecast import MOST_USES, Forecast, ForecastFile, key_of
-from penstock.addons.stores.parts import MOST, MOST_URGENT, Came, Waiting, as_part
+from penstock.addons.stores.parts import MOST, MOST_FIRST, MOST_URGENT, Came, Waiting, as_part
 
 if TYPE_CHECKING:
     from penstock.addons.stores.remote_files import RemoteFiles
@@ -90,6 +90,7 @@ class Prefetcher:
         self._starts = {epoch: array("q")}  # row of each step from there on, and the one after
         self._walk = (epoch, step)
         self._row = self._published = self._pruned = 0
+        self._first_end: int | None = None  # the row behind the batches that are asked for first
         self._uses = array("Q")
         self._begin_epoch(epoch, step, 0)
 
@@ -118,6 +119,8 @@ class Prefetcher:
         self._full = self._full and row == self._delivered
         self._delivered, self._reads = row, reads
         self._handed = max(row, self._row_of(epoch, handed))
+        if self._first_end is None:
+            self._first_end = self._row_of(epoch, delivered + 1)
         while self._far and self._far[0][0] < self._handed:
             self._held -= heappop(self._far)[1]
         self._forecast.move(self._delivered, self._handed, reads)
@@ -165,7 +168,7 @@ class Prefetcher:
                     break
                 if self._has_parts and self._waiting.size < self._sight and self._take_rows():
                     return True
-            most = self._most if row >= self._handed else min(self._most, MOST_URGENT)
+            most = self._most_of(row)
             # So many that as many requests as may be open have as many each.
             room = self._descriptors - sum(map(len, self._open.values()))
             together = max(1, room // (self._connections.limit - len(self._open)))
@@ -186,6 +189,15 @@ class Prefetcher:
         if self._has_parts and self._waiting.size < self._sight:
             return self._take_rows()
         return False
+
+    def _most_of(self, row: int) -> int:
+        """Bytes of a request that brings what `row` needs, and what lies beside it."""
+        if row >= self._handed:
+            return self._most
+        # While the first batches are waited for, nothing is there yet: what is brought along would
+        # hold up their other rows.
+        first = self._first_end is not None and row < self._first_end
+        return min(self._most, MOST_FIRST if first else MOST_URGENT)
 
     def _take_rows(self) -> bool:
         """Look at the files of one more step; False at the end of the epoch."""

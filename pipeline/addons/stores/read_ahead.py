@@ -54,10 +54,16 @@ class ReadAhead:
     """
 
     def __init__(
-        self, plan: Plan | StreamPlan, dataset: Any, rank: int, world: int, method: str
+        self,
+        plan: Plan | StreamPlan,
+        dataset: Any,
+        rank: int,
+        world: int,
+        window: int,
+        method: str,
     ) -> None:
         self._given = plan, dataset, rank, world
-        self._method = method
+        self._window, self._method = window, method
         self._process: Any = None
         self._socket: socket.socket | None = None
         self._starts = 0
@@ -66,11 +72,11 @@ class ReadAhead:
 
     def requests(self, epoch: int, step: int, requests: Iterator[Asked]) -> Iterator[Asked]:
         """`requests` from `step` on, noted as they are handed out."""
-        self._news = epoch, step, step
+        self._news = epoch, step, step + self._window  # which are about to be handed out
         self._tell()
         for request in requests:
-            _, delivered, _ = self._news
-            self._news = epoch, delivered, request.step + 1
+            _, delivered, handed = self._news
+            self._news = epoch, delivered, max(handed, request.step + 1)
             self._tell()
             yield request
 
@@ -159,7 +165,8 @@ def read_ahead(
     known = known or (isinstance(plan, StreamPlan) and hasattr(dataset, "files_of_shard"))
     if not ahead or not known or not hasattr(os, "fork"):
         return None
-    return ReadAhead(plan, dataset, rank, world, start_method(options))
+    window = max(options.num_workers * options.ahead, 1)
+    return ReadAhead(plan, dataset, rank, world, window, start_method(options))
 
 
 def _run(
