@@ -131,7 +131,7 @@ class FileCache:
                             part.beyond = beyond
                             self.take(part, size or 0)
                             download(part)
-                            path = self.commit(entry, part)
+                            (path,) = self.commit({entry: part})
                             with _turn:
                                 claim.close()
                             return path
@@ -181,11 +181,15 @@ class FileCache:
             if part is not None and not self._taken([(part, sizes[entry])]):
                 claims[entry] = None
 
-    def commit(self, entry: str, part: PartialFile) -> Path:
-        """Make a filled part the file of its entry."""
-        part.finish()
-        with _turn:
-            return part.commit(self._own("files", entry[:2]) / entry)
+    def commit(self, filled: Mapping[str, PartialFile]) -> list[Path]:
+        """Make filled parts the files of their entries."""
+        for part in filled.values():
+            part.finish()
+        with _turn:  # once for all of a request: handing it on takes longer than the work
+            return [
+                part.commit(Path(f"{self._own('files', entry[:2])}/{entry}"))
+                for entry, part in filled.items()
+            ]
 
     def take(self, part: PartialFile, more: int) -> None:
         """Reserve `more` bytes for a part: entries are evicted, other downloads are waited for."""

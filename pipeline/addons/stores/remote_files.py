@@ -205,9 +205,9 @@ class RemoteFiles:
                 start, end = run[0][1].start, run[-1][1].end
                 content = self._part(Part(run[0][1].address, start, end), info)
                 size += len(content)
-                for name, part, file in run:
+                for _, part, file in run:
                     file.write(content[part.start - start : part.end - start])
-                    self.cache.commit(name, file)
+                self.cache.commit({name: file for name, _, file in run})
         return Came([parts[name][0] for name, file in claims.items() if file is None], size)
 
     def _part(self, part: Part, info: FileInfo) -> memoryview:
