@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import select
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from penstock.addons.packs.fields import Encode
 from penstock.addons.packs.folder import PackWriter
 from penstock.addons.packs.packed import Packed
 from penstock.addons.packs.recipe import Recipe
-from penstock.addons.stores import sending
+from penstock.addons.stores import prefetcher, sending
 from penstock.addons.stores.blocks import Blocks
 from penstock.addons.stores.parts import GAP, Waiting, part_address
 from penstock.datasets.files import Files
@@ -207,6 +208,39 @@ def test_a_server_without_ranges_is_one_message(folder, tmp_path):
         pytest.raises(DataError, match="only whole files"),
     ):
         opened(port, tmp_path)
+
+
+def test_the_rows_of_the_first_batch_come_alone_and_first(folder, tmp_path, monkeypatch):
+    """Whatever its neighbours would be good for later: the others of its rows would wait for it."""
+    monkeypatch.setattr(prefetcher, "MOST_FIRST", 1)  # nothing beside what is needed
+    with InThread(shelf_of(folder)) as port:
+        dataset = opened(port, tmp_path, concurrency=1)
+        plan = Plan(Random(ROWS, 3), 8)
+        first, later = (
+            [file for files in dataset.files_of(plan.request(0, step).indices) for file in files]
+            for step in (0, 1)
+        )
+        fetched = []
+        fetch = dataset.remote_files.fetch_parts_ahead
+        monkeypatch.setattr(
+            dataset.remote_files,
+            "fetch_parts_ahead",
+            lambda wanted: (fetched.append([each for each, _ in wanted]), fetch(wanted))[1],
+        )
+        ahead = dataset.remote_files.prefetcher(
+            lambda epoch, step: dataset.files_of(plan.request(epoch, step).indices), plan.steps
+        )
+        ahead.go_to(0, 0, 4, True)
+        while {*first, *later} - {file for files in fetched for file in files}:
+            ahead.work()
+            select.select([ahead.bell], [], [], 0.1)
+        ahead._pool.shutdown()
+        for end in (ahead.bell, ahead._rings):  # else open until the process ends
+            end.close()
+    count = len({*first})
+    assert {file for files in fetched[:count] for file in files} == {*first}
+    assert max(map(len, fetched[:count])) == 1
+    assert max(map(len, fetched[count:])) > 3
 
 
 def test_what_waits_is_taken_with_its_neighbours():

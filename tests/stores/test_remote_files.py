@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import pickle
 import random
+import shutil
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -307,6 +308,47 @@ def test_a_ledger_that_cannot_be_believed_is_made_anew(tmp_path, ledger):
     (tmp_path / "taken").write_text(ledger)
     fill(cache, "99-", 300)
     assert len(names(cache)) == 3
+
+
+def test_the_parts_of_a_request_are_reserved_and_committed_together(tmp_path):
+    cache = FileCache(tmp_path, limit=1000)
+    fill(cache, "00-", 300, age=50)
+    with cache.claimed([("00-", 300, 1), ("11-", 300, 2), ("22-", 300, 3)]) as claims:
+        assert list(claims) == ["11-", "22-"]  # the other is there
+        assert int((tmp_path / "taken").read_text().split()[0]) == 900
+        with FileCache(tmp_path, limit=1000).claimed([("11-", 300, 2)]) as others:
+            assert others == {}
+        for part in claims.values():
+            part.write(bytes(300))
+        assert cache.commit(claims) == [tmp_path / "files/11/11-", tmp_path / "files/22/22-"]
+    assert names(cache) == ["00-", "11-", "22-"]
+    assert int((tmp_path / "taken").read_text().split()[0]) == 900
+    with cache.claimed([("33-", 1100, 4), ("44-", 60, 5)]) as claims:
+        assert claims["33-"] is None  # there will never be room for it
+        assert claims["44-"] is not None
+    assert int((tmp_path / "taken").read_text().split()[0]) == 900
+    assert list((tmp_path / "parts").iterdir()) == []
+
+
+def test_parts_that_come_together_are_counted_where_the_ledger_is_gone(tmp_path):
+    cache = FileCache(tmp_path, limit=1000)
+    for number in range(3):
+        fill(cache, f"{number}0-", 300, age=50 - number)
+    (tmp_path / "taken").unlink()
+    with cache.claimed([("88-", 200, 1), ("99-", 200, 2)]) as claims:
+        parts = {entry: part for entry, part in claims.items() if part is not None}
+        for part in parts.values():
+            part.write(bytes(200))
+        cache.commit(parts)
+    assert sum(path.stat().st_size for path in (tmp_path / "files").rglob("*-")) <= 1000
+
+
+@pytest.mark.parametrize("gone", ["", "files", "parts", "files/11"])
+def test_a_cache_that_is_deleted_meanwhile_is_made_again(tmp_path, gone):
+    cache = FileCache(tmp_path / "cache", limit=1000)
+    fill(cache, "11-", 300)
+    shutil.rmtree(cache.folder / gone)
+    assert fill(cache, "11-a", 300).stat().st_size == 300
 
 
 def test_a_torn_entry_is_fetched_anew(tmp_path):

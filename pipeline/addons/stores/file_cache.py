@@ -228,6 +228,8 @@ class FileCache:
             evicts: else there is no room where entries would have to be counted or evicted.
         """
         more = sum(size for _, size in parts)
+        if more > self.limit:
+            return False
         with _turn, locked(self._ledger) as ledger:
             taken, counted = _read_ledger(ledger)
             now = time.time()

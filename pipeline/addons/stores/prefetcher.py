@@ -3,7 +3,7 @@
 It walks two ways through the epoch: just ahead of the reader, to fetch what is missing, and far
 ahead through this epoch and the next, for the forecast by which the cache evicts. It fetches
 
-- what the rows in the hands of workers need, first;
+- what the rows in the hands of workers need, first; for the first batch, nothing beside that;
 - then what comes after, up to `ahead` bytes or 1/32 of the cache, at least two files;
 - nothing that would evict what is needed earlier, and nothing of another epoch than this one.
 
@@ -191,7 +191,7 @@ class Prefetcher:
         return False
 
     def _most_of(self, row: int) -> int:
-        """Bytes of a request that brings what `row` needs, and what lies beside it."""
+        """The most bytes of a request for the parts of `row` and their neighbours in the file."""
         if row >= self._handed:
             return self._most
         # While the first batches are waited for, nothing is there yet: what is brought along would

@@ -50,6 +50,7 @@ class ReadAhead:
     Args:
         plan, rank, world: whose rows are read.
         dataset: names their files.
+        window: batches that workers have in hand or that wait for their turn.
         method: how the process is started.
     """
 

@@ -5,7 +5,8 @@
 2. Where all numbers of the rows together are no larger than the cache, they are kept in one array
    for each type, a row beside the next, and filled by row groups as these are asked for. A batch is
    then one gather for each type.
-3. Otherwise the rows of a batch are gathered from each row group that they lie in.
+3. Texts that lie few to a row group are made in one pass, if all of these row groups are in memory.
+4. Otherwise the rows of a batch are gathered from each row group that they lie in.
 
 The values are those of `cells.read_cells`, to the bit. A batch with a bad row is refused, and made
 sample by sample, which names the cell.
