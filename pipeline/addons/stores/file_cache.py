@@ -175,7 +175,7 @@ class FileCache:
     ) -> None:
         """Reserve the bytes of several parts; None stands for those that have no room now."""
         parts = [(part, sizes[entry]) for entry, part in claims.items() if part is not None]
-        if self._taken(parts, evicts=False):
+        if not parts or self._taken(parts, evicts=False):
             return
         for entry, part in claims.items():
             if part is not None and not self._taken([(part, sizes[entry])]):

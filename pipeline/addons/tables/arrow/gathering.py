@@ -455,7 +455,7 @@ class Gatherer:
         """The texts of rows that lie few to a row group, if all of these are in memory."""
         names = [field.name for field in self._others if field.kind in ("text", "bytes")]
         of_row = groups.tolist() if names else []
-        numbers = list(set(of_row))  # a tenth of the time of `np.unique`
+        numbers = list(set(of_row))  # a fifth of the time of `np.unique`
         made: dict[str, Any] = {}
         if len(rows) >= _FEW * len(numbers):
             return made
