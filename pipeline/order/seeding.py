@@ -306,7 +306,7 @@ def probe(run: Callable[[ThreadRandomness], Any]) -> None:
 
 
 class Watch:
-    """Notices draws from `random` and `numpy.random` while threads load; about 20 us a look.
+    """Notices draws from `random` and `numpy.random` while threads load; about 50 us a look.
 
     It cannot tell who drew. A training loop that draws from them while threads load looks the same,
     and should use a generator of its own.

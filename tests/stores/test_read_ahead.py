@@ -462,6 +462,19 @@ def read_and_wait(web, cache, pids):
     time.sleep(60)
 
 
+def test_it_knows_from_the_start_how_many_batches_workers_take(web, tmp_path):
+    """Else it would know of the first one only while a thread backend tries two of its rows."""
+    loader = loader_of(dataset_at(web, tmp_path), backend="thread", num_workers=2)
+    try:
+        requests = loader._ahead.requests(0, 1, iter([loader.plan.request(0, 1)]))
+        next(requests)
+        assert loader._ahead._news == (0, 1, 1 + 2 * 2)
+        loader._ahead.delivered(1)
+        assert loader._ahead._news == (0, 2, 1 + 2 * 2)
+    finally:
+        loader.close()
+
+
 def test_it_ends_with_the_process_that_it_works_for(web, tmp_path):
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()

@@ -15,7 +15,7 @@ from typing import NamedTuple
 _MARK = "\0"
 GAP = 64 << 10  # bytes between parts that are cheaper than a request: 2 ms at 40 MB/s
 MOST = 8 << 20  # bytes of one request
-MOST_FIRST = 128 << 10  # of one that the first batches wait for
+MOST_FIRST = 128 << 10  # of one that the first batch waits for
 MOST_URGENT = 1 << 20  # of one whose samples are waited for: about as long as the wait for it
 
 

@@ -117,7 +117,7 @@ class Content(NamedTuple):
 
 
 def _values_at(contents: Iterable[Content], rows: Sequence[int]) -> list[Any]:
-    """The value of each row in the content of its row group."""
+    """The value of each row in the content of its row group, of which there may be no end."""
     return [
         str(content[starts[row] : starts[row + 1]], "utf-8")
         if is_text
