@@ -1,6 +1,7 @@
 """Albumentations, scikit-image and their like: pictures, landmarks and boxes move together."""
 
 import importlib.util
+import sys
 from functools import partial
 
 import numpy as np
@@ -22,6 +23,7 @@ from penstock.order.randomness import begin_sample, scope
 from penstock.order.samplers import Random
 from penstock.transforms.arrays import Albumentations, OnPicture, Rescale
 from tests import toy
+from tests.transforms import stand_in
 
 MISSING = importlib.util.find_spec("albumentations") is None
 needs_albumentations = pytest.mark.skipif(MISSING, reason="albumentations is not installed")
@@ -156,6 +158,29 @@ def test_a_sample_without_one_picture_is_refused(sample, said):
         OnPicture(util.invert)(sample)
 
 
+def test_the_picture_that_is_named():
+    sample = {"a": face()["image"], "b": face()["image"], "c": 1}
+    made = OnPicture(util.invert, picture="b")(sample)
+    assert torch.equal(made["b"], 255 - sample["b"])
+    assert made["a"] is sample["a"]
+    with pytest.raises(DataError, match="picture: the field 'c' of the sample is not a picture"):
+        OnPicture(util.invert, picture="c")(sample)
+
+
+def test_what_is_no_function_of_a_picture():
+    with pytest.raises(ConfigError, match="function: got 3; give a node with _target_ and _part"):
+        OnPicture(3)
+    with pytest.raises(DataError, match=r"sum gives an array of shape \(40,\), not a picture"):
+        OnPicture(partial(np.sum, axis=(1, 2)))({"image": face()["image"]})
+
+
+@pytest.mark.parametrize(
+    ("size", "shape"), [(10, (10, 15)), ([10], (10, 15)), ((5, 7), (5, 7)), (1, (1, 1))]
+)
+def test_the_shorter_side_or_both(size, shape):
+    assert Rescale(size)(face())["image"].shape[1:] == shape
+
+
 @pytest.mark.parametrize(
     ("name", "allowed"),
     [
@@ -187,6 +212,58 @@ def test_a_missing_library_is_named():
         Albumentations([])
     with pytest.raises(ConfigError, match="no package 'albumentations'"):
         allow_list.resolve("albumentations.HorizontalFlip", "transform.train.x")
+
+
+@pytest.fixture
+def library(monkeypatch):
+    monkeypatch.setitem(sys.modules, "albumentations", stand_in)
+    return stand_in
+
+
+@pytest.mark.parametrize("form", ["XYXY", "XYWH"])
+def test_a_library_of_these_names_gets_everything_and_gives_it_back(library, form):
+    sample = face()
+    sample["boxes"] = F.convert_bounding_box_format(sample["boxes"], new_format=form)
+    sample |= {"names": ["eye", "mouth"], "masks": tv_tensors.Mask(sample["image"][:2] // 255)}
+    step = Albumentations([library.Crop(5, 4, 35, 24)], with_boxes=["labels", "names"])
+    made = step(sample)
+    for name in ("image", "mask", "masks"):
+        assert torch.equal(made[name], sample[name][..., 4:24, 5:35]), name
+        assert type(made[name]) is type(sample[name])
+    assert made["landmarks"].tolist() == [[5, 4], [40, 26]], "one lies outside now"
+    assert made["landmarks"].canvas_size == made["boxes"].canvas_size == (20, 30)
+    assert made["boxes"].format == sample["boxes"].format
+    assert made["boxes"].tolist() == [[1, 0, 9, 8] if form == "XYXY" else [1, 0, 8, 8]]
+    assert made["labels"].tolist() == [7]
+    assert made["names"] == ["eye"]
+    count = library.Compose.made
+    step(sample)
+    alone = step({"image": sample["image"], "name": "a"})
+    assert (list(alone), alone["image"].shape) == (["image", "name"], (3, 20, 30))
+    assert library.Compose.made == count, "one was made for each kind of sample"
+    points = step({"image": sample["image"], "at": sample["landmarks"]})
+    assert points["at"].tolist() == [[5, 4], [40, 26]]
+    assert library.Compose.made == count + 1
+
+
+def test_a_library_of_these_names_may_give_tensors(library):
+    made = Albumentations([library.Crop(5, 4, 35, 24, tensors=True)])({"image": face()["image"]})
+    assert torch.equal(made["image"], face()["image"][..., 4:24, 5:35])
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"labels": torch.ones(3)}, "no field 'labels' with a row for each of its 2 boxes"),
+        ({"labels": None}, "no field 'labels'"),
+        ({"at": face()["landmarks"]}, r"2 fields of KeyPoints \(landmarks, at\); only one"),
+        ({"boxes_2": face()["boxes"]}, r"2 fields of BoundingBoxes \(boxes, boxes_2\); only one"),
+    ],
+)
+def test_fields_that_cannot_follow_the_picture(library, more, said):
+    sample = {name: value for name, value in (face() | more).items() if value is not None}
+    with pytest.raises(DataError, match=said):
+        Albumentations([library.Crop(0, 0, 9, 9)], with_boxes=["labels"])(sample)
 
 
 @needs_albumentations

@@ -38,6 +38,9 @@ def sample(frames=800, rate=8000, channels=1, **more):
     return {"audio": 0.1 * noise(channels, frames), "rate": rate, "label": 3, **more}
 
 
+GRID = torch.arange(6.0).reshape(3, 2) ** 2  # no number is their mean
+
+
 def inner(values):
     """Without the ends, where the filter reaches into the silence around."""
     edge = len(values) // 5
@@ -259,6 +262,15 @@ def test_masks_of_a_single_frame():
     assert made["features"].tolist() == torch.ones(5, 1).tolist()
 
 
+def test_every_stretch_is_drawn_as_often_as_another():
+    torch.manual_seed(0)
+    draws = [MaskFeatures(bands=2, share=0.0)({"features": GRID})["features"] for _ in range(300)]
+    changed = [tuple(((made != GRID).any(1)).nonzero()[:, 0].tolist()) for made in draws]
+    assert set(changed) == {(), (0,), (1,), (2,), (0, 1), (1, 2)}
+    assert 75 < changed.count(()) < 125, "no band as often as one or two"
+    assert 35 < changed.count((0, 1)) < 65
+
+
 # Waveforms
 
 
@@ -323,6 +335,8 @@ def test_gain():
         torch.testing.assert_close(made["audio"], given["audio"] * factor)
         torch.testing.assert_close(made["target"], given["target"] * factor)
         decibels.append(20 * math.log10(factor))
+    louder = Gain([6, 6])({"audio": torch.ones(1, 1)})["audio"].item()
+    assert louder == pytest.approx(10 ** (6 / 20))
     assert -6.001 < min(decibels) < -5.5
     assert 2.5 < max(decibels) < 3.001
 
@@ -335,6 +349,13 @@ def test_noise_has_the_ratio_that_was_asked_for():
         measured = 10 * math.log10(given["audio"].square().mean() / added.square().mean())
         assert measured == pytest.approx(ratio, abs=0.2)
     assert Noise(p=0.0)(given) is given
+    assert Noise(p=1.0)(given) is not given
+    torch.manual_seed(3)
+    made = Noise([10, 30])(given)["audio"]
+    torch.manual_seed(3)
+    ratio = 10 + 20 * torch.rand(2)[1].item()  # the first number decides whether
+    deviation = math.sqrt(given["audio"].double().square().mean() / 10 ** (ratio / 10))
+    torch.testing.assert_close(made - given["audio"], deviation * torch.randn(1, 40000))
     silent = {"audio": torch.zeros(1, 100), "rate": 8000}
     assert not Noise()(silent)["audio"].any()
 
@@ -442,3 +463,38 @@ def test_fields_out_of_step(crop):
 def test_wrong_settings(make, match):
     with pytest.raises(ConfigError, match=match):
         make()
+
+
+def test_settings_at_their_borders():
+    Resample(1)
+    Gain([3, 3])
+    MaskFeatures(bands=0, share=0.0, count=0)
+    MaskFeatures(share=1.0)
+    assert torch.equal(MaskFeatures(count=0)({"features": GRID})["features"], GRID)
+    with pytest.raises(ConfigError, match="count: -1; allowed: 0 or more"):
+        MaskFeatures(count=-1)
+    LogMel(1000, n_fft=8, n_mels=1, window=2, f_min=0, f_max=500, hop=1, floor=0.5)
+    with pytest.raises(ConfigError, match="window: 1; allowed: 2 to 8"):
+        LogMel(1000, n_fft=8, n_mels=1, window=1)
+    with pytest.raises(
+        ConfigError,
+        match=r"n_mels: 3 bands are too many for n_fft=2: its bins are 500 Hz apart, and none "
+        r"lies in band 0 at 125 Hz\. Lower n_mels",
+    ):
+        LogMel(1000, n_fft=2, n_mels=3, f_min=0)
+    LogMel(2, n_fft=8, n_mels=1, f_min=0.0, f_max=1.0)
+    LogMel(1, n_fft=8, n_mels=1, f_min=0.0, scale="htk")
+
+
+def test_settings_that_are_not_given():
+    step = LogMel(8000)
+    assert step.features(torch.zeros(1, 800)).shape == (40, 11)
+    assert step._window.shape == (256,)
+    torch.manual_seed(0)
+    extents = set()
+    for _ in range(100):
+        made = MaskFeatures()({"features": noise(40, 100)})["features"]
+        same = made == made.flatten().mode().values
+        extents.add((int(same.all(1).sum()), int(same.all(0).sum())))
+    assert max(bands for bands, _ in extents if bands < 40) == 6
+    assert max(times for _, times in extents if times < 100) == 15

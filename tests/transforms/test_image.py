@@ -49,6 +49,8 @@ def test_pairs_of_points_that_there_are_not():
     points = tv_tensors.KeyPoints(torch.ones(5, 2), canvas_size=(8, 8))
     with pytest.raises(ConfigError, match="'landmarks' has 5 landmarks, fewer than the pairs name"):
         LandmarkFlip(p=1.0)({"landmarks": points})
+    with pytest.raises(ConfigError, match="fewer than the pairs name"):
+        LandmarkFlip(p=1.0, pairs=[[0, 5]])({"landmarks": points})
     assert LandmarkFlip(p=1.0, pairs=[[0, 4]])({"landmarks": points})["landmarks"].shape == (5, 2)
 
 
@@ -69,6 +71,41 @@ def test_a_jittered_face_crop_varies_and_may_reach_beyond_the_picture():
     assert all(crop["image"].shape[-1] == crop["landmarks"].canvas_size[1] for crop in crops)
     with pytest.raises(DataError, match="needs landmarks"):
         FaceCrop()({"image": face()["image"]})
+
+
+def test_the_square_of_a_face_crop():
+    points = tv_tensors.KeyPoints([[10.0, 5], [42, 23]], canvas_size=(40, 60))
+    sample = {"image": face()["image"], "landmarks": points}
+    cropped = FaceCrop(scale=1.5)(sample)  # 48 wide around (26, 14)
+    assert cropped["image"].shape == (3, 48, 48)
+    assert cropped["landmarks"].tolist() == [[8, 15], [40, 33]]
+    dot = tv_tensors.KeyPoints([[10.0, 5], [10, 5]], canvas_size=(40, 60))
+    assert FaceCrop()({**sample, "landmarks": dot})["image"].shape == (3, 1, 1)
+    torch.manual_seed(0)
+    draws = (2 * torch.rand(3) - 1) * 0.25
+    torch.manual_seed(0)
+    cropped = FaceCrop(scale=1.5, jitter=0.25)(sample)
+    side = 48 * (1 + draws[2].item())
+    assert cropped["image"].shape == (3, round(side), round(side))
+    corner = (torch.tensor([26.0, 14]) + draws[:2] * 48 - side / 2).round()
+    assert torch.equal(cropped["landmarks"].as_subclass(torch.Tensor), points - corner)
+
+
+def test_pixels_beyond_the_range_end_at_its_ends():
+    pixels = Normalize().inverse(
+        torch.tensor([-100.0, 100.0])[:, None, None, None].expand(2, 3, 1, 1)
+    )
+    assert pixels.flatten().tolist() == [0, 0, 0, 255, 255, 255]
+
+
+def test_as_many_means_as_channels():
+    step = Normalize({"mean": [0.5], "std": [0.5]})
+    assert torch.equal(
+        step({"image": tv_tensors.Image(torch.zeros(2, 1, 1, dtype=torch.uint8))})["image"],
+        torch.full((2, 1, 1), -1.0),
+    )
+    with pytest.raises(DataError, match="has 3 means, and a picture has 2 channels"):
+        Normalize()({"image": tv_tensors.Image(torch.zeros(2, 1, 1, dtype=torch.uint8))})
 
 
 def test_normalize_and_back():

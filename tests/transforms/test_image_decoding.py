@@ -22,32 +22,32 @@ from penstock.build.data import DataParts
 from penstock.datasets.image_folder import ImageFolder
 from penstock.datasets.reading.image import encoded_image, read_image
 from penstock.errors import ConfigError, DataError
+from penstock.files.batch_bytes import bounded
 from penstock.loading import output_buffers
 from penstock.loading.collate import Stack
 from penstock.loading.encoded import EncodedImage, StoredPictures
 from penstock.loading.fetch import Fetch
 from penstock.loading.loader import Loader, LoaderOptions
-from penstock.order.randomness import begin_sample, hash64, uniform, uniform_at
-from penstock.transforms import native_images, pure_images
+from penstock.order.randomness import begin_sample, hash64
+from penstock.transforms import image_decoding, native_images, pure_images
 from penstock.transforms.batch import BatchCompose
 from penstock.transforms.batch_colors import BatchNormalize
-from penstock.transforms.crops import CenterCrop, Crop, RandomAreaCrop
-from penstock.transforms.image import Compose
+from penstock.transforms.crops import Crop, RandomAreaCrop
+from penstock.transforms.image import Compose, Normalize
 from penstock.transforms.image_decoding import (
     Decode,
     DecodeRandomResizedCrop,
     DecodeResize,
     DecodeResizeCenterCrop,
+    checked_header,
 )
-from penstock.transforms.jpeg_header import jpeg_header
+from penstock.transforms.jpeg_header import JpegHeader, jpeg_header
 from tests import program
 
 BUILT = native_images.jpeg() is not None
 DECODERS = ["pure", pytest.param("native", marks=pytest.mark.skipif(not BUILT, reason="not built"))]
 both = pytest.mark.skipif(not BUILT, reason="the native decoder was not built")
 INSECTS = Path(__file__).parents[2].parent / "shared" / "data" / "hymenoptera"
-
-PINNED = [(186, 28, 454, 277, True), (137, 74, 385, 272, True), (83, 4, 396, 345, False)]
 
 
 def picture(width=200, height=150, seed=0, mode="RGB"):
@@ -322,49 +322,6 @@ def test_orientations_that_make_no_sense():
         odd = bytearray(content)
         odd[tag + 8 : tag + 10] = bytes([value, value])
         assert jpeg_header(bytes(odd)) == (200, 150, 1)
-
-
-def test_crops_follow_from_key_and_size():
-    step = RandomAreaCrop((0.08, 1.0), (3 / 4, 4 / 3), 0.5)
-    crops = [step(hash64(key), 500, 375) for key in range(4000)]
-    assert crops == [step(hash64(key), 500, 375) for key in range(4000)]
-    sides = np.array([crop[:4] for crop in crops])
-    across, down = sides[:, 2] - sides[:, 0], sides[:, 3] - sides[:, 1]
-    assert sides.min() >= 0
-    assert sides[:, 2].max() == 500
-    assert sides[:, 3].max() == 375
-    share, ratio = across * down / (500 * 375), across / down
-    assert 0.075 < share.min() < 0.1
-    assert share.max() > 0.95
-    assert 0.73 < ratio.min() < 0.78
-    assert 1.28 < ratio.max() < 1.37
-    assert 0.45 < np.mean([crop.flip for crop in crops]) < 0.55
-    # Where the crop lies is even over where it could lie.
-    room = across < 500
-    assert abs(np.mean(sides[room, 0] / (500 - across[room])) - 0.5) < 0.02
-
-
-def test_crops_are_pinned():
-    """An update of Penstock does not change which part of a picture a key means."""
-    step = RandomAreaCrop((0.08, 1.0), (3 / 4, 4 / 3), 0.5)
-    assert [tuple(step(hash64(key), 500, 375)[:5]) for key in range(3)] == PINNED
-    # Of a wide picture few shapes fit: after ten tries it is the middle.
-    wide, keys = RandomAreaCrop((0.22, 1.0), (3 / 4, 4 / 3), 0.5), map(hash64, range(3000))
-    assert [wide(key, 300, 60)[:4] for key in keys].count((110, 0, 190, 60)) == 2689
-
-
-def test_one_number_is_one_of_many():
-    key = hash64(3)
-    assert [uniform_at(key, n) for n in range(50)] == uniform(key, np.arange(50)).tolist()
-
-
-def test_pictures_too_narrow_for_any_allowed_shape():
-    step = RandomAreaCrop((0.9, 1.0), (3 / 4, 4 / 3), 0.0)
-    for width, height in ((1000, 3), (3, 1000), (1, 1)):
-        left, top, right, bottom = step(1, width, height)[:4]
-        assert 0 <= left < right <= width
-        assert 0 <= top < bottom <= height
-    assert CenterCrop((10, 10), None)(0, 40, 20)[:4] == (10, 0, 30, 20)
 
 
 @pytest.mark.parametrize(
@@ -692,3 +649,68 @@ def test_encoded_pictures_travel_to_workers(tmp_path):
     assert isinstance(again, EncodedImage)
     assert torch.equal(again.decode(), read_image(str(tmp_path / "a.jpg")))
     assert Compose({"decode": DecodeResize(8)}).keyed
+
+
+def test_a_header_with_as_many_pixels_as_allowed(tmp_path):
+    file = encoded_image(str(saved(tmp_path / "a.jpg")))
+    assert checked_header(replace(file, most_pixels=200 * 150)) == (200, 150, 1)
+    with pytest.raises(DataError, match="claims 200 x 150 pixels"):
+        checked_header(replace(file, most_pixels=200 * 150 - 1))
+
+
+@pytest.mark.parametrize(
+    ("content", "side", "size"),
+    [(b"\xff\xc2", 2000, 24_000_000), (b"\xff\xc2", 1000, 0), (b"\xff\xc0", 2000, 0)],
+)
+def test_large_progressive_files_wait_for_their_last_scan(content, side, size):
+    assert image_decoding._coefficients(content, JpegHeader(side, side, 1)) == size
+
+
+@pytest.mark.parametrize(
+    "pixels",
+    [
+        torch.zeros(4, 9, 9, dtype=torch.uint8),
+        torch.zeros(3, 9, 9),
+        torch.zeros(3, 1, 9, 9, dtype=torch.uint8),
+    ],
+)
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_pictures_of_another_kind_are_refused(decoder, pixels):
+    with pytest.raises(DataError, match=r"takes uint8 pictures \[3, H, W\], not torch"):
+        DecodeResize(8, decoder=decoder)({"image": tv_tensors.Image(pixels)})
+
+
+@pytest.mark.parametrize(
+    ("steps", "batch"),
+    [
+        ({}, {"normalize": BatchNormalize()}),
+        ({"decode": DecodeResize(8)}, {}),
+        ({"decode": DecodeResize(8)}, {"normalize": BatchNormalize(channels_last=True)}),
+        ({"decode": DecodeResize(8)}, {"normalize": BatchNormalize({"mean": [0], "std": [1]})}),
+        ({"none": Normalize()}, {"normalize": BatchNormalize()}),
+    ],
+)
+def test_steps_that_are_not_done_while_decoding(steps, batch):
+    given = Compose(steps), BatchCompose(batch, 0)
+    assert image_decoding.fused(*given) == given
+
+
+@both
+def test_memory_of_a_decoded_batch_is_reserved(tmp_path):
+    files, keys = [encoded_image(str(saved(tmp_path / "a.jpg")))] * 2, np.arange(2, dtype=np.uint64)
+    step = DecodeResize((8, 10), decoder="native")
+    with bounded(2 * 3 * 80):
+        step.decode_batch(files, keys)
+    with bounded(2 * 3 * 80 - 1), pytest.raises(DataError, match=r"2 pictures \[3, 8, 10\] would"):
+        step.decode_batch(files, keys)
+    pure = DecodeResize((8, 10), decoder="pure")
+    with bounded(10_000_000) as account:
+        pure({"image": files[0]})
+    alone = account.taken
+    with bounded(alone + 12 * 200 * 150):
+        pure({"image": files[0]})
+    with (
+        bounded(alone + 12 * 200 * 150 - 1),
+        pytest.raises(DataError, match=r"to decode '.*a.jpg'"),
+    ):
+        pure({"image": files[0]})

@@ -1,0 +1,242 @@
+"""What a key draws for a row of a batch is pinned: an update of Penstock does not change it."""
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+from torchvision.transforms.v2 import functional as F
+
+from penstock.errors import ConfigError, DataError
+from penstock.loading.batch import Batch
+from penstock.order.plan import Request
+from penstock.order.randomness import KeyedRandom
+from penstock.transforms.batch import BatchCompose, around, images_of, interval, positive
+from penstock.transforms.batch_colors import BatchNormalize, ColorJitter, RandomErasing
+from penstock.transforms.batch_geometry import Affine, HorizontalFlip, RandomResizedCrop
+from penstock.transforms.mixing import CutMix, MixUp
+
+
+def keyed(rows):
+    return KeyedRandom.of(0, 0, np.arange(rows), "x")
+
+
+def batch_of(image, **more):
+    """A batch with pictures [B, C, H, W], and other fields as (value, kind)."""
+    places = np.arange(len(image))
+    fields = {"image": image} | {name: value for name, (value, _) in more.items()}
+    kinds = {"image": "image"} | {name: kind for name, (_, kind) in more.items() if kind}
+    return Batch(fields, Request(0, 0, places, places, len(image)), places, kinds=kinds)
+
+
+def changed(before, after):
+    """Top, left, bottom and right of what is not the same, for each picture."""
+    boxes = []
+    for mask in (before != after).any(1):
+        rows, columns = (mask.any(axis).nonzero()[:, 0] for axis in (1, 0))
+        ends = rows[[0, -1]].tolist() + columns[[0, -1]].tolist() if len(rows) else None
+        boxes.append(ends and (ends[0], ends[2], ends[1] + 1, ends[3] + 1))
+    return boxes
+
+
+@pytest.mark.parametrize(
+    ("scale", "ratio", "size", "boxes"),
+    [
+        (
+            (0.08, 1),
+            (3 / 4, 4 / 3),
+            (64, 80),
+            [[21, 30, 43, 47], [14, 18, 47, 46], [8, 3, 41, 40], [4, 18, 45, 44]],
+        ),
+        (
+            (0.08, 1),
+            (3 / 4, 4 / 3),
+            (2, 3),
+            [[1, 1, 1, 2], [0, 1, 2, 2], [0, 0, 1, 1], [0, 1, 2, 1]],
+        ),
+        ((1, 1), (1, 1), (7, 7), [[0, 0, 7, 7]] * 2),
+        # No try fits: the largest that does, in the middle.
+        ((0.9, 1), (1 / 2, 2), (30, 90), [[0, 15, 30, 60]] * 4),
+        ((1, 1), (3 / 4, 4 / 3), (11, 101), [[0, 43, 11, 15]]),
+        ((1, 1), (3 / 4, 4 / 3), (100, 10), [[43, 0, 13, 10]]),
+        ((1, 1), (2, 3), (100, 100), [[25, 0, 50, 100]]),
+    ],
+)
+def test_boxes_of_crops(scale, ratio, size, boxes):
+    assert RandomResizedCrop(1, scale, ratio).boxes(keyed(len(boxes)), *size).tolist() == boxes
+
+
+def test_boxes_of_tiny_pictures_hold_a_pixel():
+    boxes = RandomResizedCrop(1, (0.01, 1), (0.1, 10)).boxes(keyed(500), 2, 3)
+    assert (boxes[:, 2:] > 0).all()
+    assert (boxes[:, :2] >= 0).all()
+    assert (boxes[:, :2] + boxes[:, 2:] <= torch.tensor([2, 3])).all()
+
+
+def test_affine_maps():
+    step = Affine(30, [0.1, 0.2], [0.8, 1.2], 10, p=0.7)
+    expected = [
+        [[1.0606, -0.4537, 2.0], [0.5576, 1.1152, -11.0]],
+        [[1.1160, 0.1773, -3.0], [-0.1577, 1.1132, -9.0]],
+        [[0.9109, 0.2432, 4.0], [-0.2319, 0.9081, 3.0]],
+        [[0.8215, -0.2583, -5.0], [0.3435, 0.8571, -4.0]],
+    ]
+    found = step.matrices(keyed(4), 64, 80)
+    torch.testing.assert_close(found, torch.tensor(expected).double(), atol=1e-4, rtol=0)
+    still = Affine(30, [1, 1], [0.5, 0.9], 10, p=0.0).matrices(keyed(4), 64, 80)
+    assert torch.equal(still, torch.eye(3).double()[:2].expand(4, 2, 3))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "size", "boxes"),
+    [
+        (
+            {"p": 0.7, "scale": (0.1, 0.3)},
+            (40, 50),
+            [(23, 15, 40, 49), (19, 16, 36, 36), None, (5, 8, 21, 42), (6, 39, 34, 50)],
+        ),
+        ({"scale": (0.5, 1)}, (6, 6), [(2, 1, 6, 6), (1, 1, 6, 6), (0, 0, 5, 5), (0, 1, 5, 6)]),
+        (
+            {"scale": (0.02, 0.03)},
+            (4, 5),
+            [(3, 4, 4, 5), (3, 2, 4, 3), (1, 0, 2, 1), (0, 2, 1, 3), None],
+        ),
+        ({"scale": (1, 1), "ratio": (1, 1)}, (6, 6), [None] * 3),  # never all of a picture
+    ],
+)
+def test_rectangles_that_are_erased(arguments, size, boxes):
+    image = torch.full((len(boxes), 1, *size), 9.0)
+    erased = RandomErasing(**{"p": 1.0, "value": 1.0, **arguments})(
+        batch_of(image), keyed(len(boxes))
+    )
+    assert changed(image, erased["image"]) == boxes
+
+
+def test_colours_that_are_drawn_are_of_the_range_of_the_pixels():
+    step = RandomErasing(1.0, (0.3, 0.5), (1, 1), value="random")
+    whole = step(batch_of(torch.full((300, 1, 6, 6), 9, dtype=torch.uint8)), keyed(300))["image"]
+    parts = step(batch_of(torch.full((300, 1, 6, 6), -1.0)), keyed(300))["image"]
+    assert whole.amin() < 5
+    assert whole.amax() > 250
+    colours = parts[parts >= 0]
+    assert 0 <= colours.min() < 0.01
+    assert 0.99 < colours.max() < 1
+
+
+def test_shares_and_rectangles_of_mixed_pictures():
+    image = torch.arange(6.0)[:, None, None, None].expand(6, 1, 10, 14).clone()
+    labels = {"label": (torch.arange(6), None)}
+    kept = torch.tensor([0.0632, 0.7980, 0.7702, 0.0520, 1.0, 0.6021])
+    mixed = MixUp(6, 1.0, 0.5)(batch_of(image.clone(), **labels), keyed(6))
+    torch.testing.assert_close(mixed["label_soft"].diagonal(), kept, atol=1e-4, rtol=0)
+    own, other = torch.arange(6), torch.arange(6) ^ 1
+    pixels = own * kept + other * (1 - kept)
+    torch.testing.assert_close(mixed["image"][:, 0, 0, 0], pixels, atol=1e-4, rtol=0)
+    cut = CutMix(6, 1.0, 0.5)(batch_of(image.clone(), **labels), keyed(6))
+    boxes = [(5, 0, 10, 13), (4, 9, 8, 14), (6, 8, 10, 14), (1, 0, 10, 8), None, (6, 0, 10, 4)]
+    assert changed(image, cut["image"]) == boxes
+    areas = [(box[2] - box[0]) * (box[3] - box[1]) if box else 0 for box in boxes]
+    assert cut["label_soft"].diagonal().tolist() == pytest.approx([1 - a / 140 for a in areas])
+
+
+# Ranges
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda: around(0.25, "x", 1.0, least=0.0), (0.75, 1.25)),
+        (lambda: around(2, "x", 1.0, least=0.0), (0.0, 3.0)),
+        (lambda: around(0.75, "x", least=-0.5, most=0.5), (-0.5, 0.5)),
+        (lambda: around(0, "x"), (0.0, 0.0)),
+        (lambda: around([0.0, 0.5], "x", least=0.0, most=0.5), (0.0, 0.5)),
+        (lambda: interval([0, 1], "x", 0.0, 1.0), (0.0, 1.0)),
+        (lambda: interval([-5, 5], "x"), (-5.0, 5.0)),
+        (lambda: interval([0, 1.5], "x", 0.0, 1.0), r"x: .*\[0, 1.5\], .*, both from 0 to 1$"),
+        (lambda: interval([-1, 1], "x", 0.0, 1.0), r"both from 0 to 1$"),
+        (lambda: interval([2, 1], "x"), r"got \[2, 1\], expected \[least, largest\]$"),
+        (lambda: interval([1], "x"), r"got \[1\], expected"),
+        (lambda: positive([0.5, 1], "x"), (0.5, 1.0)),
+        (lambda: positive([0, 1], "x"), "expected numbers above 0"),
+        (lambda: around(-0.1, "x"), "expected a distance of at least 0"),
+        (lambda: Affine(translate=[1, 0]).translate, (1, 0)),
+        (lambda: Affine(translate=[1, -0.1]), "translate: got"),
+        (lambda: Affine(translate=[1]), "translate: got"),
+        (lambda: Affine(shear=90).shear, (-89.0, 89.0)),
+        (lambda: HorizontalFlip(0.0).p, 0.0),
+        (lambda: MixUp(3, alpha=0.1).alpha, 0.1),
+    ],
+)
+def test_bounds(make, expected):
+    if not isinstance(expected, str):
+        assert make() == expected
+        return
+    with pytest.raises(ConfigError, match=expected):
+        make()
+
+
+# Fields and steps
+
+
+def test_pictures_of_two_sizes_are_refused():
+    small = (torch.zeros(2, 3, 4, 5), "image")
+    same, other = (torch.zeros(2, 3, 4, 5), torch.zeros(2, 3, 4, 6))
+    assert list(images_of(batch_of(same, depth=small), Affine())) == ["image", "depth"]
+    with pytest.raises(
+        DataError, match=r"Affine: the pictures of a sample \(image, depth\) differ"
+    ):
+        images_of(batch_of(other, depth=small), Affine())
+    with pytest.raises(DataError, match=r"stack of pictures \[B, C, H, W\], not \[3, 4, 5\]"):
+        images_of(batch_of(torch.zeros(3, 4, 5)), Affine())
+
+
+def test_masks_with_channels_keep_them_and_boxes_need_a_known_format():
+    image = torch.zeros(2, 3, 4, 6)
+    masks = torch.arange(2 * 2 * 4 * 6).reshape(2, 2, 4, 6)
+    moved = HorizontalFlip(1.0)(batch_of(image, mask=(masks, "mask")), keyed(2))
+    assert torch.equal(moved["mask"], masks.flip(-1))
+    boxes = (torch.zeros(2, 1, 5), "boxes/xywhr")
+    with pytest.raises(DataError, match="'xywhr' cannot be moved; use xyxy, xywh or cxcywh"):
+        HorizontalFlip(1.0)(batch_of(image, boxes=boxes), keyed(2))
+
+
+def test_whole_numbers_of_landmarks_move_and_stay_whole():
+    points = torch.tensor([[[0, 1], [5, 2]]])
+    moved = HorizontalFlip(1.0)(
+        batch_of(torch.zeros(1, 3, 4, 6), at=(points, "keypoints")), keyed(1)
+    )
+    assert moved["at"].dtype == torch.int64
+    assert moved["at"].tolist() == [[[5, 1], [0, 2]]]
+
+
+@pytest.mark.parametrize(
+    "colour", [[200, 10, 10], [10, 200, 10], [10, 10, 200], [9, 9, 9], [0, 5, 6]]
+)
+def test_a_hue_is_turned_from_any_colour(colour):
+    image = torch.tensor(colour, dtype=torch.uint8)[None, :, None, None].expand(1, 3, 2, 2) / 255
+    for turn in (-0.4, 0.1, 0.5):
+        found = ColorJitter(hue=[turn, turn])(batch_of(image), keyed(1))["image"]
+        torch.testing.assert_close(found, F.adjust_hue(image, turn), atol=3e-3, rtol=0)
+
+
+def test_means_of_as_many_channels_as_pictures_have():
+    image = torch.full((2, 3, 4, 5), 51, dtype=torch.uint8)
+    grey = BatchNormalize({"mean": [0.1], "std": [0.5]})(batch_of(image), keyed(2))["image"]
+    torch.testing.assert_close(grey, torch.full((2, 3, 4, 5), 0.2))
+    with pytest.raises(DataError, match="Normalize has 2 means, and a picture has 3 channels"):
+        BatchNormalize({"mean": [0, 0], "std": [1, 1]})(batch_of(image), keyed(2))
+
+
+def test_a_step_in_a_thread_is_not_blamed_for_draws_of_others():
+    def drawing(batch, random):
+        torch.rand(3)
+        return batch
+
+    batches = []
+    compose = BatchCompose({"own": drawing}, 0)
+    thread = threading.Thread(
+        target=lambda: batches.append(compose(batch_of(torch.zeros(2, 3, 4, 4))))
+    )
+    thread.start()
+    thread.join()
+    assert len(batches) == 1
