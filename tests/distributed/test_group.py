@@ -30,10 +30,23 @@ def talk(rank, size, port, answers):
             raised = None
         except Exception as error:
             raised = f"{type(error).__name__}: {error}"
+        mine = torch.full((size * (rank + 1), 2), float(rank))  # rank + 1 rows for each
+        bytes_of = torch.full((2,), float(rank), dtype=torch.bfloat16)
+        weights, nothing = torch.tensor([float(rank)]), torch.empty(0)
+        group.copy_from(1, bytes_of)
+        group.copy_from(1, nothing)
+        group.copy_from_first(weights)
+        apart, _ = group.second()
         answers.put(
             (
                 rank,
                 {
+                    "alone": (group.alone, group.is_first, apart.alone),
+                    "exchanged": group.exchange(mine, [1, 2, 3]).tolist(),
+                    "joined": group.joined(torch.tensor([rank, -rank])).tolist(),
+                    "copied": (bytes_of.tolist(), weights.tolist()),
+                    "third": group.from_rank(2, rank),
+                    "apart": apart.gather(rank),
                     "sum": group.sum(torch.tensor([rank + 1.0])).item(),
                     "gather": group.gather({"rank": rank}),
                     "first": group.from_first(("from", rank)),
@@ -58,6 +71,12 @@ def test_ranks_hear_each_other():
         assert found[rank]["sum"] == 6.0
         assert found[rank]["gather"] == [{"rank": 0}, {"rank": 1}, {"rank": 2}]
         assert found[rank]["first"] == ("from", 0)
+        assert found[rank]["alone"] == (False, rank == 0, False)
+        assert found[rank]["exchanged"] == [[0.0, 0.0]] + [[1.0, 1.0]] * 2 + [[2.0, 2.0]] * 3
+        assert found[rank]["joined"] == [0, 0, 1, -1, 2, -2]
+        assert found[rank]["copied"] == ([1.0, 1.0], [0.0])
+        assert found[rank]["third"] == 2
+        assert found[rank]["apart"] == [0, 1, 2]
         raised = "ValueError: of this rank" if rank == 1 else "PenstockError: rank 1: ValueError: "
         assert found[rank]["raised"].startswith(raised)
         # Said and heard by all at the third call.
@@ -71,8 +90,62 @@ def test_alone_nothing_is_waited_for():
         assert group.from_first("x") == "x"
         assert group.agree(True, False) == (True, False)
         assert group.sum(torch.ones(2)).tolist() == [1, 1]
+        assert group.second()[0].alone
+        assert group.second()[1] is None
+        group.copy_from(0, torch.ones(1))
+        group.copy_from_first(torch.ones(1))
+        group.meet()
+        group.hint("")
+        group.tell("SIGTERM")
+        with group.ends_with_others(), pytest.raises(ValueError, match="own"), group.explained():
+            raise ValueError("own")
     assert Group().is_first
+    assert not Group(World(1, 2)).is_first
     assert not is_launched({})
+
+
+@pytest.mark.parametrize(
+    ("together", "launched", "alone"), [(True, "1", False), (True, "", True), (False, "1", True)]
+)
+def test_one_rank_makes_a_group_only_under_a_launcher(
+    together, launched, alone, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("WORLD_SIZE", launched)
+    monkeypatch.setenv("PENSTOCK_MEETING", str(tmp_path))
+    with join(World(), timeout=60, together=together) as group:
+        assert group.alone == alone
+        assert group.gather(3) == [3]
+    assert not torch.distributed.is_initialized()
+
+
+@pytest.mark.parametrize(
+    ("device", "backend", "used", "seconds"),
+    [
+        ("cpu", None, "gloo", 40),
+        ("cuda:1", None, "nccl", 60),  # NCCL's watchdog comes after the agreements on gloo
+        ("cuda:1", "gloo", "gloo", 60),
+    ],
+)
+def test_the_device_decides_how_numbers_travel(
+    device, backend, used, seconds, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("PENSTOCK_MEETING", str(tmp_path))
+    devices, asked = [], {}
+
+    def refuse(backend, **options):
+        asked.update(options, backend=backend)
+        raise ValueError("not today")
+
+    monkeypatch.setattr(torch.cuda, "set_device", devices.append)
+    monkeypatch.setattr(torch.distributed, "init_process_group", refuse)
+    with (
+        pytest.raises(ConfigError, match="rank 1 of 2 cannot join the others: not today"),
+        join(World(1, 2, device=device), backend, 40.0),
+    ):
+        pass
+    assert devices == ([] if device == "cpu" else [device])
+    assert (asked["backend"], asked["rank"], asked["world_size"]) == (used, 1, 2)
+    assert asked["timeout"].total_seconds() == seconds
 
 
 def test_a_launcher_that_says_too_little_is_explained(monkeypatch):

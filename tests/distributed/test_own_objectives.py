@@ -5,14 +5,8 @@ import json
 import pytest
 import torch
 
-from penstock.distributed.gathered import gathered
 from tests import own_ranks
 from tests.distributed.test_ranks import start
-
-
-def test_alone_they_are_the_rows_themselves():
-    rows = torch.ones(3, 2)
-    assert gathered(rows) is rows
 
 
 @pytest.fixture(scope="module")

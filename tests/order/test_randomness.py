@@ -36,6 +36,32 @@ def test_an_order_by_tables_is_the_same(length):
     assert plain._tables == []
 
 
+@pytest.mark.parametrize("length", [4095, 4096, 4097, 5000, 8192, 8193])
+def test_every_element_has_one_position_however_it_is_walked_to(length):
+    plain, tabled = Permutation(length, 11), Permutation(length, 11)
+    tabled._asked = 1 << 62
+    plain.TABLED = 0
+    elements = plain(np.arange(length))
+    assert np.array_equal(np.sort(elements), np.arange(length))
+    for order in (plain, tabled):
+        assert np.array_equal(order(np.arange(length)), elements)
+        assert np.array_equal(order.inverse(elements), np.arange(length))
+    assert (plain._tables, len(tabled._tables)) == ([], 8 if length >= 4096 else 0)
+
+
+def test_tables_are_made_once_they_are_worth_it():
+    order = Permutation(5000, 11)  # halves of 7 and 6 bits
+    order(np.zeros(1023, np.int64))
+    assert order._tables == []
+    order([0])
+    assert [len(table) for table in order._tables] == [128, 64] * 4
+    largest, larger = Permutation(2**30, 11), Permutation(2**30 + 1, 11)
+    for order in (largest, larger):
+        order._asked = 1 << 62
+        order([0])
+    assert (len(largest._tables), len(larger._tables)) == (8, 0)
+
+
 def test_keys_are_the_same_for_ever():
     """Pinned: a change here changes every order and every augmentation of every user."""
     assert hash64(0) == 3069472533636442495
@@ -116,8 +142,11 @@ def test_small_permutations_are_all_equally_likely():
 
 
 def test_a_position_outside_is_refused():
-    with pytest.raises(IndexError, match=r"outside \[0, 10\)"):
-        Permutation(10, 0)([10])
+    for place in (-1, 10):
+        with pytest.raises(IndexError, match=r"a place is outside \[0, 10\)"):
+            Permutation(10, 0)([9, place])
+    assert len(set(Permutation(10, 0)([0, 9]).tolist())) == 2
+    assert Permutation(10, 0)([]).tolist() == []
 
 
 def test_uniform_draws_pass_a_uniformity_test():

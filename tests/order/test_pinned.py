@@ -1,0 +1,269 @@
+"""The order of every sampler, row by row: a change here changes every run of every user."""
+
+import itertools
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from penstock.errors import ConfigError, DataError
+from penstock.order.balance import contiguous, least_loaded
+from penstock.order.composed import Curriculum, Repeated
+from penstock.order.orders import BatchStrategy
+from penstock.order.samplers import Bucket, Identity, Random, Sequential, Subset, Weighted
+from penstock.order.torch_samplers import adapt
+from tests.order.test_inverse import ORDERS, SEED
+
+# Of 11 rows, in epoch 1.
+PINNED = {
+    "random": [8, 3, 0, 4, 10, 2, 7, 1, 9, 6, 5],
+    "subset": [6, 2, 9, 4, 3, 10],
+    "subset of a list": [0, 5, 10, 1, 0],
+    "weighted": [
+        2,
+        8,
+        5,
+        10,
+        10,
+        8,
+        2,
+        5,
+        2,
+        5,
+        5,
+        10,
+        4,
+        10,
+        6,
+        10,
+        4,
+        5,
+        2,
+        6,
+        6,
+        5,
+        10,
+        6,
+        3,
+        6,
+        5,
+        3,
+        5,
+        6,
+        4,
+        2,
+        2,
+    ],
+    "weighted without replacement": [8, 6, 2, 10, 5, 3, 4],
+    "bucket": [[0, 1, 7], [8, 10, 3, 9], [6, 2, 5, 4]],
+    "bucket of tokens": [[4, 2], [5, 0], [6, 1], [7, 10], [3, 8]],
+    "identity": [[3, 8, 1], [10, 10, 10], [4, 2, 4], [7, 9, 6], [10, 10, 10], [2, 4, 2], [5, 0, 7]],
+    "curriculum": [1, 7, 0, 8, 9, 10, 3, 6, 4, 2, 5],
+    "repeated": [8, 3, 8, 3, 0, 4, 0, 4, 10, 10],
+    "repeated, weighted": [
+        2,
+        2,
+        2,
+        2,
+        8,
+        8,
+        8,
+        8,
+        5,
+        5,
+        5,
+        5,
+        10,
+        10,
+        10,
+        10,
+        10,
+        10,
+        10,
+        10,
+        8,
+        8,
+        8,
+        8,
+        2,
+        2,
+        2,
+        2,
+        5,
+        5,
+        5,
+        5,
+        2,
+        2,
+        2,
+        2,
+        5,
+        5,
+        5,
+        5,
+        5,
+        5,
+        5,
+        5,
+    ],
+    "packed": [[10, 1, 3, 0, 4], [8, 2, 7, 6, 5], [9]],
+    "packed, cut": [[8, 3, 3, 0], [0, 4, 4, 10], [2, 2, 7, 1, 9], [9, 6, 6, 5], [5]],
+    "packed, weighted": [[10, 8, 2], [2, 5], [2, 5], [10, 2, 2], [2, 8, 5]],
+    "mixture": [3, 2, 0, 1, 10, 6, 7, 8, 4, 8, 7],
+    "packed mixture": [[0, 1, 1, 3, 0, 5, 6, 7], [7, 1, 6]],
+    "torch's batches": [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10]],
+}
+
+
+@pytest.mark.parametrize("name", PINNED)
+def test_rows_of_an_epoch_and_where_each_of_them_is(name):
+    order, pinned = ORDERS[name](11), PINNED[name]
+    if isinstance(order, BatchStrategy):
+        assert [order.batch(1, step)[1].tolist() for step in range(order.size(1))] == pinned
+        for row in range(-1, 12):
+            steps = [step for step, rows in enumerate(pinned) if row in rows]
+            assert list(dict.fromkeys(order.steps_of(1, row))) == steps
+    else:
+        assert order.indices(1, 0, order.size(1)).tolist() == pinned
+        for row in range(-1, 12):
+            places = [place for place, other in enumerate(pinned) if other == row]
+            assert order.positions_of(1, row) == places
+        for start, stop in itertools.combinations(range(len(pinned) + 1), 2):
+            assert order.indices(1, start, stop).tolist() == pinned[start:stop]
+
+
+TABLE = pd.DataFrame({"length": range(1, 11), "label": [0, 0, 1, 1, 2, 2, 3, 3, 3, 3]})
+
+
+@pytest.mark.parametrize(
+    ("default", "told"),
+    [
+        (Curriculum(10, SEED, TABLE), Curriculum(10, SEED, TABLE, "length", 4, False)),
+        (Repeated(10, SEED, 4), Repeated(10, SEED, 4, 2, Random(10, SEED), True)),
+        (Weighted(10, SEED, TABLE), Weighted(10, SEED, TABLE, "label", None, 10, True)),
+        (Weighted(10, SEED, weights=[1] * 10), Weighted(10, SEED, None, None, [1] * 10)),
+    ],
+)
+def test_orders_without_options(default, told):
+    assert default.size(1) == told.size(1)
+    rows = [order.indices(1, 0, order.size(1)).tolist() for order in (default, told)]
+    assert rows[0] == rows[1]
+
+
+def test_batches_without_options():
+    labels = np.repeat(np.arange(8), 5)
+    strategy = Identity(40, SEED, pd.DataFrame({"label": labels}))
+    assert strategy.size(0) == len(strategy) == 1
+    _, rows = strategy.batch(0, 0)
+    assert np.bincount(labels[rows]).tolist() == [4] * 8
+    assert (strategy.identities, strategy.samples, strategy.group) == (8, 4, 4)
+    few = Identity(3, SEED, pd.DataFrame({"label": [0, 1, 2]}), identities=2, samples=2)
+    assert few.size(0) == 1  # and not none
+
+
+def test_which_orders_are_fair_samples_in_any_slice():
+    fair = {name for name in PINNED if getattr(ORDERS[name](11), "even", False)}
+    assert fair == {"random", "subset", "weighted", "repeated", "repeated, weighted"}
+
+
+def test_a_random_order_looks_ahead_and_evaluates_nothing_twice():
+    order, asked = Random(20_000, SEED), []
+    permuted = order._order_of(2)
+    order._order_of = lambda epoch: (
+        lambda places: asked.append((places[0], len(places))) or permuted(places)
+    )
+    for start, stop in [(0, 10), (1000, 1024), (1020, 1030), (1024, 1025), (5000, 5200)]:
+        order.indices(2, start, stop)
+    order.indices(2, 19_990, 20_000)
+    assert asked == [(0, 1024), (1020, 1024), (5000, 1600), (19_990, 10)]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Subset(10, 0, indices=[1], fraction=0.5), "either indices or fraction"),
+        (lambda: Subset(10, 0, fraction=0.0), r"sampler\.fraction: 0\.0 is not in \(0, 1\]"),
+        (lambda: Subset(10, 0, fraction=1.01), r"1\.01 is not in \(0, 1\]"),
+        (lambda: Subset(10, 0, fraction=0.05), r"0\.05 of 10 rows is no row; set a larger share"),
+        (lambda: Subset(10, 0, indices=[]), r"sampler\.indices: is empty"),
+        (lambda: Subset(10, 0, indices=[3, -1]), "row -1 does not exist; there are 10 rows"),
+        (lambda: Subset(10, 0, indices=[10]), "row 10 does not exist"),
+        (lambda: Weighted(3, 0, column=None), "set either column or weights"),
+        (
+            lambda: Weighted(3, 0, column=None, weights="w"),
+            "no column 'w'; it has no metadata: give it `metadata`",
+        ),
+        (lambda: Curriculum(10, 0, TABLE, stages=0), "0; allowed: 1 to 10"),
+        (
+            lambda: Curriculum(2, 0, pd.DataFrame({"length": ["a", "b"]}), stages=1),
+            "column 'length' does not hold numbers, so rows cannot be ordered",
+        ),
+        (lambda: Repeated(10, 0, 4, 0), "0 does not divide batch.size=4"),
+        (lambda: Repeated(3, 0, 4, 4), "4 repetitions do not fit into an epoch"),
+        (
+            lambda: Identity(10, 0, TABLE, identities=5),
+            "wants 5 identities, but column 'label' has only 4 different values",
+        ),
+        (lambda: adapt(lambda: [[0, 1], [2, -1]], 0, 3).size(0), "gave row -1"),
+        (lambda: adapt(lambda: [0, 3], 0, 3).size(0), "gave row 3, but the dataset has only 3"),
+    ],
+)
+def test_what_makes_no_order_is_refused(make, message):
+    with pytest.raises((ConfigError, DataError), match=message):
+        make()
+
+
+def test_at_the_borders_of_what_is_refused():
+    assert Subset(10, 0, fraction=1.0).size(0) == 10
+    assert Subset(10, 0, fraction=0.06).size(0) == 1
+    assert Subset(10, 0, indices=[0, 9]).size(0) == 2
+    assert Curriculum(0, 0, TABLE[:0], stages=1).size(0) == 0
+    assert Curriculum(10, 0, TABLE, stages=10).indices(5, 0, 10).tolist() == list(range(10))
+    assert Repeated(4, 0, 4, 4).size(0) == 4
+    assert Repeated(0, 0, 4, 4).size(0) == 0
+    assert Identity(10, 0, TABLE, identities=4).size(0) == 1
+    drawn = Weighted(3, 0, weights=[1, 0, 2.0**-999], replacement=False)
+    assert drawn.indices(0, 0, 2).tolist() == [0, 2]
+    assert adapt(lambda: [0, 2], 0, 3).indices(0, 0, 2).tolist() == [0, 2]
+    assert adapt(lambda: [], 0, 3).size(0) == 0
+    assert Sequential(3).positions_of(0, 3) == []
+
+
+def test_torch_samplers_are_listed_once_for_two_epochs():
+    epochs = []
+
+    class Own:
+        def __init__(self):
+            self.generator, self.sampler = None, Inner()
+
+        def __iter__(self):
+            epochs.append(self.sampler.epoch)
+            return iter([(0,), (1, 2)])
+
+    class Inner:
+        def set_epoch(self, epoch):
+            self.epoch = epoch
+
+    factory = iter([[[0]]] + [Own() for _ in range(9)])
+    strategy = adapt(lambda: next(factory), 0, 3)
+    for epoch in (0, 1, 0, 1, 2, 1, 0):
+        assert strategy.size(epoch) == 2
+    assert epochs == [0, 1, 2, 0]
+    assert [place.tolist() for place in strategy.batch(0, 1)] == [[1, 2], [1, 2]]
+    assert strategy.steps_of(0, 2) == [1]
+
+
+def test_rows_dealt_to_ranks():
+    assert least_loaded([1, 1, 1, 0, 0], 2).tolist() == [0, 1, 0, 1, 1]
+    assert least_loaded([0, 0, 0], 2).tolist() == [0, 1, 0]
+    assert least_loaded([5, 1, 4, 2, 3], 2).tolist() == [0, 0, 1, 0, 1]
+    assert contiguous(5, 2).tolist() == [0, 0, 1, 1, 1]
+    assert contiguous(0, 2).tolist() == []
+
+
+def test_a_tail_of_a_bucket_is_in_no_batch():
+    dropped = Bucket(10, SEED, TABLE, 3, "drop", num_buckets=2)
+    assert dropped.size(0) == 2
+    batches = [dropped.batch(0, step)[1].tolist() for step in range(2)]
+    for row in range(10):
+        assert dropped.steps_of(0, row) == [step for step in range(2) if row in batches[step]]
