@@ -3,6 +3,7 @@
 import logging
 import signal
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -53,6 +54,48 @@ def test_the_failure_of_a_rank_is_that_of_the_run(codes, message, code):
     with pytest.raises(launch.RanksError) as caught:
         launched(f"end({codes}[rank])")
     assert (str(caught.value), caught.value.exit_code) == (message, code)
+
+
+@pytest.mark.parametrize(
+    ("codes", "code"),
+    [
+        ([75, 1, 3, 2], 2),
+        ([75, 1, 3], 3),
+        ([75, 1], 1),
+        ([75, -15], 75),
+        ([-9, 0], 1),
+        ([], 1),
+    ],
+)
+def test_the_most_telling_exit_code_wins(codes, code):
+    assert launch.exit_code(codes) == code
+
+
+@pytest.mark.parametrize(
+    ("launcher", "parents", "system", "calls"),
+    [
+        ("7", [7, 7], "linux", [(1, signal.SIGTERM)]),
+        ("7", [7, 1], "linux", [(1, signal.SIGTERM), PREEMPTED]),  # it ended in the meantime
+        ("7", [8, 8], "linux", []),
+        ("7", [7, 7], "darwin", []),
+        ("", [7, 7], "linux", []),
+    ],
+)
+def test_a_rank_has_itself_stopped_with_its_launcher(launcher, parents, system, calls, monkeypatch):
+    made = []
+    monkeypatch.setenv("PENSTOCK_LAUNCHER", launcher)
+    monkeypatch.setattr(launch.os, "getppid", lambda: parents.pop(0))
+    monkeypatch.setattr(launch.os, "_exit", made.append)
+    monkeypatch.setattr(launch.sys, "platform", system)
+    library = SimpleNamespace(prctl=lambda *given: made.append(given))
+    monkeypatch.setattr(launch.ctypes, "CDLL", lambda name: library)
+    launch.end_with_launcher()
+    assert made == calls
+
+
+def test_the_command_of_a_rank():
+    assert launch.this_program(["a=1"], "run.py") == [sys.executable, "run.py", "a=1"]
+    assert launch.this_program([], None) == [sys.executable, "-m", "penstock.command"]
 
 
 def test_ranks_are_started_again_as_often_as_they_may_be():
