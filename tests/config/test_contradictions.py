@@ -7,7 +7,6 @@ import torch
 
 import penstock
 from penstock.config import contradictions, notices
-from penstock.distributed import world
 from penstock.errors import ConfigError
 
 OWN = [
@@ -41,24 +40,6 @@ def only(key, *overrides, own=True):
     return found[key]
 
 
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize(
-    ("override", "off"),
-    [
-        ("loader.prefetch_factor=2", "prefetch_factor=null"),
-        ("loader.persistent_workers=true", "persistent_workers=false"),
-        ("loader.timeout=5", "timeout=null"),
-        ("loader.worker_init_fn=tests.own_parts.start_worker", "worker_init_fn=null"),
-        ("loader.multiprocessing_context=spawn", "multiprocessing_context=null"),
-    ],
-)
-@pytest.mark.parametrize("none", ["loader.num_workers=0", "loader.backend=main"])
-def test_options_of_workers_without_workers(override, off, none):
-    message = only(override.split("=")[0], none, override)
-    assert f"needs workers, but {none}" in message
-    assert f"set loader.{off}, or loader.backend=process with loader.num_workers=1" in message
-
-
 def test_what_is_shared_with_other_runs_has_to_be_known():
     init = "loader.worker_init_fn=tests.own_parts.start_worker"
     assert "tests.own_parts.start_worker does to them" in only(
@@ -73,19 +54,6 @@ def test_no_workers_alone_is_fine():
     assert penstock.compose(*OWN, "loader.num_workers=0").loader.num_workers == 0
     assert penstock.compose(*OWN, "loader.backend=main").loader.backend == "main"
     assert penstock.compose(*OWN, "loader=threads", "loader.timeout=5").loader.timeout == 5
-
-
-@pytest.mark.parametrize(
-    "override",
-    [
-        "loader.worker_init_fn=tests.own_parts.start_worker",
-        "loader.multiprocessing_context=fork",
-        "loader.persistent_workers=true",
-    ],
-)
-def test_options_of_processes_with_threads(override):
-    message = only(override.split("=")[0], "loader=threads", override)
-    assert "is for processes, but loader.backend=thread" in message
 
 
 def test_a_start_method_that_the_platform_lacks(monkeypatch):
@@ -109,20 +77,6 @@ def test_batches_out_of_order_with_checkpoints():
     assert "set loader.in_order=true or trainer.checkpoint=null" in message
     penstock.compose("loader.in_order=false", "trainer.checkpoint=null")
     penstock.compose("loader.in_order=false", "task=digest")
-
-
-def test_pinning_a_device_without_pinning():
-    off = ["loader.pin_memory=false", "loader.pin_memory_device=cuda"]
-    assert "never used" in only("loader.pin_memory_device", *off)
-
-
-def test_pinning_without_an_accelerator_is_a_notice(monkeypatch):
-    monkeypatch.setattr(world, "has_accelerator", lambda: False)
-    (notice,) = notices.find(penstock.compose(*OWN, "loader.pin_memory=true"))
-    assert notice.startswith("loader.pin_memory: there is no accelerator")
-    assert list(notices.find(penstock.compose(*OWN))) == []
-    monkeypatch.setattr(world, "has_accelerator", lambda: True)
-    assert list(notices.find(penstock.compose(*OWN, "loader.pin_memory=true"))) == []
 
 
 def test_several_processes_that_would_each_train_alone(monkeypatch):
@@ -169,18 +123,6 @@ def test_a_stream():
     assert "Numbers has rows that can be chosen" in only("sampler", "sampler=stream")
 
 
-def test_what_ranks_cannot_share():
-    penstock.compose(*OWN, "batch.size=null")
-    ddp = "distributed=ddp"
-    assert "cannot share" in refusals("batch.size=null", ddp)["batch.size"]
-    assert (
-        "trainer.precision=bf16"
-        in refusals("distributed=fsdp", "trainer.precision=fp16")["trainer.precision"]
-    )
-    found = refusals(ddp, "loader.in_order=false", "trainer.checkpoint=null")
-    assert "different batches" in found["loader.in_order"]
-
-
 def test_a_dataset_that_cannot_be_split():
     unsplit = [*OWN, "dataset._target_=tests.own_parts.Unsplit"]
     with pytest.raises(ConfigError, match=r"Unsplit takes no argument `split`.*the same samples"):
@@ -211,22 +153,6 @@ def test_blocks_of_rows(options, key, way_out):
     penstock.compose(*OWN, "sampler=packed", "collate=packed", "collate.pad_to=2048")
 
 
-@pytest.mark.parametrize("sampler", ["bucket", "identity"])
-def test_padding_batches_that_a_strategy_forms(sampler):
-    message = only("batch.tail", f"sampler={sampler}", "batch.tail=pad")
-    assert "which it forms itself; set batch.tail=keep" in message
-
-
-def test_dropping_a_tail_that_is_not_there():
-    penstock.compose(*OWN, "sampler=bucket", "batch.tail=drop")
-    assert "nothing to drop" in only("batch.tail", "sampler=identity", "batch.tail=drop")
-
-
-def test_a_sampler_that_would_share_out_twice():
-    target = "sampler._target_=torch.utils.data.DistributedSampler"
-    assert "a second time" in only("sampler._target_", target)
-
-
 def test_devices_and_precisions(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert "torch finds no CUDA" in only("trainer.device", "trainer.device=cuda", own=False)
@@ -247,28 +173,6 @@ def test_a_direction_that_would_keep_the_worst():
     assert message == ("min would keep the worst: of accuracy, more is better: trainer.mode=max")
     penstock.compose(*images, "trainer.mode=max")
     penstock.compose("dataset=image_folder", "dataset.root=x")
-
-
-@pytest.mark.parametrize(
-    ("overrides", "key", "message"),
-    [
-        (["scheduler=cosine", "scheduler.warmup=-1"], "scheduler.warmup", "share of all steps"),
-        (["scheduler=cosine", "scheduler.warmup=1.5"], "scheduler.warmup", "nor a whole number"),
-        (["scheduler=cosine", "scheduler.interval=stpe"], "scheduler.interval", "mean 'step'"),
-        (["scheduler=onecycle", "scheduler.warmup=5"], "scheduler.warmup", "warm-up of its own"),
-        (
-            ["scheduler={_target_:torch.optim.lr_scheduler.ReduceLROnPlateau,warmup:3}"],
-            "scheduler.warmup",
-            "follows a metric",
-        ),
-    ],
-)
-def test_schedules(overrides, key, message):
-    base = [] if overrides[0].startswith("scheduler={") else overrides[:1]
-    rest = overrides[len(base) :]
-    if not base:
-        base, rest = ["scheduler=none"], ["++" + rest[0]]
-    assert message in only(key, *base, *rest, own=False)
 
 
 def test_every_rule_is_skipped_where_what_it_needs_is_wrong_itself():
