@@ -299,3 +299,19 @@ def test_the_quarantine_of_a_check_is_a_csv(images, capsys):
     with Path("run", NAME).open(newline="") as file:
         (line,) = csv.DictReader(file)
     assert line["path"] == "images/ant/000.jpg"
+
+
+@pytest.mark.parametrize(
+    ("sample", "said"),
+    [
+        ({"x": torch.tensor([1.0, torch.nan, torch.inf])}, "field 'x' has 2 of 3 values that are"),
+        ({"x": np.array([[1.0, np.nan]])}, "field 'x' has 1 of 2 values that are not finite"),
+        ({"a": 1, "x": float("inf")}, "field 'x' has 1 of 1 values"),
+        ({"x": torch.ones(2), "y": np.ones(2), "z": 1.0}, None),
+        ({"x": torch.ones(2, dtype=torch.int64), "y": "text", "z": None}, None),
+        ([float("nan")], None),
+    ],
+)
+def test_fields_with_numbers_that_are_not_finite(sample, said):
+    found = not_finite(sample)
+    assert found is None if said is None else found.startswith(said)
