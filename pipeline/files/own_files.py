@@ -80,7 +80,7 @@ def check_tree(folder: Path, links: Collection[str] = ()) -> None:
                 state = path.lstat()
                 if stat.S_ISLNK(state.st_mode) and name in links:
                     target = path.readlink()
-                    beside = len(target.parts) == 1 and target.name == str(target)
+                    beside = target.name == str(target) and target.name != ".."
                     if not beside or path.parent.joinpath(target).is_symlink():
                         raise _refusal(path, f"a symbolic link to {target}")
                 elif not stat.S_ISDIR(state.st_mode):
