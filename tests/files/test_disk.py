@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -16,6 +17,7 @@ import pytest
 
 from penstock.files import disk
 from penstock.files.disk import DiskError, Hold, cut, remove_leftovers, replacing, write_atomically
+from penstock.files.own_files import NotOwnError
 from penstock.runs import checkpoint
 from tests import warm
 
@@ -251,3 +253,98 @@ def test_appending_needs_a_folder(tmp_path):
     assert (tmp_path / "a").read_text() == "1\n2\n3\n"
     with pytest.raises(DiskError, match="its folder is gone"):
         disk.append(tmp_path / "absent" / "a", ["1"])
+
+
+def free_descriptor():
+    """The number of the next file that is opened: higher if a descriptor was left open."""
+    descriptor = os.dup(1)
+    os.close(descriptor)
+    return descriptor
+
+
+def test_nothing_stays_open_and_renames_are_flushed(tmp_path, monkeypatch):
+    flushed, fsync, is_on = [], os.fsync, Hold.is_on
+    monkeypatch.setattr(
+        os, "fsync", lambda d: (flushed.append(Path(f"/proc/self/fd/{d}").readlink()), fsync(d))
+    )
+    asked = []
+    # Somebody takes the first file for a leftover.
+    monkeypatch.setattr(
+        Hold,
+        "is_on",
+        lambda hold, path: asked.append(path) or (len(asked) > 1 and is_on(hold, path)),
+    )
+    before = free_descriptor()
+    write_atomically(tmp_path / "a", b"1")
+    assert free_descriptor() == before
+    assert len(asked) == 2
+    assert [path.name for path in flushed] == [asked[0].name, tmp_path.name]
+    assert disk.is_leftover(disk.beside(tmp_path / "a"))
+    disk.beside(tmp_path / "a").touch()
+    assert len(remove_leftovers(tmp_path)) == 1
+    assert free_descriptor() == before
+    monkeypatch.delattr(os, "O_DIRECTORY")  # Windows
+    disk.sync_folder(tmp_path / "absent")
+
+
+def test_a_folder_gets_a_leftovers_name_before_it_goes(tmp_path, monkeypatch):
+    names, rmtree = [], shutil.rmtree
+    monkeypatch.setattr(disk.shutil, "rmtree", lambda path: (names.append(path.name), rmtree(path)))
+    folder = tmp_path / "folder"
+    hidden = disk.beside(folder)
+    for path in (folder, hidden):
+        path.mkdir()
+        disk.discard(path)
+    assert names[0].startswith(".folder.")
+    assert disk.is_leftover(tmp_path / names[0])
+    assert names[1] == hidden.name
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (OSError("odd"), "odd. Check the disk"),
+        (OSError(5, "bad sector"), "bad sector. Check the disk"),
+        (OSError(30, "any"), "the disk is read-only. Move run_dir to another one"),
+    ],
+)
+def test_an_error_of_the_disk_has_its_cause(error, message):
+    with pytest.raises(DiskError, match=f"^x cannot be written: {message}; what was there before"):
+        disk.refuse(Path("x"), error)
+
+
+def test_a_file_that_somebody_else_made_is_not_replaced(tmp_path):
+    path = tmp_path / "page"
+    made = re.compile(b"<!-- ours")
+    for content in (b"<!-- ours 1", b"<!-- ours 2"):
+        disk.replace_own(path, content, made)
+        assert path.read_bytes() == content
+    path.write_bytes(b"theirs")
+    with pytest.raises(NotOwnError, match="page exists, and Penstock has not made it"):
+        disk.replace_own(path, b"<!-- ours", made)
+    assert path.read_bytes() == b"theirs"
+
+
+def test_a_lock_shows_who_writes(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    assert not disk.is_locked(path)
+    hold = Hold.take(path, os.O_RDWR | os.O_CREAT)
+    assert disk.is_locked(path)
+    monkeypatch.setattr(disk, "fcntl", None)
+    assert not disk.is_locked(path)
+    monkeypatch.undo()
+    hold.release()
+    assert not disk.is_locked(path)
+
+
+@pytest.mark.parametrize(("length", "refused"), [((1 << 20) - 1, False), (1 << 21, True)])
+def test_cut_refuses_a_line_that_nobody_wrote(length, refused, tmp_path, monkeypatch):
+    monkeypatch.setattr(disk, "LONGEST_LINE", 1 << 20)
+    path = tmp_path / "lines.jsonl"
+    path.write_bytes(b'{"n": 1}\n' + b"x" * length)
+    if refused:
+        with pytest.raises(DiskError, match="a line of more than 1 MiB"):
+            cut(path, lambda line: True)
+    else:
+        assert cut(path, lambda line: True) == length

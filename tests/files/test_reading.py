@@ -2,7 +2,9 @@
 
 import io
 import os
+import re
 import shutil
+import socket
 import tempfile
 from pathlib import Path
 
@@ -13,12 +15,14 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from pydantic import ValidationError
 
+from penstock.errors import DataError
 from penstock.files import addresses, plain_json
 from penstock.files.batch_bytes import (
     BatchTooLargeError,
     bounded,
     discarded,
     has_room,
+    is_too_large,
     reserve,
     temporary,
 )
@@ -26,7 +30,15 @@ from penstock.files.limits import Limits
 from penstock.files.npy import map_npy
 from penstock.files.own_files import NotOwnError, own_folder
 from penstock.files.plain_json import JsonError
-from penstock.files.regular_file import TooLargeError, read_bounded
+from penstock.files.regular_file import (
+    IrregularFileError,
+    TooLargeError,
+    open_regular,
+    read_bounded,
+    read_regular,
+    regular_descriptor,
+    size_of,
+)
 
 is_root = hasattr(os, "geteuid") and os.geteuid() == 0
 
@@ -133,11 +145,13 @@ def forged(shape, kind="<f8", content=b"\0" * 64):
         (forged((-1,)), r"its shape is \(-1,\)"),
         (forged((-2, -4)), r"its shape is \(-2, -4\)"),
         (forged((True,)), r"its shape is \(True,\)"),
-        (forged((9,)), "it is shorter than its header says"),
+        (forged((9,)), "it is shorter than its header says: 192 of 200$"),
         (forged((10**12,)), "it is shorter than its header says"),
         (forged((1,), "|O"), "it holds Python objects"),
         (forged((1,), [("x", "<f8")]), "not numbers"),
-        (forged((1,))[:20], None),
+        (forged((1,))[:20], "^EOF: reading array header"),
+        # The longest header that is read: numpy refuses what it says.
+        (b"\x93NUMPY\x02\x00" + (65524).to_bytes(4, "little") + b" " * 65524, "is large"),
         (b"\x93NUMPY\x02\x00\xff\xff\xff\x7f" + bytes(1 << 17), "its header claims 2147483659"),
         (b"PK\x03\x04", None),
         (b"", None),
@@ -160,11 +174,183 @@ def test_a_small_file_is_read_up_to_its_bound(tmp_path):
 
 def test_json_is_bounded_by_what_its_values_take():
     text = "[" + "0," * 99 + "0]"
-    assert plain_json.parse(text, 7000) == [0] * 100
-    with pytest.raises(JsonError, match="its values would take more than"):
-        plain_json.parse(text, 5000)  # of 201 bytes
-    with pytest.raises(JsonError, match="it is larger than"):
-        plain_json.parse('"' + "x" * 5000 + '"', 5000)
+    most = len(text) + 64 * 100  # a comma less than values, and a bracket
+    assert plain_json.parse(text, most) == [0] * 100
+    with pytest.raises(JsonError, match="its values would take more than 0 MiB of memory"):
+        plain_json.parse(text, most - 1)
+    text = '{"a":{"b":{}}}'
+    assert plain_json.parse(text, len(text) + 64 * 3) == {"a": {"b": {}}}
+    with pytest.raises(JsonError, match="its values would take more than 0 MiB"):
+        plain_json.parse(text, len(text) + 64 * 3 - 1)
+    assert plain_json.parse('"xx"', 4) == "xx"
+    with pytest.raises(JsonError, match="it is larger than 0 MiB"):
+        plain_json.parse('"xxx"', 4)
+    with pytest.raises(JsonError, match="it is larger than 1 MiB"):
+        plain_json.parse(" " * (1 << 21), (1 << 21) - 1)
+    with pytest.raises(JsonError, match="its values would take more than 1 MiB of memory"):
+        plain_json.parse("," * (1 << 20), (1 << 21) - 1)
+
+
+DIGITS = "1" * 100
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (" \n", "it is empty"),
+        (DIGITS + "1", "it has a number of 101 digits"),
+        ("0." + DIGITS, "it has a number of 102 digits"),
+        ("1e999", "it has the number 1e999, which is too large"),
+        ("NaN", "it has NaN, which is not JSON"),
+        ('{"a": 1, "b": 2, "b": 3, "a": 4}', "it has the key 'a' twice"),
+        ('{"a": 1, "b": 2, "b": 3}', "it has the key 'b' twice"),
+        (f'{{"{"x" * 58}": 1, "{"x" * 58}": 2}}', f"it has the key '{'x' * 58}' twice"),
+        (f'{{"{"x" * 59}": 1, "{"x" * 59}": 2}}', f"it has the key '{'x' * 59}... twice"),
+        ('{"a": 1', "it is cut off (Expecting ',' delimiter at line 1, column 8)"),
+        ('{"a": 1 \n', "it is cut off (Expecting ',' delimiter at line 2, column 1)"),
+        ('{"a": "x', "it is cut off (Unterminated string starting at at line 1, column 7)"),
+        ('{"a" 1}', "it is not JSON (Expecting ':' delimiter at line 1, column 6)"),
+        (b'"\xff"', "it is not text (byte 1)"),
+        ("[" * 101 + "]" * 101, "it is nested more than 100 levels deep"),
+    ],
+)
+def test_text_that_is_no_json_of_ours_is_refused(text, message):
+    with pytest.raises(JsonError, match=f"^{re.escape(message)}$"):
+        plain_json.parse(text)
+
+
+def test_json_at_the_borders_is_read():
+    assert plain_json.parse(DIGITS) == int(DIGITS)
+    assert plain_json.parse("0." + DIGITS[2:]) == float("0." + DIGITS[2:])
+    assert plain_json.parse("[" * 100 + "]" * 100)
+    assert plain_json.parse("[NaN]", nan=True)[0] != 0
+    assert plain_json.parse('{"a": 1, "b": 1}') == {"a": 1, "b": 1}
+
+
+def test_records_of_a_file_have_the_numbers_of_their_lines(tmp_path, monkeypatch):
+    path = tmp_path / "lines.jsonl"
+    path.write_bytes(b'{"n": 1}\n{"n": 2}\n{"n": 3}\n{"n": ')
+    assert list(plain_json.lines(path)) == [(n, {"n": n}) for n in (1, 2, 3)]
+    with path.open("rb") as file:
+        assert [n for n, _ in plain_json.lines_of(file, 7, stop=18)] == [8, 9]
+        assert [n for n, _ in plain_json.lines_of(file)] == [1]
+    for line in (b"[]", b"x"):
+        path.write_bytes(b"{}\n" + line + b"\n")
+        with pytest.raises(JsonError, match=r"^line 2 is broken: it is (a list, not a|not JSON)"):
+            list(plain_json.lines(path))
+    monkeypatch.setattr(plain_json, "LONGEST_LINE", 8)
+    for rest in (b'{"n":7}\n', b'{"n":77'):
+        path.write_bytes(b"{}\n" + rest)
+        assert len(list(plain_json.lines(path))) == 1 + rest.endswith(b"\n")
+    path.write_bytes(b'{}\n{"n":777')
+    with pytest.raises(JsonError, match=r"^line 2 is longer than 8 bytes"):
+        list(plain_json.lines(path))
+
+
+@pytest.mark.parametrize(
+    ("values", "most", "reason"),
+    [
+        ({"n": 0}, 9, None),
+        ({"n": 9}, 9, None),
+        ({"n": 2**63 - 1}, None, None),
+        ({"n": 2**63}, None, "9223372036854775808"),
+        ({"n": -1}, 9, "-1"),
+        ({"n": 10}, 9, "10"),
+        ({"n": True}, 9, "True"),
+        ({"n": 1.0}, 9, "1.0"),
+        ({"n": None}, 9, "None"),
+        ({"n": [1]}, 9, "a list"),
+        ({}, 9, "missing"),
+    ],
+)
+def test_a_whole_number_is_in_its_range(values, most, reason):
+    given = {} if most is None else {"most": most}
+    if reason is None:
+        assert plain_json.integer(values, "n", **given) == values["n"]
+    else:
+        message = f"^n is {reason}, and must be a whole number of at least 0$"
+        with pytest.raises(JsonError, match=message):
+            plain_json.integer(values, "n", **given)
+
+
+def test_a_record_of_pydantic_is_refused_in_one_sentence():
+    assert plain_json.checked(Limits, {"batch_bytes": 7}).batch_bytes == 7
+    with pytest.raises(JsonError, match=r"^it is a number, not a mapping$"):
+        plain_json.checked(Limits, 7)
+    with pytest.raises(JsonError, match=r"^'record_bytes': Input should be a valid integer$"):
+        plain_json.checked(Limits, {"record_bytes": "y", "raw_bytes": "z"})
+
+
+def test_what_is_no_regular_file_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("fifo")
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.bind("socket")
+    for path, kind in (("fifo", "a FIFO"), ("socket", "a socket"), ("/dev/null", "a device")):
+        for read in (regular_descriptor, open_regular, read_regular):
+            with pytest.raises(IrregularFileError) as caught:
+                read(path)
+            assert (caught.value.errno, caught.value.strerror, caught.value.filename) == (
+                0,
+                f"it is {kind}, not a file",
+                path,
+            )
+        assert size_of(path) == -1
+    with pytest.raises(IsADirectoryError):
+        read_regular(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        read_regular("absent")
+    with pytest.raises(OSError, match="the name is not valid") as caught:
+        read_regular("a\0b")
+    assert caught.value.errno == 0
+    assert (size_of(tmp_path), size_of("absent"), size_of("a\0b")) == (-1, -1, -1)
+
+
+def test_a_record_is_read_up_to_its_bound(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    path.write_bytes(b"0123456789")
+    assert size_of(path) == 10
+    assert read_regular(path) == b"0123456789"
+    assert read_regular(path, Limits(record_bytes=10)) == b"0123456789"
+    with pytest.raises(DataError, match=r"^it has 10 bytes"):
+        read_regular(path, Limits(record_bytes=9))
+    with bounded(9), pytest.raises(BatchTooLargeError, match="the file would take 10 bytes"):
+        read_regular(path)
+    read, asked = os.read, []
+    # A signal comes after three bytes.
+    monkeypatch.setattr(os, "read", lambda f, n: asked.append(n) or read(f, min(n, 3)))
+    assert read_regular(path) == b"0123456789"
+    assert asked == [10, 7, 4, 1]
+    # Somebody cuts the file off meanwhile.
+    monkeypatch.setattr(os, "read", lambda f, n: read(f, min(n, 3)) if n > 7 else b"")
+    assert read_regular(path) == b"012"
+
+
+def test_a_batch_that_is_too_large_is_known_by_any_cause():
+    def raised(outer, inner, explicit):
+        try:
+            try:
+                raise inner
+            except Exception as error:
+                raise outer from (error if explicit else None)
+        except Exception as error:
+            return error
+
+    large = BatchTooLargeError("x")
+    assert is_too_large(large)
+    assert is_too_large(raised(ValueError(), BatchTooLargeError(), True))
+    assert is_too_large(raised(ValueError(), BatchTooLargeError(), False))
+    assert not is_too_large(raised(ValueError(), KeyError(), True))
+    assert not is_too_large(None)
+
+
+def test_samples_that_are_there_are_counted_before_more_is_reserved():
+    with bounded(100) as account:
+        account.count = lambda: setattr(account, "taken", 60)
+        reserve(40)
+        assert account.taken == 100
+        with pytest.raises(BatchTooLargeError):
+            reserve(41)
 
 
 def test_a_folder_is_made_for_its_user_alone(tmp_path):
