@@ -1,0 +1,349 @@
+"""Samples to a batch: stacked, padded or kept, those that do not fit, and the bytes of all."""
+
+import re
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision import tv_tensors
+
+from penstock.errors import DataError
+from penstock.files.batch_bytes import BatchTooLargeError, bounded
+from penstock.loading.collate import Mismatch, Pad, PadTime, Ragged, Stack, joined, kinds_of, stack
+from penstock.loading.sizes import held, leaves, nbytes
+
+
+def same(left, right):
+    assert type(left) is type(right)
+    if isinstance(left, torch.Tensor):
+        assert left.dtype == right.dtype
+        assert left.tolist() == right.tolist()
+    elif isinstance(left, dict):
+        assert list(left) == list(right)
+        for name in left:
+            same(left[name], right[name])
+    else:
+        assert left == right
+
+
+ROWS = [torch.tensor([[1, 2], [3, 4]]), torch.tensor([[5, 6]])]  # of two lengths
+
+
+@pytest.mark.parametrize(
+    ("collate", "samples", "batch"),
+    [
+        (
+            Stack(),
+            [{"x": 1, "s": "a"}, {"x": 2, "s": "b"}],
+            {"x": torch.tensor([1, 2]), "s": ["a", "b"]},
+        ),
+        (Stack(), [{"x": {"y": [1.5]}}], {"x": {"y": [torch.tensor([1.5], dtype=torch.float64)]}}),
+        (
+            Pad(),
+            [{"x": ROWS[0], "y": 1}, {"x": ROWS[1], "y": 2}],
+            {
+                "x": torch.tensor([[[1, 2], [3, 4]], [[5, 6], [0, 0]]]),
+                "x_lengths": torch.tensor([2, 1]),
+                "y": torch.tensor([1, 2]),
+            },
+        ),
+        (
+            Pad(["x"], value=9),
+            [
+                {"x": torch.tensor([1]), "z": torch.tensor([3])},
+                {"x": torch.tensor([1, 2]), "z": torch.tensor([4])},
+            ],
+            {
+                "x": torch.tensor([[1, 9], [1, 2]]),
+                "x_lengths": torch.tensor([1, 2]),
+                "z": torch.tensor([[3], [4]]),
+            },
+        ),
+        (
+            PadTime(value=7),
+            [
+                {"x": torch.tensor([[1, 2], [3, 4]]), "z": torch.tensor([1])},
+                {"x": torch.tensor([[5], [6]]), "z": torch.tensor([2])},
+            ],
+            {
+                "x": torch.tensor([[[1, 2], [3, 4]], [[5, 7], [6, 7]]]),
+                "x_lengths": torch.tensor([2, 1]),
+                "z": torch.tensor([[1], [2]]),
+            },
+        ),
+        (
+            PadTime(["x"]),
+            [{"x": torch.tensor([1])}, {"x": torch.tensor([2, 3])}],
+            {"x": torch.tensor([[1, 0], [2, 3]]), "x_lengths": torch.tensor([1, 2])},
+        ),
+    ],
+)
+def test_samples_become_a_batch(collate, samples, batch):
+    same(collate(samples), batch)
+
+
+@pytest.mark.parametrize(
+    ("collate", "values", "rows", "reason"),
+    [
+        (Stack(), [1, 2, 3.0], (0, 2), "types int, float"),
+        (
+            Stack(),
+            [torch.zeros(2), torch.zeros(2), torch.zeros(3)],
+            (0, 2),
+            "shapes [2] and [3] differ",
+        ),
+        (
+            Stack(),
+            [object(), object()],
+            (0, 0),
+            "a object cannot be stacked; turn it into a tensor or number",
+        ),
+        (Stack(), [[1], [1, 2]], (0, 0), "each element in list of batch should be of equal size"),
+        (
+            Pad(),
+            [torch.zeros(1, 2), torch.zeros(1, 3)],
+            (0, 1),
+            "shapes [1, 2] and [1, 3] differ beyond the length",
+        ),
+        (
+            Pad(["x"]),
+            [torch.tensor(1), torch.tensor(2)],
+            (0, 0),
+            "shapes [] and [] differ beyond the length",
+        ),
+        (Pad(["y"]), [torch.zeros(1)], (0, 0), "to be padded, but the samples have only x"),
+        (
+            PadTime(),
+            [torch.zeros(2, 1), torch.zeros(3, 1)],
+            (0, 1),
+            "shapes [2, 1] and [3, 1] differ before the last, time",
+        ),
+        (
+            PadTime(["x"]),
+            [torch.tensor(1)],
+            (0, 0),
+            "shapes [] and [] differ before the last, time",
+        ),
+    ],
+)
+def test_samples_that_do_not_fit_are_named(collate, values, rows, reason):
+    with pytest.raises(Mismatch) as caught:
+        collate([{"x": value} for value in values])
+    assert caught.value.rows == rows
+    assert caught.value.reason == reason
+
+
+def test_samples_with_other_fields_are_named():
+    with pytest.raises(Mismatch) as caught:
+        Stack()([{"x": 1, "y": 1}, {"x": 1, "y": 1}, {"x": 1, "a": 1}])
+    assert (caught.value.field, caught.value.rows) == ("a", (0, 2))
+    assert caught.value.reason == "samples have the fields ['x', 'y'] and ['a', 'x']"
+
+
+def test_a_sorted_batch_has_the_longest_first_and_else_the_order_of_the_samples():
+    samples = [{"y": torch.zeros(3), "x": torch.zeros(n)} for n in (1, 3, 2, 3)]
+    assert Pad(["x", "y"], sort=True).order(samples) == [1, 3, 2, 0]
+    assert Pad(sort=True).order(samples) == [0, 1, 2, 3]  # by y, which is first
+    assert Pad(sort=True).order([{"x": 1}]) is None
+    assert Pad(["x"]).order(samples) is None
+
+
+def ragged(values, lengths):
+    return Ragged(torch.tensor(values), torch.tensor(lengths))
+
+
+@pytest.mark.parametrize(
+    ("collate", "gathered", "batch"),
+    [
+        (
+            Stack(),
+            {"x": ragged([1, 2, 3, 4], [2, 2]), "y": ["a", "b"]},
+            {"x": torch.tensor([[1, 2], [3, 4]]), "y": ["a", "b"]},
+        ),
+        (
+            Pad(value=9),
+            {
+                "x": ragged([[1], [2], [3]], [1, 2]),
+                "y": torch.tensor([1, 2]),
+                "s": ["a", "b"],
+                "z": torch.tensor([[1, 2, 3]] * 2),
+            },
+            {
+                "x": torch.tensor([[[1], [9]], [[2], [3]]]),
+                "x_lengths": torch.tensor([1, 2]),
+                "y": torch.tensor([1, 2]),
+                "s": ["a", "b"],
+                "z": torch.tensor([[1, 2, 3]] * 2),
+                "z_lengths": torch.tensor([3, 3]),
+            },
+        ),
+        (
+            Pad(["x"]),
+            {"x": torch.tensor([[1, 2]]), "z": torch.tensor([[1, 2]]), "w": ragged([5], [1])},
+            {
+                "x": torch.tensor([[1, 2]]),
+                "x_lengths": torch.tensor([2]),
+                "z": torch.tensor([[1, 2]]),
+                "w": torch.tensor([[5]]),
+            },
+        ),
+    ],
+)
+def test_fields_that_were_gathered_become_a_batch(collate, gathered, batch):
+    same(collate.together(gathered), batch)
+
+
+@pytest.mark.parametrize(
+    ("collate", "gathered", "field", "reason"),
+    [
+        (Stack(), {"x": ragged([1, 2, 3], [2, 1])}, "x", "its rows have different lengths"),
+        (Pad(["x"]), {"x": torch.tensor([1])}, "x", "cannot be padded"),
+        (Pad(["x"]), {"x": ["a"]}, "x", "cannot be padded"),
+        (Pad(["x"]), {}, "x", "cannot be padded"),
+        (Pad(["x"], sort=True), {"x": ragged([1], [1])}, "", "rows are sorted by their samples"),
+    ],
+)
+def test_fields_that_were_gathered_and_do_not_fit_are_named(collate, gathered, field, reason):
+    with pytest.raises(Mismatch) as caught:
+        collate.together(gathered)
+    assert (caught.value.field, caught.value.rows, caught.value.reason) == (field, (0, 0), reason)
+
+
+def test_parts_are_joined_in_any_order():
+    order = np.array([2, 0, 1])
+    assert joined([["a"], ["b", "c"]], order) == ["c", "a", "b"]
+    same(
+        joined([torch.tensor([[1], [2]]), torch.tensor([[3]])], order),
+        torch.tensor([[3], [1], [2]]),
+    )
+    parts = [ragged([1, 2, 3], [2, 1]), ragged([4, 5, 6], [3])]
+    values, lengths = joined(parts, order)
+    same(values, torch.tensor([4, 5, 6, 1, 2, 3]))
+    same(lengths, torch.tensor([3, 2, 1]))
+    values, lengths = joined(parts, order[::-1].copy())
+    same(values, torch.tensor([3, 1, 2, 4, 5, 6]))
+    same(lengths, torch.tensor([1, 2, 3]))
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ([["a"], torch.tensor([1])], "of different types$"),
+        ([torch.tensor([1]), torch.tensor([1.0])], "of different types or shapes"),
+        ([torch.zeros(1, 2), torch.zeros(1, 3)], "of different types or shapes"),
+        ([ragged([[1]], [1]), ragged([1], [1])], "of different types or shapes"),
+    ],
+)
+def test_parts_of_different_kinds_are_not_joined(parts, message):
+    with pytest.raises(DataError, match=message):
+        joined(parts, np.array([0, 1]))
+
+
+@pytest.mark.parametrize(
+    ("collate", "values", "size", "what"),
+    [
+        (Stack(), [torch.zeros(3)] * 2, 24, "field 'x'"),
+        (Stack(), [torch.zeros(3), torch.zeros(3, dtype=torch.float64)], 24 * 16, "field 'x'"),
+        (
+            Pad(),
+            [torch.zeros(2, 2), torch.zeros(3, 2)],
+            48,
+            "field 'x' of 2 rows, padded to length 3,",
+        ),
+        (
+            PadTime(),
+            [torch.zeros(2, 3), torch.zeros(2, 2)],
+            48,
+            "field 'x' of 2 rows, padded to length 3,",
+        ),
+    ],
+)
+def test_a_batch_reserves_its_bytes(collate, values, size, what):
+    samples = [{"x": value} for value in values]
+    with bounded(size) as account:
+        collate(samples)
+        assert account.taken == size
+    with (
+        bounded(size - 1),
+        pytest.raises(
+            BatchTooLargeError, match=f"^{re.escape(what)} would take {size} bytes"
+        ) as caught,
+    ):
+        collate(samples)
+    longest = 1 if isinstance(collate, Pad) else 0 if isinstance(collate, PadTime) else None
+    assert caught.value.place == longest
+
+
+def test_gathered_rows_reserve_what_padding_makes_of_them():
+    gathered = {"x": ragged([1, 2, 3, 4], [1, 3])}
+    with bounded(48) as account:
+        Pad().together(gathered)
+        assert account.taken == 2 * 3 * 8
+    with (
+        bounded(47),
+        pytest.raises(BatchTooLargeError, match="padded to length 3, would") as caught,
+    ):
+        Pad().together(gathered)
+    assert caught.value.place == 1
+
+
+def test_a_tensor_for_each_number_inside_is_reserved():
+    values = [{"a": 1, "b": [2.5, 3.5]}] * 2
+    size = nbytes(values) + 1024 * 4  # of a sample: two values, of which one has two
+    with bounded(size) as account:
+        stack("x", values)
+        assert account.taken == size
+        stack("y", [1, 2])
+        assert account.taken == size  # numbers are counted with their sample
+
+
+def test_the_kinds_of_fields_are_those_of_torchvision():
+    box = tv_tensors.BoundingBoxes([[0, 0, 1, 1]], format="XYWH", canvas_size=(2, 2))
+    sample = {
+        "image": tv_tensors.Image(torch.zeros(3, 2, 2)),
+        "mask": tv_tensors.Mask(torch.zeros(2, 2)),
+        "boxes": box,
+        "x": torch.zeros(1),
+        "y": 3,
+    }
+    assert kinds_of(sample) == {"image": "image", "mask": "mask", "boxes": "boxes/xywh"}
+    assert kinds_of(3) == {}
+    stacked = stack("image", [sample["image"]] * 2)
+    assert type(stacked) is torch.Tensor
+    assert stacked.shape == (2, 3, 2, 2)
+
+
+def test_bytes_are_those_of_all_that_is_inside():
+    tensor, array = torch.zeros(3), np.zeros(5, np.int64)
+    assert nbytes(tensor) == 12
+    assert nbytes(array) == 40
+    assert nbytes(tv_tensors.Mask(tensor)) == 12
+    assert nbytes(b"12345") == 5
+    assert nbytes(Image.new("RGB", (4, 3))) == 36
+    assert nbytes(None) == 0
+    for value in ("text", 3, 2.5, [], (), set(), {}):
+        assert nbytes(value) == sys.getsizeof(value)
+    assert nbytes([tensor, array]) == 52 + nbytes([None, None])
+    assert nbytes({"a": tensor}) == 12 + sys.getsizeof({"a": tensor})
+    assert nbytes({"a": [tensor, (array,)]}) == 52 + sum(
+        map(sys.getsizeof, ({"a": 0}, [0, 0], (0,)))
+    )
+
+
+def test_values_inside_are_counted():
+    assert leaves(3) == 0
+    assert leaves([1, 2]) == 2
+    assert leaves({"a": 1, "b": (1, 2)}) == 4
+    assert leaves([[], {}]) == 2
+
+
+def test_a_sample_holds_the_memory_that_its_parts_lie_in():
+    whole = torch.zeros(100)
+    assert held({"x": whole[:3]}, 0) == nbytes({"x": whole[:3]})
+    size = nbytes({"x": whole[:3]})
+    assert held({"x": whole[:3]}, 1000) == 400
+    assert held({"x": whole[:3]}, 399) == max(size, 399)
+    assert held(np.zeros(100)[10:][:3], 1000) == 800
+    assert held([whole[:3]], 1000) == nbytes([whole[:3]])

@@ -1,0 +1,144 @@
+"""The table, the facts and the classes of datasets of any make, without a sample read."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, Subset, TensorDataset
+
+from penstock.errors import DataError
+from penstock.loading import dataset_facts
+from penstock.loading.named_fields import Fields
+
+
+class Rows:
+    """A dataset of three rows with any attributes; no row can be read."""
+
+    def __init__(self, **attributes):
+        vars(self).update(attributes)
+
+    def __len__(self):
+        return 3
+
+
+LENGTHS = np.array([5, 6, 7])
+LABELED = Rows(targets=[0, 2, 1], lengths=LENGTHS, classes=["a", "b", "c"])
+
+
+def test_a_table_has_a_row_for_each_sample():
+    table = pd.DataFrame({"label": [1, 2, 3]})
+    assert dataset_facts.table_of(Rows(metadata=table, lengths=LENGTHS)) is table
+    assert dataset_facts.table_of(Rows()) is None
+    for dataset, rows in (
+        (LABELED, [0, 1, 2]),
+        (Subset(LABELED, [2, 0]), [2, 0]),
+        (ConcatDataset([LABELED, Subset(LABELED, [1])]), [0, 1, 2, 1]),
+    ):
+        table = dataset_facts.table_of(dataset)
+        assert list(table.columns) == ["length", "label"]
+        assert table["length"].tolist() == LENGTHS[rows].tolist()
+        assert table["label"].tolist() == np.array([0, 2, 1])[rows].tolist()
+    mixed = ConcatDataset([LABELED, Rows(targets=[1, 1, 1])])
+    assert list(dataset_facts.table_of(mixed).columns) == ["label"]
+    assert dataset_facts.table_of(ConcatDataset([LABELED, Rows()])) is None
+
+
+@pytest.mark.parametrize(
+    ("values", "kept"),
+    [
+        ([1, 2, 3], True),
+        ((1.5, 2.5, 3.5), True),
+        (torch.tensor([True, False, True]), True),
+        (np.array(["a", "b", "c"]), True),
+        ([1, 2], False),
+        ([[1], [2], [3]], False),
+        ([[1], [2, 3], [4]], False),
+        ({1: 2}, False),
+        (None, False),
+    ],
+)
+def test_labels_are_a_value_for_each_row(values, kept):
+    for name in ("targets", "labels", "_labels"):
+        columns = dataset_facts.columns_of(Rows(**{name: values}), Fields())
+        assert list(columns) == (["label"] if kept else [])
+    second = dataset_facts.columns_of(Rows(targets=values, labels=[7, 8, 9]), Fields())
+    assert second["label"].tolist() == (np.asarray(values).tolist() if kept else [7, 8, 9])
+
+
+@pytest.mark.parametrize("lengths", [np.array([1, 2]), np.array([1.0, 2.0, 3.0])])
+def test_lengths_are_a_whole_number_for_each_row(lengths):
+    message = rf"Rows.lengths has {len(lengths)} values of type {lengths.dtype}; .* each of 3 rows"
+    with pytest.raises(DataError, match=message):
+        dataset_facts.lengths_of(Rows(lengths=lengths))
+    assert dataset_facts.lengths_of(Rows(lengths=[1, 2])) is None  # somebody's own attribute
+
+
+def test_the_tokens_of_texts_are_their_lengths():
+    class Tokenizer:
+        field, counting = "text", "counted"
+
+        @staticmethod
+        def length(text):
+            return len(text.split())
+
+    table = pd.DataFrame({"text": ["a b", "c", "d e f"], "length": [9, 9, 9]})
+    steps = {"other": object(), "tokens": Tokenizer()}
+    counted = dataset_facts.with_token_lengths(table, Rows(), steps)
+    assert counted["length"].tolist() == [2, 1, 3]
+    other = table.drop(columns="text")
+    assert dataset_facts.with_token_lengths(other, Rows(), steps) is other
+    assert dataset_facts.with_token_lengths(table, Rows(), {"other": object()}) is table
+    assert dataset_facts.with_token_lengths(None, Rows(), steps) is None
+    own = Rows(text_lengths=lambda length, counting: [length("a b c"), 1, len(counting)])
+    assert dataset_facts.with_token_lengths(table, own, steps)["length"].tolist() == [3, 1, 7]
+
+
+FEATURES, CLASSES = torch.zeros(3, 2, 5), torch.tensor([0, 3, 1])
+
+
+@pytest.mark.parametrize(
+    ("dataset", "facts"),
+    [
+        (Rows(facts={"num_classes": 7}, classes=["a"]), {"num_classes": 7}),
+        (LABELED, {"num_classes": 3, "num_outputs": 3}),
+        (Subset(LABELED, [0]), {"num_classes": 3, "num_outputs": 3}),
+        (ConcatDataset([LABELED, LABELED]), {"num_classes": 3, "num_outputs": 3}),
+        (ConcatDataset([LABELED, Rows(targets=[9, 9, 9])]), {"num_classes": 10, "num_outputs": 10}),
+        (Rows(num_classes=4), {"num_classes": 4, "num_outputs": 4}),
+        (Rows(num_classes=True, targets=[0, 0, 1]), {"num_classes": 2, "num_outputs": 2}),
+        (Rows(num_classes="4"), {}),
+        (Rows(metadata=None, targets=[0, 1, 2]), {}),
+        (Rows(targets=[0, -1, 2]), {}),
+        (Rows(targets=[0.5, 1.5, 2.5]), {}),
+        (Rows(), {}),
+        (TensorDataset(FEATURES), {"num_features": 10}),
+        (TensorDataset(CLASSES), {"num_classes": 4, "num_outputs": 4}),
+        (
+            TensorDataset(FEATURES, CLASSES),
+            {"num_classes": 4, "num_outputs": 4, "num_features": 10},
+        ),
+        (TensorDataset(FEATURES, torch.zeros(3, 6)), {"num_features": 10, "num_outputs": 6}),
+        (TensorDataset(torch.zeros(3)), {}),
+    ],
+)
+def test_facts_come_from_classes_labels_and_shapes(dataset, facts):
+    assert dataset_facts.facts_of(dataset) == facts
+
+
+def test_classes_are_those_that_all_parts_have():
+    assert dataset_facts.classes_of(Rows(classes=(1, "b"))) == ["1", "b"]
+    assert dataset_facts.classes_of(Rows(classes={"a": 1})) == []
+    assert dataset_facts.classes_of(ConcatDataset([LABELED, LABELED])) == ["a", "b", "c"]
+    assert dataset_facts.classes_of(ConcatDataset([LABELED, Rows(classes=["a"])])) == []
+
+
+def test_rows_are_counted_in_all_that_is_inside():
+    mixture = Rows(sources={"x": LABELED, "y": Subset(LABELED, [1])})
+    assert dataset_facts.row_counts(ConcatDataset([mixture, LABELED])) == [
+        ("ConcatDataset", 6),
+        ("Rows", 3),
+        ("Rows", 3),
+        ("Subset", 1),
+        ("Rows", 3),
+        ("Rows", 3),
+    ]
