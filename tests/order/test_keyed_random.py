@@ -18,6 +18,7 @@ DRAWS = {
     "integers": lambda r: r.integers(-3, 9, (4,)),
     "bernoulli": lambda r: r.bernoulli(0.3),
     "beta": lambda r: r.beta(0.2, 0.7, (2,)),
+    "beta of larger shapes": lambda r: r.beta(2.0, 1.0, (2,)),
     "permutation": lambda r: r.permutation(5),
 }
 
@@ -79,6 +80,37 @@ def test_what_a_key_means_is_pinned():
     assert random.permutation(4).tolist() == PINNED_ORDERS
 
 
+def test_what_each_distribution_makes_of_its_keys_is_pinned():
+    for name, pinned in PINNED_DRAWS.items():
+        drawn = DRAWS[name](KeyedRandom.of(7, 3, [0, 1], "pinned")).flatten()
+        assert drawn.tolist() == pytest.approx(pinned, rel=1e-12), name
+
+
+PINNED_DRAWS = {
+    "uniform": [2.4223153273646414, 0.12420976688419305, -0.5694802438761828, 2.3752343554834288],
+    "normal": [
+        -2.6020373909045276,
+        -0.08169522604709645,
+        3.5532687971427834,
+        2.571663117954268,
+        -2.080422890038873,
+        1.8636103239363961,
+        0.1667100056251566,
+        2.1544810555566007,
+        -1.4584287862800505,
+        0.6086418924921506,
+        1.7832173878401112,
+        1.5218787872147228,
+    ],
+    "bernoulli": [False, True],
+    "beta": [0.0009617675253064635, 0.000287864117522508, 0.8394064041982432, 0.08288048160469895],
+    "beta of larger shapes": [
+        0.9504555704935429,
+        0.5545790031221511,
+        0.8295927426597751,
+        0.8637774794712161,
+    ],
+}
 PINNED_KEYS = [17320533357629475981, 238674465162441772]
 PINNED_INTEGERS = [855578, 107629]
 PINNED_ORDERS = [[1, 0, 2, 3], [1, 3, 2, 0]]

@@ -11,15 +11,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from penstock.order import generator_states
 from penstock.order.permutation import Permutation
 from penstock.order.randomness import (
+    begin_sample,
     hash64,
     hash64_array,
     hash64_each,
+    hash64_last,
+    hash64_on,
+    key_at_hand,
     sample_keys,
     scope,
     seed_global,
     uniform,
+    uniform_at,
 )
 from penstock.order.seeding import ThreadRandomness
 
@@ -234,6 +240,77 @@ def test_importing_the_package_is_silent_and_starts_nothing():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_one_number_is_the_one_of_an_array():
+    for key in (0, 7, 2**63 + 5, 2**64 - 1):
+        counters = [0, 1, 5, 2**40]
+        assert [uniform_at(key, one) for one in counters] == uniform(key, counters).tolist()
+    last = [0, 3, 2**40]
+    assert hash64_last((7, "a"), last).tolist() == [hash64(7, "a", part) for part in last]
+    assert hash64_on(hash64_on(2, 7), "b") == hash64(7, "b")
+
+
+def test_a_sample_has_its_key_at_hand():
+    begin_sample(5)
+    assert key_at_hand() == 5
+    begin_sample(None)
+    with scope():
+        torch.manual_seed(3)
+        expected = int(torch.randint(2**63 - 1, ()))
+        torch.manual_seed(3)
+        assert key_at_hand() == expected
+
+
+def test_the_states_of_the_generators_lie_where_they_are_taken_for():
+    assert generator_states._python_is_known()
+    assert generator_states._numpy_is_known()
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_states_are_put_back_with_the_draws_that_are_kept(known, monkeypatch):
+    """`gauss` and numpy's `normal` make two numbers, and keep the second for the next call."""
+    from penstock.order.generator_states import moved, put_back, take
+
+    monkeypatch.setattr(generator_states, "_PYTHON_IS_KNOWN", known)
+    monkeypatch.setattr(generator_states, "_NUMPY_IS_KNOWN", known)
+
+    def draw():
+        return [random.gauss(0, 1), random.random(), np.random.normal(), np.random.rand()]
+
+    with scope():
+        for drawn in (0, 1):
+            for _ in range(drawn):
+                random.gauss(0, 1)
+                np.random.normal()
+            states = take()
+            assert moved(states) == []
+            first = draw()
+            assert moved(states) == ["random", "numpy.random"]
+            put_back(states)
+            assert moved(states) == []
+            assert draw() == first
+            put_back(states)
+        assert states.python_gauss is not None
+        if known:
+            assert type(states.numpy) is bytes
+            assert states.numpy_gauss[0] == 1
+
+
+def test_numpy_may_have_another_generator():
+    from penstock.order.generator_states import moved, put_back, take
+
+    kept = np.random.get_bit_generator()
+    np.random.set_bit_generator(np.random.PCG64(3))
+    try:
+        states = take()
+        first = np.random.rand()
+        assert moved(states) == ["numpy.random"]
+        put_back(states)
+        assert moved(states) == []
+        assert np.random.rand() == first
+    finally:
+        np.random.set_bit_generator(kept)
 
 
 def test_a_key_for_each_counter_gives_what_each_key_gives():

@@ -108,7 +108,7 @@ def _known(looks: Sequence[bytes | None], kept: Mapping[bytes, bytes]) -> list[s
 def _hashed(
     paths: Sequence[str], looks: Sequence[bytes | None], rows: Sequence[int]
 ) -> Iterator[bytes]:
-    """The record of each of the files `wanted`; empty for one that cannot be read."""
+    """The record of each file of `rows`; empty for one that cannot be read."""
     sizes = [_RECORD.unpack((looks[row] or b"") + bytes(16))[2] for row in rows]
     files = "1 file" if len(rows) == 1 else f"{len(rows)} files"
     hashing = _Hashing()

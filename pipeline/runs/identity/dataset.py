@@ -50,7 +50,7 @@ def code_and_arguments(node: object, dataset: object, has_fingerprint: bool) -> 
 
     Args:
         node: that it was built of, without secrets.
-        told: whether it has a fingerprint.
+        has_fingerprint: whether it has one.
     """
     targets = {key: allow_list.resolve(one["_target_"], key) for key, one in walk(node, "")}
     kinds = [*targets.values(), type(unfiltered(dataset))]

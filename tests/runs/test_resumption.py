@@ -1,0 +1,252 @@
+"""Which run is resumed, with which overrides, and what may differ in it."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from penstock.errors import ConfigError
+from penstock.order.address import Address
+from penstock.runs import resumption
+from penstock.runs.resumption import SCHEDULES, SKIP, Source
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Makes a run's folder with a checkpoint, and overrides."""
+
+    def make(*overrides, name="run"):
+        folder = tmp_path / name
+        (folder / "checkpoints").mkdir(parents=True)
+        (folder / "checkpoints" / "step-1.safetensors").touch()
+        (folder / "checkpoints" / "step-2").mkdir()
+        (folder / "manifest.json").write_text(json.dumps({"overrides": list(overrides)}))
+        return folder
+
+    return make
+
+
+def test_what_resume_names(run, tmp_path):
+    def named(resume, run_dir="outputs/x"):
+        return resumption.source(SimpleNamespace(resume=resume, run_dir=str(run_dir)))
+
+    folder = run()
+    file, sharded = folder / "checkpoints" / "step-1.safetensors", folder / "checkpoints" / "step-2"
+    assert named(None) is None
+    assert named("auto", folder) == Source(folder, required=False)
+    assert named("auto", tmp_path / "new") == Source(tmp_path / "new", required=False)
+    timed = run(name="2026-01-02/03-04-05")
+    assert named("auto", timed) == Source(timed, required=False)
+    for late in ("2026-01-02/03-04-06", "2026-01-02/03-04-06/7"):
+        with pytest.raises(ConfigError, match="is named by the time of the start and new each"):
+            named("auto", tmp_path / late)
+    assert named(str(folder)) == Source(folder)
+    assert named(str(file)) == Source(None, file)
+    assert named(str(sharded)) == Source(None, sharded)
+    lonely = tmp_path / "lonely.safetensors"
+    lonely.touch()
+    assert named(str(lonely)) == Source(None, lonely)
+    with pytest.raises(ConfigError, match="does not exist; give the folder of a run"):
+        named(str(tmp_path / "none"))
+    (tmp_path / "other" / "deep" / "er").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="is neither a run's folder"):
+        named(str(tmp_path / "other" / "deep" / "er"))
+    assert [resumption.run_of(path) for path in (folder, file, sharded)] == [folder] * 3
+    assert resumption.run_of(folder / "checkpoints") is None
+
+
+def test_overrides_of_the_run_come_first_unless_they_are_given_now(run):
+    before = ["optimizer.lr=0.1", "seed=3", "model.width=4", "resume=x", "run_dir=y", "task=fit"]
+    folder = run(*before)
+    resume = f"resume={folder}"
+    given = resumption.with_overrides_of_run([resume])
+    assert given == [*before[:3], resume]
+    assert resumption.with_overrides_of_run(["seed=4", resume]) == [
+        "optimizer.lr=0.1",
+        "model.width=4",
+        "seed=4",
+        resume,
+    ]
+    assert resumption.with_overrides_of_run(["model=mlp", resume])[:2] == before[:2]
+    inside = f"resume={folder / 'checkpoints' / 'step-2'}"
+    assert resumption.with_overrides_of_run(["resume=null", inside])[:3] == before[:3]
+    for other in (["seed=1"], ["resume=null"], ["resume=auto"], ["resume="], [resume, "resume=no"]):
+        assert resumption.with_overrides_of_run(other) == other
+
+
+@pytest.mark.parametrize("length", [79, 80])
+def test_a_word_of_a_strangers_manifest_is_shown_and_refused(length, run):
+    word = "strange=".ljust(length, "x")
+    folder = run(word)
+    shown = repr(word if length < 80 else f"{word}...")
+    with pytest.raises(ConfigError) as raised:
+        resumption.with_overrides_of_run([f"resume={folder}"])
+    said = str(raised.value)
+    assert f"{folder / 'manifest.json'} holds {shown}, which sets 'strange'" in said
+
+
+@pytest.mark.parametrize(
+    ("word", "reason"),
+    [
+        ("seed=1", None),
+        ("+model.x/y@trainer.z=1", None),
+        ("model=mlp", None),
+        ("model={_target_:/x}", None),
+        ("trainer.x=/abs", None),
+        ("", "is not an override"),
+        ("seed=\x07", "is not an override"),
+        ("x y=1", "is not an override"),
+        ("nothing=1", "sets 'nothing', which is not a key of a run"),
+        ("model@nothing=1", "sets 'nothing', which is not a key of a run"),
+        ("hydra.run.dir=x", "sets 'hydra', which is not a key of a run"),
+        ("model=../x", "chooses a file outside of the configuration"),
+        ("model=/x", "chooses a file outside of the configuration"),
+        ("model='/x'", "chooses a file outside of the configuration"),
+        ("model=${x}", "chooses a file outside of the configuration"),
+    ],
+)
+def test_which_words_of_a_manifest_are_used(word, reason):
+    assert resumption.why_not(word) == reason
+
+
+SAVED = {"a.b": "1", "a.c": "1", "ab": "1", "dataset": "x"}
+OWN = {"a.b": "2", "a.c": "2", "ab": "2", "dataset": "y"}
+
+
+@pytest.mark.parametrize(
+    ("despite", "left"),
+    [
+        ([], ["a.b", "a.c", "ab", "dataset"]),
+        (["a"], ["ab", "dataset"]),
+        (["a.b", "dataset"], ["a.c", "ab"]),
+        (["a."], ["a.b", "a.c", "ab", "dataset"]),
+    ],
+)
+def test_what_may_differ_regardless(despite, left):
+    problems = resumption.differences(SAVED, OWN, despite)
+    assert sorted(problem.key for problem in problems) == left
+    texts = {problem.key: str(problem) for problem in problems}
+    if "ab" in texts:
+        assert "is 2 here and was 1 in the run that is resumed" in texts["ab"]
+        assert "'resume_despite=[ab]'" in texts["ab"]
+
+
+@pytest.mark.parametrize(
+    ("text", "spans"), [("500", [500]), ("500+30", [500, 30]), ("", []), ("x", []), ("1+", [])]
+)
+def test_steps_of_schedules(text, spans):
+    assert resumption.spans({SCHEDULES: text}) == spans
+    other = {SCHEDULES: "700", "seed": "1"}
+    same = resumption.same_but_for_length({SCHEDULES: text, "seed": "2"}, other)
+    assert same == {SCHEDULES: "700" if spans else text, "seed": "2"}
+    assert resumption.same_but_for_length(other, {SCHEDULES: text}) == {
+        **other,
+        SCHEDULES: text if spans else "700",
+    }
+
+
+COSINE = {"_target_": "torch.optim.lr_scheduler.CosineAnnealingLR"}
+CONSTANT = {"_target_": "torch.optim.lr_scheduler.ConstantLR"}
+STEP = {"_target_": "torch.optim.lr_scheduler.StepLR", "step_size": 3}
+
+
+@pytest.mark.parametrize(
+    ("before", "moves", "done", "node", "schedules", "begins"),
+    [
+        ("500", "500", 100, COSINE, "500", None),
+        ("500", "800", 500, COSINE, "500+300", 300),
+        ("500", "800", 400, COSINE, "400+400", 400),
+        ("500+300", "900", 600, COSINE, "500+100+300", 300),
+        ("500+300", "900", 500, COSINE, "500+400", 400),
+        ("500", "400", 400, COSINE, "500", None),
+        ("500", "401", 400, COSINE, "400+1", 1),
+        ("", "800", 500, COSINE, "500+300", 300),
+        ("500", "800", 500, STEP, "800", None),
+        ("500", "800", 500, CONSTANT, "500+300", 300),
+        ("500", "800", 500, {**CONSTANT, "factor": 1}, "800", None),
+        ("500", "800", 500, {**CONSTANT, "factor": 0.5}, "500+300", 300),
+        ("500", "800", 500, {**CONSTANT, "total_iters": 9}, "800", None),
+        ("500", "800", 500, {**COSINE, "T_max": 9, "factor": 1}, "800", None),
+        ("500", "800", 500, {**COSINE, "factor": 1}, "500+300", 300),
+        ("500", "800", 500, None, "800", None),
+    ],
+)
+def test_a_longer_run_gets_a_new_schedule(before, moves, done, node, schedules, begins):
+    saved, own = {SCHEDULES: before, "scheduler.x": "1"}, {SCHEDULES: moves, "scheduler.x": "1"}
+    result, new = resumption.with_schedules(saved, own, done, node)
+    assert (result[SCHEDULES], new) == (schedules, begins)
+    assert resumption.with_schedules(saved, {"seed": "1"}, done, node) == ({"seed": "1"}, None)
+
+
+def test_another_schedule_begins_where_the_run_resumes():
+    saved = {SCHEDULES: "500", "scheduler.gamma": "0.1", "optimizer.lr": "1"}
+    own = {SCHEDULES: "500", "scheduler.gamma": "0.2", "optimizer.lr": "2"}
+    assert resumption.with_schedules(saved, own, 100, STEP) == ({**own, SCHEDULES: "100+400"}, 400)
+    same = {**own, "scheduler.gamma": "0.1"}
+    assert resumption.with_schedules(saved, same, 100, STEP) == (same, None)
+
+
+EARLY, LATE, BOTH = "[[[0,1],[0,3]]]", "[[[1,5],[1,6]]]", "[[[0,1],[0,3]],[[1,5],[1,6]]]"
+AT = Address(1, 0)
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "same"),
+    [
+        (None, None, True),
+        (None, LATE, True),
+        (LATE, None, True),
+        (EARLY, BOTH, True),
+        (BOTH, EARLY, True),
+        (EARLY, None, False),
+        (None, EARLY, False),
+        ("odd", EARLY, False),
+        (EARLY, "odd", False),
+    ],
+)
+def test_what_is_left_out_may_differ_later(then, now, same):
+    saved, own = ({"seed": "1"} | ({} if text is None else {SKIP: text}) for text in (then, now))
+    assert resumption.same_but_for_skips(saved, own, AT) == (own if same else saved)
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "said"),
+    [
+        (
+            EARLY,
+            None,
+            f"has left out {EARLY} before {AT}, where its checkpoint stands; keep that: "
+            f"trainer.skip={EARLY}, or resume regardless with 'resume_despite=[trainer.skip]'",
+        ),
+        (EARLY, LATE, f"keep that: trainer.skip={BOTH}, "),
+        (
+            None,
+            EARLY,
+            f"leaves out batches from {Address(0, 1)} on, and the checkpoint has "
+            f"learned from those before {AT}; resume from a checkpoint of {Address(0, 1)} or "
+            "before",
+        ),
+        (EARLY, "[[[0,1],[0,3]],[[0,7],[0,8]]]", f"leaves out batches from {Address(0, 7)} on"),
+        ("odd", EARLY, f"is {EARLY} here and was odd in the run that is resumed"),
+        (EARLY, "odd", f"is odd here and was {EARLY} in the run that is resumed"),
+    ],
+)
+def test_why_what_is_left_out_may_not_differ_before(then, now, said):
+    saved, own = ({} if text is None else {SKIP: text} for text in (then, now))
+    assert said in resumption.other_skips(saved, own, AT)
+
+
+@pytest.mark.parametrize(
+    ("line", "harmless"),
+    [
+        ("loader.num_workers=3", True),
+        ("loader=debug", True),
+        ("loader=nothing", False),
+        ("+loader.num_workers=3", True),
+        ("optimizer.lr=3", False),
+        ("optimizer=sgd", False),
+        ("seed=3", False),
+    ],
+)
+def test_overrides_that_change_no_result(line, harmless):
+    assert resumption.is_harmless(line) == harmless
