@@ -17,7 +17,7 @@ from penstock.loading.stream_fetch import StreamFetch
 from penstock.loading.workers.options import LoaderOptions
 from penstock.order.plan import Plan
 from penstock.order.samplers import Random
-from penstock.order.streams import End, StreamOrder, StreamPlan, is_stream
+from penstock.order.streams import End, StreamOrder, StreamPlan, is_stream, length_of
 from tests import streams, toy
 
 KINDS = {
@@ -317,3 +317,59 @@ def test_every_kind_for_any_workers_and_ranks(kind, workers):
             assert [batch_hash(shares) for shares in steps] == alone
             found = numbers(batch for shares in steps for batch in shares)
             assert sorted(found) == list(range(length))
+
+
+@pytest.mark.parametrize(
+    ("length", "tail", "most", "steps"),
+    [
+        (None, "keep", None, None),
+        (None, "keep", 5, 5),
+        (9, "keep", None, 3),
+        (9, "drop", None, 2),
+        (8, "keep", None, 2),
+        (8, "drop", None, 2),
+        (9, "keep", 2, 2),
+        (9, "keep", 7, 3),
+    ],
+)
+def test_steps_of_a_stream(length, tail, most, steps):
+    plan = StreamPlan(StreamOrder(0), 4, tail, length, most)
+    assert (plan.steps(3), plan.limit(3)) == (steps, most)
+    request = plan.request(1, 2)
+    assert (request.epoch, request.step, request.rank, request.world) == (1, 2, 0, 1)
+    assert StreamPlan(StreamOrder(0, steps=3), 4, most=most).most == min(most or 3, 3)
+    with pytest.raises(ConfigError, match=r"trainer\.overfit_batches: needs samples by index"):
+        StreamPlan(StreamOrder(0), 4, again=True)
+
+
+def test_blocks_of_a_stream_lie_side_by_side():
+    assert StreamOrder(0).buffer == 0
+    assert StreamOrder(0).block(3, 7) == (7, 8)
+    order = StreamOrder(5, buffer=4)
+    blocks = [order.block(2, position) for position in range(30)]
+    for position, (first, last) in enumerate(blocks):
+        assert max(first, 0) <= position < last
+        assert last - first == 4 or first == 0
+        assert blocks[first:last] == [(first, last)] * min(last - first, 30 - first)
+    assert sorted(order.within(2, 4, 3).tolist()) == [0, 1, 2]
+    assert order.within(2, 4, 0).tolist() == []
+
+
+@pytest.mark.parametrize("rows", [-1, 2**63, 1.5, "three"])
+def test_a_length_that_is_no_number_of_rows_is_refused(rows):
+    kind = type("Odd", (), {"__len__": lambda self: rows})
+    with pytest.raises(DataError, match=r"Odd\.__len__ gives .*; it must be a whole number below"):
+        length_of(kind())
+    sized = type("Sized", (), {"__len__": lambda self: 2**63 - 1})
+    assert length_of(sized()) == 2**63 - 1
+    assert length_of(type("Empty", (), {"__len__": lambda self: 0})()) == 0
+    assert length_of(object()) is None
+
+
+def test_a_function_that_yields_is_a_stream():
+    def records():
+        yield 1
+
+    assert is_stream(records)
+    assert not is_stream(lambda: [1])
+    assert is_stream(type("Iterated", (), {"__iter__": lambda self: iter([])}))
