@@ -1,0 +1,91 @@
+"""Overrides beside a folder that gives the configuration, and rows and weights that tasks name."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+from penstock.loading.wrapped import SomeRows
+from penstock.tasks.folder_config import may_be_typed
+from penstock.tasks.replay import describe_rows
+from penstock.tasks.validate import _other_tensors
+
+
+@pytest.mark.parametrize(
+    ("word", "may"),
+    [
+        ("task=validate", True),
+        ("run=x", True),
+        ("+split=val", True),
+        ("hydra.job.x=1", True),
+        ("tracker=none", True),
+        ("loader.num_workers=3", True),
+        ("trainer.max_epochs=3", True),
+        ("trainer.device=cuda", True),
+        ("batch.val_size=3", True),
+        ("objective.metrics.x={}", True),
+        ("~objective.metrics.nme", False),
+        ("optimizer.lr=1", False),
+        ("model.width=3", False),
+        ("batch.size=3", False),
+        ("dataset=x", False),
+        ("dataset.root=x", True),
+        ("seed=1", False),
+    ],
+)
+def test_overrides_that_may_stand_beside_a_folder(word, may):
+    assert may_be_typed(word) == may
+
+
+def test_tensors_that_are_not_those_of_a_model():
+    model = nn.Linear(2, 3)
+    weights = model.state_dict()
+    assert list(_other_tensors({"model": weights}, model)) == []
+    other = {"weight": torch.zeros(3, 4), "gain": torch.zeros(1), "count": 3}
+    assert list(_other_tensors({"model": other}, model)) == [
+        "weight is [3, 2] in the model and [3, 4] in the file",
+        "gain is not there in the model and [1] in the file",
+        "count is not there in the model and [] in the file",
+        "bias is [3] in the model and not there in the file",
+    ]
+    assert len(list(_other_tensors({"model": 3}, model))) == 2
+
+
+class Rows:
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, row):
+        return {"x": row}
+
+
+class Some(SomeRows):
+    """Every second one."""
+
+    places = column = told = untold = None
+    dataset = Rows()
+
+    def __len__(self):
+        return 2
+
+    def row(self, index):
+        return 2 * index
+
+
+def test_rows_of_a_batch_in_words():
+    batch = SimpleNamespace(positions=np.array([4, 5]), indices=np.array([1, 0]))
+    assert describe_rows(Rows(), batch) == [["position", "index"], ["4", "1"], ["5", "0"]]
+    dataset = Rows()
+    dataset.metadata = pd.DataFrame(
+        {"label": [7, 8, 9], "path": ["a", "b", "c"], "size": [1, 2, 3]}
+    )
+    assert describe_rows(dataset, batch) == [
+        ["position", "index", "path", "label"],
+        ["4", "1", "b", "8"],
+        ["5", "0", "a", "7"],
+    ]
+    rows = [["position", "index", "row"], ["4", "1", "2"], ["5", "0", "0"]]
+    assert describe_rows(Some(), batch) == rows
