@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.loading import autotune
 from penstock.loading.autotune import GAIN, Auto, Autotune, Climb, Window
 from penstock.loading.memory import available, tree_pss
 from penstock.loading.workers.options import LoaderOptions
@@ -173,3 +174,86 @@ def test_a_container_has_left_what_it_has_not_taken_and_its_cached_files(tmp_pat
     for most, left in (("max", 5 << 10), ("4000", 1700), ("2000", 0), ("9999", 5 << 10)):
         (tmp_path / "memory.max").write_text(f"{most}\n")
         assert available() == left
+
+
+@pytest.mark.parametrize(
+    ("start", "bounds", "seen", "workers", "settled"),
+    [
+        (0, Auto(8), [], [1], False),
+        (3, Auto(8), [(0.5, 10, 0)], [3, 6], False),
+        (3, Auto(5), [(0.5, 10, 0)], [3, 5], False),
+        (3, Auto(3), [(0.5, 10, 0)], [3, 3], True),
+        # Waiting for two hundredths of the time is none.
+        (2, Auto(8), [(0.2, 10, 0)], [2, 2], True),
+        (2, Auto(8), [(0.21, 10, 0)], [2, 4], False),
+        # A climb has to help by a twentieth, in one of two windows.
+        (2, Auto(8), [(5, 10, 0), (5, 9.5, 0)], [2, 4, 8], False),
+        (2, Auto(8), [(5, 10, 0), (5, 9.51, 0)], [2, 4, 4], False),
+        (2, Auto(8), [(5, 10, 0), (5, 10, 0), (5, 9, 0)], [2, 4, 4, 8], False),
+        (2, Auto(8), [(5, 10, 0), (5, 10, 0), (5, 10, 0)], [2, 4, 4, 2], True),
+        # Workers were seen to take 10 bytes each: (40 - 20) / 2.
+        (2, Auto(8, 49), [(5, 10, 40)], [2, 2], True),
+        (2, Auto(8, 50), [(5, 10, 40)], [2, 3], False),
+        (2, Auto(8, 40), [(5, 10, 40)], [2, 2], True),
+        # Too much memory: back to where the climb began, or to a half.
+        (2, Auto(8, 60), [(5, 10, 40), (5, 5, 61)], [2, 4, 2], True),
+        (8, Auto(8, 60), [(5, 10, 61)], [8, 4], True),
+        (9, Auto(9, 60), [(5, 10, 61)], [9, 4], True),
+        (1, Auto(8, 60), [(5, 10, 61)], [1, 1], True),
+        (2, Auto(8, 60), [(5, 10, 61)], [2, 1], True),
+        # Afterwards it stays below the number that was too many.
+        (
+            4,
+            Auto(8, 60),
+            [(5, 10, 61), (5, 60, 30), (5, 60, 30), (5, 60, 30)],
+            [4, 2, 3, 3, 2],
+            True,
+        ),
+        # It rests for 60 seconds.
+        (2, Auto(8), [(0, 10, 0), (5, 59, 0), (5, 0.5, 0), (5, 0.5, 0)], [2, 2, 2, 2, 4], False),
+    ],
+)
+def test_each_window_has_its_decision(start, bounds, seen, workers, settled):
+    climb = Climb(start, bounds, base=20)
+    decided = [climb.workers]
+    for waited, elapsed, memory in seen:
+        decided.append(climb.observe(Window(10, waited, elapsed, memory)))
+        assert climb.workers == decided[-1]
+    assert (decided, climb.settled) == (workers, settled)
+
+
+def test_statistics_are_cut_into_windows_and_the_memory_is_looked_at(monkeypatch):
+    now, looks = [1000.0], []
+    monkeypatch.setattr(autotune.time, "monotonic", lambda: now[0])
+    tuning = Autotune(4, Auto(64), lambda: looks.append(now[0]) or 0)
+    windows, observe = [], Climb.observe
+
+    def observed(climb, window):
+        windows.append(window)
+        return observe(climb, window)
+
+    monkeypatch.setattr(Climb, "observe", observed)
+    # Each batch takes a second, of which nobody waits: it settles in its first window.
+    changes = [tuning.delivered(n, 0.0, float(n)) for n in range(1, 30)]
+    assert not any(changes)
+    # Four batches are skipped, then a window has 8, and one batch lies between two of them.
+    assert windows == [Window(8, 0.0, 8.0)] * 2
+    assert looks == [1000, 1000]  # at first, and while it was not settled
+    now[0] += 29.9
+    tuning.begin_epoch()
+    assert not tuning.delivered(100, 0.0, 1.0)  # skipped
+    for n in range(101, 109):
+        tuning.delivered(n, 0.0, n - 99.0)
+    assert looks == [1000, 1000]
+    now[0] += 0.1
+    for n in range(109, 119):
+        tuning.delivered(n, 0.0, n - 99.0)
+    assert looks == [1000, 1000, 1030]
+
+
+def test_a_change_skips_the_first_batches_of_the_new_workers(monkeypatch):
+    tuning = Autotune(1, Auto(64), lambda: 0)
+    changes = [n for n in range(1, 40) if tuning.delivered(n, n / 2, n / tuning.workers)]
+    assert changes[0] == 7  # one is skipped, then six
+    assert changes[1] == 7 + 2 + 6
+    assert tuning.workers > 2

@@ -1,0 +1,182 @@
+"""Errors of samples: whose fault they are, how messages explain them, and how many are too many."""
+
+import errno
+
+import numpy as np
+import pytest
+
+from penstock.errors import ConfigError, DataError, Problem, UnreachableError
+from penstock.files.batch_bytes import BatchTooLargeError
+from penstock.loading import bad_samples, memory
+from penstock.loading.bad_samples import Budget, LeftOut, explained, in_one_line, is_bad
+from penstock.loading.compose import Compose, Views, further_views
+from penstock.loading.fetch import SampleError
+from penstock.order.plan import Request
+
+
+@pytest.mark.parametrize(
+    ("error", "read", "transform"),
+    [
+        (DataError("x"), True, True),
+        (UnreachableError("x"), False, False),
+        (ConfigError(Problem("key", "x")), False, False),
+        (BatchTooLargeError("x"), False, False),
+        (MemoryError(), False, False),
+        (OSError(errno.EMFILE, "too many"), False, False),
+        (FileNotFoundError(errno.ENOENT, "gone"), True, None),
+        (TypeError("x"), False, False),
+        (NameError("x"), False, False),
+    ],
+)
+def test_an_error_is_the_samples_or_not(error, read, transform):
+    assert is_bad(error, "read") is read
+    assert transform is None or is_bad(error, "transform") is transform
+
+
+REQUEST = Request(2, 3, np.array([40, 41]), np.array([7, 8]), 2)
+WHERE = "sample 8 (epoch 2, step 3, position 41)"
+
+
+@pytest.mark.parametrize(
+    ("error", "stage", "on_error", "kind", "message"),
+    [
+        (DataError("odd"), "read", "raise", DataError, f"{WHERE} p.png: odd; leave it out"),
+        (DataError("odd"), "read", "skip", DataError, f"{WHERE} p.png: odd$"),
+        (DataError("p.png is odd"), "read", "skip", DataError, f"{WHERE}: p.png is odd$"),
+        (UnreachableError("far"), "read", "raise", DataError, f"{WHERE} p.png: far$"),
+        (
+            BatchTooLargeError("large"),
+            "read",
+            "raise",
+            BatchTooLargeError,
+            f"{WHERE} p.png: large$",
+        ),
+        (
+            BatchTooLargeError("large"),
+            "read",
+            "skip",
+            BatchTooLargeError,
+            f"{WHERE} p.png: large\nbad_samples.on_error leaves out",
+        ),
+        (ConfigError(Problem("k", "x")), "transform", "raise", ConfigError, "k"),
+        (
+            ConfigError(Problem("k", "x")),
+            "read",
+            "raise",
+            SampleError,
+            f"{WHERE} p.png: read failed with ConfigError",
+        ),
+        (
+            TypeError("bug"),
+            "transform",
+            "raise",
+            SampleError,
+            f"{WHERE} p.png: transform failed with TypeError: bug\nTypeError",
+        ),
+        (
+            TypeError("bug"),
+            "transform",
+            "skip",
+            SampleError,
+            f"{WHERE} p.png: transform failed with TypeError: bug\nbad_samples.on_error=skip ",
+        ),
+        (
+            MemoryError("much"),
+            "read",
+            "raise",
+            SampleError,
+            f"{WHERE} p.png: read failed with MemoryError: much\nThis process may have",
+        ),
+    ],
+)
+def test_an_error_names_its_sample_and_the_way_out(error, stage, on_error, kind, message):
+    told = explained(error, stage, REQUEST, 1, "p.png", on_error, way_out="; leave it out")
+    assert type(told) is kind
+    assert str(told) == message[:-1] if message.endswith("$") else str(told).startswith(message)
+
+
+def test_an_error_in_one_line_has_300_characters_at_most():
+    assert in_one_line(ValueError("a\n  b")) == "ValueError: a b"
+    assert in_one_line(DataError("x" * 300)) == "x" * 300
+    assert in_one_line(DataError("x" * 301)) == "x" * 297 + "..."
+
+
+def left_out(count, known=False):
+    return [LeftOut(n, n, 0, 0, "", f"cause {n}", "skip", known=known) for n in range(count)]
+
+
+def test_a_budget_counts_what_nobody_knew_and_names_five():
+    budget = Budget(6, "train", lambda epoch: 100)
+    budget.begin(4)
+    budget.add(8, left_out(3))
+    budget.add(8, left_out(50, known=True))
+    budget.add(8, left_out(3))
+    with pytest.raises(DataError) as caught:
+        budget.add(8, left_out(1))
+    text = str(caught.value)
+    assert text.startswith(
+        "7 bad samples in epoch 4 of the train split (100 samples), and bad_samples.budget=6 "
+        "allows 6:\n"
+    )
+    assert text.count("cause") == 5
+    assert "\n  and 2 more\n" in text
+    budget.begin(5)
+    budget.add(8, left_out(6))
+
+
+@pytest.mark.parametrize(("length", "allowed"), [(100, 3), (101, 4), (1, 1), (None, 10)])
+def test_a_share_is_of_the_epoch_or_of_the_samples_so_far(length, allowed):
+    budget = Budget(0.03, "val", lambda epoch: length)
+    budget.add(8, left_out(allowed))
+    with pytest.raises(DataError, match=rf"allows {allowed}:") as caught:
+        budget.add(8, left_out(1))
+    assert f"({'16 so far' if length is None else length} samples)" in str(caught.value)
+    assert ("more" in str(caught.value).split("Repair")[0]) == (allowed > 4)
+
+
+def test_five_are_named_without_a_rest():
+    with pytest.raises(DataError) as caught:
+        Budget(4, "val", lambda epoch: 9).add(8, left_out(5))
+    assert "cause 4" in str(caught.value)
+    assert " more" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("workers", "ahead", "ranks", "batches"),
+    [(0, 2, 1, 3), (1, 1, 1, 3), (1, 2, 1, 4), (4, 2, 1, 13), (4, 3, 2, 34)],
+)
+def test_all_batches_of_a_loader_may_take_half_the_memory(
+    workers, ahead, ranks, batches, monkeypatch
+):
+    monkeypatch.setattr(memory, "limit", lambda: (1 << 50, "this machine"))
+    assert memory.of_a_batch(workers, ahead, ranks) == (1 << 49) // batches
+    monkeypatch.setattr(memory, "limit", lambda: (1, "this machine"))
+    assert memory.of_a_batch(workers, ahead, ranks) == 512 << 20
+
+
+class Doubled:
+    def __call__(self, sample):
+        return {**sample, "image": sample["image"] * 2}
+
+
+def test_views_add_their_fields_by_number():
+    views = Views({"double": Doubled(), "none": None}, 3)
+    sample = {"image": np.array([1]), "label": 5}
+    result = views(sample)
+    assert list(result) == ["image", "label", "image_2", "image_3"]
+    assert [result[name].tolist() for name in ("image", "image_2", "image_3")] == [[2]] * 3
+    assert list(Views({}, 1)(sample)) == ["image", "label"]
+    with pytest.raises(ConfigError, match="a sample has a field image_2 already; rename it"):
+        views({"image": np.array([1]), "image_2": 7})
+    names = ["image_10", "image", "image_2", "image_x", "mask_2"]
+    assert further_views(names, "image") == ["image_2", "image_10"]
+
+
+def test_an_error_names_its_transform():
+    def broken(sample):
+        raise ValueError("odd")
+
+    with pytest.raises(ValueError, match="odd") as caught:
+        Compose({"first": lambda sample: sample, "second": broken})({})
+    assert caught.value.__notes__ == ["in the transform 'second'"]
+    assert bad_samples.path_of(object(), 3) == ""
