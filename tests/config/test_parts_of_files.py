@@ -1,4 +1,4 @@
-"""Parts of files: nodes that overrule others, keys that are missing, comments, sizes, and growth."""
+"""Parts of files: nodes that overrule others, missing keys, comments, sizes, and growth."""
 
 import io
 from types import SimpleNamespace

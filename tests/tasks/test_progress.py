@@ -248,6 +248,71 @@ def test_that_it_compiles_and_has_compiled_is_reported(kind, terminal, clock):
     ]
 
 
+def test_the_loss_is_looked_at_once_a_second(capsys, clock):
+    display = progress.Lines(loader(), 2)
+    display._seconds = 0.5
+    display.on_epoch_start(0, 10, 0)
+    for step, loss in enumerate([1.0, 2.0, 3.0, 4.0]):
+        clock.now += 0.5
+        display.on_losses(torch.tensor([loss, loss]))
+        display.on_batch(batch(step))
+    display.on_losses(torch.tensor([]))
+    clock.now += 0.5
+    display.on_batch(batch(4))
+    assert re.findall(r"(\d)/10  loss (\d)", capsys.readouterr().err) == [
+        ("1", "1"),
+        ("2", "1"),
+        ("3", "3"),
+        ("4", "3"),
+        ("5", "3"),
+    ]
+
+
+def test_a_batch_before_any_loss_and_after_no_time(capsys, clock):
+    display = progress.Lines(loader(total=0.0, wait=0.0), 2)
+    display._seconds = 1.0
+    display.on_epoch_start(0, None, 2)
+    clock.now += 1.0
+    display.on_batch(batch(5))
+    display.on_losses(torch.tensor([]))
+    clock.now += 1.0
+    display.on_batch(batch(6))
+    clock.now += 0.9
+    display.on_batch(batch(7))
+    assert capsys.readouterr().err.splitlines() == [
+        "epoch 0 of 2  6/?  320,000,000,000 samples/s  0% waiting",
+        "epoch 0 of 2  7/?  320,000,000,000 samples/s  0% waiting",
+    ]
+    display.on_epoch_start(1, 10, 2)
+    clock.now += 4.0
+    display.on_batch(batch(5))
+    assert capsys.readouterr().err.endswith("0% waiting  4 s left\n")
+
+
+def test_a_bar_is_closed_with_its_last_batch_of_validation(terminal, clock):
+    display = progress.Bar(loader(), 2)
+    display.on_epoch_start(0, 10, 0)
+    for done in range(3):
+        clock.now += 1.0
+        display.on_validation(done, 2)
+        assert (display._bar is None) == (done == 2)
+    display.on_validation(0, 0)
+    assert display._bar is not None
+    display.close()
+    display._show(1, "x")
+    before = terminal.getvalue()
+    assert "x" not in before[-3:]
+
+
+def test_a_line_of_a_record():
+    record = {"tokens_per_second": 2345.6, "samples_per_second": 1.0, "wait_share": 0.5}
+    assert progress.describe(record) == "2,346 tokens/s  50% waiting"
+    record |= {"val/a/b": 1.0, "other/a": 1.0, "val/a": 12345.678, "shared_batches": 3.0}
+    assert progress.describe(record) == (
+        "val/a 1.235e+04  2,346 tokens/s  50% waiting  3 batches of other runs"
+    )
+
+
 @pytest.mark.parametrize(
     ("done", "total", "seconds", "text"),
     [

@@ -1,0 +1,229 @@
+"""A run's folder and state as a fit opens them, piece by piece: rewinding, copies, and messages."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from penstock.errors import ConfigError
+from penstock.order.address import Address
+from penstock.runs import checkpoint, resumption
+from penstock.runs.checkpoint import Newest
+from penstock.runs.resumption import Source
+from penstock.tasks import opening
+from penstock.tasks.opening import Opened, Opening, _copy, _say
+
+
+def state(updates=7, epoch=1, step=2, **more):
+    return {"updates": updates, "loader": {"epoch": epoch, "step": step}, **more}
+
+
+def saved(latest):
+    return SimpleNamespace(latest=lambda: latest)
+
+
+def test_where_a_session_begins():
+    assert Opened().start == Address(0, 0)
+    assert Opened(state=state()).start == Address(1, 2)
+
+
+@pytest.mark.parametrize(
+    ("latest", "began", "further"),
+    [(None, None, False), (0, None, False), (1, None, True), (7, 7, False), (8, 7, True)],
+)
+def test_whether_a_session_came_further(latest, began, further):
+    opened = Opened(
+        checkpoints=None if latest is None else saved(latest),
+        state=None if began is None else state(began),
+    )
+    assert opened.came_further() == further
+
+
+def test_what_a_session_wrote_is_removed():
+    calls = []
+    folder = SimpleNamespace(rewind=lambda *places: calls.append(places))
+    Opened(folder=folder).put_back()
+    Opened(state=state()).put_back()
+    assert calls == []
+    Opened(folder=folder, state=state()).put_back()
+    assert calls == [(1, 2, 7)]
+
+
+@pytest.mark.parametrize(
+    ("source", "copy", "latest", "taken"),
+    [
+        (None, (8, 1, "b"), 7, None),
+        (Source(None, Path("c")), (8, 1, "b"), 7, None),
+        (Source(Path("a"), Path("c")), (8, 1, "b"), 7, None),
+        (Source(Path("a")), None, 7, None),
+        (Source(Path("a")), (8, 1, "b"), 7, (1, "b")),
+        (Source(Path("a")), (7, 1, "b"), 7, (1, "b")),
+        (Source(Path("a")), (6, 1, "b"), 7, None),
+    ],
+)
+def test_copies_that_are_as_new_as_any_checkpoint(source, copy, latest, taken, monkeypatch):
+    folders = []
+    monkeypatch.setattr(opening, "Checkpoints", lambda path: folders.append(path) or saved(latest))
+    assert _copy(source, SimpleNamespace(newest_copy=lambda: copy)) == taken
+    assert folders in ([], [Path("a/checkpoints")])
+
+
+@pytest.mark.parametrize(
+    ("newest", "changes", "copied", "lines"),
+    [
+        (None, "", False, []),
+        (None, "n left", False, ["n left; starting run again, as there is no checkpoint"]),
+        (Newest(Path("c/7"), state()), "", False, ["resuming run at epoch 1, step 2 (7)"]),
+        (Newest(Path("c/7"), state()), "n left", False, ["n left; resuming run at epoch 1, "]),
+        (
+            Newest(Path("c/7"), state()),
+            "",
+            True,
+            ["resuming run at epoch 1, step 2 (from the memory of rank 1 on n)"],
+        ),
+        (
+            Newest(Path("c/7"), state(), [(Path("12"), "broken"), (Path("9"), "torn")]),
+            "",
+            False,
+            [
+                "cannot use 12: broken",
+                "cannot use 9: torn",
+                "resuming from an older one, after 7 steps; the 5 steps since then are repeated",
+                "resuming run at epoch 1, step 2 (7)",
+            ],
+        ),
+        (
+            Newest(Path("c/7"), state(), [(Path("7"), "broken")]),
+            "",
+            False,
+            ["cannot use 7", "resuming from an older one, after 7 steps; the steps since", "res"],
+        ),
+        (
+            Newest(Path("c/7"), state(), [(Path("x"), "broken")]),
+            "",
+            False,
+            ["cannot use x", "resuming from an older one, after 7 steps; the steps since", "res"],
+        ),
+    ],
+)
+def test_what_is_said_of_a_resumption(newest, changes, copied, lines, capsys, monkeypatch):
+    steps = {"12": 12, "9": 9, "7": 7}
+    monkeypatch.setattr(checkpoint, "steps_of", lambda path: steps.get(path.name))
+    machines = SimpleNamespace(
+        changes=lambda: changes,
+        newest_copy=lambda: (7, 1, "b"),
+        members=[SimpleNamespace(host="m"), SimpleNamespace(host="n")],
+    )
+    _say(SimpleNamespace(path="run"), newest, machines, copied)
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == len(lines), said
+    assert all(map(str.startswith, said, lines)), said
+    if copied:
+        machines.newest_copy = lambda: None
+        _say(SimpleNamespace(path="run"), newest, machines, copied)
+        assert capsys.readouterr().err == "resuming run at epoch 1, step 2 (7)\n"
+
+
+def asked(**config):
+    """A fit that asks for its folder and its state."""
+    config = {"resume": None, "run_dir": "run", "scheduler": None, "resume_despite": []} | config
+    identity = SimpleNamespace(is_told=True, data=None)
+    return Opening(
+        SimpleNamespace(cache_dir="cache", **config),
+        SimpleNamespace(),
+        SimpleNamespace(identity=identity),
+        SimpleNamespace(fingerprint={"seed": "1"}, look=lambda: None),
+        lambda state: None,
+        lambda steps: None,
+        0,
+        {},
+    )
+
+
+def test_the_place_to_resume_from():
+    again, first = SimpleNamespace(started_again=True), SimpleNamespace(started_again=False)
+    assert asked()._source(again) == Source(Path("run"), required=False)
+    assert asked()._source(first) is None
+    with pytest.raises(ConfigError):
+        asked(resume="nowhere")._source(again)
+
+
+def test_the_newest_state_of_a_place(monkeypatch, tmp_path):
+    monkeypatch.setattr(checkpoint, "load_checked", lambda path, check: state())
+    monkeypatch.setattr(checkpoint, "find_newest", lambda folder, check: "the newest")
+    monkeypatch.setattr(checkpoint, "has_checkpoint", lambda folder: folder.name == "full")
+    manifests = {"stopped": {"status": "preempted"}, "other": {"status": "failed"}}
+
+    def manifest(folder):
+        if folder.name not in manifests:
+            raise ConfigError("none is there")
+        return manifests[folder.name]
+
+    monkeypatch.setattr(opening, "read_manifest", manifest)
+    fit = asked()
+    assert fit._newest(Source(None, tmp_path / "c")) == Newest(tmp_path / "c", state(), [])
+    assert fit._newest(Source(tmp_path / "full")) == "the newest"
+    assert fit._newest(Source(tmp_path / "stopped")) is None
+    assert fit._newest(Source(tmp_path / "other")) == "the newest"
+    assert fit._newest(Source(tmp_path / "empty")) == "the newest"
+    assert fit._newest(Source(tmp_path / "empty", required=False)) is None
+    assert fit._newest(Source(tmp_path / "full", required=False)) == "the newest"
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "moves"),
+    [(None, 7), ({"_target_": "a"}, 7), ({"interval": "step"}, 7), ({"interval": "epoch"}, 2)],
+)
+def test_a_schedule_continues_by_steps_or_by_epochs(scheduler, moves, monkeypatch):
+    taken = []
+    monkeypatch.setattr(resumption, "with_schedules", lambda *words: taken.append(words))
+    monkeypatch.setattr(resumption, "fingerprint", lambda config, own, moves: {"seed": "1"})
+    history = {"result": {"history": [{}, {}]}}
+    fit = asked(scheduler=scheduler)
+    fit._continued(state(progress=history, fingerprint={"seed": "2"}))
+    assert taken == [({"seed": "2"}, fit.fingerprint, moves, scheduler)]
+
+
+@pytest.mark.parametrize(("saved_seed", "fits"), [("1", True), ("2", False)])
+def test_tensors_are_compared_with_those_of_the_same_run_only(saved_seed, fits, monkeypatch):
+    from penstock.runs import run_state
+
+    monkeypatch.setattr(run_state, "check", lambda state: None)
+    monkeypatch.setattr(resumption, "fingerprint", lambda config, own, moves: {"seed": "1"})
+    compared = []
+    fit = asked()
+    object.__setattr__(fit, "fits", compared.append)
+    known = state(fingerprint={"seed": saved_seed})
+    fit._check(known)
+    assert compared == ([known] if fits else [])
+
+
+@pytest.mark.parametrize(
+    ("differ", "despite", "keys"),
+    [
+        ([], [], None),
+        (["seed"], [], ["seed"]),
+        ([f"k{number}" for number in range(30)], [], 30),
+        ([f"k{number}" for number in range(32)], [], 31),
+    ],
+)
+def test_differences_from_a_checkpoint(differ, despite, keys, monkeypatch):
+    own = {f"k{number}": "1" for number in range(32)} | {"seed": "1"}
+    monkeypatch.setattr(resumption, "fingerprint", lambda config, of_loader, moves: dict(own))
+    monkeypatch.setattr(opening, "mode_in", lambda fingerprint: "content")
+    monkeypatch.setattr(opening.installed, "all_of", lambda name: [])
+    monkeypatch.setattr(opening, "first_difference", lambda cache, then, now: None)
+    now = own | {"dataset": "1"}
+    monkeypatch.setattr(opening, "in_mode_of", lambda saved, own, data: now)
+    before = state(fingerprint=now | dict.fromkeys(differ, "2"))
+    if keys is None:
+        asked(resume_despite=despite)._check_same(before)
+        return
+    with pytest.raises(ConfigError) as caught:
+        asked(resume_despite=despite)._check_same(before)
+    problems = caught.value.problems
+    if isinstance(keys, list):
+        assert [problem.key for problem in problems] == keys
+    else:
+        assert len(problems) == keys
+        assert (problems[-1].message == "2 more keys differ") == (keys == 31)
