@@ -31,7 +31,7 @@ class NotOwnError(PenstockError):
     exit_code = 2
 
 
-def open_own(path: Path, flags: int, mode: int = 0o666, linked: bool = False) -> int:
+def open_own(path: Path | str, flags: int, mode: int = 0o666, linked: bool = False) -> int:
     """A descriptor of a regular file of this user, to write to or to lock.
 
     Args:
@@ -43,7 +43,7 @@ def open_own(path: Path, flags: int, mode: int = 0o666, linked: bool = False) ->
         OSError: as for `os.open`.
     """
     with suppress(FileNotFoundError):
-        _check(path, path.lstat(), linked)
+        _check(path, os.lstat(path), linked)
     try:
         descriptor = os.open(path, flags | _NO_LINK | _SAFELY, mode)
     except OSError as error:
@@ -58,9 +58,9 @@ def open_own(path: Path, flags: int, mode: int = 0o666, linked: bool = False) ->
     return descriptor
 
 
-def check_own(path: Path, state: os.stat_result | None = None) -> None:
+def check_own(path: Path | str, state: os.stat_result | None = None) -> None:
     """Raise NotOwnError unless `path` is a regular file of this user; `state`, if it is known."""
-    _check(path, path.lstat() if state is None else state, linked=False)
+    _check(path, os.lstat(path) if state is None else state, linked=False)
 
 
 def check_tree(folder: Path, links: Collection[str] = ()) -> None:
@@ -205,7 +205,7 @@ def _raise(error: OSError) -> None:
     raise error
 
 
-def _check(path: Path, state: os.stat_result, linked: bool) -> None:
+def _check(path: Path | str, state: os.stat_result, linked: bool) -> None:
     kind = stat.S_IFMT(state.st_mode)
     if kind != stat.S_IFREG:
         raise _refusal(path, KINDS.get(kind, "not a regular file"))
@@ -214,11 +214,11 @@ def _check(path: Path, state: os.stat_result, linked: bool) -> None:
     if not _OWNERS or state.st_uid == os.geteuid():
         return
     # Some network drives and mounts give all files an owner of their own, the folder included.
-    if state.st_uid != path.parent.stat().st_uid:
+    if state.st_uid != Path(path).parent.stat().st_uid:
         raise _refusal(path, f"another user's (number {state.st_uid})")
 
 
-def _refusal(path: Path, what: str, expected: str = "a file of your own") -> NotOwnError:
+def _refusal(path: Path | str, what: str, expected: str = "a file of your own") -> NotOwnError:
     return NotOwnError(
         f"{path} is {what}, not {expected}; nothing was written to it. Delete it, or replace it "
         "by a copy"

@@ -15,7 +15,7 @@ from penstock.addons.packs.fields import Encode
 from penstock.addons.packs.folder import PackWriter
 from penstock.addons.packs.packed import Packed
 from penstock.addons.packs.recipe import Recipe
-from penstock.addons.stores import prefetcher, sending
+from penstock.addons.stores import arrivals, prefetcher, sending
 from penstock.addons.stores.blocks import Blocks
 from penstock.addons.stores.parts import GAP, Waiting, part_address
 from penstock.datasets.files import Files
@@ -221,11 +221,11 @@ def test_the_rows_of_the_first_batch_come_alone_and_first(folder, tmp_path, monk
             for step in (0, 1)
         )
         fetched = []
-        fetch = dataset.remote_files.fetch_parts_ahead
+        begin = arrivals.Arrivals.begin
         monkeypatch.setattr(
-            dataset.remote_files,
-            "fetch_parts_ahead",
-            lambda wanted: (fetched.append([each for each, _ in wanted]), fetch(wanted))[1],
+            arrivals.Arrivals,
+            "begin",
+            lambda self, rows, at: (fetched.append([*rows]), begin(self, rows, at))[1],
         )
         ahead = dataset.remote_files.prefetcher(
             lambda epoch, step: dataset.files_of(plan.request(epoch, step).indices), plan.steps
@@ -237,8 +237,7 @@ def test_the_rows_of_the_first_batch_come_alone_and_first(folder, tmp_path, monk
             ahead.work()
             select.select([ahead.bell], [], [], 0.1)
         ahead._pool.shutdown()
-        for end in (ahead.bell, ahead._rings):  # else open until the process ends
-            end.close()
+        ahead.bell.close()  # else open until the process ends
     count = len({*first})
     assert {file for files in fetched[:count] for file in files} == {*first}
     assert max(map(len, fetched[:count])) == 1

@@ -64,13 +64,20 @@ class Catalog:
         self._options = options
         self._timeout = timeout
         self._retry = retry
+        self._stores: dict[str, Store] = {}  # by scheme
         self._listings: dict[str, Listing] = {}
         self._found: dict[str, FileInfo] = {}
         self._last: dict[str, FileInfo] = {}  # files of which many parts are read
 
+    def __getstate__(self) -> dict[str, object]:
+        return {**vars(self), "_stores": {}}
+
     def store(self, address: str) -> Store:
         """The store of an address."""
-        return Store(parse_address(address), self._options, self._timeout, self.gate)
+        scheme = parse_address(address)
+        if scheme not in self._stores:
+            self._stores[scheme] = Store(scheme, self._options, self._timeout, self.gate)
+        return self._stores[scheme]
 
     def known(self, address: str) -> FileInfo | None:
         """A file that was listed or asked for before; 15 us, unless it was among the last ones."""

@@ -13,11 +13,14 @@ an `UnusualError`, after which the same is asked of fsspec: options other than `
 from __future__ import annotations
 
 import atexit
+import hashlib
+import hmac
 import http.client
 import os
 import re
 import ssl
 import threading
+import time
 import urllib.request
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Mapping
@@ -31,7 +34,10 @@ from penstock.addons.stores.retry import Damaged
 _IDLE = 64  # connections of a host that are kept
 _MOST_OF_A_PAGE = 64 * 2**20  # bytes of a listing's page
 _SIZE = r"[0-9]{1,18}"
+_BEFORE_PATH = re.compile(r"[^/?#]*")
 _PLAIN_BUCKET = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
+_PORTS = {"http": ":80", "https": ":443"}
+_OF_NOTHING = hashlib.sha256().hexdigest()
 _ELSEWHERE = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3")
 
 
@@ -77,6 +83,20 @@ class Answer(NamedTuple):
     headers: Mapping[str, str]
 
 
+class Request(NamedTuple):
+    """A request, signed for this moment.
+
+    Attributes:
+        target: path and query, as they are sent.
+    """
+
+    method: str
+    scheme: str
+    netloc: str
+    target: str
+    headers: dict[str, str]
+
+
 Sign = Callable[[str, str, dict[str, str]], None]
 """Adds to the headers of a request of a method and a URL."""
 
@@ -111,28 +131,41 @@ class DirectClient:
             FileNotFoundError: a web server does not have it.
             Damaged: the body ended early.
         """
-        headers = {"Accept-Encoding": "identity"}
-        if start is not None and end is not None:
-            headers["Range"] = f"bytes={start}-{end - 1}"
-        return self._ask("GET", url, headers, most)
+        return self._ask(self.request(url, start, end), most)
 
     def head(self, url: str) -> Answer:
         """Of a file all but the bytes."""
-        return self._ask("HEAD", url, {"Accept-Encoding": "identity"}, None)
+        return self._ask(self.request(url, method="HEAD"), None)
 
-    def _ask(self, method: str, url: str, headers: dict[str, str], most: int | None) -> Answer:
-        parts = urlsplit(url)
-        host = parts.scheme, parts.netloc
-        if parts.netloc in self._unusual:
+    def request(
+        self, url: str, start: int | None = None, end: int | None = None, method: str = "GET"
+    ) -> Request:
+        """A signed request for a file, or the bytes from `start` to `end` of it.
+
+        Raises:
+            UnusualError: its host is one that fsspec asks.
+        """
+        scheme, _, rest = url.partition("://")
+        netloc = _BEFORE_PATH.match(rest)[0]  # type: ignore[index]
+        if netloc in self._unusual:
             raise UnusualError("as before")
+        headers = {"Accept-Encoding": "identity"}
+        if start is not None and end is not None:
+            headers["Range"] = f"bytes={start}-{end - 1}"
         if self._sign is not None:
             self._sign(method, url, headers)
-        target = parts.path + (f"?{parts.query}" if parts.query else "")
+        target = rest[len(netloc) :].partition("#")[0]
+        if not target.startswith("/"):
+            target = f"/{target}"
+        return Request(method, scheme.lower(), netloc, target, headers)
+
+    def _ask(self, request: Request, most: int | None) -> Answer:
+        host = request.scheme, request.netloc
         try:
             while True:
                 connection, fresh = self._connection(*host)
                 try:
-                    connection.request(method, target or "/", headers=headers)
+                    connection.request(request.method, request.target, headers=request.headers)
                     response = connection.getresponse()
                 except (ConnectionError, http.client.BadStatusLine):
                     connection.close()
@@ -143,7 +176,7 @@ class DirectClient:
                     connection.close()
                     raise
                 try:
-                    answer = self._answer(method, response, most, "Range" in headers)
+                    answer = self._answer(request, response, most)
                 except BaseException:
                     connection.close()
                     raise
@@ -151,21 +184,45 @@ class DirectClient:
                 return answer
         except UnusualError as error:
             if error.for_ever:
-                self._unusual.add(parts.netloc)
+                self._unusual.add(request.netloc)
             raise
 
     def _answer(
-        self, method: str, response: http.client.HTTPResponse, most: int | None, ranged: bool
+        self, request: Request, response: http.client.HTTPResponse, most: int | None
     ) -> Answer:
         headers = {name.lower(): text for name, text in response.getheaders()}
-        status = response.status
+        size, whole = self.sizes(request, response.status, headers, most)
+        if request.method == "HEAD":
+            response.read()
+            return Answer(b"", whole, headers)
+        body = bytearray(size)
+        view, have = memoryview(body), 0
+        while have < size:
+            count = response.readinto(view[have:])
+            if not count:
+                raise Damaged(f"received {have} of {size} bytes")
+            have += count
+        response.read()
+        return Answer(body, whole, headers)
+
+    def sizes(
+        self, request: Request, status: int, headers: Mapping[str, str], most: int | None
+    ) -> tuple[int, int]:
+        """The bytes of an answer's body, and of the whole file.
+
+        Args:
+            headers: of the answer, their names in small letters.
+
+        Raises:
+            UnusualError, NoRangesError, StatusError, FileNotFoundError: as `get`.
+        """
         if status in (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS) or (
             status >= HTTPStatus.INTERNAL_SERVER_ERROR and status != HTTPStatus.NOT_IMPLEMENTED
         ):
             raise StatusError(status, headers)
         if status not in (HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT):
             moved = 300 <= status < 400
-            if moved or method == "HEAD" or self._sign is not None:
+            if moved or request.method == "HEAD" or self._sign is not None:
                 raise UnusualError(f"HTTP {status}", moved)
             if status == HTTPStatus.NOT_FOUND:
                 raise FileNotFoundError(f"HTTP {status}")
@@ -182,22 +239,11 @@ class DirectClient:
             if match is None:
                 raise UnusualError("a part of an unknown whole")
             whole = int(match[1])
-        if method == "HEAD":
-            response.read()
-            return Answer(b"", whole, headers)
-        if most is not None and size > most:
-            if ranged and status == HTTPStatus.OK:
+        if request.method != "HEAD" and most is not None and size > most:
+            if "Range" in request.headers and status == HTTPStatus.OK:
                 raise NoRangesError(f"a body of {size} bytes")
             raise UnusualError(f"a body of {size} bytes")
-        body = bytearray(size)
-        view, have = memoryview(body), 0
-        while have < size:
-            count = response.readinto(view[have:])
-            if not count:
-                raise Damaged(f"received {have} of {size} bytes")
-            have += count
-        response.read()
-        return Answer(body, whole, headers)
+        return size, whole
 
     def _connection(self, scheme: str, netloc: str) -> tuple[http.client.HTTPConnection, bool]:
         """A connection, and whether it is a new one."""
@@ -207,7 +253,7 @@ class DirectClient:
                 return idle.pop(), False
         if scheme == "https":
             return http.client.HTTPSConnection(
-                netloc, timeout=self._timeout, context=self._context
+                netloc, timeout=self._timeout, context=self.context
             ), True
         return http.client.HTTPConnection(netloc, timeout=self._timeout), True
 
@@ -231,7 +277,7 @@ class DirectClient:
                     connection.close()
 
     @cached_property
-    def _context(self) -> ssl.SSLContext:
+    def context(self) -> ssl.SSLContext:
         return ssl.create_default_context(cafile=self._authorities)
 
 
@@ -272,6 +318,7 @@ class S3:
         self._credentials = None if options.get("anon") else session.get_credentials()
         if self._credentials is None and not options.get("anon"):
             raise UnusualError("no credentials")
+        self._day = "", "", b""  # secret, scope and key of the last signature
 
     def url(self, bucket: str, key: str) -> str:
         """The URL of a key, or of the bucket.
@@ -287,16 +334,48 @@ class S3:
         return f"https://{bucket}.s3.{self._region}.amazonaws.com/{path}"
 
     def sign(self, method: str, url: str, headers: dict[str, str]) -> None:
-        """Add the signature of this moment's credentials."""
+        """Add the signature of this moment's credentials, for a request without a body.
+
+        AWS Signature Version 4 (docs.aws.amazon.com/AmazonS3/latest/API/sig-v4-header-based-auth),
+        of the host and the headers that it adds; botocore's own takes five times as long.
+        """
         if self._credentials is None:
             return
-        from botocore.auth import S3SigV4Auth
-        from botocore.awsrequest import AWSRequest
+        credentials = self._credentials.get_frozen_credentials()
+        secret = credentials.secret_key
+        now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+        parts = urlsplit(url)
+        signed = {
+            "host": host_of(parts.scheme, parts.netloc),
+            "x-amz-content-sha256": _OF_NOTHING,
+            "x-amz-date": now,
+        }
+        if credentials.token:
+            signed["x-amz-security-token"] = credentials.token
+        names = ";".join(signed)
+        query = "&".join(sorted(parts.query.split("&")))
+        lines = [f"{name}:{text}" for name, text in signed.items()]
+        request = "\n".join([method, parts.path or "/", query, *lines, "", names, _OF_NOTHING])
+        scope = f"{now[:8]}/{self._region}/s3/aws4_request"
+        digest = hashlib.sha256(request.encode()).hexdigest()
+        text = f"AWS4-HMAC-SHA256\n{now}\n{scope}\n{digest}"
+        if self._day[:2] != (secret, scope):
+            key = f"AWS4{secret}".encode()
+            for word in scope.split("/"):
+                key = hmac.digest(key, word.encode(), "sha256")
+            self._day = secret, scope, key
+        signature = hmac.digest(self._day[2], text.encode(), "sha256").hex()
+        del signed["host"]
+        headers |= signed
+        headers["Authorization"] = (
+            f"AWS4-HMAC-SHA256 Credential={credentials.access_key}/{scope}, SignedHeaders={names}, "
+            f"Signature={signature}"
+        )
 
-        request = AWSRequest(method, url, headers)
-        frozen = self._credentials.get_frozen_credentials()
-        S3SigV4Auth(frozen, "s3", self._region).add_auth(request)
-        headers.update(request.headers.items())
+
+def host_of(scheme: str, netloc: str) -> str:
+    """The header `Host`: without a port that goes without saying."""
+    return netloc.removesuffix(_PORTS.get(scheme, ""))
 
 
 def page_of_s3(

@@ -70,28 +70,32 @@ class FileCache:
         self.folder = folder
         self.limit = limit
         self._ledger = folder / "taken"
-        self._checked: dict[tuple[str, ...], tuple[Path, tuple[int, ...]]] = {}
+        self._files = str(folder / "files")
+        self._checked: dict[tuple[str, ...], tuple[str, tuple[int, ...]]] = {}
 
     def find(self, entry: str, size: int | None) -> Path | None:
         """The file of an entry, noted as used; None if it is not there with `size` bytes."""
         path = self._path(entry)
+        return Path(path) if self._is_there(path, size) else None
+
+    def _is_there(self, path: str, size: int | None) -> bool:
         try:
             state = os.lstat(path)
             check_own(path, state)
             if size is not None and state.st_size != size:  # torn by a power failure
-                return None
+                return False
             if time.time() - state.st_mtime > _FRESH:
                 os.utime(path, follow_symlinks=False)
         except (FileNotFoundError, NotADirectoryError):
-            return None
+            return False
         except PermissionError:  # on a read-only disk, it is not noted as used
             pass
-        return path
+        return True
 
-    def _path(self, entry: str) -> Path:
-        return self.folder / "files" / entry[:2] / entry
+    def _path(self, entry: str) -> str:
+        return f"{self._files}/{entry[:2]}/{entry}"
 
-    def promise(self, path: Path) -> None:
+    def promise(self, path: Path | str) -> None:
         """Note that a file will be used soon."""
         with suppress(FileNotFoundError, PermissionError):
             os.utime(path, promise_times(), follow_symlinks=False)
@@ -131,6 +135,7 @@ class FileCache:
                             part.beyond = beyond
                             self.take(part, size or 0)
                             download(part)
+                            part.finish()
                             (path,) = self.commit({entry: part})
                             with _turn:
                                 claim.close()
@@ -155,9 +160,9 @@ class FileCache:
         try:
             with _turn:
                 for entry, size, beyond in wanted:
-                    cached = self.find(entry, size)
-                    if cached is not None:
-                        self.promise(cached)
+                    path = self._path(entry)
+                    if self._is_there(path, size):
+                        self.promise(path)
                         continue
                     part = stack.enter_context(self._claim(entry, size, waits=False))
                     if part is None:
@@ -182,12 +187,11 @@ class FileCache:
                 claims[entry] = None
 
     def commit(self, filled: Mapping[str, PartialFile]) -> list[Path]:
-        """Make filled parts the files of their entries."""
-        for part in filled.values():
-            part.finish()
+        """Make finished parts the files of their entries."""
         with _turn:  # once for all of a request: handing it on takes longer than the work
             return [
-                part.commit(self._own("files", entry[:2]) / entry) for entry, part in filled.items()
+                part.commit(f"{self._own('files', entry[:2])}/{entry}")
+                for entry, part in filled.items()
             ]
 
     def take(self, part: PartialFile, more: int) -> None:
@@ -293,31 +297,31 @@ class FileCache:
         That is when another process has finished it, or has removed the file whose lock we awaited;
         or has that lock, unless `waits`.
         """
-        path = self._own("parts") / entry
+        path = f"{self._own('parts')}/{entry}"
         with locked(path) if waits else locked_if_free(path) as descriptor:
             if descriptor is None or not _is_at(descriptor, path):
                 yield None
                 return
             part = PartialFile(self, path, descriptor)
             try:
-                yield None if self.find(entry, size) else part
+                yield None if self._is_there(self._path(entry), size) else part
             finally:
                 part.discard()
 
-    def _own(self, *names: str) -> Path:
+    def _own(self, *names: str) -> str:
         """A folder of the cache, made for this user alone; refused where it is not their own.
 
         The whole way to it is looked at once, and again if another folder is there; 3 us and 23.
         """
-        path, state = self._checked.get(names, (self.folder, ()))
+        known, state = self._checked.get(names, ("", ()))
         with suppress(OSError):
-            if state and _identity(os.lstat(path)) == state:
-                return path
+            if state and _identity(os.lstat(known)) == state:
+                return known
         path = own_folder(self.folder, link=True)
         for name in names:
             path = own_folder(path / name)
-        self._checked[names] = path, _identity(path.lstat())
-        return path
+        self._checked[names] = str(path), _identity(path.lstat())
+        return str(path)
 
 
 class PartialFile:
@@ -329,7 +333,7 @@ class PartialFile:
         beyond: None unless it is fetched ahead, see `FileCache.get`.
     """
 
-    def __init__(self, cache: FileCache, path: Path, descriptor: int) -> None:
+    def __init__(self, cache: FileCache, path: str, descriptor: int) -> None:
         self._cache = cache
         self._path = path
         self._descriptor = descriptor
@@ -368,17 +372,17 @@ class PartialFile:
             self._cache.give_back(self.reserved - self.written)
         os.fsync(self._descriptor)
 
-    def commit(self, target: Path) -> Path:
+    def commit(self, target: str) -> Path:
         """Make the part the whole file `target`."""
         os.utime(self._descriptor, None if self.beyond is None else promise_times())
-        self._path.rename(target)
+        Path(self._path).rename(target)
         self.reserved = 0
-        return target
+        return Path(target)
 
     def discard(self) -> None:
         """Remove what was not committed."""
         if _is_at(self._descriptor, self._path):
-            self._path.unlink()
+            Path(self._path).unlink()
         if self.reserved:
             self._cache.give_back(self.reserved)
 

@@ -17,7 +17,6 @@ which is made only once half of the cache is taken.
 from __future__ import annotations
 
 import resource
-import socket
 import time
 from array import array
 from collections import OrderedDict, deque
@@ -30,6 +29,7 @@ from weakref import WeakSet
 
 import numpy as np
 
+from penstock.addons.stores.arrivals import Arrivals
 from penstock.addons.stores.connections import Connections
 from penstock.addons.stores.file_cache import FileCache, FullError
 from penstock.addons.stores.forecast import MOST_USES, Forecast, ForecastFile, key_of
@@ -46,7 +46,9 @@ _AT_ONCE = 256  # rows of the forecast that are made before the reader is looked
 _RECENT = 1024  # files that are not looked for again
 _MOST_ROWS = 1 << 31  # after which rows are counted anew
 _REASON = 8192  # descriptors
-_LOOK = 0.05  # seconds between two looks at what all readers share
+LOOK = 0.5  # seconds between two looks at what has changed elsewhere
+_AGAIN = 0.01  # seconds until a permit may be free
+_SHARED = 0.05  # seconds between two looks at what all readers share
 _OTHERS = 256  # descriptors of a process that are none of parts under way
 
 
@@ -75,9 +77,8 @@ class Prefetcher:
         self._descriptors = _descriptors() - _OTHERS  # of parts under way
         self._has_parts = False
         self._forecast = ForecastFile(cache.folder)
-        self.bell, self._rings = socket.socketpair()  # rings when a file has come
-        self.bell.setblocking(False)
-        self._rings.setblocking(False)
+        self._arrivals = Arrivals(files, cache, self._pool, self._fetched)
+        self.bell = self._arrivals.exchange  # can be read from when something has come
         self._open: dict[Future[Came], dict[str, int]] = {}  # address -> row
         self._came: deque[Future[Came]] = deque()  # of these, what is there
         self._looks, self._fills = 0.0, False
@@ -124,10 +125,9 @@ class Prefetcher:
             self._held -= heappop(self._far)[1]
         self._forecast.move(self._delivered, self._handed, reads)
 
-    def work(self) -> bool:
-        """Fetch and forecast; whether there is more to do at once."""
-        with suppress(BlockingIOError):
-            self.bell.recv(1 << 12)
+    def work(self) -> float:
+        """Fetch and forecast; the seconds after which there is more to do, if nothing comes."""
+        self._arrivals.work()
         is_full = len(self._open) >= self._connections.limit
         while self._came:
             future = self._came.popleft()
@@ -139,23 +139,23 @@ class Prefetcher:
                 self._recent.pop(address, None)
                 self._push(rows[address], address)
         if self._epoch < 0:
-            return False
+            return LOOK
         now = time.monotonic()
         if now >= self._looks:  # at two files, which takes 17 us
-            self._looks = now + _LOOK
+            self._looks = now + _SHARED
             self._connections.narrow(self._files.catalog.gate.limit())
             self._fills = self._cache.is_filling()
-        more = self._fetch() if self._reads and not self._full else False
-        return (self._extend() or more) if self._fills else more
+        wait = self._fetch() if self._reads and not self._full else LOOK
+        return 0.0 if self._fills and self._extend() else wait
 
-    def _fetch(self) -> bool:
-        """Ask for what is next; whether there is more to look at."""
+    def _fetch(self) -> float:
+        """Ask for what is next; the seconds after which there is more to ask for."""
         while len(self._open) < self._connections.limit:
             first = self._waiting.first()
             if first is None:
                 if not self._take_rows():
                     self._connections.pause()
-                    return False
+                    return LOOK
                 continue
             row, address, size = first
             if row < self._delivered or address in self._recent:
@@ -166,28 +166,32 @@ class Prefetcher:
                     self._connections.pause()
                     break
                 if self._has_parts and self._waiting.size < self._sight and self._take_rows():
-                    return True
+                    return 0.0
             most = self._most_of(row)
             # So many that as many requests as may be open have as many each.
             room = self._descriptors - sum(map(len, self._open.values()))
             together = max(1, room // (self._connections.limit - len(self._open)))
-            rows = {}
-            for each in self._waiting.beside(address, most, together):
-                rows[each] = self._waiting.take(each)
+            beside = self._waiting.beside(address, most, together)
+            rows = {each: self._waiting.take(each) for each in beside}
+            future = self._arrivals.begin(rows, self._delivered)
+            if future is None:
+                for each, needed in rows.items():
+                    self._push(needed, each)
+                return _AGAIN
+            for each, needed in rows.items():
                 self._recent[each] = None
-                if rows[each] >= self._handed:
+                if needed >= self._handed:
                     size = self._size(each)
-                    heappush(self._far, (rows[each], size))
+                    heappush(self._far, (needed, size))
                     self._held += size
             while len(self._recent) > _RECENT:
                 self._recent.popitem(last=False)
-            future = self._pool.submit(self._fetched, rows, self._delivered)
             self._open[future] = rows
             self._of_epoch.add(future)
             future.add_done_callback(self._ring)
         if self._has_parts and self._waiting.size < self._sight:
-            return self._take_rows()
-        return False
+            return 0.0 if self._take_rows() else LOOK
+        return LOOK
 
     def _most_of(self, row: int) -> int:
         """The most bytes of a request for the parts of `row` and their neighbours in the file."""
@@ -214,8 +218,11 @@ class Prefetcher:
         self._waiting.push(row, address, self._size(address))
 
     def _size(self, address: str) -> int:
-        known = self._files.entry(address)
-        return known[1] if known is not None and known[1] is not None else _UNKNOWN
+        part = as_part(address)
+        if part is not None:
+            return part.end - part.start
+        known = self._files.catalog.known(address)
+        return known.size if known is not None and known.size is not None else _UNKNOWN
 
     def _fetched(self, rows: Mapping[str, int], delivered: int) -> Came:
         """Bring files into the cache."""
@@ -231,8 +238,7 @@ class Prefetcher:
 
     def _ring(self, future: Future[Came]) -> None:
         self._came.append(future)
-        with suppress(OSError):  # it rings already
-            self._rings.send(b"\0")
+        self.bell.ring()
 
     def _row_of(self, epoch: int, step: int) -> int:
         """The number of a step's first row."""

@@ -39,7 +39,6 @@ from penstock.order.streams import StreamPlan
 
 log = logging.getLogger(__name__)
 
-_LOOK = 0.5  # seconds between two looks at what has changed elsewhere
 _NEWS = struct.Struct("<qqqq")  # epoch, steps delivered, steps handed out, whether it goes on
 _MOST_STARTS = 3
 
@@ -221,9 +220,9 @@ def _serve(
     parent = multiprocessing.parent_process()
     sentinels = [] if parent is None else [parent.sentinel]  # ready when it has ended
     heard = [news, prefetcher.bell, *sentinels]
-    busy, record = False, b""
+    wait, record = 0.0, b""
     while True:
-        ready, _, _ = select.select(heard, [], [], 0 if busy else _LOOK)
+        ready, _, _ = select.select(heard, [], [], wait)
         if sentinels and sentinels[0] in ready:
             return
         if news in ready:
@@ -236,4 +235,4 @@ def _serve(
                 epoch, delivered, handed, goes_on = _NEWS.unpack_from(record, ends - _NEWS.size)
                 prefetcher.go_to(epoch, delivered, handed, bool(goes_on))
                 record = record[ends:]
-        busy = prefetcher.work()
+        wait = prefetcher.work()

@@ -207,6 +207,7 @@ class RemoteFiles:
                 size += len(content)
                 for _, part, file in run:
                     file.write(content[part.start - start : part.end - start])
+                    file.finish()
                 self.cache.commit({name: file for name, _, file in run})
         return Came([parts[name][0] for name, file in claims.items() if file is None], size)
 
@@ -319,6 +320,23 @@ class RemoteFiles:
         if indexed and told.size == info.size and not self.catalog.store(address).lists:
             info = self._served.setdefault(address, told)
         return told[1:] == info[1:]
+
+    def digest_of(self, address: str, told: FileInfo, whole: bool) -> str | None:
+        """The MD5 that the bytes of an answer have to have; None where its headers are enough.
+
+        Args:
+            told: what these say of the file.
+            whole: whether the bytes are all of it.
+
+        Raises:
+            Damaged: they are of another version than this run's.
+        """
+        info = self.catalog.look(address)
+        if whole and info.version.startswith("md5:") and not self._unsummed:
+            return info.version.removeprefix("md5:")
+        if told[1:] != info[1:] if whole else not self._is_of(address, info, told):
+            raise Damaged("it came in another version than its store has")
+        return None
 
     def _pieces(
         self, address: str, size: int | None

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from errno import ENOLCK, ENOSPC, ENOTSUP
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from penstock.errors import UnreachableError
 from penstock.files.own_files import open_own, own_folder
@@ -31,6 +31,8 @@ try:
     import fcntl
 except ImportError:  # Windows, where there is no cache either, as that says
     fcntl = None  # type: ignore[assignment]
+
+T = TypeVar("T")
 
 _POLL = 0.005  # seconds between two looks for a free lock
 _LOOKS = 32  # locks that are tried at each
@@ -85,6 +87,20 @@ class Pace(NamedTuple):
         return Pace(max(min(self.limit, opened) / 2, 1.0), now, waits)
 
 
+class Permit(NamedTuple):
+    """A request that is open.
+
+    Attributes:
+        held: the lock's descriptor.
+        limit: requests that might be open when it began.
+        began: seconds since 1970.
+    """
+
+    held: int | None
+    limit: float
+    began: float
+
+
 class RequestGate:
     """Lets requests begin.
 
@@ -116,30 +132,52 @@ class RequestGate:
         if fcntl is None:
             yield
             return
-        try:
-            try:
-                held, limit = self._enter(self._checked or self._made())
-            except FileNotFoundError:  # somebody has emptied the cache
-                held, limit = self._enter(self._made())
-        except OSError as error:
-            raise unusable(self._folder, error) from error
-        began, folder = time.time(), self._folder / "requests"
+        permit = self._in_folder(self._enter)
         try:
             yield
-        except Exception as error:
-            wait = busy(error)
+        except BaseException as error:
+            self.end(permit, busy(error) if isinstance(error, Exception) else None, failed=True)
+            raise
+        self.end(permit)
+
+    def begin(self) -> Permit | None:
+        """The permit of a request, if it may begin now; 30 us.
+
+        Raises:
+            UnreachableError: the folder cannot be written.
+        """
+        return self._in_folder(self._enter_now)
+
+    def end(self, permit: Permit, wait: float | None = None, failed: bool = False) -> None:
+        """A request has ended.
+
+        Args:
+            wait: in so many seconds its store may be asked again, which is asked too much.
+            failed: whether it brought nothing.
+        """
+        folder = self._folder / "requests"
+        try:
             if wait is not None:
                 now, opened = time.time(), self._opened(folder)
-                self._change(folder, lambda pace: pace.after_refusal(began, now, wait, opened))
-            raise
-        else:
-            if limit < self._most:
+                self._change(
+                    folder, lambda pace: pace.after_refusal(permit.began, now, wait, opened)
+                )
+            elif not failed and permit.limit < self._most:
                 self._change(folder, lambda pace: pace.after_success(self._most))
         finally:
-            if held is not None:
+            if permit.held is not None:
                 # A process that was forked meanwhile has a copy, which would go on holding it.
-                fcntl.flock(held, fcntl.LOCK_UN)
-                os.close(held)
+                fcntl.flock(permit.held, fcntl.LOCK_UN)
+                os.close(permit.held)
+
+    def _in_folder(self, enter: Callable[[Path], T]) -> T:
+        try:
+            try:
+                return enter(self._checked or self._made())
+            except FileNotFoundError:  # somebody has emptied the cache
+                return enter(self._made())
+        except OSError as error:
+            raise unusable(self._folder, error) from error
 
     def __getstate__(self) -> dict[str, object]:
         return {**vars(self), "_checked": None}  # another machine has another folder
@@ -164,10 +202,15 @@ class RequestGate:
                     count += 1
         return count
 
-    def _enter(self, folder: Path) -> tuple[int | None, float]:
-        """A lock, and how many may be used now.
+    def _enter_now(self, folder: Path) -> Permit | None:
+        pace = _read(folder / "pace", self._most)
+        if time.time() < pace.waits:
+            return None
+        held = self._look(folder, max(int(pace.limit), 1))
+        return None if held is None else Permit(held, pace.limit, time.time())
 
-        None where no lock was to be had for too long after a store's own wait.
+    def _enter(self, folder: Path) -> Permit:
+        """A permit, without a lock where none was to be had for too long after a store's own wait.
 
         Only one thread of a process looks for a lock at a time.
         """
@@ -181,12 +224,12 @@ class RequestGate:
                 try:
                     held = self._look(folder, max(int(pace.limit), 1))
                     if held is not None:
-                        return held, pace.limit
+                        return Permit(held, pace.limit, time.time())
                     time.sleep(_POLL)
                 finally:
                     turn.release()
             if time.monotonic() > ends:
-                return None, pace.limit
+                return Permit(None, pace.limit, time.time())
 
     def _look(self, folder: Path, limit: int) -> int | None:
         """A lock, if one of some is free."""
@@ -213,20 +256,20 @@ class RequestGate:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[int]:
+def locked(path: Path | str) -> Iterator[int]:
     """A descriptor of `path`, which is made if need be, with the lock on it."""
     with _locked(path, fcntl.LOCK_EX) as descriptor:
         assert descriptor is not None
         yield descriptor
 
 
-def locked_if_free(path: Path) -> AbstractContextManager[int | None]:
+def locked_if_free(path: Path | str) -> AbstractContextManager[int | None]:
     """As `locked`; None if another process has the lock."""
     return _locked(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 @contextmanager
-def _locked(path: Path, how: int) -> Iterator[int | None]:
+def _locked(path: Path | str, how: int) -> Iterator[int | None]:
     descriptor = open_own(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         try:

@@ -33,9 +33,9 @@ from urllib.parse import quote, unquote, urlsplit
 
 from penstock.addons.stores.direct import (
     S3,
-    Answer,
     DirectClient,
     NoRangesError,
+    Request,
     StatusError,
     UnusualError,
     page_of_s3,
@@ -166,6 +166,8 @@ class Store:
         self._options = dict(options)
         self._timeout = timeout
         self._gate = gate
+        identity = [*self._kind.system, timeout, self._options]
+        self._key = json.dumps(identity, sort_keys=True, default=str)
         self.lists, self.writes = self._kind.lists, self._kind.writes
         self.has_parts = self._kind is _S3
         if not _is_installed(self._kind.module):
@@ -241,7 +243,7 @@ class Store:
 
     def _page_of_s3(self, base: str, bucket: str, asked: dict[str, str]) -> dict[str, Any]:
         try:
-            client, s3 = self._direct()
+            client, s3 = self.direct()
             assert s3 is not None
             words = {"Prefix": "prefix", "Delimiter": "delimiter"}
             words["ContinuationToken"] = "continuation-token"
@@ -258,9 +260,9 @@ class Store:
         """One file's size and version."""
         with self._request():
             try:
-                client, s3 = self._direct()
+                client, s3 = self.direct()
                 answer = client.head(self._url(address, s3))
-                return self._told(address, answer)
+                return self.described(address, answer.size, answer.headers)
             except UnusualError:
                 pass
             info = self._system.info(self._name(address))
@@ -292,9 +294,9 @@ class Store:
         """
         try:
             with self._request():
-                client, s3 = self._direct()
+                client, s3 = self.direct()
                 answer = client.get(self._url(address, s3), start, end, most)
-            return answer.body, self._told(address, answer)
+            return answer.body, self.described(address, answer.size, answer.headers)
         except NoRangesError as error:
             raise WholeFilesError(
                 f"parts of {address!r} are needed, and its server sends only whole files. Copy the "
@@ -307,7 +309,7 @@ class Store:
         """All of a file of a web server; None where it does not give it, or has more bytes."""
         try:
             with self._request():
-                client, s3 = self._direct()
+                client, s3 = self.direct()
                 return bytes(client.get(self._url(address, s3), most=most).body)
         except StatusError as error:
             if error.status not in (HTTPStatus.FORBIDDEN, HTTPStatus.UNAUTHORIZED, HTTPStatus.GONE):
@@ -321,15 +323,26 @@ class Store:
                     return None
             return bytes(content)
 
-    def _told(self, address: str, answer: Answer) -> FileInfo:
-        headers = answer.headers
-        info = {"ETag": headers.get("etag"), "size": answer.size}
+    def request(
+        self, address: str, start: int | None = None, end: int | None = None
+    ) -> tuple[DirectClient, Request]:
+        """A request for a file, or for the bytes from `start` to `end` of it, and who knows more.
+
+        Raises:
+            UnusualError: fsspec has to ask.
+        """
+        client, s3 = self.direct()
+        return client, client.request(self._url(address, s3), start, end)
+
+    def described(self, address: str, size: int, headers: Mapping[str, str]) -> FileInfo:
+        """A file of `size` bytes, of the version that the headers of an answer name."""
+        info: dict[str, Any] = {"ETag": headers.get("etag"), "size": size}
         if self._kind is _HTTP:
             info |= {"Content-MD5": headers.get("content-md5")}
             info |= {"Last-Modified": headers.get("last-modified")}
         return self._info(address.rpartition("/")[2], info)
 
-    def _direct(self) -> tuple[DirectClient, S3 | None]:
+    def direct(self) -> tuple[DirectClient, S3 | None]:
         """The client that sends requests past fsspec, one in each process.
 
         Raises:
@@ -340,7 +353,7 @@ class Store:
         if self._options.keys() - (_PLAIN_OPTIONS if self._kind is _S3 else set()):
             raise UnusualError("options")
         process = _this_process()
-        key = json.dumps([self._kind.module, self._timeout, self._options], sort_keys=True)
+        key = self._key
         with process.lock:
             if key not in process.direct:
                 try:
@@ -375,8 +388,7 @@ class Store:
     def _system(self) -> Any:
         """The file system, opened once in each process."""
         module, name = self._kind.system
-        identity = [module, name, self._timeout, self._options]
-        key = json.dumps(identity, sort_keys=True, default=str)
+        key = self._key
         process = _this_process()
         with process.lock:
             if key in process.systems:

@@ -17,6 +17,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from penstock.addons.stores.parts import MOST, as_part
+from penstock.addons.stores.prefetcher import LOOK
 
 if TYPE_CHECKING:
     from penstock.addons.stores.file_cache import FileCache
@@ -61,8 +62,8 @@ class StreamPrefetcher:
             self._coming = deque(self._shards_of(epoch, delivered))
             self._unopened.clear()
 
-    def work(self) -> bool:
-        """Fetch what is next; whether there is more to do at once."""
+    def work(self) -> float:
+        """Fetch what is next; the seconds after which there is more to do, if nothing comes."""
         with suppress(BlockingIOError):
             self.bell.recv(1 << 12)
         self._drop_opened()
@@ -78,7 +79,7 @@ class StreamPrefetcher:
             future = self._pool.submit(self._fetch, addresses, beyond)
             self._unopened.append((addresses, future))
             future.add_done_callback(self._ring)
-        return False
+        return LOOK
 
     def _next(self) -> list[str]:
         """The next file, or the next parts of one that lie side by side."""

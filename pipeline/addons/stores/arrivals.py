@@ -1,0 +1,205 @@
+"""Files and parts that are fetched ahead, from the request to the cache.
+
+    begin       room in the cache, a permit of the gate, a request: in one thread
+    an answer   checked, written and flushed to the disk: in a few, nearly all of it without
+                Python's lock
+    the end     the file gets its name: in the first thread again
+
+What does not come as it should goes to `otherwise`, which has all means and all time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING
+
+from penstock.addons.stores.direct import UnusualError
+from penstock.addons.stores.exchange import Arrived, Exchange
+from penstock.addons.stores.parts import GAP, Came, as_part
+from penstock.addons.stores.retry import asks_to_wait
+
+if TYPE_CHECKING:
+    from penstock.addons.stores.file_cache import FileCache, PartialFile
+    from penstock.addons.stores.remote_files import RemoteFiles
+    from penstock.addons.stores.request_gate import Permit
+
+_WRITERS = 4  # threads: a disk flushes several files in the time of one
+_MOST = 32 * 2**20  # bytes of one request
+
+Rows = Mapping[str, int]
+Otherwise = Callable[[Rows, int], Came]
+
+
+class _Coming:
+    """Parts of a file that lie side by side, or a whole file.
+
+    Attributes:
+        rows: addresses, and the row that needs each.
+        delivered: the row that is read.
+        file: address of the file.
+        start, end: of the bytes; None for a whole file.
+        size: their number.
+        claims: entries of the cache to be filled, with the bytes of each.
+        left: addresses for which there is no room.
+        claimed: ends with the claims.
+    """
+
+    def __init__(self, rows: Rows, delivered: int) -> None:
+        self.rows, self.delivered = rows, delivered
+        self.future: Future[Came] = Future()
+        self.file = ""
+        self.start: int | None = None
+        self.end: int | None = None
+        self.size = 0
+        self.claims: list[tuple[str, PartialFile, slice]] = []
+        self.left: list[str] = []
+        self.claimed = ExitStack()
+
+
+class Arrivals:
+    """What one reader has under way.
+
+    Args:
+        files: access to them.
+        cache: theirs.
+        pool: makes connections, and runs `otherwise`.
+        otherwise: brings addresses, with the row that needs each, while a row is read.
+
+    Attributes:
+        exchange: can be read from when `work` has something to do.
+    """
+
+    def __init__(
+        self, files: RemoteFiles, cache: FileCache, pool: Executor, otherwise: Otherwise
+    ) -> None:
+        self._files, self._cache = files, cache
+        self._pool, self._otherwise = pool, otherwise
+        self._gate = files.catalog.gate
+        self.exchange = Exchange(files.files.timeout, pool)
+        self._writers = ThreadPoolExecutor(_WRITERS, "penstock-written")
+        self._written: deque[tuple[_Coming, Future[bool]]] = deque()
+
+    def begin(self, rows: Rows, delivered: int) -> Future[Came] | None:
+        """Ask for a file, or for parts of one that lie side by side.
+
+        Args:
+            rows: addresses in the order of the file, and the row that needs each.
+            delivered: the row that is read.
+
+        Returns:
+            What becomes of it; None where no request may begin now.
+        """
+        coming = _Coming(rows, delivered)
+        try:
+            self._claim(coming)
+            if not coming.claims:
+                coming.claimed.close()
+                coming.future.set_result(Came(coming.left, 0))
+                return coming.future
+            permit = self._gate.begin()
+            if permit is None:
+                coming.claimed.close()
+                return None
+            try:
+                store = self._files.catalog.store(coming.file)
+                client, request = store.request(coming.file, coming.start, coming.end)
+            except BaseException:
+                self._gate.end(permit, failed=True)
+                raise
+            self.exchange.ask(client, request, coming.size, partial(self._answered, coming, permit))
+        except Exception:
+            self._ask_otherwise(coming)
+        return coming.future
+
+    def work(self) -> None:
+        """Read what has come, and name what is written."""
+        self.exchange.work()
+        while self._written:
+            coming, written = self._written.popleft()
+            try:
+                if not written.result():
+                    raise UnusualError("another content")
+                self._cache.commit({entry: file for entry, file, _ in coming.claims})
+            except Exception:
+                self._ask_otherwise(coming)
+                continue
+            coming.claimed.close()
+            coming.future.set_result(Came(coming.left, coming.size))
+
+    def _claim(self, coming: _Coming) -> None:
+        """Claim what is not there yet.
+
+        Raises:
+            UnusualError: it is to be fetched otherwise.
+        """
+        wanted, places = [], {}
+        for address, row in coming.rows.items():
+            part, known = as_part(address), self._files.entry(address)
+            if known is None or not 0 < (known[1] or 0) <= _MOST:
+                raise UnusualError("an unknown size, or a large one")
+            entry, size = known[0], known[1] or 0
+            coming.file = part.address if part else address
+            start = part.start if part else 0
+            places[entry] = address, slice(start, start + size)
+            wanted.append((entry, size, max(0, row - coming.delivered)))
+        self._files.catalog.store(coming.file).direct()
+        claims = coming.claimed.enter_context(self._cache.claimed(wanted))
+        end = None
+        for entry, file in claims.items():
+            address, place = places[entry]
+            if file is None:
+                coming.left.append(address)
+                continue
+            if end is not None and place.start - end > GAP:
+                raise UnusualError("two requests")
+            end = place.stop
+            coming.claims.append((entry, file, place))
+        if coming.claims:
+            first = coming.claims[0][2].start
+            coming.size = coming.claims[-1][2].stop - first
+            if as_part(address) is not None:
+                coming.start, coming.end = first, first + coming.size
+
+    def _answered(self, coming: _Coming, permit: Permit, answer: Arrived | Exception) -> None:
+        if isinstance(answer, Exception):
+            self._gate.end(permit, asks_to_wait(answer), failed=True)
+            self._ask_otherwise(coming)
+            return
+        self._gate.end(permit)
+        told = self._files.catalog.store(coming.file).described(
+            coming.file, answer.size, answer.headers
+        )
+        try:
+            digest = self._files.digest_of(coming.file, told, whole=coming.start is None)
+            if len(answer.body) != coming.size:
+                raise UnusualError("fewer bytes")
+        except Exception:
+            self._ask_otherwise(coming)
+            return
+        written = self._writers.submit(_write, coming, answer.body, digest)
+        written.add_done_callback(partial(self._note, coming))
+
+    def _note(self, coming: _Coming, written: Future[bool]) -> None:
+        self._written.append((coming, written))
+        self.exchange.ring()
+
+    def _ask_otherwise(self, coming: _Coming) -> None:
+        coming.claimed.close()
+        future = self._pool.submit(self._otherwise, coming.rows, coming.delivered)
+        future.add_done_callback(lambda other: coming.future.set_result(other.result()))
+
+
+def _write(coming: _Coming, body: memoryview, digest: str | None) -> bool:
+    """Write what has come to the disk; False if its MD5 is not `digest`."""
+    if digest is not None and hashlib.md5(body, usedforsecurity=False).hexdigest() != digest:
+        return False
+    for _, file, place in coming.claims:
+        start = coming.start or 0
+        file.write(body[place.start - start : place.stop - start])
+        file.finish()
+    return True
