@@ -69,7 +69,7 @@ class FileCache:
     def __init__(self, folder: Path, limit: int) -> None:
         self.folder = folder
         self.limit = limit
-        self._ledger = folder / "taken"
+        self._ledger = f"{folder}/taken"
         self._files = str(folder / "files")
         self._checked: dict[tuple[str, ...], tuple[str, tuple[int, ...]]] = {}
 
@@ -220,7 +220,7 @@ class FileCache:
 
     def is_filling(self) -> bool:
         """Whether more than half of it is taken; 20 us."""
-        with suppress(OSError), self._ledger.open("rb") as ledger:
+        with suppress(OSError), open(self._ledger, "rb") as ledger:
             return 2 * _read_ledger(ledger.fileno())[0] > self.limit
         return False
 

@@ -116,7 +116,7 @@ class RequestGate:
 
     def __init__(self, folder: Path, most: int, patience: float) -> None:
         self._folder, self._most, self._patience = folder, most, patience
-        self._checked: Path | None = None  # the folder of locks
+        self._checked: str | None = None  # the folder of locks
         self.yields = False
 
     @contextmanager
@@ -155,7 +155,7 @@ class RequestGate:
             wait: in so many seconds its store may be asked again, which is asked too much.
             failed: whether it brought nothing.
         """
-        folder = self._folder / "requests"
+        folder = f"{self._folder}/requests"
         try:
             if wait is not None:
                 now, opened = time.time(), self._opened(folder)
@@ -170,7 +170,7 @@ class RequestGate:
                 fcntl.flock(permit.held, fcntl.LOCK_UN)
                 os.close(permit.held)
 
-    def _in_folder(self, enter: Callable[[Path], T]) -> T:
+    def _in_folder(self, enter: Callable[[str], T]) -> T:
         try:
             try:
                 return enter(self._checked or self._made())
@@ -182,41 +182,41 @@ class RequestGate:
     def __getstate__(self) -> dict[str, object]:
         return {**vars(self), "_checked": None}  # another machine has another folder
 
-    def _made(self) -> Path:
+    def _made(self) -> str:
         """The folder of locks, this user's own."""
-        self._checked = own_folder(own_folder(self._folder, link=True) / "requests")
+        self._checked = str(own_folder(own_folder(self._folder, link=True) / "requests"))
         return self._checked
 
     def limit(self) -> int:
         """Requests that the stores of this cache bear now; 10 us."""
-        return int(_read(self._folder / "requests" / "pace", self._most).limit)
+        return int(_read(f"{self._folder}/requests/pace", self._most).limit)
 
-    def _opened(self, folder: Path) -> int:
+    def _opened(self, folder: str) -> int:
         """Requests that are open now, over all processes."""
         count = 0
         for number in range(self._most):
-            with suppress(OSError), (folder / str(number)).open("rb") as file:
+            with suppress(OSError), open(f"{folder}/{number}", "rb") as file:
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
                     count += 1
         return count
 
-    def _enter_now(self, folder: Path) -> Permit | None:
-        pace = _read(folder / "pace", self._most)
+    def _enter_now(self, folder: str) -> Permit | None:
+        pace = _read(f"{folder}/pace", self._most)
         if time.time() < pace.waits:
             return None
         held = self._look(folder, max(int(pace.limit), 1))
         return None if held is None else Permit(held, pace.limit, time.time())
 
-    def _enter(self, folder: Path) -> Permit:
+    def _enter(self, folder: str) -> Permit:
         """A permit, without a lock where none was to be had for too long after a store's own wait.
 
         Only one thread of a process looks for a lock at a time.
         """
         turn, ends = _turn, time.monotonic() + self._patience
         while True:
-            pace, now = _read(folder / "pace", self._most), time.time()
+            pace, now = _read(f"{folder}/pace", self._most), time.time()
             if now < pace.waits:
                 time.sleep(min(pace.waits - now, 0.2))
                 ends = time.monotonic() + self._patience
@@ -231,13 +231,13 @@ class RequestGate:
             if time.monotonic() > ends:
                 return Permit(None, pace.limit, time.time())
 
-    def _look(self, folder: Path, limit: int) -> int | None:
+    def _look(self, folder: str, limit: int) -> int | None:
         """A lock, if one of some is free."""
         first = min(limit // 4, 4) if self.yields else 0
         start = _draws.randrange(limit - first)
         for attempt in range(min(limit - first, _LOOKS)):
             number = first + (start + attempt) % (limit - first)
-            descriptor = open_own(folder / str(number), os.O_RDWR | os.O_CREAT, 0o600)
+            descriptor = open_own(f"{folder}/{number}", os.O_RDWR | os.O_CREAT, 0o600)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return descriptor
@@ -247,9 +247,9 @@ class RequestGate:
                     raise
         return None
 
-    def _change(self, folder: Path, change: Callable[[Pace], Pace]) -> None:
+    def _change(self, folder: str, change: Callable[[Pace], Pace]) -> None:
         # With a full disk, the pace stays as it is.
-        with suppress(OSError), locked(folder / "pace") as descriptor:
+        with suppress(OSError), locked(f"{folder}/pace") as descriptor:
             pace = change(_parsed(os.pread(descriptor, _RECORD, 0), self._most))
             text = " ".join(f"{number:.4f}" for number in pace)
             os.pwrite(descriptor, text.ljust(_RECORD - 1).encode() + b"\n", 0)
@@ -296,9 +296,9 @@ def unusable(folder: Path, error: OSError) -> UnreachableError:
     )
 
 
-def _read(path: Path, most: int) -> Pace:
+def _read(path: str, most: int) -> Pace:
     try:
-        with path.open("rb") as file:
+        with open(path, "rb") as file:
             return _parsed(file.read(_RECORD), most)
     except OSError:
         return Pace(most)
