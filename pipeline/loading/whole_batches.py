@@ -20,7 +20,7 @@ from penstock.errors import DataError
 from penstock.files import batch_bytes
 from penstock.loading import worker_status
 from penstock.loading.bad_samples import BadSampleError
-from penstock.loading.collate import Mismatch, Pad, Stack, kinds_of, stack
+from penstock.loading.collate import Mismatch, Stack, kinds_of, stack
 from penstock.loading.compose import Compose
 from penstock.loading.encoded import EncodedImage, StoredPictures
 from penstock.loading.sample_reader import Recipe, SampleReader
@@ -76,10 +76,12 @@ class WholeBatches:
         self.reads = reads or bool(stacked)
         self._by_sample = not (stacked or stored or reads)
         stacks = type(collate) is Stack and bool(stacked or stored or read)
-        pads = type(collate) is Pad and not collate.sort and bool(stacked)
+        # A class of it may put samples together in a way of its own.
+        joins = "together" in vars(type(collate)) and bool(stacked)
+        joins = joins and not getattr(collate, "sort", False)
         self.usable = (
             not recipe.hashed
-            and (stacks or pads or reads)
+            and (stacks or joins or reads)
             and (self._by_sample or not recipe.bad.known)
         )
         self.gathers = self.usable and bool(stacked)
@@ -127,7 +129,7 @@ class WholeBatches:
         timer.lap("read")
         try:
             with batch_bytes.bounded(self._recipe.most_bytes):
-                fields = self._put_together(columns, keys)
+                fields = self._put_together(columns, request, keys)
         except (DataError, Mismatch) as error:  # sample by sample it is found which one is bad
             raise NotAtOnceError from error
         except Exception as error:
@@ -140,11 +142,13 @@ class WholeBatches:
         return fields, kinds
 
     def _put_together(
-        self, columns: Mapping[str, Any], keys: Callable[[], KeyArray]
+        self, columns: Mapping[str, Any], request: Request, keys: Callable[[], KeyArray]
     ) -> dict[str, Any]:
         if not self._by_sample and self._decode is None:
             worker_status.report(worker_status.WHOLE, worker_status.COLLATE)
             collate: Any = self._recipe.collate
+            if getattr(collate, "packs", False):
+                return dict(collate.together(columns, request.parts))
             return dict(collate.together(columns))
         fields: dict[str, Any] = {}
         for name, values in columns.items():

@@ -5,7 +5,7 @@
                 Python's lock
     the end     the file gets its name: in the first thread again
 
-What does not come as it should goes to `otherwise`, which has all means and all time.
+An answer that is not as it should be goes to `otherwise`, which has all means and all time.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class _Coming:
 
 
 class Arrivals:
-    """What one reader has under way.
+    """The requests that one reader has under way.
 
     Args:
         files: access to them.
@@ -92,7 +92,7 @@ class Arrivals:
             delivered: the row that is read.
 
         Returns:
-            What becomes of it; None where no request may begin now.
+            Its fate; None where no request may begin now.
         """
         coming = _Coming(rows, delivered)
         try:

@@ -1,9 +1,9 @@
 """GET, HEAD and S3's listing by `http.client`, for what nearly every request is.
 
-fsspec's file systems cost 0.5 ms (aiohttp) and 3.6 ms (s3fs) of CPU a GET of 78 kB, this 0.4 and
-0.7 (benchmarks/store_clients.py); and the answer's headers say which version came, so that nobody
-has to ask for it. (obstore takes less than either, but hangs in a process that was forked after its
-first request.)
+fsspec's file systems cost 0.4 ms (aiohttp) and 3 ms (s3fs) of CPU a GET of 78 kB, this 0.3 and 0.4,
+`exchange.py` 0.06 and 0.15 (benchmarks/store_clients.py). The answer's headers say which version
+came, so that nobody has to ask for it. (obstore takes 0.26 and 0.37, but hangs in a process that
+was forked after its first request.)
 
 Connections are kept open, by host, in each process of its own. Whatever is out of the ordinary is
 an `UnusualError`, after which the same is asked of fsspec: options other than `endpoint_url`,

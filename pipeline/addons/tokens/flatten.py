@@ -7,16 +7,17 @@ kernels use: `cu_seqlens` and `max_seqlen` for FlashAttention's functions of var
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from penstock.errors import ConfigError, Problem
 from penstock.files import batch_bytes
-from penstock.loading.collate import Mismatch, Sample, columns, plain, stack
+from penstock.loading.collate import Mismatch, Ragged, Sample, columns, even, plain, stack
 from penstock.order.randomness import IntArray
 from penstock.protocols import TokenRows
 
@@ -25,6 +26,8 @@ try:
     from penstock.native import tokens as native
 except ImportError:  # not built
     native = None
+
+Mask = npt.NDArray[np.bool_]
 
 IGNORED = -100  # label of a token that no loss counts, as for torch's cross entropy
 
@@ -85,9 +88,7 @@ class Flatten:
         values = {name: _tensors(name, fields[name]) for name in flat}
         self._check(values)
         counts = np.array([len(tokens) for tokens in values[self.tokens]], np.int64)
-        starts, stops = np.zeros_like(counts), counts
-        if parts is not None:
-            starts, stops = _within(self.tokens, counts, parts[:, 0], parts[:, 1], parts[:, 2])
+        starts, stops = self._spans(counts, parts)
         layout = self._layout(stops - starts, parts)
         self._reserve(layout, sum(values[name][0].element_size() for name in flat))
         batch: dict[str, Any] = {
@@ -96,6 +97,38 @@ class Flatten:
         }
         batch |= {name: stack(name, column) for name, column in fields.items() if name not in batch}
         return batch | self._places(batch[self.tokens], layout)
+
+    def together(
+        self, gathered: Mapping[str, Any], parts: IntArray | None = None
+    ) -> dict[str, Any]:
+        """The same of fields that were gathered; see `Stack.together`."""
+        flat = [self.tokens, *self.fields]
+        rows = {name: _ragged(name, gathered.get(name)) for name in flat}
+        lengths = rows[self.tokens].lengths
+        for name, (values, others) in rows.items():
+            if values.ndim != 1 or not torch.equal(others, lengths):
+                raise Mismatch(name, (0, 0), f"not of the shapes of {self.tokens}")
+        counts = lengths.numpy()
+        starts, stops = self._spans(counts, parts)
+        layout = self._layout(stops - starts, parts)
+        self._reserve(layout, sum(values.element_size() for values, _ in rows.values()))
+        batch: dict[str, Any] = {name: values for name, (values, _) in rows.items()}
+        if parts is not None or self.pad_to is not None:
+            picks, padding = layout.picks(_summed(counts)[:-1] + starts)
+            for name, (values, _) in rows.items():
+                fill = self.value if name == self.tokens else 0
+                if padding is not None:  # an element for it to be taken from
+                    values = torch.cat([values, values.new_full((1,), fill)])
+                    picks[padding] = len(values) - 1
+                batch[name] = self._shaped(values.index_select(0, torch.from_numpy(picks)), layout)
+        batch |= {name: even(name, values) for name, values in gathered.items() if name not in rows}
+        return batch | self._places(batch[self.tokens], layout)
+
+    def _spans(self, counts: IntArray, parts: IntArray | None) -> tuple[IntArray, IntArray]:
+        """Where documents begin and end in samples of `counts` tokens."""
+        if parts is None:
+            return np.zeros_like(counts), counts
+        return _within(self.tokens, counts, parts[:, 0], parts[:, 1], parts[:, 2])
 
     def reads(self, dataset: Any) -> bool:
         # Of the class: what wraps a dataset hands on its attributes, and numbers rows otherwise.
@@ -229,6 +262,27 @@ class Layout(NamedTuple):
         places = np.arange(self.edges[-1])
         places -= np.repeat(self.edges[:-1], self.spans)
         return places, np.repeat(self.ids, self.spans)
+
+    def picks(self, starts: IntArray) -> tuple[IntArray, Mask | None]:
+        """Where each token is taken from, and which are padding, if any.
+
+        Args:
+            starts: where each document begins, int64[n].
+        """
+        padded = self.ids < 0
+        shifts = starts[np.where(padded, 0, self.ids)] - self.edges[:-1]
+        picks = np.arange(self.edges[-1]) + np.repeat(shifts, self.spans)
+        return picks, np.repeat(padded, self.spans) if padded.any() else None
+
+
+def _ragged(name: str, values: Any) -> Ragged:
+    """A field that was gathered, row after row."""
+    if isinstance(values, Tensor) and values.ndim > 1:
+        lengths = torch.full((len(values),), values.shape[1])
+        return Ragged(values.flatten(0, 1), lengths)
+    if not isinstance(values, Ragged):
+        raise Mismatch(name, (0, 0), "cannot be concatenated")
+    return values
 
 
 def _summed(counts: IntArray) -> IntArray:
