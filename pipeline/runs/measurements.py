@@ -214,8 +214,6 @@ def _parsed(block: bytes) -> list[list[Record]] | None:
     lean on another: each begins with a brace and the name of its event, and holds no braces.
     """
     count = block.count(b"\n")
-    if not count:
-        return []
     if any(block.count(part) != count for part in (b'{"event": "', b"{", b"}\n", b"}")):
         return None
     if b"NaN" in block or b"Infinity" in block:

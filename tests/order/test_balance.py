@@ -14,7 +14,7 @@ from penstock.order.samplers import Bucket, Random
 
 
 @given(st.lists(st.integers(0, 100), min_size=1, max_size=7), st.integers(1, 3))
-@settings(deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_the_largest_rank_is_within_four_thirds_of_the_best(costs, ranks):
     dealt = least_loaded(costs, ranks)
     largest = np.bincount(dealt, costs, ranks).max()
@@ -25,6 +25,7 @@ def test_the_largest_rank_is_within_four_thirds_of_the_best(costs, ranks):
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=200), st.integers(1, 16))
+@settings(max_examples=40, deadline=None)
 def test_no_rank_is_empty_that_need_not_be(costs, ranks):
     dealt = least_loaded(costs, ranks)
     assert len(np.unique(dealt)) == min(ranks, len(costs))
@@ -57,7 +58,7 @@ def plan_of(lengths, size, tail="keep", together=1, power=1, sampler=None):
     together=st.integers(1, 3),
     bucket=st.booleans(),
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_balanced_shares_make_the_global_batch(lengths, size, world, tail, together, bucket):
     sampler = None
     if bucket:
@@ -86,6 +87,7 @@ def test_balanced_shares_make_the_global_batch(lengths, size, world, tail, toget
 
 
 @given(st.integers(1, 60), st.integers(1, 12))
+@settings(max_examples=40, deadline=None)
 def test_the_rank_of_each_row_in_contiguous_shares(count, ranks):
     dealt = contiguous(count, ranks)
     for rank in range(ranks):

@@ -25,7 +25,7 @@ def union(plan, epoch, step, world):
     tail=st.sampled_from(["keep", "drop", "pad"]),
     kind=st.sampled_from(["sequential", "random", "weighted", "bucket", "identity"]),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_shares_of_all_ranks_make_the_global_batch(length, size, world, tail, kind):
     table = pd.DataFrame({"label": np.arange(length) % 2, "length": np.arange(length) % 9})
     sampler = {

@@ -157,17 +157,16 @@ def test_what_cannot_be_saved_is_named(tmp_path: Path, value: object, message: s
     assert not list(tmp_path.iterdir())
 
 
-def test_every_flipped_bit_is_noticed(tmp_path: Path) -> None:
+def test_a_flipped_bit_of_any_byte_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     checkpoint.save(path, small_state())
     data = path.read_bytes()
     for place in range(len(data)):
-        for bit in range(8):
-            damaged = bytearray(data)
-            damaged[place] ^= 1 << bit
-            path.write_bytes(damaged)
-            with pytest.raises(CheckpointError, match=r"a\.safetensors"):
-                checkpoint.load(path)
+        damaged = bytearray(data)
+        damaged[place] ^= 1 << place % 8
+        path.write_bytes(damaged)
+        with pytest.raises(CheckpointError, match=r"a\.safetensors"):
+            checkpoint.load(path)
 
 
 def test_flipped_tensor_byte_message(tmp_path: Path) -> None:
@@ -493,3 +492,74 @@ def test_going_on_from_an_old_one_keeps_what_it_saves(tmp_path: Path) -> None:
     kept.save({"updates": 20}, 20)
     kept.save({"updates": 12}, 12)
     assert [checkpoint.load(path)["updates"] for path in kept.saved()] == [12, 20]
+
+
+def test_how_far_the_last_ones_are(tmp_path: Path) -> None:
+    kept = Checkpoints(tmp_path / "c", keep_last=9)
+    assert (kept.latest(), kept.best(), kept.saved()) == (0, None, [])
+    for step in (3, 12):
+        kept.save({}, step)
+    assert kept.latest() == 12
+    assert [checkpoint.steps_of(path) for path in kept.saved()] == [3, 12]
+    assert checkpoint.steps_of(tmp_path / "step-00000007-2") == 7
+    assert checkpoint.steps_of(tmp_path / "best.safetensors") is None
+
+
+def test_several_are_set_aside_under_names_of_their_own(tmp_path: Path) -> None:
+    kept = Checkpoints(tmp_path)
+    names = []
+    for _ in range(4):
+        kept.save({}, 5)
+        names += [path.name for path in kept.set_aside_after(4)]
+    name = "step-00000005.safetensors"
+    aside = ["set-aside", "set-aside-2", "set-aside-3", "set-aside-4"]
+    assert names == [f"{first}-{name}" for first in aside]
+    assert kept.saved() == []
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is")
+def test_folders_of_one_step_are_numbered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "is_sharded", lambda tensor: True)
+    kept = Checkpoints(tmp_path / "c", keep_last=9)
+    for step in (2, 5):
+        kept.save({"w": torch.ones(2)}, step)
+    monkeypatch.setattr(kept, "_settle", lambda *_: None)  # or it deletes those it replaces
+    paths = [kept.save({"w": torch.full((2,), n)}, 5) for n in range(2)]
+    assert [path.name for path in paths] == ["step-00000005-2", "step-00000005-3"]
+    assert [path.name for path in kept.saved()][:2] == ["step-00000002", "step-00000005"]
+    newest = checkpoint.find_newest(kept.folder)
+    assert newest.path == paths[1]
+    assert newest.state["w"].tolist() == [1, 1]
+    (paths[1] / "state.json").unlink()
+    with pytest.raises(CheckpointError, match=r"it has no state\.json"):
+        checkpoint.load(paths[1])
+
+
+def test_the_thread_of_a_save_keeps_a_process_alone_from_ending(tmp_path: Path) -> None:
+    begin = threading.Event()
+    kept = Checkpoints(tmp_path / "c", background=True)
+    settle, kept._settle = kept._settle, lambda *words: begin.wait(60) and settle(*words)
+    kept.save({}, 1)
+    assert kept._thread is not None
+    assert not kept._thread.daemon
+    begin.set()
+    kept.flush()
+
+
+def test_a_failed_save_does_not_hide_another_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "c").write_text("no folder")
+
+    def train(error: Exception | None) -> None:
+        with Checkpoints(tmp_path / "c", background=True) as kept:
+            kept.save({}, 1)
+            if error is not None:
+                raise error
+
+    with pytest.raises(CheckpointError, match=str(tmp_path)):
+        train(None)
+    assert caplog.text == ""
+    with pytest.raises(ValueError, match="of the training"):
+        train(ValueError("of the training"))
+    assert str(tmp_path) in caplog.text

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -302,3 +303,98 @@ def test_no_program_of_a_checkouts_is_run(name, tmp_path):
         command = [GIT, "-C", folder, "status"]
         subprocess.run(command, capture_output=True, check=False, env=PLAIN, timeout=60)
         assert canary.exists(), "plain git does not run it either"
+
+
+HASH = "c0" * 20
+
+
+@pytest.fixture
+def bare(tmp_path):
+    """The folders of a checkout, which no git has made."""
+    (tmp_path / "own").mkdir()
+    (tmp_path / "common" / "refs" / "heads").mkdir(parents=True)
+    return module._Checkout(tmp_path, tmp_path / "own", tmp_path / "common")
+
+
+@pytest.mark.parametrize(
+    ("head", "commit"),
+    [
+        (HASH, HASH),
+        (HASH[:-1], None),
+        ("C0" * 20, None),
+        ("ref: refs/heads/main", HASH),
+        ("ref: refs/heads/one", HASH),  # by way of main
+        ("ref: refs/heads/none", None),
+        ("ref: refs/heads/round", None),
+        ("ref: refs/heads/../heads/main", None),
+        ("ref: heads/main", None),
+        ("ref: refs/heads/ma in", None),
+        ("ref: refs/heads/packed", "ab" * 20),
+        ("ref: refs/packed", None),
+    ],
+)
+def test_references_are_followed(head, commit, bare):
+    (bare.own / "HEAD").write_text(f"{head}\n")
+    for name in ("refs/heads/ma in", "heads/main"):
+        (bare.common / name).parent.mkdir(exist_ok=True)
+        (bare.common / name).write_text(HASH)
+    (bare.common / "refs/heads/main").write_text(HASH + "\nmore\n")
+    (bare.common / "refs/heads/one").write_text("ref: refs/heads/main\n")
+    (bare.common / "refs/heads/round").write_text("ref: refs/heads/round\n")
+    (bare.common / "packed-refs").write_text(f"# pack-refs\n{'ab' * 20} refs/heads/packed\n")
+    assert module._commit(bare) == commit
+
+
+def test_how_many_references_may_name_each_other(bare):
+    names = [f"refs/heads/{number}" for number in range(6)]
+    for name, after in pairwise(names):
+        (bare.common / name).write_text(f"ref: {after}")
+    (bare.common / names[-1]).write_text(HASH)
+    for first, commit in ((1, HASH), (0, None)):
+        (bare.own / "HEAD").write_text(f"ref: {names[first]}")
+        assert module._commit(bare) == commit
+
+
+@pytest.mark.parametrize(
+    ("value", "is_one"), [(HASH, True), (3, False), (None, False), ("-x", False)]
+)
+def test_the_hash_of_a_commit(value, is_one):
+    assert module.is_commit(value) is is_one
+
+
+def test_a_configuration_has_a_bound(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_LARGEST", 5)
+    (tmp_path / "config").write_text("12345")
+    assert module._content(tmp_path / "config") == b"12345"
+    (tmp_path / "config").write_text("123456")
+    with pytest.raises(ValueError, match="config is larger than 5 bytes"):
+        module._content(tmp_path / "config")
+
+
+@pytest.mark.parametrize(
+    ("text", "own"),
+    [("gitdir: ../other\n", "other"), ("other: ../other\n", None), ("gitdir: \n", None)],
+)
+def test_folders_of_a_checkout(text, own, tmp_path):
+    top = tmp_path / "top"
+    top.mkdir()
+    (tmp_path / "other" / "common").mkdir(parents=True)
+    (tmp_path / "other" / "HEAD").touch()
+    (top / ".git").write_text(text)
+    checkouts = [one for one in module._checkouts(top / "sub") if tmp_path in one.top.parents]
+    assert [(one.top, one.own.resolve()) for one in checkouts] == (
+        [(top, tmp_path / own)] if own else []
+    )
+    if own:
+        assert checkouts[0].common == checkouts[0].own
+        (tmp_path / "other" / "commondir").write_text("common\n")
+        assert next(module._checkouts(top)).common.resolve() == tmp_path / "other" / "common"
+
+
+def test_systems_without_users(bare, monkeypatch):
+    (bare.top / ".git").touch()
+    assert module._is_own(bare)
+    monkeypatch.setattr(module.os, "geteuid", lambda: os.getuid() + 1)
+    assert not module._is_own(bare)
+    monkeypatch.delattr(module.os, "geteuid")
+    assert module._is_own(bare)

@@ -694,13 +694,12 @@ def test_a_strangers_configuration_has_nothing_written_elsewhere(done, tmp_path,
             }
         },
     }
-    for key, changed in doors.items():
+    for task, (key, changed) in zip(("where", "without", "where"), doors.items(), strict=True):
         folder = tmp_path / key
         shutil.copytree(done, folder)
         (folder / "config.yaml").write_text(yaml.safe_dump(changed))
-        for task in ("where", "without"):
-            found = run(capsys, f"task={task}", f"run={folder}", "sample=1")
-            one_message(found, 2, f"{key}: got '", "outside of the working folder")
+        found = run(capsys, f"task={task}", f"run={folder}", "sample=1")
+        one_message(found, 2, f"{key}: got '", "outside of the working folder")
         with pytest.raises(ConfigError, match=key):
             Run(folder).batch(0, 0)
     assert not elsewhere.exists()

@@ -13,9 +13,8 @@ from penstock.addons.trackers.tracker import Measured
 from penstock.errors import ConfigError, PenstockError
 from penstock.files import plain_json
 from penstock.files.plain_json import JsonError
-from penstock.order.address import Address
-from penstock.runs import left_out, measurements, record
-from penstock.runs.record import RunRecord, read_ledger
+from penstock.runs import left_out, measurements
+from penstock.runs.record import RunRecord
 from tests import warm
 from tests.hostile_files import bounded
 
@@ -31,15 +30,18 @@ import numpy, pandas
 from penstock import Run
 from penstock.addons.reports import run_report
 from penstock.runs import left_out
-from penstock.runs.record import RunRecord, read_ledger
+from penstock.runs.record import RunRecord
 from penstock.order.address import Address
 from penstock.addons.backwards.backwards import RunHistory
 
 def most():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
 
-folder = Path(sys.argv[2])
-run_report.make(RunRecord.read(Path(sys.argv[3])))  # what is imported and drawn in any case
+folder, small = map(Path, sys.argv[2:])
+if sys.argv[1] == "ledger":
+    RunHistory(RunRecord.read(small)).loss(Address(0, 7))
+else:
+    run_report.make(RunRecord.read(small))  # what is imported and drawn in any case
 before = most()
 if sys.argv[1] == "report":
     run_report.make(RunRecord.read(folder))
@@ -113,7 +115,7 @@ LARGE = {
 @pytest.mark.parametrize(
     ("reader", "size", "most"),
     [
-        ("ledger", 12 * MIB, 24),
+        ("ledger", 2 * MIB, 12),
         ("report", 16 * MIB, 32),
         *(
             pytest.param(*row, marks=pytest.mark.stress)
@@ -132,6 +134,7 @@ def test_a_large_file_takes_little_memory(tmp_path, reader, size, most):
     (empty / "metrics.jsonl").write_text(
         "".join(f"{json.dumps(measured(step))}\n" for step in range(1, 9))
     )
+    (empty / "ledger.jsonl").write_bytes(b"".join(lines_of(9, LARGE["ledger"][1])))
     with (folder / name).open("wb") as file:
         for some in lines_of(size // about, line):
             file.write(some)
@@ -242,41 +245,6 @@ def test_measurements_without_end_are_one_message(tmp_path, monkeypatch):
     monkeypatch.setattr(measurements, "_MOST_NUMBERS", 100)
     with pytest.raises(PenstockError, match="line 26: it has more than 100 numbers"):
         measurements.read(path)
-
-
-def test_a_ledger_of_more_steps_than_are_read(tmp_path, monkeypatch):
-    lines = list(lines_of(200, LARGE["ledger"][1]))
-    (tmp_path / "ledger.jsonl").write_bytes(b"".join(lines))
-    assert read_ledger(tmp_path / "ledger.jsonl").loss.tolist() == [float(n) for n in range(200)]
-    monkeypatch.setattr(record, "_MOST_STEPS", 100)
-    with pytest.raises(PenstockError, match="has more than 100 steps"):
-        read_ledger(tmp_path / "ledger.jsonl")
-
-
-def test_hashes_of_batches_by_address(tmp_path):
-    path = tmp_path / "digests.jsonl"
-    assert record.Digests(path).hash(Address(0, 0)) is None
-    known = {Address(epoch, step): f"{epoch}-{step}" for epoch in (0, 2) for step in (1, 2, 40)}
-    path.write_text(
-        "".join(
-            json.dumps({"epoch": at.epoch, "step": at.step, "hash": text}) + "\n"
-            for at, text in known.items()
-        )
-    )
-    found = record.Digests(path)
-    for at in (Address(epoch, step) for epoch in range(4) for step in range(42)):
-        assert found.hash(at) == known.get(at)
-
-
-def test_more_than_a_run_leaves_out(tmp_path, monkeypatch):
-    lines = (
-        json.dumps({"epoch": 0, "step": 2 * n, "skipped_to": [0, 2 * n + 1]}) for n in range(9)
-    )
-    (tmp_path / "ledger.jsonl").write_text("".join(f"{line}\n" for line in lines))
-    assert len(record.skipped_in(tmp_path / "ledger.jsonl").ranges) == 9
-    monkeypatch.setattr(record, "_MOST_SKIPPED", 8)
-    with pytest.raises(PenstockError, match="more than 8 ranges"):
-        record.skipped_in(tmp_path / "ledger.jsonl")
 
 
 def test_a_configuration_of_many_values_is_one_message(tmp_path):

@@ -10,6 +10,9 @@ import torch
 from penstock.errors import ConfigError, PenstockError
 from penstock.files.plain_json import JsonError
 from penstock.order.address import Address
+from penstock.order.plan import Plan
+from penstock.order.samplers import Sequential
+from penstock.order.streams import StreamOrder, StreamPlan
 from penstock.runs import checkpoint_file, left_out, manifest, measurements, quarantine, record
 from penstock.runs.left_out import COLUMNS, Entry
 from penstock.runs.state_tree import CheckpointError
@@ -337,6 +340,7 @@ def test_of_a_ledger_no_more_is_read_than_needed(monkeypatch, tmp_path):
 
 def test_hashes_of_batches_by_address(monkeypatch, tmp_path):
     path = tmp_path / "digests.jsonl"
+    assert record.Digests(path).hash(Address(0, 0)) is None
     lines = [(0, 1, "aa"), (0, 3, "b" * 100), (1, 0, "c")]
     text = "".join(
         json.dumps({"epoch": epoch, "step": at, "hash": value}) + "\n" for epoch, at, value in lines
@@ -383,6 +387,107 @@ def test_where_runs_are_and_what_became_of_them(monkeypatch, tmp_path):
     for paths, count in ((None, "none"), ([], "0"), (["a"], "1"), (["a"] * 3, "3")):
         with pytest.raises(ConfigError, match=f"needs the folders of two runs, and has {count}: "):
             record.two_runs(paths)
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype"),
+    [
+        ([10**15 - 1, 1 - 10**15], "int64"),
+        ([10**15, 0], "float64"),
+        ([0, -(10**15)], "float64"),
+        ([0, 1.5], "float64"),
+        ([None, 1], "float64"),
+    ],
+)
+def test_whole_numbers_up_to_a_size_stay_whole(values, dtype, tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(log(x=value) for value in values))
+    read = measurements.read(path)["log"]
+    assert read.column("x").dtype == dtype
+    assert [record["x"] for record in read] == values
+
+
+def test_lines_that_are_parsed_together_may_hold_whole_numbers_others_and_none():
+    assert measurements._parsed(b"") == []
+    lines = [log(x=1), log(x=1.5), log(x=None)]
+    assert measurements._parsed("".join(lines).encode()) == [[*map(json.loads, lines)]]
+
+
+def test_names_of_numbers_line_by_line(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    line = {"event": "log", "epoch": 0, "step": 1, "n" * 1000: 1}
+    path.write_text(json.dumps(line, separators=(",", ":")) + "\n")
+    assert list(measurements.read(path)["log"]) == [line]
+    path.write_text(json.dumps({**line, "n" * 101: "x"}) + "\n")
+    with pytest.raises(PenstockError, match=f"line 1 is broken: {'n' * 100} is 'x', and must"):
+        measurements.read(path)
+
+
+@pytest.mark.parametrize(
+    ("stream", "shuffle", "shards", "refused"),
+    [
+        (True, True, 2, True),
+        (True, True, 1, False),
+        (True, True, None, False),
+        (True, False, 2, False),
+        (False, None, None, False),
+    ],
+)
+def test_a_quarantine_of_a_stream_needs_an_order_that_stays(
+    stream, shuffle, shards, refused, tmp_path
+):
+    file = quarantine.QuarantineFile(tmp_path / "quarantine.csv")
+    file.add([entry(1)])
+    dataset = type("Rows", (list,), {})(range(4))
+    if shards is not None:
+        dataset.shards = lambda: ["x"] * shards
+    plan = StreamPlan(StreamOrder(0, 0, shuffle), 2) if stream else Plan(Sequential(4), 2)
+
+    def treated():
+        return quarantine.policy("skip", str(file.path), "train", plan, dataset, "f", 0)
+
+    if refused:
+        with pytest.raises(ConfigError, match="have other numbers in each epoch"):
+            treated()
+    else:
+        assert treated().known == {1: "odd"}
+    dataset.set_epoch = print
+    if stream:
+        with pytest.raises(ConfigError, match="have other numbers in each epoch"):
+            treated()
+
+
+def test_a_line_of_a_quarantine_has_a_bound_that_is_named(tmp_path):
+    path = tmp_path / "quarantine.csv"
+    path.write_text(",".join(COLUMNS) + "\n" + "x" * (1 << 20))
+    with pytest.raises(ConfigError, match="ends in a line of more than 1 MiB"):
+        quarantine.QuarantineFile(path)
+    with pytest.raises(ConfigError, match="it has a line of more than 1 MiB"):
+        left_out.read(path)
+
+
+def test_what_is_shown_of_a_quarantine_that_is_none(tmp_path):
+    path = tmp_path / "quarantine.csv"
+    path.write_text("x" * 301 + "\n")
+    with pytest.raises(ConfigError, match=f"columns are {'x' * 300}; expected"):
+        left_out.read(path)
+    path.write_text(",".join(COLUMNS) + "\n" + LINE.replace("7", "y" * 41))
+    with pytest.raises(ConfigError, match=f"line 2: '{'y' * 40}' is not a number"):
+        left_out.read(path)
+
+
+def test_no_paths_are_asked_for_where_none_is_left_out(tmp_path):
+    file = quarantine.QuarantineFile(tmp_path / "quarantine.csv")
+    file.add([entry(2)])
+
+    class Rows(list):
+        path = None
+
+        @property
+        def metadata(self):
+            raise AssertionError("the table was asked for")
+
+    assert quarantine.known_rows(file.path, Rows("abc"), "train", "f") == {2: "odd"}
 
 
 def test_json_errors_of_a_file_name_it(tmp_path):

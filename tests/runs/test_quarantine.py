@@ -258,9 +258,10 @@ def test_a_run_writes_it_and_the_next_one_meets_none_of_it_again(
     assert second.code == 0, second.err
     assert hashes(Path("second")) == hashes(Path("first"))
     assert read(Path("second", NAME)) == read(Path("first", NAME))
-    skipping = run(capsys, *FIT, images, given, "run_dir=third")
+    skipping = run(capsys, *FIT, images, given, "run_dir=third", "trainer.max_epochs=1")
     assert skipping.code == 0, skipping.err
-    assert (hashes(Path("third")) == hashes(Path("first"))) is (on_error == "skip")
+    same = hashes(Path("first")).startswith(hashes(Path("third")))
+    assert same is (on_error == "skip")
 
 
 @pytest.mark.stress

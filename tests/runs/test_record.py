@@ -11,7 +11,11 @@ import numpy as np
 import pytest
 
 import penstock
+from penstock.config.changes import Known
 from penstock.errors import ConfigError, PenstockError
+from penstock.runs import record
+from penstock.runs.left_out import Entry
+from penstock.runs.quarantine import QuarantineFile
 from penstock.runs.record import RunRecord, find, read_ledger
 from tests.program import run
 
@@ -46,29 +50,41 @@ def test_a_run_is_read_as_it_was_written(done):
     assert len(record.sessions) == 1
 
 
-def test_a_killed_run_is_distinguished_from_a_running_one(done):
-    manifest = json.loads((done / "manifest.json").read_text())
-    (done / "manifest.json").write_text(json.dumps({**manifest, "status": "running"}))
-    assert RunRecord.read(done).state == "killed"
+@pytest.fixture
+def written(tmp_path):
+    """A run's folder of one epoch of two steps."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "config.yaml").write_text("seed: 3\nmodel: {hidden: 8}\n")
+    (folder / "manifest.json").write_text('{"status": "done", "sessions": [{"world": 1}]}')
+    (folder / "metrics.jsonl").write_text('{"event": "epoch", "epoch": 0, "step": 2}\n')
+    step = '{"epoch": 0, "step": %d, "samples": 1, "order": "00000000000000ff", "loss": "0x1p0"}\n'
+    (folder / "ledger.jsonl").write_text(step % 0 + step % 1)
+    (folder / "holder.json").touch()
+    return folder
+
+
+def test_a_killed_run_is_distinguished_from_a_running_one(written):
+    manifest = json.loads((written / "manifest.json").read_text())
+    (written / "manifest.json").write_text(json.dumps({**manifest, "status": "running"}))
+    assert RunRecord.read(written).state == "killed"
     code = (
         "import fcntl, sys, time; f = open(sys.argv[1], 'r+'); fcntl.flock(f, fcntl.LOCK_EX); "
         "print('held', flush=True); time.sleep(100)"
     )
-    command = [sys.executable, "-c", code, str(done / "holder.json")]
+    command = [sys.executable, "-c", code, str(written / "holder.json")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout.readline() == "held\n"
-        assert RunRecord.read(done).state == "running"
+        assert RunRecord.read(written).state == "running"
         other.kill()
 
 
-@pytest.mark.thorough
-def test_a_line_in_progress_is_left_out(done):
-    with (done / "metrics.jsonl").open("a") as file:
+def test_a_line_in_progress_is_left_out(written):
+    with (written / "metrics.jsonl").open("a") as file:
         file.write('{"event": "epoch", "epo')
-    assert len(RunRecord.read(done).epochs) == 1
+    assert len(RunRecord.read(written).epochs) == 1
 
 
-@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("name", "line"),
     [
@@ -79,10 +95,10 @@ def test_a_line_in_progress_is_left_out(done):
         ("ledger.jsonl", '{"epoch": 0, "step": 0, "samples": 1, "order": "00", "loss": "0x1p0"}'),
     ],
 )
-def test_a_damaged_line_is_named(done, name, line):
-    with (done / name).open("a") as file:
+def test_a_damaged_line_is_named(written, name, line):
+    with (written / name).open("a") as file:
         file.write(line + "\n")
-    record = RunRecord.read(done)
+    record = RunRecord.read(written)
     with pytest.raises(PenstockError, match=f"{name}, line "):
         _ = record.epochs, record.ledger
 
@@ -93,12 +109,12 @@ def test_what_is_no_run_is_reported(tmp_path):
     assert list(find(tmp_path)) == []
 
 
-def test_a_fifo_in_the_place_of_a_file_keeps_nobody_waiting(done):
-    (done / "ledger.jsonl").unlink()
-    os.mkfifo(done / "ledger.jsonl")
+def test_a_fifo_in_the_place_of_a_file_keeps_nobody_waiting(written):
+    (written / "ledger.jsonl").unlink()
+    os.mkfifo(written / "ledger.jsonl")
     began = time.monotonic()
     with pytest.raises(PenstockError, match=r"ledger\.jsonl cannot be read: it is a FIFO"):
-        _ = RunRecord.read(done).ledger
+        _ = RunRecord.read(written).ledger
     assert time.monotonic() - began < 60
 
 
@@ -134,3 +150,81 @@ def test_a_ledger_is_read_the_same_by_blocks_and_line_by_line(tmp_path, monkeypa
     assert 5 <= len(read_ledger(path, least=5).loss) < 20
     path.write_text("")
     assert len(read_ledger(path).loss) == 0
+
+
+def test_a_run_without_ledger_and_quarantine(written):
+    (written / "ledger.jsonl").unlink()
+    record = RunRecord.read(written)
+    assert record.ledger is None
+    assert record.left_out == []
+    (written / "config.yaml").write_text("{" * 400)
+    with pytest.raises(ConfigError) as found:
+        RunRecord.read(written)
+    text = f"runs: {written} is not a run's folder: config.yaml: "
+    assert str(found.value).startswith(text)
+    assert len(str(found.value)) <= len(text) + 300
+
+
+@pytest.mark.parametrize(
+    ("manifest", "expected"),
+    [
+        ({}, {}),
+        ({"device": "cuda:0"}, {"device": "cuda:0"}),
+        ({"data": {"train": "f00d"}}, {"data": {"train": "f00d"}}),
+        ({"data": 3}, {}),
+        ({"sessions": [{"world": 1}, {"world": 1}]}, {}),
+        ({"sessions": [{"world": 1}, {"world": 2}]}, {"alone": False}),
+        ({"sessions": [{}]}, {"alone": False}),
+        ({"sessions": [3]}, {"alone": False}),
+        ({"fingerprint": {"decoder": "x"}}, {"decoder": True}),
+        ({"fingerprint": {"lr": "x"}}, {}),
+        ({"fingerprint": "decoder"}, {}),
+    ],
+)
+def test_known_facts_of_a_run(manifest, expected, written):
+    facts = {"data": {}, "alone": True, "decoder": False, "left_out": set()}
+    config = {"seed": "3", "model.hidden": "8"}
+    record = RunRecord(written, {"seed": 3, "model": {"hidden": 8}}, manifest)
+    assert record.known == Known(config, **{**facts, **expected})
+
+
+def test_samples_that_were_left_out_are_known(written):
+    entries = [Entry("train", 7, path, 0, 0, 0, "odd", "f") for path in ("", "a.jpg")]
+    QuarantineFile(written / "quarantine.csv").add(entries)
+    record = RunRecord.read(written)
+    assert record.left_out == entries
+    assert record.known.left_out == {("train", entry.sample[1]) for entry in entries}
+    (written / "quarantine.csv").write_text("a,b\n")
+    assert RunRecord.read(written).known.left_out is None
+
+
+def test_lines_as_a_fit_writes_them_are_parsed_together():
+    skipped = b'{"epoch": 0, "step": 1, "skipped_to": [0, 3]}\n'
+    step = b'{"epoch": 0, "step": 3, "samples": 4, "order": "00000000000000ff", "loss": "0x1p0"}\n'
+    for block, steps in ((skipped + step, [3]), (skipped, []), (b"", [])):
+        assert record._parsed(block)[1].tolist() == steps
+    with pytest.raises(ValueError, match=r"^$"):
+        record._parsed(step + b"{}\n")
+
+
+@pytest.mark.parametrize(
+    ("order", "loss", "wrong"),
+    [
+        ("f" * 16, "0x1p0", None),
+        ("ff".rjust(100, "0"), "0x1p0", None),
+        ("ff".rjust(101, "0"), "0x1p0", "order is"),
+        ("1" + "0" * 16, "0x1p0", "order is"),
+        ("ff", "0x1." + "0" * 93 + "p+0", None),
+        ("ff", "0x1." + "0" * 94 + "p+0", "loss is"),
+    ],
+)
+def test_hashes_and_losses_have_a_bound(order, loss, wrong, tmp_path):
+    line = {"epoch": 0, "step": 0, "samples": 4, "order": order, "loss": loss}
+    (tmp_path / "ledger.jsonl").write_text(json.dumps(line, separators=(",", ":")) + "\n")
+    if wrong is None:
+        ledger = read_ledger(tmp_path / "ledger.jsonl")
+        assert ledger.order.tolist() == [int(order, 16)]
+        assert ledger.loss.tolist() == [1.0]
+    else:
+        with pytest.raises(PenstockError, match=f"line 1 is broken: {wrong}"):
+            read_ledger(tmp_path / "ledger.jsonl")

@@ -4,14 +4,22 @@ import multiprocessing
 import os
 import platform
 import signal
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import yaml
 
+from penstock.config import disclosure
 from penstock.errors import ConfigError, PenstockError
-from penstock.runs import holder
-from penstock.runs.run_folder import RunFolder
+from penstock.runs import holder, run_folder
+from penstock.runs.run_folder import RunFolder, last_code
+
+
+@pytest.fixture(autouse=True)
+def one_commit(monkeypatch):
+    """Git is asked in test_git_state.py; each start asks it, for a tenth of a second."""
+    monkeypatch.setattr(run_folder, "git_state", lambda folder: {"commit": "c0", "dirty": False})
 
 
 def manifest(folder):
@@ -28,8 +36,9 @@ def test_what_a_run_started_with_is_written_at_once(tmp_path):
     assert written["status"] == "running"
     assert written["seed"] == 3
     assert written["fingerprint"] == "abc"
-    for name in ("command", "started", "penstock", "git", "python", "platform", "cpus", "gpus"):
+    for name in ("command", "started", "penstock", "python", "platform", "cpus", "gpus"):
         assert name in written
+    assert written["git"] == {"commit": "c0", "dirty": False}
     assert written["packages"]["torch"]
     assert "ended" not in written
 
@@ -138,7 +147,7 @@ def test_a_second_run_is_refused_and_learns_who_holds_the_folder(tmp_path, again
     path = tmp_path / "one"
     if again:
         ended(path)
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
     process = context.Process(target=hold, args=(path, again, theirs))
     process.start()
@@ -147,7 +156,8 @@ def test_a_second_run_is_refused_and_learns_who_holds_the_folder(tmp_path, again
         before = (path / "manifest.json").read_bytes()
         with pytest.raises(ConfigError) as refused:
             RunFolder.reopen(path)
-        for word in (f"process {process.pid}", platform.node(), "since 20", "spawn", "run_dir"):
+        command = f"({disclosure.command(sys.orig_argv)[:40]}"
+        for word in (f"process {process.pid}", platform.node(), "since 20", command, "run_dir"):
             assert word in str(refused.value)
         assert (path / "manifest.json").read_bytes() == before
         process.kill()
@@ -257,12 +267,238 @@ def test_rewinding_needs_no_files(tmp_path):
 def test_a_folder_is_taken_from_a_holder_that_is_lost(tmp_path, monkeypatch):
     lost = holder.take(tmp_path)
     assert holder.take(tmp_path) is None
-    monkeypatch.setattr(holder, "_PATIENCE", 0.0)
+    now, waited = [7.0], []
+    monkeypatch.setattr(holder.time, "monotonic", lambda: now[0])
+
+    def sleep(seconds):
+        if seconds > 0.05:
+            waited.append(seconds)
+            now[0] += 2.0
+
+    monkeypatch.setattr(holder.time, "sleep", sleep)
     new = holder.take_from_lost(tmp_path)
+    assert len(waited) == 5
     assert holder.take(tmp_path) is None
     assert f"in use by process {os.getpid()} on" in holder.held_by(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [holder.HOLDER]
     lost.release()  # of a file that has no name any more
     assert holder.take(tmp_path) is None
     new.release()
-    holder.take(tmp_path).release()
+    again = holder.take_from_lost(tmp_path)  # a process that has just ended
+    assert len(waited) == 5
+    again.release()
+
+
+def test_each_session_has_an_id_and_its_world(tmp_path):
+    ended(tmp_path / "one")
+    again = RunFolder.reopen(tmp_path / "one")
+    again.note(threads=3)
+    again.release()
+    first, second = manifest(again)["sessions"]
+    assert len(first["id"]) == len(second["id"]) == 16
+    assert first["id"] != second["id"]
+    assert (first["world"], second["world"]) == (1, 1)
+    assert "threads" not in first
+    assert second["threads"] == 3
+    assert (again.path / "manifest.json").read_text().startswith('{\n  "status": "running"')
+
+
+def test_overrides_replace_those_of_the_same_keys(tmp_path):
+    ended(tmp_path / "one", overrides=["+trainer.max_epochs=4", "seed=1", "~tracker"])
+    longer = ["trainer.max_epochs=9", "+tracker=x=y"]
+    again = RunFolder.reopen(tmp_path / "one", longer=longer)
+    assert manifest(again)["overrides"] == ["seed=1", *longer]
+    again.release()
+
+
+KNOWN = {"fingerprint": "sizes", "train": "f00d", "val": "d"}
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "after"),
+    [
+        (KNOWN, KNOWN, KNOWN),
+        (KNOWN, {**KNOWN, "fingerprint": "names"}, KNOWN),  # they cannot be compared
+        (
+            KNOWN,
+            {**KNOWN, "train": "beef"},
+            {
+                **KNOWN,
+                "train": "f00d, then beef",
+                "identity": {"train": {"known_by": "what is seen of it"}},
+            },
+        ),
+        (
+            {**KNOWN, "identity": {"train": {"rows": "0:a"}, "val": {"rows": "1:b"}}},
+            {**KNOWN, "identity": {"train": {"rows": "0:c"}}},
+            {
+                **KNOWN,
+                "train": "f00d, then f00d",
+                "identity": {"train": {"known_by": "what is seen of it"}, "val": {"rows": "1:b"}},
+            },
+        ),
+        ("odd", KNOWN, "odd"),
+    ],
+)
+def test_a_run_that_goes_on_with_other_data_says_so(before, now, after, tmp_path):
+    folder = RunFolder.claim(tmp_path / "one", {}, data=before)
+    folder.had_other_data(now)
+    folder.release()
+    assert manifest(folder)["data"] == after
+
+
+@pytest.mark.parametrize(
+    ("data", "after"),
+    [
+        ({"identity": {"train": {"a": "1"}}}, {"identity": {"train": {"a": "1", "rows": "0:x"}}}),
+        ({"identity": {"train": "odd"}}, {"identity": {"train": "odd"}}),
+        ({"identity": 3}, {"identity": 3}),
+        (3, 3),
+    ],
+)
+def test_seen_of_the_data(data, after, tmp_path):
+    folder = RunFolder.claim(tmp_path / "one", {}, data=data)
+    before = (folder.path / "manifest.json").stat().st_ino
+    folder.identify({})
+    assert (folder.path / "manifest.json").stat().st_ino == before
+    folder.identify({"rows": "0:x"})
+    folder.release()
+    assert manifest(folder)["data"] == after
+
+
+def test_steps_that_are_taken_again_are_counted(tmp_path):
+    ended(tmp_path / "one")
+    steps = [{"epoch": e, "step": s, "samples": 8} for e, s in ((0, 0), (0, 1), (1, 0), (1, 2))]
+    skipped = {"epoch": 1, "step": 1, "skipped_to": [1, 2]}
+    lines(tmp_path / "one" / "ledger.jsonl", *steps[:3], skipped, steps[3])
+    lines(tmp_path / "one" / "digests.jsonl", *steps)
+    folder = RunFolder.reopen(tmp_path / "one")
+    assert folder.rewind(0, 1, 1) == 3
+    assert addresses(folder.path / "ledger.jsonl") == [(0, 0)]
+    assert folder.rewind(0, 1, 1) == 0
+    folder.release()
+
+
+def test_a_run_that_changed_nothing_keeps_its_end(tmp_path):
+    first = ended(tmp_path / "one")
+    again = RunFolder.reopen(tmp_path / "one")
+    assert (first.was_done, again.was_done) == (False, True)
+    again.finish("failed", unchanged=True, release=False, order="00")
+    written = manifest(again)
+    assert (written["status"], written["ended"]) == ("done", first.manifest["ended"])
+    assert "order" not in written
+    assert [session["status"] for session in written["sessions"]] == ["done", "failed"]
+    assert holder.take(again.path) is None
+    again.release()
+    holder.take(again.path).release()
+
+
+def test_a_folder_that_others_have_by_now_is_left_alone(tmp_path):
+    folder = RunFolder.claim(tmp_path / "one", {})
+    (folder.path / "holder.json").unlink()
+    (folder.path / "holder.json").touch()
+    folder.finish("done")
+    assert manifest(folder)["status"] == "running"
+    folder = RunFolder.claim(tmp_path / "two", {})
+    (folder.path / "holder.json").unlink()
+    folder.remove()
+    assert folder.path.is_dir()
+
+
+def test_an_end_that_cannot_be_written_releases_the_folder(tmp_path, monkeypatch):
+    folder = RunFolder.claim(tmp_path / "one", {})
+
+    def refuse(*_):
+        raise PenstockError("the disk is full")
+
+    monkeypatch.setattr(run_folder, "write_atomically", refuse)
+    with pytest.raises(PenstockError, match="full"):
+        folder.finish("failed", release=False)
+    holder.take(folder.path).release()
+
+
+@pytest.mark.parametrize(
+    "name", ["metrics.jsonl", "ledger.jsonl", "digests.jsonl", "checkpoints/a"]
+)
+def test_a_new_run_is_unused_until_it_has_written_something(name, tmp_path):
+    folder = RunFolder.claim(tmp_path / "one", {})
+    (folder.path / "checkpoints").mkdir()
+    assert folder.is_unused
+    (folder.path / name).touch()
+    assert not folder.is_unused
+    (folder.path / name).unlink()
+    folder.finish("done")
+    again = RunFolder.reopen(folder.path)
+    assert not again.is_unused
+    again.remove()
+    assert not folder.path.exists()
+
+
+def test_the_code_of_the_last_start(tmp_path):
+    for content, code in (
+        ({"code": {"a": "1"}}, {"a": "1"}),
+        ({"code": {"a": "1"}, "sessions": [{"code": {"a": "2"}}, {}]}, {"a": "2"}),
+        ({"sessions": [{}]}, None),
+    ):
+        (tmp_path / "manifest.json").write_text(json.dumps(content))
+        assert last_code(tmp_path) == code
+    assert last_code(tmp_path / "none") is None
+
+
+def begun(folder, *names):
+    """The files of a claim that was killed: its manifest is empty."""
+    folder.mkdir()
+    for name in names:
+        (folder / name).touch()
+
+
+@pytest.mark.parametrize(
+    ("names", "taken"),
+    [
+        (["manifest.json"], False),
+        (["manifest.json", "config.yaml"], False),
+        (["config.yaml"], True),
+        (["manifest.json", "metrics.jsonl"], True),
+        ([".hydra", "job.lock", "result.json", "holder.json"], False),
+        ([".config.yaml.123-0123abcd.tmp"], False),
+    ],
+)
+def test_a_folder_of_a_killed_claim_is_claimed_again(names, taken, tmp_path):
+    begun(tmp_path / "one", *names)
+    claimed = RunFolder.claim(tmp_path / "one", {})
+    claimed.release()
+    assert claimed.path.name == ("one-2" if taken else "one")
+    if taken:
+        assert sorted(path.name for path in (tmp_path / "one").iterdir()) == sorted(names)
+
+
+def test_a_folder_with_a_manifest_is_not_touched(tmp_path):
+    begun(tmp_path / "one")
+    (tmp_path / "one" / "manifest.json").write_text("{}")
+    assert RunFolder.claim(tmp_path / "one", {}).path.name == "one-2"
+    assert [path.name for path in (tmp_path / "one").iterdir()] == ["manifest.json"]
+
+
+def test_a_folder_that_another_process_claims_at_this_moment(tmp_path, monkeypatch):
+    held = holder.take(tmp_path)
+    assert run_folder._take(tmp_path) is None
+    held.release()
+    take = holder.take
+
+    def late(text):
+        def taken(folder):
+            hold = take(folder)
+            (folder / "manifest.json").write_text(text)
+            return hold
+
+        return taken
+
+    for text in ("", "{}"):
+        monkeypatch.setattr(holder, "take", late(text))
+        assert run_folder._take(tmp_path) is None
+        take(tmp_path).release()
+        monkeypatch.setattr(holder, "take", late("{}"))
+        (tmp_path / "manifest.json").write_text("")
+        assert run_folder._take(tmp_path) is None
+        take(tmp_path).release()
+        (tmp_path / "manifest.json").unlink()

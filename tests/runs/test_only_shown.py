@@ -1,0 +1,73 @@
+"""Errors in parts that only show something."""
+
+import os
+import sys
+
+import pytest
+
+from penstock.distributed.preemption import Preempted
+from penstock.errors import ConfigError, DataError
+from penstock.runs import only_shown as module
+from penstock.runs.only_shown import only_shown, reason
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (DataError("a.jpg is damaged.\nmore"), "a.jpg is damaged"),
+        (DataError(""), "DataError"),
+        (ValueError(" no such\tcolumn... "), "ValueError: no such\\tcolumn"),
+        (ValueError("one\ntwo"), "ValueError: one"),
+        (KeyError(), "KeyError"),
+        (DataError("x" * 301), "x" * 300),
+    ],
+)
+def test_the_reason_of_an_error(error, words):
+    assert reason(error) == words
+
+
+@pytest.mark.parametrize(("rank", "said"), [("0", True), ("1", False)])
+def test_the_first_rank_says_what_is_missing(rank, said, monkeypatch, capsys):
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    with only_shown("the picture") as failed:
+        assert failed == []
+        raise ConfigError("no font")
+    assert failed == ["no font"]
+    text = "WARNING: the picture is missing: no font. The run is not affected\n"
+    assert capsys.readouterr().err == (text if said else "")
+
+
+def test_requests_to_stop_come_through():
+    for error in (Preempted("SIGTERM"), KeyboardInterrupt()):
+        with pytest.raises(type(error)), only_shown("the picture"):
+            raise error
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_a_reader_that_has_gone_is_no_error(gone, monkeypatch, capsys):
+    """As `head` goes: nothing more is said, and later lines go nowhere."""
+    with open(os.devnull, "w") as out:
+        flushed = []
+
+        class Stdout:
+            def fileno(self):
+                return out.fileno()
+
+            def flush(self):
+                flushed.append(1)
+                if gone:
+                    raise BrokenPipeError
+
+        monkeypatch.setattr(module.sys, "stdout", Stdout())
+        with only_shown("the table") as failed:
+            raise BrokenPipeError("of a pipe")
+        with only_shown("the table") as other:
+            raise ValueError("of data")
+        monkeypatch.undo()
+    assert flushed == [1]
+    assert failed == ([] if gone else ["BrokenPipeError: of a pipe"])
+    assert other == ["ValueError: of data"]
+    assert sys.stdout is not None
+    assert capsys.readouterr().err.count("WARNING") == 2 - gone
