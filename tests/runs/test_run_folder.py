@@ -151,6 +151,7 @@ def test_a_second_run_is_refused_and_learns_who_holds_the_folder(tmp_path, again
     ours, theirs = context.Pipe()
     process = context.Process(target=hold, args=(path, again, theirs))
     process.start()
+    theirs.close()  # so that nothing is waited for if it fails
     child = ours.recv()
     try:
         before = (path / "manifest.json").read_bytes()
