@@ -239,3 +239,150 @@ def test_a_batch_of_validation_is_tried_first(mine, validates, baseline, tried, 
     assert steps == (["tried"] * tried + ["made"]) * 2
     assert flushed == ["saved", "removed"]
     assert waits == [(0.0, True), (fit._REPEATS_AFTER, False)]
+
+
+@pytest.mark.parametrize(
+    ("size", "strategy", "looked", "together"),
+    [(1, "none", 1, False), (2, "ddp", 0, True), (1, "ddp", 1, True)],
+)
+def test_ranks_meet_before_anything_is_built(size, strategy, looked, together, monkeypatch):
+    joined, sources = [], []
+
+    @contextmanager
+    def join(*words):
+        joined.append(words[1:])
+        yield "group"
+
+    monkeypatch.setattr(fit, "join", join)
+    monkeypatch.setattr(fit, "spare_cores", lambda world: None)
+    monkeypatch.setattr(fit.resumption, "source", sources.append)
+    world = SimpleNamespace(size=size)
+    monkeypatch.setattr(fit, "TrainingParts", lambda config: SimpleNamespace(world=world))
+    monkeypatch.setattr(fit, "_run", lambda config, parts, group: group)
+    shared = SimpleNamespace(strategy=strategy, backend="gloo", timeout=9)
+    assert fit._fit(SimpleNamespace(distributed=shared)) == "group"
+    assert joined == [("gloo", 9, together)]
+    assert len(sources) == looked
+
+
+@pytest.mark.parametrize("resume", [None, "auto"])
+@pytest.mark.parametrize("validates", [True, False])
+@pytest.mark.parametrize("best", [{"val/nme": 0.5}, None])
+def test_loaders_of_a_run(resume, validates, best, monkeypatch):
+    tried, begun, trained = [], [], []
+
+    @contextmanager
+    def loader(*words, **more):
+        yield SimpleNamespace(begin=begun.append)
+
+    split = SimpleNamespace(loader=loader)
+    data = SimpleNamespace(train=split, val=split, validates=validates)
+
+    class Whole:
+        result = SimpleNamespace(best=best)
+        options = SimpleNamespace(monitor="nme")
+
+        def __init__(self, config, parts, group, train, val):
+            trained.append(val is not None)
+
+        watched = staticmethod(nothing)
+        train = report = staticmethod(lambda: None)
+
+    monkeypatch.setattr(fit, "Fit", Whole)
+    monkeypatch.setattr(fit, "try_stream", lambda split, loader: tried.append(loader))
+    monkeypatch.setattr(fit.installed, "asked", lambda config, name: [])
+    config = SimpleNamespace(trainer=SimpleNamespace(digest=False), resume=resume)
+    group = SimpleNamespace(is_first=True, explained=nothing, meet=lambda: None)
+    value = fit._run(config, SimpleNamespace(data=data, world=None), group)
+    assert value == (best and 0.5)
+    assert len(tried) == 1 + validates
+    assert begun == ([0] if resume is None else [])
+    assert trained == [validates]
+
+
+@pytest.mark.parametrize(
+    ("has", "resume", "begins"),
+    [(True, None, True), (False, "auto", True), (True, "auto", False), (False, "old", False)],
+)
+@pytest.mark.parametrize("scheduler", [None, {"_target_": "a"}])
+def test_weights_that_a_run_begins_with(has, resume, begins, scheduler, monkeypatch):
+    asked = []
+    monkeypatch.setattr(fit.checkpoint, "has_checkpoint", lambda folder: has)
+    for name in ("make_options", "prepare"):
+        monkeypatch.setattr(fit, name, lambda *words: SimpleNamespace(max_epochs=1))
+    monkeypatch.setattr(fit.skipping, "check", lambda plan, epochs: None)
+    monkeypatch.setattr(fit, "scheduler_moves", lambda options, plan: 7)
+    monkeypatch.setattr(Fit, "_scheduled", lambda self, steps: (steps, None))
+    monkeypatch.setattr(Fit, "_open", lambda self, moves: moves)
+    shared = SimpleNamespace(strategy="none", find_unused_parameters=False, sync_batchnorm=False)
+    run = Fit(
+        SimpleNamespace(distributed=shared, run_dir="x", resume=resume, scheduler=scheduler),
+        SimpleNamespace(data=None, objective=lambda: None, trained=asked.append),
+        None,
+        SimpleNamespace(plan=None),
+        None,
+    )
+    assert asked == [begins]
+    assert run.opened == run.optimizer == (7 if scheduler else 0)
+
+
+@pytest.mark.parametrize(
+    ("spans", "renewed", "state", "schedule", "scheduled", "changed"),
+    [
+        ([], None, None, "s", [], False),
+        ([7], None, None, "s", [], False),
+        ([3, 7], None, "state", "s", [], False),
+        ([7, 3], None, "state", "s", [3], False),
+        ([7, 3], 3, "state", "s", [3], True),
+        ([7], 3, "state", "s", [], True),
+        ([7], 3, None, "s", [], False),
+        ([7], None, "state", "s", [], False),
+        ([7], 3, "state", None, [], False),
+    ],
+)
+@pytest.mark.parametrize("kind", ["none", "plain"])
+@pytest.mark.parametrize("first", [True, False])
+def test_schedules_of_a_run_that_continues(
+    spans, renewed, state, schedule, scheduled, changed, kind, first, monkeypatch, capsys
+):
+    hints, steps, facts = [], [], []
+    opened = SimpleNamespace(
+        folder=SimpleNamespace(path="run") if first else None,
+        fingerprint=None,
+        renewed=renewed,
+        state=state,
+        checkpoints=SimpleNamespace(folder=fit.Path("run/checkpoints")) if first else None,
+    )
+
+    def opening(*words):
+        facts.append(words[-1])
+        return SimpleNamespace(open=lambda: opened)
+
+    monkeypatch.setattr(fit, "Opening", opening)
+    monkeypatch.setattr(fit, "spans", lambda fingerprint: spans)
+    monkeypatch.setattr(fit, "renewed", lambda *words: "renewed")
+    monkeypatch.setattr(fit, "mode_of", lambda config: "names")
+    monkeypatch.setattr(fit, "code_of", lambda config: {})
+    monkeypatch.setattr(fit, "how_to_resume", str)
+    for name in ("known_by", "left_out"):
+        monkeypatch.setattr(fit.outcome, name, lambda data: {})
+    monkeypatch.setattr(fit.outcome, "summary", lambda *words: "the summary")
+    run = Built(
+        config=SimpleNamespace(seed=1, trainer=SimpleNamespace(progress=kind)),
+        group=SimpleNamespace(hint=hints.append),
+        data=SimpleNamespace(splits=[], validates=first, train=None),
+        train_loader=SimpleNamespace(world=SimpleNamespace(device="cpu")),
+        options=SimpleNamespace(monitor="nme", mode="min"),
+        model=None,
+        optimizer="o",
+        scheduler=schedule,
+        _scheduled=lambda moves: steps.append(moves) or ("new", schedule),
+    )
+    run._open(7)
+    assert steps == scheduled
+    assert run.optimizer == ("new" if scheduled else "o")
+    assert opened.state == ("renewed" if changed else state)
+    assert hints == (["run"] if first else [])
+    assert facts[0]["monitor"] == ("nme" if first else None)
+    shows = first and kind == "plain"
+    assert capsys.readouterr().err == ("the summary\n" if shows else "")
