@@ -1,13 +1,16 @@
 """Ranks that talk: real processes over gloo."""
 
 import multiprocessing
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from penstock.distributed.group import Group, join
+from penstock.distributed.presence import LateError
 from penstock.distributed.world import World, from_environment, is_launched
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, PenstockError
 from tests.ports import free_port
 
 
@@ -115,6 +118,16 @@ def test_one_rank_makes_a_group_only_under_a_launcher(
     with join(World(), timeout=60, together=together) as group:
         assert group.alone == alone
         assert group.gather(3) == [3]
+        rows, part = torch.arange(8.0).view(2, 2, 2), torch.tensor([1, 2])
+        if not alone:
+            assert group.exchange(rows, [2]).equal(rows)
+            assert group.joined(part).equal(part)
+        assert group.from_first("x") == "x"
+        group.copy_from(0, part)
+        group.copy_from(0, part[:0])
+        group.copy_from_first(part)
+        assert part.tolist() == [1, 2]
+        group.meet()
     assert not torch.distributed.is_initialized()
 
 
@@ -165,3 +178,49 @@ def test_one_rank_of_each_machine_says_that_nobody_can_be_reached(
     with pytest.raises(ConfigError) as raised, join(World(rank, 4, local_rank)):
         pass
     assert raised.value.told != says_so
+
+
+class Heard(Group):
+    """The first of three ranks, which hears of these errors of the others."""
+
+    def __init__(self, *others):
+        super().__init__(World(0, 3))
+        self.others, self.said = others, None
+
+    def gather(self, value):
+        self.said = value
+        return [value, *self.others]
+
+
+def test_the_first_error_of_any_rank_is_raised():
+    with Heard(None, None).all_or_none():
+        pass
+    with (
+        pytest.raises(PenstockError, match=r"^rank 2: ValueError: x$"),
+        Heard(None, "ValueError: x").all_or_none(),
+    ):
+        pass
+    group = Heard(None, "ValueError: x")
+    with pytest.raises(KeyError), group.all_or_none():
+        raise KeyError("y" * 2000)
+    assert group.said == f"KeyError: '{'y' * 989}"
+
+
+def test_the_presence_hears_and_explains():
+    said, late = [], LateError("rank 1 is late")
+    presence = SimpleNamespace(
+        hint="",
+        tell=said.append,
+        explained=lambda error: late if "timed out" in str(error) else None,
+        ends_with_others=lambda: nullcontext("with others"),
+    )
+    group = Group(World(0, 2), presence=presence)
+    group.hint("resume=x")
+    group.tell("SIGTERM")
+    assert (presence.hint, said) == ("resume=x", ["SIGTERM"])
+    with group.ends_with_others() as ends:
+        assert ends == "with others"
+    with pytest.raises(LateError, match="rank 1"), group.explained():
+        raise RuntimeError("timed out")
+    with pytest.raises(RuntimeError, match="another"), group.explained():
+        raise RuntimeError("another")

@@ -1,3 +1,4 @@
+import copy
 import json
 import math
 import multiprocessing
@@ -342,7 +343,7 @@ KNOWN = {"fingerprint": "sizes", "train": "f00d", "val": "d"}
     ],
 )
 def test_a_run_that_goes_on_with_other_data_says_so(before, now, after, tmp_path):
-    folder = RunFolder.claim(tmp_path / "one", {}, data=before)
+    folder = RunFolder.claim(tmp_path / "one", {}, data=copy.deepcopy(before))
     folder.had_other_data(now)
     folder.release()
     assert manifest(folder)["data"] == after
@@ -372,7 +373,7 @@ def test_steps_that_are_taken_again_are_counted(tmp_path):
     steps = [{"epoch": e, "step": s, "samples": 8} for e, s in ((0, 0), (0, 1), (1, 0), (1, 2))]
     skipped = {"epoch": 1, "step": 1, "skipped_to": [1, 2]}
     lines(tmp_path / "one" / "ledger.jsonl", *steps[:3], skipped, steps[3])
-    lines(tmp_path / "one" / "digests.jsonl", *steps)
+    lines(tmp_path / "one" / "digests.jsonl", *({**step, "hash": "a"} for step in steps), steps[3])
     folder = RunFolder.reopen(tmp_path / "one")
     assert folder.rewind(0, 1, 1) == 3
     assert addresses(folder.path / "ledger.jsonl") == [(0, 0)]

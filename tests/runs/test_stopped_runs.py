@@ -82,7 +82,7 @@ def left_behind(folder):
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole") / "run"
-    process = start(folder)
+    process = start(folder, "loader.num_workers=0")  # the same, whoever loads
     _, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     return folder
