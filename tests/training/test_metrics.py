@@ -8,7 +8,7 @@ from penstock.loading.batch import Batch
 from penstock.order.plan import Request
 from penstock.order.randomness import hash64, hash64_array
 from penstock.training import epoch_metrics
-from penstock.training.metrics import NormalizedMeanError
+from penstock.training.metrics import BitsPerByte, NormalizedMeanError
 
 
 def faces(count=3, landmarks=68):
@@ -106,6 +106,32 @@ def test_wrong_shapes_and_options_are_refused():
         NormalizedMeanError().update(faces(), faces().flatten(1))
     with pytest.raises(ValueError, match="not one of auto, eyes, box"):
         NormalizedMeanError(normalize="nose")
+
+
+@pytest.mark.parametrize("shape", [(3, 136), (3, 68, 3), (68, 2)])
+def test_faces_are_points_of_two_numbers(shape):
+    with pytest.raises(ValueError, match=r"expected two tensors \[B, L, 2\]"):
+        NormalizedMeanError().update(torch.zeros(shape), torch.zeros(shape))
+
+
+def test_a_face_may_be_smaller_than_its_unit():
+    target = torch.tensor([[[0.0, 0.0], [0.3, 0.4]]])
+    metric = NormalizedMeanError()
+    metric.update(target + torch.tensor([0.0, 0.25]), target)
+    assert metric.compute().item() == pytest.approx(0.5)
+    assert (metric.skipped, metric.faces) == (0, 1)
+
+
+def test_bits_of_a_byte_are_those_of_all_tokens():
+    metric = BitsPerByte()
+    metric.update(torch.zeros(0), torch.zeros(0, dtype=torch.int64))
+    assert math.isnan(metric.compute())
+    metric.update(torch.tensor([3.0, 5.0]) * math.log(2), torch.tensor([1, 2]))
+    metric.update(torch.tensor([4.0]) * math.log(2), torch.tensor([1]))
+    assert metric.compute().item() == pytest.approx(3.0)
+    assert metric.compute().dtype == torch.float64
+    with pytest.raises(ValueError, match=r"\[2\] losses for \[3\] tokens"):
+        metric.update(torch.zeros(2), torch.zeros(3))
 
 
 def test_the_order_of_a_step_is_the_hash_that_ledgers_of_other_versions_hold():

@@ -9,9 +9,75 @@ from penstock.training.models import (
     LandmarkNet,
     SequenceNet,
     SmallConvNet,
+    TextNet,
     _centres,
     torchvision_model,
 )
+
+
+def convolutions(net):
+    kinds = nn.Conv1d, nn.Conv2d
+    return [
+        (each.in_channels, each.out_channels, each.kernel_size[0], each.stride[0], each.padding[0])
+        for each in net.modules()
+        if isinstance(each, kinds)
+    ]
+
+
+def test_widths_and_strides_are_those_of_the_description():
+    assert convolutions(LandmarkNet(5)) == [
+        (3, 16, 3, 2, 1),
+        (16, 32, 3, 2, 1),
+        (32, 64, 3, 2, 1),
+        (64, 64, 3, 2, 1),
+        (64, 64, 3, 1, 1),
+        (64, 64, 3, 1, 1),
+        (64, 5, 1, 1, 0),
+    ]
+    assert convolutions(SmallConvNet(7)) == [
+        (3, 16, 3, 2, 1),
+        (16, 32, 3, 2, 1),
+        (32, 64, 3, 2, 1),
+        (64, 128, 3, 2, 1),
+    ]
+    assert convolutions(AudioNet(40, 7)) == [
+        (40, 64, 5, 1, 2),
+        (64, 64, 5, 2, 2),
+        (64, 64, 5, 2, 2),
+        (64, 64, 5, 1, 2),
+    ]
+    assert (SmallConvNet(7).dropout.p, AudioNet(40, 7).dropout.p) == (0.0, 0.1)
+
+
+def test_the_context_of_landmarks_is_added_to_what_is_near():
+    net, seen = LandmarkNet(2, width=4).eval(), {}
+    net.features.register_forward_hook(lambda *call: seen.update(near=call[-1]))
+    net.context.register_forward_hook(lambda *call: seen.update(far=call[-1]))
+    net.merge.register_forward_pre_hook(lambda _, inputs: seen.update(merged=inputs[0]))
+    net(torch.randn(2, 3, 64, 48))
+    near, far = seen["near"], seen["far"]
+    assert (near.shape, far.shape) == ((2, 16, 8, 6), (2, 16, 4, 3))
+    whole = far.repeat_interleave(2, dim=2).repeat_interleave(2, dim=3)
+    torch.testing.assert_close(seen["merged"], near + whole)
+
+
+@pytest.mark.parametrize(("layers", "between"), [(1, 0.0), (2, 0.5)])
+def test_text_is_a_sequence_of_embeddings(layers, between):
+    net = TextNet(20, 3, width=4, hidden=5, layers=layers, bidirectional=False, dropout=0.5)
+    assert (net.sequence.recurrent.dropout, net.sequence.dropout.p) == (between, 0.5)
+    assert not net.embedding.weight[0].any()
+    assert net.embedding.weight[1:].any(1).all()
+    net.eval()
+    tokens, lengths = torch.tensor([[3, 4, 0], [5, 6, 7]]), torch.tensor([2, 3])
+    expected = net.sequence(net.embedding(tokens), lengths)
+    torch.testing.assert_close(net(tokens, lengths), expected)
+    torch.testing.assert_close(net(tokens[:1, :2], lengths[:1]), expected[:1])
+    net = TextNet(20, 3)
+    recurrent = net.sequence.recurrent
+    assert (net.embedding.embedding_dim, recurrent.input_size, recurrent.hidden_size) == (64,) * 3
+    assert (recurrent.num_layers, recurrent.bidirectional, net.dropout.p) == (1, True, 0.0)
+    recurrent = SequenceNet(3, 2).recurrent
+    assert (recurrent.hidden_size, recurrent.num_layers, recurrent.bidirectional) == (64, 1, True)
 
 
 def test_centres_are_positions_of_cells():
@@ -136,6 +202,10 @@ def test_every_classifier_ends_in_a_layer_that_can_be_replaced():
 
 
 def test_unknown_names_are_refused_with_the_nearest():
+    with pytest.raises(ConfigError, match=r"; did you mean resnet\w+, resnet\w+, resnet\w+\?"):
+        torchvision_model("resnet", 2)
+    with pytest.raises(ConfigError, match=r"classifier; e\.g\. alexnet, resnet18"):
+        torchvision_model("zzzz", 2)
     with pytest.raises(ConfigError, match=r"model.name: 'resnet8' is not a .*did you mean resnet"):
         torchvision_model("resnet8", 2)
     with pytest.raises(ConfigError, match="not a torchvision classifier"):

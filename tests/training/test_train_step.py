@@ -1,0 +1,519 @@
+"""One step: the gradient of all its batches, scaling, seeds, and what is kept of it."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import ExponentialLR, ReduceLROnPlateau
+
+from penstock.distributed.group import Group
+from penstock.distributed.parallel import Parallel
+from penstock.distributed.world import World
+from penstock.errors import ConfigError, PenstockError
+from penstock.loading.batch import Batch
+from penstock.order.plan import Request
+from penstock.order.randomness import hash64
+from penstock.training import train_step
+from penstock.training.objective import Regression
+from penstock.training.own_objective import adapted
+from penstock.training.own_steps import Optimizers, OwnSteps, make_train_step
+from penstock.training.train_step import TrainOptions, TrainStep
+
+ROWS = torch.arange(36.0).reshape(12, 3).sin()
+
+
+def batch(first=0, count=4, valid=None, total=0):
+    rows = np.arange(first, first + count)
+    valid = count if valid is None else valid
+    return Batch(
+        {"x": ROWS[rows], "y": ROWS[rows].sum(1)},
+        Request(0, 0, rows, rows, valid, total=total),
+        np.arange(count),
+    )
+
+
+def step_of(
+    model=None, scheduler=None, group=None, parallel=None, optimizer=None, seed=0, **options
+):
+    torch.manual_seed(0)
+    model = model or nn.Linear(3, 1)
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), 0.1)
+    moved = scheduler(optimizer) if scheduler else None
+    made = Regression(nn.MSELoss(reduction="none"), {}, ["x"], "y")
+    return TrainStep(
+        model, made, optimizer, moved, TrainOptions(**options), group or Group(), seed, parallel
+    )
+
+
+class Scaler:
+    """Of the loss, by two; it skips the steps that a test names."""
+
+    def __init__(self, skips=()):
+        self.scale_now, self.skips, self.calls, self.at = 2.0, skips, [], 0
+
+    def is_enabled(self):
+        return True
+
+    def scale(self, loss):
+        return loss * self.scale_now
+
+    def get_scale(self):
+        return self.scale_now
+
+    def unscale_(self, optimizer):
+        self.calls.append("unscale")
+        for group in optimizer.param_groups:
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    weight.grad /= self.scale_now
+
+    def step(self, optimizer):
+        if self.at not in self.skips:
+            optimizer.step()
+
+    def update(self):
+        self.calls.append("update")
+        if self.at in self.skips:
+            self.scale_now /= 2
+        self.at += 1
+
+
+def test_a_step_by_a_scaler_is_the_step_without_one():
+    plain, scaled = step_of(clip_norm=0.1), step_of(clip_norm=0.1)
+    scaled.scaler = scaler = Scaler()
+    for step in (plain, scaled):
+        for first in (0, 4):
+            step.learn(batch(first))
+            step.update()
+    torch.testing.assert_close(scaled.model.weight, plain.model.weight)
+    assert scaler.calls == ["unscale", "update"] * 2
+    assert step_of(precision="fp32").scaler.is_enabled() is False
+
+
+@pytest.mark.parametrize(("skips", "rates"), [((), [0.05, 0.025]), ((0,), [0.1, 0.05])])
+def test_the_schedule_and_the_mean_wait_where_the_scaler_skips_a_step(skips, rates):
+    step = step_of(scheduler=lambda made: ExponentialLR(made, 0.5), ema=0.5)
+    step.scaler, seen = Scaler(skips), []
+    step.optimizer._opt_called = True
+    for number in range(2):
+        step.learn(batch())
+        step.update()
+        seen.append(step.lr)
+        assert (step.averaged is None) == (number in skips)
+    assert seen == pytest.approx(rates)
+    assert step.updates == 2
+
+
+def test_a_schedule_moves_by_what_it_counts():
+    def plateau(optimizer):
+        return ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
+
+    def decay(optimizer):
+        return ExponentialLR(optimizer, 0.5)
+
+    rates = {}
+    for name, schedule, options in (
+        ("step", decay, {}),
+        ("epoch", decay, {"schedule": "epoch"}),
+        ("plateau", plateau, {}),
+        ("none", None, {"schedule": "epoch"}),
+    ):
+        step, rates[name] = step_of(scheduler=schedule, **options), []
+        for loss in (1.0, None, 2.0):
+            step.learn(batch())
+            step.update()
+            step.end_epoch(loss)
+            rates[name].append(step.lr / 0.1)
+    assert rates["step"] == pytest.approx([0.5, 0.25, 0.125])
+    assert rates["epoch"] == pytest.approx([0.5, 0.25, 0.125])
+    assert rates["plateau"] == pytest.approx([1, 1, 0.5])
+    assert rates["none"] == pytest.approx([1, 1, 1])
+
+
+@pytest.mark.parametrize(
+    ("limit", "finished"),
+    [(None, [False] * 4), (1, [False, True, True, True]), (3, [False] * 3 + [True])],
+)
+def test_it_is_finished_after_so_many_steps(limit, finished):
+    step, seen = step_of(max_steps=limit), []
+    for _ in range(4):
+        seen.append(step.finished)
+        step.learn(batch())
+        step.update()
+    assert seen == finished
+
+
+@pytest.mark.parametrize("counts", [(4, 4), (4, 2), (1, 4), (4,)])
+def test_the_gradient_is_that_of_the_mean_of_all_accumulated_samples(counts):
+    step, whole = step_of(accumulate=2), step_of()
+    first = 0
+    for count in counts:
+        step.learn(batch(first, count))
+        first += count
+    assert step.pending
+    step.update()
+    assert (step.pending, step.updates, step.batches) == (False, 1, len(counts))
+    whole.learn(batch(0, first))
+    whole.update()
+    torch.testing.assert_close(step.model.weight, whole.model.weight)
+    assert step.model.weight.grad is None
+    step.learn(batch(0, 4, valid=0))
+    step.update()  # nothing to learn from
+    torch.testing.assert_close(step.model.weight, whole.model.weight)
+    assert step.updates == 2
+
+
+class Noting(nn.Module):
+    """Counts its batches in a buffer, as batch norm does."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(3, 1)
+        self.register_buffer("seen", torch.tensor(0))
+
+    def forward(self, x):
+        self.seen += 1
+        return self.linear(x)
+
+
+def test_batches_without_a_step_are_forgotten_with_their_buffers():
+    step = step_of(Noting(), accumulate=3)
+    step.learn(batch())
+    step.learn(batch())
+    step.update()
+    step.drop_pending()  # there is none
+    assert (step.batches, step.model.seen.item()) == (2, 2)
+    step.learn(batch())
+    step.learn(batch())
+    assert (step.batches, step.model.seen.item()) == (4, 4)
+    step.drop_pending()
+    assert (step.batches, step.model.seen.item(), step.pending) == (2, 2, False)
+    assert step.model.linear.weight.grad is None
+    fresh = step_of(Noting(), accumulate=2)
+    fresh.learn(batch())
+    fresh.drop_pending()
+    fresh.learn(batch(4, 2))
+    fresh.update()
+    plain = step_of(Noting())
+    plain.learn(batch(4, 2))
+    plain.update()
+    torch.testing.assert_close(fresh.model.linear.weight, plain.model.linear.weight)
+    assert step_of(Noting())._buffers_before == []
+
+
+def test_models_draw_by_seed_batch_and_rank():
+    for seed, batches, rank, share in ((5, 3, 0, None), (5, 3, 2, None), (5, 4, 0, 7)):
+        step = step_of(group=Group(World(rank, 3)), seed=seed)
+        step.batches = batches
+        step.seed(share)
+        key = hash64(seed, "model", batches, rank if share is None else share)
+        assert torch.default_generator.initial_seed() == key % 2**64
+
+
+class Rank(Group):
+    """One of two ranks, which meet as the test says."""
+
+    alone = False
+
+    def __init__(self, total=8.0, rank=0):
+        super().__init__(World(rank, 2))
+        self.total = total
+
+    def sum(self, values):
+        return torch.full_like(values, self.total)
+
+    def gather(self, value):
+        return [value, value]
+
+
+@pytest.mark.parametrize(
+    ("total", "accumulate", "divisor"), [(8, 1, 4), (7, 1, 4), (8, 3, 12), (1, 1, 1), (0, 2, 4)]
+)
+def test_ranks_divide_by_an_average_share(total, accumulate, divisor):
+    step = step_of(group=Rank(), accumulate=accumulate)
+    step.learn(batch(0, 4, total=total))
+    assert step._divisor == divisor
+    assert step._each.tolist() == pytest.approx([1 / divisor] * 4)
+    before = step._each
+    step.learn(batch(4, 4, total=100))  # later ones have the same
+    assert step._divisor == divisor
+    assert step._each is before
+    step.learn(batch(8, 2, total=total))
+    assert step._each.shape == (2,)
+
+
+@pytest.mark.parametrize(
+    ("count", "total", "moved"), [(4, 8.0, True), (0, 4.0, True), (0, 0.0, False)]
+)
+def test_a_rank_steps_where_any_rank_has_a_loss(count, total, moved):
+    step = step_of(group=Rank(total))
+    weight = step.model.weight.detach().clone()
+    step.learn(batch(0, 4, valid=count, total=8))
+    gradient = torch.ones_like(weight)
+    step.model.weight.grad = gradient.clone()
+    step.update()
+    expected = weight - 0.1 * gradient * step._divisor * 2 / total if moved else weight
+    torch.testing.assert_close(step.model.weight, expected)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "parallel", "measures"),
+    [
+        (2, Parallel("ddp"), True),
+        (2, Parallel("ddp", sync_batchnorm=True), True),  # which is on CUDA only
+        (1, Parallel("ddp"), False),
+        (2, Parallel("none"), False),
+        (2, None, False),
+    ],
+)
+def test_own_time_is_measured_where_ranks_wait_after_it(ranks, parallel, measures, monkeypatch):
+    monkeypatch.setattr(train_step, "wrap", lambda model, *_: model)
+    group = Rank() if ranks == 2 else Group()
+    step = step_of(group=group, parallel=parallel)
+    assert step.own_time is None
+    step.learn(batch(total=8))
+    assert (step.own_time is not None) == measures
+    if measures:
+        assert step.own_time.seconds > 0
+
+
+@pytest.mark.parametrize(("strategy", "times"), [("fsdp", 1), ("ddp", 0), ("none", 0)])
+def test_buffers_are_made_alike_where_nobody_else_does(strategy, times, monkeypatch):
+    made = []
+    monkeypatch.setattr(train_step, "wrap", lambda model, *_: model)
+    monkeypatch.setattr(train_step, "same_buffers", lambda *parts: made.append(parts))
+    step = step_of(group=Rank(), parallel=Parallel(strategy))
+    step.learn(batch(total=8))
+    assert made == [(step.model, step.group)] * times
+
+
+def test_a_state_of_another_model_or_optimizer_is_refused():
+    step = step_of()
+    step.learn(batch())
+    step.update()
+    state = step.state_dict()
+    assert "averaged" not in state
+    assert state["scheduler"] is None
+    said = "checkpoint does not fit the model, the optimizer or the scheduler of this"
+    with pytest.raises(PenstockError, match=said):
+        step_of(nn.Linear(2, 1)).load_state_dict(state)
+    with pytest.raises(PenstockError, match=said):
+        step_of(scheduler=lambda made: ExponentialLR(made, 0.5)).load_state_dict(state)
+    resumed = step_of()
+    resumed.load_state_dict(state)
+    assert (resumed.batches, resumed.updates) == (1, 1)
+    assert resumed.optimizer._opt_called is True
+    fresh = step_of()
+    fresh.load_state_dict({**state, "updates": 0})
+    assert fresh.optimizer._opt_called is False
+
+
+class Broken(torch.optim.SGD):
+    def step(self, closure=None):
+        raise KeyError("exp_avg")
+
+
+def test_an_optimizer_that_cannot_step_from_a_state_says_whose_it_is():
+    def broken():
+        model = nn.Linear(3, 1)
+        return step_of(model, optimizer=Broken(model.parameters(), 0.1))
+
+    step = broken()
+    step.learn(batch())
+    with pytest.raises(KeyError):  # its own error, as nothing was loaded
+        step.update()
+    step = broken()
+    step.load_state_dict(step_of().state_dict())
+    step.learn(batch())
+    said = "cannot continue from its state in the checkpoint: KeyError: 'exp_avg'. Use an earlier"
+    with pytest.raises(PenstockError, match=said):
+        step.update()
+    step = step_of()
+    step.load_state_dict(step_of().state_dict())
+    step.learn(batch())
+    step.update()
+    assert step._resumed is False
+
+
+def test_a_mean_that_is_resumed_continues():
+    step, resumed = step_of(ema=0.5), step_of(ema=0.5)
+    for number in range(3):
+        step.learn(batch(4 * number))
+        step.update()
+        if number == 1:
+            resumed.load_state_dict(step.state_dict())
+    resumed.learn(batch(8))
+    resumed.update()
+    assert torch.equal(resumed.measured.weight, step.measured.weight)
+    assert not torch.equal(step.measured.weight, step.model.weight)
+    plain = step_of()
+    assert plain.measured is plain.model
+    plain.load_state_dict(step.state_dict())  # of a run that had one
+    assert plain.averaged is None
+
+
+# Objectives that take the steps
+
+
+class Steps:
+    """Steps by `update`, on a loss that the test gives."""
+
+    def __init__(self, loss=lambda losses: losses.mean(), name=None):
+        self.of, self.name = loss, name
+
+    def step(self, model, batch, update):
+        losses = (model(batch["x"]).squeeze(1) - batch["y"]).square()
+        update(self.of(losses), self.name)
+        return losses
+
+
+def own_step(own=None, group=None, optimizer=None, model=None, scheduler=None, **options):
+    torch.manual_seed(0)
+    model = model or nn.Linear(3, 1)
+    optimizer = optimizer(model) if optimizer else torch.optim.SGD(model.parameters(), 0.1)
+    made = adapted(own or Steps())
+    moved = scheduler(optimizer) if scheduler else None
+    step = make_train_step(
+        model, made, optimizer, moved, TrainOptions(**options), group or Group(), 0
+    )
+    assert made.train_step is step
+    return step
+
+
+@pytest.mark.parametrize("loss", [lambda losses: losses.mean(), lambda losses: losses])
+def test_a_loss_of_a_batch_or_a_sample_is_their_mean(loss):
+    step, plain = own_step(Steps(loss)), step_of()
+    for made in (step, plain):
+        made.learn(batch())
+        made.update()
+    torch.testing.assert_close(step.model.weight, plain.model.weight)
+
+
+def test_lanes_choose_the_kind_of_a_step():
+    asked = []
+
+    def chosen(kind):
+        asked.append(kind)
+        return type("Chosen", (kind,), {})
+
+    lanes, model = SimpleNamespace(train_step=chosen), nn.Linear(3, 1)
+    parts = torch.optim.SGD(model.parameters(), 0.1), None, TrainOptions(), Group(), 0
+    stock = Regression(nn.MSELoss(), {}, ["x"], "y")
+    for made in (stock, adapted(Steps())):
+        assert type(make_train_step(model, made, *parts, lanes=lanes)).__name__ == "Chosen"
+    assert asked == [TrainStep, OwnSteps]
+    assert type(make_train_step(model, stock, *parts)) is TrainStep
+
+
+def test_schedules_see_the_options_that_all_optimizers_have():
+    a, b = nn.Linear(1, 1), nn.Linear(1, 1)
+    made = Optimizers(
+        {
+            "a": torch.optim.SGD(a.parameters(), 0.1, momentum=0.5),
+            "b": torch.optim.Adam(b.parameters(), 0.2),
+        }
+    )
+    assert {"lr", "weight_decay"} <= made.defaults.keys()
+    assert not {"momentum", "betas"} & made.defaults.keys()
+    assert [group["lr"] for group in made.param_groups] == [0.1, 0.2]
+
+
+def test_weights_that_are_frozen_take_no_step():
+    step = own_step()
+    before = step.model.weight.detach().clone()
+    step.model.requires_grad_(False)
+    step.learn(batch())
+    step.update()
+    assert torch.equal(step.model.weight, before)
+    step.model.requires_grad_(True)
+    step.learn(batch())
+    assert not torch.equal(step.model.weight, before)
+    assert step.model.weight.grad is None
+
+
+def test_gradients_of_ranks_are_those_of_all_their_samples():
+    class Pair(Rank):
+        """The other rank has a gradient three times as large, of twice the samples."""
+
+        def sum(self, values):
+            return torch.tensor(12.0) if values.ndim == 0 else 3 * values
+
+    step, alone = own_step(group=Pair()), own_step()
+    weight = step.model.weight.detach().clone()
+    step.learn(batch())
+    alone.learn(batch())
+    gradient = (weight - alone.model.weight) / 0.1  # of the mean of 4
+    torch.testing.assert_close(weight - step.model.weight, 0.1 * gradient * 4 * 3 / 12)
+
+    class Padding(Rank):
+        def sum(self, values):
+            return torch.tensor(0.0) if values.ndim == 0 else values
+
+    step = own_step(group=Padding())
+    step.learn(batch(valid=0))
+    assert torch.equal(step.model.weight, weight)
+
+    class Half(nn.Module):
+        """Weights of which one has no gradient."""
+
+        def __init__(self):
+            super().__init__()
+            self.used, self.unused = nn.Linear(3, 1), nn.Parameter(torch.ones(2))
+
+        def forward(self, x):
+            return self.used(x)
+
+    step = own_step(group=Pair(), model=Half())
+    step.model.unused.grad = None
+    step.backward(step.model(ROWS[:4]).mean(), 4, {})
+    step.step(None, 4, torch.tensor(12.0))
+    assert step.model.unused.grad.tolist() == [0.0, 0.0]
+    assert step.model.unused.tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(("skips", "rates"), [((), [0.05, 0.025]), ((0,), [0.1, 0.05])])
+def test_own_steps_wait_for_the_scaler_too(skips, rates):
+    plain = own_step()
+    step = own_step(scheduler=lambda made: ExponentialLR(made, 0.5), ema=0.5)
+    step.scaler, seen = Scaler(skips), []
+    for number in range(2):
+        step.learn(batch())
+        step.update()
+        seen.append(step.lr)
+        assert (step.averaged is None) == (number in skips)
+        if not number and not skips:
+            plain.learn(batch())
+            torch.testing.assert_close(step.model.weight, plain.model.weight)
+    assert seen == pytest.approx(rates)
+    assert step.scaler.calls == ["unscale", "update"] * 2
+
+
+def test_a_batch_without_a_step_moves_no_scale_and_no_mean():
+    class Rests:
+        def step(self, model, batch, update):
+            return model(batch["x"]).squeeze(1)
+
+    step = own_step(
+        Rests(), ema=0.5, schedule="epoch", scheduler=lambda made: ExponentialLR(made, 0.5)
+    )
+    step.scaler = Scaler()
+    step.learn(batch())
+    step.update()
+    assert (step.scaler.calls, step.averaged, step.updates, step.lr) == ([], None, 1, 0.1)
+
+
+def test_optimizers_are_asked_for_by_their_names():
+    single = own_step()
+    assert single.optimizer_of(None) is single.optimizer
+    with pytest.raises(ConfigError, match=r"asks for 'a': optimizer\.a"):
+        single.optimizer_of("a")
+    several = own_step(
+        Steps(name="a"),
+        optimizer=lambda model: Optimizers({"a": torch.optim.SGD(model.parameters(), 0.1)}),
+    )
+    assert several.optimizer_of("a") is several.optimizer.by_name["a"]
+    with pytest.raises(ConfigError, match="has a; the objective asks for None"):
+        several.optimizer_of(None)
