@@ -13,7 +13,7 @@ from torchmetrics import MeanSquaredError
 
 from penstock.distributed.group import Group
 from penstock.distributed.world import World
-from penstock.errors import ConfigError, PenstockError
+from penstock.errors import ConfigError
 from penstock.loading.collate import Stack
 from penstock.loading.fetch import Fetch
 from penstock.loading.loader import Loader
@@ -144,7 +144,7 @@ class Seen(Observer):
 
 
 def test_it_learns():
-    _, result = run(max_epochs=30, lr=0.1)
+    _, result = run(max_epochs=20, lr=0.1)
     losses = [record["val/loss"] for record in result.history]
     assert losses[-1] < 0.1 * losses[0]
     assert result.best["val/loss"] == min(losses)
@@ -244,27 +244,6 @@ def test_max_steps_counts_optimizer_steps():
     seen = Seen()
     run(observers=[seen], max_epochs=9, max_steps=2, accumulate=3)
     assert len([event for event in seen.events if event[0] == "batch"]) == 6
-
-
-def test_patience_ends_a_run_that_gets_no_better():
-    _, result = run(lr=0.0, max_epochs=9, patience=2)
-    assert (result.reason, len(result.history)) == ("patience", 3)
-    assert result.best is result.history[0]
-
-
-def test_validation_every_few_epochs_and_at_the_end():
-    _, result = run(max_epochs=4, val_every=3)
-    assert ["val/loss" in record for record in result.history] == [False, False, True, True]
-
-
-def test_what_is_best_goes_by_metric_and_mode():
-    _, least = run(max_epochs=5, monitor="mse", mode="min")
-    _, most = run(max_epochs=5, monitor="mse", mode="max")
-    values = [record["val/mse"] for record in least.history]
-    assert least.best["val/mse"] == min(values)
-    assert most.best["val/mse"] == max(values)
-    with pytest.raises(PenstockError, match="monitor is 'nme', but validation gives loss, mse"):
-        run(monitor="nme")
 
 
 def test_nan_is_never_the_best(tmp_path):
@@ -422,10 +401,10 @@ def test_a_plateau_is_followed_by_the_monitored_metric():
 
 
 def test_bfloat16_trains_float32_weights():
-    model, result = run(precision="bf16", max_epochs=20, lr=0.1)
+    model, result = run(precision="bf16", max_epochs=12, lr=0.1)
     assert {weight.dtype for weight in model.parameters()} == {torch.float32}
     assert result.history[-1]["val/loss"] < 0.3 * result.history[0]["val/loss"]
-    other, _ = run(precision="fp32", max_epochs=20, lr=0.1)
+    other, _ = run(precision="fp32", max_epochs=12, lr=0.1)
     assert not torch.equal(weights(model), weights(other))
 
 
