@@ -120,6 +120,7 @@ def test_connections_are_kept(tmp_path):
     [
         ({"endpoint_url": "unix:///x"}, None),
         ({}, "AWS_ENDPOINT_URL"),
+        ({}, "AWS_USE_FIPS_ENDPOINT"),
         ({}, "HTTPS_PROXY"),
     ],
 )

@@ -168,9 +168,13 @@ class Catalog:
     def _listed(self, address: str, shown: ProgressDisplay) -> Listing:
         """The files below a folder: level by level, until there are enough folders to list at once.
 
-        These are then listed side by side, each with all that is below it.
+        These are then listed side by side, each with all that is below it. One request comes before
+        them, for all files: it is enough where they are few.
         """
         store, crawl = self.store(address), Crawl(address, self._limits, shown)
+        few = self._unless_missing(address, lambda: store.few(address))
+        if few is not None and len(few):
+            return few
         parts: list[tuple[str, Listing]] = []
         folders, depth = [address], 0
         # A page that links to itself one level deeper has the same names at every level: folder ->

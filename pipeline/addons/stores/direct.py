@@ -38,7 +38,12 @@ _BEFORE_PATH = re.compile(r"[^/?#]*")
 _PLAIN_BUCKET = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
 _PORTS = {"http": ":80", "https": ":443"}
 _OF_NOTHING = hashlib.sha256().hexdigest()
-_ELSEWHERE = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3")
+_ELSEWHERE = (
+    "AWS_ENDPOINT_URL",
+    "AWS_ENDPOINT_URL_S3",
+    "AWS_USE_FIPS_ENDPOINT",
+    "AWS_USE_DUALSTACK_ENDPOINT",
+)
 
 
 class UnusualError(Exception):

@@ -183,7 +183,7 @@ class Store:
         parts = []
         folders: dict[str, None] = {}
         crawl.start(address)
-        for page in self._pages(base, crawl, deep):
+        for page, _ in self._pages(base, crawl, deep):
             files = []
             for info in page:
                 name = self._relative(str(info["name"]), base)
@@ -196,20 +196,37 @@ class Store:
         joined = parts[0] if len(parts) == 1 else Listing.joined(("", part) for part in parts)
         return joined, list(folders)
 
-    def _pages(self, base: str, crawl: Crawl, deep: bool) -> Iterator[Iterable[dict[str, Any]]]:
-        """The entries below `base` (or only in it) as fsspec describes them, a page at a time."""
+    def few(self, address: str) -> Listing | None:
+        """All files below a folder of S3, if one answer has them all."""
+        if self._kind is not _S3 or self._options.get("version_aware"):
+            return None
+        base = self._name(address)
+        page, more = next(self._pages_of_s3(base, None, deep=True))
+        if more:
+            return None
+        named = ((self._relative(str(info["name"]), base), info) for info in page)
+        return Listing.of(self._info(name, info) for name, info in named if name)
+
+    def _pages(
+        self, base: str, crawl: Crawl, deep: bool
+    ) -> Iterator[tuple[Iterable[dict[str, Any]], bool]]:
+        """The entries below `base` (or only in it) as fsspec describes them, a page at a time, and
+        whether there are more.
+        """
         if self._kind is _S3 and not self._options.get("version_aware"):
             yield from self._pages_of_s3(base, crawl, deep)
         elif deep:
             with self._request():
                 infos = self._system.find(base, detail=True)
-            yield ({**info, "name": name} for name, info in infos.items())
+            yield ({**info, "name": name} for name, info in infos.items()), False
         else:
             with self._request():
                 page = self._system.ls(base, detail=True)
-            yield page
+            yield page, False
 
-    def _pages_of_s3(self, base: str, crawl: Crawl, deep: bool) -> Iterator[list[dict[str, Any]]]:
+    def _pages_of_s3(
+        self, base: str, crawl: Crawl | None, deep: bool
+    ) -> Iterator[tuple[list[dict[str, Any]], bool]]:
         """The same by S3's own listing: s3fs would keep all pages before it gives the first."""
         seen: set[str] = {""}  # marks of pages
         bucket, _, key = base.partition("/")
@@ -232,10 +249,12 @@ class Store:
                 {"name": f"{bucket}/{entry['Prefix']}", "type": "directory"}
                 for entry in answer.get("CommonPrefixes", [])
             ]
-            yield page
-            if not answer.get("IsTruncated"):
+            more = bool(answer.get("IsTruncated"))
+            yield page, more
+            if not more:
                 return
             token = answer.get("NextContinuationToken") or ""
+            assert crawl is not None
             if token in seen:
                 raise crawl.endless("its store gives the same page again and again")
             seen.add(token)
