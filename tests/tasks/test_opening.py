@@ -227,3 +227,81 @@ def test_differences_from_a_checkpoint(differ, despite, keys, monkeypatch):
     else:
         assert len(problems) == keys
         assert (problems[-1].message == "2 more keys differ") == (keys == 31)
+
+
+@pytest.mark.parametrize("old", [True, False])
+@pytest.mark.parametrize(
+    ("newest", "scheduler", "renewed", "line"),
+    [
+        (None, None, None, None),
+        (Newest(Path("c/7"), state(fingerprint={})), None, None, None),
+        (Newest(Path("c/7"), state(fingerprint={})), {"_target_": "a.Step"}, None, None),
+        (
+            Newest(Path("c/7"), state(fingerprint={})),
+            {"_target_": "a.Step"},
+            9,
+            "schedule: a new Step, over the 9 steps from here on; the run's was made for 5",
+        ),
+        (
+            Newest(Path("c/7"), state(fingerprint={})),
+            {"_target_": "a.Step", "interval": "epoch"},
+            9,
+            "schedule: a new Step, over the 9 epochs from here on; the run's was made for 5",
+        ),
+    ],
+)
+def test_a_folder_is_claimed_or_opened_again(
+    old, newest, scheduler, renewed, line, monkeypatch, capsys
+):
+    calls, notes, tried = [], {}, []
+
+    def opened(name):
+        return lambda path, *words, **more: calls.append((name, path, more)) or folder
+
+    folder = SimpleNamespace(
+        path="run",
+        note=lambda **more: notes.update(more),
+        had_other_data=lambda data: None,
+        rewind=lambda *place: calls.append(("rewind", *place)) or 3,
+    )
+    kind = SimpleNamespace(claim=opened("claim"), reopen=opened("reopen"))
+    monkeypatch.setattr(opening, "RunFolder", kind)
+    monkeypatch.setattr(opening, "has_manifest", lambda path: old)
+    monkeypatch.setattr(opening, "overrides", lambda: ["trainer.max_epochs=9", "seed=1"])
+    monkeypatch.setattr(opening, "_say", lambda *words: None)
+    monkeypatch.setattr(opening, "changes", lambda before, now: [("model", "m", "a", "b")])
+    monkeypatch.setattr(resumption, "fingerprint", lambda config, own, moves: {"seed": "1"})
+    monkeypatch.setattr(resumption, "run_of", lambda path: None)
+    monkeypatch.setattr(resumption, "spans", lambda fingerprint: [2, 3])
+    monkeypatch.setattr(Opening, "_newest", lambda self, source: newest)
+    monkeypatch.setattr(Opening, "_check_same", lambda self, state: None)
+    monkeypatch.setattr(Opening, "_continued", lambda self, state: ({}, renewed))
+    fit = asked(
+        scheduler=scheduler,
+        written=lambda: {},
+        trainer=SimpleNamespace(skip=[[0, 1], [0, 2]] if old else None),
+    )
+    for name, value in (
+        ("group", SimpleNamespace(world=SimpleNamespace(size=2))),
+        ("facts", {"code": {}, "data": {}}),
+        ("scheduled", tried.append),
+    ):
+        object.__setattr__(fit, name, value)
+    machines = SimpleNamespace(facts={"host": "m"}, same_launch=False)
+    assert fit._open(Source(Path("a")), machines, None) == (folder, newest)
+    (name, path, more), *rewound = calls
+    place = [1, 2] if newest else [0, 0]
+    if old:
+        assert (name, path) == ("reopen", Path("a"))
+        assert (more["at"], more["longer"]) == (place, ["trainer.max_epochs=9"])
+        assert more["resumed"] == (str(Path("c/7")) if newest else None)
+        assert rewound == [("rewind", *place, 7 if newest else 0)]
+        assert notes == {"repeated": 3, "skipped": (((0, 1), (0, 2)),)}
+    else:
+        assert (name, path, rewound) == ("claim", Path("run"), [])
+        began = {"at": [1, 2], "resumed": str(Path("c/7"))} if newest else {}
+        assert notes == {"host": "m", **began}
+    said = capsys.readouterr().err.splitlines()
+    assert said[1:] == ([line] if line else [])
+    assert len(said) == bool(newest) + bool(line)
+    assert tried == ([renewed] if renewed else [])
