@@ -210,7 +210,7 @@ class Store:
     def _pages(
         self, base: str, crawl: Crawl, deep: bool
     ) -> Iterator[tuple[Iterable[dict[str, Any]], bool]]:
-        """Pages of entries below `base` (or only in it), as fsspec has them; whether more follow."""
+        """Pages of entries below `base`, or only in it, as fsspec has them; whether more follow."""
         if self._kind is _S3 and not self._options.get("version_aware"):
             yield from self._pages_of_s3(base, crawl, deep)
         elif deep:
