@@ -26,6 +26,7 @@ from penstock.addons.stores.direct import (
 from penstock.addons.stores.exchange import Exchange
 from penstock.addons.stores.parts import GAP, Came, part_address
 from penstock.addons.stores.retry import Damaged
+from penstock.addons.stores.store import Store
 from penstock.datasets.files import Files
 
 BODY = os.urandom(100_000)
@@ -388,3 +389,17 @@ def test_nothing_begins_without_a_permit_or_without_room(tmp_path, monkeypatch):
         assert shelf.requests["GET"] == 1
         assert not others
         assert cached(remote, address(0)) == CONTENTS["data/00.bin"]
+
+
+def test_headers_that_say_nonsense_end_no_process(tmp_path, monkeypatch):
+    """Such as a Content-MD5 that is no base64."""
+    with arrivals(tmp_path, monkeypatch) as (_, remote, bring, others):
+
+        def nonsense(*_):
+            raise ValueError("no base64")
+
+        monkeypatch.setattr(Store, "described", nonsense)
+        assert bring({address(0): 0}) == [Came((), 7)]
+        assert others == [[address(0)]]
+        assert cached(remote, address(0)) is None
+        assert not [*(tmp_path / "cache/parts").iterdir()]

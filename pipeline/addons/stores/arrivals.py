@@ -14,7 +14,7 @@ import hashlib
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ from penstock.addons.stores.direct import UnusualError
 from penstock.addons.stores.exchange import Arrived, Exchange
 from penstock.addons.stores.parts import GAP, Came, as_part
 from penstock.addons.stores.retry import asks_to_wait
+from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
     from penstock.addons.stores.file_cache import FileCache, PartialFile
@@ -171,10 +172,9 @@ class Arrivals:
             self._ask_otherwise(coming)
             return
         self._gate.end(permit)
-        told = self._files.catalog.store(coming.file).described(
-            coming.file, answer.size, answer.headers
-        )
         try:
+            store = self._files.catalog.store(coming.file)
+            told = store.described(coming.file, answer.size, answer.headers)
             digest = self._files.digest_of(coming.file, told, whole=coming.start is None)
             if len(answer.body) != coming.size:
                 raise UnusualError("fewer bytes")
@@ -189,7 +189,8 @@ class Arrivals:
         self.exchange.ring()
 
     def _ask_otherwise(self, coming: _Coming) -> None:
-        coming.claimed.close()
+        with suppress(OSError, PenstockError):  # of a full disk, which the other way meets, too
+            coming.claimed.close()
         future = self._pool.submit(self._otherwise, coming.rows, coming.delivered)
         future.add_done_callback(lambda other: coming.future.set_result(other.result()))
 
