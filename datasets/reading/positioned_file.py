@@ -38,6 +38,14 @@ def check_regular(path: str | Path) -> None:
     os.close(regular_descriptor(path))
 
 
+def blocks_of_each(files: int, most: int = 64) -> int:
+    """Blocks of each file that a fingerprint is made of: 64 of all together, two at least.
+
+    From a store, each is a request.
+    """
+    return max(2, min(most, 64 // max(files, 1)))
+
+
 def spread(size: int, blocks: int) -> list[tuple[int, int]]:
     """Where that many blocks of 4 KiB of a file begin and end, evenly spread; all of a smaller."""
     if size <= 4096 * blocks:

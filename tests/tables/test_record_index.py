@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from penstock.addons.record_files.rows import RowSplit
 from penstock.addons.tables.text import record_index
 from penstock.addons.tables.text.record_index import RecordIndex, join_quoted, line_of
-from penstock.datasets.reading.positioned_file import PositionedFile
+from penstock.datasets.reading.positioned_file import PositionedFile, blocks_of_each, spread
 from penstock.errors import ConfigError, DataError
 
 LINE_ENDS = ["\n", "\r\n"]
@@ -309,3 +309,13 @@ def test_a_split_that_cannot_be():
         RowSplit(10, "val", 1.1, 0)
     with pytest.raises(IndexError):
         RowSplit(10, "val", 0.2, 0).rows([2])
+
+
+@pytest.mark.parametrize(
+    ("files", "most", "each"), [(0, 64, 64), (1, 64, 64), (1, 16, 16), (20, 16, 3), (999, 64, 2)]
+)
+def test_a_fingerprint_takes_few_blocks_of_many_files(files, most, each):
+    """Each is a request where files lie in a store."""
+    assert blocks_of_each(files, most) == each
+    first, *_, last = spread(100_000, each)
+    assert (first, last) == ((0, 4096), (100_000 - 4096, 100_000))

@@ -35,7 +35,7 @@ from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, S
 from penstock.datasets.reading.generated_folder import CacheFolder
 from penstock.datasets.reading.image import Reader, check_reader
 from penstock.datasets.reading.labels import check_label
-from penstock.datasets.reading.positioned_file import PositionedFile
+from penstock.datasets.reading.positioned_file import PositionedFile, blocks_of_each
 from penstock.datasets.reading.split import Split, check_split
 from penstock.errors import DataError
 from penstock.files.addresses import is_remote
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 _LARGE = 4 << 20  # bytes of an archive of which parts are fetched
 _PART = 1 << 16  # bytes in which samples begin that are fetched together
 _AT_ONCE = 16  # indexes
-_BLOCKS = 16  # of 4 KiB of an archive that the fingerprint is made of
+_BLOCKS = 16  # of 4 KiB of an archive that the fingerprint is made of, at most
 
 
 class IndexedTars(FileDataset, Dataset[Sample]):
@@ -263,11 +263,12 @@ class IndexedTars(FileDataset, Dataset[Sample]):
 
     def _blocks(self, shard: int) -> list[bytes]:
         address = self._shards.addresses[shard]
+        count = blocks_of_each(len(self._bytes), _BLOCKS)
         if self._in_parts and is_remote(address) and self._bytes[shard] >= _LARGE:
             with suppress(WholeFilesError):
                 source = RemoteBytes(self._files.remote, address, self._bytes[shard])
-                return source.sample(_BLOCKS)
-        return self._files.read(address, lambda path: PositionedFile(Path(path)).sample(_BLOCKS))
+                return source.sample(count)
+        return self._files.read(address, lambda path: PositionedFile(Path(path)).sample(count))
 
     def data_files(self) -> list[DataFile]:
         return [

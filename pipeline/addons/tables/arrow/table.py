@@ -52,6 +52,7 @@ from penstock.addons.tables.arrow.gathering import (
 from penstock.datasets.files import Files, Remote
 from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, Sample, data_file
 from penstock.datasets.reading.image import Reader, check_reader
+from penstock.datasets.reading.positioned_file import blocks_of_each
 from penstock.datasets.reading.split import Split, check_split
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.addresses import is_remote
@@ -68,7 +69,6 @@ _log = logging.getLogger(__name__)
 
 _PREPARED = 4096  # bytes of a prepared column beside its data, about,
 _PER_ROW = 8  # and for each of its rows (offsets, codes)
-_BLOCKS = 64  # of 4 KiB of a file that go into the fingerprint
 _SPREAD = 1 << 16  # rows of the split, likewise
 # The advice is given if of the last _LOADS loads, more than this share were of row groups that had
 # been loaded before, and fewer rows than this were used of each.
@@ -341,10 +341,11 @@ class ArrowTable(FileDataset):
         parts += [
             f"{field} {name}" for field, names in self.label_classes.items() for name in names
         ]
+        count = blocks_of_each(len(self._names))
         for file, name in enumerate(self._names.tolist()):
             parts.append(name)
             if sized:
-                size, blocks = self.files.sample(file, _BLOCKS)
+                size, blocks = self.files.sample(file, count)
                 parts += [size, *blocks]
         total = len(self)
         spread = np.unique(np.linspace(0, total - 1, min(total, _SPREAD)).astype(np.int64))
