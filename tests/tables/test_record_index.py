@@ -317,5 +317,5 @@ def test_a_split_that_cannot_be():
 def test_a_fingerprint_takes_few_blocks_of_many_files(files, most, each):
     """Each is a request where files lie in a store."""
     assert blocks_of_each(files, most) == each
-    first, *_, last = spread(100_000, each)
-    assert (first, last) == ((0, 4096), (100_000 - 4096, 100_000))
+    first, *_, last = spread(1_000_000, each)
+    assert (first, last) == ((0, 4096), (1_000_000 - 4096, 1_000_000))
