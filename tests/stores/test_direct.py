@@ -1,10 +1,12 @@
 """Requests past fsspec: how many there are, what is left to it, what becomes of bad answers."""
 
+import gc
 import io
 import os
 import socket
 import tarfile
 import threading
+import warnings
 from contextlib import closing, contextmanager
 
 import pytest
@@ -12,7 +14,7 @@ import pytest
 from benchmarks.store_server import InThread, Shelf
 from penstock.addons.shards.tar_shards import TarShards
 from penstock.addons.stores import store as stores
-from penstock.addons.stores.direct import S3, DirectClient, UnusualError
+from penstock.addons.stores.direct import S3, DirectClient, StatusError, UnusualError
 from penstock.datasets.files import Files
 from penstock.errors import DataError
 from penstock.loading.collate import List
@@ -212,3 +214,28 @@ def test_a_length_that_is_no_number_of_bytes_is_unusual():
         with pytest.raises(UnusualError, match="of unknown length"):
             DirectClient(20.0).get(f"http://127.0.0.1:{server.getsockname()[1]}/file")
         thread.join()
+
+
+@pytest.mark.parametrize("status", [b"403 Forbidden", b"503 Slow Down", b"302 Found"])
+def test_a_refusal_that_ends_the_connection_leaves_no_socket_open(status):
+    """Its response has the socket, which the connection gives away."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer():
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(1 << 16)
+                head = b"HTTP/1.1 %b\r\nConnection: close\r\nContent-Length: 9\r\n\r\n"
+                connection.sendall(head % status + b"x" * 9)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", ResourceWarning)
+            with pytest.raises((UnusualError, StatusError)) as error:
+                DirectClient(20.0).get(f"http://127.0.0.1:{server.getsockname()[1]}/file")
+            error.value.itself = error.value  # so that it is collected with all its frames
+            del error
+            gc.collect()
+        thread.join()
+    assert not [str(warning.message) for warning in caught]

@@ -183,6 +183,7 @@ class DirectClient:
                 try:
                     answer = self._answer(request, response, most)
                 except BaseException:
+                    response.close()  # which has the socket where the server ends the connection
                     connection.close()
                     raise
                 self._keep(host, connection, response)
