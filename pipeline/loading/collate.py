@@ -118,6 +118,7 @@ class Pad(_Padding):
     """
 
     least = 1
+    takes_gathered = True
 
     def __init__(
         self, fields: Sequence[str] | None = None, value: float = 0.0, sort: bool = False

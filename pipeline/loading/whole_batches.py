@@ -76,8 +76,8 @@ class WholeBatches:
         self.reads = reads or bool(stacked)
         self._by_sample = not (stacked or stored or reads)
         stacks = type(collate) is Stack and bool(stacked or stored or read)
-        # A class of it may put samples together in a way of its own.
-        joins = "together" in vars(type(collate)) and bool(stacked)
+        # Of the class itself: one derived from it may put samples together in a way of its own.
+        joins = vars(type(collate)).get("takes_gathered") is True and bool(stacked)
         joins = joins and not getattr(collate, "sort", False)
         self.usable = (
             not recipe.hashed

@@ -88,3 +88,14 @@ def test_rows_of_one_length_are_a_block_each():
     batch = Flatten(pad_to=4, value=-1).together({"tokens": torch.arange(6).reshape(2, 3)})
     assert batch["tokens"].tolist() == [[0, 1, 2, -1], [3, 4, 5, -1]]
     assert batch["document_ids"].tolist() == [[0, 0, 0, -1], [1, 1, 1, -1]]
+
+
+class Own(Flatten):
+    def __call__(self, samples, parts=None):
+        return {"count": len(samples)}
+
+
+def test_a_class_of_ones_own_gets_samples(data):
+    data, _ = data
+    batch, *_ = made(Fetch(data, None, Own(), 0), requests_of(Random(ROWS, 3), 8))
+    assert dict(batch) == {"count": 8}

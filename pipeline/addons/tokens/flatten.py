@@ -59,6 +59,7 @@ class Flatten:
     """
 
     packs = True
+    takes_gathered = True
 
     def __init__(
         self,
