@@ -23,45 +23,7 @@ from penstock.loading.transfer import Buffers
 from penstock.loading.workers.request_queue import RequestQueue, anonymous_file
 from penstock.loading.workers.window import Task
 from penstock.order.plan import Request
-
-
-class Draws:
-    """No generator at all; it notes the keys that it is given."""
-
-    def __init__(self):
-        self.keys = []
-
-    def seed(self, key):
-        self.keys.append(key)
-
-    def save(self):
-        return None
-
-    def moved(self, before):
-        return []
-
-
-class Rows:
-    """Row n is a tensor of n; some are bad."""
-
-    def __init__(self, bad=()):
-        self.bad, self.read = bad, []
-
-    def __len__(self):
-        return 100
-
-    def __getitem__(self, row):
-        self.read.append(row)
-        if row in self.bad:
-            raise DataError(f"row {row} is bad")
-        return {"x": torch.tensor([float(row)])}
-
-
-class Many(Rows):
-    def __getitems__(self, rows):
-        if set(self.bad) & set(rows) and len(rows) > 1:
-            raise DataError("one of them")
-        return [self[row] for row in rows]
+from tests.loading.rows import Draws, Many, Rows
 
 
 def request(rows, valid=None, parts=None):

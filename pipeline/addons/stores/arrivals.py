@@ -109,10 +109,11 @@ class Arrivals:
             try:
                 store = self._files.catalog.store(coming.file)
                 client, request = store.request(coming.file, coming.start, coming.end)
+                done = partial(self._answered, coming, permit)
+                self.exchange.ask(client, request, coming.size, done)
             except BaseException:
                 self._gate.end(permit, failed=True)
                 raise
-            self.exchange.ask(client, request, coming.size, partial(self._answered, coming, permit))
         except Exception:
             self._ask_otherwise(coming)
         return coming.future

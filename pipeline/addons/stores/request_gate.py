@@ -141,7 +141,7 @@ class RequestGate:
         self.end(permit)
 
     def begin(self) -> Permit | None:
-        """The permit of a request, if it may begin now; 30 us.
+        """The permit of a request, if it may begin now; 20 us, with its end.
 
         Raises:
             UnreachableError: the folder cannot be written.
