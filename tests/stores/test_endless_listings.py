@@ -193,6 +193,16 @@ def test_what_is_below_a_bucket_ends(files):
         files(endpoint).remote.catalog.listing("s3://data/d")
 
 
+def test_a_store_that_answers_with_folders_where_all_files_were_asked_for(files):
+    def many(path, query):
+        prefix = query.get("prefix", [""])[0]
+        return bucket([f"{prefix}x.txt"], [f"{prefix}f{n}/" for n in range(20)])
+
+    refused = pytest.raises(DataError, match=r"below 's3://data/d/f0', .* a folder, .*d/f0/f0'")
+    with serving(many) as (endpoint, _), refused:
+        files(endpoint).remote.catalog.listing("s3://data/d")
+
+
 def test_pages_that_end_are_all_there(files):
     def pages(path, query):
         number = int(query.get("continuation-token", ["0"])[0])

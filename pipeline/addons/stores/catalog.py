@@ -186,7 +186,13 @@ class Catalog:
             return listed or (Listing.of([]), [])
 
         def below(folder: str) -> Listing:
-            return self._retry(folder, lambda: store.files(folder, crawl, deep=True))[0]
+            files, inner = self._retry(folder, lambda: store.files(folder, crawl, deep=True))
+            if inner:  # what is in them would be missing
+                raise DataError(
+                    f"{address!r} cannot be listed: asked for all files below {folder!r}, its "
+                    f"store answered with a folder, {inner[0]!r}"
+                )
+            return files
 
         while folders and (len(folders) < _AT_ONCE or not store.lists):
             if depth > _DEEPEST:

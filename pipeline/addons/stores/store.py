@@ -197,12 +197,12 @@ class Store:
         return joined, list(folders)
 
     def few(self, address: str) -> Listing | None:
-        """All files below a folder of S3, if one answer has them all."""
+        """All files below a folder of S3, if one answer has them all, and no folder beside them."""
         if self._kind is not _S3 or self._options.get("version_aware"):
             return None
         base = self._name(address)
         page, more = next(self._pages_of_s3(base, None, deep=True))
-        if more:
+        if more or any(info["type"] == "directory" for info in page):
             return None
         named = ((self._relative(str(info["name"]), base), info) for info in page)
         return Listing.of(self._info(name, info) for name, info in named if name)
