@@ -92,10 +92,18 @@ class Remote(Protocol):
         """As `Files.read`."""
 
     def part(self, address: str, start: int, end: int) -> str:
-        """The address of some bytes of a file; `read` and `local` fetch these alone.
+        """The address of some bytes of a file; `content` and `local` fetch these alone.
 
-        They are kept as a file of their own, so the same bytes should be asked for again.
+        They are kept apart from others, so the same bytes should be asked for again.
         Fetching raises WholeFilesError where a server gives no parts.
+        """
+
+    def content(self, part: str, start: int = 0, count: int | None = None) -> bytes:
+        """Bytes of a part: `count` of them from its byte `start` on, or all.
+
+        Raises:
+            DataError: it cannot be fetched.
+            WholeFilesError: its server gives no parts.
         """
 
     def list(self, address: str) -> list[FileInfo]:

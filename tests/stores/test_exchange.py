@@ -24,7 +24,7 @@ from penstock.addons.stores.direct import (
     UnusualError,
 )
 from penstock.addons.stores.exchange import Exchange
-from penstock.addons.stores.parts import GAP, Came, part_address
+from penstock.addons.stores.parts import GAP, Came, as_part, part_address
 from penstock.addons.stores.retry import Damaged
 from penstock.addons.stores.store import Store
 from penstock.datasets.files import Files
@@ -313,6 +313,9 @@ def address(number):
 
 
 def cached(remote, address):
+    part = as_part(address)
+    if part is not None:
+        return remote.filled_mirror(part.address).read(part, 0, part.end - part.start)
     path = remote.cache.find(*remote.entry(address))
     return path and path.read_bytes()
 
@@ -337,6 +340,29 @@ def test_files_and_parts_come_into_the_cache_once(tmp_path, monkeypatch):
         assert not [*(tmp_path / "cache/parts").iterdir()]
         taken = sum(sizes) + sum(end - start for start, end in spans)
         assert int((tmp_path / "cache/taken").read_text().split()[0]) == taken
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_parts_share_a_file_where_all_data_fits_into_half_of_the_cache(tmp_path, monkeypatch, fits):
+    total = len(LARGE) + sum(map(len, CONTENTS.values()))
+    size = 2 * total if fits else 2 * total - 1
+    with arrivals(tmp_path, monkeypatch, cache_size=size) as (shelf, remote, bring, _):
+        spans = [(100, 5000), (5000, 9000), (9000 + GAP, 80_000)]
+        parts = [part_address("s3://data/large.bin", *span) for span in spans]
+        bring({address(0): 0})  # the first file of a cache, at which its bytes are counted
+        bring(dict.fromkeys(parts, 1))
+        kept = [path.name for path in (tmp_path / "cache/files").rglob("*-*")]
+        assert len(kept) == (1 if fits else 4)
+        for part, (start, end) in zip(parts, spans, strict=True):
+            assert remote.content(part) == LARGE[start:end]
+            assert remote.content(part, 7, 100) == LARGE[start + 7 : start + 107]
+            assert (
+                remote.kept_as(part)
+                == (remote.entry("s3://data/large.bin") if fits else remote.entry(part))[0]
+            )
+        assert shelf.requests["GET"] == 2
+        remote.content(part_address("s3://data/large.bin", 0, 50))
+        assert shelf.requests["GET"] == 3, "whoever reads a part first keeps it as a file"
 
 
 def test_what_is_not_as_it_was_listed_is_asked_for_otherwise(tmp_path, monkeypatch):

@@ -35,7 +35,7 @@ LONG = {
     "hashing batches of train": ("task=digest", *FACES),
     "checking train": ("task=check", *IMAGES),
     "packing train": ("task=pack", *IMAGES),
-    "looking at files": ("task=digest", *IMAGES),
+    "looking at files": ("task=pack", *IMAGES),
     "listing images": ("task=digest", *IMAGES),
     "hashing 12 files once": ("task=digest", *IMAGES, "dataset.fingerprint=content"),
     "computing image statistics": (

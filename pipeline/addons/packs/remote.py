@@ -11,7 +11,6 @@ side by side.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -28,7 +27,6 @@ from penstock.datasets.reading.fingerprint import DataFile, data_file
 from penstock.errors import DataError
 from penstock.files.batch_bytes import reserve
 from penstock.files.npy import map_npy, npy_layout
-from penstock.files.regular_file import open_regular
 
 if TYPE_CHECKING:
     from penstock.datasets.reading.folder import Folder
@@ -118,7 +116,7 @@ class RemotePack(Pack):
         if size < _WHOLE or not self.count:
             return None
         address = self.file(file)
-        head = self.remote.read(self._header(address), _content)
+        head = self.remote.content(self._header(address))
         try:
             shape, fortran, dtype, start = npy_layout(head, size)
         except ValueError as error:
@@ -239,12 +237,5 @@ class RemotePack(Pack):
         if begin == end:
             return np.empty(0, np.uint8)
         reserve(end - begin, "a part of packed data")
-        content = self.remote.read(self.remote.part(layout.address, begin, end), _content)
-        if len(content) != end - begin:
-            raise DataError(f"{layout.address!r}: {len(content)} of {end - begin} bytes are cached")
+        content = self.remote.content(self.remote.part(layout.address, begin, end))
         return np.frombuffer(content, np.uint8)
-
-
-def _content(path: str) -> bytes:
-    with open_regular(path) as file:
-        return file.read(os.fstat(file.fileno()).st_size)

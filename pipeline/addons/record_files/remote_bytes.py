@@ -11,12 +11,9 @@ import io
 import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import TYPE_CHECKING
 
 from penstock.datasets.reading.positioned_file import spread
-from penstock.errors import DataError
-from penstock.files.regular_file import regular_descriptor
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -100,25 +97,11 @@ class RemoteBytes(io.RawIOBase):
         return self._remote.part(self._address, start, min(start + self._size, self.bytes))
 
     def _piece(self, piece: tuple[int, int]) -> bytes:
-        start, stop = piece
-        read = partial(self._content, start=0, count=stop - start)
-        return self._remote.read(self._remote.part(self._address, start, stop), read)
+        return self._remote.content(self._remote.part(self._address, *piece))
 
     def _contents(self, start: int, stop: int) -> Iterator[bytes]:
         while start < stop:
             number, within = divmod(start, self._size)
             count = min(stop - start, self._size - within)
-            yield self._remote.read(
-                self._block(number), partial(self._content, start=within, count=count)
-            )
+            yield self._remote.content(self._block(number), within, count)
             start += count
-
-    def _content(self, path: str, start: int, count: int) -> bytes:
-        descriptor, _ = regular_descriptor(path)
-        try:
-            content = os.pread(descriptor, count, start)
-        finally:
-            os.close(descriptor)
-        if len(content) < count:
-            raise DataError(f"{self._address!r}: a block of it in the cache was cut off")
-        return content

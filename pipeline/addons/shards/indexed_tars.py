@@ -14,7 +14,6 @@ the cache 0.1 ms.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -41,7 +40,6 @@ from penstock.errors import DataError
 from penstock.files.addresses import is_remote
 from penstock.files.batch_bytes import temporary
 from penstock.files.limits import DEFAULT, Limits
-from penstock.files.regular_file import open_regular
 from penstock.order.randomness import IntArray
 from penstock.ranges import Fraction, Seed
 from penstock.terminal import watched
@@ -209,12 +207,8 @@ class IndexedTars(FileDataset, Dataset[Sample]):
         if part == self._shards.addresses[shard]:
             return self._open[shard].read(start, stop)
 
-        def read(path: str) -> bytes:
-            with open_regular(path) as file:
-                return os.pread(file.fileno(), stop - start, start - begin)
-
         try:
-            return self._files.remote.read(part, read)
+            return self._files.remote.content(part, start - begin, stop - start)
         except WholeFilesError:
             self._in_parts = False
             return self._open[shard].read(start, stop)

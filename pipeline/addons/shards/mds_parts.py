@@ -11,13 +11,11 @@ that is in the cache.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,7 +24,6 @@ import numpy.typing as npt
 from penstock.datasets.files import Files
 from penstock.errors import DataError
 from penstock.files.limits import Limits
-from penstock.files.regular_file import open_regular, read_regular
 
 LARGE = 4 << 20  # bytes of a shard of which parts are fetched
 _PART = 1 << 16  # bytes in which samples begin that are fetched together
@@ -92,12 +89,7 @@ class RemoteShards:
             refusal = self._limits.refusal("record_bytes", f"{stop - start} bytes")
             raise DataError(f"{self._shards[shard][0]!r}, sample {row} has {refusal}.")
         part, begin = self._part(shard, row)
-
-        def content(path: str) -> bytes:
-            with open_regular(path) as file:
-                return os.pread(file.fileno(), stop - start, start - begin)
-
-        return self._files.read(part, content)
+        return self._files.remote.content(part, start - begin, stop - start)
 
     def _look(self, shards: Iterable[int]) -> None:
         """Fetch the tables of shards, several at a time."""
@@ -148,8 +140,7 @@ class RemoteShards:
             raise DataError(wrong_size(address, actual, info))
         table = 4 * (samples + 2)
         if table <= size:
-            read = partial(read_regular, limits=self._limits)
-            content = self._files.read(self._table(shard), read)
+            content = self._files.remote.content(self._table(shard))
             numbers = np.frombuffer(content, "<u4")
             begins = numbers[1:]
             if (

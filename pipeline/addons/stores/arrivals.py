@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING
 
 from penstock.addons.stores.direct import UnusualError
 from penstock.addons.stores.exchange import Arrived, Exchange
-from penstock.addons.stores.parts import GAP, Came, as_part
+from penstock.addons.stores.parts import GAP, Came, Part, as_part
 from penstock.addons.stores.retry import asks_to_wait
 from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
-    from penstock.addons.stores.file_cache import FileCache, PartialFile
+    from penstock.addons.stores.file_cache import FileCache
     from penstock.addons.stores.remote_files import RemoteFiles
     from penstock.addons.stores.request_gate import Permit
 
@@ -45,7 +45,9 @@ class _Coming:
         file: address of the file.
         start, end: of the bytes; None for a whole file.
         size: their number.
-        claims: entries of the cache to be filled, with the bytes of each.
+        claims: what writes the bytes of each file or part that is to be filled.
+        flush: brings to the disk what was written.
+        commit: makes it known.
         left: addresses for which there is no room.
         claimed: ends with the claims.
     """
@@ -57,7 +59,9 @@ class _Coming:
         self.start: int | None = None
         self.end: int | None = None
         self.size = 0
-        self.claims: list[tuple[str, PartialFile, slice]] = []
+        self.claims: list[tuple[Callable[[memoryview], None], slice]] = []
+        self.flush: Callable[[], object] = _nothing
+        self.commit: Callable[[], object] = _nothing
         self.left: list[str] = []
         self.claimed = ExitStack()
 
@@ -126,7 +130,7 @@ class Arrivals:
             try:
                 if not written.result():
                     raise UnusualError("another content")
-                self._cache.commit({entry: file for entry, file, _ in coming.claims})
+                coming.commit()
             except Exception:
                 self._ask_otherwise(coming)
                 continue
@@ -139,33 +143,51 @@ class Arrivals:
         Raises:
             UnusualError: it is to be fetched otherwise.
         """
+        parts = [part for address in coming.rows if (part := as_part(address)) is not None]
+        coming.file = parts[0].address if parts else next(iter(coming.rows))
+        self._files.catalog.store(coming.file).direct()
+        if not (parts and self._claim_mirrored(coming, parts)):
+            self._claim_entries(coming)
+        end = None
+        for _, place in coming.claims:
+            if end is not None and place.start - end > GAP:
+                raise UnusualError("two requests")
+            end = place.stop
+        if coming.claims:
+            first = coming.claims[0][1].start
+            coming.size = coming.claims[-1][1].stop - first
+            if parts:
+                coming.start, coming.end = first, first + coming.size
+
+    def _claim_mirrored(self, coming: _Coming, parts: Sequence[Part]) -> bool:
+        """Claim parts of a file's mirror; False where they are to be kept otherwise."""
+        mirror = self._files.filled_mirror(coming.file)
+        if mirror is None or parts[-1].end - parts[0].start > _MOST:
+            return False
+        claim = coming.claimed.enter_context(mirror.claimed(parts))
+        if claim is not None:
+            coming.flush, coming.commit = claim.flush, claim.commit
+            coming.claims = [
+                (partial(claim.write, part), slice(part.start, part.end)) for part in claim.parts
+            ]
+        return claim is not None
+
+    def _claim_entries(self, coming: _Coming) -> None:
         wanted, places = [], {}
         for address, row in coming.rows.items():
             part, known = as_part(address), self._files.entry(address)
             if known is None or not 0 < (known[1] or 0) <= _MOST:
                 raise UnusualError("an unknown size, or a large one")
             entry, size = known[0], known[1] or 0
-            coming.file = part.address if part else address
             start = part.start if part else 0
             places[entry] = address, slice(start, start + size)
             wanted.append((entry, size, max(0, row - coming.delivered)))
-        self._files.catalog.store(coming.file).direct()
         claims = coming.claimed.enter_context(self._cache.claimed(wanted))
-        end = None
-        for entry, file in claims.items():
-            address, place = places[entry]
-            if file is None:
-                coming.left.append(address)
-                continue
-            if end is not None and place.start - end > GAP:
-                raise UnusualError("two requests")
-            end = place.stop
-            coming.claims.append((entry, file, place))
-        if coming.claims:
-            first = coming.claims[0][2].start
-            coming.size = coming.claims[-1][2].stop - first
-            if as_part(address) is not None:
-                coming.start, coming.end = first, first + coming.size
+        filled = {entry: file for entry, file in claims.items() if file is not None}
+        coming.left = [places[entry][0] for entry in claims if entry not in filled]
+        coming.claims = [(file.write, places[entry][1]) for entry, file in filled.items()]
+        coming.flush = partial(self._cache.flush, filled)
+        coming.commit = partial(self._cache.commit, filled)
 
     def _answered(self, coming: _Coming, permit: Permit, answer: Arrived | Exception) -> None:
         if isinstance(answer, Exception):
@@ -200,8 +222,12 @@ def _write(coming: _Coming, body: memoryview, digest: str | None) -> bool:
     """Write what has come to the disk; False if its MD5 is not `digest`."""
     if digest is not None and hashlib.md5(body, usedforsecurity=False).hexdigest() != digest:
         return False
-    for _, file, place in coming.claims:
-        start = coming.start or 0
-        file.write(body[place.start - start : place.stop - start])
-        file.finish()
+    start = coming.start or 0
+    for write, place in coming.claims:
+        write(body[place.start - start : place.stop - start])
+    coming.flush()
     return True
+
+
+def _nothing() -> None:
+    pass

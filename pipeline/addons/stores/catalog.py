@@ -67,6 +67,7 @@ class Catalog:
         self._stores: dict[str, Store] = {}  # by scheme
         self._listings: dict[str, Listing] = {}
         self._found: dict[str, FileInfo] = {}
+        self._sized = (0, 0), 0  # listings and files, and their bytes
         self._last: dict[str, FileInfo] = {}  # files of which many parts are read
 
     def __getstate__(self) -> dict[str, object]:
@@ -87,6 +88,15 @@ class Catalog:
                 self._last = {}
             self._last[address] = info
         return info
+
+    def size(self) -> int:
+        """The bytes of all files that are known."""
+        known = len(self._listings), len(self._found)
+        if self._sized[0] != known:
+            listed = sum(int(each.sizes.clip(0).sum()) for each in self._listings.values())
+            found = sum(info.size or 0 for info in [*self._found.values()])
+            self._sized = known, listed + found
+        return self._sized[1]
 
     def _known(self, address: str) -> FileInfo | None:
         for folder, listing in self._listings.items():

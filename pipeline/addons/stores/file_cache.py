@@ -2,7 +2,8 @@
 
     <folder>/files/<ab>/<entry>    whole files; an entry's name stands for one version of a file
     <folder>/parts/<entry>         a download under way, locked by its writer
-    <folder>/taken                 the bytes that both take, behind a lock
+    <folder>/mirrors/<entry>       parts of a large file (mirror.py)
+    <folder>/taken                 the bytes that all take, behind a lock
 
 1. A reader that misses an entry opens its part and locks it (flock). Others wait for that lock and
    find the entry there, or a part that its dead owner left unlocked, and take that over.
@@ -26,18 +27,22 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from functools import cached_property
 from pathlib import Path
 
+from penstock.addons.stores import mirror
 from penstock.addons.stores.forecast import kept, promise_times, read_forecasts, victims
+from penstock.addons.stores.mirror import Mirror, MirrorClaim, is_at
 from penstock.addons.stores.request_gate import locked, locked_if_free, unusable
 from penstock.errors import DataError
-from penstock.files.own_files import check_own, open_own, own_folder
+from penstock.files.own_files import NotOwnError, check_own, open_own, own_folder
 
 _TIMEOUT = 300.0  # seconds to wait for other downloads to end
 _FRESH = 1.0  # seconds in which a use is not noted again
 _RECOUNT = 86400.0  # seconds after which the bytes taken are counted anew
 _STEP = 8 * 2**20  # bytes that a download of unknown size asks for at a time
+_MIRRORS = 128  # that one process has open
 
 Download = Callable[["PartialFile"], None]
 
@@ -72,6 +77,32 @@ class FileCache:
         self._ledger = f"{folder}/taken"
         self._files = str(folder / "files")
         self._checked: dict[tuple[str, ...], tuple[str, tuple[int, ...]]] = {}
+        self._mirrors: dict[str, Mirror] = {}
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**vars(self), "_mirrors": {}}
+
+    @cached_property
+    def has_mirrors(self) -> bool:
+        """Whether it may have mirrors."""
+        return mirror.are_possible(self.folder)
+
+    def mirror(self, entry: str, size: int) -> Mirror:
+        """The mirror of a file of so many bytes."""
+        found = self._mirrors.get(entry)
+        if found is None:
+            if len(self._mirrors) >= _MIRRORS:
+                self._mirrors = {}
+            found = self._mirrors[entry] = Mirror(self, entry, size)
+        return found
+
+    def ledger(self) -> AbstractContextManager[int]:
+        """The lock behind which files are evicted."""
+        return locked(self._ledger)
+
+    def reserved(self, claim: MirrorClaim, more: int) -> bool:
+        """Reserve bytes for parts of a mirror, if there is free room for them."""
+        return self._taken([(claim, more)], evicts=False)
 
     def find(self, entry: str, size: int | None) -> Path | None:
         """The file of an entry, noted as used; None if it is not there with `size` bytes."""
@@ -186,11 +217,16 @@ class FileCache:
             if part is not None and not self._taken([(part, sizes[entry])]):
                 claims[entry] = None
 
+    def flush(self, filled: Mapping[str, PartialFile]) -> None:
+        """Write parts to the disk that are filled."""
+        for part in filled.values():
+            part.finish()
+
     def commit(self, filled: Mapping[str, PartialFile]) -> list[Path]:
         """Make finished parts the files of their entries."""
         with _turn:  # once for all of a request: handing it on takes longer than the work
             return [
-                part.commit(f"{self._own('files', entry[:2])}/{entry}")
+                part.commit(f"{self.own('files', entry[:2])}/{entry}")
                 for entry, part in filled.items()
             ]
 
@@ -224,7 +260,9 @@ class FileCache:
             return 2 * _read_ledger(ledger.fileno())[0] > self.limit
         return False
 
-    def _taken(self, parts: Sequence[tuple[PartialFile, int]], evicts: bool = True) -> bool:
+    def _taken(
+        self, parts: Sequence[tuple[PartialFile | MirrorClaim, int]], evicts: bool = True
+    ) -> bool:
         """Reserve more bytes for each of some parts, if there is room for all.
 
         Args:
@@ -235,7 +273,7 @@ class FileCache:
             return False
         with _turn, locked(self._ledger) as ledger:
             taken, counted = _read_ledger(ledger)
-            now = time.time()
+            now = time.time() // 1  # never before a time that was rounded up
             if not 0 <= now - counted < _RECOUNT or taken + more > self.limit:
                 if not evicts:
                     return False
@@ -257,6 +295,10 @@ class FileCache:
                 with suppress(FileNotFoundError):
                     state = entry.stat(follow_symlinks=False)
                     entries.append((entry, state.st_mtime, state.st_size))
+        for entry in _scan(self.folder / "mirrors"):
+            with suppress(FileNotFoundError, NotOwnError):
+                used = entry.stat(follow_symlinks=False).st_mtime
+                entries.append((entry, used, mirror.size_of(entry.path)))
         total += sum(size for _, _, size in entries)
         if total + more <= self.limit:
             return total
@@ -281,7 +323,7 @@ class FileCache:
                 descriptor = open_own(Path(entry.path), os.O_RDWR)
                 try:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    if _is_at(descriptor, entry.path):
+                    if is_at(descriptor, entry.path):
                         Path(entry.path).unlink()
                     fcntl.flock(descriptor, fcntl.LOCK_UN)
                 except BlockingIOError:
@@ -297,9 +339,9 @@ class FileCache:
         That is when another process has finished it, or has removed the file whose lock we awaited;
         or has that lock, unless `waits`.
         """
-        path = f"{self._own('parts')}/{entry}"
+        path = f"{self.own('parts')}/{entry}"
         with locked(path) if waits else locked_if_free(path) as descriptor:
-            if descriptor is None or not _is_at(descriptor, path):
+            if descriptor is None or not is_at(descriptor, path):
                 yield None
                 return
             part = PartialFile(self, path, descriptor)
@@ -308,7 +350,7 @@ class FileCache:
             finally:
                 part.discard()
 
-    def _own(self, *names: str) -> str:
+    def own(self, *names: str) -> str:
         """A folder of the cache, made for this user alone; refused where it is not their own.
 
         The whole way to it is looked at once, and again if another folder is there; 3 us and 23.
@@ -381,7 +423,7 @@ class PartialFile:
 
     def discard(self) -> None:
         """Remove what was not committed."""
-        if _is_at(self._descriptor, self._path):
+        if is_at(self._descriptor, self._path):
             Path(self._path).unlink()
         if self.reserved:
             self._cache.give_back(self.reserved)
@@ -401,14 +443,6 @@ def _read_ledger(descriptor: int) -> tuple[int, float]:
 
 def _write_ledger(descriptor: int, taken: int, counted: float) -> None:
     os.pwrite(descriptor, f"{taken:020d} {counted:020.1f}\n".encode(), 0)
-
-
-def _is_at(descriptor: int, path: str | Path) -> bool:
-    """Whether an open file is still the one at `path`."""
-    try:
-        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
-    except FileNotFoundError:
-        return False
 
 
 def _identity(state: os.stat_result) -> tuple[int, ...]:

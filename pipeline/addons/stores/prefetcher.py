@@ -263,9 +263,9 @@ class Prefetcher:
         self._starts[epoch].append(self._row)
         for row in self._rows_of(epoch, step):
             for address in row:
-                known = self._files.entry(address)
-                if known is not None:
-                    self._uses.append(key_of(known[0]) << 32 | self._row)
+                name = self._files.kept_as(address)
+                if name is not None:
+                    self._uses.append(key_of(name) << 32 | self._row)
             self._row += 1
         self._walk = (epoch, step + 1)
         return True

@@ -39,10 +39,12 @@ from penstock.datasets.files import FileInfo, Files, is_hidden
 from penstock.datasets.reading.fingerprint import DataFile, data_file
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.addresses import join
+from penstock.files.regular_file import open_regular
 from penstock.terminal import ProgressDisplay
 
 if TYPE_CHECKING:
     from penstock.addons.stores.file_cache import FileCache, PartialFile
+    from penstock.addons.stores.mirror import Mirror
     from penstock.addons.stores.prefetcher import Prefetcher, RowsOf
     from penstock.addons.stores.sending import Sending
     from penstock.order.randomness import IntArray
@@ -51,6 +53,7 @@ T = TypeVar("T")
 
 PIECE = 32 * 2**20  # bytes of one request
 _EVICTIONS = 20
+_MIRRORED = 1024  # files
 _LOOKS = 32  # files and folders that are asked for at once when a dataset is opened
 
 
@@ -80,6 +83,7 @@ class RemoteFiles:
             min(files.concurrency, _LOOKS),
         )
         self._unsummed = False  # whether checksums have proved to be wrong
+        self._mirrored: dict[str, tuple[str, int]] = {}  # names and bytes of files with mirrors
         self._served: dict[str, FileInfo] = {}  # what a server says of files in a folder's index
 
     def local(self, address: str) -> Path:
@@ -107,6 +111,53 @@ class RemoteFiles:
 
     def part(self, address: str, start: int, end: int) -> str:
         return part_address(address, start, end)
+
+    def content(self, part: str, start: int = 0, count: int | None = None) -> bytes:
+        wanted = as_part(part)
+        assert wanted is not None, f"{part!r} is a whole file"
+        most = wanted.end - wanted.start - start if count is None else count
+        mirror = self._mirror(wanted.address)
+        content = None if mirror is None else mirror.read(wanted, start, most)
+        if content is not None:
+            return content
+
+        def read(path: str) -> bytes:
+            with open_regular(path) as file:
+                return os.pread(file.fileno(), most, start)
+
+        content = self.read(part, read)
+        if len(content) < most:
+            raise DataError(
+                f"{wanted.address!r}: {len(content)} of {most} bytes from {wanted.start + start} "
+                "on are in the cache"
+            )
+        return content
+
+    def _mirror(self, address: str) -> Mirror | None:
+        """The mirror of a file of which parts are read; None where there can be none."""
+        named = self._mirrored.get(address)
+        if named is None:
+            known = self.catalog.known(address)
+            if known is None or not known.size or not self.cache.has_mirrors:
+                return None
+            if len(self._mirrored) >= _MIRRORED:
+                self._mirrored = {}
+            named = self._mirrored[address] = self._entry(address, known), known.size
+        return self.cache.mirror(*named)
+
+    def filled_mirror(self, address: str) -> Mirror | None:
+        """The mirror that parts of a file are to be kept in, if they are to be."""
+        fits = 2 * self.catalog.size() <= self.cache.limit
+        return self._mirror(address) if fits else None
+
+    def kept_as(self, address: str) -> str | None:
+        """The name in the cache of what a file or part will be kept in, if it is known yet."""
+        part = as_part(address)
+        mirror = None if part is None else self.filled_mirror(part.address)
+        if mirror is not None:
+            return mirror.entry
+        known = self.entry(address)
+        return None if known is None else known[0]
 
     def list(self, address: str) -> list[FileInfo]:
         listing = self.catalog.listing(address)
@@ -181,10 +232,13 @@ class RemoteFiles:
         for address, beyond in wanted:
             part = as_part(address)
             assert part is not None
+            mirror = self._mirror(part.address)
+            if mirror is not None and mirror.has(part):
+                continue
             info = self.catalog.look(part.address)
             parts[self._entry(address, info)] = address, part, beyond
         try:
-            return self._fetch_parts(parts, info)
+            return self._fetch_parts(parts, info) if parts else Came((), 0)
         except OSError as error:
             raise unusable(self._folder, error) from error
 
