@@ -26,6 +26,7 @@ given goes to ours as overrides: `dataset.files.ahead=0`.
 from __future__ import annotations
 
 import argparse
+import importlib
 import io
 import json
 import os
@@ -94,8 +95,23 @@ def ours(kind: str, url: str, cache: Path, more: list[str]) -> Iterator[Any]:
     import penstock
     from penstock import build_train_loader
 
-    yield None
     what, way = kind.split()
+    # `penstock` imports its modules when they are needed, which others do at once.
+    for module in (
+        "config.preflight",
+        "config.hydra_section",
+        "build.data_identity",
+        "loading.loader",
+        "addons.stores.remote_files",
+        {
+            "files": "datasets.image_folder",
+            "shards": "addons.shards.tar_shards",
+            "indexed": "addons.shards.indexed_tars",
+            "packs": "addons.packs.packed",
+        }[what],
+    ):
+        importlib.import_module(f"penstock.{module}")
+    yield None
     folder = "shards" if what == "indexed" else what
     root = f"s3://data/{folder}" if way == "s3" else f"{url}/data/{folder}"
     config = penstock.compose(

@@ -16,7 +16,6 @@ import numpy.typing as npt
 from platformdirs import user_cache_path
 
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.files.one_writer import one_writer
 from penstock.files.own_files import check_tree, own_folder
 from penstock.terminal import watched
 
@@ -70,6 +69,8 @@ def generated_folder(path: Path, write: Callable[[Path], None]) -> Path:
     if not path.is_dir():
         with _explained(path):
             path.parent.mkdir(parents=True, exist_ok=True)
+            from penstock.files.one_writer import one_writer  # 30 ms
+
             with one_writer(path, f"writes {path}") as lock:
                 if not path.is_dir():
                     _make(path, write)
@@ -142,6 +143,8 @@ class CacheFolder:
             kept = read()
             if kept is not None:
                 return kept
+            from penstock.files.one_writer import one_writer
+
             with one_writer(folder, f"writes {folder}") as lock:
                 kept = read()
                 if kept is None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from penstock.datasets.reading.positioned_file import spread
 
@@ -20,8 +20,17 @@ if TYPE_CHECKING:
 
     from penstock.datasets.files import Remote
 
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
 _BLOCK = 1 << 20
 _AT_ONCE = 16  # requests
+
+
+def side_by_side(function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
+    """`function` of each item in order, several at a time: of what waits for a store."""
+    with ThreadPoolExecutor(_AT_ONCE, "penstock-files") as pool:
+        return list(pool.map(function, items))
 
 
 class RemoteBytes(io.RawIOBase):
@@ -65,8 +74,7 @@ class RemoteBytes(io.RawIOBase):
         A request for each block, several at a time.
         """
         pieces = [(start + a, start + b) for a, b in spread(self.bytes - start, blocks)]
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            return list(pool.map(self._piece, pieces))
+        return side_by_side(self._piece, pieces)
 
     def readable(self) -> bool:
         return True

@@ -14,6 +14,7 @@ the cache 0.1 ms.
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -24,7 +25,7 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from penstock.addons.record_files.open_files import OpenFiles
-from penstock.addons.record_files.remote_bytes import RemoteBytes
+from penstock.addons.record_files.remote_bytes import RemoteBytes, side_by_side
 from penstock.addons.record_files.shard_files import ShardFiles
 from penstock.addons.shards.tar import index
 from penstock.addons.shards.tar.archive import PLAIN, PlainTar, read_parts
@@ -251,8 +252,10 @@ class IndexedTars(FileDataset, Dataset[Sample]):
         parts += [*self._shards.names, len(self), self._rows.rows(spread)]
         if sized:
             parts += [self._places, *self._bytes]
-            for shard in range(len(self._bytes)):
-                parts += self._blocks(shard)
+            numbers = range(len(self._bytes))
+            remote = self.remote_files is not None
+            blocks = (side_by_side if remote else map)(self._blocks, numbers)
+            parts += itertools.chain.from_iterable(blocks)
         return parts
 
     def _blocks(self, shard: int) -> list[bytes]:

@@ -29,6 +29,7 @@ from penstock.addons.shards.tar.archive import (
     PLAIN,
     GzipTar,
     PlainTar,
+    TarBytes,
     read_parts,
     read_samples,
 )
@@ -39,7 +40,7 @@ from penstock.datasets.reading.image import Reader, check_reader
 from penstock.datasets.reading.labels import check_label
 from penstock.datasets.reading.positioned_file import PositionedFile
 from penstock.datasets.reading.split import Split, check_split
-from penstock.errors import ConfigError, DataError, Problem
+from penstock.errors import ConfigError, DataError, Problem, UnreachableError
 from penstock.files.addresses import is_remote
 from penstock.files.batch_bytes import reserve, temporary
 from penstock.files.limits import Limits
@@ -50,6 +51,7 @@ from penstock.terminal import watched
 # Shard, number in it, and where it lies: start and stop, or the bytes themselves.
 Record = tuple[int, int, int, int | bytes]
 
+_FRONT = 512 << 10  # bytes of an archive in which its first sample is looked for
 _BLOCKS = 16  # of 4 KiB of an archive that the fingerprint is made of
 
 
@@ -116,14 +118,44 @@ class TarShards(FileDataset, IterableDataset[Record]):
         plain = all(address.lower().endswith(PLAIN) for address in shards.addresses)
         self._index = self._indexed() if index and plain and not is_remote(root) else None
         self._all_parts = fields is None
-        first = next(iter(self), None)
-        if first is None:
+        where, parts = self._first_in_front() or self._first()
+        self.fields = choose_fields(fields, list(parts), where)
+
+    def _first(self) -> tuple[str, dict[str, bytes]]:
+        """The first sample: its name for messages, and its parts."""
+        record = next(iter(self), None)
+        if record is None:
             raise DataError(
                 f"dataset.root: {self._address(0)!r} ...: there are no samples of this split in "
                 "the archives."
             )
-        where, parts = self._parts(first)
-        self.fields = choose_fields(fields, list(parts), where)
+        return self._parts(record)
+
+    def _first_in_front(self) -> tuple[str, dict[str, bytes]] | None:
+        """The same, by the first bytes of a remote archive: all of it takes longer to come.
+
+        None where the sample is not whole in them.
+        """
+        address = self._address(0)
+        if not is_remote(address) or address.lower().endswith(COMPRESSED):
+            return None
+        remote, size = self._files.remote, self._files.remote.look(address).size or 0
+        if size <= _FRONT:
+            return None
+        try:
+            source = TarBytes(address, remote.content(remote.part(address, 0, _FRONT)))
+            sample = next(read for read in read_samples(source) if self._holds(read.key))
+            self._checked_size((0, sample.number, sample.start, sample.stop))
+            where = f"{address!r}, sample {sample.number}"
+            key, parts = read_parts(where, source.read(sample.start, sample.stop))
+        except UnreachableError:
+            raise
+        except (DataError, StopIteration):
+            return None
+        return f"{where} ({key!r})", parts
+
+    def _holds(self, key: bytes) -> bool:
+        return self._share is None or self._share.holds(key)
 
     def __len__(self) -> int:
         if self._index is None:
@@ -189,16 +221,15 @@ class TarShards(FileDataset, IterableDataset[Record]):
     def _records(self, shard: int) -> Iterator[Record]:
         """Records of one archive in this split, found by reading its headers."""
         name = self._address(shard)
-        holds = self._share.holds if self._share is not None else lambda key: True
         if not name.lower().endswith(COMPRESSED):
             for sample in read_samples(self._open[shard]):
-                if holds(sample.key):
+                if self._holds(sample.key):
                     yield shard, sample.number, sample.start, sample.stop
             return
         with self._files.read(name, lambda path: GzipTar(name, path, self._limits)) as source:
             for sample in read_samples(source):
                 source.forget(sample.start)
-                if holds(sample.key):
+                if self._holds(sample.key):
                     size = sample.stop - sample.start
                     reserve(size, "a sample")
                     yield shard, sample.number, 0, source.read(sample.start, sample.stop)

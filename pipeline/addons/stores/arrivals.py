@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from penstock.addons.stores.direct import UnusualError
 from penstock.addons.stores.exchange import Arrived, Exchange
+from penstock.addons.stores.file_cache import FullError
 from penstock.addons.stores.parts import GAP, Came, Part, as_part
 from penstock.addons.stores.retry import asks_to_wait
 from penstock.errors import PenstockError
@@ -74,15 +75,22 @@ class Arrivals:
         cache: theirs.
         pool: makes connections, and runs `otherwise`.
         otherwise: brings addresses, with the row that needs each, while a row is read.
+        stream: shards of a stream come, so what others are fetching is waited for, and parts are
+            kept apart: whether a part in a mirror was opened, nothing tells.
 
     Attributes:
         exchange: can be read from when `work` has something to do.
     """
 
     def __init__(
-        self, files: RemoteFiles, cache: FileCache, pool: Executor, otherwise: Otherwise
+        self,
+        files: RemoteFiles,
+        cache: FileCache,
+        pool: Executor,
+        otherwise: Otherwise,
+        stream: bool = False,
     ) -> None:
-        self._files, self._cache = files, cache
+        self._files, self._cache, self._stream = files, cache, stream
         self._pool, self._otherwise = pool, otherwise
         self._gate = files.catalog.gate
         self.exchange = Exchange(files.files.timeout, pool)
@@ -161,7 +169,7 @@ class Arrivals:
 
     def _claim_mirrored(self, coming: _Coming, parts: Sequence[Part]) -> bool:
         """Claim parts of a file's mirror; False where they are to be kept otherwise."""
-        mirror = self._files.filled_mirror(coming.file)
+        mirror = None if self._stream else self._files.filled_mirror(coming.file)
         if mirror is None or parts[-1].end - parts[0].start > _MOST:
             return False
         claim = coming.claimed.enter_context(mirror.claimed(parts))
@@ -183,6 +191,9 @@ class Arrivals:
             places[entry] = address, slice(start, start + size)
             wanted.append((entry, size, max(0, row - coming.delivered)))
         claims = coming.claimed.enter_context(self._cache.claimed(wanted))
+        others = (entry for entry in places if entry not in claims)
+        if self._stream and not all(map(self._cache.is_promised, others)):
+            raise UnusualError("others are fetching it")
         filled = {entry: file for entry, file in claims.items() if file is not None}
         coming.left = [places[entry][0] for entry in claims if entry not in filled]
         coming.claims = [(file.write, places[entry][1]) for entry, file in filled.items()]
@@ -216,6 +227,19 @@ class Arrivals:
             coming.claimed.close()
         future = self._pool.submit(self._otherwise, coming.rows, coming.delivered)
         future.add_done_callback(lambda other: coming.future.set_result(other.result()))
+
+
+def brought(files: RemoteFiles, rows: Rows, delivered: int) -> Came:
+    """Bring addresses into the cache by all means; arguments as those of `Otherwise`."""
+    wanted = [(address, max(0, row - delivered)) for address, row in rows.items()]
+    try:
+        if as_part(wanted[0][0]) is not None:
+            return files.fetch_parts_ahead(wanted)
+        return Came((), files.fetch_ahead(*wanted[0]))
+    except FullError:
+        return Came([*rows], 0)
+    except Exception:  # whoever reads the row finds it again and reports it in its turn
+        return Came((), 0)
 
 
 def _write(coming: _Coming, body: memoryview, digest: str | None) -> bool:

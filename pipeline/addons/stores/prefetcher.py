@@ -20,18 +20,19 @@ import resource
 import time
 from array import array
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 import numpy as np
 
-from penstock.addons.stores.arrivals import Arrivals
+from penstock.addons.stores.arrivals import Arrivals, brought
 from penstock.addons.stores.connections import Connections
-from penstock.addons.stores.file_cache import FileCache, FullError
+from penstock.addons.stores.file_cache import FileCache
 from penstock.addons.stores.forecast import MOST_USES, Forecast, ForecastFile, key_of
 from penstock.addons.stores.parts import MOST, MOST_FIRST, MOST_URGENT, Came, Waiting, as_part
 
@@ -47,7 +48,7 @@ _RECENT = 1024  # files that are not looked for again
 _MOST_ROWS = 1 << 31  # after which rows are counted anew
 _REASON = 8192  # descriptors
 LOOK = 0.5  # seconds between two looks at what has changed elsewhere
-_AGAIN = 0.01  # seconds until a permit may be free
+AGAIN = 0.01  # seconds until a permit may be free
 _SHARED = 0.05  # seconds between two looks at what all readers share
 _OTHERS = 256  # descriptors of a process that are none of parts under way
 
@@ -77,7 +78,7 @@ class Prefetcher:
         self._descriptors = _descriptors() - _OTHERS  # of parts under way
         self._has_parts = False
         self._forecast = ForecastFile(cache.folder)
-        self._arrivals = Arrivals(files, cache, self._pool, self._fetched)
+        self._arrivals = Arrivals(files, cache, self._pool, partial(brought, files))
         self.bell = self._arrivals.exchange  # can be read from when something has come
         self._open: dict[Future[Came], dict[str, int]] = {}  # address -> row
         self._came: deque[Future[Came]] = deque()  # of these, what is there
@@ -177,7 +178,7 @@ class Prefetcher:
             if future is None:
                 for each, needed in rows.items():
                     self._push(needed, each)
-                return _AGAIN
+                return AGAIN
             for each, needed in rows.items():
                 self._recent[each] = None
                 if needed >= self._handed:
@@ -223,18 +224,6 @@ class Prefetcher:
             return part.end - part.start
         known = self._files.catalog.known(address)
         return known.size if known is not None and known.size is not None else _UNKNOWN
-
-    def _fetched(self, rows: Mapping[str, int], delivered: int) -> Came:
-        """Bring files into the cache."""
-        wanted = [(address, max(0, row - delivered)) for address, row in rows.items()]
-        try:
-            if as_part(wanted[0][0]) is not None:
-                return self._files.fetch_parts_ahead(wanted)
-            return Came((), self._files.fetch_ahead(*wanted[0]))
-        except FullError:
-            return Came([*rows], 0)
-        except Exception:  # whoever reads the row finds it again and reports it in its turn
-            return Came((), 0)
 
     def _ring(self, future: Future[Came]) -> None:
         self._came.append(future)

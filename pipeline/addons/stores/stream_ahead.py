@@ -9,15 +9,15 @@ Cost: 10 us for each of these whenever a batch is delivered.
 
 from __future__ import annotations
 
-import socket
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
-from penstock.addons.stores.parts import MOST, as_part
-from penstock.addons.stores.prefetcher import LOOK
+from penstock.addons.stores.arrivals import Arrivals, brought
+from penstock.addons.stores.parts import MOST, Came, as_part
+from penstock.addons.stores.prefetcher import AGAIN, LOOK
 
 if TYPE_CHECKING:
     from penstock.addons.stores.file_cache import FileCache
@@ -45,14 +45,13 @@ class StreamPrefetcher:
         self._files, self._cache, self._shards_of = files, cache, shards_of
         files.catalog.gate.yields = True
         self._window = min(files.ahead, cache.limit // 32)
-        self._pool = ThreadPoolExecutor(_AT_ONCE, "penstock-ahead")
-        self.bell, self._rings = socket.socketpair()  # rings when a file has come
-        self.bell.setblocking(False)
-        self._rings.setblocking(False)
+        pool = ThreadPoolExecutor(_AT_ONCE, "penstock-ahead")
+        self._arrivals = Arrivals(files, cache, pool, partial(brought, files), stream=True)
+        self.bell = self._arrivals.exchange  # can be read from when something has come
         self._at = (-1, 0)  # epoch, step delivered
         self._reads = False
         self._coming: deque[str] = deque()  # not asked for yet
-        self._unopened: deque[tuple[list[str], Future[bool]]] = deque()
+        self._unopened: deque[tuple[list[str], Future[Came]]] = deque()
 
     def go_to(self, epoch: int, delivered: int, handed: int, reads: bool) -> None:
         """The reader is at step `delivered`."""
@@ -64,8 +63,7 @@ class StreamPrefetcher:
 
     def work(self) -> float:
         """Fetch what is next; the seconds after which there is more to do, if nothing comes."""
-        with suppress(BlockingIOError):
-            self.bell.recv(1 << 12)
+        self._arrivals.work()
         self._drop_opened()
         at_once = min(_AT_ONCE, self._files.catalog.gate.limit())
         while self._reads and self._coming:
@@ -74,11 +72,13 @@ class StreamPrefetcher:
                 break
             if sum(not future.done() for _, future in self._unopened) >= at_once:
                 break
-            beyond = len(self._unopened)
             addresses = self._next()
-            future = self._pool.submit(self._fetch, addresses, beyond)
+            future = self._arrivals.begin(dict.fromkeys(addresses, len(self._unopened)), 0)
+            if future is None:
+                self._coming.extendleft(reversed(addresses))
+                return AGAIN
             self._unopened.append((addresses, future))
-            future.add_done_callback(self._ring)
+            future.add_done_callback(lambda _: self.bell.ring())
         return LOOK
 
     def _next(self) -> list[str]:
@@ -101,7 +101,7 @@ class StreamPrefetcher:
         """Forget the shards before the last one that was opened, and this one."""
         opened = 0
         for number, (addresses, future) in enumerate(self._unopened, 1):
-            if future.done() and not (future.result() and self._waits(addresses)):
+            if future.done() and not self._waits(addresses):
                 opened = number
         for _ in range(opened):
             self._unopened.popleft()
@@ -114,18 +114,3 @@ class StreamPrefetcher:
     def _size(self, address: str) -> int:
         known = self._files.entry(address)
         return _UNKNOWN if known is None or known[1] is None else known[1]
-
-    def _fetch(self, addresses: Sequence[str], beyond: int) -> bool:
-        """Bring a shard into the cache; False where it did not come: its reader finds out why."""
-        try:
-            if as_part(addresses[0]) is None:
-                self._files.fetch_ahead(addresses[0], beyond)
-            else:
-                return not self._files.fetch_parts_ahead([(each, beyond) for each in addresses])[0]
-        except Exception:
-            return False
-        return True
-
-    def _ring(self, _: Future[bool]) -> None:
-        with suppress(OSError):  # it rings already
-            self._rings.send(b"\0")

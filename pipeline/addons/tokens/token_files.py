@@ -13,6 +13,7 @@ documents of flat files are looked for once.
 from __future__ import annotations
 
 import fnmatch
+import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -21,6 +22,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset
 
+from penstock.addons.record_files.remote_bytes import side_by_side
 from penstock.addons.record_files.rows import RowSplit, TableRows
 from penstock.addons.tokens.flat import LENGTHS, OFFSETS, FlatFile
 from penstock.addons.tokens.megatron import MegatronFile, Rows
@@ -226,7 +228,11 @@ class TokenFiles(FileDataset, Dataset[dict[str, object]]):
     def fingerprint_parts(self, sized: bool) -> list[Part]:
         """How files are divided, their names and sizes, and evenly spread blocks of them."""
         parts: list[Part] = ["token_files", *map(repr, self._identity)]
-        return [*parts, *(part for file in self.files for part in file.fingerprint_parts(sized))]
+        remote = sized and self.remote_files is not None
+        of_files = (side_by_side if remote else map)(
+            lambda file: file.fingerprint_parts(sized), self.files
+        )
+        return [*parts, *itertools.chain.from_iterable(of_files)]
 
     def data_files(self) -> list[DataFile]:
         return [data_file for file in self.files for data_file in file.data_files()]

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
 import numpy as np
 from torch.utils.data import get_worker_info
 
+from penstock.addons.record_files.remote_bytes import side_by_side
 from penstock.addons.record_files.rows import (
     ListedRows,
     TableRows,
@@ -341,12 +342,15 @@ class ArrowTable(FileDataset):
         parts += [
             f"{field} {name}" for field, names in self.label_classes.items() for name in names
         ]
-        count = blocks_of_each(len(self._names))
-        for file, name in enumerate(self._names.tolist()):
-            parts.append(name)
-            if sized:
-                size, blocks = self.files.sample(file, count)
-                parts += [size, *blocks]
+        names = self._names.tolist()
+        if sized:
+            sample = partial(self.files.sample, blocks=blocks_of_each(len(names)))
+            remote = self.remote_files is not None
+            samples = (side_by_side if remote else map)(sample, range(len(names)))
+            for name, (size, blocks) in zip(names, samples, strict=True):
+                parts += [name, size, *blocks]
+        else:
+            parts += names
         total = len(self)
         spread = np.unique(np.linspace(0, total - 1, min(total, _SPREAD)).astype(np.int64))
         return [*parts, total, self.rows.rows(spread)]
