@@ -266,16 +266,19 @@ class StreamFetch(Fetch):
         draws = draws if self._keyed else self._own.beside(draws, request.epoch)
         timer = StageTimer(self.traced)  # raw records are read before there are samples
         start = request.step * self.batch_size
-        read = partial(self._records, request, start, start + self.batch_size, draws)
+        count = self.batch_size
+        if request.is_tried:  # two samples are enough, or as many as stay together
+            count = min(count, 2 * request.world * self.together)
+        read = partial(self._records, request, start, start + count, draws)
         if self._numbers is None:
             numbered = read()
             numbers = np.array([number for number, _ in numbered], dtype=np.int64)
         else:  # records are read where a batch cannot be made at once
-            numbers = self._numbers.at(request.epoch, start, start + self.batch_size)
-        if not len(numbers) or (self.tail == "drop" and len(numbers) < self.batch_size):
+            numbers = self._numbers.at(request.epoch, start, start + count)
+        if not len(numbers) or (self.tail == "drop" and len(numbers) < count):
             return End(request)
         positions = start + np.arange(len(numbers), dtype=np.int64)
-        size = self.batch_size if self.tail == "pad" else len(numbers)
+        size = count if self.tail == "pad" else len(numbers)
         share = deal(
             Request(*request.address, positions, numbers, len(numbers)),
             size,

@@ -83,12 +83,17 @@ class StreamOrder:
 
 @dataclass(frozen=True, slots=True)
 class StreamRequest(Addressed):
-    """An address, and the rank whose share of it is wanted."""
+    """An address, and the rank whose share of it is wanted.
+
+    Attributes:
+        is_tried: only some of the batch's samples are made, and nobody gets them.
+    """
 
     epoch: int
     step: int
     rank: int = 0
     world: int = 1
+    is_tried: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -272,7 +272,8 @@ class _Reader:
         kind, *numbers = said
         if kind != "stream" or len(numbers) != 4:
             raise ValueError(f"a request of kind {kind!r}")
-        return StreamRequest(*map(_int, numbers))
+        epoch, step, rank, world = map(_int, numbers)
+        return StreamRequest(epoch, step, rank, world)
 
     def error(self, said: Sequence[Any]) -> PenstockError:
         name, text, notes = said

@@ -14,6 +14,7 @@ import traceback
 from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -66,9 +67,11 @@ class ThreadBackend:
 
     def _probe(self, request: Asked) -> None:
         """Refuse data code that draws where threads cannot follow, before any thread works."""
-        if isinstance(request, Request):  # two samples are enough; a stream's batch is whole
+        if isinstance(request, Request):  # two samples are enough
             request = Request(*request.address, request.positions[:2], request.indices[:2], 2)
-        elif not isinstance(request, StreamRequest):  # a DataLoader's samples are read once
+        elif isinstance(request, StreamRequest):
+            request = replace(request, is_tried=True)
+        else:  # a DataLoader's samples are read once
             return
 
         def run(mode: ThreadRandomness) -> None:
