@@ -143,7 +143,7 @@ class Mirror:
         return self._opened
 
     def _comes(self, opened: _Opened, part: Part) -> bool:
-        """Wait for whoever is fetching a part; whether it came."""
+        """Wait for the process that is fetching a part; whether the part came."""
         if not _is_locked(opened.descriptor, *_place(part)):
             return False
         descriptor = open_own(self.path, os.O_RDONLY)  # with locks of its own
