@@ -149,6 +149,7 @@ def no_power_cut():
     """A killed process loses nothing that it wrote; only a power cut would, and no test cuts it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
+        patch.setattr(os, "fdatasync", lambda descriptor: None)
         yield
 
 

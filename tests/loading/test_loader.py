@@ -2,18 +2,24 @@
 
 import os
 import signal
+import threading
 import time
 
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import IterableDataset
 from torchvision.transforms import v2
 
 from penstock.errors import ConfigError, DataError
+from penstock.loading.collate import List
 from penstock.loading.fetch import SampleError
+from penstock.loading.loader import Loader
+from penstock.loading.stream_fetch import StreamFetch
 from penstock.loading.workers.options import LoaderOptions
 from penstock.loading.workers.results import WorkerError
 from penstock.order.seeding import SharedGeneratorError
+from penstock.order.streams import StreamOrder, StreamPlan
 from tests import toy
 
 MAIN = LoaderOptions()
@@ -147,6 +153,25 @@ class LateDraw:
     def __call__(self, sample):
         last = int(sample["image"][0, 0, 1]) == 40
         return {**sample, "draw": float(np.random.rand()) if last else 0.0}
+
+
+class Rows(IterableDataset):
+    def __iter__(self):
+        return iter(range(64))
+
+
+@pytest.mark.parametrize("tail", ["keep", "drop", "pad"])
+def test_two_samples_of_a_stream_are_tried(tail):
+    made, order = [], StreamOrder(3)
+
+    def transform(sample):
+        made.append(threading.current_thread())
+        return sample
+
+    fetch = StreamFetch(Rows(), transform, List(), 3, order=order, batch_size=32, tail=tail)
+    with Loader(StreamPlan(order, 32, tail), fetch, LoaderOptions("thread", 1)) as loader:
+        assert sum(batch.request.valid for batch in loader.epoch(0)) == 64
+    assert made.count(threading.current_thread()) == 2
 
 
 def test_threads_notice_a_draw_that_comes_late():

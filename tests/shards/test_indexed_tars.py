@@ -2,6 +2,7 @@
 
 import io
 import pickle
+import shutil
 import tarfile
 
 import numpy as np
@@ -114,6 +115,19 @@ def test_batches_are_those_of_the_disk(folder, tmp_path):
     with InThread(bare) as port:  # indexes are made
         data = opened(f"http://127.0.0.1:{port}/data", tmp_path / "e")
         assert digests(data) == expected
+
+
+def test_blocks_of_all_archives_come_side_by_side(folder, tmp_path):
+    pytest.importorskip("aiohttp")
+    for number in range(10):
+        shutil.copy(folder / "train-0.tar", folder / f"train-1{number}.tar")
+    index.write(folder)
+    shelf = served(folder)
+    with InThread(shelf) as port:
+        data = opened(f"http://127.0.0.1:{port}/data", tmp_path / "cache", PATIENT)
+        shelf.latency, before = 0.3, shelf.connections
+        assert data.fingerprint == opened(folder, tmp_path / "local").fingerprint
+        assert shelf.connections - before > 8, "five blocks of one archive at a time need five"
 
 
 def test_only_what_is_read_is_fetched(folder, tmp_path):

@@ -13,6 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchvision import tv_tensors
 
+from benchmarks.store_server import InThread, Shelf
+from penstock.addons.shards import tar_shards
 from penstock.addons.shards.tar.archive import (
     GzipTar,
     TarBytes,
@@ -21,6 +23,7 @@ from penstock.addons.shards.tar.archive import (
     read_samples,
 )
 from penstock.addons.shards.tar_shards import TarShards
+from penstock.datasets.files import Files
 from penstock.errors import ConfigError, DataError
 from penstock.files.limits import Limits
 from penstock.loading.collate import List
@@ -179,6 +182,23 @@ def test_patterns_of_braces(root):
         everything(root / "s-{9..1}.tar")
     with pytest.raises(ConfigError, match="its braces do not match"):
         everything(root / "s-{0..1.tar")
+
+
+@pytest.mark.parametrize("front", [512, 2048, 4096])
+def test_the_first_sample_of_a_remote_archive_comes_alone(tmp_path, monkeypatch, front):
+    pytest.importorskip("aiohttp")
+    monkeypatch.setattr(tar_shards, "_FRONT", front)
+    content = archive([(f"{n}.{end}", b"7") for n in range(30) for end in ("cls", "txt")])
+    (tmp_path / "a.tar").write_bytes(content)
+    shelf = Shelf({"data/a.tar": content})
+    with InThread(shelf) as port:
+        files = Files(cache_dir=str(tmp_path / "cache"))
+        remote = everything(f"http://127.0.0.1:{port}/data/a.tar", files=files)
+        # A sample is whole where the next one's header follows: 2 x (512 + 512) bytes before.
+        assert shelf.sent == front + (0 if front == 4096 else len(content))
+        local = everything(tmp_path / "a.tar")
+        assert remote.fields == local.fields
+        assert [remote.decode(each) for each in remote] == [local.decode(each) for each in local]
 
 
 def test_the_fingerprint(root, tmp_path):

@@ -80,7 +80,9 @@ class FileCache:
         self._mirrors: dict[str, Mirror] = {}
 
     def __getstate__(self) -> dict[str, object]:
-        return {**vars(self), "_mirrors": {}}
+        state = {**vars(self), "_mirrors": {}}
+        state.pop("has_mirrors", None)  # another machine has another disk
+        return state
 
     @cached_property
     def has_mirrors(self) -> bool:
