@@ -61,16 +61,16 @@ def size_of(process: int) -> int:
 
 def limit() -> tuple[int, str]:
     """The least of the limits on what a process here may take: bytes, and what sets it."""
-    limits = {"the memory of this machine": _field(_PROC / "meminfo", "MemTotal")}
+    limits = [(_field(_PROC / "meminfo", "MemTotal"), "the memory of this machine")]
     for folder in _cgroups():
         for name in ("memory.max", "memory.limit_in_bytes"):  # version 2, version 1
             with suppress(OSError, ValueError):  # no such file, or "max"
-                limits[f"{name} of its cgroup"] = int((folder / name).read_text())
+                limits.append((int((folder / name).read_text()), f"{name} of its cgroup"))
     if resource is not None:
         space = resource.getrlimit(resource.RLIMIT_AS)[0]
         if space != resource.RLIM_INFINITY:
-            limits["RLIMIT_AS (ulimit -v)"] = space
-    return min((size, name) for name, size in limits.items())
+            limits.append((space, "RLIMIT_AS (ulimit -v)"))
+    return min(limits)
 
 
 def of_a_batch(workers: int, ahead: int, ranks: int = 1) -> int:
