@@ -215,7 +215,6 @@ class Fetch:
                 fields, kinds = self._whole.make(request, rows, keys, draws, timer)
                 return self._finished(fields, request, np.arange(len(request)), timer, kinds=kinds)
             except NotAtOnceError as error:
-                account.taken = 0
                 if str(error):
                     warnings["slow"] = (
                         f"batch {request.address} is made sample by sample, which takes longer: "
