@@ -176,8 +176,6 @@ class Window:
     @property
     def size(self) -> int:
         """Requests that may be under way or waiting, without the early ones."""
-        if not self.extra:
-            return self._normal
         return self._normal + max(min(self.extra, self._room - self.early), 0)
 
     @property
