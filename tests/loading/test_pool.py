@@ -207,6 +207,7 @@ def test_a_worker_that_cannot_start_is_blamed_on_the_next_request(make):
         pool.wait(0)
     assert "it was starting\n" in str(tasks[0].result.error)
     assert "death 3" in str(tasks[0].result.error)
+    assert "step 1" not in str(tasks[0].result.error)
     assert (tasks[1].deaths, tasks[1].result) == (0, None)
     processes[-1].stand(0, 0, -1, worker_status.IDLE)
     processes[-1].die(1)
@@ -293,6 +294,22 @@ def test_others_that_are_ready_make_it_where_a_start_takes_long(make):
     assert taken(busy) == [3, 7, 9]
     assert len(processes) == 5  # for the tasks to come
     assert starting.exitcode is ready.exitcode is None
+
+
+def test_nothing_is_handed_to_another_that_is_gone(make):
+    pool, processes = make(3, "spawn", in_turn=True)
+    submit(pool, 0, 1, 2)
+    for process in list(processes):
+        taken(process)
+        process.stand(-1, -1, -1, worker_status.IDLE)
+    processes[0].give("batch 0")
+    pool.wait(0)
+    processes[0].die(0)
+    pool.wait(0)
+    processes[2].die(-9)
+    pool.wait(0)
+    assert [len(worker.tasks) for worker in pool.workers] == [0, 2, 0]
+    assert pool.workers[0].process is None
 
 
 def test_the_only_worker_makes_its_own_again_where_a_start_takes_long(make):
@@ -631,6 +648,7 @@ def test_a_device_to_pin_for_is_ignored_as_in_torch():
     with pytest.warns(UserWarning, match="pin_memory_device='cuda:1' is ignored") as caught:
         backend(pin=True, pin_memory_device="cuda:1")
     assert caught[0].filename == __file__
+    assert 0 < caught[0].lineno - backend.__code__.co_firstlineno < 4  # where it is made
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         backend(pin=False, pin_memory_device="cuda:1")
