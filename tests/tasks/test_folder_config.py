@@ -44,11 +44,12 @@ def test_tensors_that_are_not_those_of_a_model():
     model = nn.Linear(2, 3)
     weights = model.state_dict()
     assert list(_other_tensors({"model": weights}, model)) == []
-    other = {"weight": torch.zeros(3, 4), "gain": torch.zeros(1), "count": 3}
+    other = {"weight": torch.zeros(3, 4), "gain": torch.zeros(1), "count": 3, "x" * 81: 3}
     assert list(_other_tensors({"model": other}, model)) == [
         "weight is [3, 2] in the model and [3, 4] in the file",
         "gain is not there in the model and [1] in the file",
         "count is not there in the model and [] in the file",
+        f"{'x' * 80} is not there in the model and [] in the file",
         "bias is [3] in the model and not there in the file",
     ]
     assert len(list(_other_tensors({"model": 3}, model))) == 2

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, Problem
 from penstock.order.address import Address
 from penstock.runs import checkpoint, resumption
 from penstock.runs.checkpoint import Newest
@@ -305,3 +305,187 @@ def test_a_folder_is_claimed_or_opened_again(
     assert said[1:] == ([line] if line else [])
     assert len(said) == bool(newest) + bool(line)
     assert tried == ([renewed] if renewed else [])
+
+
+@pytest.mark.parametrize("source", [Source(Path("a")), None])
+@pytest.mark.parametrize("usable", [True, False])
+def test_a_copy_of_the_state_is_taken_if_it_can_be_used(source, usable, monkeypatch, capsys):
+    compared, said = [], []
+    old = Newest(Path("c/5"), state(5, fingerprint={}))
+
+    def check(self, state):
+        if not usable:
+            raise ValueError("torn")
+
+    folder = SimpleNamespace(
+        path="run", note=lambda **more: None, had_other_data=lambda data: None, rewind=lambda *at: 0
+    )
+    kind = SimpleNamespace(claim=lambda *_, **more: folder, reopen=lambda *_, **more: folder)
+    monkeypatch.setattr(opening, "RunFolder", kind)
+    monkeypatch.setattr(opening, "has_manifest", lambda path: True)
+    monkeypatch.setattr(opening, "_say", lambda *words: said.append(words))
+    monkeypatch.setattr(opening, "changes", lambda *words: compared.append(words) or [])
+    monkeypatch.setattr(opening, "last_code", lambda run: f"code of {run}")
+    monkeypatch.setattr(resumption, "fingerprint", lambda config, own, moves: {"seed": "1"})
+    monkeypatch.setattr(resumption, "run_of", lambda path: None if path == copy.path else "b")
+    for name, function in (
+        ("_check", check),
+        ("_newest", lambda self, source: old),
+        ("_check_same", lambda self, state: None),
+        ("_continued", lambda self, state: ({}, None)),
+    ):
+        monkeypatch.setattr(Opening, name, function)
+    fit = asked(written=lambda: {}, trainer=SimpleNamespace(skip=None))
+    object.__setattr__(fit, "group", SimpleNamespace(world=SimpleNamespace(size=2)))
+    object.__setattr__(fit, "facts", {"code": "now", "data": {}})
+    machines = SimpleNamespace(facts={}, same_launch=False)
+    copy = Newest(Path("memory"), state(fingerprint={}))
+    taken = copy if usable else old if source else None
+    assert fit._open(source, machines, copy) == (folder, taken)
+    assert said == [(folder, taken, machines, usable)]
+    code = ("code of a" if source else None) if usable else "code of b" if source else 0
+    assert compared == ([(code, "now")] if code != 0 else [])
+    refused = "" if usable else "the copy in memory cannot be used: torn\n"
+    assert capsys.readouterr().err == refused
+
+
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize(
+    ("first", "copied", "taken"),
+    [
+        (True, None, "new"),
+        (True, None, ""),
+        (True, "memory", "new"),
+        (False, None, ""),
+        (False, None, "c/7"),
+        (False, "memory", "memory"),
+        (False, "memory", "c/7"),
+    ],
+)
+def test_all_ranks_open_the_same_state(kept, first, copied, taken, monkeypatch):
+    newest = Newest(Path("new"), state()) if first and taken else None
+    copy = Newest(Path("memory"), state(8)) if copied else None
+    shared, aside, asked_for = [], [], []
+    folder = SimpleNamespace(path="run", manifest={"sessions": [{"id": "a"}, {"id": "b"}]})
+    copies = SimpleNamespace(
+        share=lambda group, rank, start, check: shared.append((rank, start)) or copy,
+        of_start=lambda config, session, group, resumed: (session, resumed),
+    )
+    saves = SimpleNamespace(set_aside_after=aside.append)
+    monkeypatch.setattr(opening.installed, "copies", lambda: copies)
+    monkeypatch.setattr(opening.machines, "gather", lambda group: "members")
+    monkeypatch.setattr(opening, "Machines", lambda members, folder: (members, folder))
+    monkeypatch.setattr(opening, "_copy", lambda source, machines: (1, "s") if copied else None)
+    monkeypatch.setattr(opening, "Checkpoints", lambda *words: asked_for.append(words) or saves)
+    monkeypatch.setattr(checkpoint, "load", lambda path: ("loaded", path))
+    monkeypatch.setattr(resumption, "fingerprint", lambda config, own, moves: {"seed": "1"})
+    monkeypatch.setattr(Opening, "_source", lambda self, machines: Source(Path("a")))
+    monkeypatch.setattr(Opening, "_open", lambda self, *words: (folder, newest))
+    monkeypatch.setattr(Opening, "_continued", lambda self, state: ({"seed": "2"}, 9))
+    of_first = iter([(1, "s") if copied else None, ("run", taken, "b")])
+    sent = []
+    group = SimpleNamespace(
+        is_first=first, alone=False, from_first=lambda own: sent.append(own) or next(of_first)
+    )
+    saving = SimpleNamespace(keep_last=3, background=False) if kept else None
+    fit = asked(trainer=SimpleNamespace(checkpoint=saving))
+    object.__setattr__(fit, "group", group)
+    opened = fit.open()
+    states = {"": None, "new": state(), "memory": state(8), "c/7": ("loaded", Path("c/7"))}
+    assert opened.state == states[taken]
+    assert shared == ([(1, "s")] if copied else [])
+    assert opened.copies == ("b", bool(taken))
+    assert (opened.fingerprint, opened.renewed) == (
+        ({"seed": "2"}, 9) if taken else ({"seed": "1"}, None)
+    )
+    assert opened.folder is (folder if first else None)
+    assert sent[1] == (("run", taken, "b") if first else ("", "", ""))
+    assert asked_for == ([(Path("run/checkpoints"), 3, False, group)] if kept else [])
+    assert opened.checkpoints is (saves if kept else None)
+    assert aside == ([7] if kept and newest else [])
+
+
+@pytest.mark.parametrize(
+    ("alone", "start", "copies"),
+    [(True, None, False), (True, "s", True), (False, None, True), (False, "s", True)],
+)
+def test_copies_serve_ranks_that_are_started_again(alone, start, copies, monkeypatch):
+    brought = []
+    monkeypatch.setattr(opening.installed, "copies", lambda: brought.append(True))
+    monkeypatch.setattr(opening, "launcher_start", lambda: start)
+    monkeypatch.setattr(opening.machines, "gather", lambda group: "members")
+    monkeypatch.setattr(resumption, "fingerprint", lambda config, own, moves: {"seed": "1"})
+    of_first = iter([(1, "s"), ("run", "", "b")])
+    group = SimpleNamespace(is_first=False, alone=alone, from_first=lambda own: next(of_first))
+    fit = asked(trainer=SimpleNamespace(checkpoint=None))
+    object.__setattr__(fit, "group", group)
+    opened = fit.open()
+    assert (opened.state, opened.copies) == (None, None)
+    assert bool(brought) == copies
+
+
+@pytest.mark.parametrize("despite", [[], ["dataset"]])
+@pytest.mark.parametrize("told", [True, False])
+def test_data_that_cannot_be_fingerprinted_is_looked_at(told, despite, monkeypatch, capsys):
+    compared = []
+    monkeypatch.setattr(resumption, "fingerprint", lambda config, own, moves: {"seed": "1"})
+    monkeypatch.setattr(opening, "in_fingerprint", lambda seen: {"seen": seen})
+    monkeypatch.setattr(opening, "in_mode_of", lambda saved, own, data: own | {"dataset": "1"})
+    monkeypatch.setattr(opening, "mode_in", lambda fingerprint: "content")
+    monkeypatch.setattr(opening, "compared_rows", lambda saved, own: "first rows are the same")
+    monkeypatch.setattr(opening, "same_but_for_skips", lambda saved, own, at: saved)
+    monkeypatch.setattr(opening.installed, "all_of", lambda name: [])
+    monkeypatch.setattr(
+        resumption, "differences", lambda saved, own, despite: compared.append(own) or []
+    )
+    fit = asked(resume_despite=despite)
+    fit.split.identity.is_told = told
+    fit.train.look = lambda: "rows"
+    fit._check_same(state(fingerprint={"seed": "1"}))
+    looked = {} if told else {"seen": "rows"}
+    assert compared == [{"seed": "1", "dataset": "1"} | looked]
+    said = capsys.readouterr().err
+    line = "as far as is known, the data is that of the run: first rows are the same; "
+    assert said.startswith(line) if not (told or despite) else said == ""
+
+
+@pytest.mark.parametrize(
+    ("modes", "said"),
+    [
+        (("stat", "content", "stat"), True),
+        (("stat", "content", "content"), False),
+        (("stat", "stat", "stat"), False),
+    ],
+)
+def test_data_may_be_fingerprinted_in_another_mode(modes, said, monkeypatch, capsys):
+    then, now, compared = modes
+    known = {"1": then, "2": now, "3": compared}
+    monkeypatch.setattr(resumption, "fingerprint", lambda config, own, moves: {"seed": "2"})
+    monkeypatch.setattr(opening, "mode_in", lambda fingerprint: known[fingerprint["seed"]])
+    same_way = {"seed": "3", "dataset": "1"}
+    monkeypatch.setattr(opening, "in_mode_of", lambda saved, own, data: same_way)
+    monkeypatch.setattr(opening, "same_but_for_skips", lambda saved, own, at: saved)
+    monkeypatch.setattr(opening.installed, "all_of", lambda name: [])
+    monkeypatch.setattr(resumption, "differences", lambda saved, own, despite: [])
+    asked()._check_same(state(fingerprint={"seed": "1"}))
+    line = "the data is that of the run by stat, its fingerprint so far; from now on it is "
+    assert capsys.readouterr().err == (f"{line}fingerprinted by content\n" if said else "")
+
+
+@pytest.mark.parametrize("file", ["a.png is another one", None])
+def test_differences_are_explained(file, monkeypatch):
+    monkeypatch.setattr(resumption, "fingerprint", lambda config, own, moves: {"seed": "1"})
+    monkeypatch.setattr(resumption, "other_skips", lambda saved, own, at: f"skips from {at}")
+    monkeypatch.setattr(opening, "mode_in", lambda fingerprint: "content")
+    monkeypatch.setattr(opening, "in_mode_of", lambda saved, own, data: own | {"dataset": "1"})
+    monkeypatch.setattr(opening, "same_but_for_skips", lambda saved, own, at: saved)
+    monkeypatch.setattr(opening, "first_difference", lambda cache, then, now: file)
+    monkeypatch.setattr(opening.installed, "all_of", lambda name: [])
+    keys = [resumption.SKIP, "dataset", "seed"]
+    problems = [Problem(key, "is 1, and was 2") for key in keys]
+    monkeypatch.setattr(resumption, "differences", lambda saved, own, despite: list(problems))
+    with pytest.raises(ConfigError) as caught:
+        asked()._check_same(state(fingerprint={"seed": "1"}))
+    data = f"{file}; its fingerprint is 1, and was 2" if file else "is 1, and was 2"
+    messages = [f"skips from {Address(1, 2)}", data, "is 1, and was 2"]
+    assert list(caught.value.problems) == list(map(Problem, keys, messages))

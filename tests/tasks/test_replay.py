@@ -1,0 +1,66 @@
+"""`task=replay` inside this process: a batch by its address, and the files that it becomes."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import penstock
+from penstock.build.data import DataParts
+from penstock.distributed.world import World
+from penstock.errors import ConfigError
+from penstock.tasks import replay
+from penstock.tasks.replay import recompute
+from tests.tasks import test_empty_epochs
+from tests.tasks.test_empty_epochs import Records, Rows
+
+trusted = test_empty_epochs.trusted  # runs for each test
+
+
+def asked(*more, kind=Rows):
+    config = penstock.compose(*test_empty_epochs.words(kind), "task=replay", *more)
+    return config, DataParts(config, World()).split("train")
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (Rows, "step: epoch 0 of the train split has 2 steps, 0 to 1, and no step 2"),
+        (Records, "step: epoch 0 of the train split ends before step 2"),
+    ],
+)
+def test_a_batch_is_made_again_by_its_address(kind, message, capsys):
+    config, split = asked("step=1", "trainer.skip=[[0,0],[0,1]]", kind=kind)
+    torch.manual_seed(0)
+    batch = recompute(split, config)
+    assert (batch.request.address, len(batch.hashes)) == ((0, 1), 4)
+    assert capsys.readouterr().err == ""
+    with split.loader() as loader:
+        (trained,) = loader.epoch(0)
+    assert torch.equal(batch["input"], trained["input"])
+    left_out = recompute(split, config.model_copy(update={"step": 0}))
+    assert left_out.request.address == (0, 0)
+    assert "training leaves this batch out: trainer.skip=" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match=message):
+        recompute(split, config.model_copy(update={"step": 2}))
+
+
+def test_a_batch_becomes_files(capsys, monkeypatch, tmp_path):
+    drawn = [lambda *words: None, lambda *words: "picture.png"]
+    monkeypatch.setattr(replay, "installed", SimpleNamespace(all_of=lambda seam: drawn))
+    config, split = asked("step=1")
+    replay.run(config)
+    batch = recompute(split, config)
+    rows = [f"{4 + slot} {index}" for slot, index in enumerate(batch.indices)]
+    header, *lines = capsys.readouterr().out.splitlines()
+    assert header.split()[:2] == ["position", "index"]
+    assert [" ".join(line.split()[:2]) for line in lines[:4]] == rows
+    assert lines[4].startswith("0 1 4 ")
+    assert lines[5:] == ["run/batch.safetensors", "picture.png"]
+    tensors = load_file(tmp_path / "run" / "batch.safetensors")
+    assert tensors.keys() == {"position", "index", "input", "target"}
+    assert tensors["position"].tolist() == [4, 5, 6, 7]
+    assert tensors["index"].tolist() == batch.indices.tolist()
+    assert json.loads((tmp_path / "run" / "manifest.json").read_text())["status"] == "done"
