@@ -13,6 +13,7 @@ from penstock.config.instantiate import Lazy, make
 from penstock.errors import ConfigError
 from penstock.order.samplers import Bucket, Random, Sequential, Weighted
 from penstock.order.torch_samplers import TorchBatches, TorchOrder
+from penstock.training.own_steps import Optimizers
 from penstock.training.schedules import warmup_steps, with_warmup
 from penstock.transforms.image import Normalize
 from tests import own_parts
@@ -301,6 +302,38 @@ def test_optimizers_get_the_weights_that_learn():
     model.bias.requires_grad_(False)
     optimizer = run.optimizer(model)
     assert [weight is model.weight for weight in optimizer.param_groups[0]["params"]] == [True]
+
+
+class Counted(torch.optim.SGD):
+    """It wants to know the number of its steps."""
+
+    def __init__(self, params, total_steps):
+        super().__init__(params, lr=0.1)
+        self.total_steps = total_steps
+
+
+@pytest.mark.parametrize("count", [None, 9])
+def test_each_part_of_a_model_may_have_its_optimizer(count):
+    run = parts()
+    node = {"_target_": f"{__name__}.Counted"}
+    sgd = {"_target_": "torch.optim.SGD", "lr": 0.5}
+    model = torch.nn.Sequential(torch.nn.Linear(1, 2), torch.nn.Linear(2, 3))
+    given = [] if count is None else [count]
+    for several in ({"0": node, "1": sgd}, node):
+        run.config = run.config.model_copy(update={"optimizer": several})
+        made = run.optimizer(model, *given)
+        if several is not node:
+            assert isinstance(made, Optimizers)
+            assert made.by_name["1"].param_groups[0]["lr"] == 0.5
+            assert made.by_name["1"].param_groups[0]["params"] == list(model[1].parameters())
+            made = made.by_name["0"]
+        assert made.total_steps == (count or 0)
+    run.config = run.config.model_copy(update={"optimizer": {"0": sgd, "x": sgd}})
+    for wrong, known in ((model, "0, 1"), (torch.nn.ReLU(), "no parts")):
+        name = "x" if known == "0, 1" else "0"
+        message = f"^optimizer.{name}: is no part of {type(wrong).__name__}, which has {known}$"
+        with pytest.raises(ConfigError, match=message):
+            run.optimizer(wrong)
 
 
 def test_statistics_of_the_training_split(monkeypatch, tmp_path):

@@ -99,6 +99,12 @@ def test_copies_that_are_as_new_as_any_checkpoint(source, copy, latest, taken, m
             ["cannot use 7", "resuming from an older one, after 7 steps; the steps since", "res"],
         ),
         (
+            Newest(Path("c/7"), state(), [(Path("8"), "torn")]),
+            "",
+            False,
+            ["cannot use 8", "resuming from an older one, after 7 steps; the 1 steps since", "res"],
+        ),
+        (
             Newest(Path("c/7"), state(), [(Path("x"), "broken")]),
             "",
             False,
@@ -107,7 +113,7 @@ def test_copies_that_are_as_new_as_any_checkpoint(source, copy, latest, taken, m
     ],
 )
 def test_what_is_said_of_a_resumption(newest, changes, copied, lines, capsys, monkeypatch):
-    steps = {"12": 12, "9": 9, "7": 7}
+    steps = {"12": 12, "9": 9, "8": 8, "7": 7}
     monkeypatch.setattr(checkpoint, "steps_of", lambda path: steps.get(path.name))
     machines = SimpleNamespace(
         changes=lambda: changes,
@@ -365,7 +371,12 @@ def test_a_copy_of_the_state_is_taken_if_it_can_be_used(source, usable, monkeypa
 def test_all_ranks_open_the_same_state(kept, first, copied, taken, monkeypatch):
     newest = Newest(Path("new"), state()) if first and taken else None
     copy = Newest(Path("memory"), state(8)) if copied else None
-    shared, aside, asked_for = [], [], []
+    shared, aside, asked_for, opened_with = [], [], [], []
+
+    def open_folder(self, *words):
+        opened_with.append(words)
+        return folder, newest
+
     folder = SimpleNamespace(path="run", manifest={"sessions": [{"id": "a"}, {"id": "b"}]})
     copies = SimpleNamespace(
         share=lambda group, rank, start, check: shared.append((rank, start)) or copy,
@@ -380,7 +391,7 @@ def test_all_ranks_open_the_same_state(kept, first, copied, taken, monkeypatch):
     monkeypatch.setattr(checkpoint, "load", lambda path: ("loaded", path))
     monkeypatch.setattr(resumption, "fingerprint", lambda config, own, moves: {"seed": "1"})
     monkeypatch.setattr(Opening, "_source", lambda self, machines: Source(Path("a")))
-    monkeypatch.setattr(Opening, "_open", lambda self, *words: (folder, newest))
+    monkeypatch.setattr(Opening, "_open", open_folder)
     monkeypatch.setattr(Opening, "_continued", lambda self, state: ({"seed": "2"}, 9))
     of_first = iter([(1, "s") if copied else None, ("run", taken, "b")])
     sent = []
@@ -399,7 +410,10 @@ def test_all_ranks_open_the_same_state(kept, first, copied, taken, monkeypatch):
         ({"seed": "2"}, 9) if taken else ({"seed": "1"}, None)
     )
     assert opened.folder is (folder if first else None)
-    assert sent[1] == (("run", taken, "b") if first else ("", "", ""))
+    where = (1, "s") if first and copied else None
+    assert sent == [where, ("run", taken, "b") if first else ("", "", "")]
+    then = "members", Path("a")
+    assert opened_with == ([(Source(Path("a")), then, copy)] if first else [])
     assert asked_for == ([(Path("run/checkpoints"), 3, False, group)] if kept else [])
     assert opened.checkpoints is (saves if kept else None)
     assert aside == ([7] if kept and newest else [])

@@ -1,6 +1,7 @@
 """`task=check` piece by piece: what is wrong with a sample, and what is said of a split."""
 
 from contextlib import suppress
+from itertools import count
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,7 +13,7 @@ from penstock.build.data import DataParts
 from penstock.distributed.preemption import Preempted, Stop
 from penstock.distributed.world import World
 from penstock.errors import ConfigError, DataError
-from penstock.loading.bad_samples import LeftOut
+from penstock.loading.bad_samples import LeftOut, SampleError
 from penstock.loading.collate import Stack
 from penstock.order.plan import Request
 from penstock.tasks import check
@@ -69,6 +70,27 @@ def test_each_sample_has_its_cause():
         Check(Unchecked(), None, Stack(), 7)(request)
 
 
+class Together(Damaged):
+    """Rows that are whole one by one, and cannot be read at once."""
+
+    def __getitem__(self, row):
+        return {"x": torch.tensor([0.0])}
+
+    def __getitems__(self, rows):
+        if len(rows) > 1:
+            raise ValueError("not at once")
+        return [self[row] for row in rows]
+
+    def check(self, row):
+        return None
+
+
+def test_a_failure_that_is_of_no_sample_ends_the_check():
+    rows = np.arange(3)
+    with pytest.raises(SampleError, match="not at once"):
+        Check(Together(), None, Stack(), 7)(Request(0, 0, rows, rows, 3))
+
+
 def composed(*more, kind=Rows):
     return penstock.compose(*test_empty_epochs.words(kind), "task=check", *more)
 
@@ -80,22 +102,26 @@ def test_a_split_is_counted_and_said(kind, progress, capsys, monkeypatch):
     split = DataParts(config, World()).split("train")
     wrong = []
     assert check.check(split, wrong) == 8
-    said = ["checked train: 8 samples in 0.0 s, 0 wrong"] if progress == "plain" else []
-    monkeypatch.setattr(check, "time", SimpleNamespace(perf_counter=lambda: 0.0))
+    said = ["checked train: 8 samples in 2.0 s, 0 wrong"] if progress == "plain" else []
+    clock = count(5.0, 2.0)
+    monkeypatch.setattr(check, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     capsys.readouterr()
     assert check.check(split, wrong) == 8
     assert capsys.readouterr().err.splitlines() == said
     assert wrong == []
-    with (
-        check.make_loader(split) as loader,
-        suppress(KeyError),
-        check._counted(split, loader) as show,
-    ):
-        show(3, 2)
-        raise KeyError
     of = " of 8" if kind is Rows else ""
-    said = [f"checking train was interrupted: 3{of} samples in 0.0 s, 2 wrong"]
-    assert capsys.readouterr().err.splitlines() == (said if progress == "plain" else [])
+    for numbers in ((3, 2), None):
+        with (
+            check.make_loader(split) as loader,
+            suppress(KeyError),
+            check._counted(split, loader) as show,
+        ):
+            if numbers:
+                show(*numbers)
+            raise KeyError
+        samples, bad_ones = numbers or (0, 0)
+        line = f"checking train was interrupted: {samples}{of} samples in 2.0 s, {bad_ones} wrong"
+        assert capsys.readouterr().err.splitlines() == ([line] if progress == "plain" else [])
 
 
 def bad(index, folder=""):
@@ -107,8 +133,8 @@ def test_add_ons_look_at_data_in_which_nothing_is_wrong(split, monkeypatch, caps
     looked = []
     monkeypatch.setattr(check, "installed", SimpleNamespace(all_of=lambda seam: [looked.append]))
     check.run(composed(f"split={split}"))
-    count = 12 if split == "both" else 4
-    assert capsys.readouterr().out == f"{count} samples, nothing wrong with them\n"
+    samples = 12 if split == "both" else 4
+    assert capsys.readouterr().out == f"{samples} samples, nothing wrong with them\n"
     assert len(looked) == (split == "both")
 
 
@@ -127,13 +153,13 @@ def test_bad_samples_of_both_splits_are_written(monkeypatch, capsys, tmp_path):
 
 
 @pytest.mark.parametrize(("name", "kind"), [("SIGINT", Stop), ("SIGTERM", Preempted)])
-@pytest.mark.parametrize("count", [0, 1])
-def test_a_check_that_is_interrupted_says_what_it_found(name, kind, count, monkeypatch, capsys):
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_check_that_is_interrupted_says_what_it_found(name, kind, number, monkeypatch, capsys):
     def stopped(split, wrong):
-        wrong += [bad(row) for row in range(count)]
+        wrong += [bad(row) for row in range(number)]
         raise Stop(name)
 
     monkeypatch.setattr(check, "check", stopped)
     with pytest.raises(kind, match="the same command starts it again"):
         check.run(composed())
-    assert len(capsys.readouterr().out.splitlines()) == 2 * count
+    assert len(capsys.readouterr().out.splitlines()) == 2 * number
