@@ -14,6 +14,7 @@ from penstock.loading import stage_timer
 from penstock.loading.bad_samples import FromDataset, SampleError, rule
 from penstock.loading.batch import Batch
 from penstock.loading.collate import Stack
+from penstock.loading.compose import Compose
 from penstock.loading.encoded import EncodedImage
 from penstock.loading.fetch import Fetch, batch_hash, hash_of_rows, hash_sample, row_hashes
 from penstock.loading.sampled_rows import SampleRequest
@@ -332,3 +333,87 @@ def test_a_traced_fetch_gives_a_trace():
             batch = made(plan.request(0, 1))
             assert (batch.trace is not None) == traced
             assert batch.indices.tolist() == [2, 3]
+
+
+class Reads(Stack):
+    """Reads rows itself, where it can."""
+
+    def __init__(self, fails=False):
+        self.fails = fails
+
+    def reads(self, dataset):
+        return True
+
+    def read(self, rows, indices, parts):
+        if self.fails:
+            raise DataError("not at once")
+        return {"x": torch.from_numpy(indices * 10), "parts": parts}
+
+
+def test_a_collate_function_may_read_the_rows_itself():
+    made, parts = fetch(Quiet(), collate=Reads()), np.array([[0, 1, 1, 0]] * 2)
+    batch = made(request([4, 5], parts=parts))
+    assert batch["x"].tolist() == [40, 50]
+    assert batch["parts"] is parts
+    assert made.dataset.read == []
+    assert "read" in batch.timing
+    made = fetch(Quiet(), collate=Reads(fails=True))
+    batch = made(request([4, 5]))  # sample by sample
+    assert batch["x"].tolist() == [[4.0], [5.0]]
+    assert dict(batch.warnings) == {}
+
+
+class Gathered(Stack):
+    takes_gathered = True
+
+    def together(self, columns):
+        return {**columns, "told": "alone"}
+
+
+class Packs(Gathered):
+    takes_gathered = True
+    packs = True
+
+    def together(self, columns, parts):
+        return {**columns, "told": parts}
+
+
+@pytest.mark.parametrize(("collate", "told"), [(Gathered, False), (Packs, True)])
+def test_a_collate_function_puts_gathered_rows_together(collate, told):
+    parts = np.array([[0, 1, 1, 0]] * 2)
+    batch = fetch(Whole(), collate=collate())(request([4, 7], parts=parts))
+    assert batch["x"].tolist() == [4, 7]
+    assert batch["told"] is (parts if told else "alone")
+
+
+class Files(Quiet):
+    """Rows of image files."""
+
+    def __getitem__(self, row):
+        self.read.append(row)
+        return {"x": EncodedImage(bytes([row]), "a.jpg", None, 9), "y": row}
+
+
+class Decodes:
+    """Works on the first content of a file; not on any two together."""
+
+    takes_batches = keyed = True
+
+    def __init__(self, together):
+        self.together = together
+
+    def __call__(self, sample):
+        return {**sample, "x": torch.tensor(sample["x"].content[0])}
+
+    def decode_batch(self, files, keys):
+        return torch.tensor([file.content[0] for file in files]) if self.together else None
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_pictures_that_cannot_be_worked_on_together_are_one_by_one(together):
+    made = fetch(Files(), Compose({"decode": Decodes(together)}))
+    batch = made(request([4, 5]))
+    assert (batch["x"].tolist(), batch["y"].tolist()) == ([4, 5], [4, 5])
+    assert made.dataset.read == ([4, 5] if together else [4, 5, 4, 5])
+    told = "batch (0, 0) is made sample by sample, which takes longer: the pictures 'x' cannot be "
+    assert dict(batch.warnings) == ({} if together else {"slow": f"{told}worked on together"})

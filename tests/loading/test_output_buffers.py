@@ -57,6 +57,19 @@ def test_what_is_not_needed_for_long_is_given_up():
     assert len(idle._pieces) == 1
 
 
+def test_a_piece_is_given_up_that_nobody_needed_between_two_looks():
+    crowd(3)
+    (idle,) = output_buffers._idle.values()
+    for uses in range(4, 64):
+        crowd(1)
+        assert len(idle) == 3, uses
+    crowd(1)  # the second look, 32 uses after the first
+    assert len(idle) == 2
+    for _ in range(100):
+        crowd(2)
+        assert len(idle) == 2
+
+
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 9), st.integers(1, 3)), max_size=200))
 def test_no_two_batches_share_memory(steps):
