@@ -5,6 +5,7 @@ import threading
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
@@ -84,6 +85,7 @@ HERE = type("Broken", (Broken,), {"__module__": __name__})
             r"\(list\), y \(int\)\. Choose another",
         ),
         (Broken(2), {"x": tv_tensors.Image(torch.zeros(3, 4, 4))}, ValueError, "no size"),
+        (Broken(2), {"x": Image.new("L", (2, 2))}, ValueError, "no size"),
         (Broken(2), [torch.zeros(3)], ConfigError, "a sample has none: "),
         (HERE(2), {"x": [1]}, ValueError, "no size"),
     ],
