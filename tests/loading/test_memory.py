@@ -84,6 +84,6 @@ def test_kills_are_those_of_the_container(kernel):
 def test_all_batches_take_half_of_the_memory(monkeypatch, workers, ahead, ranks, batches):
     monkeypatch.setattr(memory, "limit", lambda: (2 * 26 * (1 << 40), "a test"))
     assert memory.of_a_batch(workers, ahead, ranks) == 26 * (1 << 40) // batches
+    assert memory.of_a_batch(4, 2) == memory.of_a_batch(4, 2, 1)
     monkeypatch.setattr(memory, "limit", lambda: (1 << 30, "a test"))
     assert memory.of_a_batch(workers, ahead, ranks) == 512 << 20
-    assert memory.of_a_batch(4, 2) == memory.of_a_batch(4, 2, 1)
