@@ -13,6 +13,7 @@ import pytest
 
 from benchmarks.store_server import InThread, Shelf
 from penstock.addons.shards.tar_shards import TarShards
+from penstock.addons.stores import direct
 from penstock.addons.stores import store as stores
 from penstock.addons.stores.direct import S3, DirectClient, StatusError, UnusualError
 from penstock.datasets.files import Files
@@ -32,6 +33,8 @@ WAYS = ["http", "s3"]
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch, tmp_path):
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -142,6 +145,50 @@ def test_buckets_of_amazon_have_hosts_of_their_own(monkeypatch):
     for bucket in ("Data", "a.b", "arn:aws:s3:us-east-1:1:accesspoint/x"):
         with pytest.raises(UnusualError):
             s3.url(bucket, "x")
+
+
+@pytest.mark.parametrize("anon", [False, True])
+@pytest.mark.parametrize(
+    ("variables", "is_plain"),
+    [
+        ({}, True),
+        ({"AWS_DEFAULT_REGION": "eu-west-1", "AWS_SESSION_TOKEN": "s"}, True),
+        ({"AWS_SECURITY_TOKEN": "old", "AWS_SESSION_TOKEN": "new"}, True),
+        ({"AWS_SECURITY_TOKEN": "", "AWS_SESSION_TOKEN": "new", "AWS_REGION": "x"}, True),
+        ({"AWS_CREDENTIAL_EXPIRATION": "2199-01-01T00:00:00Z"}, False),
+        ({"AWS_CA_BUNDLE": "/other.pem"}, False),
+        ({"AWS_PROFILE": "mine"}, False),
+        ({"AWS_CONFIG_FILE": "~/mine"}, False),
+        ({"AWS_SHARED_CREDENTIALS_FILE": "$HOME/mine"}, False),
+    ],
+)
+def test_the_environment_is_read_as_by_botocore(monkeypatch, tmp_path, variables, is_plain, anon):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "mine").write_text("[default]\nregion = us-west-2\n")
+    ours = direct._of_environment({"anon": anon})
+    assert (ours is not None) == is_plain
+    if is_plain:
+        theirs = direct._of_botocore({"anon": anon})
+        assert ours[:2] == theirs[:2]
+        for each in (ours, theirs) if anon else ():
+            assert each[2] is None
+        if not anon:
+            assert (
+                tuple(ours[2].get_frozen_credentials())
+                == tuple(theirs[2].get_frozen_credentials())[:3]
+            )
+
+
+def test_what_the_environment_lacks_is_left_to_botocore(monkeypatch, tmp_path):
+    assert direct._of_environment({"profile": "mine"}) is None
+    (tmp_path / ".aws").mkdir()
+    (tmp_path / ".aws/config").touch()
+    assert direct._of_environment({}) is None
+    (tmp_path / ".aws/config").unlink()
+    assert direct._of_environment({}) is not None
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "")
+    assert direct._of_environment({}) is None
 
 
 def tar_of(names):
