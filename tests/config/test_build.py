@@ -289,6 +289,10 @@ def test_objectives_and_their_metrics_learn_facts():
     assert objective.num_classes == 2
     assert objective.classes == ["even", "odd"]
     assert objective.metrics["recall"].num_classes == 2
+    without = parts(
+        "objective=classification", "objective.inputs=[x]", "objective.metrics.recall=null"
+    )
+    assert "recall" not in without.objective().metrics
 
 
 def test_torchvision_builders_learn_the_number_of_classes():
@@ -389,6 +393,10 @@ def test_schedules_that_need_the_number_of_steps():
     assert seen[-1] < 1e-4
     seen = rates(parts("model=linear", "scheduler=constant", "scheduler.warmup=5"), 20)
     assert seen[5:] == pytest.approx([0.005] * 15)
+    run = parts("model=linear", "scheduler=constant")
+    node = {name: value for name, value in run.config.scheduler.items() if name != "warmup"}
+    run.config = run.config.model_copy(update={"scheduler": node})
+    assert rates(run, 3) == pytest.approx([0.005] * 3)
     run = parts("scheduler=none", "model=linear")
     assert run.scheduler(run.optimizer(run.model()), 10) is None
 

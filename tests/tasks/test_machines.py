@@ -7,6 +7,7 @@ import pytest
 
 from penstock import installed
 from penstock.runs.run_folder import RunFolder
+from penstock.tasks import machines
 from penstock.tasks.machines import Machines, Member
 
 
@@ -105,3 +106,19 @@ def test_the_newest_copy_of_the_last_start(folder, copies, newest, monkeypatch):
     )
     assert Machines(members("m", "n", copies=copies), path).newest_copy() == newest
     assert Machines(members("m", "n", launcher="b", copies=copies), path).newest_copy() is None
+
+
+@pytest.mark.parametrize("local_rank", [0, 1])
+@pytest.mark.parametrize("launcher", ["a", None])
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_a_rank_tells_of_itself(launcher, local_rank, restarts, monkeypatch):
+    monkeypatch.setattr(machines.platform, "node", lambda: "m")
+    monkeypatch.setattr(machines.world, "launcher_start", lambda: launcher)
+    monkeypatch.setattr(machines.world, "restarts", lambda: restarts)
+    held = SimpleNamespace(found=lambda: {"run": [7, "b"]})
+    monkeypatch.setattr(machines.installed, "copies", lambda: held)
+    group = SimpleNamespace(world=SimpleNamespace(local_rank=local_rank), gather=lambda own: [own])
+    copies = held.found() if launcher and local_rank == 0 else {}
+    assert machines.gather(group) == [Member("m", launcher, restarts == 1, copies)]
+    monkeypatch.setattr(machines.installed, "copies", lambda: None)
+    assert machines.gather(group)[0].copies == {}

@@ -169,3 +169,23 @@ def test_the_metric_of_a_run():
         objective = SimpleNamespace(metrics={"a": SimpleNamespace(higher_is_better=higher)})
         assert monitored(config, objective) == ("a", mode)
     assert monitored(config, SimpleNamespace(metrics={})) == ("loss", "max")
+
+
+@pytest.mark.parametrize(
+    ("train", "val", "steps", "text"),
+    [
+        (2000, 1, 3, "2,000 samples to train on, 1 to validate; 3 batches of 8 an epoch"),
+        (1, 3000, 1, "1 sample to train on, 3,000 to validate; 1 batch of 8 an epoch"),
+        (None, None, None, "a stream of samples to train on, a stream to validate; batches of 8"),
+        (9, "none", 2, "9 samples to train on, none to validate; 2 batches of 8 an epoch"),
+    ],
+)
+def test_data_in_a_line(train, val, steps, text, monkeypatch):
+    monkeypatch.setattr(outcome, "length_of", lambda dataset: dataset.length)
+    data = SimpleNamespace(
+        train=SimpleNamespace(dataset=SimpleNamespace(length=train)),
+        val=SimpleNamespace(dataset=SimpleNamespace(length=val)),
+        validates=val != "none",
+    )
+    plan = SimpleNamespace(steps=[steps].__getitem__, batch_size=8)
+    assert outcome._data(data, SimpleNamespace(plan=plan)) == f"SimpleNamespace: {text}"
