@@ -2,14 +2,22 @@
 
 import logging
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
-from penstock.files.batch_bytes import BatchTooLargeError
-from penstock.loading.stream_fetch import RecordNumbers, StreamReader
-from penstock.order.randomness import GLOBAL
-from penstock.order.streams import StreamOrder
+from penstock.files.batch_bytes import BatchTooLargeError, reserve
+from penstock.loading import stream_fetch
+from penstock.loading.collate import Stack
+from penstock.loading.fetch import hash_sample
+from penstock.loading.sampled_rows import SampleRequest
+from penstock.loading.sizes import nbytes
+from penstock.loading.stream_fetch import RecordNumbers, StreamFetch, StreamReader
+from penstock.order.plan import Request
+from penstock.order.randomness import GLOBAL, sample_keys
+from penstock.order.streams import End, StreamOrder, StreamRequest
 
 MUCH = 1 << 30
 LENGTHS = [3, 0, 5, 2, 1]
@@ -201,3 +209,140 @@ def test_records_that_take_too_much_are_refused_with_what_to_reduce():
             reader.read(0, start, start + count, GLOBAL)
         assert str(caught.value).startswith(f"{count} raw records would take {100 * count} bytes, ")
         assert "reduce batch.size or sampler.buffer" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("record", "size"),
+    [
+        (b"abc", 3),
+        ("text", nbytes("text")),
+        ((b"abc", 7), 3),
+        ((b"abc", "text", b"de", 7), 5 + nbytes("text")),
+        (7, nbytes(7)),
+        ((), 0),
+    ],
+)
+def test_a_raw_record_counts_with_its_bytes(record, size):
+    assert stream_fetch._nbytes(record) == size
+
+
+class Timed(Forwards):
+    """Twenty records of 100 bytes, each of which takes so long and reserves so much."""
+
+    def __init__(self, clock, seconds, reserved):
+        super().__init__(20)
+        self.clock, self.seconds, self.reserved = clock, seconds, reserved
+
+    def __iter__(self):
+        for _ in range(20):
+            self.clock.now += self.seconds
+            reserve(self.reserved)
+            yield b"x" * 100
+
+
+@pytest.mark.parametrize(
+    ("seconds", "reserved", "most", "counted"),
+    [(0, 0, 1000, 0), (1, 0, 1000, 16), (0, 1, 1000, 16), (1, 0, 2000, 0), (1, 0, 1999, 20)],
+)
+def test_records_that_took_time_or_were_reserved_count(
+    monkeypatch, seconds, reserved, most, counted
+):
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(stream_fetch, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    reader = StreamReader(Timed(clock, seconds, reserved), StreamOrder(7), most)
+    if not counted:
+        assert len(reader.read(0, 0, 20, GLOBAL)) == 20
+        return
+    with pytest.raises(BatchTooLargeError, match=f"{counted} raw records would take {counted}00 b"):
+        reader.read(0, 0, 20, GLOBAL)
+
+
+def test_records_that_are_passed_over_take_no_room():
+    clock = SimpleNamespace(now=0)
+    reader = StreamReader(Timed(clock, 0, 60), StreamOrder(7), 100)
+    assert len(reader.read(0, 5, 6, GLOBAL)) == 1
+
+
+class Dicts(Forwards):
+    """The same records as dicts, which draw nothing."""
+
+    draws = False
+
+    def __iter__(self):
+        return ({"x": number} for number in range(11))
+
+
+@pytest.mark.parametrize(
+    ("tail", "request_", "records", "valid"),
+    [
+        ("keep", StreamRequest(0, 0), [0, 1, 2, 3], 4),
+        ("keep", StreamRequest(0, 2), [8, 9, 10], 3),
+        ("keep", StreamRequest(0, 3), None, 0),
+        ("drop", StreamRequest(0, 1), [4, 5, 6, 7], 4),
+        ("drop", StreamRequest(0, 2), None, 0),
+        ("pad", StreamRequest(0, 2), [8, 9, 10, 8], 3),
+        ("keep", StreamRequest(0, 1, 1, 2), [6, 7], 2),
+        ("pad", StreamRequest(0, 2, 1, 2), [10, 8], 1),
+    ],
+)
+def test_a_share_of_a_streams_batch_has_its_records(tail, request_, records, valid):
+    fetch = StreamFetch(Dicts(), None, Stack(), 0, order=StreamOrder(7), batch_size=4, tail=tail)
+    batch = fetch(request_)
+    if records is None:
+        assert batch == End(request_)
+        return
+    assert batch["x"].tolist() == batch.positions.tolist() == batch.indices.tolist() == records
+    assert batch.request.valid == valid
+    assert batch.request.total == (4 if tail != "keep" or request_.step < 2 else 3)
+
+
+@pytest.mark.parametrize(
+    ("together", "world", "records"), [(1, 1, [0, 1]), (1, 2, [2, 3]), (2, 2, [4, 5, 6, 7])]
+)
+def test_two_samples_of_each_rank_are_tried_or_as_many_as_stay_together(together, world, records):
+    options = {"order": StreamOrder(7), "batch_size": 9, "together": together}
+    fetch = StreamFetch(Dicts(), None, Stack(), 0, **options)
+    batch = fetch(StreamRequest(0, 0, world - 1, world, is_tried=True))
+    assert batch["x"].tolist() == records
+    small = StreamFetch(Dicts(), None, Stack(), 0, **{**options, "batch_size": 1})
+    assert small(StreamRequest(0, 0, 0, 1, is_tried=True))["x"].tolist() == [0]
+
+
+class Decoding(Forwards):
+    """Records that are decoded to what torch draws; each pass may give others."""
+
+    def __init__(self, same=True):
+        super().__init__()
+        self.same = same
+
+    def __iter__(self):
+        return ((number, 0 if self.same else len(self.opened)) for number in super().__iter__())
+
+    def decode(self, record):
+        return {"record": list(record), "drawn": torch.rand(2)}
+
+
+def test_marks_of_a_stream_are_those_of_its_first_records_read_twice():
+    asked = SampleRequest.of(None)
+    fetch = StreamFetch(Decoding(), None, Stack(), 0, order=StreamOrder(7, 4), batch_size=4)
+    seen, expected = fetch(asked)["seen"], []
+    for row, key in enumerate(sample_keys(0, 0, asked.positions[:11]).tolist()):
+        GLOBAL.seed(key)
+        sample = {"record": [row, 0], "drawn": torch.rand(2)}
+        expected.append(f"{row}:{hash_sample(sample).hex()[:16]}")
+    assert seen["rows"] == " ".join(expected)
+    assert fetch.dataset.opened == [0, 0]
+    assert fetch.dataset.epochs == [0, 0]
+    other = StreamFetch(Decoding(same=False), None, Stack(), 0, order=StreamOrder(7), batch_size=4)
+    assert "rows" not in other(asked)["seen"]
+
+
+def test_substitutes_are_others_of_the_batch_and_then_the_first_records():
+    first = [(number, "first") for number in range(4)]
+    records = stream_fetch._Decoded(None, [(3, "a"), (5, "b"), (8, "c")], lambda: first, 0)
+    asked = Request(0, 1, np.arange(3), np.array([3, 5, 8]), 3)
+    rows = list(records.rows(asked, 1))
+    assert sorted(rows[:2]) == [3, 8]
+    assert rows[2:] == [0, 1, 2]
+    assert records[2] == "first"
+    assert list(records.rows(asked, 0))[2:] == [0, 1, 2]
