@@ -314,8 +314,8 @@ class Connection(asyncio.Protocol):
         size = max(int(min(self.shelf.rate * PIECE, 2**24)), 1)
         if self.transport.is_closing():
             return
+        self.shelf.sent += min(size, len(body))  # before anybody can have it
         self.transport.write(body[:size])
-        self.shelf.sent += min(size, len(body))
         if len(body) > size:
             seconds = min(size, len(body) - size) / self.shelf.rate
             self.loop.call_later(seconds, self.pieces, body[size:])

@@ -120,6 +120,7 @@ WRITERS = {
     "pipeline/addons/stores/file_cache.py": CACHE,
     "pipeline/addons/stores/file_index.py": "a file of one name, of this kind before or not there",
     "pipeline/addons/stores/forecast.py": CACHE,
+    "pipeline/addons/stores/mirror.py": CACHE,
     "pipeline/addons/stores/request_gate.py": CACHE,
     "pipeline/addons/stores/sending.py": "notes in a folder that was made to be sent",
     "datasets/synthetic_faces.py": NEW,

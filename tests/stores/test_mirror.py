@@ -81,16 +81,24 @@ def test_parts_are_there_once_they_are_recorded(cache):
     assert taken(cache) == 95_500, "what was not written is given back"
 
 
-def test_a_part_is_claimed_once_and_waited_for(cache):
+def test_a_part_is_claimed_once_and_waited_for(cache, monkeypatch):
     ours, span = opened(cache), part(100, 60_000)
-    came = []
+    came, waits, is_locked = [], threading.Event(), mirror._is_locked
+
+    def locked(*place):
+        found = is_locked(*place)
+        waits.set()
+        return found
+
     with ours.claimed([span]) as claim:
         with opened(cache).claimed([span, part(60_000, 60_001)]) as others:
             assert others.parts == [part(60_000, 60_001)]
+        monkeypatch.setattr(mirror, "_is_locked", locked)
         reader = threading.Thread(target=lambda: came.append(read(opened(cache), span)))
         reader.start()
+        assert waits.wait(60)
+        assert not came
         filled(claim)
-        assert not came, "its lock is held"
     reader.join(60)
     assert came == [content(span)]
 
