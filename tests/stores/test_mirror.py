@@ -17,7 +17,7 @@ from penstock.addons.stores import mirror
 from penstock.addons.stores.file_cache import FileCache
 from penstock.addons.stores.mirror import Mirror
 from penstock.addons.stores.parts import Part
-from penstock.errors import UnreachableError
+from penstock.errors import DataError, UnreachableError
 from penstock.files.own_files import NotOwnError
 
 pytestmark = pytest.mark.skipif(not mirror._SET, reason="only Linux has locks of an open file")
@@ -166,11 +166,21 @@ def test_a_mirror_that_was_cut_off_or_emptied(cache):
             filled(claim)
         os.truncate(ours.path, size)
         assert read(ours, span) is None
-        if size:
-            Path(ours.path).unlink()
     with opened(cache).claimed([span]) as claim:
         filled(claim)
     assert read(opened(cache), span) == content(span)
+
+
+def test_records_are_not_written_where_a_file_was_cut_off(cache):
+    ours, rest = opened(cache), part(60_000, 61_000)
+    with ours.claimed([part(0, 50_000)]) as claim:
+        filled(claim)
+    with ours.claimed([rest]) as claim:
+        os.truncate(ours.path, 30_000)
+        with pytest.raises(DataError, match="was cut off"):
+            filled(claim)
+    with opened(cache).claimed([part(0, 50_000)]) as claim:
+        assert claim.parts == [part(0, 50_000)], "in a new file"
 
 
 def test_it_is_evicted_whole_and_stays_readable_for_who_has_it_open(cache):

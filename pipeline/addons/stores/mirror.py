@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.addons.stores.request_gate import unusable
+from penstock.errors import DataError
 from penstock.files.own_files import open_own
 
 if TYPE_CHECKING:
@@ -159,17 +160,25 @@ class Mirror:
         """A descriptor of the file, which is made if need be."""
         with suppress(FileNotFoundError):
             descriptor = open_own(self.path, os.O_RDWR)
-            if _has_header(descriptor):
+            if self._is_sound(descriptor):
                 return descriptor
             os.close(descriptor)
         with self._cache.ledger():
             self._cache.own("mirrors")
             descriptor = open_own(self.path, os.O_RDWR | os.O_CREAT, 0o600)
-            if not _has_header(descriptor):
-                os.ftruncate(descriptor, 0)
+            if not self._is_sound(descriptor):
+                # Another file: whoever has this one open knows of parts that it does not have.
+                os.close(descriptor)
+                Path(self.path).unlink()
+                descriptor = open_own(self.path, os.O_RDWR | os.O_CREAT, 0o600)
                 os.ftruncate(descriptor, self._log)
                 os.pwrite(descriptor, _HEADER.pack(_MAGIC, 0), 0)
             return descriptor
+
+    def _is_sound(self, descriptor: int) -> bool:
+        """Whether an open file has a header, and was not cut off before its records."""
+        begins = os.pread(descriptor, _HEADER.size, 0)[:8] == _MAGIC
+        return begins and os.fstat(descriptor).st_size >= self._log
 
 
 class MirrorClaim:
@@ -218,6 +227,8 @@ class MirrorClaim:
             first = self._log
             # A crash may have left a part of a record.
             count = (os.fstat(self._descriptor).st_size - first) // _RECORD.size
+            if count < 0:
+                raise DataError(f"{self._path!r} was cut off")
             os.pwrite(self._descriptor, b"".join(records), first + count * _RECORD.size)
         self._reserved = 0
 
@@ -277,10 +288,6 @@ class _Opened:
 
 def _checksum(start: int, end: int) -> int:
     return zlib.crc32(b"%d %d" % (start, end))
-
-
-def _has_header(descriptor: int) -> bool:
-    return os.pread(descriptor, _HEADER.size, 0)[:8] == _MAGIC
 
 
 def _place(part: Part) -> tuple[int, int]:
