@@ -16,7 +16,8 @@ bytes of the first, and the server's CPU seconds; then first epochs as ratios to
 `--grid` takes each of 1, 30, 100 ms by 10, 40, 200 MB/s and reports ours beside the best peer, and
 the bytes a second as a share of what the connections could bring. `--half` gives ours a cache of
 half of the data, and reports the bytes of the second epoch beside the least that any cache of this
-size has to fetch (each row is needed once an epoch), and requests a row.
+size has to fetch (each row is needed once an epoch; of an archive with its headers), and requests a
+row.
 
 PYTHON is one of an environment that has `litdata`, `obstore`, `zstd` and `webdataset`; peers decode
 by Pillow, as their users do. `--against FOLDER` takes ours from another checkout, too. What else is
@@ -377,7 +378,7 @@ def main() -> None:
         show(found)
         compare(found, rate)
         if given.half:
-            show_half(found, size)
+            show_half(found, given.data, size // 2)
 
 
 def one(
@@ -463,17 +464,26 @@ def compare(found: dict[str, list[dict[str, Any]]], rate: float) -> None:
         print(f"| {name} | {' | '.join(cells)} |")
 
 
-def show_half(found: dict[str, list[dict[str, Any]]], size: int) -> None:
-    """Bytes and requests of the second epoch, with a cache of half of `size` bytes."""
+def show_half(found: dict[str, list[dict[str, Any]]], data: Path, kept: int) -> None:
+    """Bytes and requests of the second epoch, with a cache of `kept` bytes."""
+    images = sum(path.stat().st_size for path in (data / "data/files/train").rglob("*.jpg"))
+    members = sum(map(_members, (data / "data/shards").glob("train-*.tar")))
     print("\n| second epoch | MB | of the least possible | requests a row |")
     print("|---|---|---|---|")
     for name, runs in found.items():
         asked = runs[-1]["counts2"]
-        least = size - size // 2
+        least = (members if name.split()[1] in ("shards", "indexed") else images) - kept
         gets = asked["requests"].get("GET", 0) / IMAGES
         print(
             f"| {name} | {asked['bytes'] / 1e6:.1f} | {asked['bytes'] / least:.3f} | {gets:.2f} |"
         )
+
+
+def _members(archive: Path) -> int:
+    """Bytes of the files in an archive, headers and all."""
+    with tarfile.open(archive) as opened:
+        last = opened.getmembers()[-1]
+    return last.offset_data + -(-last.size // 512) * 512
 
 
 if __name__ == "__main__":
