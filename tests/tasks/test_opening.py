@@ -102,7 +102,11 @@ def test_copies_that_are_as_new_as_any_checkpoint(source, copy, latest, taken, m
             Newest(Path("c/7"), state(), [(Path("8"), "torn")]),
             "",
             False,
-            ["cannot use 8", "resuming from an older one, after 7 steps; the 1 steps since", "res"],
+            [
+                "cannot use 8",
+                "resuming from an older one, after 7 steps; the step since then is repeated",
+                "res",
+            ],
         ),
         (
             Newest(Path("c/7"), state(), [(Path("x"), "broken")]),
