@@ -200,4 +200,5 @@ def root_logger():
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
     yield
-    root.handlers[:], root.level = handlers, level
+    root.handlers[:] = handlers
+    root.setLevel(level)  # other loggers keep what the root's level was, and forget it here
