@@ -4,6 +4,7 @@ Started by tests as `python -m tests.writers <name> <folder>`; what fails is a t
 code. None of them uses torch's threads before it forks.
 """
 
+import ctypes
 import os
 import random
 import resource
@@ -22,6 +23,10 @@ from penstock.runs.checkpoint import CheckpointError, Checkpoints
 
 KILLS = 30
 
+# Of linux/sched.h and sys/mount.h.
+CLONE_NEWNS, CLONE_NEWUSER = 0x20000, 0x10000000
+MS_RDONLY, MS_REMOUNT = 1, 32
+
 
 def state(step, kilobytes):
     return {"updates": step, "model": {"w": torch.full((kilobytes * 256,), float(step))}}
@@ -37,6 +42,23 @@ def refused(words, action, *arguments):
 
 def names(folder):
     return sorted(path.name for path in folder.iterdir())
+
+
+def own_disk(folder):
+    """Mount an empty disk of 400 KiB on a folder, which only this process sees."""
+    user, group = os.geteuid(), os.getegid()
+    call("unshare", CLONE_NEWUSER | CLONE_NEWNS)
+    Path("/proc/self/uid_map").write_text(f"0 {user} 1")
+    Path("/proc/self/setgroups").write_text("deny")
+    Path("/proc/self/gid_map").write_text(f"0 {group} 1")
+    call("mount", b"none", bytes(folder), b"tmpfs", 0, b"size=400k")
+
+
+def call(name, *arguments):
+    """A function of libc that returns 0; before Python 3.12, `os` has no `unshare`."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if getattr(libc, name)(*arguments) != 0:
+        raise OSError(ctypes.get_errno(), f"{name}: {os.strerror(ctypes.get_errno())}")
 
 
 def killed(folder):
@@ -84,6 +106,7 @@ def save_for_ever(folder, step, background, saves):
 
 def full(folder):
     """On a disk of 400 KiB: what no longer fits destroys nothing and leaves nothing."""
+    own_disk(folder)
     for background in (False, True):
         checkpoints = Checkpoints(folder / f"{background}", background=background)
         checkpoints.save(state(1, 40), 1)
@@ -137,6 +160,9 @@ def limited(folder):
 
 def read_only(folder):
     """A folder on a disk that was mounted read-only after its first checkpoint."""
+    own_disk(folder)
+    checkpoint.save(folder / "step-00000001.safetensors", state(1, 1))
+    call("mount", b"none", bytes(folder), b"tmpfs", MS_REMOUNT | MS_RDONLY, None)
     cannot_write(folder, "disk is read-only")
 
 
