@@ -148,10 +148,8 @@ def test_it_climbs_while_it_waits():
     # How fast that is, benchmarks/tuning.py measures in turns with a fixed number.
     data = Slow(8 * 300)
     with toy.loader(LoaderOptions("thread", 1, auto=Auto(16)), dataset=data) as loader:
-        most = 1
-        for _ in loader.epoch(0):  # a batch takes 16 ms to read, a step nothing
-            most = max(most, loader.options.num_workers)
-        assert most >= 4
+        # A batch takes 16 ms to read, a step nothing.
+        assert any(loader.options.num_workers >= 4 for _ in loader.epoch(0))
 
 
 def test_memory_of_a_tree_has_its_children_in_it():

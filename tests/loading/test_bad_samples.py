@@ -140,7 +140,7 @@ def test_the_same_is_left_out_for_any_ranks_and_nothing_else_changes(folders, na
         assert all(len(share.indices) >= 1 for step in shared for share in step)
 
 
-@pytest.mark.one_in(8)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("options", ["2 processes", "3 threads"])
 @pytest.mark.parametrize("name", ["random", "weighted", "identity", "torch"])
 @pytest.mark.parametrize("on_error", ["substitute", "skip"])

@@ -214,7 +214,7 @@ def test_state_is_the_next_address_to_deliver_and_not_what_is_prefetched():
     assert got == expected[2:]
 
 
-@pytest.mark.parametrize("name", ["3 processes", "persistent", "3 threads", "no worker"])
+@pytest.mark.parametrize("name", ["1 process", "persistent", "3 threads", "no worker"])
 def test_what_was_begun_is_what_the_epoch_gives_or_is_dropped(name):
     expected = [toy.hashes(toy.loader(MAIN, AUGMENT), epoch) for epoch in (0, 1)]
     with toy.loader(OPTIONS[name], AUGMENT) as loader:
