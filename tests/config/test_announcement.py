@@ -11,9 +11,10 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
+import penstock
 from penstock import command, installed
 from penstock.addons.sweeps.sweep_check import of_sweep
-from penstock.config import command_line_keys, outputs, preflight
+from penstock.config import announcement, command_line_keys, outputs, preflight
 from penstock.config.composition import Composer
 from penstock.config.hydra_loader import CheckedConfigLoader
 
@@ -75,19 +76,12 @@ def test_a_run_in_one_line(overrides, line):
 
 
 def test_every_task_has_a_line():
-    more = {
-        "verify": ["runs=[a,b]"],
-        "diff": ["runs=[a,b]"],
-        "report": ["runs=[a]"],
-        "show": ["run=a"],
-        "without": ["sample=1", "run=a"],
-        "validate": ["checkpoint=x"],
-        "test": ["run=a"],
-        "predict": ["run=a", "out=a.csv"],
-        "export": ["run=a", "out=a.safetensors"],
-    }
+    config = penstock.compose()
+    given = {"runs": ["a", "b"], "run": "a", "sample": 1}
     for task in installed.tasks():
-        assert said(f"task={task}", *more.get(task, [])).startswith(f"{task}: ")
+        line = announcement.of_run(config.model_copy(update={"task": task, **given}))
+        assert line.startswith(f"{task}: ")
+        assert "None" not in line
 
 
 def test_what_came_from_the_environment_is_not_said(monkeypatch):

@@ -104,7 +104,7 @@ def expected(old, new):
     return {**old, **{name: expected(old.get(name), value) for name, value in new.items()}}
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(old=st.dictionaries(NAMES, TREES), new=st.dictionaries(NAMES, TREES))
 def test_merging_follows_the_rule_in_any_tree(old, new):
     config, addition = OmegaConf.create({"top": old}), OmegaConf.create({"top": new})
