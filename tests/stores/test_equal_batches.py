@@ -350,6 +350,7 @@ RUNS = {
 TRAINING = [
     *["trainer.device=cpu", "trainer.digest=true", "trainer.max_epochs=2", "seed=1"],
     *["trainer.checkpoint.every_steps=2", "loader.num_workers=2"],
+    *["trainer.pictures=false", "trainer.report=false", "trainer.baseline=false"],
 ]
 
 

@@ -18,7 +18,7 @@ from tests import epochs
 
 pytest.importorskip("aiohttp")
 
-EACH = 12  # pictures of a class, samples of an archive
+EACH = 8  # pictures of a class, samples of an archive
 
 
 @pytest.fixture(scope="module")
