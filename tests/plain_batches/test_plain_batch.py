@@ -6,7 +6,7 @@ import struct
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.addons.plain_batches.plain_batch import NotPlainError, decode, encode
@@ -85,6 +85,7 @@ def same(one, other):
     return one == other or (one != one and other != other)
 
 
+@settings(max_examples=50)
 @given(st.dictionaries(st.text(max_size=4), values, max_size=4))
 def test_fields_are_the_same_on_the_other_side(fields):
     assert same(dict(sent(Batch(fields, REQUEST, ROWS))), fields)

@@ -141,7 +141,7 @@ def tables(draw):
     return pa.table(columns)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     table=tables(),
     suffix=st.sampled_from(["parquet", "arrow", "compressed.feather"]),

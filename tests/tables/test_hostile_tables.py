@@ -228,14 +228,14 @@ def stream(path, **arguments):
 @pytest.mark.parametrize("kind", ["gz", "zst"])
 @pytest.mark.parametrize("piece", [b"\0", b'"', b"\n"], ids=["zeros", "quotes", "blank"])
 def test_texts_that_expand(tmp_path, kind, piece):
-    text = b"text,label\n" + piece * (100 * MIB)
+    text = b"text,label\n" + piece * (24 * MIB)
     path = tmp_path / f"x.csv.{kind}"
     if kind == "gz":
         path.write_bytes(gzip.compress(text, 6))
     else:
         path.write_bytes(pytest.importorskip("zstandard").compress(text))
     with pytest.raises(DataError, match=r"x\.csv.*(limits\.expansion|blank lines|record_bytes)"):
-        for _ in stream(path, limits=Limits(record_bytes=80 * MIB, expansion=50.0)):
+        for _ in stream(path, limits=Limits(record_bytes=16 * MIB, expansion=50.0)):
             pass
 
 

@@ -174,7 +174,7 @@ def test_looking_and_most_mistakes_do_not_wait_for_torch(here):
     script = """
         import runpy, sys
         sys.argv[1:] = ["--cfg", "job"]
-        sys.setprofile(lambda *_: None)  # with which the program ends by SystemExit
+        sys.settrace(lambda *_: None)  # with which the program ends by SystemExit
         try:
             runpy.run_path(sys.argv[0], run_name="__main__")
         finally:

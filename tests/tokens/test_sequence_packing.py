@@ -59,7 +59,7 @@ def epoch_of(packed, epoch=0):
     st.integers(0, 2),
     st.booleans(),
 )
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=25)
 def test_every_token_stands_in_one_block_and_no_block_is_too_full(
     kind, count, window, split, size, epoch, stretches
 ):

@@ -251,10 +251,11 @@ def detector():
 
 def test_a_detector_of_torchvision_is_trained_as_by_a_plain_loop_to_the_bit():
     data = DrawnShapes(size=64)
-    rows = [ListSome()([data[row] for row in range(start, start + 4)]) for start in (0, 4)]
+    rows = [ListSome()([data[row] for row in range(start, start + 2)]) for start in (0, 2)]
     for fields in rows:
         fields["image"] = fields["image"].float() / 255
     mine, theirs = detector(), detector()
+    before = [value.clone() for value in mine.state_dict().values()]
     objective = adapted(Detection({}, CLASSES))
     optimizer = torch.optim.SGD(mine.parameters(), 0.01, momentum=0.9)
     options = TrainOptions(clip_norm=None)
@@ -270,7 +271,7 @@ def test_a_detector_of_torchvision_is_trained_as_by_a_plain_loop_to_the_bit():
         plain.step()
     pairs = list(zip(mine.state_dict().items(), theirs.state_dict().values(), strict=True))
     assert all(torch.equal(own, other) for (_, own), other in pairs)
-    assert not torch.equal(pairs[0][1], detector().state_dict()[pairs[0][0][0]])
+    assert not torch.equal(pairs[0][1], before[0])
 
 
 @pytest.mark.thorough
