@@ -168,6 +168,9 @@ class _Late(Loader):
             if attribute not in _ASKED_OF_ALL:
                 if (name, attribute) == ("torchmetrics", "Metric"):  # its retrieval asks for it
                     return import_module("torchmetrics.metric").Metric
+                inside = f"{name}.{attribute}"
+                if name == "torchmetrics" and PathFinder.find_spec(inside, names["__path__"]):
+                    return import_module(inside)  # whose names need not those of all others
                 _run(name)
                 if attribute in names:
                     return names[attribute]

@@ -14,7 +14,8 @@ late_imports.install()
 import torch
 from torchvision.transforms import v2
 from torchvision import tv_tensors
-import torchmetrics.classification, torchmetrics.regression
+import torchmetrics
+assert hasattr(torchmetrics, "classification") and hasattr(torchmetrics, "regression")
 from torchmetrics import Metric
 
 model = torch.nn.Linear(3, 2)
