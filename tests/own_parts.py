@@ -1,7 +1,8 @@
 """Parts as a person's own package would have them; trusted by the tests that name it."""
 
 import math
-import os  # noqa: F401  (something a configuration must not reach through this module)
+import os  # something a configuration must not reach through this module
+import time
 
 import torch
 from hydra.experimental.callback import Callback
@@ -110,6 +111,14 @@ class Backwards(Sampler):
 
     def __len__(self):
         return len(self.data_source)
+
+
+class Pause:
+    """Makes reading a sample take as many seconds as a variable says."""
+
+    def __call__(self, sample):
+        time.sleep(float(os.environ.get("PENSTOCK_TEST_PAUSE", 0)))
+        return sample
 
 
 class Holder:

@@ -18,6 +18,7 @@ from tests.program import ROOT, run
 SMALL = (
     "dataset=sequences",
     "dataset.count=240",
+    "dataset.longest=12",
     "batch.size=8",
     "trainer.max_epochs=3",
     "trainer.log_every=5",
@@ -30,15 +31,27 @@ SMALL = (
     "trainer.ledger=true",
     "trainer.digest=true",
     "loader.num_workers=1",
+    "+transform.train.pause._target_=tests.own_parts.Pause",
 )
+TRUST = {"PENSTOCK_TRUST": "tests"}
+PAUSE = {"PENSTOCK_TEST_PAUSE": "0.002"}  # at each sample, so that a signal comes in mid-run
+# `python run.py`, of which each rank starts from a process that has imported torch.
+LAUNCHER = """
+import runpy, sys
+from penstock.distributed import launch
+cold = launch.this_program
+launch.this_program = lambda *given: [sys.executable, "tests/warm_worker.py", *cold(*given)[1:]]
+sys.argv[0] = "run.py"
+runpy.run_path("run.py", run_name="__main__")
+"""
 
 
-def start(folder, *more, ranks=0):
+def start(folder, *more, ranks=0, program=("run.py",)):
     """A real process that trains into `folder`."""
     many = (f"distributed.nproc={ranks}", "distributed=ddp") if ranks else ()
     command = [
         sys.executable,
-        "run.py",
+        *program,
         *SMALL,
         *many,
         f"run_dir={folder}",
@@ -49,6 +62,7 @@ def start(folder, *more, ranks=0):
     return warm.start(
         command,
         cwd=ROOT,
+        env=os.environ | TRUST | PAUSE | {"PYTEST_WARM_SESSION": warm.SESSION},
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -79,6 +93,12 @@ def left_behind(folder):
     return [path for path in folder.rglob("*") if path.name.startswith(".") or "tmp" in path.name]
 
 
+@pytest.fixture(autouse=True)
+def trusted(monkeypatch):
+    for name, value in TRUST.items():
+        monkeypatch.setenv(name, value)
+
+
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole") / "run"
@@ -103,7 +123,7 @@ def test_a_signal_stops_a_run_that_can_go_on(number, undisturbed, tmp_path, caps
     _, err = process.communicate(timeout=60)
     assert process.returncode == 75, err
     assert f"{number.name}: saving after this step" in err
-    assert f"python run.py resume={folder}" in err
+    assert f"python run.py --trust tests resume={folder}" in err
     assert "Traceback" not in err
     assert json.loads((folder / "manifest.json").read_text())["status"] == "preempted"
     assert 30 <= len(ledger(folder)) < 72
@@ -213,13 +233,13 @@ def test_a_run_that_continues_elsewhere_is_left_alone(tmp_path, capsys):
 
 def test_a_stopped_launcher_stops_its_ranks(undisturbed, tmp_path, capsys):
     folder = tmp_path / "run"
-    process = start(folder, ranks=2)
+    process = start(folder, ranks=2, program=["-c", LAUNCHER])
     wait_for_steps(folder, 30, process)
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=90)
     assert process.returncode == 75, err
     assert "Traceback" not in err
-    assert err.count("python run.py resume=") == 1
+    assert err.count("python run.py --trust tests resume=") == 1
     # In a world of another size.
     found = run(capsys, f"resume={folder}", "distributed=none", "loader.num_workers=0")
     assert found.code == 0, found.err
