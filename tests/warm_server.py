@@ -21,6 +21,7 @@ import struct
 import sys
 import threading
 import types
+import warnings
 from pathlib import Path
 
 # What runs import when they get there, beside all modules of `penstock`.
@@ -53,6 +54,8 @@ USED = (
     "torchvision.io",
     "torchvision.transforms.v2",
 )
+# What tests import beside all of `penstock`; each process that collects them would do so.
+OF_TESTS = ("_hypothesis_pytestplugin", "av", "moto.core", "optuna", "s3fs")
 BASE = sys.path[1:]  # without the folder of `-m`, and PYTHONPATH is not set
 
 
@@ -145,12 +148,24 @@ def import_everything(libraries_only):
         for package in (penstock, penstock.datasets):
             walked = pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
             modules += [module.name for module in walked]
+        modules += OF_TESTS
     for name in modules:
         with contextlib.suppress(ImportError):  # an optional library, which tests skip too
             importlib.import_module(name)
+    if not libraries_only:
+        read_constants()
     if libraries_only:  # programs have tests of their own
         assert "penstock" not in sys.modules
         del sys.modules["tests"]
+
+
+def read_constants():
+    """Have hypothesis read the constants of all sources, as it would in each worker of pytest."""
+    with contextlib.suppress(ImportError, AttributeError), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it says that this comes early
+        from hypothesis.internal.conjecture import providers
+
+        providers._get_local_constants()  # another version may have none
 
 
 def become(request, streams, report):

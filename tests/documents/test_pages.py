@@ -229,8 +229,10 @@ def homes(tmp_path_factory, request):
 
 @pytest.mark.stress
 @pytest.mark.parametrize("kind", ["checkout", "wheel"])
-@pytest.mark.parametrize("page", [page for page in pages.PAGES if pages.pieces(page)])
+@pytest.mark.parametrize("page", pages.PAGES)
 def test_a_page(page, kind, homes, tmp_path, request):
+    if not pages.pieces(page):
+        pytest.skip("nothing on it runs")
     home = homes(kind)
     folder = tmp_path / "a folder"
     folder.mkdir()

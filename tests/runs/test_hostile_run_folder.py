@@ -172,7 +172,7 @@ MANIFESTS = {
     "sessions": ('{"sessions": {"a": 1}}', "sessions are not a list"),
     "overrides": (json.dumps({"overrides": ["seed=1"] * 200_000}), "200000 overrides"),
     "numbers": ('{"overrides": [1]}', "not a list of texts"),
-    "large": (b'{"a": "' + b"x" * (100 << 20) + b'"}', "larger than 16 MiB"),
+    "large": (b'{"a": "' + b"x" * (17 << 20) + b'"}', "larger than 16 MiB"),
 }
 
 

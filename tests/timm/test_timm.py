@@ -1,5 +1,7 @@
 """Classifiers of timm's: as they are, from weights of a file, never from the network."""
 
+from importlib.util import find_spec
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,8 @@ from PIL import Image
 
 from tests.program import run
 
-timm = pytest.importorskip("timm")
+# Not imported here: that takes a second of each process that collects tests.
+pytestmark = pytest.mark.skipif(find_spec("timm") is None, reason="needs timm")
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +41,8 @@ def words(pictures, *more):
 
 
 def test_a_model_is_fine_tuned_from_a_file_of_timms(capsys, pictures, tmp_path):
+    import timm
+
     torch.manual_seed(1)
     other = timm.create_model("test_resnet", pretrained=False, num_classes=10)
     torch.save(other.state_dict(), tmp_path / "weights.pth")
