@@ -851,13 +851,13 @@ def stranger(tmp_path, monkeypatch):
     ]
 
 
-@pytest.mark.one_in(16)
+@pytest.mark.one_in(19)
 @pytest.mark.parametrize("name", ATTACKS)
 def test_nothing_of_a_strangers_runs(name, stranger, capsys):
     fails_without_a_trace(ATTACKS[name], stranger, capsys)
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("name", OUTPUTS)
 def test_nothing_is_written_that_the_command_line_does_not_name(
     name, stranger, capsys, monkeypatch

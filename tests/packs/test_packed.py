@@ -148,7 +148,7 @@ def test_pictures_stay_in_place_where_there_are_some_and_no_points(tmp_path):
 
     possible = {}
     for names in (("image",), ("image", "label"), ("label",), ("image", "points")):
-        folder = pack(Some(even=True), "train", Recipe(), tmp_path / "-".join(names))
+        folder = pack(Some(even=True), "train", Recipe(), tmp_path / "-".join(names), options=MAIN)
         possible[names] = Packed(str(folder)).fetches_pictures
     assert [*possible.values()] == [True, True, False, False]
 

@@ -33,7 +33,7 @@ from tests.s3_server import ENVIRONMENT
 pytest.importorskip("aiohttp")
 pytest.importorskip("s3fs")
 
-ROWS = 96
+ROWS = 64
 ALONE = World()
 
 
@@ -156,7 +156,7 @@ def test_only_what_is_read_is_fetched_and_neighbours_by_one_request(folder, tmp_
     with InThread(shelf) as port:
         data = opened(port, tmp_path / "a", ahead=0)
         before = shelf.sent
-        assert before < 20_000  # of 600 kB
+        assert before < 20_000  # of 380 kB
         list(map(data.__getitem__, range(4)))
         asked = [path.rpartition("/")[2] for method, path in shelf.asked if method == "GET"]
         assert asked.count("image.npy") == 1 + 4  # the header, and a row each
@@ -168,7 +168,7 @@ def test_only_what_is_read_is_fetched_and_neighbours_by_one_request(folder, tmp_
         order = Blocks(ROWS, 3, block=16, window=2)
         shelf.latency, before = 0.02, shelf.requests["GET"]
         assert hashes(opened(port, tmp_path / "b"), order) == hashes_on_disk(folder, order)
-        assert shelf.requests["GET"] - before < ROWS / 2  # of 96 and 48 parts
+        assert shelf.requests["GET"] - before < ROWS / 2  # of 64 and 32 parts
 
 
 def test_a_pack_that_changes_or_lies_is_one_message(folder, tmp_path):

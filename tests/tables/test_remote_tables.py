@@ -19,7 +19,7 @@ from tests import epochs
 
 pytest.importorskip("aiohttp")
 
-ROWS = 600
+ROWS = 300
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ FIELDS = {"x": None, "text": None}
 
 
 def digests(data, **workers):
-    return epochs.digests(data, 16, 40, **workers)
+    return epochs.digests(data, 16, 25, **workers)
 
 
 @pytest.mark.parametrize("kind", [Parquet, ParquetStream])
@@ -68,7 +68,7 @@ def test_batches_are_those_of_the_disk_and_less_is_fetched(folder, tmp_path, kin
         root = f"http://127.0.0.1:{port}/data"
         data = kind(root, fields=FIELDS, files=files_in(tmp_path / "a", timeout=30))
         opening = shelf.sent
-        assert opening < 250_000  # of 5 MB; Arrow reads 64 KiB of each for its footer
+        assert opening < 250_000  # of 3.6 MB; Arrow reads 64 KiB of each for its footer
         assert data.fingerprint == local.fingerprint
         assert digests(data) == expected
         assert shelf.sent < 1_500_000  # without the columns that are not read

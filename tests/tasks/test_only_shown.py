@@ -88,7 +88,7 @@ def test_everything_that_is_shown_fails_and_the_run_does_not(folder, capsys):
     )
     assert all(torch.equal(weights[name], others[name]) for name in weights)
     assert metrics == others_metrics
-    again = run(capsys, *HOSTILE, "resume=run")
+    again = run(capsys, *HOSTILE, "resume=run", "trainer.report=false")
     assert again.code == 0, again.err
     assert "the picture of predictions is missing" in again.err
     finished(folder / "run")

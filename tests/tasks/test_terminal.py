@@ -67,11 +67,12 @@ def test_everything_is_printed_by_one_module():
         r"print|Console|rich\.print|sys\.std(err|out)\.write|traceback\.print_exc(eption)?"
         r"|logging\.StreamHandler"
     )
+    called_somewhere = re.compile(rf"\b({printing.pattern})\(")  # `fingerprint` is in most files
     paths = [path for folder in ("pipeline", "datasets") for path in (ROOT / folder).rglob("*.py")]
     assert len(paths) > 100
     for path in paths:
         text = path.read_text()
-        if path.name == "terminal.py" or not printing.search(text):
+        if path.name == "terminal.py" or not called_somewhere.search(text):
             continue
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.Call):
