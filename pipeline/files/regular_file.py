@@ -113,9 +113,7 @@ def read_regular(path: str | os.PathLike[str], limits: Limits | None = None) -> 
         limits = DEFAULT
     descriptor, size = regular_descriptor(path)
     try:
-        if size > limits.record_bytes:
-            raise DataError(f"it has {limits.refusal('record_bytes', f'{size} bytes')}")
-        reserve(size, "the file")
+        check_size(size, limits)
         content = os.read(descriptor, size)
         while len(content) < size:  # after a signal, or where the file was cut off meanwhile
             more = os.read(descriptor, size - len(content))
@@ -125,3 +123,10 @@ def read_regular(path: str | os.PathLike[str], limits: Limits | None = None) -> 
         return content
     finally:
         os.close(descriptor)
+
+
+def check_size(size: int, limits: Limits) -> None:
+    """Reserve the bytes of a file; errors as for `read_regular`."""
+    if size > limits.record_bytes:
+        raise DataError(f"it has {limits.refusal('record_bytes', f'{size} bytes')}")
+    reserve(size, "the file")

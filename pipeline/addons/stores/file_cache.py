@@ -2,7 +2,7 @@
 
     <folder>/files/<ab>/<entry>    whole files; an entry's name stands for one version of a file
     <folder>/parts/<entry>         a download under way, locked by its writer
-    <folder>/mirrors/<entry>       parts of a large file (mirror.py)
+    <folder>/mirrors/<entry>       parts of a large file, or small files (mirror.py)
     <folder>/taken                 the bytes that all take, behind a lock
 
 1. A reader that misses an entry opens its part and locks it (flock). Others wait for that lock and
@@ -89,14 +89,14 @@ class FileCache:
         """Whether it may have mirrors."""
         return mirror.are_possible(self.folder)
 
-    def mirror(self, entry: str, size: int) -> Mirror:
-        """The mirror of a file of so many bytes."""
-        found = self._mirrors.get(entry)
-        if found is None:
+    def mirror(self, entry: str, size: int, kind: type[Mirror] = Mirror) -> Mirror:
+        """The mirror of a file of so many bytes, or a bundle."""
+        mirror = self._mirrors.get(entry)
+        if mirror is None:
             if len(self._mirrors) >= _MIRRORS:
                 self._mirrors = {}
-            found = self._mirrors[entry] = Mirror(self, entry, size)
-        return found
+            mirror = self._mirrors[entry] = kind(self, entry, size)
+        return mirror
 
     def ledger(self) -> AbstractContextManager[int]:
         """The lock behind which files are evicted."""
@@ -268,7 +268,7 @@ class FileCache:
         """Reserve more bytes for each of some parts, if there is room for all.
 
         Args:
-            evicts: else there is no room where entries would have to be counted or evicted.
+            evicts: else there is no room where entries would have to be evicted.
         """
         more = sum(size for _, size in parts)
         if more > self.limit:
@@ -276,9 +276,9 @@ class FileCache:
         with _turn, locked(self._ledger) as ledger:
             taken, counted = _read_ledger(ledger)
             now = time.time() // 1  # never before a time that was rounded up
-            if not 0 <= now - counted < _RECOUNT or taken + more > self.limit:
-                if not evicts:
-                    return False
+            if not 0 <= now - counted < _RECOUNT:
+                taken, counted = self._counted()[0], now
+            if taken + more > self.limit and evicts:
                 taken, counted = self._make_room(more, parts[0][0].beyond), now
             fits = taken + more <= self.limit
             if fits:
@@ -288,8 +288,8 @@ class FileCache:
             _write_ledger(ledger, taken, counted)
             return fits
 
-    def _make_room(self, more: int, beyond: int | None) -> int:
-        """Evict entries until `more` bytes fit; the bytes that remain."""
+    def _counted(self) -> tuple[int, list[tuple[os.DirEntry[str], float, int]]]:
+        """The bytes of all, and the entries with their last uses and bytes."""
         total = self._sweep_parts()
         entries: list[tuple[os.DirEntry[str], float, int]] = []
         for folder in _scan(self.folder / "files"):
@@ -301,7 +301,11 @@ class FileCache:
             with suppress(FileNotFoundError, NotOwnError):
                 used = entry.stat(follow_symlinks=False).st_mtime
                 entries.append((entry, used, mirror.size_of(entry.path)))
-        total += sum(size for _, _, size in entries)
+        return total + sum(size for _, _, size in entries), entries
+
+    def _make_room(self, more: int, beyond: int | None) -> int:
+        """Evict entries until `more` bytes fit; the bytes that remain."""
+        total, entries = self._counted()
         if total + more <= self.limit:
             return total
         readers = read_forecasts(self.folder)

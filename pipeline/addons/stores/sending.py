@@ -116,7 +116,8 @@ class Sending:
                 self._in_parts(name, shown)
             listing = self._catalog.there(self._address)
             for name in names:
-                info = listing.find(name)
+                row = listing.find(name)
+                info = None if row is None else listing.at(row)
                 if info is None or info.size != sizes[name]:
                     self._notes.unlink(missing_ok=True)
                     raise DataError(
