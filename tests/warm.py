@@ -238,6 +238,7 @@ def _connect(kind):
 def _start_server(listener, kind):
     # One thread, since it forks; its own streams stay empty.
     environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    environment["JE_ARROW_MALLOC_CONF"] = "background_thread:false"
     environment.pop("PYTHONPATH", None)
     _servers.append(
         subprocess.Popen(

@@ -14,6 +14,7 @@ from tests.program import run
 FIT = (
     "experiment=sequences",
     "dataset.count=60",
+    "dataset.longest=12",
     "batch.size=9",
     "trainer=quick",
     "scheduler=none",
