@@ -45,15 +45,15 @@ def _of_yaml(name, text):
 
 
 def _of_python(name, text):
-    tree = ast.parse(text)
+    nodes = list(ast.walk(ast.parse(text)))
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     docstrings = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, documented) and (doc := ast.get_docstring(node)) is not None:
             docstrings.add(id(node.body[0].value))
             yield f"{name}:{node.body[0].lineno}", "docstring", doc
     inside = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.JoinedStr):
             inside |= {id(part) for part in ast.walk(node) if part is not node}
             shown = "".join(
@@ -61,11 +61,12 @@ def _of_python(name, text):
             )
             if _SHOWN.search(shown):
                 yield f"{name}:{node.lineno}", "message", shown
-    for node in ast.walk(tree):
+    inside |= docstrings
+    for node in nodes:
         if (
             isinstance(node, ast.Constant)
             and isinstance(node.value, str)
-            and id(node) not in docstrings | inside
+            and id(node) not in inside
             and _SHOWN.search(node.value)
         ):
             yield f"{name}:{node.lineno}", "message", node.value
