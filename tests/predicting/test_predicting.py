@@ -18,7 +18,7 @@ from penstock.addons.predicting.tables import write
 from penstock.errors import ConfigError
 from tests import program
 
-QUICK = ["trainer=quick", "loader.num_workers=0", "batch.size=4"]
+QUICK = ["trainer=quick", "trainer.pictures=false", "loader.num_workers=0", "batch.size=4"]
 
 
 @pytest.fixture(scope="module")
