@@ -85,10 +85,11 @@ def test_seeds_are_folded_into_mean_and_spread(swept):
     assert sweep.varying == ["sampler", "seed"]
     assert sweep.common["trainer.max_epochs"] == "2"
     groups = {one.settings["sampler"]: one for one in sweep.groups}
+    page = page_of(folder)
     for name, own in (("random", values[:2]), ("weighted", values[2:])):
         assert groups[name].mean == pytest.approx(statistics.mean(own))
         assert groups[name].spread == pytest.approx(statistics.stdev(own))
-        assert f'<td class="number">{statistics.mean(own):.5g}</td>' in page_of(folder)
+        assert f'<td class="number">{statistics.mean(own):.5g}</td>' in page
     assert [one.mean for one in sweep.groups] == sorted(one.mean for one in sweep.groups)
     assert sweep.ranked[0].value == min(values)
 
