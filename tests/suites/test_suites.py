@@ -55,6 +55,7 @@ def checkout(tmp_path, monkeypatch):
         (tmp_path / name).write_text(text)
     suite = suites.Suite(("tests/test_loader.py",), inside=("modules",))
     monkeypatch.setattr(suites, "SUITES", {"made": suite})
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # half of what a pytest takes
     reasons = {f"tests/test_loader.py::test_{name}": "another way" for name in ("listed", "both")}
     monkeypatch.setattr(suites, "listed", lambda: {"made": reasons})
     return tmp_path
