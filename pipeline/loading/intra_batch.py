@@ -29,7 +29,7 @@ def extra_threads(count: int, after: threading.Event | None = None) -> Iterator[
     """Let `split_rows` in this thread use `count` threads, itself among them.
 
     Args:
-        after: what it waits for beforehand, for five seconds at most.
+        after: what the first call waits for beforehand, for five seconds at most.
     """
     _threads.count, _threads.after = count, after
     try:
@@ -47,6 +47,7 @@ def split_rows(work: Callable[[int, int], None], rows: int) -> None:
     """Call `work(start, stop)` for ranges that make up `rows`, the first of them in this thread."""
     if _threads.after is not None:
         _threads.after.wait(_LONGEST)
+        _threads.after = None  # once for all rows, which may come one by one
     count = threads(rows)
     if count < 2:
         work(0, rows)

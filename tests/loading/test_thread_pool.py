@@ -18,7 +18,7 @@ from penstock.loading.workers.window import POLL
 from penstock.order.plan import Request
 from penstock.order.seeding import SharedGeneratorError
 from penstock.order.streams import StreamRequest
-from tests.deaths import Files
+from tests.deaths import Files, until
 
 
 def request(step, count=1):
@@ -98,7 +98,7 @@ def test_the_first_batch_is_there_once_it_is_made(make):
     first = pool.submit(request(0))
     assert fetch.begun.acquire(timeout=30)
     pool.submit(request(1))
-    pool._done.put(None)  # as if another one were made
+    pool._done.put(False)  # as if another one were made
     assert pool.wait(0)
     assert not pool._first_is_there.is_set()
     fetch.gate.set()
@@ -109,9 +109,20 @@ def test_the_first_batch_is_there_once_it_is_made(make):
 
 def test_nothing_that_was_made_before_anybody_asked(make):
     pool, _ = make(1)
-    pool._done.put(None)
+    pool._done.put(False)
     assert pool.wait(0)
     assert not pool._first_is_there.is_set()
+
+
+def test_the_first_batch_was_there_before_anybody_waited(make):
+    """Those behind it waited for five seconds then, which nobody needs."""
+    pool, _ = make(1)
+    first = pool.submit(request(0))
+    assert until(lambda: first.result is not None)
+    assert first.take() == "batch 0"
+    assert not pool._first_is_there.is_set()
+    assert pool.wait(30)
+    assert pool._first_is_there.is_set()
 
 
 def test_an_unexpected_error_is_the_result(make):

@@ -98,7 +98,7 @@ class _ThreadPool:
         self._first: Task | None = None
         self._first_is_there = threading.Event()
         self._tasks: queue.SimpleQueue[tuple[Task, int] | None] = queue.SimpleQueue()
-        self._done: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[bool] = queue.SimpleQueue()  # whether it is the first
         self._looked = time.monotonic()
         self._threads = [_Thread(n, self, options.limit) for n in range(options.num_workers)]
         for thread in self._threads:
@@ -121,7 +121,7 @@ class _ThreadPool:
             except BaseException as error:
                 task.result = error
             thread.request = None
-            self._done.put(None)
+            self._done.put(task is self._first)
             del item, task  # a batch is its consumer's alone
 
     def _attempt(self, request: Asked, helpers: int) -> Result:
@@ -139,12 +139,12 @@ class _ThreadPool:
     def wait(self, seconds: float) -> bool:
         try:
             with waiting():
-                self._done.get(timeout=seconds)
+                is_first = self._done.get(timeout=seconds)
         except queue.Empty:
             pass
         else:
             # By the consumer: else those behind it would be at work before it gets the first one.
-            if self._first is not None and self._first.result is not None:
+            if is_first:
                 self._first_is_there.set()
             return True
         now = time.monotonic()
