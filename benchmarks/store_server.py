@@ -45,6 +45,7 @@ class Shelf:
         ranges: whether parts of files are given.
         refuses: whether nothing may be written.
         modified: when files were, over plain HTTP.
+        wait: seconds after which who was told that it is busy may come again.
     """
 
     files: dict[str, bytes]
@@ -55,6 +56,7 @@ class Shelf:
     ranges: bool = True
     refuses: bool = False
     modified: str = DATE
+    wait: float = 1
     requests: Counter[str] = field(default_factory=Counter)
     asked: list[tuple[str, str]] = field(default_factory=list)  # method, path
     sent: int = 0
@@ -173,7 +175,9 @@ class Connection(asyncio.Protocol):
             self.later("403 Forbidden", _error("AccessDenied"), told, method)
             return
         if fault == "busy":
-            self.later("503 Slow Down", _error("SlowDown"), told | {"Retry-After": "1"}, method)
+            self.later(
+                "503 Slow Down", _error("SlowDown"), told | {"Retry-After": str(shelf.wait)}, method
+            )
             return
         if fault == "reset":
             self.transport.abort()
@@ -243,7 +247,7 @@ class Connection(asyncio.Protocol):
             told["ETag"] = shelf.etag(path)
         fault = shelf.fault() if method == "GET" else None
         if fault == "busy":
-            self.later("503 Slow Down", b"", {"Retry-After": "1"}, method)
+            self.later("503 Slow Down", b"", {"Retry-After": str(shelf.wait)}, method)
         elif fault == "error":
             self.later("500 Internal Server Error", b"", {}, method)
         elif fault == "expired":

@@ -144,7 +144,7 @@ def test_digests_are_those_of_the_disk_whatever_fetches(folder, tmp_path, whole)
 
 @pytest.mark.parametrize("fault", sorted({*FAULTS} - {"expired"}))
 def test_digests_are_those_of_the_disk_under_faults(folder, tmp_path, whole, fault):
-    shelf = shelf_of(folder)
+    shelf = shelf_of(folder, wait=0.05)
     with InThread(shelf) as port:
         data = opened(port, tmp_path)
         shelf.faults = {fault: 7}

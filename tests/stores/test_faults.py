@@ -52,7 +52,8 @@ def digests(data, **workers):
 
 def served(folder):
     paths = [path for path in folder.rglob("*") if path.is_file()]
-    return Shelf({f"data/{path.relative_to(folder)}": path.read_bytes() for path in paths})
+    files = {f"data/{path.relative_to(folder)}": path.read_bytes() for path in paths}
+    return Shelf(files, wait=0.05)
 
 
 @pytest.mark.parametrize("kind", ["files", "tars"])

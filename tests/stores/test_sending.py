@@ -53,7 +53,7 @@ def arrived(shelf, folder):
 
 @pytest.mark.parametrize("fault", [None, "busy", "reset"])
 def test_what_is_sent_is_what_was_there(folder, tmp_path, fault):
-    shelf = Shelf({}, faults={fault: 7} if fault else {})
+    shelf = Shelf({}, faults={fault: 7} if fault else {}, wait=0.05)
     with InThread(shelf) as port:
         assert not to(port, tmp_path / "cache").has("last.json")
         send(port, folder, tmp_path)
