@@ -279,6 +279,7 @@ def test_files_of_an_earlier_cache_are_used(tmp_path):
         with fetching(images) as prefetcher:
             wait_until(lambda: prefetcher.work() and not prefetcher._open, 60)
             assert prefetcher._step == 12
+            assert not prefetcher._has_parts, "what lies side by side is not looked for"
         assert is_there(images)
         assert gets(shelf) == len(PICTURES)
         assert not kept(tmp_path)["mirrors"]
@@ -295,6 +296,42 @@ def test_what_is_fetched_ahead_and_who_reads_fetch_a_file_once(tmp_path):
             wait_until(lambda: prefetcher.work() is not None and reading.done(), 60)
             assert reading.result()
         assert gets(shelf) == len(PICTURES)
+
+
+class FirstWrong(dict):
+    """Files whose content is another one when it is asked for first."""
+
+    def __init__(self, files):
+        super().__init__(files)
+        self.asked = set()
+
+    def __getitem__(self, name):
+        content = super().__getitem__(name)
+        if name in self.asked:
+            return content
+        self.asked.add(name)
+        return bytes(len(content))
+
+
+def test_other_bytes_than_those_of_its_checksum_are_fetched_again(tmp_path):
+    with served(tmp_path) as (shelf, data):
+        images = data()
+        assert images.remote_files.look(images.path(0)).version.startswith("md5:")
+        shelf.files = FirstWrong(shelf.files)
+        with fetching(images) as prefetcher:
+            wait_until(lambda: prefetcher.work() and not prefetcher._open, 60)
+        assert kept(tmp_path)["mirrors"] == 1
+        assert is_there(images)
+        assert gets(shelf) == 2 * len(PICTURES)
+
+
+def test_the_small_shards_of_a_stream_are_files(tmp_path):
+    with served(tmp_path) as (_, data):
+        images = data()
+        ((address,),) = images.files_of([0])
+        assert brought(images.remote_files, True, {address: 0}, 0).size == len(picture(0))
+        assert kept(tmp_path)["files"] == 1
+        assert not kept(tmp_path)["mirrors"]
 
 
 def test_a_file_that_changed_is_fetched_again_and_others_are_not(tmp_path, monkeypatch):
