@@ -1,6 +1,7 @@
 """The search on made-up loaders, and `task=tune` with `loader=tuned` as a person would use them."""
 
 import json
+import zlib
 
 import pytest
 
@@ -14,8 +15,9 @@ from tests.program import run
 class World:
     """Loaders that take as long as a formula says, on a clock of their own."""
 
-    def __init__(self, rate, start=0.1, memory=lambda setting: 0, noise=0.0):
-        self.rate, self.start, self.memory, self.noise = rate, start, memory, noise
+    def __init__(self, rate, start=0.1, memory=lambda setting: 0, noise=0.0, seed=0):
+        self.rate, self.start, self.memory = rate, start, memory
+        self.noise, self.seed = noise, seed
         self.now, self.measured = 0.0, []
 
     def clock(self):
@@ -24,7 +26,8 @@ class World:
     def measure(self, setting, seconds):
         self.now += seconds + self.start
         self.measured.append(setting)
-        wiggle = 1 + self.noise * ((hash((setting, len(self.measured))) % 201) / 100 - 1)
+        number = zlib.crc32(f"{setting} {len(self.measured)} {self.seed}".encode())
+        wiggle = 1 + self.noise * (number % 201 / 100 - 1)
         rate = self.rate(setting) * wiggle
         memory = self.memory(setting)
         return Slice(round(rate * seconds * 1000), seconds * 1000, 0.5, memory)
@@ -96,10 +99,14 @@ def test_what_is_refused_is_not_chosen():
 
 
 def test_slow_settings_are_measured_once_and_fast_ones_again():
-    found, best = World(latency, noise=0.02).search()
-    counts = {one.setting.workers: len(one.slices) for one in found.trials.values()}
-    assert counts[1] == 1
-    assert len(best.slices) >= 3
+    times = []
+    for seed in range(20):
+        search, best = World(latency, noise=0.02, seed=seed).search()
+        counts = {trial.setting.workers: len(trial.slices) for trial in search.trials.values()}
+        assert counts[1] == 1
+        times.append(len(best.slices))
+    assert min(times) >= 2
+    assert sorted(times)[10] >= 3
 
 
 # -- the task --------------------------------------------------------------------------------------
