@@ -77,7 +77,6 @@ class FaceLandmarks(FolderDataset):
     """
 
     columns: ClassVar[tuple[str, ...]] = ("path", "name", "line", "pose", "label")
-    by_content = True
 
     def __init__(
         self,
@@ -116,8 +115,8 @@ class FaceLandmarks(FolderDataset):
         self.landmarks = table.landmarks[rows]
 
     def __getitem__(self, index: int) -> Sample:
-        image = self._read_content(
-            index, lambda image, shown: read_image(image, self.reader, shown, self.limits)
+        image = self._read(
+            index, lambda path, shown: read_image(path, self.reader, shown, self.limits)
         )
         points = torch.from_numpy(self.landmarks[index].copy())
         height, width = image.shape[-2:]

@@ -98,12 +98,6 @@ class Remote(Protocol):
         Fetching raises WholeFilesError where a server gives no parts.
         """
 
-    def whole(self, address: str) -> str:
-        """The address by which a file is fetched ahead that `Folder.read_content` will read.
-
-        Small files may be kept together then.
-        """
-
     def content(self, part: str, start: int = 0, count: int | None = None) -> bytes:
         """Bytes of a part: `count` of them from its byte `start` on, or all.
 

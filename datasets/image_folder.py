@@ -64,7 +64,6 @@ class ImageFolder(FolderDataset):
 
     columns: ClassVar[tuple[str, ...]] = ("path", "label", "class")
     holds: ClassVar[str] = "images"
-    by_content = True
 
     def __init__(
         self,
@@ -114,9 +113,7 @@ class ImageFolder(FolderDataset):
 
     def __getitem__(self, index: int) -> Sample:
         read = encoded_image if self.lazy else read_image
-        image = self._read_content(
-            index, lambda image, shown: read(image, self.reader, shown, self.limits)
-        )
+        image = self._read(index, lambda path, shown: read(path, self.reader, shown, self.limits))
         return {"image": image, "label": int(self.labels[index])}
 
     @property

@@ -33,13 +33,9 @@ _LEAST_ZEROS = 4096
 _stderr = threading.Lock()
 
 
-def image_damage(image: str | bytes, limits: Limits = DEFAULT) -> str | None:
-    """Damage in an image file that can be decoded; None if none is found.
-
-    Args:
-        image: its path or content.
-    """
-    content = image if isinstance(image, bytes) else read_regular(image, limits)
+def image_damage(path: str, limits: Limits = DEFAULT) -> str | None:
+    """Damage in an image file that can be decoded; None if none is found."""
+    content = read_regular(path, limits)
     if content.startswith(b"\xff\xd8"):
         if content.rfind(b"\xff\xd9") < content.rfind(b"\xff\xda"):  # after the last scan begins
             return "it has no end marker: it was cut off, or its end was never written"

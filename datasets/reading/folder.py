@@ -44,9 +44,6 @@ class Folder(Protocol):
             DataError: it could not be fetched from its address.
         """
 
-    def read_content(self, name: str, function: Callable[[str | bytes, str], T]) -> T:
-        """As `read`, for a function that takes a path or the content itself."""
-
     def below(self, name: str) -> Folder:
         """A folder in this one, whether it exists or not; "." is this one."""
 
@@ -115,9 +112,6 @@ class LocalFolder:
     def read(self, name: str, function: Callable[[str, str], T]) -> T:
         path = f"{self._path}/{name}"
         return function(path, path)
-
-    def read_content(self, name: str, function: Callable[[str | bytes, str], T]) -> T:
-        return self.read(name, function)
 
     def below(self, name: str) -> LocalFolder:
         return LocalFolder(Path(self._path, name), self._limits)

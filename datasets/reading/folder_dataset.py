@@ -29,7 +29,6 @@ class FolderDataset(FileDataset, Dataset[Sample]):
     """
 
     draws = False  # reading a sample takes no random numbers
-    by_content = False  # whether samples are read by `_read_content`
     folder: Folder
     names: npt.NDArray[np.bytes_]
     limits: Limits
@@ -41,7 +40,7 @@ class FolderDataset(FileDataset, Dataset[Sample]):
         """Damage in the file of a sample that reading it does not show; None if there is none."""
         from penstock.datasets.reading.damage import image_damage  # which no training needs
 
-        return self._read_content(index, lambda image, _: image_damage(image, self.limits))
+        return self._read(index, lambda path, _: image_damage(path, self.limits))
 
     def path(self, index: int) -> str:
         """The path or address of the file of a sample."""
@@ -54,7 +53,7 @@ class FolderDataset(FileDataset, Dataset[Sample]):
 
     def files_of(self, indices: Sequence[int] | IntArray) -> list[list[str]]:
         """The addresses of the files of samples."""
-        return [[self._fetched(self.path(index))] for index in indices]
+        return [[self.path(index)] for index in indices]
 
     def locality(self, indices: IntArray) -> IntArray:
         """A file a row."""
@@ -66,15 +65,6 @@ class FolderDataset(FileDataset, Dataset[Sample]):
     def _read(self, index: int, function: Callable[[str, str], T]) -> T:
         """`function(path, shown)` for the file of a sample; see `Folder.read`."""
         return self.folder.read(os.fsdecode(self.names[index]), function)
-
-    def _read_content(self, index: int, function: Callable[[str | bytes, str], T]) -> T:
-        """As `_read`, for a function that takes a path or the content itself."""
-        return self.folder.read_content(os.fsdecode(self.names[index]), function)
-
-    def _fetched(self, path: str) -> str:
-        """The address by which a file is fetched ahead."""
-        remote = self.remote_files
-        return remote.whole(path) if self.by_content and remote is not None else path
 
     def _names(self) -> list[str]:
         return [os.fsdecode(name) for name in self.names.tolist()]

@@ -33,7 +33,7 @@ from penstock.datasets.reading.image_claims import PNG, Claim, TiffDirectory, ch
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.batch_bytes import reserve, temporary
 from penstock.files.limits import DEFAULT, Limits
-from penstock.files.regular_file import check_size, read_regular
+from penstock.files.regular_file import read_regular
 from penstock.loading.encoded import EncodedImage
 from penstock.transforms.jpeg_header import upright
 
@@ -69,14 +69,14 @@ _DEFLATE = (8, 32946)  # compressions of TIFF
 
 
 def read_image(
-    image: str | bytes, reader: str = "torchvision", name: str = "", limits: Limits = DEFAULT
+    path: str, reader: str = "torchvision", name: str = "", limits: Limits = DEFAULT
 ) -> tv_tensors.Image:
-    """Read an image file as RGB: uint8 [3, H, W].
+    """Read the image file `path` as RGB: uint8 [3, H, W].
 
     Args:
-        image: its path on this machine, or its content.
+        path: of this machine.
         reader: "torchvision", "pillow" or "skimage".
-        name: for messages, if it is not the path: its address.
+        name: for messages, if not the path: its address.
         limits: `record_bytes` of the file and `pixels` of the picture.
 
     Raises:
@@ -85,21 +85,17 @@ def read_image(
             verified; JPEG has none, so damage that leaves it decodable goes unnoticed.
         ConfigError: there is no such reader.
     """
-    encoded = encoded_image(image, reader, name, limits)
+    encoded = encoded_image(path, reader, name, limits)
     return decode_image(encoded.content, encoded.name, reader, limits)
 
 
 def encoded_image(
-    image: str | bytes, reader: str = "torchvision", name: str = "", limits: Limits = DEFAULT
+    path: str, reader: str = "torchvision", name: str = "", limits: Limits = DEFAULT
 ) -> EncodedImage:
-    """An image file, undecoded; arguments and errors as for `read_image`."""
-    name = name or str(image)
+    """The image file `path`, undecoded; arguments and errors as for `read_image`."""
+    name = name or path
     try:
-        if isinstance(image, bytes):
-            content = image
-            check_size(len(image), limits)
-        else:
-            content = read_regular(image, limits)
+        content = read_regular(path, limits)
     except DataError as error:
         raise DataError(f"image {name!r}: {error}; or remove it from the data.") from error
     except OSError as error:

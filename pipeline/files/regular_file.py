@@ -113,7 +113,9 @@ def read_regular(path: str | os.PathLike[str], limits: Limits | None = None) -> 
         limits = DEFAULT
     descriptor, size = regular_descriptor(path)
     try:
-        check_size(size, limits)
+        if size > limits.record_bytes:
+            raise DataError(f"it has {limits.refusal('record_bytes', f'{size} bytes')}")
+        reserve(size, "the file")
         content = os.read(descriptor, size)
         while len(content) < size:  # after a signal, or where the file was cut off meanwhile
             more = os.read(descriptor, size - len(content))
@@ -123,10 +125,3 @@ def read_regular(path: str | os.PathLike[str], limits: Limits | None = None) -> 
         return content
     finally:
         os.close(descriptor)
-
-
-def check_size(size: int, limits: Limits) -> None:
-    """Reserve the bytes of a file; errors as for `read_regular`."""
-    if size > limits.record_bytes:
-        raise DataError(f"it has {limits.refusal('record_bytes', f'{size} bytes')}")
-    reserve(size, "the file")

@@ -316,8 +316,7 @@ def address(number):
 def cached(remote, address):
     part = as_part(address)
     if part is not None:
-        mirror, place = remote.filled_mirror(part)
-        return mirror.read(place, 0, part.end - part.start)
+        return remote.filled_mirror(part.address).read(part, 0, part.end - part.start)
     path = remote.cache.find(*remote.entry(address))
     return path and path.read_bytes()
 

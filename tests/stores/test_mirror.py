@@ -171,12 +171,20 @@ def test_a_mirror_that_was_cut_off_or_emptied(cache):
     assert read(opened(cache), span) == content(span)
 
 
-def test_records_are_not_written_where_a_file_was_cut_off(cache):
+def test_the_first_part_of_a_cache(tmp_path):
+    cache = FileCache(tmp_path / "cache", 1_000_000)
+    with opened(cache).claimed([part(0, 50_000)]) as claim:
+        filled(claim)
+    assert read(opened(cache), part(0, 50_000)) == content(part(0, 50_000))
+
+
+@pytest.mark.parametrize("size", [30_000, 10, 0])
+def test_records_are_not_written_where_a_file_was_cut_off(cache, size):
     ours, rest = opened(cache), part(60_000, 61_000)
     with ours.claimed([part(0, 50_000)]) as claim:
         filled(claim)
     with ours.claimed([rest]) as claim:
-        os.truncate(ours.path, 30_000)
+        os.truncate(ours.path, size)
         with pytest.raises(DataError, match="was cut off"):
             filled(claim)
     with opened(cache).claimed([part(0, 50_000)]) as claim:

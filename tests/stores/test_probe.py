@@ -10,7 +10,7 @@ from PIL import Image
 
 from benchmarks.store_server import InThread, Shelf
 from penstock.addons.stores import probe
-from penstock.addons.stores.parts import as_part, part_address
+from penstock.addons.stores.parts import part_address
 from penstock.addons.stores.probe import Demand, Speed, demand_of, judged, lines
 from penstock.datasets.files import FileInfo, Files
 from penstock.datasets.image_folder import ImageFolder
@@ -62,8 +62,6 @@ class Known:
         start, _, end = part.partition("-")
         return address, int(end) - int(start) if part else 1000
 
-    divided = staticmethod(as_part)
-
 
 def test_requests_are_counted_as_they_are_made_ahead():
     files = [[f"s3://data/{row}"] for row in range(40)]
@@ -95,7 +93,7 @@ def test_latency_and_rate_are_measured(served, tmp_path, monkeypatch):
     data = ImageFolder(root, files=Files(cache_dir=str(tmp_path)))
     monkeypatch.setattr(shelf, "latency", 0.05)
     monkeypatch.setattr(shelf, "rate", 100_000.0)
-    rows = [data.path(row) for row in range(16)]
+    rows = [files[0] for files in data.files_of(range(16))]
     speed = probe.speed_of(data.remote_files, rows)
     assert speed.latency >= 0.05  # a busy machine adds to it
     assert speed.rate > 0

@@ -632,8 +632,7 @@ def test_a_listing_finds_what_is_in_it(given, asked):
     listing = Listing.of(FileInfo(name, len(name), f"v{name}") for name in given)
     assert listing.names.tolist() == sorted(name.encode() for name in given)
     for name in [*given, asked, asked + "/x"]:
-        row = listing.find(name)
-        found = None if row is None else listing.at(row)
+        found = listing.find(name)
         assert found == (FileInfo(name, len(name), f"v{name}") if name in given else None)
     below = [name.decode() for name in listing.names[listing.below(asked)].tolist()]
     assert below == sorted(name for name in given if not asked or name.startswith(asked + "/"))

@@ -85,8 +85,6 @@ class ImageTable(FolderDataset):
         ConfigError: there is no such column, or an argument is invalid.
     """
 
-    by_content = True
-
     def __init__(
         self,
         root: str,
@@ -153,9 +151,7 @@ class ImageTable(FolderDataset):
 
     def __getitem__(self, index: int) -> Sample:
         read = encoded_image if self.lazy else read_image
-        image = self._read_content(
-            index, lambda image, shown: read(image, self.reader, shown, self.limits)
-        )
+        image = self._read(index, lambda path, shown: read(path, self.reader, shown, self.limits))
         return {"image": image, **self.facts_of(index)}
 
     def facts_of(self, index: int) -> Sample:

@@ -131,8 +131,6 @@ class Pictures(FolderDataset):
         DataError: there is none.
     """
 
-    by_content = True
-
     def __init__(
         self, root: str | Sequence[str], reader: Reader, lazy: bool, limits: Limits
     ) -> None:
@@ -154,8 +152,8 @@ class Pictures(FolderDataset):
     def __getitem__(self, index: int) -> Sample:
         read = encoded_image if self.lazy else read_image
         return {
-            "image": self._read_content(
-                index, lambda image, shown: read(image, self.reader, shown, self.limits)
+            "image": self._read(
+                index, lambda path, shown: read(path, self.reader, shown, self.limits)
             )
         }
 

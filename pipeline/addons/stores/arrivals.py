@@ -156,7 +156,6 @@ class Arrivals:
         self._files.catalog.store(coming.file).direct()
         if not (parts and self._claim_mirrored(coming, parts)):
             self._claim_entries(coming)
-        divided = parts and self._files.divided(next(iter(coming.rows)))
         end = None
         for _, place in coming.claims:
             if end is not None and place.start - end > GAP:
@@ -165,26 +164,19 @@ class Arrivals:
         if coming.claims:
             first = coming.claims[0][1].start
             coming.size = coming.claims[-1][1].stop - first
-            if divided:
+            if parts:
                 coming.start, coming.end = first, first + coming.size
 
     def _claim_mirrored(self, coming: _Coming, parts: Sequence[Part]) -> bool:
         """Claim parts of a file's mirror; False where they are to be kept otherwise."""
-        mirrored = None if self._stream else self._files.filled_mirror(parts[0])
-        if mirrored is None or parts[-1].end - parts[0].start > _MOST:
+        mirror = None if self._stream else self._files.filled_mirror(coming.file)
+        if mirror is None or parts[-1].end - parts[0].start > _MOST:
             return False
-        mirror, first = mirrored
-        slots = dict(zip([first, *parts[1:]], parts, strict=True))
-        if first != parts[0]:  # a whole file, which may be there by itself
-            known = self._files.entry(next(iter(coming.rows)))
-            if known is not None and self._cache.find(*known) is not None:
-                return False
-        claim = coming.claimed.enter_context(mirror.claimed([*slots]))
+        claim = coming.claimed.enter_context(mirror.claimed(parts))
         if claim is not None:
             coming.flush, coming.commit = claim.flush, claim.commit
             coming.claims = [
-                (partial(claim.write, slot), slice(slots[slot].start, slots[slot].end))
-                for slot in claim.parts
+                (partial(claim.write, part), slice(part.start, part.end)) for part in claim.parts
             ]
         return claim is not None
 
@@ -237,17 +229,13 @@ class Arrivals:
         future.add_done_callback(lambda other: coming.future.set_result(other.result()))
 
 
-def brought(files: RemoteFiles, stream: bool, rows: Rows, delivered: int) -> Came:
-    """Bring addresses into the cache by all means; arguments as those of `Arrivals`."""
+def brought(files: RemoteFiles, rows: Rows, delivered: int) -> Came:
+    """Bring addresses into the cache by all means; arguments as those of `Otherwise`."""
     wanted = [(address, max(0, row - delivered)) for address, row in rows.items()]
-    address, beyond = wanted[0]
     try:
-        if files.divided(address) is not None:
+        if as_part(wanted[0][0]) is not None:
             return files.fetch_parts_ahead(wanted)
-        small = as_part(address)
-        if small is not None and not stream:
-            return Came((), files.fetch_small_ahead(small, beyond))
-        return Came((), files.fetch_ahead(small.address if small else address, beyond))
+        return Came((), files.fetch_ahead(*wanted[0]))
     except FullError:
         return Came([*rows], 0)
     except Exception:  # whoever reads the row finds it again and reports it in its turn

@@ -99,17 +99,12 @@ class Catalog:
         return self._sized[1]
 
     def _known(self, address: str) -> FileInfo | None:
-        listed = self.row(address)
-        return self._found.get(address) if listed is None else listed[1].at(listed[2])
-
-    def row(self, address: str) -> tuple[str, Listing, int] | None:
-        """The folder of a file that was listed, its listing, and the row there."""
         for folder, listing in self._listings.items():
             name = name_in(folder, address)
-            row = listing.find(name) if name else None
-            if row is not None:
-                return folder, listing, row
-        return None
+            info = listing.find(name) if name else None
+            if info is not None:
+                return info
+        return self._found.get(address)
 
     def look(self, address: str) -> FileInfo:
         """A file; the store is asked if it is not known.

@@ -2,7 +2,7 @@
 
     <folder>/files/<ab>/<entry>    whole files; an entry's name stands for one version of a file
     <folder>/parts/<entry>         a download under way, locked by its writer
-    <folder>/mirrors/<entry>       parts of a large file, or small files (mirror.py)
+    <folder>/mirrors/<entry>       parts of a large file (mirror.py)
     <folder>/taken                 the bytes that all take, behind a lock
 
 1. A reader that misses an entry opens its part and locks it (flock). Others wait for that lock and
@@ -89,14 +89,14 @@ class FileCache:
         """Whether it may have mirrors."""
         return mirror.are_possible(self.folder)
 
-    def mirror(self, entry: str, size: int, kind: type[Mirror] = Mirror) -> Mirror:
-        """The mirror of a file of so many bytes, or a bundle."""
-        mirror = self._mirrors.get(entry)
-        if mirror is None:
+    def mirror(self, entry: str, size: int) -> Mirror:
+        """The mirror of a file of so many bytes."""
+        found = self._mirrors.get(entry)
+        if found is None:
             if len(self._mirrors) >= _MIRRORS:
                 self._mirrors = {}
-            mirror = self._mirrors[entry] = kind(self, entry, size)
-        return mirror
+            found = self._mirrors[entry] = Mirror(self, entry, size)
+        return found
 
     def ledger(self) -> AbstractContextManager[int]:
         """The lock behind which files are evicted."""

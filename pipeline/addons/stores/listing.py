@@ -7,13 +7,11 @@ a row without one file, or when a store gives the same page again.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import threading
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,11 +27,7 @@ if TYPE_CHECKING:
 
 Bytes = npt.NDArray[np.bytes_]
 
-SMALL = 1 << 20  # bytes of a file that is kept in a bundle
-FRONT = 20  # bytes in front of each
 _BARREN = 10_000  # pages and folders in a row without a file
-_BUNDLED = 4096  # files of a bundle, on average
-_BUNDLES = 64  # of a folder; where there would be more, they have more files
 
 
 def bytes_of(names: Iterable[str]) -> Bytes:
@@ -91,55 +85,17 @@ class Listing:
         rows = self.rows(names)
         return np.where(rows < 0, -1, np.maximum(self.sizes[rows], 0)) if len(self) else rows
 
-    def find(self, name: str) -> int | None:
-        """The row of one file, if it is there; 2 us."""
+    def find(self, name: str) -> FileInfo | None:
+        """One file, if it is there; 2 us."""
         wanted = os.fsencode(name)
         row = bisect_left(self.names, wanted)  # 5 us less than numpy's, for a single name
-        return row if row < len(self) and self.names[row] == wanted else None
+        return self.at(row) if row < len(self) and self.names[row] == wanted else None
 
     def at(self, row: int) -> FileInfo:
         """The file in a row."""
         size = int(self.sizes[row])
         name, version = os.fsdecode(self.names[row]), self.versions[row].decode()
         return FileInfo(name, None if size < 0 else size, version)
-
-    @cached_property
-    def _bundles(self) -> tuple[list[int], IntArray]:
-        """The first row of each bundle, and the bytes of small files before each row.
-
-        The names of files say where bundles end, so that a new file changes one of them.
-        """
-        small = (self.sizes > 0) & (self.sizes <= SMALL)
-        ends = np.cumsum(np.where(small, self.sizes + FRONT, 0), dtype=np.int64)
-        before = np.concatenate([np.zeros(1, np.int64), ends])
-        files = _BUNDLED
-        while len(self) > files * _BUNDLES:
-            files *= 2
-        begins = _hashed(self.names) % np.uint64(files) == 0
-        begins[:1] = True
-        return np.flatnonzero(begins).tolist(), before
-
-    def slot(self, row: int) -> tuple[int, int, int] | None:
-        """The first row of the bundle of a small file, and its bytes there; None for other files.
-
-        The bytes are `FRONT` more than the file has.
-        """
-        size: int = self.sizes.item(row)
-        if not 0 < size <= SMALL:
-            return None
-        firsts, before = self._bundles
-        first = firsts[bisect_right(firsts, row) - 1]
-        start: int = before.item(row) - before.item(first)
-        return first, start, start + FRONT + size
-
-    def bundle(self, first: int) -> tuple[bytes, int]:
-        """A hash of the files of the bundle that begins in a row, and its bytes."""
-        firsts, before = self._bundles
-        after = bisect_right(firsts, first)
-        rows = slice(first, firsts[after] if after < len(firsts) else len(self))
-        names, versions = self.names[rows].tolist(), self.versions[rows].tolist()
-        files = repr([names, self.sizes[rows].tolist(), versions]).encode()
-        return hashlib.blake2b(files).digest(), int(before[rows.stop] - before[first])
 
     def folders(self, rows: slice, start: int) -> list[str]:
         """The folders that the names of some rows begin with after `start` bytes, sorted."""
@@ -165,18 +121,6 @@ class Listing:
         ends = np.array([prefix + b"/", prefix + b"0"], self.names.dtype)  # "0" comes after "/"
         first, last = np.searchsorted(self.names, ends)
         return slice(int(first), int(last))
-
-
-def _hashed(names: Bytes) -> npt.NDArray[np.uint64]:
-    """A number for each name, whatever else is in the listing."""
-    width = -(-max(names.itemsize, 1) // 8)
-    words = names.astype(f"S{8 * width}").view("<u8").reshape(len(names), width)
-    hashes = np.zeros(len(names), np.uint64)
-    for column in words.T:
-        # Names are filled up with zeros, to the longest one's width.
-        mixed = (hashes ^ column) * np.uint64(0x9E3779B97F4A7C15)
-        hashes = np.where(column == 0, hashes, mixed ^ (mixed >> np.uint64(29)))
-    return hashes ^ (hashes >> np.uint64(32))
 
 
 class Crawl:

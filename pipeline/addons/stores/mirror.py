@@ -1,4 +1,4 @@
-"""Parts of a large file, or small files, at their own places in one sparse file of the cache.
+"""Parts of a large file at their own places in one sparse file of the cache.
 
     <folder>/mirrors/<entry>    a header, the parts that are there, and a record of each of them
 
@@ -9,9 +9,6 @@ files of the dataset fit into half of the cache, and while there is free room.
 1. A part is claimed by a lock on its bytes, which ends with its process; readers wait for it.
 2. Its bytes are reserved in the header, and written to the disk before its record is: what a crash
    leaves is not read.
-
-The records of a mirror are at its end, as they come. A bundle holds small files of a folder, whose
-places its listing says; the record of each is in front of it, so readers keep nothing of a million.
 
 Only on Linux, and on the disks of this machine: a network drive could show a record to another
 computer before it shows the bytes.
@@ -31,7 +28,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.addons.stores.listing import FRONT
 from penstock.addons.stores.request_gate import unusable
 from penstock.errors import DataError
 from penstock.files.own_files import open_own
@@ -43,7 +39,6 @@ if TYPE_CHECKING:
 _HEADER = struct.Struct("<8sQ")  # magic; bytes that are there or reserved
 _MAGIC = b"penmirr1"
 _RECORD = struct.Struct("<QQL")  # start and end of a part, checksum of these
-assert _RECORD.size == FRONT
 _LOCK = struct.Struct("hhqqi")  # struct flock of 64-bit Linux, less its last padding
 _FIRST = 4096  # where the bytes of the file begin
 _LOCAL = {"btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "xfs", "zfs"}
@@ -79,139 +74,6 @@ def size_of(path: str) -> int:
         os.close(descriptor)
 
 
-class _Opened:
-    """A mirror that is open for reading, until nobody refers to it."""
-
-    def __init__(self, path: str, log: int) -> None:
-        self.descriptor = open_own(path, os.O_RDONLY)
-        self._ends: dict[int, int] = {}  # start -> end of each part that is there
-        self._read, self._most = log, log - _FIRST
-
-    def __del__(self) -> None:
-        with suppress(AttributeError):
-            os.close(self.descriptor)
-
-    def has(self, part: Part) -> bool:
-        return self._ends.get(part.start, -1) >= part.end
-
-    def refresh(self) -> None:
-        """Read the records that are new; any number of threads may do so."""
-        start = self._read
-        more = os.fstat(self.descriptor).st_size - start
-        if more < _RECORD.size:
-            return
-        content = os.pread(self.descriptor, more // _RECORD.size * _RECORD.size, start)
-        for first, end, checksum in _RECORD.iter_unpack(content):
-            if checksum == _checksum(first, end) and first < end <= self._most:
-                self._ends[first] = max(end, self._ends.get(first, -1))
-        self._read = start + len(content)
-
-
-class _OpenedBundle(_Opened):
-    def has(self, part: Part) -> bool:
-        there = os.pread(self.descriptor, _RECORD.size, _FIRST + part.start)
-        return there == _record(part)
-
-    def refresh(self) -> None:
-        pass
-
-
-class MirrorClaim:
-    """Parts of a mirror that are being fetched.
-
-    Attributes:
-        parts: to be written.
-        beyond: as that of `PartialFile`.
-    """
-
-    _front = 0  # bytes of a part before its own
-
-    def __init__(self, cache: FileCache, path: str, descriptor: int, log: int) -> None:
-        self._cache, self._path = cache, path
-        self._descriptor, self._log = descriptor, log
-        self._reserved = 0
-        self.parts: list[Part] = []
-        self.beyond: int | None = None
-
-    def grow(self, more: int) -> None:
-        """Note reserved bytes, where others see them."""
-        with self._records():
-            self._add(more)
-        self._reserved += more
-
-    def write(self, part: Part, data: memoryview) -> None:
-        """Write one of the parts.
-
-        Raises:
-            UnreachableError: it cannot be written.
-        """
-        assert len(data) == part.end - part.start - self._front
-        try:
-            while data:
-                end = _FIRST + part.end
-                data = data[os.pwrite(self._descriptor, data, end - len(data)) :]
-        except OSError as error:
-            raise unusable(self._cache.folder, error) from error
-
-    def flush(self) -> None:
-        """Write all to the disk."""
-        os.fdatasync(self._descriptor)
-
-    def commit(self) -> None:
-        """Record the parts, all of which are written and flushed."""
-        records = map(_record, self.parts)
-        with self._records():
-            first = self._log
-            # A crash may have left a part of a record.
-            count = (os.fstat(self._descriptor).st_size - first) // _RECORD.size
-            if count < 0:
-                raise DataError(f"{self._path!r} was cut off")
-            os.pwrite(self._descriptor, b"".join(records), first + count * _RECORD.size)
-        self._reserved = 0
-
-    def close(self) -> None:
-        """Let go of all parts, recorded or not."""
-        try:
-            # A mirror that was evicted meanwhile has taken its reservations with it.
-            if self._reserved and is_at(self._descriptor, self._path):
-                with self._records():
-                    self._add(-self._reserved)
-                self._cache.give_back(self._reserved)
-        finally:
-            # By closing alone, a copy in a process that was forked meanwhile would hold the locks.
-            _lock(self._descriptor, _SET, fcntl.F_UNLCK, 0, 0)
-            os.close(self._descriptor)
-
-    def _add(self, more: int) -> None:
-        header = os.pread(self._descriptor, _HEADER.size, 0)
-        if len(header) == _HEADER.size:  # else it was cut off
-            magic, taken = _HEADER.unpack(header)
-            os.pwrite(self._descriptor, _HEADER.pack(magic, max(0, taken + more)), 0)
-
-    @contextmanager
-    def _records(self) -> Iterator[None]:
-        _lock(self._descriptor, _WAIT, fcntl.F_WRLCK, 0, _FIRST)
-        try:
-            yield
-        finally:
-            _lock(self._descriptor, _SET, fcntl.F_UNLCK, 0, _FIRST)
-
-
-class _BundleClaim(MirrorClaim):
-    _front = FRONT
-
-    def write(self, part: Part, data: memoryview) -> None:
-        # What was cut off would come back as zeros.
-        if os.pread(self._descriptor, len(_MAGIC), self._log) != _MAGIC:
-            raise DataError(f"{self._path!r} was cut off")
-        super().write(part, data)
-
-    def commit(self) -> None:
-        for part in self.parts:
-            os.pwrite(self._descriptor, _record(part), _FIRST + part.start)
-        self._reserved = 0
-
-
 class Mirror:
     """The mirror of one version of a file, for one process.
 
@@ -220,8 +82,6 @@ class Mirror:
         entry: its name there, also as an attribute.
         size: bytes of the file.
     """
-
-    _opens, _claims = _Opened, MirrorClaim
 
     def __init__(self, cache: FileCache, entry: str, size: int) -> None:
         self._cache, self.entry = cache, entry
@@ -262,7 +122,7 @@ class Mirror:
         None where there is no free room for them.
         """
         descriptor = self._file()
-        claim = self._claims(self._cache, self.path, descriptor, self._log)
+        claim = MirrorClaim(self._cache, self.path, descriptor, self._log)
         try:
             free = [part for part in parts if _locked(descriptor, *_place(part))]
             opened = self._refreshed()
@@ -277,7 +137,7 @@ class Mirror:
         opened = self._opened
         try:
             if opened is None or not is_at(opened.descriptor, self.path):
-                opened = self._opened = self._opens(self.path, self._log)
+                opened = self._opened = _Opened(self.path, self._log)
             opened.refresh()
         except FileNotFoundError:
             self._opened = None
@@ -311,12 +171,9 @@ class Mirror:
                 os.close(descriptor)
                 Path(self.path).unlink()
                 descriptor = open_own(self.path, os.O_RDWR | os.O_CREAT, 0o600)
-                self._begin(descriptor)
+                os.ftruncate(descriptor, self._log)
+                os.pwrite(descriptor, _HEADER.pack(_MAGIC, 0), 0)
             return descriptor
-
-    def _begin(self, descriptor: int) -> None:
-        os.ftruncate(descriptor, self._log)
-        os.pwrite(descriptor, _HEADER.pack(_MAGIC, 0), 0)
 
     def _is_sound(self, descriptor: int) -> bool:
         """Whether an open file has a header, and was not cut off before its records."""
@@ -324,26 +181,111 @@ class Mirror:
         return begins and os.fstat(descriptor).st_size >= self._log
 
 
-class Bundle(Mirror):
-    """Small files of a folder; a part is the place of one, `FRONT` bytes longer than it is."""
+class MirrorClaim:
+    """Parts of a mirror that are being fetched.
 
-    _opens, _claims = _OpenedBundle, _BundleClaim
+    Attributes:
+        parts: to be written.
+        beyond: as that of `PartialFile`.
+    """
 
-    def read(self, part: Part, start: int, count: int) -> bytes | None:
-        return super().read(part, FRONT + start, count)
+    def __init__(self, cache: FileCache, path: str, descriptor: int, log: int) -> None:
+        self._cache, self._path = cache, path
+        self._descriptor, self._log = descriptor, log
+        self._reserved = 0
+        self.parts: list[Part] = []
+        self.beyond: int | None = None
 
-    def _begin(self, descriptor: int) -> None:
-        super()._begin(descriptor)
-        os.pwrite(descriptor, _MAGIC, self._log)  # which is gone where the file was cut off
+    def grow(self, more: int) -> None:
+        """Note reserved bytes, where others see them."""
+        with self._records():
+            self._add(more)
+        self._reserved += more
 
-    def _is_sound(self, descriptor: int) -> bool:
-        return super()._is_sound(descriptor) and (
-            os.pread(descriptor, len(_MAGIC), self._log) == _MAGIC
-        )
+    def write(self, part: Part, data: memoryview) -> None:
+        """Write one of the parts.
+
+        Raises:
+            UnreachableError: it cannot be written.
+        """
+        assert len(data) == part.end - part.start
+        try:
+            while data:
+                end = _FIRST + part.end
+                data = data[os.pwrite(self._descriptor, data, end - len(data)) :]
+        except OSError as error:
+            raise unusable(self._cache.folder, error) from error
+
+    def flush(self) -> None:
+        """Write all to the disk."""
+        os.fdatasync(self._descriptor)
+
+    def commit(self) -> None:
+        """Record the parts, all of which are written and flushed."""
+        records = [_RECORD.pack(start, end, _checksum(start, end)) for _, start, end in self.parts]
+        with self._records():
+            first = self._log
+            # A crash may have left a part of a record.
+            count = (os.fstat(self._descriptor).st_size - first) // _RECORD.size
+            if count < 0:
+                raise DataError(f"{self._path!r} was cut off")
+            os.pwrite(self._descriptor, b"".join(records), first + count * _RECORD.size)
+        self._reserved = 0
+
+    def close(self) -> None:
+        """Let go of all parts, recorded or not."""
+        try:
+            # A mirror that was evicted meanwhile has taken its reservations with it.
+            if self._reserved and is_at(self._descriptor, self._path):
+                with self._records():
+                    self._add(-self._reserved)
+                self._cache.give_back(self._reserved)
+        finally:
+            # By closing alone, a copy in a process that was forked meanwhile would hold the locks.
+            _lock(self._descriptor, _SET, fcntl.F_UNLCK, 0, 0)
+            os.close(self._descriptor)
+
+    def _add(self, more: int) -> None:
+        header = os.pread(self._descriptor, _HEADER.size, 0)
+        if len(header) == _HEADER.size:  # else it was cut off
+            magic, taken = _HEADER.unpack(header)
+            os.pwrite(self._descriptor, _HEADER.pack(magic, max(0, taken + more)), 0)
+
+    @contextmanager
+    def _records(self) -> Iterator[None]:
+        _lock(self._descriptor, _WAIT, fcntl.F_WRLCK, 0, _FIRST)
+        try:
+            yield
+        finally:
+            _lock(self._descriptor, _SET, fcntl.F_UNLCK, 0, _FIRST)
 
 
-def _record(part: Part) -> bytes:
-    return _RECORD.pack(part.start, part.end, _checksum(part.start, part.end))
+class _Opened:
+    """A mirror that is open for reading, until nobody refers to it."""
+
+    def __init__(self, path: str, log: int) -> None:
+        self.descriptor = open_own(path, os.O_RDONLY)
+        self._ends: dict[int, int] = {}  # start -> end of each part that is there
+        self._read, self._most = log, log - _FIRST
+
+    def __del__(self) -> None:
+        with suppress(AttributeError):
+            os.close(self.descriptor)
+
+    def has(self, part: Part) -> bool:
+        return self._ends.get(part.start, -1) >= part.end
+
+    def refresh(self) -> None:
+        """Read the records that are new; any number of threads may do so."""
+        start = self._read
+        more = os.fstat(self.descriptor).st_size - start
+        if more < _RECORD.size:
+            return
+        content = os.pread(self.descriptor, more // _RECORD.size * _RECORD.size, start)
+        for first, end, checksum in _RECORD.iter_unpack(content):
+            if checksum == _checksum(first, end) and first < end <= self._most:
+                self._ends[first] = max(end, self._ends.get(first, -1))
+        self._read = start + len(content)
 
 
 def _checksum(start: int, end: int) -> int:

@@ -78,7 +78,7 @@ class Prefetcher:
         self._descriptors = _descriptors() - _OTHERS  # of parts under way
         self._has_parts = False
         self._forecast = ForecastFile(cache.folder)
-        self._arrivals = Arrivals(files, cache, self._pool, partial(brought, files, False))
+        self._arrivals = Arrivals(files, cache, self._pool, partial(brought, files))
         self.bell = self._arrivals.exchange  # can be read from when something has come
         self._open: dict[Future[Came], dict[str, int]] = {}  # address -> row
         self._came: deque[Future[Came]] = deque()  # of these, what is there
@@ -215,7 +215,7 @@ class Prefetcher:
         return True
 
     def _push(self, row: int, address: str) -> None:
-        self._has_parts = self._has_parts or self._files.divided(address) is not None
+        self._has_parts = self._has_parts or as_part(address) is not None
         self._waiting.push(row, address, self._size(address))
 
     def _size(self, address: str) -> int:

@@ -93,7 +93,7 @@ def demand_of(files: RemoteFiles, rows: Iterator[Sequence[str]]) -> Demand:
                 if address not in seen:
                     seen.add(address)
                     known = files.entry(address)
-                    in_parts = in_parts or files.divided(address) is not None
+                    in_parts = in_parts or as_part(address) is not None
                     waiting.push(count, address, (known and known[1]) or _UNKNOWN)
             count += 1
         first = waiting.first()

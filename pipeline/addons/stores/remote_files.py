@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import posixpath
 import random
 import re
 import threading
@@ -27,14 +28,17 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+import numpy as np
+
 from penstock.addons.stores.catalog import Catalog
-from penstock.addons.stores.listing import SMALL, Listing
 from penstock.addons.stores.parts import GAP, Came, Part, as_part, part_address
 from penstock.addons.stores.request_gate import RequestGate, unusable
 from penstock.addons.stores.retry import Damaged, RetryPolicy
 from penstock.addons.stores.store import Store, check_options
 from penstock.datasets.files import FileInfo, Files, is_hidden
-from penstock.errors import ConfigError, DataError
+from penstock.datasets.reading.fingerprint import DataFile, data_file
+from penstock.errors import ConfigError, DataError, Problem
+from penstock.files.addresses import join
 from penstock.files.regular_file import open_regular
 from penstock.terminal import ProgressDisplay
 
@@ -42,8 +46,8 @@ if TYPE_CHECKING:
     from penstock.addons.stores.file_cache import FileCache, PartialFile
     from penstock.addons.stores.mirror import Mirror
     from penstock.addons.stores.prefetcher import Prefetcher, RowsOf
-    from penstock.addons.stores.remote_folder import RemoteFolder
     from penstock.addons.stores.sending import Sending
+    from penstock.order.randomness import IntArray
 
 T = TypeVar("T")
 
@@ -80,7 +84,6 @@ class RemoteFiles:
         )
         self._unsummed = False  # whether checksums have proved to be wrong
         self._mirrored: dict[str, tuple[str, int]] = {}  # names and bytes of files with mirrors
-        self._bundled: dict[tuple[str, int], tuple[str, int]] = {}  # by folder and first row
         self._served: dict[str, FileInfo] = {}  # what a server says of files in a folder's index
 
     def local(self, address: str) -> Path:
@@ -109,15 +112,12 @@ class RemoteFiles:
     def part(self, address: str, start: int, end: int) -> str:
         return part_address(address, start, end)
 
-    def whole(self, address: str) -> str:
-        size = self._size_of_small(address)
-        return part_address(address, 0, size) if size else address
-
     def content(self, part: str, start: int = 0, count: int | None = None) -> bytes:
         wanted = as_part(part)
         assert wanted is not None, f"{part!r} is a whole file"
         most = wanted.end - wanted.start - start if count is None else count
-        content = self._kept(wanted, start, most)
+        mirror = self._mirror(wanted.address)
+        content = None if mirror is None else mirror.read(wanted, start, most)
         if content is not None:
             return content
 
@@ -125,7 +125,7 @@ class RemoteFiles:
             with open_regular(path) as file:
                 return os.pread(file.fileno(), most, start)
 
-        content = self.read(part if self.divided(part) else wanted.address, read)
+        content = self.read(part, read)
         if len(content) < most:
             raise DataError(
                 f"{wanted.address!r}: {len(content)} of {most} bytes from {wanted.start + start} "
@@ -133,113 +133,29 @@ class RemoteFiles:
             )
         return content
 
-    def divided(self, address: str) -> Part | None:
-        """The part at an address; None for a whole file's, also where a part is all of it."""
-        part = as_part(address)
-        if part is None or part.start:
-            return part
-        known = self.catalog.known(part.address)
-        return None if known is not None and known.size == part.end else part
-
-    def small(self, address: str, fetches: bool = True) -> bytes | None:
-        """The content of a small file in a bundle; None where it has to be a file by itself.
-
-        Args:
-            fetches: whether it is fetched if it is nowhere.
-        """
-        size = self._size_of_small(address)
-        if not size:
-            return None
-        part = Part(address, 0, size)
-        content = self._kept(part, 0, size)
-        if content is None and fetches:
-            known = self.entry(address)
-            assert known is not None
-            if self.cache.find(*known) is None:
-                with _own_draws():
-                    content = self._filled(part)
-        return content
-
-    def _filled(self, part: Part) -> bytes | None:
-        """The content of a small file, after it was put into its bundle; None if it may not be."""
-        try:
-            while (mirrored := self.filled_mirror(part)) is not None:
-                mirror, place = mirrored
-                with mirror.claimed([place]) as claim:
-                    if claim is None:
-                        return None
-                    if claim.parts:
-                        content = self._content(part.address)
-                        claim.write(place, memoryview(content))
-                        claim.flush()
-                        claim.commit()
-                        return content
-                if (there := mirror.read(place, 0, part.end)) is not None:  # others have fetched it
-                    return there
-        except OSError as error:
-            raise unusable(self._folder, error) from error
-        return None
-
-    def _content(self, address: str) -> bytes:
-        """A file, fetched into memory."""
-        info, sums, sink = self.catalog.look(address), set[str](), _Memory()
-        self._retry(address, lambda: self._download(address, info, sink, sums))
-        return sink.content
-
-    def _size_of_small(self, address: str) -> int:
-        """Bytes of a file that can be kept in a bundle; 0 for others."""
-        listed = self.catalog.row(address)
-        size: int = 0 if listed is None else listed[1].sizes.item(listed[2])
-        return size if 0 < size <= SMALL else 0
-
-    def _kept(self, part: Part, start: int, count: int) -> bytes | None:
-        mirrored = self._mirror(part)
-        return None if mirrored is None else mirrored[0].read(mirrored[1], start, count)
-
-    def _mirror(self, part: Part) -> tuple[Mirror, Part] | None:
-        """The mirror or bundle that a part can be kept in, and its place there."""
-        if not self.cache.has_mirrors:
-            return None
-        if not part.start and part.end <= SMALL:
-            listed = self.catalog.row(part.address)
-            if listed is not None and listed[1].sizes.item(listed[2]) == part.end:
-                return self._bundle(*listed)
-        named = self._mirrored.get(part.address)
+    def _mirror(self, address: str) -> Mirror | None:
+        """The mirror of a file of which parts are read; None where there can be none."""
+        named = self._mirrored.get(address)
         if named is None:
-            known = self.catalog.known(part.address)
-            if known is None or not known.size:
+            known = self.catalog.known(address)
+            if known is None or not known.size or not self.cache.has_mirrors:
                 return None
             if len(self._mirrored) >= _MIRRORED:
                 self._mirrored = {}
-            named = self._mirrored[part.address] = self._entry(part.address, known), known.size
-        return self.cache.mirror(*named), part
+            named = self._mirrored[address] = self._entry(address, known), known.size
+        return self.cache.mirror(*named)
 
-    def _bundle(self, folder: str, listing: Listing, row: int) -> tuple[Mirror, Part] | None:
-        from penstock.addons.stores.mirror import Bundle
-
-        slot = listing.slot(row)
-        if slot is None:
-            return None
-        first, start, end = slot
-        named = self._bundled.get((folder, first))
-        if named is None:
-            files, size = listing.bundle(first)
-            text = "\0".join([self._endpoint, folder, ""]).encode("utf-8", "surrogateescape")
-            digest = hashlib.blake2b(text + files, digest_size=16).hexdigest()
-            named = self._bundled[folder, first] = f"{digest}-files", size
-        return self.cache.mirror(*named, Bundle), Part(folder, start, end)
-
-    def filled_mirror(self, part: Part) -> tuple[Mirror, Part] | None:
-        """The mirror or bundle that a part will be kept in, and its place there, if it will be."""
+    def filled_mirror(self, address: str) -> Mirror | None:
+        """The mirror that parts of a file are to be kept in, if they are to be."""
         fits = 2 * self.catalog.size() <= self.cache.limit
-        return self._mirror(part) if fits else None
+        return self._mirror(address) if fits else None
 
     def kept_as(self, address: str) -> str | None:
         """The name in the cache of what a file or part will be kept in, if it is known yet."""
         part = as_part(address)
-        mirrored = None if part is None else self.filled_mirror(part)
-        if mirrored is not None:
-            return mirrored[0].entry
+        mirror = None if part is None else self.filled_mirror(part.address)
+        if mirror is not None:
+            return mirror.entry
         known = self.entry(address)
         return None if known is None else known[0]
 
@@ -252,8 +168,6 @@ class RemoteFiles:
         return self.catalog.look(address)
 
     def folder(self, address: str) -> RemoteFolder:
-        from penstock.addons.stores.remote_folder import RemoteFolder
-
         self.catalog.store(address)
         return RemoteFolder(self, address)
 
@@ -305,13 +219,6 @@ class RemoteFiles:
         self.cache.promise(cached)
         return 0
 
-    def fetch_small_ahead(self, part: Part, beyond: int) -> int:
-        """As `fetch_ahead`, for a small file, into its bundle if that may be."""
-        known = self.entry(part.address)
-        is_file = known is not None and self.cache.find(*known) is not None
-        content = None if is_file else self._filled(part)
-        return self.fetch_ahead(part.address, beyond) if content is None else len(content)
-
     def fetch_parts_ahead(self, wanted: Sequence[tuple[str, int]]) -> Came:
         """Bring parts of one file into the cache, by one request if none is there yet.
 
@@ -325,8 +232,8 @@ class RemoteFiles:
         for address, beyond in wanted:
             part = as_part(address)
             assert part is not None
-            mirrored = self._mirror(part)
-            if mirrored is not None and mirrored[0].has(mirrored[1]):
+            mirror = self._mirror(part.address)
+            if mirror is not None and mirror.has(part):
                 continue
             info = self.catalog.look(part.address)
             parts[self._entry(address, info)] = address, part, beyond
@@ -379,8 +286,6 @@ class RemoteFiles:
         known = self.catalog.known(part.address if part else address)
         if known is None:
             return None
-        if part is not None and part[1:] == (0, known.size):
-            return self._entry(part.address, known), known.size
         return self._entry(address, known), part.end - part.start if part else known.size
 
     def _entry(self, address: str, info: FileInfo) -> str:
@@ -402,17 +307,11 @@ class RemoteFiles:
         sums: set[str] = set()
 
         def download(part: PartialFile) -> None:
-            content = self.small(address, fetches=False)
-            if content is not None:  # and a file of its own is wanted
-                part.write(content)
-                return
             self._retry(address, lambda: self._download(address, info, part, sums))
 
         return self.cache.get(self._entry(address, info), info.size, download, beyond)
 
-    def _download(
-        self, address: str, info: FileInfo, part: PartialFile | _Memory, sums: set[str]
-    ) -> None:
+    def _download(self, address: str, info: FileInfo, part: PartialFile, sums: set[str]) -> None:
         """Write a file into `part`; `sums` collects the MD5 of each attempt.
 
         Raises:
@@ -524,15 +423,66 @@ class RemoteFiles:
         return FileCache(self._folder, self.files.cache_size)
 
 
-class _Memory:
-    """A download into memory."""
+class RemoteFolder:
+    """The folder `inner` below the address `root`, which is listed on first use."""
 
-    def __init__(self) -> None:
-        self.content, self.written = b"", 0
+    def __init__(self, files: RemoteFiles, root: str, inner: str = "") -> None:
+        self.remote_files = files
+        self._catalog = files.catalog
+        self._root = root.rstrip("/")
+        self._inner = inner
+        self._before = f"{inner}/" if inner else ""
 
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        self.content = self.content[: self.written] + data
-        self.written = len(self.content)
+    def __str__(self) -> str:
+        return join(self._root, self._inner) if self._inner else self._root
+
+    def path(self, name: str) -> str:
+        return join(self._root, self._before + name)
+
+    def read(self, name: str, function: Callable[[str, str], T]) -> T:
+        address = self.path(name)
+        return self.remote_files.read(address, lambda path: function(path, address))
+
+    def below(self, name: str) -> RemoteFolder:
+        inner = posixpath.normpath(posixpath.join(self._inner, name))
+        if inner.startswith(("..", "/")):
+            raise ConfigError(Problem("dataset.root", f"{name!r} leads out of it ({self._root!r})"))
+        return RemoteFolder(self.remote_files, self._root, "" if inner == "." else inner)
+
+    def exists(self) -> bool:
+        rows = self._rows()
+        return rows.stop > rows.start
+
+    def folders(self) -> list[str]:
+        listing = self._catalog.listing(self._root)
+        names = listing.folders(self._rows(), len(os.fsencode(self._before)))
+        return [name for name in names if name[0] != "."]
+
+    def files(self) -> list[str]:
+        names = self._catalog.listing(self._root).names[self._rows()].tolist()
+        start = len(os.fsencode(self._before))
+        below = (os.fsdecode(name[start:]) for name in names)
+        return [name for name in below if not is_hidden(name)]
+
+    def sizes(self, names: Sequence[str]) -> IntArray:
+        sizes = self._sizes(names)
+        if len(sizes) and sizes.min() < 0:
+            missing = self.path(names[int(sizes.argmin())])
+            raise DataError(f"{missing!r} is missing in its store")
+        return sizes
+
+    def _sizes(self, names: Sequence[str]) -> IntArray:
+        return self._catalog.sizes(self._root, [self._before + name for name in names])
+
+    def first_missing(self, names: Sequence[str]) -> int | None:
+        missing = np.flatnonzero(self._sizes(names) < 0)
+        return int(missing[0]) if len(missing) else None
+
+    def data_file(self, name: str) -> DataFile:
+        return data_file(name, self.path(name), self.remote_files.files)
+
+    def _rows(self) -> slice:
+        return self._catalog.listing(self._root).below(self._inner)
 
 
 @contextmanager

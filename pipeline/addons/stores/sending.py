@@ -116,8 +116,7 @@ class Sending:
                 self._in_parts(name, shown)
             listing = self._catalog.there(self._address)
             for name in names:
-                row = listing.find(name)
-                info = None if row is None else listing.at(row)
+                info = listing.find(name)
                 if info is None or info.size != sizes[name]:
                     self._notes.unlink(missing_ok=True)
                     raise DataError(

@@ -46,7 +46,7 @@ class StreamPrefetcher:
         files.catalog.gate.yields = True
         self._window = min(files.ahead, cache.limit // 32)
         pool = ThreadPoolExecutor(_AT_ONCE, "penstock-ahead")
-        self._arrivals = Arrivals(files, cache, pool, partial(brought, files, True), stream=True)
+        self._arrivals = Arrivals(files, cache, pool, partial(brought, files), stream=True)
         self.bell = self._arrivals.exchange  # can be read from when something has come
         self._at = (-1, 0)  # epoch, step delivered
         self._reads = False

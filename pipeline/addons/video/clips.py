@@ -100,7 +100,6 @@ class ClipDataset(FolderDataset):
     """Videos whose clips are cut out as `clips` says."""
 
     clips: Clips
-    by_content = False
 
     @property
     def draws(self) -> bool:  # type: ignore[override]

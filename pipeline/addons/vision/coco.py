@@ -63,7 +63,6 @@ class Coco(FolderDataset):
     """
 
     columns: ClassVar[tuple[str, ...]] = ("path", "objects")
-    by_content = True
 
     def __init__(
         self,
@@ -122,8 +121,8 @@ class Coco(FolderDataset):
         self._labels = np.array([numbers[key] for key in own.categories_of.tolist()], np.int64)
 
     def __getitem__(self, index: int) -> Sample:
-        image = self._read_content(
-            index, lambda image, shown: read_image(image, self.reader, shown, self.limits)
+        image = self._read(
+            index, lambda path, shown: read_image(path, self.reader, shown, self.limits)
         )
         own, row = self._file, int(self.rows[index])
         width, height = own.sizes[row].tolist()

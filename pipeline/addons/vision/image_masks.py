@@ -71,7 +71,6 @@ class ImageMasks(FolderDataset):
     """
 
     columns: ClassVar[tuple[str, ...]] = ("path", "mask")
-    by_content = True
 
     def __init__(
         self,
@@ -138,11 +137,11 @@ class ImageMasks(FolderDataset):
         self.names, self._mask_names = names, of_masks
 
     def __getitem__(self, index: int) -> Sample:
-        image = self._read_content(
-            index, lambda image, shown: read_image(image, self.reader, shown, self.limits)
+        image = self._read(
+            index, lambda path, shown: read_image(path, self.reader, shown, self.limits)
         )
         name = os.fsdecode(self._mask_names[index])
-        mask = self._masks.read_content(name, self._mask)
+        mask = self._masks.read(name, self._mask)
         if mask.shape != image.shape[-2:]:
             raise DataError(
                 f"mask {self._masks.path(name)!r} has {mask.shape[1]} x {mask.shape[0]} pixels, "
@@ -161,10 +160,7 @@ class ImageMasks(FolderDataset):
     def files_of(self, indices: Sequence[int] | npt.NDArray[np.int64]) -> list[list[str]]:
         """The addresses of the pictures and masks of samples."""
         masks = (self._masks.path(os.fsdecode(self._mask_names[index])) for index in indices)
-        return [
-            [self._fetched(self.path(index)), self._fetched(mask)]
-            for index, mask in zip(indices, masks, strict=True)
-        ]
+        return [[self.path(i), mask] for i, mask in zip(indices, masks, strict=True)]
 
     def fingerprint_parts(self, sized: bool) -> list[Part]:
         """The reader, the classes, and names and file sizes of this split's pictures and masks."""
@@ -174,10 +170,10 @@ class ImageMasks(FolderDataset):
         parts += [*self._file_parts(sized), *masks]
         return [*parts, self._masks.sizes(masks)] if sized else parts
 
-    def _mask(self, image: str | bytes, shown: str) -> Mask:
+    def _mask(self, path: str, shown: str) -> Mask:
         """The classes of the pixels of a file: uint8[H, W]."""
         if self._colors is not None:
-            pixels = read_image(image, "pillow", shown, self.limits).numpy()
+            pixels = read_image(path, "pillow", shown, self.limits).numpy()
             known = np.array(sorted(self._colors), np.uint32)
             numbers = np.array([self._colors[color] for color in known.tolist()], np.uint8)
             mask = np.empty(pixels.shape[1:], np.uint8)
@@ -193,7 +189,7 @@ class ImageMasks(FolderDataset):
                     raise self._unknown(shown, f"the colour {parts}")
                 mask[start : start + rows] = numbers[places]
             return mask
-        mask = _numbers_of(image, shown, self.limits)
+        mask = _numbers_of(path, shown, self.limits)
         for number in {int(mask.min()), int(mask.max())}:
             if not 0 <= number <= 255:
                 raise self._unknown(shown, f"the number {number}")
@@ -243,18 +239,18 @@ def _classes(
     return names, colors
 
 
-def _numbers_of(image: str | bytes, shown: str, limits: Limits) -> npt.NDArray[Any]:
+def _numbers_of(path: str, shown: str, limits: Limits) -> npt.NDArray[Any]:
     """The numbers of a mask of one channel, or the entries of a palette: of its own type [H, W]."""
-    content = encoded_image(image, "pillow", shown, limits).content
+    content = encoded_image(path, "pillow", shown, limits).content
     try:
-        with opened_image(content, shown, limits) as opened:
-            if opened.mode not in ("1", "L", "P", "I", "I;16"):
+        with opened_image(content, shown, limits) as image:
+            if image.mode not in ("1", "L", "P", "I", "I;16"):
                 raise DataError(
-                    f"mask {shown!r} has the colours of mode {opened.mode}, not numbers; for "
+                    f"mask {shown!r} has the colours of mode {image.mode}, not numbers; for "
                     "colours write dataset.classes as a mapping of names to colours"
                 )
-            reserve(8 * opened.width * opened.height, f"mask {shown!r}")
-            return np.array(opened)
+            reserve(8 * image.width * image.height, f"mask {shown!r}")
+            return np.array(image)
     except (MemoryError, DataError):
         raise
     except Exception as error:  # decoders raise any error for a damaged file
