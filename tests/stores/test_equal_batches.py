@@ -27,7 +27,7 @@ from penstock.addons.shards import indexed_tars, mds, mds_parts
 from penstock.addons.shards.indexed_tars import IndexedTars
 from penstock.addons.shards.tar import index
 from penstock.addons.shards.tar_shards import TarShards
-from penstock.addons.stores import file_cache
+from penstock.addons.stores import file_cache, mirror
 from penstock.addons.tables.arrow import files as arrow_files
 from penstock.addons.tables.parquet import Parquet
 from penstock.addons.tables.parquet_stream import ParquetStream
@@ -320,6 +320,7 @@ def check_it_ends(datasets, workers, shelf, event, way, monkeypatch):
     with monkeypatch.context() as patched:
         if not expires:
             patched.setattr(file_cache, "os", FullDisk())
+            patched.setattr(mirror, "os", FullDisk())
         try:
             made = digests(datasets, before=expire if expires else None, **workers)
         except DataError as error:
