@@ -306,16 +306,13 @@ def _say(folder: RunFolder, newest: Newest | None, machines: Machines, copied: b
     if newest.skipped:
         updates = int(newest.state["updates"])
         steps = max((checkpoint.steps_of(path) or 0) for path, _ in newest.skipped) - updates
-        lost = "the step since then is" if steps == 1 else "the steps since then are"
-        if steps > 1:
-            lost = f"the {steps} steps since then are"
-        say(f"resuming from an older one, after {_steps(updates)}; {lost} repeated")
+        lost = f"the {steps} steps since then are" if steps > 1 else "the steps since then are"
+        if steps == 1:
+            lost = "the step since then is"
+        after = f"{updates} step{'' if updates == 1 else 's'}"
+        say(f"resuming from an older one, after {after}; {lost} repeated")
     epoch, step = _address(newest.state)
     source, copy = newest.path.name, machines.newest_copy()
     if copied and copy is not None:
         source = f"from the memory of rank {copy[1]} on {machines.members[copy[1]].host}"
     say(f"{change}resuming {folder.path} at epoch {epoch}, step {step} ({source})")
-
-
-def _steps(number: int) -> str:
-    return "1 step" if number == 1 else f"{number} steps"

@@ -109,6 +109,12 @@ def test_copies_that_are_as_new_as_any_checkpoint(source, copy, latest, taken, m
             ],
         ),
         (
+            Newest(Path("c/1"), state() | {"updates": 1}, [(Path("8"), "torn")]),
+            "",
+            False,
+            ["cannot use 8", "resuming from an older one, after 1 step; the 7 steps since", "res"],
+        ),
+        (
             Newest(Path("c/7"), state(), [(Path("x"), "broken")]),
             "",
             False,
