@@ -12,12 +12,9 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal
 
 from penstock.errors import ConfigError, Problem
-
-if TYPE_CHECKING:
-    from penstock.runs.checkpoint import CopiesPlace
 
 _FOLDER = Path(__file__).parent / "addons"
 
@@ -127,7 +124,6 @@ class AddOn:
             says of all splits together.
         pictures: "module:function" that takes a `penstock.build.data.Split`, a `Batch` of it and a
             folder, draws the batch there, and returns the path of the picture, or None.
-        copies: a module with the functions of `penstock.runs.checkpoint.CopiesPlace`.
         iterated: "module:function" of a `Loader` that somebody else's loop asks for its batches:
             `iter(loader)`.
         stores: "module:class" that reads files at addresses: (`penstock.datasets.files.Files`) ->
@@ -169,7 +165,6 @@ class AddOn:
     observers: str = ""
     checks: str = ""
     pictures: str = ""
-    copies: str = ""
     iterated: str = ""
     stores: str = ""
     typed: Mapping[str, str] = field(default_factory=dict)
@@ -268,12 +263,6 @@ def _is_set(config: Any, key: str, option: Any) -> bool:
     if isinstance(config, Mapping) and isinstance(option, type):
         return {**default.model_dump(), **config} != default.model_dump()
     return config is not None and config != default
-
-
-def copies() -> CopiesPlace | None:
-    """Another place that a fit's state is kept in, if an add-on has one."""
-    module = next((addon.copies for addon in addons().values() if addon.copies), None)
-    return cast("CopiesPlace", load(module)) if module else None
 
 
 @cache

@@ -7,4 +7,8 @@ and a test greps README, docs and YAML for each of them. The table goes with the
 from __future__ import annotations
 
 # What a person typed (`key`, `key=value`, `--flag`; "*" ends a prefix) -> what to do instead.
-GONE: dict[str, str] = {}
+GONE: dict[str, str] = {
+    "experiment=gan": "see docs/examples/gan",
+    "sweep.out_of_fold": "run task=predict on each job's folder, and join the tables",
+    "trainer.checkpoint.memory_every_steps": "set trainer.checkpoint.every_minutes",
+}

@@ -125,21 +125,11 @@ class Group:
 
     def from_first(self, value: Value) -> Value:
         """Rank 0's value, on all ranks."""
-        return self.from_rank(0, value)
-
-    def from_rank(self, rank: int, value: Value) -> Value:
-        """The value of that rank, on all ranks."""
         if self.alone:
             return value
         box = [value]
-        dist.broadcast_object_list(box, src=rank, group=self._control)
+        dist.broadcast_object_list(box, src=0, group=self._control)
         return box[0]
-
-    def copy_from(self, rank: int, tensor: Tensor) -> None:
-        """Overwrite `tensor` (contiguous, on the CPU) with that rank's; its bytes are sent."""
-        if not self.alone and tensor.numel():
-            data = tensor.reshape(-1).view(torch.uint8)
-            dist.broadcast(data, src=rank, group=self._control)
 
     def copy_from_first(self, tensor: Tensor) -> None:
         """Overwrite `tensor` (on the world's device) with rank 0's."""

@@ -304,56 +304,6 @@ def _number(path: Path) -> tuple[int, int]:
     return int(match[1]), int(match[2] or 1)
 
 
-class StateCopies(Protocol):
-    """Copies of a fit's state in another place than its folder, for ranks that are started again.
-
-    Every rank has one of these and makes the same calls.
-    """
-
-    def is_due(self, updates: int, /) -> bool:
-        """Whether it is time for a copy, after so many steps; any rank may say so for all."""
-
-    def keep(self, state: Callable[[], State], updates: int, /) -> None:
-        """Copy the state after `updates` optimizer steps; may continue in the background."""
-
-    def flush(self) -> None:
-        """Wait until the last copy is complete."""
-
-    def remove(self) -> None:
-        """Remove the copies: the run has reached its end."""
-
-
-class CopiesPlace(Protocol):
-    """Where such copies are; a start of a run is named by its id in the manifest."""
-
-    def of_start(
-        self, config: Config, session: str, group: Group, resumed: bool, /
-    ) -> StateCopies | None:
-        """The copies that a start will make; None if it makes none. All ranks call this.
-
-        Args:
-            resumed: whether it has a state already.
-        """
-
-    def found(self) -> Mapping[str, int]:
-        """Optimizer steps of the newest copy of each start that this machine has."""
-
-    def is_copy(self, path: Path, /) -> bool:
-        """Whether a path is that of a copy, of any machine."""
-
-    def share(
-        self, group: Group, rank: int, session: str, check: Callable[[State], None], /
-    ) -> Newest | None:
-        """The newest copy of a start that the machine of `rank` has, on all ranks.
-
-        Args:
-            check: raises ValueError for a state that cannot be used.
-
-        Returns:
-            None if it cannot be read; that rank says why.
-        """
-
-
 def steps_of(path: Path) -> int | None:
     """The number of optimizer steps in a checkpoint's name; None if it has none."""
     return _number(path)[0] if _NAME.fullmatch(path.name) else None

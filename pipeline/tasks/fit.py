@@ -252,8 +252,6 @@ class Fit:
             )
         if opened.checkpoints:
             opened.checkpoints.flush()
-        if opened.copies:
-            opened.copies.remove()
 
     @property
     def folder(self) -> RunFolder:

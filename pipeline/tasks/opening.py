@@ -1,13 +1,12 @@
 """The folder that a fit writes to, new or of the run it resumes, and the state it resumes from.
 
 Only the first rank writes. All ranks read the checkpoint, so the folder must be on a disk that all
-machines share. Where the launcher has started the ranks again, and a machine has a newer copy of
-the state in another place (`AddOn.copies`), that goes to all ranks instead.
+machines share.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +18,8 @@ from penstock.config.changes import differing
 from penstock.config.own_command import overrides
 from penstock.config.schema import Config
 from penstock.distributed.group import Group
-from penstock.distributed.world import launcher_start
-from penstock.errors import ConfigError, Problem
+from penstock.distributed.world import launcher_start, restarts
+from penstock.errors import ConfigError, PenstockError, Problem
 from penstock.loading.known_by import ADVICE, compared_rows, in_fingerprint
 from penstock.loading.loader import Loader
 from penstock.order.address import Address
@@ -32,8 +31,6 @@ from penstock.runs.identity.sources import changes
 from penstock.runs.manifest import has_manifest, read_manifest
 from penstock.runs.resumption import Source, same_but_for_length, same_but_for_skips
 from penstock.runs.run_folder import RunFolder, last_code
-from penstock.tasks import machines
-from penstock.tasks.machines import Machines
 from penstock.terminal import say
 from penstock.training.runner import Session
 
@@ -102,31 +99,15 @@ class Opening:
             CheckpointError: the named checkpoint, or all of them, cannot be used.
         """
         config, group = self.config, self.group
-        # Copies serve the ranks that a launcher starts again.
-        copies = None if group.alone and launcher_start() is None else installed.copies()
-        members = machines.gather(group)
-        folder, newest, source, then = None, None, None, Machines(members, None)
-        opened_as, where = ("", "", ""), None
+        launchers, restarted = zip(*group.gather((launcher_start(), restarts() > 0)), strict=True)
+        folder, newest, opened_as = None, None, ("", "")
         if group.is_first:
-            source = self._source(Machines(members, Path(config.run_dir)))
-            then = Machines(members, source.folder if source else None)
-            where = _copy(source, then)
-        where = group.from_first(where)
-        copy = None
-        if where is not None and copies is not None:
-            from penstock.runs import run_state
-
-            rank, start = where
-            copy = copies.share(group, rank, start, run_state.check)
-        if group.is_first:
-            folder, newest = self._open(source, then, copy)
-            session = folder.manifest["sessions"][-1]["id"]
-            opened_as = str(folder.path), str(newest.path) if newest else "", session
-        path, taken, session = group.from_first(opened_as)
+            folder, newest = self._open(sorted({*launchers} - {None}), any(restarted))
+            opened_as = str(folder.path), str(newest.path) if newest else ""
+        path, taken = group.from_first(opened_as)
         state = newest.state if newest else None
-        if taken and newest is None:  # another rank has found it
-            shared = copy is not None and taken == str(copy.path)
-            state = copy.state if copy is not None and shared else checkpoint.load(Path(taken))
+        if taken and newest is None:  # the first rank has found it
+            state = checkpoint.load(Path(taken))
         opened = Opened(state=state, fingerprint=self.fingerprint, folder=folder)
         if (kept := config.trainer.checkpoint) is not None:
             saves = Checkpoints(Path(path) / "checkpoints", kept.keep_last, kept.background, group)
@@ -135,33 +116,26 @@ class Opening:
             opened.checkpoints = saves
         if state is not None:
             opened.fingerprint, opened.renewed = self._continued(state)
-        if copies is not None:
-            opened.copies = copies.of_start(config, session, group, state is not None)
         return opened
 
-    def _source(self, machines: Machines) -> Source | None:
-        """The place to resume from; the run itself, if its launcher has started all ranks again."""
-        if self.config.resume is None and machines.started_again:
-            return Source(Path(self.config.run_dir), required=False)
-        return resumption.source(self.config)
-
     def _open(
-        self, source: Source | None, machines: Machines, copy: Newest | None
+        self, launchers: Sequence[str], restarted: bool
     ) -> tuple[RunFolder, Newest | None]:
-        """The folder, and the state that is resumed from; on the first rank."""
+        """The folder, and the state that is resumed from; on the first rank.
+
+        Args:
+            launchers: of all ranks, see `world.launcher_start`.
+            restarted: whether one of them has started its ranks before.
+        """
         config, scheduler, own = self.config, self.config.scheduler, self.fingerprint
-        newest, renewed = copy, None
-        if newest is not None:
-            try:
-                self._check(newest.state)
-            except ValueError as error:
-                say(f"the copy in memory cannot be used: {error}")
-                newest = copy = None
-        if newest is None and source:
-            newest = self._newest(source)
+        if config.resume is None and (restarted or _outlived(Path(config.run_dir), launchers)):
+            source = Source(Path(config.run_dir), required=False)  # its launcher goes on with it
+        else:
+            source = resumption.source(config)
+        newest, renewed = self._newest(source) if source else None, None
         if newest is not None:
             self._check_same(newest.state)
-            run = source.folder if copy and source else resumption.run_of(newest.path)
+            run = resumption.run_of(newest.path)
             for part, module, before, now in changes(run and last_code(run), self.facts["code"]):
                 say(
                     f"{part}: the code of {module} has changed since the run was last started "
@@ -183,7 +157,7 @@ class Opening:
                 **self.facts,
             )
             began = {"at": list(at), "resumed": str(newest.path)} if newest else {}
-            folder.note(**machines.facts, **began)
+            folder.note(launchers=launchers, **began)
         else:
             kept = (*resumption.LENGTH, resumption.SKIP)
             folder = RunFolder.reopen(
@@ -194,8 +168,8 @@ class Opening:
                 at=list(at),
                 code=self.facts["code"],
                 resumed=str(newest.path) if newest else None,
-                lost=machines.same_launch,
-                **machines.facts,
+                lost=_outlived(old, launchers),
+                launchers=launchers,
             )
             folder.had_other_data(self.facts["data"])
             repeated = folder.rewind(*at, int(newest.state["updates"]) if newest else 0)
@@ -203,7 +177,7 @@ class Opening:
                 folder.note(repeated=repeated)
         if skipped := Skipped.of(config.trainer.skip):
             folder.note(skipped=skipped.ranges)
-        _say(folder, newest, machines, copy is not None)
+        _say(folder, newest)
         if newest is not None and renewed is not None and scheduler is not None:
             planned = sum(resumption.spans(newest.state["fingerprint"]))
             unit = "epochs" if scheduler.get("interval") == "epoch" else "steps"
@@ -281,25 +255,21 @@ class Opening:
             )
 
 
-def _copy(source: Source | None, machines: Machines) -> tuple[int, str] | None:
-    """Rank and start of a copy of the state, if no checkpoint is newer."""
-    copy = machines.newest_copy()
-    if source is None or source.folder is None or source.checkpoint is not None or copy is None:
-        return None
-    steps, rank, start = copy
-    return (rank, start) if steps >= Checkpoints(source.folder / "checkpoints").latest() else None
+def _outlived(run: Path, launchers: Sequence[str]) -> bool:
+    """Whether a launcher of the run's last start is still there: then its processes are gone."""
+    with suppress(PenstockError, LookupError, TypeError):  # reported when it is opened
+        before = read_manifest(run)["sessions"][-1].get("launchers") if has_manifest(run) else ()
+        return not set(launchers).isdisjoint(before or ())
+    return False
 
 
 def _address(state: State) -> Address:
     return Address(int(state["loader"]["epoch"]), int(state["loader"]["step"]))
 
 
-def _say(folder: RunFolder, newest: Newest | None, machines: Machines, copied: bool) -> None:
-    """Say where the run resumes, who takes part, and the cost of damaged checkpoints."""
-    change = f"{changed}; " if (changed := machines.changes()) else ""
+def _say(folder: RunFolder, newest: Newest | None) -> None:
+    """Say where the run resumes, and the cost of damaged checkpoints."""
     if newest is None:
-        if change:
-            say(f"{change}starting {folder.path} again, as there is no checkpoint")
         return
     for path, reason in newest.skipped:
         say(f"cannot use {path}: {reason}")
@@ -312,7 +282,4 @@ def _say(folder: RunFolder, newest: Newest | None, machines: Machines, copied: b
         after = f"{updates} step{'' if updates == 1 else 's'}"
         say(f"resuming from an older one, after {after}; {lost} repeated")
     epoch, step = _address(newest.state)
-    source, copy = newest.path.name, machines.newest_copy()
-    if copied and copy is not None:
-        source = f"from the memory of rank {copy[1]} on {machines.members[copy[1]].host}"
-    say(f"{change}resuming {folder.path} at epoch {epoch}, step {step} ({source})")
+    say(f"resuming {folder.path} at epoch {epoch}, step {step} ({newest.path.name})")

@@ -24,7 +24,7 @@ from penstock.loading.batch import Batch
 from penstock.loading.known_by import in_fingerprint
 from penstock.loading.loader import Loader
 from penstock.order.address import Address
-from penstock.runs.checkpoint import Checkpoints, State, StateCopies
+from penstock.runs.checkpoint import Checkpoints, State
 from penstock.training.epoch_metrics import EpochMetrics, NonFiniteLossError, Step, order_hash
 from penstock.training.observer import Observer, Record
 from penstock.training.speed import predicted_waiting, speed
@@ -70,13 +70,11 @@ class Session:
         checkpoints: where to save; None saves nothing.
         state: of a checkpoint to resume from.
         fingerprint: plain values saved in checkpoints, to recognize the same run later.
-        copies: of the state, for ranks that are started again.
     """
 
     checkpoints: Checkpoints | None = None
     state: State | None = None
     fingerprint: Mapping[str, str] = field(default_factory=dict)
-    copies: StateCopies | None = None
 
 
 def fit(
@@ -267,30 +265,23 @@ class _Fit(Observer):
         """
         minutes = self.options.save_every_minutes
         late = minutes is not None and time.monotonic() - self.saved_at >= 60 * minutes
-        updates, copies = self.train_step.updates, self.session.copies
-        copied = copies is not None and copies.is_due(updates)
-        stop, due, copied = self.group.agree(broken_off or self._asked(), late, copied)
+        stop, due = self.group.agree(broken_off or self._asked(), late)
         if stop:
             self._stop()
         if due and not self.train_step.pending:
             self._save()
-        if copied and not self.train_step.pending and copies is not None:
-            copies.keep(self._settled, updates)
 
     def _val_turn(self, broken_off: bool) -> None:
-        if self.group.agree(broken_off or self._asked(), False, False)[0]:
+        if self.group.agree(broken_off or self._asked(), False)[0]:
             self._stop()  # before this validation, which the next session repeats
 
     def _asked(self) -> bool:
         return self.preemption is not None and self.preemption.asked is not None
 
     def _stop(self) -> None:
-        (epoch, step), copies = self.address, self.session.copies
+        epoch, step = self.address
         self.train_step.drop_pending()  # batches since the last step, which are learned from again
         self.epoch_metrics.drop_from(self.address)
-        if copies is not None:  # first, as a disk may take longer than the launcher waits
-            copies.keep(self._settled, self.train_step.updates)
-            copies.flush()
         self._save()
         if self.session.checkpoints:
             self.session.checkpoints.flush()

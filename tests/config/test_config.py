@@ -86,7 +86,6 @@ GOOD = {
             "every_minutes": None,
             "keep_last": 1,
             "background": True,
-            "memory_every_steps": "auto",
         },
         "baseline": True,
         "digest": False,
@@ -138,7 +137,7 @@ def test_a_good_configuration_becomes_typed_and_comes_back_plain():
     plain = config.plain()
     for section, keys in (  # those that add-ons bring
         ("trainer", ("warm_start", "freeze", "recompute")),
-        ("sweep", ("folds", "out_of_fold")),
+        ("sweep", ("folds",)),
         ("distributed", ("lanes",)),
     ):
         for key in keys:

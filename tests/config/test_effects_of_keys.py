@@ -304,7 +304,6 @@ ROWS = {
     "trainer.checkpoint.every_minutes": Row(("1", "2")),
     "trainer.checkpoint.keep_last": Row(("9", "8")),
     "trainer.checkpoint.background": Row(("true", "false")),
-    "trainer.checkpoint.memory_every_steps": Row(("null", "2")),
     "trainer.baseline": Row(("true", "false")),
     "trainer.digest": Row(("true", "false")),
     "trainer.ledger": Row(("true", "false")),

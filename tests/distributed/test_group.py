@@ -34,10 +34,7 @@ def talk(rank, size, port, answers):
         except Exception as error:
             raised = f"{type(error).__name__}: {error}"
         mine = torch.full((size * (rank + 1), 2), float(rank))  # rank + 1 rows for each
-        bytes_of = torch.full((2,), float(rank), dtype=torch.bfloat16)
-        weights, nothing = torch.tensor([float(rank)]), torch.empty(0)
-        group.copy_from(1, bytes_of)
-        group.copy_from(1, nothing)
+        weights = torch.tensor([float(rank)])
         group.copy_from_first(weights)
         apart, _ = group.second()
         answers.put(
@@ -47,8 +44,7 @@ def talk(rank, size, port, answers):
                     "alone": (group.alone, group.is_first, apart.alone),
                     "exchanged": group.exchange(mine, [1, 2, 3]).tolist(),
                     "joined": group.joined(torch.tensor([rank, -rank])).tolist(),
-                    "copied": (bytes_of.tolist(), weights.tolist()),
-                    "third": group.from_rank(2, rank),
+                    "copied": weights.tolist(),
                     "apart": apart.gather(rank),
                     "sum": group.sum(torch.tensor([rank + 1.0])).item(),
                     "gather": group.gather({"rank": rank}),
@@ -77,8 +73,7 @@ def test_ranks_hear_each_other():
         assert found[rank]["alone"] == (False, rank == 0, False)
         assert found[rank]["exchanged"] == [[0.0, 0.0]] + [[1.0, 1.0]] * 2 + [[2.0, 2.0]] * 3
         assert found[rank]["joined"] == [0, 0, 1, -1, 2, -2]
-        assert found[rank]["copied"] == ([1.0, 1.0], [0.0])
-        assert found[rank]["third"] == 2
+        assert found[rank]["copied"] == [0.0]
         assert found[rank]["apart"] == [0, 1, 2]
         raised = "ValueError: of this rank" if rank == 1 else "PenstockError: rank 1: ValueError: "
         assert found[rank]["raised"].startswith(raised)
@@ -95,7 +90,6 @@ def test_alone_nothing_is_waited_for():
         assert group.sum(torch.ones(2)).tolist() == [1, 1]
         assert group.second()[0].alone
         assert group.second()[1] is None
-        group.copy_from(0, torch.ones(1))
         group.copy_from_first(torch.ones(1))
         group.meet()
         group.hint("")
@@ -123,8 +117,6 @@ def test_one_rank_makes_a_group_only_under_a_launcher(
             assert group.exchange(rows, [2]).equal(rows)
             assert group.joined(part).equal(part)
         assert group.from_first("x") == "x"
-        group.copy_from(0, part)
-        group.copy_from(0, part[:0])
         group.copy_from_first(part)
         assert part.tolist() == [1, 2]
         group.meet()

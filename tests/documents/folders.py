@@ -278,7 +278,6 @@ FILES = {
     "docs/datasets.md": photos,
     "docs/finetuning.md": finetuning,
     "docs/forecasting.md": series,
-    "docs/gan.md": photos,
     "docs/huggingface.md": saved_dataset,
     "docs/image_tables.md": photos,
     "docs/index.md": photos,

@@ -19,7 +19,7 @@ from penstock.errors import ConfigError
 from penstock.runs import checkpoint
 from tests.distributed.test_ranks import start
 from tests.finetuning.nets import Block
-from tests.program import run
+from tests.program import ROOT, run
 
 NETS = "tests.finetuning.nets"
 
@@ -271,8 +271,11 @@ def test_what_does_not_go_is_one_message(capsys, data, tmp_path, more, message):
 
 
 @pytest.mark.thorough
-def test_parts_with_optimizers_of_their_own(capsys, data, tmp_path):
-    gan = ["experiment=gan", "dataset.count=32", "batch.size=16", "model.width=8", "model.size=16"]
+def test_parts_with_optimizers_of_their_own(capsys, data, tmp_path, monkeypatch):
+    example = ROOT / "docs" / "examples" / "gan"
+    monkeypatch.syspath_prepend(example)
+    gan = ["--trust", "gan", "--config-dir", example / "conf"]
+    gan += ["experiment=gan", "dataset.count=32", "batch.size=16", "model.width=8", "model.size=16"]
     gan += ["transform.train.resize.size=16", f"cache_dir={tmp_path / 'cache'}"]
     gan += ["trainer.max_epochs=2", "loader.num_workers=0", "tracker=none", "trainer.report=false"]
     gan += ["trainer.pictures=false", "trainer.baseline=false", "scheduler=none"]
@@ -288,7 +291,7 @@ def test_parts_with_optimizers_of_their_own(capsys, data, tmp_path):
     name = next(name for name in first if name.startswith("generator") and "weight" in name)
     assert torch.equal(first[name], second[name])
     assert not torch.equal(first[name], last[name])
-    never = [word for word in gan if "until" not in word]
+    never = [word for word in gan if "until" not in str(word)]
     said = run(capsys, *never, f"run_dir={tmp_path / 'never'}")
     assert said.code == 2
     assert "optimizer.generator: has nothing to learn, as trainer.freeze.names" in said.err

@@ -36,11 +36,11 @@ def undisturbed(folder, *more):
 def test_a_lost_node_that_comes_back_leaves_the_same_bits(tmp_path):
     whole = undisturbed(tmp_path, "distributed=ddp", "distributed.nproc=2")
     with Cluster(
-        tmp_path, sizes=(2, 2), seconds=0.05, more=["trainer.checkpoint.memory_every_steps=2"]
+        tmp_path, sizes=(2, 2), seconds=0.05, more=["trainer.checkpoint.every_steps=2"]
     ) as cluster:
         cluster.add("a")
         cluster.add("b")
-        for lost, other in ("ab", "ba"):
+        for lost in "ab":
             at = cluster.steps()
             cluster.wait(lambda at=at: cluster.steps() >= at + 7)
             starts = cluster.starts()
@@ -52,14 +52,10 @@ def test_a_lost_node_that_comes_back_leaves_the_same_bits(tmp_path):
             )
             session = cluster.sessions()[-1]
             assert session.get("repeated", 0) <= 3
-            assert f"/{other}-" in session["resumed"], "the lost one's memory went with it"
         cluster.finish()
         assert (cluster.run / "ledger.jsonl").read_text() == (whole / "ledger.jsonl").read_text()
         assert data_of(cluster.run) == data_of(whole)
         assert (weights_of(cluster.run) == weights_of(whole)).all()
-        said = cluster.text()
-        assert "(from the memory of rank 1 on b)" in said
-        assert "(from the memory of rank 0 on a)" in said
 
 
 def test_random_losses_of_three_nodes(tmp_path):
@@ -77,11 +73,9 @@ def test_random_losses_of_three_nodes(tmp_path):
             kind, starts = kinds[number % 5], cluster.starts()
             cluster.lose(gone) if kind == "hard" else cluster.leave(gone)
             times[kind].append(cluster.goes_on(starts)[1])
-            assert f"{gone} left; 2 of 3 ranks remain; resuming" in cluster.text()
             starts = cluster.starts()
             cluster.add(gone)
             times["joined"].append(cluster.goes_on(starts)[1])
-            assert f"{gone} joined; 3 ranks after 2; resuming" in cluster.text()
         cluster.finish()
         assert data_of(cluster.run) == data_of(whole)
         repeated = [one.get("repeated", 0) for one in cluster.sessions()]

@@ -33,5 +33,4 @@ class SweepSection(Extension):
     jobs: Count | Literal["auto"] = 1
     seeds: Count | None = None
     folds: Literal["all"] | None = None
-    out_of_fold: Literal["csv", "jsonl", "parquet"] | None = "csv"
     optuna: StudySection | None = None
