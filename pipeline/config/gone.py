@@ -10,5 +10,6 @@ from __future__ import annotations
 GONE: dict[str, str] = {
     "experiment=gan": "see docs/examples/gan",
     "sweep.out_of_fold": "run task=predict on each job's folder, and join the tables",
+    "task=without": "find the addresses with task=where, and resume with bad_samples.quarantine",
     "trainer.checkpoint.memory_every_steps": "set trainer.checkpoint.every_minutes",
 }

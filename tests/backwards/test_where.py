@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from penstock.addons.backwards import where
-from penstock.addons.backwards.backwards import RunHistory
+from penstock.addons.backwards.where import RunHistory
 from penstock.config.composition import quoted
 from penstock.order.address import Address
 from penstock.runs.record import RunRecord

@@ -241,7 +241,7 @@ ROWS = {
         ("null", "bad.csv"),
         "pictures",
         words=SKIP,
-        continues="task=without resumes before any of them was met",
+        continues="for the samples that were not met yet",
     ),
     "limits.record_bytes": Row(("100000", "900"), "pictures", words=SKIP),
     "limits.pixels": Row(("1000", "300"), "pictures", words=SKIP),

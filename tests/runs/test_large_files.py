@@ -32,7 +32,7 @@ from penstock.addons.reports import run_report
 from penstock.runs import left_out
 from penstock.runs.record import RunRecord
 from penstock.order.address import Address
-from penstock.addons.backwards.backwards import RunHistory
+from penstock.addons.backwards.where import RunHistory
 
 def most():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10

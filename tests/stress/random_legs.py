@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from penstock import Run, compose
-from penstock.addons.backwards.backwards import SKIPPED
+from penstock.addons.backwards.where import SKIPPED
 from penstock.build.data import DataParts
 from penstock.distributed.world import World
 from penstock.errors import DataError

@@ -1,14 +1,9 @@
-"""Where a row is used, and the same run without it."""
+"""Which batches have a row, and which rows a batch has."""
 
 from penstock.installed import AddOn, Task
 
 ADDON = AddOn(
     tasks={
-        "where": Task(
-            "penstock.addons.backwards.where:run", "penstock.addons.backwards.sentences:where"
-        ),
-        "without": Task(
-            "penstock.addons.backwards.without:run", "how {run} continues without {sample}"
-        ),
+        "where": Task("penstock.addons.backwards.where:run", "which batches have which samples"),
     }
 )
