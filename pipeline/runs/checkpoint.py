@@ -11,15 +11,13 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol
 
-from penstock.config.schema import Config
 from penstock.distributed.group import Group
 from penstock.files.disk import Hold, beside, discard, prepare, refuse, sync_folder
 from penstock.runs import checkpoint_file, sharded_checkpoint

@@ -32,7 +32,7 @@ DIGEST = ("task=digest", "steps=3", "loader=debug")
 
 DRAWN = (
     "sequences", "table", "table_regression", "forecasting", "multi_label", "two_views",
-    "image_text", "segmentation", "detection", "gan", "video",
+    "image_text", "segmentation", "detection", "video",
 )  # fmt: skip
 SAMPLERS = (
     "sampler=sequential", "sampler=random", "sampler=weighted", "sampler=subset",

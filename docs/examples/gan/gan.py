@@ -1,6 +1,7 @@
 """A generator that draws images, and a discriminator that separates them from real ones.
 
-    PYTHONPATH=docs/examples/gan python run.py --trust gan --config-dir docs/examples/gan/conf experiment=gan
+    export PYTHONPATH=docs/examples/gan
+    python run.py --trust gan --config-dir docs/examples/gan/conf experiment=gan
 
 Yours: add `dataset=image_folder dataset.root=FOLDER`, or any other dataset of images.
 """
@@ -54,7 +55,7 @@ class PictureGan(nn.Module):
 
 
 class Gan:
-    """A step of each network a batch, with hinge losses (Lim and Ye 2017, arxiv.org/abs/1705.02894).
+    """A step of each network a batch, with hinge losses (Lim and Ye 2017, arXiv:1705.02894).
 
     Args:
         metrics: by name; each gets drawn images and as many real ones.

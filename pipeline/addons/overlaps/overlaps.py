@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -38,10 +39,9 @@ Marks = dict[int, tuple[int, int]]  # the first row and the hash of its target, 
 def report(data: DataParts) -> None:
     """Print what of the other splits is in training."""
     others = [split for split in data.splits if not split.is_train]
-    try:  # of the test split, which neither training nor the rest of the check reads
+    with suppress(ConfigError, TypeError):  # there is none; a stream
+        # Neither training nor the rest of the check reads it.
         others += [split for split in (data.split("test"),) if len(split.dataset)]
-    except (ConfigError, TypeError):  # there is none; a stream
-        pass
     train = _marks(data.train) if others else {}
     for split in others:
         began, marks = time.perf_counter(), _marks(split)
