@@ -118,9 +118,7 @@ class Opening:
             opened.fingerprint, opened.renewed = self._continued(state)
         return opened
 
-    def _open(
-        self, launchers: Sequence[str], restarted: bool
-    ) -> tuple[RunFolder, Newest | None]:
+    def _open(self, launchers: Sequence[str], restarted: bool) -> tuple[RunFolder, Newest | None]:
         """The folder, and the state that is resumed from; on the first rank.
 
         Args:
