@@ -101,8 +101,7 @@ class AddOn:
             None: those of a `Loader`, whose dataset has `remote_files`.
         wrapper: "module:Class" of what it does to the data of a split, a
             `penstock.build.wrapper.SplitWrapper`: opens or wraps the dataset, completes nodes
-            before they are built, gives costs of rows, settles values of `loader`, brings an
-            `Exchange` of batches.
+            before they are built, gives costs of rows,
         row_keys: keys that any dataset's node may have, by which its `wrapper` chooses among rows.
         optimizer_keys: keys that any optimizer's node may have beside its arguments.
         parameters: "module:function" of (Config, key of an optimizer's node, the part of the model

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from penstock.loading.batch import Batch
     from penstock.order.plan import Request
-    from penstock.order.streams import End, StreamRequest
+    from penstock.order.streams import StreamRequest
 
 Sample = Any  # a dict of fields, or what `dataset.fields` gives names to
 
@@ -325,24 +325,3 @@ class Lanes(Protocol):
     def __enter__(self) -> object: ...
 
     def __exit__(self, *_: object) -> None: ...
-
-
-class Exchange(Protocol):
-    """Hands one loader batches that somebody else has made, and others those of the loader.
-
-    It goes to the loader's executors with the fetch, where only `batch` is called.
-    """
-
-    def begin(self, epoch: int, step: int, steps: int | None, workers: int) -> None:
-        """An epoch begins at `step`; raises ConfigError if nothing can be exchanged."""
-
-    def move(self, epoch: int, step: int) -> None:
-        """The batch before (epoch, step) was delivered."""
-
-    def end(self) -> None:
-        """The loader is closed; a second time does nothing."""
-
-    def batch(
-        self, make: Callable[[], Batch | End], request: Request | StreamRequest, /
-    ) -> Batch | End:
-        """The batch of `request`, from somebody else or made here; raises what `make` does."""

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock import command, compose
-from penstock.addons.decode_pool.build import pool_of
 from penstock.addons.reports.same_data import SameData
 from penstock.addons.tokens.byte_pairs import learn
 from penstock.build.data import DataParts
@@ -129,7 +128,7 @@ class Shift:
 MAPS = ("Bare", "Args", "Print", "Table", "Files", "Everything")
 STREAMS = ("StreamBare", "StreamArgs", "StreamPrint", "StreamFiles")
 CHANGES = ("argument", "bytes", "label", "code", "order", "length", "transform")
-ASKED = ("resume", "verify", "diff", "report", "sharing", "caches", "where")
+ASKED = ("resume", "verify", "diff", "report", "caches", "where")
 SAME = "the same!"  # said of different batches
 FIT = (
     "transform=none",
@@ -263,15 +262,6 @@ def report(project, changed):
     return "not known" if getattr(found, "alike", ()) else SAME
 
 
-def sharing(project, changed):
-    """The key under which batches would be handed on, now and before."""
-    try:
-        now = pool_of(project.parts("loader.share=mine").train).group
-    except PenstockError:
-        return "refused"
-    return SAME if now == project.__dict__.get("group") else "differ"
-
-
 def caches(project, changed):
     """Whether what is kept of the data is what would be made of it now."""
     data, size = project.parts(), 300
@@ -315,8 +305,6 @@ def table(folder, kinds=MAPS + STREAMS, changes=CHANGES):
 
 def answers(place, kind, what):
     project = Project(place, kind)
-    with contextlib.suppress(PenstockError):
-        project.group = pool_of(project.parts("loader.share=mine").train).group
     with contextlib.suppress(PenstockError):
         node = {
             "_target_": "penstock.addons.tokens.byte_pairs.BytePairs",

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 from penstock import installed
 from penstock.build.data_identity import DataIdentity
 from penstock.build.samples import collate_of, dataset_of, fields_of
-from penstock.build.sampling import packs_rows, plan_of, sample_costs
+from penstock.build.sampling import packs_rows, plan_of
 from penstock.config import allow_list, loader_options
 from penstock.config.instantiate import make
 from penstock.config.nodes import FACTS, SAME_FACTS, choosing, of_the_build, validates
-from penstock.config.schema import Config, LoaderSection
+from penstock.config.schema import Config
 from penstock.distributed.world import World, from_environment
 from penstock.errors import ConfigError, Problem
 from penstock.loading.bad_samples import BadSamples, Budget, epoch_length
@@ -37,7 +37,7 @@ from penstock.transforms.image import Compose, Normalize
 
 if TYPE_CHECKING:
     from penstock.build.wrapper import SplitWrapper
-    from penstock.protocols import Exchange, Lanes
+    from penstock.protocols import Lanes
 
 _WITHOUT = {
     "val": ", or train without validation: +dataset.val=null",
@@ -142,17 +142,6 @@ class DataParts:
         if config.loader.backend in installed.backends():
             options = self.train.loader_options(config.loader.backend)
         return statistics_of(dataset, config.cache_dir, own, self.fields, options)
-
-    @cached_property
-    def loader_section(self) -> LoaderSection:
-        """The section `loader`, with what add-ons resolve in it (`num_workers: tuned`)."""
-        section = self.config.loader
-        for wrapper in self.train.wrappers:
-            section = wrapper.loader_section(section)
-        if section.num_workers == "tuned":
-            reason = "tuned needs the add-on tuning, which is not installed"
-            raise ConfigError(Problem("loader.num_workers", reason))
-        return section
 
     @property
     def on_device(self) -> bool:
@@ -320,11 +309,8 @@ class Split:
         transform, plan, batch_steps = self.transform, self.plan, self.batch_transform
         of_batch = batch_steps if whole or not self.data.on_device else None
         if batch_steps:
-            from penstock.transforms.device_decoding import files_first
             from penstock.transforms.image_decoding import fused
 
-            if self.data.world.device == "cpu" or whole:
-                transform = files_first(transform, batch_steps)
             if of_batch:
                 transform, of_batch = fused(transform, of_batch)
         fields = self.data.fields
@@ -355,9 +341,7 @@ class Split:
     def batch_bytes(self) -> int:
         """Bytes that one batch may take: of half the memory a part, if they are not configured."""
         limit = self.config.limits.batch_bytes
-        return limit or loader_options.batch_bytes(
-            self.data.loader_section, self.data.world.local_size
-        )
+        return limit or loader_options.batch_bytes(self.config.loader, self.data.world.local_size)
 
     def _bad_samples(self) -> BadSamples:
         section, path = self.config.bad_samples, self.config.bad_samples.quarantine
@@ -382,7 +366,7 @@ class Split:
             sampled: look at some rows of a dataset that has no fingerprint.
             lanes: the parts of a global batch that this rank works on; None: its one share.
         """
-        exchange, fetch = self.exchange(hashed), self.fetch(hashed, whole=False)
+        fetch = self.fetch(hashed, whole=False)
         sample = SampleRequest.of(length_of(self.dataset) if isinstance(self.plan, Plan) else None)
         return Loader(
             self.plan,
@@ -393,36 +377,22 @@ class Split:
             self.fingerprint if self.identity.mode != "sizes" else lambda: self.fingerprint,
             batch_transform=(self.batch_transform or None) if self.data.on_device else None,
             budget=self.budget,
-            exchange=exchange,
-            costs=sample_costs(self),
             sample=sample if sampled and not self.identity.is_told else None,
             lanes=lanes,
         )
-
-    def exchange(
-        self, hashed: bool = False, use: str = "", world: World | None = None
-    ) -> Exchange | None:
-        """Who may have made batches of the split, or want them; see `SplitWrapper.exchange`."""
-        made = (
-            wrapper.exchange(hashed, use, world or self.data.world) for wrapper in self.wrappers
-        )
-        return next((exchange for exchange in made if exchange is not None), None)
 
     def loader_options(self, backend: str | None = None, gathers: bool = False) -> LoaderOptions:
         """The section `loader`, resolved for this split.
 
         Args:
-            backend: of a packing loader, which is neither tuned nor grows; None: as configured.
+            backend: of a packing loader; None: as configured.
             gathers: as in `loader_options.backend`.
         """
-        ranks = self.data.world.local_size
-        if backend is not None:
-            return loader_options.resolve(self.config.loader, backend, False, ranks)
-        section, grows = self.data.loader_section, isinstance(self.plan, Plan)
-        backend = loader_options.backend(
+        section = self.config.loader
+        backend = backend or loader_options.backend(
             section, self.transform, self.decodes, gathers, log=self.is_train
         )
-        return loader_options.resolve(section, backend, grows, ranks)
+        return loader_options.resolve(section, backend)
 
     @property
     def budget(self) -> Budget:

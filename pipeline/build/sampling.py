@@ -14,7 +14,7 @@ from penstock.config.signatures import arguments
 from penstock.errors import ConfigError, Problem
 from penstock.loading.dataset_facts import lengths_of, table_of, tokenizer_of, with_token_lengths
 from penstock.loading.named_fields import Fields
-from penstock.order.columns import LengthTable, column_of
+from penstock.order.columns import LengthTable
 from penstock.order.plan import Costs, Plan, not_empty
 from penstock.order.samplers import BatchStrategy, Order, Sequential
 from penstock.order.streams import StreamOrder, StreamPlan, is_stream, length_of
@@ -144,19 +144,3 @@ def lengths_told(config: Config, steps: Mapping[str, Any]) -> dict[str, str]:
     """How tokens are counted, if they are: a sampler by length depends on it besides the data."""
     tokenizer = tokenizer_of(steps) if "length" in _columns_read(config.sampler) else None
     return {} if tokenizer is None else {"lengths": tokenizer.counting}
-
-
-def sample_costs(split: Split) -> Any:
-    """The column `loader.cost`; None without one, and of a stream, which has no table.
-
-    Raises:
-        ConfigError, DataError: there is no such column, or it holds no numbers.
-    """
-    name = split.config.loader.cost
-    if name is None or is_stream(split.dataset):
-        return None
-    costs = column_of(table_of(split.dataset, split.data.fields), name, "cost", "loader")
-    if costs.dtype.kind not in "iuf":
-        reason = f"column {name!r} holds {costs.dtype}, and costs are numbers"
-        raise ConfigError(Problem("loader.cost", reason))
-    return costs

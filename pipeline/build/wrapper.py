@@ -7,10 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock.build.data import Split
-    from penstock.config.schema import LoaderSection
-    from penstock.distributed.world import World
     from penstock.order.plan import Costs
-    from penstock.protocols import Exchange
 
 
 class SplitWrapper:
@@ -52,17 +49,3 @@ class SplitWrapper:
     def recorded(self) -> dict[str, str]:
         """Entries of the split's fingerprint: what batches depend on besides the configuration."""
         return {}
-
-    def loader_section(self, section: LoaderSection) -> LoaderSection:
-        """The section `loader`, with values resolved that only the add-on knows."""
-        return section
-
-    def exchange(self, hashed: bool, use: str, world: World) -> Exchange | None:
-        """Who may have made batches of the split, or want them.
-
-        Args:
-            hashed: whether samples are hashed.
-            use: what else than training or validation the batches are for; "" for those.
-            world: whose batches they are.
-        """
-        return None

@@ -284,11 +284,6 @@ RULES = (
         _subclass("penstock.transforms.image_decoding.Decode"),
     ),
     Rule(
-        "penstock.transforms.device_decoding",
-        "a decoding batch transform",
-        _subclass("penstock.transforms.device_decoding.DecodeBatch"),
-    ),
-    Rule(
         "penstock.training.models", "a model", lambda found: _is_class(found) or _is_function(found)
     ),
     *(Rule(f"penstock.{name}", kind, _is_class) for name, kind in _OURS.items()),

@@ -123,12 +123,6 @@ def unordered(config: Config, parts: Parts) -> Messages:
         )
 
 
-def pinned_device(config: Config, parts: Parts) -> Messages:
-    name = config.loader.pin_memory_device
-    if name and config.loader.pin_memory is False:
-        yield f"loader.pin_memory_device: {name!r} is never used with loader.pin_memory=false"
-
-
 def ranks(config: Config, parts: Parts) -> Messages:
     """Options that several ranks cannot share."""
     size, strategy = world.launched_size(), config.distributed.strategy
@@ -324,7 +318,6 @@ RULES: tuple[Callable[[Config, Parts], Messages], ...] = (
     start_method,
     worker_function,
     unordered,
-    pinned_device,
     ranks,
     streams,
     same_data_twice,

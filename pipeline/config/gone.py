@@ -9,7 +9,18 @@ from __future__ import annotations
 # What a person typed (`key`, `key=value`, `--flag`; "*" ends a prefix) -> what to do instead.
 GONE: dict[str, str] = {
     "experiment=gan": "see docs/examples/gan",
+    "loader.cost": "the window of batches grows by itself behind a slow one (loader.slow_memory)",
+    "loader.max_memory": "set loader.num_workers and loader.prefetch_factor",
+    "loader.num_workers=tuned": "loader.num_workers=auto, or the line that task=profile prints",
+    "loader.pin_memory_device": "leave it out; the current accelerator is used",
+    "loader.share": "pack the data once with task=pack",
+    "loader.share_size": "pack the data once with task=pack",
+    "loader=tuned": "loader.num_workers=auto, or the line that task=profile prints",
+    "objective=lightning": "Lightning's own Trainer with penstock.DataModule (docs/frameworks.md)",
+    "optimizer=lightning": "Lightning's own Trainer with penstock.DataModule (docs/frameworks.md)",
+    "scheduler=lightning": "Lightning's own Trainer with penstock.DataModule (docs/frameworks.md)",
     "sweep.out_of_fold": "run task=predict on each job's folder, and join the tables",
     "task=without": "find the addresses with task=where, and resume with bad_samples.quarantine",
     "trainer.checkpoint.memory_every_steps": "set trainer.checkpoint.every_minutes",
+    "transform=images_nvjpeg": "transform=images_fast decodes on the CPU, the crop alone",
 }

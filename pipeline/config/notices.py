@@ -34,7 +34,6 @@ def find(config: Config) -> Iterator[str]:
             "distributed=ddp for more"
         )
     yield from _unused_batch_size(config)
-    yield from _decoding_without_gpu(config)
     idle = world.outside_of_srun()
     if idle and (config.distributed.strategy == "none" or idle.endswith("machines")):
         yield (
@@ -76,21 +75,4 @@ def _rows_read_forwards(config: Config) -> Iterator[str]:
         yield (
             "dataset: all sources have rows that can be chosen; dataset=mixture finds any position "
             "of their mixture at once, and its weights may change (docs/mixtures.md)"
-        )
-
-
-def _decoding_without_gpu(config: Config) -> Iterator[str]:
-    """nvJPEG decodes on a GPU; the same transform on a CPU is the slowest way there is."""
-    on_gpu = world.has_accelerator() and config.trainer.device != "cpu"
-    steps = {**config.transform.train_batch, **config.transform.val_batch}.values()
-    decodes = any(
-        str(node["_target_"]).startswith("penstock.transforms.device_decoding.")
-        for node in steps
-        if node
-    )
-    if decodes and not (on_gpu and config.transform.batch_on != "loader"):
-        why = "transform.batch_on=loader" if on_gpu else "there is no GPU here"
-        yield (
-            f"transform: {why}, so whole files are decoded on the CPU and not by nvJPEG; "
-            "transform=images_fast is made for CPUs"
         )

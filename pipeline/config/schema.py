@@ -78,15 +78,14 @@ class TransformSection(Section):
 class LoaderSection(Section):
     """Who makes the batches and how far ahead; all but `backend` as in torch's DataLoader.
 
-    `config/loader_options.py` resolves "auto" and None, `config/tuned.py` "tuned".
+    `config/loader_options.py` resolves "auto" and None.
     """
 
     backend: Annotated[Backend, NOTHING]
-    num_workers: Annotated[Index | Literal["auto", "tuned"], NOTHING]
+    num_workers: Annotated[Index | Literal["auto"], NOTHING]
     prefetch_factor: Annotated[Count | None, NOTHING]
     persistent_workers: Annotated[bool | None, NOTHING]
     pin_memory: Annotated[bool | None, NOTHING]
-    pin_memory_device: Annotated[str, NOTHING]
     timeout: Annotated[Annotated[float, Field(ge=0)] | None, NOTHING]
     max_deaths: Annotated[Count, STOPS]
     worker_init_fn: Annotated[
@@ -95,9 +94,7 @@ class LoaderSection(Section):
     multiprocessing_context: Annotated[str | None, NOTHING]
     in_order: Annotated[bool, Effect(Changes.WEIGHTS, "the order in which batches arrive")] = True
     generator: Annotated[int | None, NOTHING]
-    max_memory: Annotated[Annotated[float, Field(gt=0)] | None, NOTHING] = None
     slow_memory: Annotated[float, Field(ge=0), NOTHING] = 0.25
-    cost: Annotated[str | None, NOTHING] = None
 
 
 class BadSamplesSection(Section):

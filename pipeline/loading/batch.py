@@ -16,8 +16,6 @@ from penstock.order.plan import Request
 from penstock.order.randomness import IntArray
 from penstock.torch_internals import register_pytree_node
 
-TAKEN = "shared"  # the one stage in the timing of a batch that somebody else has made
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Batch(dict[str, Any]):
@@ -49,7 +47,6 @@ class Batch(dict[str, Any]):
         hashes: one a row, of the sample after its transforms; None unless asked for.
         left_out: the bad samples that are not in it; bad padding is not listed.
         warnings: messages to log, by kind; one of each kind is enough.
-        slow: rows that took far longer than the others.
     """
 
     fields: InitVar[Mapping[str, Any] | Iterable[tuple[str, Any]]] = ()
@@ -62,7 +59,6 @@ class Batch(dict[str, Any]):
     hashes: Sequence[bytes] | None = None
     left_out: tuple[LeftOut, ...] = ()
     warnings: Mapping[str, str] = field(default_factory=dict)
-    slow: tuple[int, ...] = ()
     positions: IntArray = field(init=False)
     indices: IntArray = field(init=False)
     valid: torch.Tensor | None = field(init=False)

@@ -44,7 +44,6 @@ from penstock.loading.named_fields import NAMELESS, Fields, OwnCollate
 from penstock.loading.sample_reader import Recipe, SampleReader, in_batch
 from penstock.loading.sampled_rows import SampleRequest, seen_of
 from penstock.loading.sizes import nbytes
-from penstock.loading.slow_rows import slow_among
 from penstock.loading.stage_timer import StageTimer
 from penstock.loading.whole_batches import NotAtOnceError, WholeBatches
 from penstock.loading.wrapped import own_row, sample_name
@@ -61,7 +60,7 @@ from penstock.order.randomness import (
 from penstock.order.seeding import UNSEEDED, Seeding
 
 if TYPE_CHECKING:
-    from penstock.protocols import Collate, Exchange, Transform
+    from penstock.protocols import Collate, Transform
 
 
 @dataclass(eq=False, repr=False)
@@ -87,7 +86,6 @@ class Fetch:
         repeat_checked: samples of a first batch were made twice and compared, or need not be.
         draws_nothing: no code that makes a batch draws.
         leaves_generators: in this process they stand after a batch where they stood.
-        exchange: who may have made a batch, or want it.
     """
 
     in_turn: ClassVar[bool] = False
@@ -102,7 +100,6 @@ class Fetch:
     fields: Fields = NAMELESS
     batch_bytes: int | None = None
     traced: bool = field(default=False, init=False)
-    exchange: Exchange | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         keyed = getattr(self.transform, "keyed", self.transform is None)
@@ -147,12 +144,10 @@ class Fetch:
         """
         if isinstance(request, SampleRequest):
             return self.sample(request, draws)
-        if self.exchange is None:
-            return self.make(request, draws)
-        return self.exchange.batch(partial(self.make, request, draws), request)
+        return self.make(request, draws)
 
-    def make(self, request: Request, draws: Draws = GLOBAL) -> Batch:
-        """The same, made here even if another run has it."""
+    def make(self, request: Any, draws: Draws = GLOBAL) -> Any:
+        """The batch of `request`, or the end of a stream."""
         draws = draws if self._keyed else self._own.beside(draws, request.epoch)
         return self.work(request, self.dataset, draws, StageTimer(self.traced))
 
@@ -294,16 +289,14 @@ class Fetch:
             worker_status.report(worker_status.WHOLE, worker_status.COLLATE)
             reader.samples = reader.without(bad, samples, keys) if bad else samples
             del samples  # they go when they are collated
-            slow = slow_among(request.indices, began, ended)
             account.taken, account.count = 0, None
-            return self._collated(reader, timer, warnings, slow, account)
+            return self._collated(reader, timer, warnings, account)
 
     def _collated(
         self,
         reader: SampleReader,
         timer: StageTimer,
         warnings: Mapping[str, str],
-        slow: tuple[int, ...],
         account: BatchBytes,
     ) -> Batch:
         samples = reader.taken_samples()
@@ -353,7 +346,6 @@ class Fetch:
             hashes=hashes,
             left_out=reader.left_out,
             warnings=warnings,
-            slow=slow,
         )
 
     def _finished(

@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -23,13 +23,12 @@ from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.batch_bytes import bounded
 from penstock.files.plain_json import JsonError, integer, mapping, shown
 from penstock.loading.bad_samples import Budget
-from penstock.loading.batch import TAKEN, Batch
+from penstock.loading.batch import Batch
 from penstock.loading.dataset_facts import row_counts
 from penstock.loading.fetch import Fetch
 from penstock.loading.known_by import agree
 from penstock.loading.sampled_rows import SampleRequest
-from penstock.loading.slow_rows import SlowRows
-from penstock.loading.workers.backends import Backend, MainBackend, Requests
+from penstock.loading.workers.backends import Backend, MainBackend
 from penstock.loading.workers.options import LoaderOptions
 from penstock.loading.workers.results import Asked, Failure
 from penstock.loading.wrapped import unfiltered
@@ -37,9 +36,8 @@ from penstock.order.plan import Plan
 from penstock.order.streams import End, StreamPlan
 
 if TYPE_CHECKING:
-    from penstock.loading.autotune import Autotune
     from penstock.loading.transfer import Transfer
-    from penstock.protocols import Exchange, Lanes, ReadsAhead
+    from penstock.protocols import Lanes, ReadsAhead
 
 STATE_VERSION = 1
 _MOST_PROBLEMS = 50  # that a message names
@@ -57,7 +55,6 @@ class LoaderStats:
         batches: batches delivered.
         stages: seconds by stage of fetch, summed over all executors.
         deaths: workers that died or stopped answering and were replaced.
-        shared: batches that other runs had made.
     """
 
     wait_seconds: float = 0.0
@@ -66,7 +63,6 @@ class LoaderStats:
     batches: int = 0
     stages: dict[str, float] = field(default_factory=dict)
     deaths: int = 0
-    shared: int = 0
 
     @property
     def wait_share(self) -> float:
@@ -109,9 +105,6 @@ class Loader:
             function of it is called behind the first batch, or when a state is asked for.
         budget: how many samples may be left out of this rank's part of an epoch; None: any.
         batch_transform: transforms a batch on the device; None if fetch has done all of it.
-        exchange: who may have made a batch, or want it.
-        costs: of each row, in any unit, by which those that take long are known and begun early;
-            None: those that took long in the epoch before are.
         sample: what to ask of the dataset's content, behind the first batch; None asks nothing.
         lanes: the parts of a global batch that this rank works on; None: its one share.
 
@@ -128,8 +121,6 @@ class Loader:
         fingerprint: Mapping[str, str] | Callable[[], Mapping[str, str]] | None = None,
         budget: Budget | None = None,
         batch_transform: Callable[[Batch], Batch] | None = None,
-        exchange: Exchange | None = None,
-        costs: Sequence[float] | None = None,
         sample: SampleRequest | None = None,
         lanes: Lanes | None = None,
     ) -> None:
@@ -144,16 +135,12 @@ class Loader:
             raise ConfigError(
                 Problem("loader.in_order", "must be true for a stream, whose end is found in order")
             )
-        if exchange is not None and not self.options.keyed:
-            raise ConfigError("an exchange of batches needs draws that are keyed by sample")
         self.batch_transform = batch_transform
-        self.exchange = fetch.exchange = exchange
         self.lanes = lanes
         own = (self.world.rank, self.world.size)
         self.shares: Sequence[tuple[int, int]] = lanes.shares if lanes else [own]
         self.seen: Mapping[str, str] | None = None
         self._sample = sample
-        self._slow = SlowRows(costs)
         self._rows = [] if isinstance(plan, StreamPlan) else row_counts(fetch.dataset)
         self._pin = self.options.pin_memory and has_accelerator()
         moves = self._pin and self.world.device.startswith("cuda")
@@ -169,14 +156,6 @@ class Loader:
             arguments = plan, fetch.dataset, self.world.rank, self.world.size, self.options
             openers = [addon.ahead for addon in installed.addons().values() if addon.ahead]
             self._ahead = installed.load(openers[0])(*arguments) if openers else None
-        auto, first = self.options.auto, self.options.num_workers
-        self._tuner: Autotune | None = None
-        if auto:
-            from penstock.loading.autotune import Autotune
-            from penstock.loading.memory import tree_pss
-
-            self._tuner = Autotune(first, auto, tree_pss)
-        self._deaths = 0  # in backends that were left
         self._next = (0, 0)
         self._broken_off = False
         self._warned: set[str] = set()
@@ -191,7 +170,7 @@ class Loader:
     @property
     def deaths(self) -> int:
         """Workers that died or stopped answering and were replaced, in all epochs."""
-        return self._deaths + self._backend.deaths
+        return self._backend.deaths
 
     @property
     def executor(self) -> str:
@@ -220,16 +199,14 @@ class Loader:
 
         Raises:
             DataError, SampleError: as fetch does, when the batch's turn comes.
-            ConfigError: the epoch has no batch, and `start` is 0.
-        DataError: the dataset's length has changed.
-        DataError: more was left out than the budget allows; after the batch that went over.
+                ConfigError: the epoch has no batch, and `start` is 0.
+            DataError: the dataset's length has changed, or more was left out than the budget
+                allows; after the batch that went over.
         """
         others = share is not None and [share] != [*self.shares]
         begun = self._take_begun(None if others else (epoch, start))
         self.stats = LoaderStats()
         self._next, self._broken_off = (epoch, start), True
-        if self.exchange is not None:
-            self.exchange.begin(epoch, start, self.plan.steps(epoch), self.options.num_workers)
         if self.budget is not None:
             self.budget.begin(epoch)
         self._check_rows()
@@ -242,7 +219,7 @@ class Loader:
             for result in results:
                 if result is None:
                     continue  # workers were handed their first requests
-                self.stats.deaths = self._deaths + self._backend.deaths - deaths
+                self.stats.deaths = self.deaths - deaths
                 if isinstance(result, End):
                     break
                 if isinstance(result, Failure):
@@ -252,7 +229,6 @@ class Loader:
                     if kind not in self._warned:  # by another worker
                         self._warned.add(kind)
                         log.warning("%s", warning)
-                self._slow.note(result)
                 self.fetch.repeat_checked = True  # workers that begin later need not
                 batch = result if self._moved_ahead else self._move(result)
                 if self.batch_transform is not None:
@@ -274,9 +250,6 @@ class Loader:
                 stats.wait_seconds += now - asked
                 stats.total_seconds = now - began
                 stats.batches += 1
-                if self.exchange is not None:
-                    self.exchange.move(*self._next)
-                    stats.shared += TAKEN in batch.timing
                 yield batch
                 asked = time.perf_counter()
                 _ = self.fingerprint  # while the next ones are made
@@ -292,10 +265,9 @@ class Loader:
     def begin(self, epoch: int, start: int = 0) -> None:
         """Let worker processes begin with what `epoch` will be asked for, and return at once.
 
-        Nothing begins where other runs hear of it, files are fetched ahead or workers are tuned.
-        A request for another epoch drops it.
+        Nothing begins where files are fetched ahead. A request for another epoch drops it.
         """
-        if not (self._begun or self.exchange or self._ahead or self._tuner):
+        if not (self._begun or self._ahead):
             self._begun = (epoch, start), self._results(epoch, start, self.shares)
             next(self._begun[1])
 
@@ -314,54 +286,29 @@ class Loader:
     ) -> Generator[Batch | Failure | End | None]:
         """Results from `step` on, of each step's shares in turn.
 
-        None comes first, when requests have been handed out. Results come from one backend after
-        another where workers are tuned.
-
-        Batches that an old one has made ahead are dropped, and requested of the new one.
+        None comes first, when requests have been handed out.
         """
-        tuner = self._tuner
-        if tuner is not None:
-            tuner.begin_epoch()
         limit = self.plan.limit(epoch)
-        changes = True
-        while changes:
-            changes = False
-            steps, delivered = (self.plan.skipped.steps(epoch, step, limit) for _ in range(2))
-            requests: Iterator[Asked]
-            requests = (
-                self.plan.request(epoch, step, *share) for step in steps for share in shares
-            )
-            part = 0  # of the step that is delivered
-            if self._ahead is not None:
-                requests = self._ahead.requests(epoch, step, requests)
-            if self._sample is not None:
-                requests = _after_first(requests, self._sample)
-            expects = self._slow.expects if self._slow else None
-            with self._backend.run(Requests(requests, expects)) as results:
-                yield None
-                for result in self._transfer(results) if self._transfer else results:
-                    if isinstance(result.request, SampleRequest):
-                        self._note(result)
-                        continue
-                    yield result
-                    part += 1
-                    if part < len(shares):
-                        continue
+        steps, delivered = (self.plan.skipped.steps(epoch, step, limit) for _ in range(2))
+        requests: Iterator[Asked]
+        requests = (self.plan.request(epoch, step, *share) for step in steps for share in shares)
+        part = 0  # of the step that is delivered
+        if self._ahead is not None:
+            requests = self._ahead.requests(epoch, step, requests)
+        if self._sample is not None:
+            requests = _after_first(requests, self._sample)
+        with self._backend.run(requests) as results:
+            yield None
+            for result in self._transfer(results) if self._transfer else results:
+                if isinstance(result.request, SampleRequest):
+                    self._note(result)
+                    continue
+                yield result
+                part += 1
+                if part == len(shares):
                     step, part = next(delivered), 0
                     if self._ahead is not None:
                         self._ahead.delivered(step)
-                    step += 1
-                    stats = self.stats
-                    if tuner is not None and tuner.delivered(
-                        stats.batches, stats.wait_seconds, stats.total_seconds
-                    ):
-                        changes = True
-                        break
-            if changes and tuner is not None:
-                self._backend.close()
-                self._deaths += self._backend.deaths
-                self.options = replace(self.options, num_workers=tuner.workers)
-                self._backend = open_backend(self.fetch, self.options, self._pin)
 
     def _check_rows(self) -> None:
         """Raise DataError if the dataset has another length than its addresses were made for."""
@@ -465,11 +412,9 @@ class Loader:
         self._broken_off = False
 
     def close(self) -> None:
-        """Stop the workers, and leave the exchange."""
+        """Stop the workers."""
         self._take_begun(None)
         self._backend.close()
-        if self.exchange is not None:
-            self.exchange.end()
         if self._ahead is not None:
             self._ahead.close()
 

@@ -97,8 +97,7 @@ def _loader(train: Loader, group: Group) -> str:
     if options.backend == "main" or not options.num_workers:
         return "in this process, between the steps (loader.num_workers=0)"
     workers = _count(options.num_workers, train.executor)
-    auto = "" if options.auto is None else ", to begin with"
-    return f"{workers}{'' if group.alone else ' a rank'}{auto}"
+    return f"{workers}{'' if group.alone else ' a rank'}"
 
 
 def _count(number: int, noun: str) -> str:

@@ -205,11 +205,7 @@ def baseline(
         plan = Plan(Subset(len(dataset), 0, indices=rows, shuffle=False), plan.batch_size)
     options = replace(loader.options, persistent_workers=False)
     alone = replace(loader.world, rank=0, size=1)
-    exchange = data.train.exchange(use="baseline", world=alone)
-    with (
-        (group or Group()).all_or_none(),
-        Loader(plan, fetch, options, alone, exchange=exchange) as batches,
-    ):
+    with (group or Group()).all_or_none(), Loader(plan, fetch, options, alone) as batches:
         count, what = math.ceil(BASELINE_SAMPLES / plan.batch_size), objective.baseline_name
         some = islice(batches.epoch(0), count)
         model = objective.baseline(watched(some, count, f"finding the {what}"))
@@ -236,9 +232,9 @@ def try_one_batch(
     plan = copy(val.plan)
     plan.most = 1
     workers, device = min(loader.options.num_workers, 1), torch.device(loader.world.device)
-    one_worker = replace(loader.options, num_workers=workers, auto=None, persistent_workers=False)
+    one_worker = replace(loader.options, num_workers=workers, persistent_workers=False)
     objective.to(device).reset()
-    with Loader(plan, val.fetch(), one_worker, loader.world, exchange=val.exchange()) as batches:
+    with Loader(plan, val.fetch(), one_worker, loader.world) as batches:
         for batch in batches.epoch(0):
             if isinstance(objective, OwnObjective):
                 # No draw may change those of the training.
@@ -292,7 +288,7 @@ def try_stream(split: Split, loader: Loader) -> None:
     assert isinstance(fetch, StreamFetch)
     fetch = replace(fetch, transform=None, batch_transform=None, collate=List(), order=order)
     workers = min(loader.options.num_workers, 1)
-    options = replace(loader.options, num_workers=workers, auto=None, persistent_workers=False)
+    options = replace(loader.options, num_workers=workers, persistent_workers=False)
     with Loader(plan, fetch, options, loader.world) as batches:
         for _ in batches.epoch(0):
             pass

@@ -13,7 +13,6 @@ from penstock.training.train_step import TrainStep
 def speed(train_step: TrainStep, loader: Loader, epoch_metrics: EpochMetrics) -> Record:
     """Samples a second and dead workers of all ranks; waiting and milliseconds of this one."""
     stats, gather = loader.stats, train_step.group.gather
-    shared = {} if loader.exchange is None else {"shared_batches": sum(gather(stats.shared))}
     return {
         **epoch_metrics.speed(stats.wait_seconds),
         **{
@@ -21,7 +20,6 @@ def speed(train_step: TrainStep, loader: Loader, epoch_metrics: EpochMetrics) ->
             for stage, seconds in stats.stages.items()
         },
         "worker_deaths": sum(gather(stats.deaths)),
-        **shared,
     }
 
 

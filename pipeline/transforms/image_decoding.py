@@ -21,7 +21,7 @@ from torchvision import tv_tensors
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.batch_bytes import discarded, reserve, temporary
 from penstock.files.limits import Limits
-from penstock.loading import intra_batch, output_buffers
+from penstock.loading import output_buffers
 from penstock.loading.encoded import EncodedImage, StoredPictures
 from penstock.order.randomness import KeyArray, key_at_hand
 from penstock.transforms import native_images, pure_images
@@ -117,7 +117,7 @@ class Decode:
         sizes = np.array(headers, np.int64)
         contents = [file.content for file in pictures]
         waiting = sorted(map(_coefficients, contents, headers))
-        with temporary(sum(waiting[-intra_batch.threads(len(keys)) :]), "to decode pictures"):
+        with temporary(max(waiting), "to decode pictures"):
             decoded = native_images.decode(
                 contents,
                 headers,

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.loading import intra_batch, worker_status
+from penstock.loading import worker_status
 from penstock.loading.encoded import StoredPictures
 from penstock.transforms.crops import Crops
 from penstock.transforms.jpeg_header import JpegHeader
@@ -66,23 +66,18 @@ def decode(
     facts = np.empty((len(contents), 4), np.int64)
     facts[:, :3], facts[:, 3] = headers, crops.flips
     outcomes = np.empty(len(contents), np.int64)
-
-    def work(start: int, stop: int) -> None:
-        part = slice(start, stop)
-        jpeg().decode(
-            contents[part],
-            target[part],
-            facts[part],
-            crops.regions[part],
-            crops.inside,
-            channels_last,
-            reduce,
-            normal or AS_IT_IS,
-            worker_status.place(),
-            outcomes[part],
-        )
-
-    intra_batch.split_rows(work, len(contents))
+    jpeg().decode(
+        contents,
+        target,
+        facts,
+        crops.regions,
+        crops.inside,
+        channels_last,
+        reduce,
+        normal or AS_IT_IS,
+        worker_status.place(),
+        outcomes,
+    )
     return outcomes == 0
 
 

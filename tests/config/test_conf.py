@@ -25,7 +25,6 @@ NEEDS = {
     "objective/classification": ["dataset=sequences"],
     "objective/language_modeling": ["dataset=plain_text"],
     "objective/regression": ["dataset=arrays", "dataset.root=x"],
-    "optimizer/lightning": ["objective=lightning", "scheduler=lightning"],
     "optimizer/several": ["scheduler=none"],
     "sampler/bucket": ["dataset=sequences"],
     "sampler/curriculum": ["dataset=sequences"],
@@ -36,7 +35,6 @@ NEEDS = {
     "sampler/mixture": ["dataset=mixture", "dataset.sources.photographs.root=x"],
     "sampler/stream": ["dataset=mixture_stream", "dataset.sources.photographs.root=x"],
     "sampler/weighted": ["dataset=sequences"],
-    "transform/images_nvjpeg": ["dataset=image_folder", "dataset.root=x"],
     "transform/images_batch": ["dataset=image_folder", "dataset.root=x"],
     "collate/single": ["batch.size=null"],
     "task/verify": ["runs=[a,b]"],
@@ -45,7 +43,6 @@ NEEDS = {
     "task/report": ["runs=[a,b]"],
     "model/audio_net": ["transform=audio"],
     "dataset/image_masks": ["dataset.classes=[a,b]"],
-    "scheduler/lightning": ["optimizer=lightning", "objective=lightning"],
 }
 
 

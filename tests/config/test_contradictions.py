@@ -40,16 +40,6 @@ def only(key, *overrides, own=True):
     return found[key]
 
 
-def test_what_is_shared_with_other_runs_has_to_be_known():
-    init = "loader.worker_init_fn=tests.own_parts.start_worker"
-    assert "tests.own_parts.start_worker does to them" in only(
-        "loader.share", "loader.share=auto", init
-    )
-    assert "set loader.share=auto" in only("loader.share_size", "loader.share_size=2")
-    assert "../elsewhere" in only("loader.share", "loader.share=../elsewhere")
-    assert penstock.compose(*OWN, "loader.share=my-sweep_2.0", "loader.share_size=0.5")
-
-
 def test_no_workers_alone_is_fine():
     assert penstock.compose(*OWN, "loader.num_workers=0").loader.num_workers == 0
     assert penstock.compose(*OWN, "loader.backend=main").loader.backend == "main"

@@ -72,13 +72,6 @@ OF_WORKERS = {
             {**WORKERS, "loader.in_order": False, "trainer.checkpoint": None},
             [],
         ),
-        (
-            contradictions.pinned_device,
-            {"loader.pin_memory": False, "loader.pin_memory_device": "cuda"},
-            ["loader.pin_memory_device"],
-        ),
-        (contradictions.pinned_device, {"loader.pin_memory_device": "cuda"}, []),
-        (contradictions.pinned_device, {"loader.pin_memory": False}, []),
         (contradictions.both_splits, {"split": "both", "task": "check"}, []),
         (contradictions.both_splits, {"split": "both", "task": "pack"}, []),
         (

@@ -218,21 +218,12 @@ ROWS = {
     "loader.prefetch_factor": Row(("1", "4"), "noted", where=IN_WORKERS),
     "loader.persistent_workers": Row(("false", "true"), "noted", where=IN_WORKERS),
     "loader.pin_memory": Row(("null", "false"), where=IN_WORKERS),
-    "loader.pin_memory_device": Row(
-        ("loader.pin_memory_device=''", "loader.pin_memory_device=cuda"), where=IN_WORKERS
-    ),
     "loader.timeout": Row(("0", "99"), where=IN_WORKERS),
     "loader.max_deaths": Row(("1", "4"), where=IN_WORKERS),
     "loader.worker_init_fn": Row(("null", f"{HERE}.double"), where=IN_WORKERS),
     "loader.multiprocessing_context": Row(("fork", "forkserver"), "noted", where=IN_WORKERS),
     "loader.generator": Row(("1", "2"), "noted", where=IN_WORKERS),
-    "loader.max_memory": Row(
-        ("1", "2"), where=["loader.backend=process", "loader.num_workers=auto"]
-    ),
-    "loader.share": Row(("null", "keys"), words=["trainer.max_epochs=1"]),
-    "loader.share_size": Row(("0.1", "0.2"), words=["loader.share=keys"]),
     "loader.slow_memory": Row(("0", "1"), where=IN_WORKERS),
-    "loader.cost": Row(("null", "length"), where=IN_WORKERS),
     "bad_samples.on_error": Row(
         ("skip", "substitute"), "pictures", words=["limits.pixels=300", "bad_samples.budget=1.0"]
     ),
@@ -419,7 +410,6 @@ def room(tmp_path_factory):
 def inside(room, monkeypatch):
     monkeypatch.chdir(room)
     monkeypatch.setenv("PENSTOCK_TRUST", "tests")
-    monkeypatch.setattr("penstock.addons.decode_pool.folder._room", lambda: room)
 
 
 def batches(words):

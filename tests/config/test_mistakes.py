@@ -194,26 +194,6 @@ def test_more_workers_than_cores_are_said_once(monkeypatch, arrays, capsys):
     assert done.err.count("workers") == 1
 
 
-def test_decoding_for_gpus_without_one_is_reported(monkeypatch):
-    words = ["dataset=image_folder", "dataset.root=x", "transform=images_nvjpeg"]
-    monkeypatch.setattr(world, "has_accelerator", lambda: False)
-    (said,) = notice(*words)
-    assert "there is no GPU here" in said
-    assert "transform=images_fast" in said
-    assert notice("dataset=image_folder", "dataset.root=x") == []
-    monkeypatch.setattr(world, "has_accelerator", lambda: True)
-    assert notice(*words) == []
-    (said,) = notice(*words, "transform.batch_on=loader")
-    assert "transform.batch_on=loader" in said
-
-
-def test_what_loader_fast_says_was_not_tuned(arrays, capsys):
-    done = run(capsys, *arrays, "loader=fast", "task=digest")
-    assert done.code == 0
-    assert "tuned" not in done.err
-    assert "loader: as many processes as help\n" in done.err
-
-
 def ways(known):
     """Every key that a suggestion would have somebody write, with its value."""
     for way in known.values() if isinstance(known, dict) else [known]:

@@ -53,15 +53,6 @@ def test_lengths_in_tokens():
     assert told == {"lengths": steps["tokens"].counting}
 
 
-def test_costs_of_rows():
-    assert sampling.sample_costs(parts().train) is None
-    costs = sampling.sample_costs(parts(**{"loader.cost": "cost"}).train)
-    assert costs.tolist() == [0, 0.5, 1, 1.5, 2, 2.5, 3, 3.5]
-    assert sampling.sample_costs(parts(dataset=STREAM, **{"loader.cost": "cost"}).train) is None
-    with pytest.raises(ConfigError, match="column 'is_odd' holds bool, and costs are numbers"):
-        sampling.sample_costs(parts(**{"loader.cost": "is_odd"}).train)
-
-
 def test_orders_inside():
     inside = parts(sampler={**REPEATED, "order": RANDOM}).train.plan.sampler
     assert isinstance(inside.order, Random)

@@ -231,10 +231,6 @@ def saved_dataset(folder):
     datasets.DatasetDict(train=made).save_to_disk(folder / "saved")
 
 
-def lightning(folder):
-    (folder / "mine.py").write_text(LIT_MODEL)
-
-
 LIT_MODEL = """
 import pytorch_lightning as pl
 import torch
@@ -283,7 +279,6 @@ FILES = {
     "docs/index.md": photos,
     "docs/landmarks.md": faces,
     "docs/language_models.md": books,
-    "docs/lightning.md": lightning,
     "docs/mixtures.md": faces,
     "docs/multi_label.md": photos,
     "docs/own_dataset.md": birds,

@@ -29,7 +29,7 @@ WAYS = {
         "python run.py resume=outputs/photos dataset.root=",
     ),
     "an idle GPU": (
-        ("Why is my GPU idle?", "task=profile", "task=tune and loader=tuned"),
+        ("Why is my GPU idle?", "task=profile", "task=tune"),
         "python run.py task=tune",
     ),
 }

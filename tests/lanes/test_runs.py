@@ -88,7 +88,6 @@ def test_what_cannot_be_done_is_refused(capsys):
         (["distributed=fsdp", "distributed.lanes=4"], "distributed.strategy: fsdp adds gradients"),
         (["distributed=ddp", "distributed.nproc=3", "distributed.lanes=4"], "1, 2, 4 can"),
         (["distributed.lanes=4", "loader.in_order=false"], "loader.in_order: false mixes"),
-        (["distributed.lanes=4", "loader.share=some"], "loader.share: hands over"),
         (["distributed.lanes=0"], "distributed.lanes"),
     ):
         done = run(capsys, *words, *more)

@@ -7,7 +7,7 @@ import pytest
 
 from penstock.errors import ConfigError, DataError, Problem, UnreachableError
 from penstock.files.batch_bytes import BatchTooLargeError
-from penstock.loading import bad_samples, memory
+from penstock.loading import bad_samples
 from penstock.loading.bad_samples import Budget, LeftOut, explained, in_one_line, is_bad
 from penstock.loading.compose import Compose, Views, further_views
 from penstock.loading.fetch import SampleError
@@ -139,19 +139,6 @@ def test_five_are_named_without_a_rest():
         Budget(4, "val", lambda epoch: 9).add(8, left_out(5))
     assert "cause 4" in str(caught.value)
     assert " more" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("workers", "ahead", "ranks", "batches"),
-    [(0, 2, 1, 3), (1, 1, 1, 3), (1, 2, 1, 4), (4, 2, 1, 13), (4, 3, 2, 34)],
-)
-def test_all_batches_of_a_loader_may_take_half_the_memory(
-    workers, ahead, ranks, batches, monkeypatch
-):
-    monkeypatch.setattr(memory, "limit", lambda: (1 << 50, "this machine"))
-    assert memory.of_a_batch(workers, ahead, ranks) == (1 << 49) // batches
-    monkeypatch.setattr(memory, "limit", lambda: (1, "this machine"))
-    assert memory.of_a_batch(workers, ahead, ranks) == 512 << 20
 
 
 class Doubled:

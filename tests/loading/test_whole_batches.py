@@ -19,7 +19,7 @@ from penstock.addons.packs.packing import pack
 from penstock.addons.packs.recipe import Recipe
 from penstock.datasets.image_folder import ImageFolder
 from penstock.errors import DataError
-from penstock.loading import intra_batch, whole_batches, worker_status
+from penstock.loading import whole_batches, worker_status
 from penstock.loading.bad_samples import BadSamples
 from penstock.loading.collate import Stack
 from penstock.loading.fetch import Fetch
@@ -282,75 +282,6 @@ def test_crops_of_many_are_those_of_each(keys, sizes, scale, ratio, flip):
         assert many.regions.tolist() == [list(crop[:4]) for crop in each]
         assert many.flips.tolist() == [crop.flip for crop in each]
         assert {crop.inside for crop in each} == {many.inside}
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 8, 100])
-def test_more_hands_make_the_same_batch(root, count):
-    dataset = ImageFolder(str(root), "train", val_fraction=0.0, lazy=True)
-    work, request = fetch(dataset, STEPS["floats"]()), requests(dataset, 24)[0]
-    alone = work(request)
-    with intra_batch.extra_threads(count):
-        shared = work(request)
-    assert torch.equal(alone["image"], shared["image"])
-
-
-@given(count=st.integers(1, 40), rows=st.integers(0, 100))
-def test_hands_share_all_rows_between_them(count, rows):
-    done = []
-    with intra_batch.extra_threads(count):
-        intra_batch.split_rows(lambda start, stop: done.extend(range(start, stop)), rows)
-    assert sorted(done) == list(range(rows))
-    intra_batch.split_rows(lambda start, stop: done.append((start, stop)), rows)
-    assert done[-1] == (0, rows)  # alone again
-
-
-def test_an_error_under_any_hand_is_raised():
-    def work(start, stop):
-        if stop == 40:
-            raise DataError("the last")
-
-    with intra_batch.extra_threads(4), pytest.raises(DataError, match="the last"):
-        intra_batch.split_rows(work, 40)
-
-
-def test_what_comes_behind_the_first_batch_waits_for_it(monkeypatch):
-    first, done = threading.Event(), []
-
-    def behind():
-        with intra_batch.extra_threads(1, first):
-            intra_batch.split_rows(lambda start, stop: done.append(stop), 8)
-
-    thread = threading.Thread(target=behind)
-    thread.start()
-    thread.join(0.05)
-    assert not done
-    first.set()
-    thread.join()
-    assert done == [8]
-    monkeypatch.setattr(intra_batch, "_LONGEST", 0.01)
-    first.clear()  # it hangs, say
-    behind()
-    assert done == [8, 8]
-    intra_batch.split_rows(lambda start, stop: done.append(stop), 3)  # not any more
-    assert done == [8, 8, 3]
-
-
-def test_more_threads_work_on_the_first_batch_of_an_epoch(root, monkeypatch):
-    lent, share = [], intra_batch.split_rows
-
-    def spy(work, rows):
-        lent.append((intra_batch._threads.count, rows))
-        share(work, rows)
-
-    monkeypatch.setattr(intra_batch, "split_rows", spy)
-    dataset = ImageFolder(str(root), "train", val_fraction=0.0, lazy=True)
-    work = fetch(dataset, DecodeResize(20))
-    with Loader(Plan(Random(len(dataset), 5), 8), work, LoaderOptions("thread", 2)) as loader:
-        for epoch in range(2):
-            lent.clear()
-            assert len(list(loader.epoch(epoch))) == 3
-            counts = [count for count, rows in lent if rows == 8]  # the others try out two samples
-            assert sorted(counts) == [1, 1, 16]
 
 
 def test_a_worker_that_dies_in_c_is_reported_with_its_file(tmp_path, caplog, monkeypatch):

@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 from torch.utils.data import get_worker_info
 
-from penstock.loading import memory
-from penstock.loading.workers import failures
 from penstock.loading.workers.options import LoaderOptions
 from penstock.runs import checkpoint
 from tests import deaths, toy
@@ -58,33 +56,6 @@ def test_a_worker_that_dies_when_nobody_asks_is_counted():
         os.kill(pids[0], signal.SIGKILL)
         assert deaths.until(lambda: deaths.is_gone(pids[0]))
     assert loader.deaths == 1
-
-
-def test_a_killed_worker_is_reported_with_its_size_and_the_limit(monkeypatch):
-    most, what = memory.limit()
-    hint = failures.hint_for(-signal.SIGKILL, 3 * 2**30, memory.kills())
-    assert "It had 3.00 GiB of memory when last looked at" in hint
-    assert f"the limit is {most / 2**30:.2f} GiB, {what}" in hint
-    assert "also sends it when memory runs out" in hint
-    monkeypatch.setattr(memory, "kills", lambda: 1)
-    assert "the kernel ended it because memory ran out" in failures.hint_for(-signal.SIGKILL, 0, 0)
-
-
-def test_the_least_limit_counts(tmp_path, monkeypatch):
-    own = tmp_path / "cgroup" / "jobs" / "mine"
-    own.mkdir(parents=True)
-    (tmp_path / "self").mkdir()
-    (tmp_path / "self" / "cgroup").write_text("0::/jobs/mine\n")
-    (tmp_path / "meminfo").write_text("MemTotal: 8388608 kB\n")
-    monkeypatch.setattr(memory, "_PROC", tmp_path)
-    monkeypatch.setattr(memory, "_CGROUP", tmp_path / "cgroup")
-    assert memory.limit() == (8 * 2**30, "the memory of this machine")
-    assert memory.kills() == 0
-    (own / "memory.max").write_text("max\n")
-    (own.parent / "memory.max").write_text(f"{2**30}\n")
-    (own / "memory.events").write_text("oom 3\noom_kill 2\n")
-    assert memory.limit() == (2**30, "memory.max of its cgroup")
-    assert memory.kills() == 2
 
 
 def test_a_worker_is_weighed_while_it_works(tmp_path, caplog):

@@ -110,8 +110,6 @@ def test_nor_do_more_workers_and_other_windows_of_them(messages, split, capsys):
                     f"loader.prefetch_factor={ahead}",
                 )
                 assert digest(capsys, *words, *options) == expected, options
-    assert digest(capsys, *words, "loader.share=packed", "loader.num_workers=2") == expected
-    assert digest(capsys, *words, "loader.share=packed", "loader.num_workers=2") == expected
 
 
 @pytest.mark.thorough

@@ -18,7 +18,6 @@ import torch
 from penstock.addons.ray import cluster as ray_cluster
 from penstock.addons.ray.cluster import RayOptions
 from penstock.errors import PenstockError
-from penstock.loading.collate import List
 from penstock.loading.workers.options import LoaderOptions
 from penstock.loading.workers.results import WorkerError
 from tests import another_user, deaths, listening, resuming, toy
@@ -267,27 +266,9 @@ def test_a_batch_is_its_consumers_to_write_into_and_to_keep():
         assert batch["name"] == [f"{index}.png" for index in batch.indices]
 
 
-class Odd:
-    """Adds a field that is not plain."""
-
-    def __call__(self, sample):
-        return {**sample, "odd": {1, 2}}
-
-
 class Wrong:
     def __call__(self, sample):
         raise KeyError("no such column")
-
-
-@stress
-def test_what_is_not_plain_travels_pickled_and_is_reported_once(caplog):
-    with toy.loader(on_ray(), Odd(), collate=List()) as loader:
-        loader.fetch.hashed = False  # a set has no hash of its content
-        batches = list(loader.epoch(0))
-    assert batches[0]["odd"] == [{1, 2}] * 8
-    (text,) = said_by(caplog)
-    assert "batches are pickled" in text
-    assert "field 'image', [0] is a torchvision" in text  # the first of what is not plain
 
 
 @stress

@@ -17,7 +17,6 @@ from penstock.addons.packs.folder import VERSION, Pack
 from penstock.addons.stores.file_cache import FileCache
 from penstock.addons.sweeps.job_result import JobResult, read_results
 from penstock.addons.sweeps.stored_sweep import StoredSweep, incompatible
-from penstock.addons.tuning import tuned
 from penstock.datasets.reading.generated_folder import CacheFolder
 from penstock.errors import ConfigError, DataError, PenstockError
 from penstock.files import disk, plain_json
@@ -396,7 +395,7 @@ def test_an_absurd_sharded_checkpoint_is_refused(name, tmp_path):
 def test_pipes_are_not_waited_for(tmp_path):
     pipe = tmp_path / "step-00000001.safetensors"
     os.mkfifo(pipe)
-    for read in (checkpoint.load, open_regular, plain_json.read, quarantine.read, tuned.load):
+    for read in (checkpoint.load, open_regular, plain_json.read, quarantine.read):
         failure = []
 
         def attempt(read=read, failure=failure):
@@ -523,38 +522,6 @@ def test_a_result_of_a_stranger_is_one_message(content, tmp_path, capsys):
     (tmp_path / "result.json").write_text(content)
     assert read_results(tmp_path) == []
     assert capsys.readouterr().err.count("result.json is damaged") == 1
-
-
-GOOD_TUNED = {
-    "backend": "main",
-    "num_workers": 0,
-    "prefetch_factor": None,
-    "pin_memory": False,
-    "batches_per_second": 1.0,
-    "when": "",
-    "found_for": {},
-}
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"num_workers": 10**9},
-        {"backend": "rm"},
-        {"more": 1},
-        {"found_for": []},
-        {"prefetch_factor": -1},
-        {"pin_memory": 5},
-    ],
-)
-def test_what_was_tuned_is_held_against_what_a_loader_takes(change, tmp_path):
-    path = tmp_path / "tuned" / "x.json"
-    own_folder(path.parent)
-    path.write_text(json.dumps(GOOD_TUNED))
-    assert tuned.load(path).backend == "main"
-    path.write_text(json.dumps(GOOD_TUNED | change))
-    with pytest.raises(ConfigError, match="cannot be read"):
-        tuned.load(path)
 
 
 class Fingerprinted:
@@ -777,7 +744,6 @@ def test_a_strangers_cache(tmp_path, precious):
         shutil.rmtree(tmp_path / "text")
     uses = {
         "statistics": lambda: statistics.statistics_of(Fingerprinted(), tmp_path),
-        "tuned": lambda: tuned.load(tmp_path / "tuned" / "abc.json"),
     }
     for folder, use in uses.items():
         (tmp_path / folder).symlink_to(precious)

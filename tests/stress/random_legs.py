@@ -1,7 +1,6 @@
 """The legs of a case: programs, loaders, ranks and kills that should make no difference."""
 
 import json
-import os
 import random
 import re
 import signal
@@ -75,7 +74,7 @@ class Check:
         self.rows()
         if self.broken:
             return
-        for leg in (self.backends, self.ranks, self.killed_worker, self.shared, self.where):
+        for leg in (self.backends, self.ranks, self.killed_worker, self.where):
             self.leg = leg.__name__
             leg()
         padded = any("pad_to" in word for word in self.words)  # whose padding the model would see
@@ -326,25 +325,6 @@ class Check:
         self.counts["killed workers"] += 1
         found = loaded(compose(*self.words, *words, "task=digest"), split, epoch, 1, kill)
         self.compare(f"killed at {kill}", found, split, epoch)
-
-    def shared(self):
-        """Two programs at once that hand each other their batches."""
-        if self.draw.random() > 0.08 or self.case.kind.draws:
-            return
-        self.counts["shared"] += 2
-        words = [*self.words, "task=digest", f"steps={MOST}", f"loader.share=random{os.getpid()}"]
-        programs = [
-            Program([*words, *loader], self.folder / f"log{place}", here=False)
-            for place, loader in enumerate((MAIN, self.loader()))
-        ]
-        codes = [program.codes()[0] for program in programs]
-        if codes == [2, 2] and "does not say what its samples" in programs[0].said():
-            return
-        if codes != [0, 0]:
-            self.fail(f"codes {codes}: {programs[0].said()[-700:]} {programs[1].said()[-700:]}")
-        printed = [program.out.read_text() for program in programs]
-        if any(found != self.printed for found in printed):
-            self.fail(f"with loader.share {printed[0][:200]} {printed[1][:200]}")
 
     def where(self):
         """`task=where` of a row, against the batches."""

@@ -9,9 +9,6 @@ import pytest
 
 from penstock import command
 from penstock.addons.sweeps.job_result import read_results
-from penstock.addons.tuning import tuned
-from penstock.build.data import DataParts
-from penstock.config import preflight
 from tests.own_parts import NUMBERS
 
 pytestmark = pytest.mark.stress
@@ -42,24 +39,13 @@ PLUGINS = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Where the sweeps are; the one of the basic launcher is done, and `tuned` has been tuned."""
+    """Where the sweeps are; the one of the basic launcher is done."""
     folder = tmp_path_factory.mktemp("launchers")
     (folder / "conf" / "dataset").mkdir(parents=True)
     (folder / "conf" / "dataset" / "numbers.yaml").write_text(NUMBERS)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("PENSTOCK_TRUST", "tests")
-        config = preflight.compose(*RUN[2:], config_dir="conf")
-        found = tuned.Tuned(
-            backend="process",
-            num_workers=1,
-            prefetch_factor=2,
-            pin_memory=False,
-            batches_per_second=1.0,
-            when="2026-01-01T00:00:00",
-            found_for={},
-        )
-        tuned.save(tuned.place(config, DataParts(config).train.fingerprint), found)
         assert command.main(words("basic")) == 0
     return folder
 

@@ -168,11 +168,3 @@ def test_without_blocks_a_batch_is_one():
     assert batch["cu_blocks"].tolist() == [0, 3]
     assert batch["labels"].tolist() == [-100, 6, -100]
     assert batch["cu_seqlens"].tolist() == [0, 2, 3]
-
-
-def test_a_plain_batch_keeps_its_parts():
-    plain_batch = pytest.importorskip("penstock.addons.plain_batches.plain_batch")
-    documents = Documents(lengths_of())
-    batch = fetch_of(documents)(plan_of(documents).request(0, 0))
-    other = plain_batch.decode(*plain_batch.encode(batch))
-    assert np.array_equal(other.request.parts, batch.request.parts)

@@ -1,14 +1,11 @@
 """The search on made-up loaders, and `task=tune` with `loader=tuned` as a person would use them."""
 
-import json
 import zlib
 
 import pytest
 
 from benchmarks import built_cases
-from penstock.addons.tuning import tuned
 from penstock.addons.tuning.search import Search, Setting, Slice, Space
-from penstock.errors import ConfigError
 from tests.program import run
 
 
@@ -123,36 +120,9 @@ def latency_case(monkeypatch, tmp_path, capsys):
     return program
 
 
-@pytest.mark.stress
-def test_tuned_is_there_after_tuning_and_says_so_before(latency_case, tmp_path):
-    before = latency_case("task=digest", "steps=3", "loader=tuned")
-    assert before.code == 2
-    assert "nothing was tuned yet for this dataset on this machine" in before.err
-    assert "task=tune" in before.err
-    done = latency_case("task=tune", "tune.seconds=4")
-    assert done.code == 0, done.err
-    assert "took" in done.out
-    assert float(done.out.split("took")[1].split()[0]) <= 5, "some may come late on a busy machine"
-    assert "loader=tuned" in done.out
-    for column in ("backend", "workers", "prefetch", "batches/s", "memory MiB"):
-        assert column in done.out
-    (file,) = (tmp_path / "cache" / "tuned").iterdir()
-    kept = json.loads(file.read_text())
-    assert kept["num_workers"] >= 2, done.out
-    after = latency_case("task=digest", "steps=3", "loader=tuned")
-    assert after.code == 0
-    assert f"{kept['num_workers']} workers ({kept['backend']}), tuned on" in after.err
-    plain = latency_case("task=digest", "steps=3", "loader=debug")
-    assert after.out == plain.out
-    other = latency_case("task=digest", "steps=3", "loader=tuned", "batch.size=4")
-    assert "for another batch.size" in other.err
-    again = latency_case("task=tune", "tune.seconds=1", "tune.workers=1", "loader=tuned")
-    assert again.code == 0, again.err
-
-
 def test_threads_are_refused_where_data_draws_from_shared_generators(latency_case):
     draws = "+transform.train.everywhere={_target_: tests.toy.Everywhere}"
-    short = ("tune.seconds=1.5", "tune.workers=1", "loader.max_memory=64")  # however much is free
+    short = ("tune.seconds=1.5", "tune.workers=1")
     done = latency_case("--trust", "tests", "task=tune", *short, draws)
     assert done.code == 0, done.err
     assert (
@@ -165,10 +135,3 @@ def test_a_budget_is_a_number_above_zero(latency_case):
     done = latency_case("task=tune", "tune.seconds=0")
     assert done.code == 2
     assert "tune.seconds" in done.err
-
-
-def test_a_damaged_file_is_called_one(tmp_path):
-    path = tmp_path / "x.json"
-    path.write_text("{")
-    with pytest.raises(ConfigError, match=r"x\.json cannot be read"):
-        tuned.load(path)

@@ -33,13 +33,3 @@ def lanes(config: Config, parts: Mapping[str, Callable[..., Any]]) -> Iterator[s
         )
     if not config.loader.in_order:
         yield f"loader.in_order: false mixes the lanes of different batches, and {off}; set true"
-    if config.loader.option("share") is not None:
-        yield (
-            f"loader.share: hands over whole shares of ranks, and with {off} they are cut into "
-            "lanes; set one of them to null"
-        )
-    if str(config.objective.get("_target_", "")).startswith("penstock.addons.lightning."):
-        yield (
-            f"distributed.lanes: {count} is not for objective=lightning, whose logged numbers are "
-            "added up as the ranks have them; set null"
-        )

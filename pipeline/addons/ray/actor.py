@@ -1,7 +1,7 @@
 """The actor: one worker, in a process that Ray started, on this node or another.
 
     begin(fetch)     once; seeded and described (`get_worker_info()`) as worker processes are
-    make(request)    a batch as a header and plain arrays, which Ray puts into its object store
+    make(request)    a batch, whose large buffers Ray puts into its object store
     live()           never returns, so that its caller hears at once when this process dies
     status(), stack()    where it stands, from a thread of its own
 
@@ -30,14 +30,12 @@ import numpy as np
 import numpy.typing as npt
 import ray
 import torch
-from ray import cloudpickle
 
 from penstock import torch_internals
-from penstock.addons.plain_batches.plain_batch import NotPlainError, encode
 from penstock.addons.ray.cluster import LAST_ON_PATH
-from penstock.addons.ray.message import Made, pack
+from penstock.addons.ray.message import pack
 from penstock.loading import output_buffers, worker_status
-from penstock.loading.workers.results import Asked, attempt
+from penstock.loading.workers.results import attempt
 from penstock.torch_internals import ExceptionWrapper, WorkerInfo, numpy_seed
 
 # Before anything of a person's is unpickled: folders that PYTHONPATH would put in front of what is
@@ -78,14 +76,14 @@ class Begun(NamedTuple):
 
 
 class BatchActor:
-    """Makes batches; each public method is called by `ray_pool.py` alone."""
+    """Makes batches; each public method is called by `pool.py` alone."""
 
     def __init__(self, context: ActorContext) -> None:
         self._given = context
         self._cell: Any = memoryview(array("q", bytes(8 * worker_status.FIELDS)))
         self._thread: int | None = None
         self._fetch: Any = None
-        self._error: Made | None = None
+        self._error: ExceptionWrapper | None = None
 
     def begin(self, fetch: npt.NDArray[np.uint8]) -> Begun:
         """Unpickle the fetch, and be a worker; may raise anything that a person's code raises."""
@@ -133,26 +131,15 @@ class BatchActor:
         return True
 
     def make(self, request: bytes) -> Any:
-        """The result of a pickled request, packed."""
+        """The result of a pickled request, packed; an error is wrapped, to be raised there."""
         error, self._error = self._error, None
-        return pack(error or self._made(pickle.loads(request)))
-
-    def _made(self, request: Asked) -> Made:
         try:
-            result = attempt(self._fetch, request)
-            try:
-                encoded = encode(result)
-            except NotPlainError as error:
-                why = np.frombuffer(str(error).encode(), np.uint8)
-                return Made("pickled", cloudpickle.dumps(result), [why])
-            return Made("plain", encoded.header, encoded.arrays)
+            return pack(error or attempt(self._fetch, pickle.loads(request)))
         except Exception:
-            return self._wrapped()
+            return pack(self._wrapped())
 
-    def _wrapped(self) -> Made:
-        """The error at hand, which shall be raised where this is received."""
-        wrapper = ExceptionWrapper(where=f"in DataLoader worker {self._given.number} (Ray actor)")
-        return Made("error", cloudpickle.dumps(wrapper), [])
+    def _wrapped(self) -> ExceptionWrapper:
+        return ExceptionWrapper(where=f"in DataLoader worker {self._given.number} (Ray actor)")
 
     @ray.method(concurrency_group="life")
     def live(self) -> None:

@@ -3,7 +3,7 @@
 Where a program has called `ray.init` itself (or runs inside an actor or a Ray Train worker), that
 Ray is used and left as it was. Otherwise `loader.ray.address` says which: None starts one on this
 machine, which all loaders of this process share and which ends when the last of them is closed.
-`ray_access.py` keeps others out of it.
+`access.py` keeps others out of it.
 
 Only `connect` imports ray. Cost: 2 s to start one, 0.3 s to attach to one that is there.
 """

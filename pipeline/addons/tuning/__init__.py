@@ -3,7 +3,7 @@
 from penstock.installed import AddOn, Task
 
 ADDON = AddOn(
-    only_with=("num_workers=tuned",),
+    only_with=(),
     tasks={
         "profile": Task(
             "penstock.addons.tuning.profile:run", "timing the training of {both}", writes=True
@@ -20,5 +20,4 @@ ADDON = AddOn(
         "profile": "penstock.addons.tuning.options:ProfileSection",
         "lr_find": "penstock.addons.tuning.options:LrFindSection",
     },
-    wrapper="penstock.addons.tuning.wrapper:TunedLoader",
 )

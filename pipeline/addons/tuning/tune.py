@@ -1,8 +1,7 @@
 """`task=tune`: the fastest loader for this dataset on this machine, within a time budget.
 
-Measures settings with real training steps (pipeline/addons/tuning/search.py), and keeps the best
-for `loader=tuned` in the cache folder, by the dataset's fingerprint and the kind of machine. With
-several ranks, cores and memory are divided by those on this machine.
+Measures settings with real training steps (pipeline/addons/tuning/search.py), and prints the best
+as a line to type. With several ranks, cores and memory are divided by those on this machine.
 """
 
 from __future__ import annotations
@@ -10,22 +9,18 @@ from __future__ import annotations
 import time
 from collections.abc import Generator
 from contextlib import closing
-from datetime import datetime
 from typing import Any
 
-from penstock.addons.tuning import tuned
 from penstock.addons.tuning.measuring import Course, fixed
 from penstock.addons.tuning.options import TuneSection
 from penstock.addons.tuning.search import Backend, Search, Setting, Slice, Space, Trial
-from penstock.addons.tuning.tuned import Tuned
-from penstock.config import loader_options
 from penstock.config.own_command import command_line
 from penstock.config.schema import Config
 from penstock.distributed import world
 from penstock.errors import ConfigError
 from penstock.loading.batch import Batch
 from penstock.loading.loader import Loader
-from penstock.loading.memory import tree_pss
+from penstock.loading.memory import available, tree_pss
 from penstock.loading.workers.options import LoaderOptions
 from penstock.tasks.tables import new_table, put_table
 from penstock.terminal import ProgressDisplay, put, say
@@ -35,16 +30,7 @@ _STEPS = 40  # of the measurement of the training step
 
 
 def run(config: Config) -> None:
-    """Search, print the trials, and keep the best."""
-    config = (
-        config.model_copy(
-            update={
-                "loader": config.loader.model_copy(update={"num_workers": 0, "backend": "main"})
-            }
-        )
-        if config.loader.num_workers == "tuned"
-        else config
-    )
+    """Search, and print the trials and the best."""
     course = Course(config)
     seconds = TuneSection.of(config).seconds
     began = time.perf_counter()
@@ -59,7 +45,10 @@ def run(config: Config) -> None:
         )
     print_trials(trials, best, ceiling)
     put(f"took         {took:.1f} of {seconds:g} s")
-    keep(course, best)
+    setting = best.setting
+    words = [f"loader.backend={setting.backend}", f"loader.num_workers={setting.workers}"]
+    words += [f"loader.prefetch_factor={setting.prefetch or 'null'}"]
+    put(f"to use it    {command_line(*words, f'loader.pin_memory={setting.pin}'.lower())}")
 
 
 def search(course: Course, ceiling: float, end: float) -> Search:
@@ -72,7 +61,7 @@ def search(course: Course, ceiling: float, end: float) -> Search:
         backends(course),
         most,
         course.train_step.device.type == "cuda",
-        loader_options.budget(config.loader.max_memory, ranks),
+        available() // (2 * ranks) or None,
         tree_pss(),
     )
     left = end - time.perf_counter()
@@ -199,23 +188,3 @@ def print_trials(trials: Search, best: Trial, ceiling: float) -> None:
         f"best         {describe(best.setting)}: {best.rate:,.1f} batches/s, "
         f"{best.rate * ceiling:.0%} of the {1 / ceiling:,.1f} without loading"
     )
-
-
-def keep(course: Course, best: Trial) -> None:
-    """Save the best setting for `loader=tuned`."""
-    config, setting = course.config, best.setting
-    path = tuned.place(config, course.parts.data.train.fingerprint)
-    tuned.save(
-        path,
-        Tuned(
-            backend=setting.backend,
-            num_workers=setting.workers,
-            prefetch_factor=setting.prefetch or None,
-            pin_memory=setting.pin,
-            batches_per_second=round(best.rate, 2),
-            found_for=tuned.found_for(config),
-            when=datetime.now().astimezone().isoformat(timespec="seconds"),
-        ),
-    )
-    put(f"kept in      {path}")
-    put(f"to use it    {command_line('loader=tuned')}")

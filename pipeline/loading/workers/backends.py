@@ -9,7 +9,7 @@ Add-ons bring others (`AddOn.backends`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
@@ -17,22 +17,6 @@ from penstock.distributed.preemption import waiting
 from penstock.loading.fetch import Fetch
 from penstock.loading.workers.results import Asked, Result, Results, attempt
 from penstock.order.randomness import scope
-
-
-class Requests(Iterator[Asked]):
-    """Requests in order.
-
-    Attributes:
-        expects: whether one will take long, as far as is known; None: nothing is known of any.
-    """
-
-    def __init__(
-        self, requests: Iterator[Asked], expects: Callable[[Asked], bool] | None = None
-    ) -> None:
-        self._requests, self.expects = requests, expects
-
-    def __next__(self) -> Asked:
-        return next(self._requests)
 
 
 class Backend(Protocol):

@@ -4,11 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from penstock.loading.autotune import Auto
-
 
 DEFAULT_TIMEOUT = 300.0
 SLOW_MEMORY = 256 << 20
@@ -35,7 +30,6 @@ class LoaderOptions:
         keyed: seed the generators for each sample. If False, draws are torch's: in this process
             from the generators as they are, in worker processes from `generator` plus the worker's
             number on.
-        auto: tune the number of workers during the run, starting from `num_workers`.
         slow_memory: bytes of batches that may wait, beyond the window, behind a slow one.
         own: what else the backend takes, where an add-on brings it.
     """
@@ -45,7 +39,6 @@ class LoaderOptions:
     prefetch_factor: int | None = None
     persistent_workers: bool = False
     pin_memory: bool = False
-    pin_memory_device: str = ""
     timeout: float | None = None
     batch_timeout: float = 0.0
     worker_init_fn: Callable[[int], None] | None = None
@@ -54,7 +47,6 @@ class LoaderOptions:
     generator: int | None = None
     keyed: bool = True
     max_deaths: int = 3
-    auto: Auto | None = None
     slow_memory: int = SLOW_MEMORY
     own: object = None
 

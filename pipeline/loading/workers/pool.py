@@ -21,7 +21,6 @@ import signal
 import socket
 import threading
 import time
-import warnings
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -443,12 +442,6 @@ class ProcessBackend(PoolBackend):
         # not in each of them, where it takes 3 s.
         if self._method == "forkserver" and server._preload_modules == ["__main__"]:
             forkserver.set_forkserver_preload(["__main__", __name__])
-        if pin and options.pin_memory_device:
-            warnings.warn(
-                f"pin_memory_device={options.pin_memory_device!r} is ignored, as in torch: the "
-                "current accelerator is used",
-                stacklevel=2,
-            )
         super().__init__(fetch, options)
         self._pin, self._generator = pin, torch.Generator().manual_seed(self._seed)
 

@@ -20,10 +20,9 @@ from itertools import chain
 from typing import Any
 
 from penstock.distributed.preemption import asked, waiting
-from penstock.loading import intra_batch, worker_status
+from penstock.loading import worker_status
 from penstock.loading.fetch import Fetch
 from penstock.loading.sampled_rows import SampleRequest
-from penstock.loading.workers.backends import Requests
 from penstock.loading.workers.failures import FailureReport
 from penstock.loading.workers.options import LoaderOptions
 from penstock.loading.workers.results import Asked, Failure, Result, Results, WorkerError, attempt
@@ -33,7 +32,6 @@ from penstock.order.randomness import scope
 from penstock.order.seeding import SharedGeneratorError, ThreadRandomness, Watch, probe
 from penstock.order.streams import StreamRequest
 
-_HELPERS = 8  # intra-batch threads per worker, for the first batch of an epoch
 _LAST = 0.05  # seconds for each thread of a run that was asked to stop
 
 
@@ -61,8 +59,7 @@ class ThreadBackend:
             if not isinstance(first, SampleRequest):
                 self._probe(first)
                 self._probed = True
-            expects = requests.expects if isinstance(requests, Requests) else None
-            requests = Requests(chain([first], requests), expects)
+            requests = chain([first], requests)
         yield from windowed(pool, requests, self._options)
 
     def _probe(self, request: Asked) -> None:
@@ -76,7 +73,7 @@ class ThreadBackend:
 
         def run(mode: ThreadRandomness) -> None:
             with mode:
-                attempt(partial(self._fetch.make, draws=mode), request)
+                attempt(partial(self._fetch, draws=mode), request)
 
         # Nobody gets this batch: the next one is the first to be made twice and compared.
         checked, self._fetch.repeat_checked = self._fetch.repeat_checked, True
@@ -94,11 +91,8 @@ class _ThreadPool:
     def __init__(self, fetch: Fetch, options: LoaderOptions) -> None:
         self._fetch = fetch
         self._watch = Watch()
-        self._helpers = _HELPERS * options.num_workers
-        self._first: Task | None = None
-        self._first_is_there = threading.Event()
-        self._tasks: queue.SimpleQueue[tuple[Task, int] | None] = queue.SimpleQueue()
-        self._done: queue.SimpleQueue[bool] = queue.SimpleQueue()  # whether it is the first
+        self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._looked = time.monotonic()
         self._threads = [_Thread(n, self, options.limit) for n in range(options.num_workers)]
         for thread in self._threads:
@@ -106,28 +100,23 @@ class _ThreadPool:
 
     def submit(self, request: Asked) -> Task:
         task = Task(request)
-        self._first = self._first or task
-        self._tasks.put((task, self._helpers))
-        self._helpers = 1
+        self._tasks.put(task)
         return task
 
     def work(self, thread: _Thread) -> None:
         """Work on one task after another, in that thread."""
-        while (item := self._tasks.get()) is not None:
-            task, helpers = item
+        while (task := self._tasks.get()) is not None:
             thread.request = task.request
             try:
-                task.result = self._attempt(task.request, helpers)
+                task.result = self._attempt(task.request)
             except BaseException as error:
                 task.result = error
             thread.request = None
-            self._done.put(task is self._first)
-            del item, task  # a batch is its consumer's alone
+            self._done.put(None)
+            del task  # a batch is its consumer's alone
 
-    def _attempt(self, request: Asked, helpers: int) -> Result:
-        waits = helpers == 1 and not self._first_is_there.is_set()
-        after = self._first_is_there if waits else None
-        with ThreadRandomness() as mode, intra_batch.extra_threads(helpers, after):
+    def _attempt(self, request: Asked) -> Result:
+        with ThreadRandomness() as mode:
             result = attempt(partial(self._fetch, draws=mode), request)
         if not self._fetch.draws_nothing:
             try:
@@ -139,14 +128,10 @@ class _ThreadPool:
     def wait(self, seconds: float) -> bool:
         try:
             with waiting():
-                is_first = self._done.get(timeout=seconds)
+                self._done.get(timeout=seconds)
+            return True
         except queue.Empty:
             pass
-        else:
-            # By the consumer: else those behind it would be at work before it gets the first one.
-            if is_first:
-                self._first_is_there.set()
-            return True
         now = time.monotonic()
         # Only time spent waiting counts: this process may have been stopped meanwhile.
         passed, self._looked = min(now - self._looked, 2 * POLL), now
@@ -167,7 +152,6 @@ class _ThreadPool:
 
     def close(self) -> None:
         """Drop tasks not begun; wait for the others unless they hang or the run is to stop."""
-        self._first_is_there.set()
         try:
             while True:
                 self._tasks.get_nowait()

@@ -18,7 +18,6 @@ from typing import Any, Protocol
 
 from penstock.loading.fetch import Fetch
 from penstock.loading.sizes import nbytes
-from penstock.loading.workers.backends import Requests
 from penstock.loading.workers.options import LoaderOptions
 from penstock.loading.workers.results import Asked, Result, Results
 from penstock.order.randomness import hash64
@@ -79,54 +78,23 @@ class StartedPool(Pool, Protocol):
     def shut_down(self) -> None: ...
 
 
-class _Feed:
-    """Hands requests to a pool in order, but those that will take long before their turn.
-
-    Args:
-        reach: how many requests before their turn.
-    """
-
-    def __init__(self, pool: Pool, requests: Iterator[Asked], window: Window, reach: int) -> None:
-        self._pool, self._requests, self._window, self._reach = pool, requests, window, reach
-        self._expects = requests.expects if reach and isinstance(requests, Requests) else None
-        self._coming: deque[Asked | Task] = deque()
-        window.measures = self._expects is not None
-
-    def next(self, count: int) -> list[Task]:
-        """The next tasks, in order; fewer at the end."""
-        tasks = []
-        for _ in range(count):
-            item = self._coming.popleft() if self._coming else next(self._requests, None)
-            if item is None:
-                break
-            if isinstance(item, Task):
-                self._window.early -= 1
-                tasks.append(item)
-            else:
-                tasks.append(self._pool.submit(item))
-        if self._expects is not None:
-            self._look_ahead(2 * max(count, 1))
-        return tasks
-
-    def _look_ahead(self, count: int) -> None:
-        """Look at some more requests, a few at a time, so that the first batch does not wait."""
-        assert self._expects is not None
-        for request in islice(self._requests, min(count, self._reach - len(self._coming))):
-            is_early = self._window.has_room and self._expects(request)
-            self._coming.append(self._pool.submit(request) if is_early else request)
-            self._window.early += is_early
-
-
 def windowed(pool: Pool, requests: Iterator[Asked], options: LoaderOptions) -> Results:
     """Results of `requests`, a window of which is handed to the pool at once."""
     window = Window(options.num_workers, options.ahead, options.slow_memory)
-    feed = _Feed(pool, requests, window, window.most if options.in_order else 0)
-    return _taken(pool, deque(feed.next(window.size)), feed, window, options)
+    pending = deque(map(pool.submit, islice(requests, window.size)))
+    return _taken(pool, pending, requests, window, options)
 
 
 def _taken(
-    pool: Pool, pending: deque[Task], feed: _Feed, window: Window, options: LoaderOptions
+    pool: Pool,
+    pending: deque[Task],
+    requests: Iterator[Asked],
+    window: Window,
+    options: LoaderOptions,
 ) -> Results:
+    def fill() -> None:
+        pending.extend(map(pool.submit, islice(requests, max(window.size - len(pending), 0))))
+
     limit = options.batch_timeout
     while pending:
         heard = time.monotonic()
@@ -137,7 +105,7 @@ def _taken(
             )
         ) is None:
             if options.in_order and window.grow(pending):
-                pending += feed.next(window.size - len(pending))
+                fill()
             if pool.wait(min(limit or POLL, POLL)):
                 heard = time.monotonic()
             elif limit and time.monotonic() - heard >= limit:
@@ -145,7 +113,7 @@ def _taken(
                 raise RuntimeError(f"DataLoader timed out after {limit} seconds{pool.late(limit)}")
         pending.remove(task)
         window.deliver(task.result)
-        pending += feed.next(window.size - len(pending))
+        fill()
         yield task.take()
 
 
@@ -158,38 +126,25 @@ class Window:
         budget: bytes that the batches beyond these may take.
 
     Attributes:
-        most: batches beyond the normal window, whatever the budget.
         extra: batches that it has grown by.
-        early: batches that were begun before they came into the window.
         largest: bytes of the largest batch that was measured.
-        measures: whether to measure all batches.
     """
 
     def __init__(self, workers: int, ahead: int, budget: int) -> None:
-        self.extra = self.early = self.largest = 0
-        self.measures = False
-        self.most = _MOST * workers
-        self._normal, self._workers, self._budget = workers * ahead, workers, budget
+        self.extra = self.largest = 0
+        self._most = _MOST * workers
+        self._normal, self._budget = workers * ahead, budget
         self._spare = min(workers + 1, self._normal)
         self._delivered = 0
 
     @property
     def size(self) -> int:
-        """Requests that may be under way or waiting, without the early ones."""
-        return self._normal + max(min(self.extra, self._room - self.early), 0)
-
-    @property
-    def has_room(self) -> bool:
-        """Whether one more may be begun early: not more than there are workers."""
-        return self.largest > 0 and self.early < min(self._workers, self._room - self.extra)
-
-    @property
-    def _room(self) -> int:
-        return self._budget // max(self.largest, 1)
+        """Requests that may be under way or waiting."""
+        return self._normal + min(self.extra, self._budget // max(self.largest, 1))
 
     def grow(self, pending: Collection[Task]) -> bool:
         """Grow by one if workers get idle while the first of `pending` is waited for."""
-        if len(pending) < self.size or self.extra >= self.most or not self._budget:
+        if len(pending) < self.size or self.extra >= self._most or not self._budget:
             return False
         there = [task.result for task in pending if task.result is not None]
         if len(pending) - len(there) >= self._spare:
@@ -200,9 +155,8 @@ class Window:
 
     def deliver(self, result: object) -> None:
         """Take note of a batch that is its consumer's from now on."""
-        if self.extra or self.measures:
-            self.largest = max(self.largest, _nbytes(result))
         if self.extra:
+            self.largest = max(self.largest, _nbytes(result))
             self._delivered += 1
             if self._delivered % _SHRINK == 0:
                 self.extra -= 1
