@@ -111,15 +111,14 @@ class Slow:
 
 PROGRAM = """
 import os, signal, sys, threading, time
-from penstock.loading.workers.options import LoaderOptions
-from tests import deaths, toy
+from tests import deaths, port, toy
 
 def go():
-    options = LoaderOptions("process", 2, multiprocessing_context=sys.argv[1])
+    options = port.Options("process", 2, multiprocessing_context=sys.argv[1])
     loader = toy.loader(options, deaths.Slow(0.01), deaths.Files(4000))
     for batch in loader.epoch(0):
         if batch.request.step == 3:
-            pids = loader._backend.pids()
+            pids = port.worker_pids(loader)
             print(*pids, flush=True)
             {end}
             return

@@ -14,16 +14,9 @@ from torch import nn
 from torch.utils.data import Dataset
 from torchmetrics import MeanSquaredError, SpearmanCorrCoef
 
-from penstock.distributed.group import Group, join
-from penstock.distributed.world import from_environment, is_launched
-from penstock.loading.collate import Stack
-from penstock.loading.fetch import Fetch
-from penstock.loading.loader import Loader
-from penstock.order.plan import Plan
 from penstock.order.samplers import Sequential
-from penstock.runs import checkpoint
-from penstock.training.objective import Regression
-from penstock.training.runner import validate
+from tests import port
+from tests.port import Group, Regression
 from tests.resuming import SAMPLERS, STREAMS, Case
 
 # By default a world that divides no batch evenly, and a few cases; all with `make stress`.
@@ -129,9 +122,9 @@ def validations(group):
             if length > 2:  # a metric that keeps every prediction; it needs a few
                 metrics["rank"] = SpearmanCorrCoef()
             objective = Regression(nn.MSELoss(reduction="none"), metrics, ["x"], "y")
-            fetch = Fetch(Points(length), None, Stack(), 0)
-            with Loader(Plan(Sequential(length), size), fetch, world=group.world) as loader:
-                found[f"{length} by {size}"] = validate(model, objective, loader, group=group)
+            points, order = Points(length), Sequential(length)
+            with port.loader(points, order, size, world=group.world) as loader:
+                found[f"{length} by {size}"] = port.validate(model, objective, loader, group)
     return found
 
 
@@ -140,7 +133,7 @@ def leg(folder, group, strategy):
     size = group.world.size
     place = ORDER_OF_WORLDS.index(size)
     where = folder / f"leg-{strategy}"
-    resume = checkpoint.find_newest(where).state if place else None
+    resume = port.newest(where) if place else None
     last = place + 1 == len(ORDER_OF_WORLDS)
     _, written, _, _ = LEGS.fit(
         where, None if last else LEG_STEPS, resume, group=group, strategy=strategy
@@ -163,7 +156,7 @@ def work(folder, group: Group):
 
 def main(folder):
     torch.set_num_threads(1)
-    with join(from_environment("cpu"), together=is_launched(), timeout=120) as group:
+    with port.joined() as group:
         found = work(folder, group)
         found["fsdp"] = sharded(folder / f"of-{group.world.size}", group)
         found["fsdp leg"] = leg(folder, group, "fsdp")

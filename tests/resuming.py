@@ -12,28 +12,11 @@ from torch import nn
 from torch.utils.data import Dataset
 from torchmetrics import MeanSquaredError
 
-from penstock.addons.filters.costs import Arithmetic, PartCosts, RowCosts
 from penstock.addons.tokens.flatten import Flatten
 from penstock.addons.tokens.sequence_packing import SequencePacking
-from penstock.addons.tokens.token_losses import next_tokens, token_losses
-from penstock.distributed.group import Group
-from penstock.distributed.parallel import Parallel, prepare
-from penstock.distributed.preemption import Preempted
-from penstock.loading.collate import Stack
-from penstock.loading.fetch import Fetch
-from penstock.loading.loader import Loader
-from penstock.loading.stream_fetch import StreamFetch
-from penstock.loading.workers.options import LoaderOptions
-from penstock.order.plan import Plan
 from penstock.order.samplers import Bucket, Identity, Random, Sequential, Subset, Weighted
-from penstock.order.streams import StreamOrder, StreamPlan
-from penstock.order.torch_samplers import adapt
-from penstock.runs import checkpoint
-from penstock.runs.checkpoint import Checkpoints
-from penstock.training.objective import Regression, Supervised
-from penstock.training.runner import Observer, Session, fit
-from penstock.training.train_step import TrainOptions, TrainStep
-from tests import streams
+from tests import port, streams
+from tests.port import Observer, Options, Regression, Supervised, next_tokens, token_losses
 
 LENGTH, SIZE, EPOCHS = 22, 4, 3
 
@@ -134,13 +117,9 @@ SAMPLERS = {
     "random": lambda: Random(LENGTH, 0),
     "subset": lambda: Subset(LENGTH, 0, indices=list(range(0, LENGTH, 2)), shuffle=True),
     "weighted": lambda: Weighted(LENGTH, 0, weights=[1.0 + i % 3 for i in range(LENGTH)]),
-    "torch's random": lambda: adapt(
-        lambda: torch.utils.data.RandomSampler(range(LENGTH)), 0, LENGTH
-    ),
-    "torch's weighted": lambda: adapt(
-        lambda: torch.utils.data.WeightedRandomSampler([1.0 + i % 3 for i in range(LENGTH)], 18),
-        0,
-        LENGTH,
+    "torch's random": lambda: lambda: torch.utils.data.RandomSampler(range(LENGTH)),
+    "torch's weighted": lambda: (
+        lambda: torch.utils.data.WeightedRandomSampler([1.0 + i % 3 for i in range(LENGTH)], 18)
     ),
     "bucket": lambda: Bucket(LENGTH, 0, TABLE, SIZE),
     "identity": lambda: Identity(LENGTH, 0, TABLE, identities=2, samples=2),
@@ -169,18 +148,6 @@ SCHEDULERS = {
     "cosine": lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20),
     "plateau": lambda optimizer: torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0),
 }
-
-
-class StopAfter:
-    """Wants to stop once that many optimizer steps of a process are done."""
-
-    def __init__(self, steps):
-        self.steps, self.seen = steps, 0
-
-    @property
-    def asked(self):
-        self.seen += 1
-        return "SIGTERM" if self.steps is not None and self.seen > self.steps else None
 
 
 class Written(Observer):
@@ -220,30 +187,46 @@ class Case:
     packed: dict | None = None  # options of packed sequences
     pad_to: int | None = None  # of their blocks
 
-    def loader(self, world=None, size=SIZE, val=False, **options):
-        options = LoaderOptions(**options)
+    def loader(self, world=None, size=None, val=False, **options):
+        size, options = size or SIZE, Options(**options)
         if self.packed is not None:
             length = {"column": "length", "tokens": 16, "window": 9, **self.packed}
             table = pd.DataFrame({"length": 5 * TABLE["length"] - 5})
             order = Sequential(LENGTH) if val else None
-            sampler = SequencePacking(LENGTH, 0, table, size, order=order, **length)
-            collate = Flatten(labels=True, pad_to=self.pad_to)
-            fetch = Fetch(Texts(), None if val else Drop(), collate, 0, True)
-            costs = PartCosts(Arithmetic(self.balance, "batch.balance")) if self.balance else None
-            return Loader(Plan(sampler, size, costs=costs), fetch, options, world)
-        if self.stream is not None and not val:
-            order = StreamOrder(0, buffer=self.buffer, shuffle_shards=True)
-            fetch = StreamFetch(
-                STREAMS[self.stream](LENGTH), Both(), Stack(), 0, True, order=order, batch_size=size
+            return port.loader(
+                Texts(),
+                SequencePacking(LENGTH, 0, table, size, order=order, **length),
+                size,
+                transform=None if val else Drop(),
+                collate=Flatten(labels=True, pad_to=self.pad_to),
+                balance=self.balance,
+                options=options,
+                world=world,
             )
-            return Loader(StreamPlan(order, size), fetch, options, world)
-        sampler = Sequential(LENGTH) if val else SAMPLERS[self.sampler]()
-        fetch = Fetch(self.dataset(), None if val else Noise(), Stack(), 0, True)
-        costs = None
-        if self.balance is not None and not val:
-            columns = {"length": TABLE.length.to_numpy()}
-            costs = RowCosts(Arithmetic(self.balance, "batch.balance"), columns)
-        return Loader(Plan(sampler, size, costs=costs), fetch, options, world)
+        if val:
+            return port.loader(
+                self.dataset(), Sequential(LENGTH), size, options=options, world=world
+            )
+        if self.stream is not None:
+            return port.loader(
+                STREAMS[self.stream](LENGTH),
+                size=size,
+                transform=Both(),
+                buffer=self.buffer,
+                shuffle_shards=True,
+                options=options,
+                world=world,
+            )
+        return port.loader(
+            self.dataset(),
+            SAMPLERS[self.sampler](),
+            size,
+            transform=Noise(),
+            balance=self.balance,
+            columns={"length": TABLE.length.to_numpy()},
+            options=options,
+            world=world,
+        )
 
     def model(self):
         torch.manual_seed(0)
@@ -261,50 +244,19 @@ class Case:
             return NextTokens(loss, {"mse": MeanSquaredError()}, ["tokens", "position_ids"], "")
         return Regression(loss, {"mse": MeanSquaredError()}, ["x"], "y")
 
-    def fit(
-        self,
-        folder,
-        stop=None,
-        resume=None,
-        options=None,
-        size=SIZE,
-        group=None,
-        strategy="none",
-        val_loading=None,
-        **loading,
-    ):
+    def optimizer_of(self, weights):
+        return OPTIMIZERS[self.optimizer](weights)
+
+    def scheduler_of(self, optimizer):
+        return SCHEDULERS[self.scheduler](optimizer)
+
+    def fit(self, folder, stop=None, resume=None, options=None, **more):
         """Train; returns weights (those of this rank), what was written, result, stopped."""
-        group = group or Group()
-        parallel = Parallel(strategy)
-        model = prepare(self.model(), parallel, group)
-        optimizer = OPTIMIZERS[self.optimizer](model.parameters())
-        scheduler = SCHEDULERS[self.scheduler](optimizer)
-        objective = self.objective()
         written = Written()
-        chosen = TrainOptions(
-            **{"max_epochs": EPOCHS, "log_every": 3, **self.options, **(options or {})}
+        options = {"max_epochs": EPOCHS, "log_every": 3, **self.options, **(options or {})}
+        weights, result, stopped, written.asked = port.fit(
+            self, folder, stop, resume, options, observers=[written], **more
         )
-        stopped = False
-        world = group.world
-        with (
-            self.loader(world, size, **loading) as train,
-            self.loader(world, val=True, **(val_loading or {})) as val,
-        ):
-            checkpoints = Checkpoints(folder, 2, group=group)
-            preemption = StopAfter(stop)
-            try:
-                step = TrainStep(model, objective, optimizer, scheduler, chosen, group, 0, parallel)
-                session = Session(checkpoints, resume)
-                result = fit(step, train, val, session, [written], preemption)
-            except Preempted:
-                result, stopped = None, True
-            written.asked = preemption.seen
-            checkpoints.flush()
-        whole = [
-            value.full_tensor() if hasattr(value, "full_tensor") else value
-            for value in model.state_dict().values()
-        ]
-        weights = torch.cat([value.flatten().double() for value in whole])
         return weights, written, result, stopped
 
     def going_on(self, folder, stops, loadings=()):
@@ -318,5 +270,5 @@ class Case:
             records += written.records
             if not stopped:
                 break
-            state = checkpoint.find_newest(folder).state
+            state = port.newest(folder)
         return weights, steps, records, result

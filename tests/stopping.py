@@ -7,7 +7,6 @@ the moment that `stall` says where; `stop` sends signals, and says how the proce
 import json
 import os
 import signal
-import sys
 import time
 from pathlib import Path
 
@@ -16,9 +15,8 @@ import torchmetrics.regression  # noqa: F401
 from torch.utils.data import Dataset
 
 # What every run imports is imported once, here, and not by each process that is forked.
-from penstock import command
-from penstock.runs import checkpoint
-from tests.ports import free_port
+from penstock import command  # noqa: F401
+from tests import port
 
 ROWS, BATCH, EPOCHS = 64, 4, 6
 DATASET = f"""# @package _global_
@@ -120,33 +118,7 @@ class Runs:
     def begin(self, *more):
         """Start; pids, of ranks as torchrun would start them."""
         self.log.write_text("")
-        port = free_port()
-        return [self._fork(rank, port, more) for rank in range(self.ranks)]
-
-    def _fork(self, rank, port, more):
-        child = os.fork()
-        if child:
-            return child
-        code = 1
-        try:
-            os.setsid()
-            output = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-            os.dup2(output, 1)
-            os.dup2(output, 2)
-            sys.stdout = sys.stderr = os.fdopen(output, "w", buffering=1)  # pytest has taken both
-            torch.set_num_threads(1)
-            if self.ranks > 1:
-                os.environ |= {
-                    "RANK": str(rank),
-                    "LOCAL_RANK": str(rank),
-                    "MASTER_ADDR": "localhost",
-                    "WORLD_SIZE": str(self.ranks),
-                    "LOCAL_WORLD_SIZE": str(self.ranks),
-                    "MASTER_PORT": str(port),
-                }
-            code = command.main([*self.arguments(), *more])
-        finally:
-            os._exit(code)
+        return port.ranks(self.ranks, [*self.arguments(), *more], self.log, before=os.setsid)
 
     def stall(self, place, row=0, after=0):
         """Let data stall from now on."""
@@ -180,9 +152,7 @@ class Runs:
 
     def outcome(self):
         """The ledger, and the weights to the bit."""
-        state = checkpoint.find_newest(self.run).state["model"]
-        weights = torch.cat([value.flatten() for value in state.values()])
-        return (self.run / "ledger.jsonl").read_text(), weights.tolist()
+        return (self.run / "ledger.jsonl").read_text(), port.weights_of(self.run).tolist()
 
     def manifest(self):
         return json.loads((self.run / "manifest.json").read_text())

@@ -7,11 +7,9 @@ import torch
 from torch.utils.data import Dataset, get_worker_info
 from torchvision import tv_tensors
 
-from penstock.loading.collate import Stack
-from penstock.loading.fetch import Fetch, batch_hash
-from penstock.loading.loader import Loader
-from penstock.order.plan import Plan
 from penstock.order.samplers import Random
+from tests import port
+from tests.port import Loader, Stack, batch_hash, hashes  # noqa: F401
 
 
 class Pictures(Dataset):
@@ -80,13 +78,10 @@ def mark_dataset(worker_id):
 def loader(options=None, transform=None, dataset=None, collate=None, size=8, sampler=None):
     """A loader of hashed batches over the toy data."""
     dataset = dataset or Pictures()
-    plan = Plan(sampler or Random(len(dataset), 0), size)
-    return Loader(plan, Fetch(dataset, transform, collate or Stack(), 0, hashed=True), options)
-
-
-def hashes(loader, epoch=0, start=0):
-    """One hash a batch."""
-    return [batch_hash([batch]) for batch in loader.epoch(epoch, start)]
+    sampler = sampler or Random(len(dataset), 0)
+    return port.loader(
+        dataset, sampler, size, transform=transform, collate=collate, options=options
+    )
 
 
 class Touches:

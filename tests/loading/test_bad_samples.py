@@ -15,27 +15,19 @@ from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, Seque
 
 from penstock.datasets.image_folder import ImageFolder
 from penstock.datasets.reading.image import decode_image
-from penstock.distributed.world import World
-from penstock.errors import ConfigError, DataError, UnreachableError
-from penstock.loading.bad_samples import ATTEMPTS, Budget, is_bad, rule
-from penstock.loading.collate import List, Pad, Single, Stack
-from penstock.loading.fetch import Fetch, SampleError, batch_hash, row_hashes
-from penstock.loading.loader import Loader
-from penstock.loading.stream_fetch import StreamFetch
-from penstock.loading.workers.options import LoaderOptions
-from penstock.order.plan import Plan
+from penstock.errors import ConfigError, DataError, PenstockError, UnreachableError
+from penstock.loading.collate import List, Pad, Single
 from penstock.order.samplers import Bucket, Identity, Random, Sequential, Subset, Weighted
-from penstock.order.streams import StreamOrder, StreamPlan
-from penstock.order.torch_samplers import adapt
-from tests import broken_images, toy
+from tests import broken_images, port, toy
+from tests.port import Options, SampleError, World, batch_hash, row_hashes
 
 COUNT, SIZE, SEED = 36, 5, 3
 BAD = (2, 3, 17, 30)
 
 OPTIONS = {
-    "main": LoaderOptions(),
-    "2 processes": LoaderOptions("process", 2),
-    "3 threads": LoaderOptions("thread", 3),
+    "main": Options(),
+    "2 processes": Options("process", 2),
+    "3 threads": Options("thread", 3),
 }
 
 
@@ -72,20 +64,42 @@ SAMPLERS = {
     "without replacement": lambda: Weighted(COUNT, SEED, table(), replacement=False),
     "bucket": lambda: Bucket(COUNT, SEED, table(), SIZE),
     "identity": lambda: Identity(COUNT, SEED, table(), "who", 2, 3),
-    "torch": lambda: adapt(lambda: RandomSampler(range(COUNT)), SEED, COUNT),
-    "torch batches": lambda: adapt(
-        lambda: BatchSampler(SequentialSampler(range(COUNT)), SIZE, False), SEED, COUNT
-    ),
+    "torch": lambda: lambda: RandomSampler(range(COUNT)),
+    "torch batches": lambda: lambda: BatchSampler(SequentialSampler(range(COUNT)), SIZE, False),
 }
 
 
-def bad(on_error, sampler=None, known=()):
-    return rule(on_error, dict.fromkeys(known, "known"), sampler, COUNT, SEED)
-
-
 def loader_of(root, sampler, on_error, options=None, world=None, **more):
-    fetch = Fetch(Images(root), toy.TorchOnly(), Stack(), SEED, True, bad=bad(on_error, sampler))
-    return Loader(Plan(sampler, SIZE, **more), fetch, options, world)
+    return port.loader(
+        Images(root),
+        sampler,
+        SIZE,
+        transform=toy.TorchOnly(),
+        seed=SEED,
+        on_error=on_error,
+        options=options,
+        world=world,
+        **more,
+    )
+
+
+def stream_of(root, on_error, options=None, world=None, buffer=0, size=SIZE):
+    return port.loader(
+        Records(root),
+        size=size,
+        transform=toy.TorchOnly(),
+        seed=SEED,
+        on_error=on_error,
+        buffer=buffer,
+        options=options,
+        world=world,
+    )
+
+
+def first(dataset, size=8, on_error="skip", sampler=None, epoch=0, **more):
+    """The first batch of an epoch, in the dataset's order by default."""
+    sampler = sampler or Sequential(len(dataset))
+    return next(port.loader(dataset, sampler, size, on_error=on_error, **more).epoch(epoch))
 
 
 def epoch_of(loaders, epoch=1):
@@ -265,8 +279,7 @@ def test_rows_stay_in_step_when_the_collate_sorts(tmp_path):
                 raise OSError("gone")
             return super().__getitem__(index)
 
-    fetch = Fetch(Short(), None, Pad(sort=True), 0, True, bad=rule("skip", {}, None, 40, 0))
-    batch = fetch(Plan(Sequential(40), 10).request(0, 0))
+    batch = first(Short(), 10, collate=Pad(sort=True))
     assert batch["label"].tolist() == batch.indices.tolist() == batch.positions.tolist()
     assert batch.places.tolist() == batch.positions.tolist()
     assert sorted(batch.indices.tolist()) == [0, 2, 3, 5, 6, 7, 8, 9]
@@ -290,24 +303,22 @@ class AtOnce(toy.Pictures):
 
 @pytest.mark.parametrize("on_error", ["substitute", "skip"])
 def test_a_bad_row_among_many_does_not_lose_the_others(on_error):
-    plan = Plan(Random(40, 0), 8)
-    of_40 = rule(on_error, {}, plan.sampler, 40, 0)
-    whole = Fetch(AtOnce(), toy.Everywhere(), Stack(), 0, True)
-    some = Fetch(AtOnce({3, 4}), toy.Everywhere(), Stack(), 0, True, bad=of_40)
-    for step in range(5):
-        left, full = some(plan.request(0, step)), whole(plan.request(0, step))
+    some = AtOnce({3, 4})
+    whole, left_out = (
+        port.loader(data, Random(40, 0), transform=toy.Everywhere(), on_error=rule)
+        for data, rule in ((AtOnce(), "raise"), (some, on_error))
+    )
+    for left, full in zip(left_out.epoch(0), whole.epoch(0), strict=True):
         gone = {one.position for one in left.left_out}
         expected = dict(row for row in row_hashes(full) if row[0] not in gone)
         assert {p: h for p, h in row_hashes(left) if p not in gone} == expected
         assert {one.index for one in left.left_out} == {3, 4} & set(full.indices.tolist())
         assert {one.cause for one in left.left_out} <= {"OSError: no such block"}
-    assert some.dataset.calls[0] == plan.request(0, 0).indices.tolist()
 
 
 def test_known_samples_are_not_read():
     for dataset in (AtOnce({3, 4}), toy.Pictures()):
-        fetch = Fetch(dataset, None, Stack(), 0, bad=rule("raise", {3: "x", 4: "y"}, None, 40, 0))
-        batch = fetch(Plan(Sequential(40), 8).request(0, 0))
+        batch = first(dataset, on_error="raise", known={3: "x", 4: "y"})
         assert batch.indices.tolist() == [0, 1, 2, 5, 6, 7]
         told = [(one.index, one.cause, one.action, one.known) for one in batch.left_out]
         assert told == [(3, "x", "skip", True), (4, "y", "skip", True)]
@@ -322,10 +333,9 @@ def test_a_known_sample_is_not_taken_for_another():
                 raise OSError("gone")
             return super().__getitem__(index)
 
-    order = Sequential(3)
-    fetch = Fetch(Two(3), None, Stack(), 0, bad=rule("substitute", {1: "x"}, order, 3, 0))
     for epoch in range(5):
-        assert fetch(Plan(order, 3).request(epoch, 0)).indices.tolist() == [2, 2, 2]
+        batch = first(Two(3), 3, "substitute", known={1: "x"}, epoch=epoch)
+        assert batch.indices.tolist() == [2, 2, 2]
 
 
 class Gone(toy.Pictures):
@@ -335,15 +345,15 @@ class Gone(toy.Pictures):
 
 def test_nothing_to_stand_in_ends_the_run():
     for on_error in ("skip", "substitute"):
-        order = Sequential(40)
-        fetch = Fetch(Gone(), None, Stack(), 0, bad=rule(on_error, {}, order, 40, 0))
-        with pytest.raises(DataError, match=rf"sample \d \(epoch 0.*disk is gone.*{ATTEMPTS} att"):
-            fetch(Plan(order, 4).request(0, 0))
+        with pytest.raises(DataError, match=r"sample \d \(epoch 0.*disk is gone.*\d+ att"):
+            first(Gone(), 4, on_error)
 
 
 def test_one_by_one(folders):
-    fetch = Fetch(Images(folders[1]), toy.TorchOnly(), Single(), SEED, bad=bad("skip"))
-    batch = fetch(Plan(Sequential(COUNT), 1).request(0, 2))
+    loader = port.loader(
+        Images(folders[1]), Sequential(COUNT), 1, collate=Single(), seed=SEED, on_error="skip"
+    )
+    batch = list(loader.epoch(0))[2]
     assert batch["image"].shape == (3, 24, 24)
     assert batch.valid.tolist() == [False]
     assert len(batch.left_out) == 1
@@ -428,19 +438,32 @@ NEVER = [
     + [(fail, False, False) for fail in NEVER],
 )
 def test_which_errors_are_a_samples(fail, reading, transforming, tmp_path):
-    with pytest.raises(Exception) as caught:  # noqa: PT011
-        fail(tmp_path)
-    assert is_bad(caught.value, "read") is reading
-    assert is_bad(caught.value, "transform") is transforming
+    class Read(toy.Pictures):
+        def __getitem__(self, index):
+            return (fail(tmp_path) if index == 2 else None) or super().__getitem__(index)
+
+    def transform(sample):
+        if sample["image"][0, 0, 1] == 3:
+            fail(tmp_path)
+        return sample
+
+    for data, change, left_out in (
+        (Read(), None, reading),
+        (toy.Pictures(), transform, transforming),
+    ):
+        if left_out:
+            assert [one.index for one in first(data, transform=change).left_out] == [2]
+        else:
+            with pytest.raises(PenstockError):
+                first(data, transform=change)
 
 
 @pytest.mark.parametrize(
     "large", [lambda sample: bytearray(1 << 60), lambda sample: torch.empty(1 << 50)]
 )
 def test_memory_that_is_not_there_is_no_fault_of_a_sample(large):
-    fetch = Fetch(toy.Pictures(), large, Stack(), 0, bad=rule("skip", {}, Sequential(40), 40, 0))
     with pytest.raises(SampleError, match=r"sample 0 .*\n.*have no more memory .*ulimit -v") as e:
-        fetch(Plan(Sequential(40), 8).request(0, 0))
+        first(toy.Pictures(), transform=large)
     assert "mistake in code" not in str(e.value)
 
 
@@ -451,13 +474,10 @@ class Misspelt:
 
 @pytest.mark.parametrize("on_error", ["raise", "substitute", "skip"])
 def test_a_mistake_in_code_is_never_left_out(on_error):
-    fetch = Fetch(
-        toy.Pictures(), Misspelt(), Stack(), 0, bad=rule(on_error, {}, Sequential(40), 40, 0)
-    )
     with pytest.raises(
         SampleError, match=r"sample 2 .*transform failed with KeyError: 'imgae'"
     ) as e:
-        fetch(Plan(Sequential(40), 8).request(0, 0))
+        first(toy.Pictures(), on_error=on_error, transform=Misspelt())
     assert "in __call__" in str(e.value)
     assert ("raise a penstock.errors.DataError" in str(e.value)) is (on_error != "raise")
 
@@ -468,31 +488,9 @@ def test_a_transform_can_call_a_sample_bad():
             raise DataError("too dark")
         return sample
 
-    fetch = Fetch(toy.Pictures(), refuse, Stack(), 0, bad=rule("skip", {}, None, 40, 0))
-    batch = fetch(Plan(Sequential(40), 8).request(0, 0))
+    batch = first(toy.Pictures(), transform=refuse)
     assert batch.indices.tolist() == [0, 1, 3, 4, 6, 7]
     assert {one.cause for one in batch.left_out} == {"too dark"}
-
-
-def test_only_substituting_sends_the_sampler_to_workers():
-    sampler = Weighted(200_000, 0, weights=np.ones(200_000), column=None)
-    sizes = {
-        on_error: len(
-            pickle.dumps(
-                Fetch(
-                    toy.Pictures(200_000),
-                    None,
-                    Stack(),
-                    0,
-                    bad=rule(on_error, {}, sampler, 200_000, 0),
-                )
-            )
-        )
-        for on_error in ("raise", "skip", "substitute")
-    }
-    assert sizes["raise"] < 2000
-    assert sizes["skip"] < 2000
-    assert sizes["substitute"] > 1_000_000
 
 
 # Streams
@@ -509,23 +507,6 @@ class Records(IterableDataset):
 
     def decode(self, record):
         return {"image": decode_image(*record)}
-
-
-def stream_of(root, on_error, options=None, world=None, buffer=0, size=SIZE, tail="keep"):
-    order = StreamOrder(SEED, buffer)
-    bad = rule(on_error, {}, order, None, SEED)
-    fetch = StreamFetch(
-        Records(root),
-        toy.TorchOnly(),
-        Stack(),
-        SEED,
-        True,
-        bad=bad,
-        order=order,
-        batch_size=size,
-        tail=tail,
-    )
-    return Loader(StreamPlan(order, size, tail), fetch, options, world)
 
 
 @pytest.mark.one_in(4)
@@ -582,57 +563,41 @@ def test_a_stream_of_nothing_but_bad_records_ends_the_run(tmp_path):
 # The budget
 
 
-def budget_of(limit, length=100):
-    return Budget(limit, "train", lambda epoch: length)
+class Damaged(toy.Pictures):
+    """The first rows are bad."""
 
+    def __init__(self, length, bad):
+        super().__init__(length)
+        self.bad = bad
 
-def missing(count, known=False, start=0):
-    from penstock.loading.bad_samples import LeftOut
-
-    return [
-        LeftOut(n, n, 0, 0, f"{n}.jpg", "cut", "skip", known) for n in range(start, start + count)
-    ]
+    def __getitem__(self, index):
+        if index < self.bad:
+            raise DataError("cut")
+        return super().__getitem__(index)
 
 
 @pytest.mark.parametrize(
     ("limit", "length", "allowed"),
-    [
-        (0, 100, 0),
-        (3, 100, 3),
-        (0.01, 100, 1),
-        (0.05, 100, 5),
-        (0.01, 10, 1),
-        (0.015, 100, 2),
-        (1.0, 100, 100),
-        (1, 100, 1),
-    ],
+    [(0, 100, 0), (3, 100, 3), (0.01, 100, 1), (0.01, 10, 1), (0.015, 100, 2), (1, 100, 1)],
 )
 def test_a_budget_is_a_count_or_a_share(limit, length, allowed):
-    budget = budget_of(limit, length)
-    budget.add(10, missing(allowed))
+    def load(bad, known=None):
+        data = Damaged(length, bad)
+        loader = port.loader(
+            data, Sequential(length), on_error="skip", budget=limit, known=known or {}
+        )
+        for epoch in (0, 1):
+            list(loader.epoch(epoch))
+
+    load(allowed)
     with pytest.raises(DataError, match=rf"allows {allowed}"):
-        budget.add(10, missing(1, start=allowed))
-    budget.begin(1)
-    budget.add(10, missing(allowed))
-
-
-def test_what_is_known_is_free_and_a_stream_of_unknown_length_may_lose_ten():
-    budget = budget_of(0)
-    budget.add(10, missing(50, known=True))
-    budget = budget_of(0.01, None)
-    budget.add(10, missing(10))
-    with pytest.raises(DataError, match=r"11 bad samples .*\(20 so far samples\)|11 bad samples"):
-        budget.add(10, missing(1))
-    budget = budget_of(0.01, None)
-    budget.add(5000, missing(50))
-    with pytest.raises(DataError, match="allows 50"):
-        budget.add(0, missing(1))
+        load(allowed + 1)
+    load(allowed + 1, {0: "known"})  # what is known is free
 
 
 def test_a_budget_that_is_used_up_names_samples_and_says_what_to_do(folders):
     for options in OPTIONS.values():
-        loader = loader_of(folders[1], Sequential(COUNT), "skip", options)
-        loader.budget = Budget(2, "train", lambda epoch: COUNT)
+        loader = loader_of(folders[1], Sequential(COUNT), "skip", options, budget=2)
         seen = []
         with pytest.raises(DataError) as caught:
             seen.extend(batch.request.step for batch in loader.epoch(0))
@@ -646,8 +611,8 @@ def test_a_budget_that_is_used_up_names_samples_and_says_what_to_do(folders):
 
 
 def test_lists_are_left_alone():
-    fetch = Fetch(toy.Pictures(), None, List(), 0, bad=rule("skip", {0: "x"}, None, 40, 0))
-    assert len(fetch(Plan(Sequential(40), 4).request(0, 0))["label"]) == 3
+    batch = first(toy.Pictures(), 4, known={0: "x"}, collate=List())
+    assert len(batch["label"]) == 3
 
 
 class Torn(torch.utils.data.Dataset):
@@ -670,13 +635,10 @@ class TornTogether(Torn):
 
 @pytest.mark.parametrize("dataset", [Torn(), TornTogether()])
 def test_what_was_read_of_bad_samples_is_not_kept(dataset):
-    bad = rule("skip", {}, Sequential(64), 64, 0)
-    fetch = Fetch(dataset, None, List(), 0, bad=bad)
-    request = Plan(Sequential(64), 64).request(0, 0)
-    assert len(fetch(request).left_out) == 63
+    assert len(first(dataset, 64, collate=List()).left_out) == 63
     tracemalloc.start()
     try:
-        fetch(request)
+        first(dataset, 64, collate=List())
         assert tracemalloc.get_traced_memory()[1] < 8 << 20
     finally:
         tracemalloc.stop()

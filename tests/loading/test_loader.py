@@ -13,16 +13,10 @@ from torchvision.transforms import v2
 
 from penstock.errors import ConfigError, DataError
 from penstock.loading.collate import List
-from penstock.loading.fetch import SampleError
-from penstock.loading.loader import Loader
-from penstock.loading.stream_fetch import StreamFetch
-from penstock.loading.workers.options import LoaderOptions
-from penstock.loading.workers.results import WorkerError
-from penstock.order.seeding import SharedGeneratorError
-from penstock.order.streams import StreamOrder, StreamPlan
-from tests import toy
+from tests import port, toy
+from tests.port import Options, SampleError, SharedGeneratorError, WorkerError
 
-MAIN = LoaderOptions()
+MAIN = Options()
 AUGMENT = v2.Compose(
     [
         v2.RandomResizedCrop(8),
@@ -35,14 +29,14 @@ AUGMENT = v2.Compose(
 )
 
 OPTIONS = {
-    "1 process": LoaderOptions("process", 1),
-    "3 processes": LoaderOptions("process", 3),
-    "far ahead": LoaderOptions("process", 2, prefetch_factor=7),
-    "persistent": LoaderOptions("process", 2, persistent_workers=True),
-    "own generator": LoaderOptions("process", 2, generator=99),
-    "1 thread": LoaderOptions("thread", 1),
-    "3 threads": LoaderOptions("thread", 3, prefetch_factor=1),
-    "no worker": LoaderOptions("process", 0),
+    "1 process": Options("process", 1),
+    "3 processes": Options("process", 3),
+    "far ahead": Options("process", 2, prefetch_factor=7),
+    "persistent": Options("process", 2, persistent_workers=True),
+    "own generator": Options("process", 2, generator=99),
+    "1 thread": Options("thread", 1),
+    "3 threads": Options("thread", 3, prefetch_factor=1),
+    "no worker": Options("process", 0),
 }
 
 
@@ -60,9 +54,7 @@ def test_batches_are_the_same_from_any_worker(name):
 @pytest.mark.stress
 @pytest.mark.parametrize(("context", "workers"), [("spawn", 1), ("forkserver", 2)])
 def test_batches_are_the_same_for_any_start_method(context, workers):
-    options = LoaderOptions(
-        "process", workers, multiprocessing_context=context, persistent_workers=True
-    )
+    options = Options("process", workers, multiprocessing_context=context, persistent_workers=True)
     with toy.loader(options, toy.Everywhere()) as loader:
         got = [toy.hashes(loader, 0), toy.hashes(loader, 0)]
     assert got == [toy.hashes(toy.loader(MAIN, toy.Everywhere()))] * 2
@@ -81,7 +73,7 @@ class HoldsGenerator:
 @pytest.mark.stress
 @pytest.mark.parametrize("context", ["spawn", "forkserver"])
 def test_a_generator_of_torchs_reaches_workers_of_any_start_method(context, capfd):
-    options = LoaderOptions("process", 1, multiprocessing_context=context)
+    options = Options("process", 1, multiprocessing_context=context)
     with toy.loader(options, HoldsGenerator()) as loader:
         assert toy.hashes(loader) == toy.hashes(toy.loader(MAIN, HoldsGenerator()))
     assert capfd.readouterr().err == ""  # no death, and nothing reported as leaked
@@ -89,9 +81,9 @@ def test_a_generator_of_torchs_reaches_workers_of_any_start_method(context, capf
 
 def test_draws_from_every_global_generator_have_keys():
     expected = toy.hashes(toy.loader(MAIN, toy.Everywhere()))
-    assert toy.hashes(toy.loader(LoaderOptions("process", 3), toy.Everywhere())) == expected
+    assert toy.hashes(toy.loader(Options("process", 3), toy.Everywhere())) == expected
     assert toy.hashes(toy.loader(MAIN, toy.TorchOnly())) == toy.hashes(
-        toy.loader(LoaderOptions("thread", 3), toy.TorchOnly())
+        toy.loader(Options("thread", 3), toy.TorchOnly())
     )
 
 
@@ -112,7 +104,7 @@ class Seeded:
 
 def test_threads_keep_what_data_code_seeds_to_themselves():
     expected = toy.hashes(toy.loader(MAIN, Seeded()))
-    for options in (LoaderOptions("thread", 3), LoaderOptions("process", 2)):
+    for options in (Options("thread", 3), Options("process", 2)):
         torch.manual_seed(3)
         assert toy.hashes(toy.loader(options, Seeded())) == expected
         assert torch.initial_seed() == 3
@@ -123,7 +115,7 @@ def test_loading_leaves_the_training_loops_generators_alone():
     torch.manual_seed(0)
     np.random.seed(0)
     expected = torch.rand(3), np.random.rand(3)
-    for options in (MAIN, LoaderOptions("thread", 2), LoaderOptions("process", 1)):
+    for options in (MAIN, Options("thread", 2), Options("process", 1)):
         torch.manual_seed(0)
         np.random.seed(0)
         toy.hashes(toy.loader(options, AUGMENT))
@@ -135,9 +127,9 @@ def test_threads_refuse_draws_that_they_cannot_keep_apart():
     with pytest.raises(
         SharedGeneratorError, match=r"random and numpy\.random.*loader\.backend=process"
     ):
-        toy.hashes(toy.loader(LoaderOptions("thread", 2), toy.Everywhere()))
+        toy.hashes(toy.loader(Options("thread", 2), toy.Everywhere()))
     with pytest.raises(SharedGeneratorError, match="torch's global generator"):
-        toy.hashes(toy.loader(LoaderOptions("thread", 2), Dropping()))
+        toy.hashes(toy.loader(Options("thread", 2), Dropping()))
 
 
 class Dropping:
@@ -162,29 +154,31 @@ class Rows(IterableDataset):
 
 @pytest.mark.parametrize("tail", ["keep", "drop", "pad"])
 def test_two_samples_of_a_stream_are_tried(tail):
-    made, order = [], StreamOrder(3)
+    made = []
 
     def transform(sample):
         made.append(threading.current_thread())
         return sample
 
-    fetch = StreamFetch(Rows(), transform, List(), 3, order=order, batch_size=32, tail=tail)
-    with Loader(StreamPlan(order, 32, tail), fetch, LoaderOptions("thread", 1)) as loader:
+    options = Options("thread", 1)
+    with port.loader(
+        Rows(), size=32, transform=transform, collate=List(), tail=tail, options=options
+    ) as loader:
         assert sum(batch.request.valid for batch in loader.epoch(0)) == 64
     assert made.count(threading.current_thread()) == 2
 
 
 def test_threads_notice_a_draw_that_comes_late():
     with pytest.raises(SharedGeneratorError, match=r"numpy\.random"):
-        toy.hashes(toy.loader(LoaderOptions("thread", 2), LateDraw()))
+        toy.hashes(toy.loader(Options("thread", 2), LateDraw()))
 
 
 def test_datasets_see_their_worker_as_usual():
-    for options, workers in ((MAIN, {-1}), (LoaderOptions("process", 2), {0, 1})):
+    for options, workers in ((MAIN, {-1}), (Options("process", 2), {0, 1})):
         batches = list(toy.loader(options, toy.WorkerSeen()))
         assert {int(w) for batch in batches for w in batch["worker"]} <= workers
         assert all(bool(batch["own"].all()) for batch in batches)
-    options = LoaderOptions("process", 1, worker_init_fn=toy.mark_dataset)
+    options = Options("process", 1, worker_init_fn=toy.mark_dataset)
     loader = toy.loader(options, toy.WorkerSeen())
     assert len(list(loader)) == 5  # changing the worker's copy reached the worker's copy only
     assert loader.fetch.dataset.length == 40
@@ -201,16 +195,16 @@ def test_iterating_goes_through_the_epochs():
 
 
 def test_state_is_the_next_address_to_deliver_and_not_what_is_prefetched():
-    loader = toy.loader(LoaderOptions("process", 2, prefetch_factor=4), AUGMENT)
+    loader = toy.loader(Options("process", 2, prefetch_factor=4), AUGMENT)
     expected = toy.hashes(loader, 1)
     batches = loader.epoch(1)
     next(batches), next(batches)
     state = loader.state_dict()
     batches.close()
     assert (state["epoch"], state["step"]) == (1, 2)
-    other = toy.loader(LoaderOptions("thread", 1), AUGMENT)
+    other = toy.loader(Options("thread", 1), AUGMENT)
     other.load_state_dict(state)
-    got = [toy.batch_hash([batch]) for batch in other]
+    got = [port.batch_hash([batch]) for batch in other]
     assert got == expected[2:]
 
 
@@ -229,32 +223,12 @@ def test_what_was_begun_is_what_the_epoch_gives_or_is_dropped(name):
 
 
 def test_workers_work_from_the_beginning_on(tmp_path):
-    with toy.loader(LoaderOptions("process", 2), toy.Touches(tmp_path)) as loader:
+    with toy.loader(Options("process", 2), toy.Touches(tmp_path)) as loader:
         loader.begin(0)
         ends = time.monotonic() + 60
         while len(list(tmp_path.iterdir())) < 16 and time.monotonic() < ends:
             time.sleep(0.01)
         assert len(list(tmp_path.iterdir())) >= 16  # two batches, and nobody has asked
-
-
-def test_a_fingerprint_is_computed_behind_the_first_batch_or_for_a_state():
-    asked = []
-
-    def fingerprint():
-        asked.append(True)
-        return {"seed": "0"}
-
-    plain = toy.loader(MAIN)
-    loader = toy.Loader(plain.plan, plain.fetch, fingerprint=fingerprint)
-    batches = loader.epoch(0)
-    next(batches)
-    assert not asked
-    next(batches), next(batches)
-    assert len(asked) == 1
-    other = toy.Loader(plain.plan, plain.fetch, fingerprint=fingerprint)
-    other.load_state_dict(loader.state_dict())
-    assert len(asked) == 2
-    assert other.fingerprint == {"seed": "0"}
 
 
 def test_a_state_of_other_addresses_is_refused():
@@ -270,7 +244,7 @@ def test_a_state_of_other_addresses_is_refused():
 
 def test_out_of_order_delivery_still_delivers_every_address():
     for backend in ("process", "thread"):
-        options = LoaderOptions(backend, 2, in_order=False)
+        options = Options(backend, 2, in_order=False)
         addresses = [batch.request.step for batch in toy.loader(options)]
         assert sorted(addresses) == list(range(5))
 
@@ -309,16 +283,16 @@ def test_a_killed_worker_is_an_error_and_not_a_hang():
     with pytest.raises(
         WorkerError, match=r"DataLoader worker 0 .* was killed by signal 9 \(SIGKILL\)"
     ):
-        toy.hashes(toy.loader(LoaderOptions("process", 1), Broken("kill")))
+        toy.hashes(toy.loader(Options("process", 1), Broken("kill")))
 
 
 def test_timeouts():
     with pytest.raises(WorkerError, match="no sign of life for 1 s"):
-        toy.hashes(toy.loader(LoaderOptions("process", 1, timeout=1), Broken("sleep")))
+        toy.hashes(toy.loader(Options("process", 1, timeout=1), Broken("sleep")))
 
 
 def test_what_cannot_be_sent_to_a_worker_is_named():
-    options = LoaderOptions("process", 1, multiprocessing_context="spawn")
+    options = Options("process", 1, multiprocessing_context="spawn")
 
     class Local:
         def __call__(self, sample):
@@ -351,9 +325,9 @@ class Slow:
 
 
 def test_workers_end_with_the_loader():
-    with toy.loader(LoaderOptions("process", 2, persistent_workers=True)) as loader:
+    with toy.loader(Options("process", 2, persistent_workers=True)) as loader:
         list(loader)
-        pids = loader._backend.pids()
+        pids = port.worker_pids(loader)
         assert len(pids) == 2
         assert all(_alive(pid) for pid in pids)
     assert not any(_alive(pid) for pid in pids)

@@ -98,7 +98,7 @@ def test_the_longer_run_continues_to_the_bit(interval, fit, tmp_path):
         assert fit("trainer.max_epochs=2", f"run_dir={name}", *chosen).code == 0
     assert fit("resume=whole", "trainer.max_epochs=6").code == 0
     # In the middle of the added epochs: the length is what the run was last given.
-    from tests.resuming import StopAfter
+    from tests.port import StopAfter
 
     class Stops(StopAfter):
         def __init__(self, *_, **__):

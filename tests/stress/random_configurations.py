@@ -25,6 +25,7 @@ import select
 import shlex
 import shutil
 import signal
+import sys
 import tempfile
 import time
 import traceback
@@ -36,12 +37,11 @@ import torch
 import torchmetrics.classification
 import torchmetrics.regression  # noqa: F401  (imported once, and not by each case)
 
-from penstock import command
-from penstock.distributed import preemption
 from penstock.errors import PenstockError
+from tests.port import main as program
+from tests.port import redirect
 from tests.stress import random_cases, random_files
 from tests.stress.random_legs import MAIN, Check, Failed, words_of
-from tests.stress.random_runs import redirect
 
 LIMIT = 180  # seconds of a case
 # Failures with a cause that is known: what is found in them, and the cause.
@@ -168,7 +168,7 @@ def warm_up(files):
         with tempfile.TemporaryDirectory() as folder, (Path(folder) / "said").open("w") as said:
             words = [*words_of(case, folder), f"run_dir={folder}/run", "trainer.max_steps=2", *MAIN]
             with redirect_stdout(said), redirect_stderr(said):
-                codes = [command.main([f"task={task}", *words]) for task in ("digest", "fit")]
+                codes = [program([f"task={task}", *words]) for task in ("digest", "fit")]
             assert codes == [0, 0], (Path(folder) / "said").read_text()
     gc.collect()
     gc.freeze()
@@ -207,4 +207,6 @@ def main():
 
 
 if __name__ == "__main__":
-    preemption.leave(main())
+    code = main()
+    sys.stdout.flush()
+    os._exit(code)  # C libraries would report what nobody has freed

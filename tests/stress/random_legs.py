@@ -5,25 +5,24 @@ import random
 import re
 import signal
 import traceback
-from functools import partial
 
 import numpy as np
 import torch
 
 from penstock import Run, compose
-from penstock.addons.backwards.where import SKIPPED
-from penstock.build.data import DataParts
-from penstock.distributed.world import World
 from penstock.errors import DataError
-from penstock.loading.dataset_facts import table_of
-from penstock.loading.fetch import batch_hash, hash_of_rows
-from penstock.order.randomness import hash64, hash64_array
-from penstock.order.streams import is_stream
-from penstock.runs import checkpoint
-from tests.order.inverse import addresses_of
+from tests.port import (
+    Parts,
+    batch_hash,
+    hash_of_rows,
+    loaded,
+    order_hash,
+    unlimited,
+    weights_of,
+)
 from tests.stress import random_oracle
 from tests.stress.random_oracle import Data
-from tests.stress.random_runs import MOST, Program, lines, loaded, planned, unlimited
+from tests.stress.random_runs import MOST, Program, lines
 
 MAIN = ("loader.backend=main", "loader.num_workers=0")
 QUIET = (
@@ -67,8 +66,7 @@ class Check:
             self.refused(done)
             return
         self.config = compose(*self.words, *MAIN, "task=digest")
-        self.data = DataParts(self.config, World())
-        self.stream = is_stream(self.data.train.dataset)
+        self.stream = Parts(self.config).is_stream
         self.reference()
         self.leg = "rows"
         self.rows()
@@ -136,7 +134,7 @@ class Check:
         for split, epoch in (("train", 0), ("train", 1), ("val", 0)):
             self.counts["reference"] += 1
             try:
-                self.batches[split, epoch] = loaded(self.config, split, epoch)
+                self.batches[split, epoch] = loaded(self.config, split, epoch, MOST)
             except DataError as error:
                 if self.broken and "cannot be read" in str(error):
                     self.batches[split, epoch] = []
@@ -158,7 +156,7 @@ class Check:
 
     def _rows(self):
         config, size = self.config, self.config.batch.size
-        whole = DataParts(unlimited(config), World())
+        whole = Parts(unlimited(config))
         if self.stream:
             epochs = [[one[0] for one in self.batches["train", epoch]] for epoch in (0, 1)]
             count = self.case.kind.rows
@@ -167,28 +165,21 @@ class Check:
             if unlimited(config) == config and len(epochs[0]) < MOST and count:
                 random_oracle.check_stream(epochs, config.sampler, size, config.batch.tail, count)
             return
-        plan = whole.train.plan
-        epochs = [planned(plan, epoch) for epoch in (0, 1, 2)]
+        epochs = [whole.planned("train", epoch) for epoch in (0, 1, 2)]
         kept, own = self.kept(whole)
         self.own = own
         random_oracle.check_epochs(epochs, config.sampler, size, config.batch.tail, kept)
-        if ("val", 0) in self.batches and not whole.val.packs:
-            val = planned(whole.val.plan, 0)
-            random_oracle.check_validation(
-                val, config.batch.val_size or size, len(whole.val.dataset)
-            )
-        rows = self.draw.sample(range(kept.rows), min(kept.rows, 4))
-        for epoch in (0, 1):
-            random_oracle.check_inverse(epochs[epoch], partial(addresses_of, plan, epoch), rows)
+        if ("val", 0) in self.batches and whole.val_rows() is not None:
+            val = whole.planned("val", 0)
+            random_oracle.check_validation(val, config.batch.val_size or size, whole.val_rows())
         self.contents(epochs, own)
 
     def kept(self, whole):
         """What the filters leave, found without them; and those rows' own numbers."""
         plain = [word for word in self.words if not word.startswith(CHOOSING)]
-        base = DataParts(compose(*plain, *MAIN, "task=digest"), World())
-        self.base = base
-        table = table_of(base.train.dataset, base.fields)
-        length = len(base.train.dataset)
+        self.base = Parts(compose(*plain, *MAIN, "task=digest"))
+        table = self.base.table()
+        length = len(self.base.dataset)
         mask = np.ones(length, bool)
         chosen = self.config.dataset
         given = chosen.get("filter") or []
@@ -203,15 +194,13 @@ class Check:
         for row in chosen.get("without") or ():
             mask[row] = False
         own = np.flatnonzero(mask)
-        assert len(whole.train.dataset) == len(own), (
-            f"{len(whole.train.dataset)} rows are left, not {len(own)}"
-        )
+        assert len(whole.dataset) == len(own), f"{len(whole.dataset)} rows are left, not {len(own)}"
         left = None if table is None else table.iloc[own].reset_index(drop=True)
         if "tokenize" in str(self.config.transform):
             left = None if left is None else left.assign(length=self.lengths(own))
         sources = mixing = None
         if self.case.kind.mixes:
-            sources = dict(whole.train.dataset.source_lengths)
+            sources = whole.sources()
             mixing = self.config.dataset
             if mixing.get("filter") is not None or mixing.get("without") is not None:
                 assert sum(sources.values()) == len(own)
@@ -219,13 +208,13 @@ class Check:
 
     def lengths(self, own):
         """Of texts, in tokens."""
-        transform, dataset = self.base.train.transform, self.base.train.dataset
+        transform, dataset = self.base.transform, self.base.dataset
         return [len(transform(dataset[row])["tokens"]) for row in own]
 
     def contents(self, epochs, own):
         """The rows that were loaded are those of the plan, and hold what the dataset has there."""
         bad = {row for row, known in enumerate(own) if self.case.kind.damaged and known % 13 == 5}
-        dataset = self.base.train.dataset
+        dataset = self.base.dataset
         for (split, epoch), batches in self.batches.items():
             if split != "train":
                 continue
@@ -290,8 +279,6 @@ class Check:
             return [*words, "loader.backend=thread"]
         if draw.random() < 0.3:
             words.append("loader.persistent_workers=true")
-        if draw.random() < 0.15:
-            words.append("loader.slow_memory=0")
         if draw.random() < 0.02:
             words.append(f"loader.multiprocessing_context={draw.choice(('spawn', 'forkserver'))}")
         return [*words, "loader.backend=process"]
@@ -303,7 +290,7 @@ class Check:
             config = compose(*self.command)
             split, epoch = self.draw.choice(list(self.batches))
             self.counts["backends"] += 1
-            self.compare(" ".join(words), loaded(config, split, epoch), split, epoch)
+            self.compare(" ".join(words), loaded(config, split, epoch, MOST), split, epoch)
 
     def ranks(self):
         if self.config.batch.size is None:
@@ -311,7 +298,7 @@ class Check:
         split, epoch = self.draw.choice(list(self.batches))
         count = self.draw.randint(2, 4)
         self.counts["ranks"] += 1
-        found = loaded(self.config, split, epoch, count)
+        found = loaded(self.config, split, epoch, MOST, count)
         self.compare(f"{count} ranks", found, split, epoch)
 
     def killed_worker(self):
@@ -323,7 +310,7 @@ class Check:
         kill = self.draw.randrange(count), self.draw.randrange(workers)
         words = ["loader.backend=process", f"loader.num_workers={workers}"]
         self.counts["killed workers"] += 1
-        found = loaded(compose(*self.words, *words, "task=digest"), split, epoch, 1, kill)
+        found = loaded(compose(*self.words, *words, "task=digest"), split, epoch, MOST, 1, kill)
         self.compare(f"killed at {kill}", found, split, epoch)
 
     def where(self):
@@ -336,7 +323,11 @@ class Check:
         if code != 0:
             self.fail(f"code {code} for row {row}: {self.last.said()[-700:]}")
         printed = self.last.out.read_text().splitlines()
-        words = [line.split()[:4] for line in printed if not line.rstrip().endswith(SKIPPED)]
+        words = [
+            line.split()[:4]
+            for line in printed
+            if not line.rstrip().endswith("left out (trainer.skip)")
+        ]
         numbers = [one[1:] for one in words if len(one) == 4 and all(map(str.isdigit, one))]
         told = {tuple(map(int, one)) for one in numbers}
         known = {
@@ -389,11 +380,7 @@ class Check:
             step = known.get((one["epoch"], one["step"]))
             if step is None:
                 continue
-            key, total = hash64("order", step.epoch, step.step), 0
-            for position, row in zip(step.positions, step.rows, strict=True):
-                inner = int(hash64_array(key + 1, [row])[0])
-                total += int(hash64_array(key, [(position + inner) % 2**64])[0])
-            if (one["samples"], one["order"]) != (len(step.rows), f"{total % 2**64:016x}"):
+            if (one["samples"], one["order"]) != (len(step.rows), order_hash(step)):
                 self.fail(f"the ledger's {one} is not {step}")
 
     def replayed(self, run):
@@ -407,8 +394,6 @@ class Check:
             self.fail(f"replayed, {step} is another batch")
 
     def outcome(self, run):
-        state = checkpoint.find_newest(run).state["model"]
-        weights = torch.cat([value.flatten().double() for value in state.values()])
         metrics = []
         for line in (run / "metrics.jsonl").read_text().splitlines():
             record = json.loads(line)
@@ -420,7 +405,7 @@ class Check:
                         if name not in TIMED.split() and not name.startswith("ms/")
                     }
                 )
-        return (run / "ledger.jsonl").read_text(), weights, metrics
+        return (run / "ledger.jsonl").read_text(), weights_of(run), metrics
 
     def resumed(self, whole, steps):
         """Stopped or killed at a step, and gone on with by another loader."""

@@ -10,17 +10,6 @@ from itertools import pairwise
 
 
 @dataclass
-class Step:
-    """A global batch: positions and rows in the order of the request, without padding."""
-
-    epoch: int
-    step: int
-    positions: list
-    rows: list
-    parts: list | None = None
-
-
-@dataclass
 class Data:
     """A split: how many rows are left, their table, and of a mixture rows by source."""
 
@@ -315,15 +304,3 @@ def check_validation(steps, size, rows):
     """Every row once, in order."""
     assert [row for one in steps for row in one.rows] == list(range(rows)), "not every row in order"
     _cut(steps, size, "keep")
-
-
-def check_inverse(steps, addresses, rows):
-    """`addresses(row)` against the batches themselves: (step, position) of each place."""
-    places = {row: [] for row in rows}
-    for one in steps:
-        for position, row in zip(one.positions, one.rows, strict=True):
-            if row in places:
-                places[row].append((one.step, position))
-    for row, wanted in places.items():
-        found = [(place.step, place.position) for place in addresses(row)]
-        assert sorted(set(found)) == sorted(set(wanted)), f"row {row}: {found}, in fact {wanted}"

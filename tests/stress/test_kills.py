@@ -15,13 +15,14 @@ import time
 
 import pytest
 
-from penstock.loading.workers.options import LoaderOptions
-from tests import deaths, toy
+from tests import deaths, port, toy
+from tests.port import Options
 
 pytestmark = pytest.mark.stress
 
 WORKERS = 3
 AHEAD = WORKERS * 2  # batches under way
+KILLS = int(os.environ.get("PENSTOCK_TEST_KILLS", "55"))
 STEPS = 30
 SIZE = 4
 
@@ -42,7 +43,7 @@ class Storm:
 
     def strike(self, loader, count=1, step=-1):
         """Kill `count` workers; `step` was delivered last."""
-        there = loader._backend.pids()
+        there = port.worker_pids(loader)
         for pid in self.random.sample(there, min(count, len(there))):
             try:
                 os.kill(pid, self.number)
@@ -72,7 +73,7 @@ class Storm:
         """Strike as soon as there is a worker."""
 
         def wait():
-            if deaths.until(lambda: loader._backend.pids(), 30):
+            if deaths.until(lambda: port.worker_pids(loader), 30):
                 time.sleep(self.random.uniform(0, 0.05))
                 self.strike(loader)
 
@@ -97,7 +98,7 @@ def run(storm, options, moments, transform=None, epochs=1):
             got = []
             for batch in loader.epoch(epoch):
                 step = batch.request.step
-                got.append((step, toy.batch_hash([batch])))
+                got.append((step, port.batch_hash([batch])))
                 storm.delivered(step)
                 if step in moments:
                     threads.append(storm.soon(loader, moments[step], step))
@@ -127,10 +128,10 @@ def moments(storm):
 @pytest.mark.parametrize("in_order", [True, False])
 def test_kills_of_forked_workers(persistent, in_order, undisturbed):
     storm = Storm(seed=2 * persistent + in_order)
-    options = LoaderOptions(
+    options = Options(
         "process", WORKERS, persistent_workers=persistent, in_order=in_order, max_deaths=6
     )
-    while storm.kills < 55:
+    while storm.kills < KILLS:
         assert run(storm, options, moments(storm), epochs=2) == undisturbed[:2]
     storm.report(f"fork, persistent={persistent}, in_order={in_order}")
     check(storm, 5)
@@ -139,7 +140,7 @@ def test_kills_of_forked_workers(persistent, in_order, undisturbed):
 @pytest.mark.parametrize("context", ["spawn", "forkserver"])
 def test_kills_of_workers_that_start_slowly(context, undisturbed):
     storm = Storm(seed=7)
-    options = LoaderOptions(
+    options = Options(
         "process", WORKERS, persistent_workers=True, max_deaths=6, multiprocessing_context=context
     )
     assert run(storm, options, {3: 1, 15: 2}, epochs=4) == undisturbed[:4]
@@ -150,8 +151,8 @@ def test_kills_of_workers_that_start_slowly(context, undisturbed):
 
 def test_stops(undisturbed):
     storm = Storm(seed=5, number=signal.SIGSTOP)
-    options = LoaderOptions("process", WORKERS, timeout=1, persistent_workers=True, max_deaths=6)
-    while storm.kills < 20:
+    options = Options("process", WORKERS, timeout=1, persistent_workers=True, max_deaths=6)
+    while storm.kills < min(20, KILLS):
         hit = {storm.random.randrange(STEPS - 8): storm.random.choice([1, 2])}
         assert run(storm, options, hit, epochs=4) == undisturbed[:4]
     storm.report("SIGSTOP, limit 1 s")

@@ -15,12 +15,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from penstock import command
-from penstock.runs import checkpoint
-from penstock.runs.checkpoint import find_newest, has_checkpoint
+from tests import port
 
 pytestmark = pytest.mark.stress
-KILLS, SECONDS = 100, 1500
+KILLS, SECONDS = int(os.environ.get("PENSTOCK_TEST_KILLS", "100")), 1500
 RUN = (
     "dataset=sequences",
     "dataset.count=2000",
@@ -41,26 +39,14 @@ RUN = (
 
 def start(folder, log):
     """The program in a process and a session of its own."""
-    child = os.fork()
-    if child:
-        return child
-    os.setsid()
-    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    code = 1
-    try:
-        code = command.main(
-            [
-                *RUN,
-                f"run_dir={folder}",
-                f"cache_dir={folder.parent}/cache",
-                f"dataset.root={folder.parent}/data",
-                "resume=auto",
-            ]
-        )
-    finally:
-        os._exit(code)
+    words = [
+        *RUN,
+        f"run_dir={folder}",
+        f"cache_dir={folder.parent}/cache",
+        f"dataset.root={folder.parent}/data",
+        "resume=auto",
+    ]
+    return port.fork(words, log, log, before=os.setsid)
 
 
 def is_writing(folder):
@@ -95,7 +81,7 @@ def in_shared_memory():
     }
 
 
-def test_a_hundred_kills(tmp_path):
+def test_kills(tmp_path):
     torch.set_num_threads(1)
     draw, began = random.Random(0), time.monotonic()
     folder, log = tmp_path / "run", tmp_path / "log"
@@ -118,18 +104,17 @@ def test_a_hundred_kills(tmp_path):
         while alive(child) and time.monotonic() < until:
             time.sleep(0.02)
         assert alive(child) == [], "processes stay behind"
-        if seen or has_checkpoint(folder):
+        if seen or port.has_checkpoint(folder):
             seen = True
-            assert find_newest(folder).skipped == [], "a checkpoint was not whole"
+            assert port.unreadable(folder) == [], "a checkpoint was not whole"
     print(f"\n{kills} kills, {writing} of them inside a write, {time.monotonic() - began:.0f} s")
 
     assert kills >= KILLS, f"the run was done after {kills} kills: make it longer"
-    first, second = (find_newest(tmp_path / name).state["model"] for name in ("whole", "run"))
-    assert all(torch.equal(first[name], second[name]) for name in first)
+    first, second = (port.weights_of(tmp_path / name) for name in ("whole", "run"))
+    assert torch.equal(first, second)
     ledgers = [(tmp_path / name / "ledger.jsonl").read_text() for name in ("whole", "run")]
     assert ledgers[0] == ledgers[1]
     manifest = json.loads((folder / "manifest.json").read_text())
     assert manifest["status"] == "done"
     assert [path for path in folder.rglob("*") if path.name.startswith(".")] == []
     assert in_shared_memory() <= shared, "shared memory stays behind"
-    assert checkpoint.find(folder).exists()
