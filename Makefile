@@ -3,7 +3,7 @@ BIN := .venv/bin
 # Each of the programs that tests start would compile all modules.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test check docs thorough stress fuzz setup
+.PHONY: run test check accept docs thorough stress setup
 
 run: setup  ## train on the embedded default
 	$(BIN)/python run.py
@@ -18,6 +18,10 @@ check: setup  ## format, lint, imports, types, tests
 	$(BIN)/mypy
 	$(BIN)/python -m pytest
 
+accept: setup  ## every promise: pinned batches, resumes, kills, random configurations
+	CI=true PENSTOCK_TEST_CASES=25 PENSTOCK_TEST_KILLS=10 PENSTOCK_TEST_MOMENTS=1 \
+	  $(BIN)/python -m pytest -m 'not thorough' $$(cat tests/acceptance.txt)
+
 docs: setup  ## these pages and the API reference, as a site in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
@@ -26,11 +30,6 @@ thorough: setup  ## further cases of the same properties, all of them
 
 stress: setup  ## kills of workers and trainers by the hundred; minutes
 	$(BIN)/python -m pytest -m stress -n 0 -s
-
-fuzz: setup  ## damaged files: 100,000 JPEGs under AddressSanitizer, 10,000 for each other reader; 100,000 filters
-	$(BIN)/python tests/fuzz.py
-	$(BIN)/python tests/fuzz_readers.py
-	$(BIN)/python tests/fuzz_expressions.py
 
 setup: .venv/.ready
 

@@ -9,12 +9,10 @@ import contextlib
 import functools
 import gc
 import importlib
-import itertools
 import logging
 import os
 import shlex
 import sys
-import zlib
 from pathlib import Path
 
 import pytest
@@ -86,13 +84,6 @@ def one_thread():
     torch.set_num_threads(1)
 
 
-def pytest_addoption(parser):
-    parser.addoption(
-        "--share",
-        help="K/N: of the tests, those of the K-th of N shares, by the hash of their names",
-    )
-
-
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_setupnodes(specs):
     """Workers begin as forks of one process that has imported what tests import."""
@@ -130,10 +121,6 @@ def pytest_collection_modifyitems(config, items):
             if numbers[item.function] % mark.args[0]:
                 item.add_marker(pytest.mark.thorough)
             numbers[item.function] += 1
-    if share := config.getoption("share"):
-        number, shares = map(int, share.split("/"))
-        in_it = [zlib.crc32(item.nodeid.encode()) % shares == number % shares for item in items]
-        items[:] = itertools.compress(items, in_it)
 
 
 def pytest_collection_finish():

@@ -1,16 +1,11 @@
 """`loader.backend=ray`: the same batches from actors, however many, whoever dies and whenever."""
 
-import contextlib
 import ctypes
 import logging
 import os
 import re
-import socket
 import subprocess
 import sys
-import urllib.error
-import urllib.request
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,7 +15,7 @@ from penstock.addons.ray.cluster import RayOptions
 from penstock.errors import PenstockError
 from penstock.loading.workers.options import LoaderOptions
 from penstock.loading.workers.results import WorkerError
-from tests import another_user, deaths, listening, resuming, toy
+from tests import deaths, resuming, toy
 from tests.deaths import Doom, Files, assert_told_of_row_7
 from tests.program import ROOT
 
@@ -69,84 +64,6 @@ def test_every_kind_of_data_and_sampler_has_the_batches_of_one_process(name, act
     assert hashes_of(case, on_ray(actors, persistent_workers=True)) == expected
 
 
-def reached(sockets):
-    """The sockets and folders that this process can enter, and those it could replace."""
-    found = []
-    for path in map(Path, sockets):
-        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
-            connection.connect(str(path))
-            found.append(f"connected to {path}")
-        with contextlib.suppress(OSError):
-            path.rename(path.with_name("mine"))
-            found.append(f"replaced {path}")
-        for folder in path.parents[:4]:
-            with contextlib.suppress(OSError):
-                list(folder.iterdir())
-                found.append(f"entered {folder}")
-    return found
-
-
-def is_agent(pid):
-    """Whether a process is Ray's agent that starts others, an HTTP server."""
-    with contextlib.suppress(OSError):
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
-        return b"RuntimeEnvAgent" in command or b"runtime_env/agent" in command.split(b"\0--")[0]
-
-
-def status_of(port):
-    """What an HTTP server answers to whoever has no token; no proxy stands between."""
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with pytest.raises(urllib.error.HTTPError) as caught:
-        direct.open(f"http://127.0.0.1:{port}/get_or_create_runtime_env", b"")
-    caught.value.close()
-    return caught.value.code
-
-
-@pytest.mark.thorough
-@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="reads /proc")
-def test_nobody_else_reaches_a_ray_that_is_started_here(capfd):
-    with toy.loader(on_ray(1)) as loader:
-        batches = iter(loader.epoch(0))
-        next(batches)
-        import ray
-
-        node = ray._private.worker._global_node
-        own = Path(node.get_temp_dir_path()).parent
-        sockets = [node.plasma_store_socket_name, node.raylet_socket_name]
-        pids = listening.tree(os.getpid())
-        addresses = {one for pid in pids for one in listening.addresses(pid)}
-        assert own.name.startswith("penstock-ray-")
-        for path, mode in {own: 0o700, own / "token": 0o600}.items():
-            assert (path.stat().st_mode & 0o777, path.stat().st_uid) == (mode, os.geteuid())
-        assert all(Path(one).is_socket() for one in sockets)
-        if os.geteuid() == 0:
-            assert another_user.does(reached, sockets) == []
-        # The store's process, the node's two ports, the agent, the actor and this process.
-        assert len(addresses) >= 6
-        assert {address for address, _ in addresses} <= set(listening.LOOPBACK)
-        (agent,) = (pid for pid in pids if is_agent(pid))
-        ((_, port),) = listening.addresses(agent)
-        assert status_of(int(port, 16)) == 401
-    folders.append(own)
-    assert capfd.readouterr().out == ""
-
-
-METHODS = (
-    "InternalKVGcsService/InternalKVGet",
-    "InternalKVGcsService/InternalKVPut",
-    "JobInfoGcsService/AddJob",
-    "ActorInfoGcsService/GetAllActorInfo",
-    "ActorInfoGcsService/RegisterActor",
-    "NodeManagerService/RequestWorkerLease",
-    "NodeManagerService/GetSystemConfig",
-    "ObjectManagerService/Push",
-    "ObjectManagerService/Pull",
-    "CoreWorkerService/PushTask",
-    "CoreWorkerService/KillActor",
-    "CoreWorkerService/Exit",
-)
-
-
 @pytest.mark.thorough
 def test_what_comes_behind_installed_packages_does_so_in_an_actor(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.path", ["/first", "/x/site-packages", str(tmp_path)])
@@ -156,32 +73,6 @@ def test_what_comes_behind_installed_packages_does_so_in_an_actor(tmp_path, monk
     given = {**os.environ, **path, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], env=given, capture_output=True, check=True)
     assert done.stdout.decode().strip() == str(tmp_path)
-
-
-@stress
-def test_who_has_no_token_is_refused_at_every_port():
-    grpc = pytest.importorskip("grpc")
-    with toy.loader(on_ray(1)) as loader:
-        batches = iter(loader.epoch(0))
-        next(batches)
-        pids = [pid for pid in listening.tree(os.getpid()) if not is_agent(pid)]
-        ports = {int(port, 16) for pid in pids for _, port in listening.addresses(pid)}
-        codes = {}
-        for port in ports:
-            with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-                for method in METHODS:
-                    for header in ((), [("authorization", "Bearer " + "0" * 64)]):
-                        call = channel.unary_unary(f"/ray.rpc.{method}")
-                        with pytest.raises(grpc.RpcError) as caught:
-                            call(b"", timeout=10, metadata=header)
-                        codes.setdefault(port, set()).add(caught.value.code().name)
-        assert len(codes) >= 5
-        # The latter where a port does not serve the method at all.
-        assert all(
-            found <= {"UNAUTHENTICATED", "UNIMPLEMENTED"} and "UNAUTHENTICATED" in found
-            for found in codes.values()
-        ), codes
-        assert len(list(batches)) > 0, "nobody has ended the actor"
 
 
 def undisturbed(transform=None, epoch=0):

@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from tests import fuzz
+from tests.program import ROOT
+
+NATIVE = ROOT / "pipeline" / "native"
 
 WAYS = {"plain C": ["-DPENSTOCK_PLAIN"], "SSE2": ["-DPENSTOCK_NO_AVX2"], "AVX2": []}
 AS_IT_IS = ((1.0, 1.0, 1.0), (0.0, 0.0, 0.0))
@@ -58,7 +60,7 @@ def ways(tmp_path_factory):
         pytest.skip("there is no C compiler")
     folder, found = tmp_path_factory.mktemp("ways"), {}
     (folder / "all.c").write_text(PROGRAM)
-    sources = [str(fuzz.NATIVE / name) for name in ("resample.c", "resample_avx2.c")]
+    sources = [str(NATIVE / name) for name in ("resample.c", "resample_avx2.c")]
     for number, (name, flags) in enumerate(WAYS.items()):
         path = folder / f"way{number}.so"
         subprocess.run(
@@ -71,7 +73,7 @@ def ways(tmp_path_factory):
                 "-Wextra",
                 "-Werror",
                 *flags,
-                f"-I{fuzz.NATIVE}",
+                f"-I{NATIVE}",
                 "-shared",
                 "-fPIC",
                 str(folder / "all.c"),
