@@ -33,8 +33,8 @@ ROOT = Path(__file__).parent.parent
 STEP = """
 import json, os, sys
 sys.path.insert(0, {root!r})
-from penstock import command, installed
-load = installed.runner
+from penstock import command, seams
+load = seams.runner
 
 def watched(name):
     task = load(name)
@@ -53,7 +53,7 @@ def watched(name):
     TrainStep.update = once
     return task
 
-installed.runner = watched
+seams.runner = watched
 sys.exit(command.main(sys.argv[1:]))
 """
 IMPORTS = """

@@ -15,7 +15,7 @@ from heapq import heappop, heappush
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Protocol, TypeVar
 
-from penstock import installed
+from penstock import seams
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.addresses import is_remote, local_path
 from penstock.files.limits import DEFAULT, Limits
@@ -211,16 +211,9 @@ class Files:
         """Access to addresses.
 
         Raises:
-            ConfigError: no add-on has any, or an option looks like a credential.
+            ConfigError: an option looks like a credential.
         """
-        for addon in installed.addons().values():
-            if addon.stores:
-                remote: Remote = installed.load(addon.stores)(self)
-                return remote
-        raise ConfigError(
-            "files at addresses such as s3:// and http:// need the add-on stores, which is not "
-            "installed. Install it, or copy the data to a folder of this machine."
-        )
+        return seams.remote_files(self)
 
     def local(self, address: str) -> Path:
         """A path on this machine with the content of `address`; a local path is not checked.

@@ -28,7 +28,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from penstock import installed, late_imports, program, terminal
+from penstock import installed, late_imports, program, seams, terminal
 from penstock.config import (
     command_line_keys,
     endpoints,
@@ -77,9 +77,8 @@ def main(
     if world.is_launched():  # presence.py says what torch's C++ warns of, as one message
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     try:
-        own = installed.command(argv[0]) if argv else None
-        if own is not None:
-            return own(argv[1:])
+        if argv and argv[0] == "init":
+            return seams.init(argv[1:])
         with (
             Preemption(_ECHO, _say, at_once=True),
             own_options.taken(argv, _announce) as (options, overrides),
@@ -192,7 +191,7 @@ def _run(config: Config) -> float | None:
 
 
 def _run_task(config: Config) -> float | None:
-    task = installed.tasks()[config.task]
+    task = seams.TASKS[config.task]
     if not task.reads:
         from penstock.config import notices  # imports torch, which those do without
 
@@ -202,7 +201,7 @@ def _run_task(config: Config) -> float | None:
     if distributed.strategy != "none" and task.ranks and not world.is_launched():
         count = world.default_processes() if distributed.nproc == "auto" else distributed.nproc
         count = 0 if count == 1 and distributed.strategy == "ddp" else count
-    run = None if count else installed.runner(config.task)
+    run = None if count else seams.runner(config.task)
     if not gc.isenabled():
         # It was turned off for the imports. What was imported is frozen: to search it takes 0.4 s,
         # and again in each worker. Only the first job of a process freezes, as the garbage of one

@@ -25,7 +25,7 @@ KNOWN_TO_DATASETS = (
     "penstock.errors",
     "penstock.ranges",
     "penstock.terminal",
-    "penstock.installed",
+    "penstock.seams",
     "penstock.files",
     "penstock.order.randomness",
     "penstock.transforms.jpeg_header",
@@ -135,20 +135,9 @@ def test_every_package_has_a_layer():
         for module in layer.split("|")
     }
     there = {f"penstock.{path.stem}" for path in (ROOT / "pipeline").glob("[!_]*.py")}
-    named.add("penstock.addons")
+    named |= {"penstock.addons", "penstock.installed"}
     there |= {f"penstock.{path.parent.name}" for path in (ROOT / "pipeline").glob("*/__init__.py")}
     assert there == named
-
-
-def test_every_add_on_is_in_the_contract_on_add_ons():
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
-    (named,) = (
-        contract["modules"]
-        for contract in settings["contracts"]
-        if contract["type"] == "independence"
-    )
-    folders = (ROOT / "pipeline/addons").glob("*/__init__.py")
-    assert sorted(named) == sorted(f"penstock.addons.{path.parent.name}" for path in folders)
 
 
 def test_the_core_imports_no_dataset():
@@ -210,22 +199,16 @@ def test_datasets_know_little_of_the_pipeline_and_no_add_on():
     assert used == set(KNOWN_TO_DATASETS)
 
 
-PACKAGES = [
-    name for name in tracked("pipeline/*/__init__.py") if name != "pipeline/tasks/__init__.py"
-]
+PACKAGES = tracked("pipeline/__init__.py", "pipeline/*/__init__.py")
 
 
-@pytest.mark.parametrize("name", ["pipeline/__init__.py", *PACKAGES])
+@pytest.mark.parametrize("name", PACKAGES)
 def test_importing_a_package_imports_nothing(name):
-    """But an add-on's the record with which it joins, `ADDON`."""
     imported = {module.split(".")[0] for module in imports_of(name)}
-    if name.startswith("pipeline/addons/"):
-        assert all(under(module, ("penstock.installed",)) for module in imports_of(name))
-    else:
-        assert imported <= {"__future__", "importlib", "typing"}
+    assert imported <= {"__future__", "importlib", "typing", "penstock"}
 
 
-@pytest.mark.parametrize("name", ["pipeline/__init__.py", "pipeline/tasks/__init__.py", *PACKAGES])
+@pytest.mark.parametrize("name", PACKAGES)
 def test_a_package_says_what_it_is_for_and_names_modules_that_are_there(name):
     docstring = ast.get_docstring(tree_of(name))
     assert docstring

@@ -10,13 +10,20 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from penstock import installed
+from penstock import seams
 from penstock.build.data_identity import DataIdentity
 from penstock.build.samples import collate_of, dataset_of, fields_of
 from penstock.build.sampling import packs_rows, plan_of
 from penstock.config import allow_list, loader_options
 from penstock.config.instantiate import make
-from penstock.config.nodes import FACTS, SAME_FACTS, choosing, of_the_build, validates
+from penstock.config.nodes import (
+    FACTS,
+    SAME_FACTS,
+    choices_of_rows,
+    choosing,
+    of_the_build,
+    validates,
+)
 from penstock.config.schema import Config
 from penstock.distributed.world import World, from_environment
 from penstock.errors import ConfigError, Problem
@@ -36,7 +43,6 @@ from penstock.transforms.batch import BatchCompose
 from penstock.transforms.image import Compose, Normalize
 
 if TYPE_CHECKING:
-    from penstock.build.wrapper import SplitWrapper
     from penstock.protocols import Lanes
 
 _WITHOUT = {
@@ -72,6 +78,18 @@ class DataParts:
     def splits(self) -> tuple[Split, ...]:
         """The splits that a training reads, which never has the test split among them."""
         return (self.train, self.val) if self.validates else (self.train,)
+
+    @cached_property
+    def chosen(self) -> dict[str, dict[str, Any]]:
+        """The keys that choose rows, by the key of the node that they stand in."""
+        return dict(choices_of_rows(self.config.dataset))
+
+    @property
+    def division(self) -> dict[str, Any]:
+        """How any dataset's rows are divided into splits; empty if it divides them itself."""
+        said = self.chosen.get("dataset", {})
+        folds = {name: said[name] for name in ("folds", "fold") if name in said}
+        return {**said.get("split", {}), **folds}
 
     @cached_property
     def fields(self) -> Fields:
@@ -126,7 +144,8 @@ class DataParts:
         """
         if not isinstance(node, Mapping):
             return node
-        node = self.train.prepared(key, node, {})
+        if node.get("vocabulary") == "dataset":
+            node = seams.with_vocabulary(self.train, node)
         if node.get("statistics") != "dataset":
             return node
         step = allow_list.resolve(node["_target_"], "transform")
@@ -139,7 +158,7 @@ class DataParts:
 
         dataset, config = self.train.dataset, self.config
         own, options = self.train.identity.cache_key(dataset), None
-        if config.loader.backend in installed.backends():
+        if config.loader.backend == "ray":
             options = self.train.loader_options(config.loader.backend)
         return statistics_of(dataset, config.cache_dir, own, self.fields, options)
 
@@ -167,39 +186,29 @@ class Split:
         self.is_train = name == "train"
         self.steps = "train" if self.is_train else "val"
         self.identity = DataIdentity(self)
-
-    @cached_property
-    def wrappers(self) -> list[SplitWrapper]:
-        """The wrappers of add-ons around the split, see `AddOn.wrapper`."""
-        return [wrapper(self) for wrapper in installed.asked(self.config, "wrapper")]
-
-    def prepared(self, key: str, node: Mapping[str, Any], supply: dict[str, Any]) -> Any:
-        """A node as add-ons leave it before it is built; they may add to `supply`."""
-        for wrapper in self.wrappers:
-            node = wrapper.node(key, node, supply)
-        return node
+        self._left_out: dict[str, int] = {}
 
     @cached_property
     def dataset(self) -> Any:
         """The rows or records that a run reads."""
         refuse_postscript()
-        opened = (wrapper.opened() for wrapper in self.wrappers)
-        dataset = next((candidate for candidate in opened if candidate is not None), None)
-        if dataset is None:
-            if self.config.dataset.get("packed") is not None:
-                reason = "needs the add-on packs, which is not installed"
-                raise ConfigError(Problem("dataset.packed", reason))
+        division = self.data.division
+        if self.config.dataset.get("packed") is not None:
+            dataset = seams.open_pack(self)
+        elif division:
+            dataset = seams.undivided(self)
+        else:
             dataset = self.read(lazy=self.decodes)
         length_of(dataset)  # refuses what is no number of rows
-        for wrapper in self.wrappers:
-            dataset = wrapper.wrapped(dataset)
-        return dataset
+        if self.data.chosen:
+            dataset, self._left_out = seams.chosen_rows(self, dataset)
+        return seams.divided_rows(self, dataset, division) if division else dataset
 
     @property
     def left_out(self) -> dict[str, int]:
-        """How many rows of the dataset add-ons have left out, by why (a filter)."""
+        """How many rows of the dataset filters have left out, by why."""
         _ = self.dataset
-        return {why: rows for wrapper in self.wrappers for why, rows in wrapper.left_out.items()}
+        return self._left_out
 
     def read(self, lazy: bool) -> Any:
         """The configured dataset with all its rows, built anew.
@@ -211,8 +220,9 @@ class Split:
 
     def built(self, key: str, node: Mapping[str, Any], lazy: bool) -> Any:
         """The dataset of a node, which may stand inside of the split's own."""
-        supply = self.supply(lazy)
-        return dataset_of(self.prepared(key, node, supply), key, supply)
+        if self.data.chosen:
+            node = seams.with_rows_chosen(self, key, node, lazy)
+        return dataset_of(node, key, self.supply(lazy))
 
     @property
     def node(self) -> tuple[str, Any]:

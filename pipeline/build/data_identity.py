@@ -6,6 +6,7 @@ import hashlib
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from penstock import seams
 from penstock.build.sampling import lengths_told
 from penstock.config import changes
 from penstock.config.data_rules import mode_of
@@ -102,8 +103,8 @@ class DataIdentity:
             parts["batch.val_size"] = str(split.batch_size)
         if split.is_train or split.packs:
             parts |= {key: str(value) for key, value in changes.leaves(config.sampler, "sampler")}
-            for wrapper in split.wrappers:
-                parts |= wrapper.recorded()
+            if getattr(split.dataset, "mixing", None) is not None:
+                parts |= seams.mixture_recorded(split)
             parts |= lengths_told(config, split.transform.steps)
         if split.decodes:
             from penstock.transforms.image_decoding import decode_step

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from penstock import seams
 from penstock.config import allow_list
 from penstock.config.instantiate import Lazy, make
 from penstock.config.order_rules import no_order
@@ -52,13 +53,7 @@ def plan_of(split: Split) -> Plan | StreamPlan:
 
 
 def _costs_of(split: Split) -> Costs | None:
-    if split.config.batch.balance is None:
-        return None
-    for wrapper in split.wrappers:
-        costs = wrapper.costs()
-        if costs is not None:
-            return costs
-    raise ConfigError(Problem("batch.balance", "needs the add-on filters, which is not installed"))
+    return None if split.config.batch.balance is None else seams.costs(split)
 
 
 def sampler_of(split: Split, order: Order | None) -> Order | BatchStrategy:
@@ -82,7 +77,8 @@ def sampler_of(split: Split, order: Order | None) -> Order | BatchStrategy:
         "long_tail": bool(lengths_told(config, steps)),
     }
     node = config.sampler if order is None else _without_order(config.sampler)
-    node = split.prepared("sampler", node, supply)
+    if getattr(dataset, "mixing", None) is not None:
+        node = seams.with_mixture(split, node, supply)
     return _sampler(node, "sampler", supply)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from penstock import installed
+from penstock import seams
 from penstock.build.data import DataParts
 from penstock.config.instantiate import make
 from penstock.config.nodes import OF_OPTIMIZERS, SCHEDULE_KEYS, metrics, without_own
@@ -56,8 +56,7 @@ class TrainingParts:
             begins: whether a run begins with its weights.
         """
         model = self.model()
-        for prepare in installed.asked(self.config, "models"):
-            prepare(self.config, model, begins)
+        seams.prepare_model(self.config, model, begins)
         return model
 
     def objective(self) -> Objective:
@@ -114,8 +113,7 @@ class TrainingParts:
         node = self.config.optimizer
         node = node if key == "optimizer" else node[key.removeprefix("optimizer.")]
         params: list[Any] = [weight for weight in part.parameters() if weight.requires_grad]
-        for arranged in installed.asked(self.config, "parameters"):
-            params = arranged(self.config, key, part, model, params)
+        params = seams.trained_weights(self.config, key, part, model, params)
         supply = {"params": params, "model": part, "total_steps": total_steps}
         made: Optimizer = make(without_own(node, OF_OPTIMIZERS), key, supply)
         return made

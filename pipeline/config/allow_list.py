@@ -34,7 +34,6 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 import penstock
-from penstock import installed
 from penstock.config.messages import allowing, nearest
 from penstock.errors import ConfigError, Problem
 
@@ -188,10 +187,8 @@ _OF_TORCHVISION = frozenset(
 )
 
 
-def _kind_of(brought: installed.Callables) -> Callable[[Any], bool]:
-    """Whether an object is what an add-on lets configurations call."""
-    fits = _subclass(brought.base) if brought.base else _is_class
-    return lambda obj: fits(obj) or (brought.functions and _is_function(obj))
+def _is_class_or_function(obj: object) -> bool:
+    return _is_class(obj) or _is_function(obj)
 
 
 def _is_of_data(obj: object) -> bool:
@@ -238,7 +235,50 @@ _OURS = {
     "transforms.mixing": "a batch transform",
     "training.objective": "an objective",
     "training.metrics": "a metric",
+    "addons.finetuning.teachers": "a teacher",
+    "addons.forecasting.models": "a model",
+    "addons.forecasting.objective": "an objective or its metric",
+    "addons.mixtures.order": "a sampler",
+    "addons.multi_label.objective": "an objective",
+    "addons.pairs.metrics": "a metric",
+    "addons.pairs.models": "a model",
+    "addons.pairs.objectives": "an objective",
+    "addons.stores.blocks": "a sampler",
+    "addons.tabular.models": "a model",
+    "addons.tabular.objective": "an objective",
+    "addons.tokens.byte_pairs": "a transform",
+    "addons.tokens.flatten": "a collate class",
+    "addons.tokens.language_model": "a model or its objective",
+    "addons.tokens.sequence_packing": "a sampler",
+    "addons.transformers.pieces": "a transform",
+    "addons.video.models": "a model",
+    "addons.vision.boxes": "a transform or a collate class",
+    "addons.vision.detection": "an objective",
+    "addons.vision.detectors": "a model",
+    "addons.vision.mean_average_precision": "a metric",
+    "addons.vision.mosaic": "a batch transform",
+    "addons.vision.segmentation": "an objective",
+    "addons.vision.segmenters": "a model",
 }
+# Modules and packages of ours whose datasets may be called, and nothing else in them.
+_OUR_DATASETS = (
+    "datasets",
+    "addons.forecasting.drawn_series",
+    "addons.forecasting.windows",
+    "addons.huggingface",
+    "addons.image_tables",
+    "addons.mixtures.mixture",
+    "addons.mixtures.mixture_stream",
+    "addons.packs.packed",
+    "addons.shards",
+    "addons.tables",
+    "addons.tabular",
+    "addons.tokens.token_files",
+    "addons.video",
+    "addons.vision",
+)
+# Modules of ours whose classes and functions make models.
+_OUR_MODELS = ("training.models", "addons.timm.models", "addons.transformers.models")
 
 RULES = (
     Rule("torch.nn", "a torch.nn.Module", _subclass("torch.nn.Module")),
@@ -271,7 +311,12 @@ RULES = (
         Rule(f"skimage.{name}", "a function of pictures", _is_function, homes=("skimage",))
         for name in _SKIMAGE
     ),
-    Rule("penstock.datasets", "a torch.utils.data.Dataset", _subclass("torch.utils.data.Dataset")),
+    *(
+        Rule(
+            f"penstock.{name}", "a torch.utils.data.Dataset", _subclass("torch.utils.data.Dataset")
+        )
+        for name in _OUR_DATASETS
+    ),
     Rule("penstock.datasets.files", "access to files", _subclass("penstock.datasets.files.Files")),
     Rule(
         "penstock.order.streams",
@@ -284,14 +329,12 @@ RULES = (
         _subclass("penstock.transforms.image_decoding.Decode"),
     ),
     Rule(
-        "penstock.training.models", "a model", lambda found: _is_class(found) or _is_function(found)
+        "penstock.addons.trackers",
+        "a tracker",
+        _subclass("penstock.addons.trackers.tracker.Tracker"),
     ),
+    *(Rule(f"penstock.{name}", "a model", _is_class_or_function) for name in _OUR_MODELS),
     *(Rule(f"penstock.{name}", kind, _is_class) for name, kind in _OURS.items()),
-    *(
-        Rule(one.module, one.kind, _kind_of(one))
-        for addon in installed.addons().values()
-        for one in addon.callables
-    ),
 )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from penstock import installed
+from penstock import seams
 from penstock.config.schema import Config
 
 
@@ -20,7 +20,7 @@ def of_run(config: Config) -> str:
     length = f"for {trainer.max_epochs} epoch{'s' * (trainer.max_epochs != 1)}"
     if trainer.max_steps is not None:
         length += f", {trainer.max_steps} steps at most"
-    task = installed.tasks()[config.task]
+    task = seams.TASKS[config.task]
     if config.resume not in (None, "auto"):
         folder = f"; resuming {shown['resume']}"
     elif task.writes:
@@ -38,11 +38,7 @@ def of_run(config: Config) -> str:
         "runs": " and ".join(shown["runs"] or ["no run"]),
         "below": " and ".join(shown["runs"] or ["outputs", "multirun"]),
     }
-    if ":" in task.sentence:
-        doing = installed.load(task.sentence)(config, names)
-    else:
-        doing = task.sentence.format_map(names)
-    return f"{config.task}: {doing}{folder}"
+    return f"{config.task}: {task.sentence.format_map(names)}{folder}"
 
 
 def name_of(node: object) -> str:

@@ -136,7 +136,7 @@ def recorded(config: Config, split: str | None = None) -> dict[str, str]:
         split: only the keys that make its batches.
     """
     # Ranks may be dealt other rows when a run is resumed; the rows of a lane are part of the run.
-    in_lanes = config.distributed.option("lanes") is not None
+    in_lanes = config.distributed.lanes is not None
     return {
         key: str(value)
         for key, value in leaves(config.compared())

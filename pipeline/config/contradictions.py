@@ -3,22 +3,25 @@
 Those that torch's DataLoader refuses, those that it lets through, and those between a dataset, a
 sampler and the machine. A rule sees plain values and the callables that the configuration names;
 nothing has been built. It yields messages, `full.key: what contradicts what; how to resolve it`.
-Add-ons bring rules of their own (`AddOn.rules`).
+Add-ons have rules of their own (`penstock.seams`).
 """
 
 from __future__ import annotations
 
+import importlib.util
 import multiprocessing
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from penstock import installed
+from penstock import seams
 from penstock.config import allow_list, data_rules, order_rules
 from penstock.config.messages import nearest, show
 from penstock.config.nodes import (
     Parts,
+    by_name,
     called,
+    choices_of_rows,
     datasets,
     datasets_found,
     direction,
@@ -46,7 +49,7 @@ def find(config: Config, parts: Parts, partly: bool = False) -> list[Problem]:
         partly: the Config lacks attributes that were wrong; rules that need one are skipped.
     """
     problems: list[Problem] = []
-    for rule in (*RULES, *installed.asked(config, "rules")):
+    for rule in RULES:
         try:
             for text in rule(config, parts):
                 key, _, message = text.partition(": ")
@@ -211,6 +214,8 @@ def no_validation(config: Config, parts: Parts) -> Messages:
         yield f"trainer.monitor: {trainer.monitor}, but {why}; set trainer.monitor=null"
     if trainer.patience is not None:
         yield f"trainer.patience: {trainer.patience}, but {why}; set trainer.patience=null"
+    if config.sweep.optuna is not None:
+        yield f"sweep.optuna: chooses by a metric, but {why}; set sweep=grid"
     if str(scheduler.get("_target_", "")).endswith(".ReduceLROnPlateau"):
         yield f"scheduler: ReduceLROnPlateau follows a metric, but {why}; set scheduler=none"
 
@@ -312,6 +317,34 @@ def skipped_ranges(config: Config, parts: Parts) -> Messages:
         yield f"trainer.skip: {error}"
 
 
+def chosen_rows(config: Config, parts: Parts) -> Messages:
+    yield from seams.data_rules(config, parts, dict(choices_of_rows(config.dataset)))
+
+
+def unused_actors(config: Config, parts: Parts) -> Messages:
+    loader = config.loader
+    for name in loader.ray.model_fields_set if loader.backend != "ray" else ():
+        value = getattr(loader.ray, name)
+        if value != type(loader.ray).model_fields[name].default:
+            yield (
+                f"loader.ray.{name}: {show(value)} is for Ray actors, but "
+                f"loader.backend={loader.backend}; set loader.backend=ray or leave it out"
+            )
+
+
+def tracker_packages(config: Config, parts: Parts) -> Messages:
+    """Packages of trackers that are not installed."""
+    for key, node in by_name(config.tracker, "tracker").items() if config.task == "fit" else ():
+        package = getattr(called(node), "needs", None)
+        # A folder of that name, as W&B makes one, has no loader of its own.
+        spec = importlib.util.find_spec(package) if package else None
+        if package and (spec is None or spec.origin is None):
+            yield (
+                f"{key}: needs the package {package}, which is not installed: pip install -e "
+                f"'.[{package}]', or leave it out (tracker=none)"
+            )
+
+
 RULES: tuple[Callable[[Config, Parts], Messages], ...] = (
     no_workers,
     threads,
@@ -330,4 +363,8 @@ RULES: tuple[Callable[[Config, Parts], Messages], ...] = (
     skipped_ranges,
     *order_rules.RULES,
     *data_rules.RULES,
+    chosen_rows,
+    seams.training_rules,
+    unused_actors,
+    tracker_packages,
 )

@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 from dataclasses import fields
 
+from penstock import seams
 from penstock.config import allow_list
 from penstock.config.schema import LoaderSection
-from penstock.config.sections import BackendSection
 from penstock.distributed import world
 from penstock.loading.memory import of_a_batch
 from penstock.loading.workers.options import LoaderOptions
@@ -22,8 +22,10 @@ _MOST_WORKERS = 16  # of `auto`
 _log = logging.getLogger(__name__)
 
 
-def worker_count(section: LoaderSection) -> int:
-    """`loader.num_workers` with a value for "auto"."""
+def worker_count(section: LoaderSection, backend: str) -> int:
+    """`loader.num_workers` with a value for "auto"; of Ray, `loader.ray.num_actors`."""
+    if backend == "ray" and section.num_workers != 0 and section.ray.num_actors != "auto":
+        return section.ray.num_actors
     if isinstance(section.num_workers, int):
         return section.num_workers
     return min(world.usable_cpus(), _MOST_WORKERS)
@@ -31,10 +33,7 @@ def worker_count(section: LoaderSection) -> int:
 
 def resolve(section: LoaderSection, backend: str) -> LoaderOptions:
     """The options of a loader; `backend` as the function of that name tells it."""
-    count = worker_count(section)
-    own = section.option(backend)
-    if isinstance(own, BackendSection):
-        count = own.workers(count)
+    count = worker_count(section, backend)
     kept = backend not in ("main", "thread") and count > 0
     persists = kept and section.persistent_workers is not False
     name = section.worker_init_fn
@@ -45,7 +44,7 @@ def resolve(section: LoaderSection, backend: str) -> LoaderOptions:
         "slow_memory": int(section.slow_memory * _GIB),
         "pin_memory": world.has_accelerator() if section.pin_memory is None else section.pin_memory,
         "worker_init_fn": allow_list.resolve(name, "loader.worker_init_fn") if name else None,
-        "own": own.of_loader() if isinstance(own, BackendSection) else None,
+        "own": seams.ray_options(section.ray) if backend == "ray" else None,
     }
     same = section.model_dump(include={field.name for field in fields(LoaderOptions)})
     return LoaderOptions(**{**same, **resolved})
@@ -57,10 +56,7 @@ def batch_bytes(section: LoaderSection, ranks: int) -> int:
     Args:
         ranks: of this machine.
     """
-    count = worker_count(section)
-    own = section.option(section.backend)
-    if isinstance(own, BackendSection):
-        count = own.workers(count)
+    count = worker_count(section, section.backend)
     workers = 0 if section.backend == "main" else count
     return of_a_batch(workers, section.prefetch_factor or 2, ranks * world.jobs_at_once())
 
@@ -89,5 +85,5 @@ def backend(
         threads = thread_safe(transform) and not any(of_processes)
     if log and section.num_workers != 0:
         kind = "threads" if threads else "processes"
-        _log.info("loader: %d %s%s", worker_count(section), kind, step)
+        _log.info("loader: %d %s%s", worker_count(section, section.backend), kind, step)
     return "thread" if threads else "process"

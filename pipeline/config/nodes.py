@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock import installed
 from penstock.config import allow_list, outputs, signatures
 from penstock.config.messages import not_allowed, show
 from penstock.config.parsing import unknown_key
@@ -54,9 +53,9 @@ _OWN_STEPS = {
 Parts = Mapping[str, Any]  # the callable of each part of a configuration, by key
 SPLITS = ("train", "val")
 # Keys of any dataset node that choose its rows.
-KEPT = tuple(key for addon in installed.addons().values() for key in addon.row_keys)
+KEPT = ("filter", "unique", "without", "split", "folds", "fold")
 # Those of any optimizer's node that are not its arguments.
-OF_OPTIMIZERS = tuple(key for addon in installed.addons().values() for key in addon.optimizer_keys)
+OF_OPTIMIZERS = ("groups",)
 # Keys of `dataset` that are not arguments; all but two may be, where the dataset takes them.
 OF_THE_BUILD = ("packed", "fingerprint", "fields", "facts", *KEPT)
 

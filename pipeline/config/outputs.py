@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlparse
 from urllib.request import url2pathname
 
-from penstock import installed
+from penstock import seams
 from penstock.config import environment
 from penstock.config.messages import show
 from penstock.errors import PenstockError, Problem
@@ -193,7 +193,7 @@ def check(config: Mapping[str, Any]) -> Iterator[Problem]:
     """Refuse places outside of those where a configuration may have files written."""
     task = config.get("task")
     for key, tasks in {**FILES, **FOLDERS}.items():
-        if installed.only_reads(task) if tasks is None else task not in tasks:
+        if seams.only_reads(task) if tasks is None else task not in tasks:
             continue
         value: Any = config
         for name in key.split("."):

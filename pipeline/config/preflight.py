@@ -20,7 +20,7 @@ from typing import Any
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
-from penstock import installed
+from penstock import installed, seams
 from penstock.config import (
     allow_list,
     announcement,
@@ -61,7 +61,7 @@ def examine(
     wrong = wrong or bool(problems)
     if wrong and "torch" not in sys.modules:
         return config, problems
-    if installed.only_reads(getattr(config, "task", "")):
+    if seams.only_reads(getattr(config, "task", "")):
         if begin is not None and not wrong:
             begin(config)
         return config, problems
@@ -78,7 +78,7 @@ def examine(
 
 def _parts(container: Mapping[str, object]) -> Iterator[Problem]:
     """Names of targets that may not be called, by the name alone, and places to write to."""
-    reads = not installed.only_reads(container.get("task"))
+    reads = not seams.only_reads(container.get("task"))
     for section, value in container.items():
         for key, node in nodes.walk(value, section):
             try:

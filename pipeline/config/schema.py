@@ -7,11 +7,11 @@ pydantic's import costs 0.1 s, once.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, PrivateAttr, create_model
+from pydantic import Field, PrivateAttr
 
-from penstock import installed
+from penstock import seams
 from penstock.config import disclosure
 from penstock.config.sections import (
     ALL_SPLITS,
@@ -23,6 +23,7 @@ from penstock.config.sections import (
     LIMIT,
     NOTHING,
     OBJECTIVE,
+    PACK,
     RANKS,
     ROUNDING,
     STOPS,
@@ -33,7 +34,6 @@ from penstock.config.sections import (
     WEIGHTS,
     Changes,
     Effect,
-    Extension,
     Section,
 )
 from penstock.files.limits import Limits
@@ -41,12 +41,15 @@ from penstock.order.skipped import Skipped
 from penstock.ranges import Count, Index, Seed
 
 Node = dict[str, Any]  # a part: `_target_` and its arguments
+Format = Literal["weights", "torch", "onnx"]  # of an exported model
+Patterns = list[str] | str  # of names of weights
+RunState = Literal["done", "running", "failed", "preempted", "interrupted", "killed", "damaged"]
 if TYPE_CHECKING:
     Task = str
     Backend = str
 else:
-    Task = Literal[tuple(installed.tasks())]
-    Backend = Literal["auto", "process", "thread", "main", *installed.backends()]
+    Task = Literal[tuple(seams.TASKS)]
+    Backend = Literal["auto", "process", "thread", "main", *seams.BACKENDS]
 
 
 class BatchSection(Section):
@@ -75,6 +78,21 @@ class TransformSection(Section):
     ] = "auto"
 
 
+class RaySection(Section):
+    """Where the actors of `loader.backend=ray` run; see docs/loading.md."""
+
+    address: str | None = None
+    num_actors: Count | Literal["auto"] = "auto"
+    cpus_per_actor: Annotated[float, Field(ge=0, le=10_000)] = 1.0
+    # Ray writes the names into a list with commas, on a command line of its own.
+    resources: dict[
+        Annotated[str, Field(pattern=r"^[A-Za-z_][\w.:-]{0,99}$")],
+        Annotated[float, Field(gt=0, le=10_000)],
+    ] = {}
+    runtime_env: dict[str, Any] = {}
+    window: Annotated[float, Field(gt=0, le=1_000_000)] = 1.0
+
+
 class LoaderSection(Section):
     """Who makes the batches and how far ahead; all but `backend` as in torch's DataLoader.
 
@@ -95,6 +113,7 @@ class LoaderSection(Section):
     in_order: Annotated[bool, Effect(Changes.WEIGHTS, "the order in which batches arrive")] = True
     generator: Annotated[int | None, NOTHING]
     slow_memory: Annotated[float, Field(ge=0), NOTHING] = 0.25
+    ray: Annotated[RaySection, NOTHING] = RaySection()
 
 
 class BadSamplesSection(Section):
@@ -121,6 +140,7 @@ class DistributedSection(Section):
     max_restarts: Annotated[Index, NOTHING] = 0
     find_unused_parameters: Annotated[bool, RANKS] = False
     sync_batchnorm: Annotated[bool, RANKS] = False
+    lanes: Annotated[Count | None, WEIGHTS] = None
 
 
 class CheckpointSection(Section):
@@ -140,6 +160,22 @@ class LimitBatches(Section):
         None
     )
     val: Annotated[Count | None, VALIDATES] = None
+
+
+class WarmStartSection(Section):
+    """The weights that a model begins with."""
+
+    path: str | None = None
+    strict: bool = True
+    without: Patterns = []
+    rename: dict[str, str] | None = None
+
+
+class FreezeSection(Section):
+    """Which weights do not learn, and until which epoch."""
+
+    names: Patterns = []
+    until: Index | list[Index | None] | None = None
 
 
 class TrainerSection(Section):
@@ -178,6 +214,9 @@ class TrainerSection(Section):
         list[Any] | None, Effect(Changes.WEIGHTS, "which batches are learned from", cuts=True)
     ] = None
     fast_dev_run: Annotated[bool, LENGTH] = False
+    warm_start: Annotated[WarmStartSection, WEIGHTS] = WarmStartSection()
+    freeze: Annotated[FreezeSection, WEIGHTS] = FreezeSection()
+    recompute: Annotated[Patterns, NOTHING] = []
 
     def short(self, split: str) -> tuple[int | None, bool, Skipped]:
         """`most`, `again` and `skipped` of a split's plan; a trial run skips nothing."""
@@ -185,6 +224,78 @@ class TrainerSection(Section):
         most = 1 if self.fast_dev_run else limit or self.overfit_batches
         skip = self.skip if split == "train" and not self.fast_dev_run else None
         return most, split == "train" and self.overfit_batches is not None, Skipped.of(skip)
+
+
+class DiffSection(Section):
+    """The keys of `task=diff` besides its tables."""
+
+    weights: bool = True
+    page: str | None = None
+
+
+class PackSection(Section):
+    """Options of `task=pack` and `dataset.packed=auto`; see docs/packing.md."""
+
+    size: Count | None = None
+    square: bool = True
+    format: Literal["pixels", "encoded"] = "pixels"
+    decoder: Literal["auto", "native", "reader"] = "auto"
+    out: str | None = None
+
+
+class FindSection(Section):
+    """Which runs `task=runs` lists, and in which order."""
+
+    state: RunState | list[RunState] | None = None
+    since: str | None = None
+    command: str | None = None
+    sort: Literal["started", "best"] = "started"
+    limit: Count | None = 50
+
+
+class StudySection(Section):
+    """How optuna chooses what each job of a sweep tries, and ends hopeless ones; sweep=optuna."""
+
+    trials: Count
+    sampler: Literal["tpe", "random", "grid"]
+    pruner: Literal["none", "median", "asha"]
+    startup: Index
+    warmup: Count
+    timeout: Annotated[float, Field(gt=0)] | None
+    seed: Index
+
+
+class SweepSection(Section):
+    """The keys of a sweep besides its grid; see docs/sweeps.md."""
+
+    on_preempted: Literal["stop", "continue"] = "stop"
+    on_failure: Literal["continue", "stop"] = "continue"
+    retries: Index = 0
+    jobs: Count | Literal["auto"] = 1
+    seeds: Count | None = None
+    folds: Literal["all"] | None = None
+    optuna: StudySection | None = None
+
+
+class TuneSection(Section):
+    """Limits of `task=tune`."""
+
+    seconds: Annotated[float, Field(gt=0)] = 60.0
+    workers: Count | None = None
+
+
+class ProfileSection(Section):
+    """How often machines fail, for the interval of checkpoints that `task=profile` recommends."""
+
+    node_hours_between_failures: Annotated[float, Field(gt=0)] = 6300.0
+    nodes: Count = 1
+
+
+class LrFindSection(Section):
+    """The first and the last learning rate of `task=lr_find`."""
+
+    lowest: Annotated[float, Field(gt=0)] = 1e-7
+    highest: Annotated[float, Field(gt=0)] = 1.0
 
 
 class Config(Section):
@@ -241,6 +352,16 @@ class Config(Section):
     epochs: Annotated[Index | Annotated[str, Field(pattern=r"^\d{1,9}:\d{1,9}$")] | None, TASK] = (
         None
     )
+    diff: Annotated[DiffSection, TASK] = DiffSection()
+    pack: Annotated[PackSection, PACK] = PackSection()
+    # The file that predictions or a model go to, and the format of an exported model.
+    out: Annotated[str | None, TASK] = None
+    format: Annotated[Format, TASK] = "weights"
+    find: Annotated[FindSection, TASK] = FindSection()
+    sweep: Annotated[SweepSection, NOTHING] = SweepSection()
+    tune: Annotated[TuneSection, TASK] = TuneSection()
+    profile: Annotated[ProfileSection, TASK] = ProfileSection()
+    lr_find: Annotated[LrFindSection, TASK] = LrFindSection()
 
     _origins: dict[str, disclosure.Origin] = PrivateAttr(default_factory=dict)
 
@@ -261,43 +382,6 @@ class Config(Section):
         return shown
 
 
-def _extended(section: type[BaseModel], brought: dict[str, Any]) -> type[BaseModel]:
-    """A section with what add-ons bring below it, by key; with the same name."""
-    fields: dict[str, Any] = {}
-    for key, value in brought.items():
-        name, _, rest = key.partition(".")
-        if rest:
-            inner = [inner_key for inner_key in brought if inner_key.startswith(f"{name}.")]
-            if key == inner[0]:
-                below = {inner_key[len(name) + 1 :]: brought[inner_key] for inner_key in inner}
-                fields[name] = _inside(section.model_fields[name], below)
-        elif isinstance(value, type) and issubclass(value, Extension):
-            fields[name] = (Annotated[value, value.EFFECT], value())
-        else:
-            fields[name] = (value.annotation, value.default)
-    made = create_model(section.__name__, __base__=section, __module__=__name__, **fields)
-    made.__doc__ = section.__doc__
-    return made
-
-
-def _inside(field: Any, brought: dict[str, Any]) -> tuple[Any, Any]:
-    """The annotation and default of a field whose section has more below it."""
-    optional = type(None) in get_args(field.annotation)
-    kinds = [
-        member
-        for member in get_args(field.annotation) or [field.annotation]
-        if member is not type(None)
-    ]
-    made = _extended(kinds[0], brought)
-    default = made() if isinstance(field.default, BaseModel) else ...
-    annotation: Any = made | None if optional else made
-    for effect in field.metadata:
-        annotation = Annotated[annotation, effect]
-    return annotation, default
-
-
-if not TYPE_CHECKING:
-    Config = _extended(Config, installed.options())
 # Keys that say what a task is asked.
 TASK_KEYS = tuple(
     name for name, field in Config.model_fields.items() if name != "task" and TASK in field.metadata

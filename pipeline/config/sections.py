@@ -1,7 +1,6 @@
 """The parts of a configuration's sections, and the effect of each key.
 
-`config/schema.py` has the core's sections. An add-on brings its own (`Extension`) and single
-options (`Option`), by the names in its `AddOn` record.
+`config/schema.py` has the sections themselves.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict
 
@@ -71,6 +69,8 @@ DATA = Effect(
         "fingerprint": NOTHING,
     },
 )
+# A resumed run compares the fingerprint of the data instead of what it is read by.
+PACK = Effect(Changes.BATCHES, asks="pack", resumes=Changes.BATCHES, makes=ALL_SPLITS)
 OBJECTIVE = Effect(Changes.WEIGHTS, below={"metrics": CHOOSES_BEST})
 LIMIT = Effect(
     Changes.BATCHES, asks="limits", makes=ALL_SPLITS, below={"batch_bytes": STOPS, "files": STOPS}
@@ -81,47 +81,3 @@ class Section(BaseModel):
     """A mapping with known keys; a wrong type is refused, never converted."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
-
-    def option(self, name: str) -> Any:
-        """The value of an option that an add-on brings; None without that add-on."""
-        return getattr(self, name, None)
-
-
-class Extension(Section):
-    """A section that an add-on brings; all its keys have defaults.
-
-    Attributes:
-        KEY: where it stands: "pack", "loader.ray".
-        EFFECT: what changes with it, where a key says nothing itself.
-    """
-
-    KEY: ClassVar[str]
-    EFFECT: ClassVar[Effect] = NOTHING
-
-    @classmethod
-    def of(cls, config: Section) -> Self:
-        """That section of a configuration."""
-        for name in cls.KEY.split("."):
-            config = getattr(config, name)
-        assert isinstance(config, cls)
-        return config
-
-
-class BackendSection(Extension):
-    """The section `loader.NAME` of a backend NAME that an add-on brings."""
-
-    def workers(self, asked: int) -> int:
-        """How many workers there are, where `loader.num_workers` asks for so many."""
-        return asked
-
-    def of_loader(self) -> object:
-        """The options that the backend takes as `LoaderOptions.own`."""
-        return self
-
-
-@dataclass(frozen=True)
-class Option:
-    """A single option that an add-on brings into a section of the core: its type and default."""
-
-    annotation: Any
-    default: Any

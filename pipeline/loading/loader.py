@@ -17,7 +17,7 @@ from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from penstock import installed
+from penstock import seams
 from penstock.distributed.world import World, has_accelerator
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.batch_bytes import bounded
@@ -86,8 +86,7 @@ def open_backend(fetch: Fetch, options: LoaderOptions, pin: bool) -> Backend:
         from penstock.loading.workers.pool import ProcessBackend
 
         return ProcessBackend(fetch, options, pin)
-    backend: Backend = installed.load(installed.backends()[options.backend])(fetch, options)
-    return backend
+    return seams.open_backend(fetch, options)
 
 
 class Loader:
@@ -153,9 +152,8 @@ class Loader:
         self._backend = open_backend(fetch, self.options, self._pin)
         self._ahead: ReadsAhead | None = None
         if getattr(fetch.dataset, "remote_files", None) is not None:
-            arguments = plan, fetch.dataset, self.world.rank, self.world.size, self.options
-            openers = [addon.ahead for addon in installed.addons().values() if addon.ahead]
-            self._ahead = installed.load(openers[0])(*arguments) if openers else None
+            rank, size = own
+            self._ahead = seams.read_ahead(plan, fetch.dataset, rank, size, self.options)
         self._next = (0, 0)
         self._broken_off = False
         self._warned: set[str] = set()
@@ -182,8 +180,7 @@ class Loader:
         return len(self.plan)
 
     def __iter__(self) -> Iterator[Batch]:
-        for heard in installed.all_of("iterated"):
-            heard(self)
+        seams.warn_of_accelerate(self)
         epoch, step = self._next
         if self._broken_off:  # as with torch's loader, leaving an epoch early ends it
             epoch, step = epoch + 1, 0

@@ -13,7 +13,6 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -22,7 +21,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from penstock import installed
+from penstock import seams
 from penstock.build.training import TrainingParts
 from penstock.config import environment
 from penstock.config.data_rules import mode_of
@@ -103,7 +102,7 @@ def _fit(config: Config) -> float | None:
 
 def _run(config: Config, parts: TrainingParts, group: Group) -> float | None:
     data = parts.data
-    lanes = next((make(config, parts.world) for make in installed.asked(config, "lanes")), None)
+    lanes = seams.lanes(config, parts.world)
     with (
         lanes or nullcontext(),
         data.train.loader(config.trainer.digest, group.is_first, lanes) as train,
@@ -244,7 +243,7 @@ class Fit:
                 group,
                 self.config.seed,
                 self.parallel,
-                [partial(begin, self.config) for begin in installed.asked(self.config, "epochs")],
+                seams.epoch_starts(self.config),
                 lanes=self.train_loader.lanes,
             )
             self.result = fit(
@@ -340,8 +339,7 @@ class Fit:
         refused = False
         try:
             if not trainer.fast_dev_run:  # which leaves nothing anywhere
-                for observers in installed.asked(self.config, "observers"):
-                    self.observers += observers(self)
+                self.observers += seams.observers(self)
             try:
                 yield
             finally:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock import installed
+from penstock import seams
 from penstock.build.data import Split
 from penstock.config.changes import differing
 from penstock.config.own_command import overrides
@@ -235,8 +235,7 @@ class Opening:
             if problem.key == "dataset" and file:
                 text = f"{file}; its fingerprint {problem.message}"
                 problems[number] = Problem(problem.key, text)
-        for explained in installed.all_of("explains"):
-            problems = explained(problems, saved, same_way, at)
+        problems = seams.explain_mixture(problems, saved, same_way, at)
         if len(problems) > _NAMED:
             problems[_NAMED:] = [Problem("", f"{len(problems) - _NAMED} more keys differ")]
         if problems:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from penstock import installed
+from penstock import seams
 from penstock.build.data import DataParts, Split
 from penstock.config.schema import Config
 from penstock.distributed.world import World
@@ -45,10 +45,9 @@ def run(config: Config) -> None:
     tensors = {name: plain(value).contiguous() for name, value in (own | fields).items()}
     save_file(tensors, folder.path / "batch.safetensors")
     put(folder.path / "batch.safetensors")
-    for draw in installed.all_of("pictures"):
-        with only_shown("the picture"):
-            if (picture := draw(split, batch, folder.path)) is not None:
-                put(picture)
+    with only_shown("the picture"):
+        if (picture := seams.draw_batch(split, batch, folder.path)) is not None:
+            put(picture)
     folder.finish("done")
 
 

@@ -12,7 +12,7 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 import penstock
-from penstock import command, installed
+from penstock import command, seams
 from penstock.addons.sweeps.sweep_check import of_sweep
 from penstock.config import announcement, command_line_keys, outputs, preflight
 from penstock.config.composition import Composer
@@ -78,7 +78,7 @@ def test_a_run_in_one_line(overrides, line):
 def test_every_task_has_a_line():
     config = penstock.compose()
     given = {"runs": ["a", "b"], "run": "a", "sample": 1}
-    for task in installed.tasks():
+    for task in seams.TASKS:
         line = announcement.of_run(config.model_copy(update={"task": task, **given}))
         assert line.startswith(f"{task}: ")
         assert "None" not in line
@@ -141,7 +141,7 @@ def compositions(monkeypatch):
 
 def test_a_run_is_composed_once_and_goes_where_it_said(compositions, monkeypatch, capsys):
     ran = []
-    monkeypatch.setattr(installed, "runner", lambda name: lambda config: ran.append(config.run_dir))
+    monkeypatch.setattr(seams, "runner", lambda name: lambda config: ran.append(config.run_dir))
     assert command.main(["seed=3", "run_dir='${now:%f}/x'"]) == 0
     assert compositions == [["seed=3", "run_dir='${now:%f}/x'"]]
     assert capsys.readouterr().err.endswith(f"run folder {ran[0]}\n")
@@ -203,7 +203,7 @@ def test_what_is_kept_is_checked_like_any_other():
 def test_it_is_reported_once_for_all_ranks(environment, monkeypatch, capsys):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(installed, "runner", lambda name: lambda config: None)
+    monkeypatch.setattr(seams, "runner", lambda name: lambda config: None)
     monkeypatch.setattr("penstock.distributed.launch.leave_result", lambda value: None)
     assert command.main(["distributed=ddp", "loader.pin_memory=true"]) == 0
     assert capsys.readouterr().err == ""

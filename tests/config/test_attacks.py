@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from penstock import command, installed
+from penstock import command, seams
 from penstock.addons.sweeps import sweep_check
 from penstock.runs.run_folder import git_state
 
@@ -822,7 +822,7 @@ def stranger(tmp_path, monkeypatch):
     (folder / ".gitconfig").write_text(f"[core]\n\tfsmonitor = {program}\n")
     monkeypatch.chdir(here)
     monkeypatch.syspath_prepend(str(folder))
-    monkeypatch.setattr(installed, "runner", lambda name: lambda config: git_state(ROOT) and None)
+    monkeypatch.setattr(seams, "runner", lambda name: lambda config: git_state(ROOT) and None)
     for name in ("PENSTOCK_TRUST", "HYDRA_FULL_ERROR", "PENSTOCK_TRACEBACK"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("EVIL", "stranger.made")
@@ -1035,7 +1035,7 @@ def test_what_people_do_keeps_working(name, stranger, capsys, monkeypatch):
 def test_what_starts_jobs_is_left_in_a_manifest(stranger, capsys, monkeypatch):
     """A line of a batch script, a folder of hydra's: nothing of `hydra.` is taken from it."""
     seen = []
-    monkeypatch.setattr(installed, "runner", lambda name: seen.append)
+    monkeypatch.setattr(seams, "runner", lambda name: seen.append)
     words = [f"hydra.job.name='{LINE}'", "hydra.run.dir=CANARY", "hydra.sweep.dir=CANARY"]
     assert stranger(by_manifest([*words, "seed=3"], "run_dir=mine")) == 0, capsys.readouterr().err
     assert [(one.seed, one.run_dir) for one in seen] == [(3, "mine")]

@@ -3,7 +3,6 @@
 import pytest
 
 import penstock
-from penstock import installed
 from penstock.config import changes
 from penstock.config.changes import QUESTIONS, Known, recorded, value_in
 from penstock.config.sections import Changes
@@ -125,7 +124,6 @@ def test_what_a_fingerprint_says_of_a_key(facts, key, value):
     assert value_in(facts, key) == value
 
 
-@pytest.mark.skipif("lanes" not in installed.addons(), reason="the add-on is deleted")
 def test_the_balance_of_ranks_is_recorded_with_lanes_alone():
     balanced = ["batch.balance=length", "distributed=ddp"]
     key = "batch.balance"

@@ -8,7 +8,7 @@ import yaml
 import penstock
 from penstock.config.preflight import compose
 from penstock.config.schema import Config
-from penstock.installed import tasks
+from penstock.seams import TASKS
 
 CONF = Path(__file__).parents[2] / "conf"
 GROUPS = sorted(path.name for path in CONF.iterdir() if path.is_dir() and path.name != "hydra")
@@ -101,7 +101,7 @@ def test_every_group_is_in_the_defaults_list():
 
 
 def test_every_task_has_a_file():
-    assert {path.stem for path in (CONF / "task").glob("*.yaml")} == set(tasks())
+    assert {path.stem for path in (CONF / "task").glob("*.yaml")} == set(TASKS)
 
 
 @pytest.mark.one_in(9)

@@ -3,7 +3,7 @@
 import pytest
 
 import penstock
-from penstock import installed
+from penstock import seams
 from penstock.config import preflight
 from penstock.config.composition import Composer
 from penstock.errors import ConfigError, DataError
@@ -377,7 +377,7 @@ def test_a_configuration_is_examined_once_if_nothing_changed(capsys, tmp_path, m
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(preflight, "examine", counted)
-    monkeypatch.setattr(installed, "runner", lambda name: configs.append)
+    monkeypatch.setattr(seams, "runner", lambda name: configs.append)
     assert run(capsys, "task=digest", "seed=3").code == 0
     assert len(seen) == 1
     assert configs[0].seed == 3

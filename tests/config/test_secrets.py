@@ -10,7 +10,7 @@ import yaml
 from omegaconf import OmegaConf
 
 import penstock
-from penstock import command, installed
+from penstock import command, seams
 from penstock.addons.stores.store import check_options
 from penstock.addons.sweeps.stored_sweep import StoredSweep, store
 from penstock.config import disclosure, endpoints, environment, hydra_output
@@ -37,7 +37,7 @@ def here(tmp_path, monkeypatch):
 def configs(monkeypatch):
     """The configurations that tasks are handed."""
     seen = []
-    monkeypatch.setattr(installed, "runner", lambda name: seen.append)
+    monkeypatch.setattr(seams, "runner", lambda name: seen.append)
     return seen
 
 
@@ -102,7 +102,7 @@ def test_a_sweep_leaves_none_either(capsys, tmp_path, monkeypatch):
     def fails(config):
         raise command.PenstockError(f"cannot use {config.transform.train['note']['note']}")
 
-    monkeypatch.setattr(installed, "runner", lambda name: fails)
+    monkeypatch.setattr(seams, "runner", lambda name: fails)
     outcome = run(
         capsys,
         "-m",

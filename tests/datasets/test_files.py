@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock import installed
 from penstock.datasets.files import FileInfo, Files, parse_size
-from penstock.datasets.reading.folder import open_root
 from penstock.errors import ConfigError, DataError
 
 ROOT = Path(__file__).parents[2]
@@ -65,16 +63,3 @@ def test_paths_of_this_machine_need_nothing_of_fsspec(tmp_path):
         "assert not new & {'torch', 'fsspec', 's3fs', 'aiohttp', 'botocore', 'asyncio'}, new\n"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
-
-
-def test_an_address_is_refused_without_what_reads_it(monkeypatch):
-    monkeypatch.setattr(installed, "addons", dict)
-    for access in (
-        lambda: Files().local("s3://bucket/x"),
-        lambda: Files().read("https://host/x", open),
-        lambda: Files().list("gs://bucket"),
-        lambda: Files(options={"anon": True}),
-        lambda: open_root("s3://bucket", "x"),
-    ):
-        with pytest.raises(ConfigError, match=r"addresses such as s3:// .* need the add-on stores"):
-            access()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock import installed
+from penstock import seams
 from penstock.addons.ray import cluster as ray_cluster
 from penstock.addons.ray.cluster import RayOptions
 from penstock.config import preflight
@@ -80,7 +80,7 @@ NOWHERE = [
 def test_a_strangers_ray_is_not_joined(address, faces, capsys, monkeypatch):
     monkeypatch.delenv("PENSTOCK_ALLOW_ENDPOINT", raising=False)
     configs = []
-    monkeypatch.setattr(installed, "runner", lambda name: configs.append)
+    monkeypatch.setattr(seams, "runner", lambda name: configs.append)
     given = ["task=digest", *faces, "loader=ray", f"loader.ray.address={address}"]
     outcome = run(capsys, *given)
     assert (outcome.code, len(configs)) == ((0, 1) if address in HERE else (2, 0)), outcome.err
@@ -97,7 +97,7 @@ def test_a_strangers_ray_is_not_joined(address, faces, capsys, monkeypatch):
 @pytest.mark.thorough
 def test_a_person_types_what_actors_are_started_with(faces, capsys, monkeypatch):
     configs = []
-    monkeypatch.setattr(installed, "runner", lambda name: configs.append)
+    monkeypatch.setattr(seams, "runner", lambda name: configs.append)
     (Path.cwd() / "mine").mkdir()
     given = ["task=digest", *faces, "loader=ray", "--trust", "mine"]
     found = {

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock import command, installed
+from penstock import command, seams
 from penstock.addons.reports import sweep_report
 from penstock.addons.reports.same_data import SameData
 from penstock.addons.reports.sweep_data import SweepJob, SweepRecord, is_sweep
@@ -261,7 +261,7 @@ def little(monkeypatch, then=lambda config: None):
         then(config)
         return config.seed / 10
 
-    monkeypatch.setattr(installed, "runner", lambda name: task)
+    monkeypatch.setattr(seams, "runner", lambda name: task)
     return ["-m", "seed=1,2,3", "hydra.sweep.dir=sweep"]
 
 

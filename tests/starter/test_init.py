@@ -2,7 +2,6 @@
 
 import os
 import re
-import runpy
 import shlex
 import shutil
 import stat
@@ -13,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from penstock import installed
 from penstock.addons.starter import init
 from penstock.config import project
 from penstock.errors import ConfigError
@@ -416,17 +414,6 @@ def test_init_takes_one_folder(words, tmp_path, capsys, monkeypatch):
     assert done.code == 2
     assert "takes one folder, which is new or empty: python run.py init FOLDER [--kind" in done.err
     assert not list(tmp_path.iterdir())
-
-
-def test_kinds_of_add_ons_that_are_deleted_are_not_offered(monkeypatch):
-    monkeypatch.setattr(installed, "addons", lambda: {"vision": None})
-    assert list(runpy.run_path(init.__file__)["_KINDS"]) == [
-        "images",
-        "masks",
-        "boxes",
-        "points",
-        "own",
-    ]
 
 
 def test_help_names_each_kind(capsys):

@@ -19,9 +19,9 @@ from optuna.trial import TrialState
 
 from penstock import command
 from penstock.addons.sweeps.job_result import JobResult
-from penstock.addons.sweeps.options import StudySection
 from penstock.addons.sweeps.optuna_sweeper import distribution
 from penstock.addons.sweeps.study import JOURNAL, Study, held, importance
+from penstock.config.schema import StudySection
 from penstock.errors import ConfigError, PenstockError
 from tests import warm
 from tests.program import ROOT, run

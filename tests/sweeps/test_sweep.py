@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock import command, installed
+from penstock import command, seams
 from penstock.addons.reports.sweep_data import SweepRecord
 from penstock.addons.sweeps import stored_sweep
 from penstock.addons.sweeps.job_result import JobResult, best_of, read_results
@@ -23,7 +23,7 @@ def sweep(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def go(task, *words):
-        monkeypatch.setattr(installed, "runner", lambda name: task)
+        monkeypatch.setattr(seams, "runner", lambda name: task)
         code = command.main(["-m", *words, "hydra.sweep.dir=sweep"])
         return code, tmp_path / "sweep"
 
@@ -196,7 +196,7 @@ def test_a_sweep_that_is_left_says_how_far_it_came_and_continues(sweep, capsys, 
     assert words[0] == "python"
     assert words[2:] == ["-m", "resume=sweep"]
     begun.clear()
-    monkeypatch.setattr(installed, "runner", lambda name: lambda config: task(config, stops=False))
+    monkeypatch.setattr(seams, "runner", lambda name: lambda config: task(config, stops=False))
     assert command.main(words[2:]) == 0
     assert begun == [2, 3]
     out, err = capsys.readouterr()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock import command, installed
+from penstock import command, seams
 from penstock.addons.sweeps import stored_sweep, sweep_grid
 from penstock.addons.sweeps.job_result import read_results
 from penstock.addons.sweeps.stored_sweep import job_lock, read_sweep, resumed
@@ -23,7 +23,7 @@ def sweep(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def go(task, *words):
-        monkeypatch.setattr(installed, "runner", lambda name: task)
+        monkeypatch.setattr(seams, "runner", lambda name: task)
         code = command.main(["-m", *words])
         return code, tmp_path / "sweep"
 
@@ -291,7 +291,7 @@ def test_the_folder_of_a_job_is_that_of_the_sweep_that_was_checked(sweep, tmp_pa
     (tmp_path / "conf" / "experiment" / "evil.yaml").write_text(
         f"# @package _global_\nhydra: {{sweep: {{dir: '{tmp_path}/conf/multirun/../{late}'}}}}\n"
     )
-    monkeypatch.setattr(installed, "runner", lambda name: lambda config: 0.5)
+    monkeypatch.setattr(seams, "runner", lambda name: lambda config: 0.5)
     monkeypatch.chdir(tmp_path / "conf")
     command.main(["-m", "--config-dir=.", "experiment=evil", "seed=1,2"])
     assert not (tmp_path / "elsewhere").exists()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock import command, installed
+from penstock import command, seams
 from penstock.config import own_command
 from penstock.errors import ConfigError, DataError, PenstockError
 from tests.program import run
@@ -33,7 +33,7 @@ def task(monkeypatch):
     """Puts a function in the place of every task."""
 
     def use(run):
-        monkeypatch.setattr(installed, "runner", lambda name: run)
+        monkeypatch.setattr(seams, "runner", lambda name: run)
 
     return use
 

@@ -74,9 +74,7 @@ def ending(tmp_path, monkeypatch):
         run = Ending(tmp_path, **parts)
         run.calls.clear()
         raised = None
-        monkeypatch.setattr(
-            fit.installed, "asked", lambda config, name: [lambda run: [fit.Metrics()]]
-        )
+        monkeypatch.setattr(fit.seams, "observers", lambda run: [fit.Metrics()])
         try:
             with run.watched():
                 if error is not None:

@@ -1,7 +1,6 @@
 """`task=replay` inside this process: a batch by its address, and the files that it becomes."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -48,8 +47,7 @@ def test_a_batch_is_made_again_by_its_address(kind, message, capsys):
 
 
 def test_a_batch_becomes_files(capsys, monkeypatch, tmp_path):
-    drawn = [lambda *words: None, lambda *words: "picture.png"]
-    monkeypatch.setattr(replay, "installed", SimpleNamespace(all_of=lambda seam: drawn))
+    monkeypatch.setattr(replay.seams, "draw_batch", lambda *words: "picture.png")
     config, split = asked("step=1")
     replay.run(config)
     batch = recompute(split, config)

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from penstock import command, installed, terminal
+from penstock import command, seams, terminal
 from penstock.errors import DataError
 from penstock.tasks import tables
 from tests.program import ROOT, run
@@ -198,7 +198,7 @@ def test_sweeps_and_errors_of_a_stranger(here, capsys, monkeypatch):
         logging.getLogger("elsewhere").warning("read %s", HOSTILE)
         raise (DataError if config.seed == 1 else RuntimeError)(HOSTILE)
 
-    monkeypatch.setattr(installed, "runner", lambda name: fails)
+    monkeypatch.setattr(seams, "runner", lambda name: fails)
     words = ["seed=1,2", f"cache_dir='{HOSTILE}','b'", "hydra.sweep.dir=s"]
     outcome = run(capsys, "-m", *words)
     assert outcome.code

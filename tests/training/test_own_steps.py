@@ -8,7 +8,6 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR
 
-from penstock.build.training import TrainingParts
 from penstock.distributed.group import Group
 from penstock.distributed.parallel import Parallel
 from penstock.errors import ConfigError
@@ -215,22 +214,3 @@ def test_an_optimizer_that_is_not_there_is_named():
         other.learn(batch(0))
     stock = Regression(nn.MSELoss(), {}, ["x"], "y")
     assert type(make_train_step(pair, stock, None, None, TrainOptions(), Group(), 0)) is TrainStep
-
-
-def test_parts_of_a_model_are_found_by_name(monkeypatch):
-    class Configured:
-        optimizer = {
-            "generator": {"_target_": "torch.optim.Adam", "lr": 0.1},
-            "discriminator": {"_target_": "torch.optim.SGD", "lr": 0.2},
-        }
-
-    monkeypatch.setattr("penstock.installed.asked", lambda *_: [])
-    parts = TrainingParts.__new__(TrainingParts)
-    parts.config = Configured()
-    made = parts.optimizer(model())
-    assert [type(each).__name__ for each in made.by_name.values()] == ["Adam", "SGD"]
-    assert [group["lr"] for group in made.param_groups] == [0.1, 0.2]
-    Configured.optimizer = {"critic": {"_target_": "torch.optim.SGD", "lr": 0.1}}
-    said = "optimizer.critic: is no part of Pair, which has generator, discriminator"
-    with pytest.raises(ConfigError, match=said):
-        parts.optimizer(model())

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from penstock.addons.comparing.comparison import TITLES, Comparison, Difference, Finding, compare
-from penstock.addons.comparing.options import DiffSection
 from penstock.config.schema import Config
 from penstock.errors import PenstockError
 from penstock.runs.record import two_runs
@@ -33,13 +32,13 @@ def run(config: Config) -> None:
     comparison = compare(*two_runs(config.runs))
     _put_started(comparison)
     _put_findings(comparison.findings)
-    weights = _weights(comparison, DiffSection.of(config).weights)
+    weights = _weights(comparison, config.diff.weights)
     _put_findings(weights)
     comparison.findings += weights
     put("")
     for line in comparison.answer():
         put(line)
-    if page := DiffSection.of(config).page:
+    if page := config.diff.page:
         from penstock.addons.comparing import diff_page  # imports jinja2
 
         put(f"page  {one_line(diff_page.write(comparison, Path(page)))}")

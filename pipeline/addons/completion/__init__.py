@@ -2,4 +2,6 @@
 
 from penstock.installed import AddOn
 
-ADDON = AddOn(completion="penstock.addons.completion.shells:run")
+ADDON = AddOn(
+    completion="penstock.addons.completion.shells:run",
+)

@@ -77,8 +77,6 @@ def _left_out(key: str, value: Any) -> Iterator[str]:
 
 def balance(config: Config, parts: Parts) -> Iterator[str]:
     """Ranks are balanced by columns that the dataset has; of rows in blocks, by their tokens."""
-    if config.batch.balance is None:
-        return
     try:
         names = Arithmetic(config.batch.balance, "batch.balance").names
     except ConfigError as error:

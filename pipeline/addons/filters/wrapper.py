@@ -1,55 +1,42 @@
-"""Applies `dataset.filter`, `unique`, `without` and `batch.balance` to a split."""
+"""Applies `dataset.filter`, `unique` and `without` to a split."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from penstock.build.wrapper import SplitWrapper
+from penstock.addons.filters.kept import RowChoice
 from penstock.config.nodes import is_of_a_split, of_the_build, without_own
-from penstock.order.plan import Costs
+
+if TYPE_CHECKING:
+    from penstock.build.data import Split
 
 
-class Filters(SplitWrapper):
-    """Leaves rows of datasets out, and tells what rows cost."""
+def chosen_rows(split: Split, dataset: Any) -> tuple[Any, dict[str, int]]:
+    """The rows of a split's dataset that filters leave, and how many they leave out, by why."""
+    config, name = split.config.dataset, split.name
+    choices = {"dataset": _chosen(config)}
+    if "_target_" not in config or is_of_a_split(config, name):
+        choices[f"dataset.{name}"] = _chosen(config.get(name) or {})
+    if not any(choices.values()):
+        return dataset, {}
+    return RowChoice(choices, name, split.data.fields, split.identity.of).of(dataset)
 
-    def wrapped(self, dataset: Any) -> Any:
-        config, name = self.split.config.dataset, self.split.name
-        choices = {"dataset": _chosen(config)}
-        if "_target_" not in config or is_of_a_split(config, name):
-            choices[f"dataset.{name}"] = _chosen(config.get(name) or {})
-        if not any(choices.values()):
-            return dataset
-        from penstock.addons.filters.kept import RowChoice
 
-        choice = RowChoice(choices, name, self.split.data.fields, self.split.identity.of)
-        kept, self.left_out = choice.of(dataset)
-        return kept
+def with_rows_chosen(split: Split, key: str, node: Mapping[str, Any], lazy: bool) -> dict[str, Any]:
+    """A dataset's node, in which the nodes inside that choose rows are built."""
+    return {name: _built(split, value, f"{key}.{name}", lazy) for name, value in node.items()}
 
-    def node(self, key: str, node: Mapping[str, Any], supply: dict[str, Any]) -> Mapping[str, Any]:
-        """A dataset's node, in which the nodes inside that choose rows are built."""
-        if key.partition(".")[0] != "dataset":
-            return node
-        lazy = supply["lazy"]
-        return {name: self._built(value, f"{key}.{name}", lazy) for name, value in node.items()}
 
-    def _built(self, node: Any, key: str, lazy: bool) -> Any:
-        if isinstance(node, list):
-            return [self._built(item, f"{key}[{number}]", lazy) for number, item in enumerate(node)]
-        if not isinstance(node, Mapping):
-            return node
-        own = without_own(node)
-        if "_target_" in node and len(own) < len(node):
-            from penstock.addons.filters.kept import RowChoice
-
-            dataset = self.split.built(key, own, lazy)
-            return RowChoice({key: _chosen(node)}, self.split.name).of(dataset)[0]
-        return {name: self._built(value, f"{key}.{name}", lazy) for name, value in node.items()}
-
-    def costs(self) -> Costs | None:
-        from penstock.addons.filters.costs import costs_of
-
-        return costs_of(self.split)
+def _built(split: Split, node: Any, key: str, lazy: bool) -> Any:
+    if isinstance(node, list):
+        return [_built(split, item, f"{key}[{number}]", lazy) for number, item in enumerate(node)]
+    if not isinstance(node, Mapping):
+        return node
+    own = without_own(node)
+    if "_target_" in node and len(own) < len(node):
+        return RowChoice({key: _chosen(node)}, split.name).of(split.built(key, own, lazy))[0]
+    return with_rows_chosen(split, key, node, lazy)
 
 
 def _chosen(node: Mapping[str, object]) -> dict[str, object]:

@@ -11,7 +11,6 @@ from torch import nn
 
 from penstock.addons.finetuning import freezing, patterns, weights
 from penstock.addons.finetuning.groups import described, named
-from penstock.addons.finetuning.options import FreezeSection, WarmStartSection
 from penstock.addons.finetuning.recomputing import recompute
 from penstock.config.schema import Config
 from penstock.errors import ConfigError, Problem
@@ -30,10 +29,10 @@ def prepared(config: Config, model: nn.Module, begins: bool) -> None:
     Args:
         begins: whether its weights are those that a run begins with.
     """
-    if begins and WarmStartSection.of(config).path is not None:
+    if begins and config.trainer.warm_start.path is not None:
         start(config, model)
     freezing.begin_epoch(config, model, 0)
-    if names := patterns.listed(config.trainer.option("recompute")):
+    if names := patterns.listed(config.trainer.recompute):
         recompute(model, names)
 
 
@@ -43,7 +42,7 @@ def start(config: Config, model: nn.Module) -> None:
     Raises:
         ConfigError: some do not fit, and `strict` is true; or none do.
     """
-    section = WarmStartSection.of(config)
+    section = config.trainer.warm_start
     assert section.path is not None
     path = Path(section.path).expanduser()
     without = patterns.listed(section.without)
@@ -70,7 +69,7 @@ def start(config: Config, model: nn.Module) -> None:
 
 def watching(fit: Fit) -> list[Observer]:
     """Says on the first rank which weights learn how; its observer notes their rates."""
-    section = FreezeSection.of(fit.config)
+    section = fit.config.trainer.freeze
     model = fit.model
     if model in _started:
         fit.folder.manifest["warm_start"] = _started[model]

@@ -14,7 +14,6 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from penstock.addons.finetuning import patterns
-from penstock.addons.finetuning.options import FreezeSection
 from penstock.config.schema import Config
 from penstock.errors import ConfigError, Problem
 
@@ -30,7 +29,7 @@ def ends(config: Config, model: nn.Module) -> Mapping[str, int]:
     Raises:
         ConfigError: a pattern names no weight, or nothing is left to learn.
     """
-    section = FreezeSection.of(config)
+    section = config.trainer.freeze
     if not section.names:
         return {}
     names = patterns.listed(section.names)
@@ -55,7 +54,7 @@ def begin_epoch(config: Config, model: nn.Module, epoch: int) -> bool:
     Returns: whether others do than before.
     """
     changed, frozen = False, set[str]()
-    if not FreezeSection.of(config).names:
+    if not config.trainer.freeze.names:
         return changed
     weights = dict(model.named_parameters())
     for name, end in ends(config, model).items():
@@ -73,7 +72,7 @@ def _hold_norms(config: Config, model: nn.Module, frozen: set[str]) -> None:
 
     `train` is replaced on the module itself, as everybody calls that of the whole model.
     """
-    names = patterns.listed(FreezeSection.of(config).names)
+    names = patterns.listed(config.trainer.freeze.names)
     for path, module in model.named_modules():
         if not isinstance(module, _NormBase) or not module.track_running_stats:
             continue

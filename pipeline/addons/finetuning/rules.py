@@ -7,7 +7,6 @@ from typing import Any
 
 from penstock.addons.finetuning import patterns
 from penstock.addons.finetuning.groups import CHOICE, KINDS, OF_THE_RATE
-from penstock.addons.finetuning.options import FreezeSection
 from penstock.config.messages import nearest
 from penstock.config.nodes import by_name
 from penstock.config.schema import Config
@@ -18,7 +17,7 @@ from penstock.errors import ConfigError
 def fits(config: Config, parts: Mapping[str, Callable[..., Any]]) -> Iterator[str]:
     """All of them."""
     yield from _freeze(config)
-    if config.trainer.option("recompute") and config.trainer.compile:
+    if config.trainer.recompute and config.trainer.compile:
         yield "trainer.recompute: is not for trainer.compile=true; set that to false"
     for key, node in by_name(config.optimizer or None, "optimizer").items():
         if isinstance(node, Mapping) and node.get("groups") is not None and key in parts:
@@ -26,7 +25,7 @@ def fits(config: Config, parts: Mapping[str, Callable[..., Any]]) -> Iterator[st
 
 
 def _freeze(config: Config) -> Iterator[str]:
-    section = FreezeSection.of(config)
+    section = config.trainer.freeze
     names = patterns.listed(section.names)
     if isinstance(section.until, list) and len(section.until) != len(names):
         yield (

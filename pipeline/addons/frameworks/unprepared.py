@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 _said = False
 
 
-def heard(loader: Loader) -> None:
+def warn(loader: Loader) -> None:
     """Warn, once in a process, where an Accelerator was made: no loader of its own comes here."""
     global _said
     state: Any = getattr(sys.modules.get("accelerate.state"), "AcceleratorState", None)

@@ -9,7 +9,6 @@ import torch
 
 from penstock.distributed.group import Group
 from penstock.terminal import one_line, say
-from penstock.training.observer import Observer
 
 if TYPE_CHECKING:
     from penstock.tasks.fit import Fit
@@ -33,10 +32,8 @@ def say_kinds(group: Group) -> None:
         )
 
 
-def observers(fit: Fit) -> list[Observer]:
+def note(fit: Fit) -> None:
     """Note the kind in the manifest, and say if the run was on another one before."""
-    if fit.config.distributed.option("lanes") is None:
-        return []
     own = kind(fit.group.world.device)
     starts = fit.folder.manifest["sessions"][:-1]
     before = next((start["kind"] for start in reversed(starts) if "kind" in start), own)
@@ -46,4 +43,3 @@ def observers(fit: Fit) -> list[Observer]:
             f"({one_line(str(before))[:200]}), so the last bits of weights may differ"
         )
     fit.folder.note(kind=own)
-    return []

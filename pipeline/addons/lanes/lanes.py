@@ -18,8 +18,6 @@ import numpy as np
 import torch
 
 from penstock.addons.lanes.lane_step import LaneStep, OwnLaneSteps
-from penstock.addons.lanes.options import fitting
-from penstock.config.schema import Config
 from penstock.distributed.world import World
 from penstock.errors import ConfigError, Problem
 from penstock.loading.batch import Batch
@@ -29,15 +27,12 @@ from penstock.training.own_steps import OwnSteps
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"  # without which cuBLAS adds up in any order
 
 
-def of_run(config: Config, world: World) -> Lanes | None:
-    """The lanes of a fit on this rank; None without `distributed.lanes`.
+def of_run(count: int, world: World) -> Lanes:
+    """The lanes of a fit on this rank.
 
     Raises:
         ConfigError: they cannot be shared out evenly.
     """
-    count = config.distributed.option("lanes")
-    if count is None:
-        return None
     if count % world.size:
         reason = (
             f"{count} cannot be shared out evenly among {world.size} ranks; start "
@@ -45,6 +40,11 @@ def of_run(config: Config, world: World) -> Lanes | None:
         )
         raise ConfigError(Problem("distributed.lanes", reason))
     return Lanes(count, world)
+
+
+def fitting(count: int) -> str:
+    """The numbers of ranks among which that many lanes can be shared out evenly, for messages."""
+    return ", ".join(str(ranks) for ranks in range(1, count + 1) if not count % ranks)
 
 
 class Lanes:

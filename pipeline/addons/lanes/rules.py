@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from penstock.addons.lanes.options import fitting
+from penstock.addons.lanes.lanes import fitting
 from penstock.config.schema import Config
 
 
 def lanes(config: Config, parts: Mapping[str, Callable[..., Any]]) -> Iterator[str]:
     """Rules on `distributed.lanes`."""
     shared = config.distributed
-    count = shared.option("lanes")
-    if count is None:
-        return
+    count = shared.lanes
     off = f"distributed.lanes={count}"
     if shared.strategy == "fsdp":
         yield (

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from penstock.build.wrapper import SplitWrapper
+from penstock.addons.mixtures.order import MixtureOrder
+from penstock.addons.mixtures.weights import Mixing
 from penstock.config.instantiate import Lazy, make
 from penstock.config.nodes import called
 from penstock.config.signatures import arguments
@@ -18,43 +19,33 @@ from penstock.order.columns import ChosenRows, LengthTable
 from penstock.order.randomness import hash64
 
 if TYPE_CHECKING:
-    from penstock.addons.mixtures.weights import Mixing
+    from penstock.build.data import Split
 
 
-class MixtureOrders(SplitWrapper):
-    """Supplies samplers with `mixing` and `order` of a mixture."""
+def with_mixture(
+    split: Split, node: Mapping[str, Any], supply: dict[str, Any]
+) -> Mapping[str, Any]:
+    """A sampler's node with the orders of the sources; `supply` gets `mixing` and `order`."""
+    mixing = _mixing(split)
+    order = (mixing, supply["seed"], supply["batch_size"], supply["tail"])
+    supply["mixing"] = mixing
+    supply["order"] = supply["order"] or Lazy(partial(MixtureOrder, *order))
+    return _with_source_orders(node, "sampler", mixing, supply)
 
-    def node(self, key: str, node: Mapping[str, Any], supply: dict[str, Any]) -> Mapping[str, Any]:
-        mixing = self._mixing() if key == "sampler" else None
-        if mixing is None:
-            return node
-        from penstock.addons.mixtures.order import MixtureOrder
 
-        order = (mixing, supply["seed"], supply["batch_size"], supply["tail"])
-        supply["mixing"] = mixing
-        supply["order"] = supply["order"] or Lazy(partial(MixtureOrder, *order))
-        return _with_source_orders(node, key, mixing, supply)
+def recorded(split: Split) -> dict[str, str]:
+    """Entries of a split's fingerprint."""
+    mixing, sources, fingerprint = _mixing(split), split.dataset.sources, split.identity.of
+    return mixing.recorded({name: fingerprint(sources[name]) for name in mixing.lengths})
 
-    def recorded(self) -> dict[str, str]:
-        mixing = self._mixing()
-        if mixing is None:
-            return {}
-        sources, fingerprint = self.split.dataset.sources, self.split.identity.of
-        return mixing.recorded({name: fingerprint(sources[name]) for name in mixing.lengths})
 
-    def _mixing(self) -> Mixing | None:
-        """How the dataset mixes its sources; None if it is no mixture.
+def _mixing(split: Split) -> Mixing:
+    """How the dataset of a split mixes its sources.
 
-        Raises:
-            ConfigError: a key of it is wrong.
-        """
-        dataset = self.split.dataset
-        mixing = getattr(dataset, "mixing", None)
-        if mixing is None:
-            return None
-        from penstock.addons.mixtures.weights import Mixing
-
-        return Mixing(dict(dataset.source_lengths), **mixing)
+    Raises:
+        ConfigError: a key of it is wrong.
+    """
+    return Mixing(dict(split.dataset.source_lengths), **split.dataset.mixing)
 
 
 def _with_source_orders(

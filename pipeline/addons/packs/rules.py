@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from penstock.addons.packs.options import PackSection
 from penstock.config.messages import not_allowed
 from penstock.config.nodes import Parts, datasets
 from penstock.config.schema import Config
@@ -27,7 +26,7 @@ def packed(config: Config, parts: Parts) -> Iterator[str]:
                 f"{key}: {kind.__name__} is a stream, which can only be read forwards; packing is "
                 "for datasets with rows"
             )
-    pack = PackSection.of(config)
+    pack = config.pack
     if where == "auto" and pack.out is not None and is_remote(pack.out):
         yield (
             f"pack.out: {pack.out!r} is an address, where task=pack writes; then set "

@@ -15,12 +15,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from penstock import installed
 from penstock.addons.packs.folder import Pack
-from penstock.addons.packs.options import PackSection
 from penstock.addons.packs.remote import RemotePack
 from penstock.build.data import DataParts, Split
-from penstock.build.wrapper import SplitWrapper
 from penstock.config.instantiate import make
 from penstock.config.nodes import datasets
 from penstock.config.schema import Config
@@ -38,22 +35,18 @@ _NOT_NATIVE = (
 )
 
 
-class Packs(SplitWrapper):
-    """Reads what `packing` has written."""
-
-    def opened(self) -> Any:
-        folder, config = self.split.config.dataset.get("packed"), self.split.config
-        if folder is None:
-            return None
-        _ = self.split.node  # a split that the configuration lacks has no pack either
-        node: dict[str, Any] = {
-            "_target_": "penstock.addons.packs.packed.Packed",
-            "folder": str(pack_of(self.split) if folder == "auto" else folder),
-            "cache_dir": f"{config.cache_dir}/text",
-        }
-        if isinstance(config.dataset.get("files"), Mapping):
-            node["files"] = config.dataset["files"]
-        return make(node, "dataset.packed", self.split.supply(lazy=self.split.decodes))
+def opened(split: Split) -> Any:
+    """The pack of a split, given or to be made."""
+    folder, config = split.config.dataset["packed"], split.config
+    _ = split.node  # a split that the configuration lacks has no pack either
+    node: dict[str, Any] = {
+        "_target_": "penstock.addons.packs.packed.Packed",
+        "folder": str(pack_of(split) if folder == "auto" else folder),
+        "cache_dir": f"{config.cache_dir}/text",
+    }
+    if isinstance(config.dataset.get("files"), Mapping):
+        node["files"] = config.dataset["files"]
+    return make(node, "dataset.packed", split.supply(lazy=split.decodes))
 
 
 def pack_of(split: Split) -> Path | str:
@@ -61,7 +54,7 @@ def pack_of(split: Split) -> Path | str:
     from penstock.addons.packs.packing import backend_for, pack
     from penstock.addons.packs.recipe import Recipe, fits
 
-    section = PackSection.of(split.config)
+    section = split.config.pack
     recipe = Recipe(section.size, section.square, section.format)
     squares = None if section.decoder == "reader" else recipe.natively()
     dataset = split.read(lazy=section.format == "encoded" or squares is not None)
@@ -73,7 +66,7 @@ def pack_of(split: Split) -> Path | str:
         dataset = split.read(lazy=False)
     # "auto" would look at the transform, which may need this very dataset's statistics.
     backend, suited = split.config.loader.backend, backend_for(dataset, recipe)
-    if backend not in installed.backends() and (suited == "thread" or backend == "auto"):
+    if backend != "ray" and (suited == "thread" or backend == "auto"):
         backend = suited
     return pack(
         dataset,

@@ -23,9 +23,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from penstock.addons.predicting.options import Format
 from penstock.addons.predicting.trained import Trained, trained
-from penstock.config.schema import Config
+from penstock.config.schema import Config, Format
 from penstock.errors import ConfigError, DataError, PenstockError, Problem
 from penstock.files.disk import write_atomically
 from penstock.loading.dataset_facts import classes_of

@@ -32,19 +32,16 @@ from penstock.runs.resumption import run_of
 if TYPE_CHECKING:
     from penstock.build.data import DataParts
     from penstock.tasks.fit import Fit
-    from penstock.training.observer import Observer
 
 NAME, FOLDER = "learned.json", "learned"
 _LARGEST = 256 << 20  # bytes of the file, and of a vocabulary
 _STEPS = ("val", "val_batch")
 
 
-def observers(fit: Fit) -> list[Observer]:
+def leave(fit: Fit) -> None:
     """Write it, as a run begins or continues; where that fails, predictions open the data."""
     with only_shown("what predictions need of the training data"):
-        if fit.opened.folder is not None:
-            write(fit.opened.folder.path, fit.data)
-    return []
+        write(fit.folder.path, fit.data)
 
 
 def write(folder: Path, data: DataParts) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from penstock.addons.ray.access import refuse_client
 from penstock.addons.ray.cluster import require_installed
-from penstock.addons.ray.options import RaySection
 from penstock.config.messages import show
 from penstock.config.nodes import Parts
 from penstock.config.schema import Config
@@ -14,15 +13,7 @@ from penstock.errors import ConfigError
 
 
 def actors(config: Config, parts: Parts) -> Iterator[str]:
-    loader, section = config.loader, RaySection.of(config)
-    if loader.backend != "ray":
-        for name, value in section.model_dump().items():
-            if value != getattr(RaySection(), name):
-                yield (
-                    f"loader.ray.{name}: {show(value)} is for Ray actors, but "
-                    f"loader.backend={loader.backend}; set loader.backend=ray or leave it out"
-                )
-        return
+    loader, section = config.loader, config.loader.ray
     try:
         require_installed()
         refuse_client(section.address)

@@ -3,7 +3,3 @@
 `shard_files` finds the files of a split, `rows` divides their rows, `open_files` keeps some open,
 and `expansion` bounds what comes out of compressed ones.
 """
-
-from penstock.installed import AddOn
-
-ADDON = AddOn()

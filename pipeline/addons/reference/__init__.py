@@ -1,5 +1,1 @@
 """The page of all keys."""
-
-from penstock.installed import AddOn
-
-ADDON = AddOn()

@@ -13,9 +13,8 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from penstock import program
-from penstock.addons.reports.options import FindSection
 from penstock.addons.reports.summary import DAMAGED, RunSummary
-from penstock.config.schema import Config
+from penstock.config.schema import Config, FindSection
 from penstock.errors import ConfigError, Problem
 from penstock.runs.record import find
 from penstock.tasks.tables import put_rows
@@ -34,7 +33,7 @@ def run(config: Config) -> None:
     Raises:
         ConfigError: a folder is missing, or `find.since` is no time.
     """
-    options, since = FindSection.of(config), _since(FindSection.of(config).since)
+    options, since = config.find, _since(config.find.since)
     below = [Path(run) for run in config.runs or FOLDERS]
     for folder in below:
         if config.runs and not folder.is_dir():

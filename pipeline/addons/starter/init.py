@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from penstock import installed, program
+from penstock import program
 from penstock.config.allow_list import NEVER
 from penstock.config.composition import CONF
 from penstock.config.messages import nearest
@@ -25,14 +25,7 @@ _NAME = "my_project"
 _BESIDE = frozenset({"conf", "data", "multirun", "outputs", "tests"})  # folders of a project
 _GROUPS = ("dataset", "experiment")  # have a file of the project's name
 _OWN = "own"
-_ADD_ONS = {  # that a kind's dataset belongs to
-    "masks": "vision",
-    "boxes": "vision",
-    "text": "tables",
-    "table": "tabular",
-    "series": "forecasting",
-}
-_EVERY_KIND = {
+_KINDS = {
     "images": "a folder of pictures for each class",
     "masks": "pictures, and the class of each of their pixels",
     "boxes": "pictures, and boxes as COCO's JSON",
@@ -41,11 +34,6 @@ _EVERY_KIND = {
     "series": "a CSV of series to forecast",
     "points": "pictures, and a CSV of points in them; a dataset class",
     _OWN: "the default: a dataset class of your own, on a small CSV",
-}
-_KINDS = {
-    kind: what
-    for kind, what in _EVERY_KIND.items()
-    if kind not in _ADD_ONS or _ADD_ONS[kind] in installed.addons()
 }
 
 

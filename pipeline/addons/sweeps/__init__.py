@@ -4,8 +4,6 @@ from penstock.installed import AddOn, Sweeps
 
 ADDON = AddOn(
     only_with=(),
-    observers="penstock.addons.sweeps.pruning:observers",
-    rules=("penstock.addons.sweeps.rules:chooses_by_metric",),
     sweeps=Sweeps(
         check="penstock.addons.sweeps.sweep_check:check",
         plugins="penstock.addons.sweeps.plugins:problems",
@@ -13,7 +11,4 @@ ADDON = AddOn(
         running="penstock.addons.sweeps.launching:running",
         job="penstock.addons.sweeps.sweep_job:run",
     ),
-    options={
-        "sweep": "penstock.addons.sweeps.options:SweepSection",
-    },
 )

@@ -29,7 +29,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from penstock.addons.sweeps import grid, stored_sweep, study, sweep, sweep_grid
 from penstock.addons.sweeps.job_result import FINISHED
-from penstock.addons.sweeps.options import StudySection, SweepSection
 from penstock.addons.sweeps.stored_sweep import (
     StoredJob,
     StoredSweep,
@@ -43,7 +42,7 @@ from penstock.config import disclosure, hydra_output, preflight
 from penstock.config.composition import plain
 from penstock.config.hydra_internals import hydra_config, raw_value
 from penstock.config.own_options import environment_with
-from penstock.config.schema import Config
+from penstock.config.schema import Config, StudySection
 from penstock.distributed import world
 from penstock.errors import ConfigError, PenstockError, Problem
 from penstock.files.disk import prepare
@@ -106,8 +105,8 @@ class OptunaSweeper(Sweeper):
         config = self._config()
         options, metric, mode = self._options(config)
         ends = {
-            "failed": SweepSection.of(config).on_failure,
-            "preempted": SweepSection.of(config).on_preempted,
+            "failed": config.sweep.on_failure,
+            "preempted": config.sweep.on_preempted,
         }
         self._command = StoredSweep(
             words=disclosure.words(word for word in self.given if not word.startswith(_OF_A_START)),
@@ -128,9 +127,7 @@ class OptunaSweeper(Sweeper):
             "fixed": self._command.fixed,
             "space": {key: str(words[key].input_line) for key in self._space},
         }
-        at_once = sweep_grid.at_once_of(
-            SweepSection.of(config).jobs, options.trials, config.trainer.device
-        )
+        at_once = sweep_grid.at_once_of(config.sweep.jobs, options.trials, config.trainer.device)
         with study.held(folder):
             trials = Study.open(folder, options, mode, about)
             self._check_same(folder, trials, about)
@@ -152,7 +149,7 @@ class OptunaSweeper(Sweeper):
     def _options(self, config: Config) -> tuple[StudySection, str, str]:
         """The section of the study, and the name and the mode of what its trials are judged by."""
         problems = []
-        options = SweepSection.of(config).optuna
+        options = config.sweep.optuna
         metric, mode = metric_of(config)
         if options is None:
             problems.append(Problem("sweep", "is not optuna, whose section this sweeper needs"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from penstock.addons.sweeps.job_result import PRUNING
-from penstock.addons.sweeps.options import SweepSection
 from penstock.addons.sweeps.study import JOURNAL, Study
 from penstock.terminal import say
 from penstock.training.observer import Observer, Record
@@ -62,7 +61,7 @@ class Unpruned(Observer):
 
 def observers(fit: Fit) -> list[Observer]:
     """The observers of a run; if it is an unfinished trial of the study beside it, of that too."""
-    options, folder = SweepSection.of(fit.config).optuna, fit.folder.path
+    options, folder = fit.config.sweep.optuna, fit.folder.path
     unpruned, sweep = Unpruned(fit), folder.parent
     if options is None or not folder.name.isdecimal() or not (sweep / JOURNAL).exists():
         return [unpruned]

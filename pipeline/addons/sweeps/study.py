@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from filelock import FileLock
 
-from penstock.addons.sweeps.options import StudySection
+from penstock.config.schema import StudySection
 from penstock.errors import ConfigError, PenstockError, Problem
 from penstock.files import plain_json
 from penstock.files.one_writer import one_writer

@@ -18,7 +18,7 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, open_dict
 
-from penstock import installed, program
+from penstock import program
 from penstock.addons.sweeps import stored_sweep, sweep
 from penstock.addons.sweeps.grid import Grid
 from penstock.addons.sweeps.job_result import FINISHED
@@ -141,11 +141,12 @@ def run_grid(
 
 
 def context_of(launcher: object) -> AbstractContextManager[object]:
-    """An add-on's part for this launcher of hydra's."""
-    module = type(launcher).__module__
-    brought = [addon.launchers for addon in installed.addons().values()]
-    names = [launchers[module] for launchers in brought if module in launchers]
-    return installed.load(names[0])(launcher) if names else nullcontext()
+    """What Ray needs while this launcher of hydra's runs jobs, if it is the one for Ray."""
+    if type(launcher).__module__ != "hydra_plugins.hydra_ray_launcher.ray_launcher":
+        return nullcontext()
+    from penstock.addons.ray.cluster import for_jobs
+
+    return for_jobs(launcher)
 
 
 def _launch(

@@ -13,7 +13,6 @@ from pathlib import Path
 from hydra.core.hydra_config import HydraConfig
 
 from penstock.addons.sweeps.job_result import FINISHED, PRUNING, JobResult
-from penstock.addons.sweeps.options import SweepSection
 from penstock.addons.sweeps.stored_sweep import job_lock, jobs_of, of_job, read_sweep, result_of
 from penstock.addons.sweeps.sweep import running
 from penstock.config import disclosure, environment, hydra_output, outputs, project
@@ -95,7 +94,7 @@ def run_job(job: Job, in_turn: bool) -> float | None:
             return math.nan
         say(f"job {name}{_ahead(job.sweep)}: {_differing(job) or '(defaults)'}")
         config, result, failure = _attempt(job)
-        retries = SweepSection.of(config).retries if config else 0
+        retries = config.sweep.retries if config else 0
         for more in reversed(range(retries)):
             if result.status != "failed" or result.exit_code in _HOPELESS:
                 break
@@ -215,8 +214,8 @@ def _is_stopped(sweep: Path) -> bool:
 def _stops(result: JobResult, config: Config) -> bool:
     """Whether the sweep ends after this job."""
     then = {
-        "preempted": SweepSection.of(config).on_preempted,
-        "failed": SweepSection.of(config).on_failure,
+        "preempted": config.sweep.on_preempted,
+        "failed": config.sweep.on_failure,
     }
     return then.get(result.status) == "stop"
 

@@ -6,11 +6,12 @@ import logging
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.addons.tokens.byte_pairs import BEGIN, learn
+from penstock.addons.tokens.byte_pairs import BEGIN, BytePairs, learn
+from penstock.config import allow_list
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.disk import write_atomically
 from penstock.files.one_writer import one_writer
@@ -19,8 +20,20 @@ from penstock.order.randomness import hash64
 from penstock.order.streams import is_stream
 from penstock.terminal import watched
 
+if TYPE_CHECKING:
+    from penstock.build.data import Split
+
 _MOST = 100_000  # texts that are learned from, spread evenly over the split
 _log = logging.getLogger(__name__)
+
+
+def of_split(split: Split, node: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A step's node with the vocabulary of the texts of a split, if it is `BytePairs`."""
+    step = allow_list.resolve(node["_target_"], "transform")
+    if not isinstance(step, type) or not issubclass(step, BytePairs):
+        return node
+    fingerprint = split.identity.cache_key(split.dataset)
+    return with_vocabulary(node, split.dataset, fingerprint, split.config.cache_dir)
 
 
 def with_vocabulary(

@@ -5,15 +5,8 @@ trackers in threads of their own, so that none of them can stop a run; `known` r
 run. Trackers: `tensorboard`, `csv_file`, `mlflow`, `wandb`.
 """
 
-from penstock.installed import AddOn, Callables
+from penstock.installed import AddOn
 
 ADDON = AddOn(
-    observers="penstock.addons.trackers.observing:observers",
     sends="penstock.addons.trackers.servers",
-    rules=("penstock.addons.trackers.rules:tracker_packages",),
-    callables=(
-        Callables(
-            "penstock.addons.trackers", "a tracker", "penstock.addons.trackers.tracker.Tracker"
-        ),
-    ),
 )

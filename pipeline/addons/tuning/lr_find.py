@@ -19,7 +19,6 @@ from pathlib import Path
 from torch.optim.lr_scheduler import ExponentialLR
 
 from penstock.addons.tuning.measuring import all_batches
-from penstock.addons.tuning.options import LrFindSection
 from penstock.build.training import TrainingParts
 from penstock.config.schema import Config
 from penstock.distributed.group import Group
@@ -46,7 +45,7 @@ def run(config: Config) -> None:
     Raises:
         DataError: the loss exploded within the first steps.
     """
-    limits, steps = LrFindSection.of(config), config.steps or _STEPS
+    limits, steps = config.lr_find, config.steps or _STEPS
     if limits.highest <= limits.lowest:
         raise ConfigError(
             Problem(

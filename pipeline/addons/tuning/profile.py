@@ -19,7 +19,6 @@ from tempfile import TemporaryDirectory
 
 from penstock.addons.tuning import verdict
 from penstock.addons.tuning.measuring import Course, fixed, steps_of
-from penstock.addons.tuning.options import ProfileSection
 from penstock.addons.tuning.timeline import Timeline, write_trace
 from penstock.addons.tuning.verdict import Measured, Verdict
 from penstock.config.own_command import command_line
@@ -199,7 +198,7 @@ def recommend_interval(course: Course, folder: Path, pace: float) -> float | Non
     Args:
         pace: seconds of a batch.
     """
-    config, saving = ProfileSection.of(course.config), course.config.trainer.checkpoint
+    config, saving = course.config.profile, course.config.trainer.checkpoint
     if saving is None:
         return None
     blocked, written, size = [], [], 0

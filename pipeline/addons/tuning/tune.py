@@ -12,7 +12,6 @@ from contextlib import closing
 from typing import Any
 
 from penstock.addons.tuning.measuring import Course, fixed
-from penstock.addons.tuning.options import TuneSection
 from penstock.addons.tuning.search import Backend, Search, Setting, Slice, Space, Trial
 from penstock.config.own_command import command_line
 from penstock.config.schema import Config
@@ -32,7 +31,7 @@ _STEPS = 40  # of the measurement of the training step
 def run(config: Config) -> None:
     """Search, and print the trials and the best."""
     course = Course(config)
-    seconds = TuneSection.of(config).seconds
+    seconds = config.tune.seconds
     began = time.perf_counter()
     ceiling = course.step_seconds(_STEPS, 0.05 * seconds)
     trials = search(course, ceiling, began + seconds)
@@ -56,7 +55,7 @@ def search(course: Course, ceiling: float, end: float) -> Search:
     config, distributed, ranks = course.config, course.config.distributed, 1
     if distributed.strategy != "none":
         ranks = world.default_processes() if distributed.nproc == "auto" else distributed.nproc
-    most = TuneSection.of(config).workers or max(2 * world.usable_cpus() // ranks, 16)
+    most = config.tune.workers or max(2 * world.usable_cpus() // ranks, 16)
     space = Space(
         backends(course),
         most,

@@ -1,0 +1,372 @@
+"""Every place where the core calls an add-on: the table of tasks, and a function for each call.
+
+The core imports no add-on elsewhere (a contract of import-linter holds that). The imports stand in
+the branches that need them, so a run that does not ask for an add-on does not load it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from penstock.addons.ray.cluster import RayOptions
+    from penstock.build.data import DataParts, Split
+    from penstock.config.schema import Config, RaySection
+    from penstock.datasets.files import Files, Remote
+    from penstock.distributed.world import World
+    from penstock.errors import Problem
+    from penstock.loading.batch import Batch
+    from penstock.loading.fetch import Fetch
+    from penstock.loading.loader import Loader
+    from penstock.loading.workers.backends import Backend
+    from penstock.loading.workers.options import LoaderOptions
+    from penstock.order.address import Address
+    from penstock.order.plan import Costs
+    from penstock.protocols import Lanes, ReadsAhead
+    from penstock.tasks.fit import Fit
+    from penstock.training.observer import Observer
+
+
+@dataclass(frozen=True)
+class Task:
+    """The task `task=NAME`; `conf/task/NAME.yaml` has its keys.
+
+    Attributes:
+        run: "module:function" that takes the `Config`, imported when the task runs.
+        sentence: what it is about to do, with names in braces that `config/announcement.py` lists.
+        reads: it only reads folders of runs, and needs no torch.
+        ranks: several ranks share it; one process does the others.
+        writes: it writes into the run's folder.
+    """
+
+    run: str
+    sentence: str
+    reads: bool = False
+    ranks: bool = False
+    writes: bool = False
+
+
+TASKS: Mapping[str, Task] = {
+    "fit": Task("penstock.tasks.fit:run", "training {both} {length}", ranks=True, writes=True),
+    # The run's folder may give the data, which is read later.
+    "validate": Task("penstock.tasks.validate:run", "measuring {measured}", ranks=True),
+    "digest": Task("penstock.tasks.digest:run", "hashing the batches of {data}", ranks=True),
+    "replay": Task(
+        "penstock.tasks.replay:run", "making batch {address} of {data} again", writes=True
+    ),
+    "check": Task("penstock.tasks.check:run", "reading every sample of {data}", writes=True),
+    "where": Task("penstock.addons.backwards.where:run", "which batches have which samples"),
+    "verify": Task("penstock.addons.comparing.verify:run", "comparing {two}"),
+    "diff": Task("penstock.addons.comparing.diff:run", "comparing {two}", reads=True),
+    "pack": Task("penstock.addons.packs.wrapper:run", "packing {data}"),
+    "test": Task("penstock.addons.predicting.test:run", "testing {measured}", ranks=True),
+    "predict": Task(
+        "penstock.addons.predicting.predict:run", "predicting with {measured}", ranks=True
+    ),
+    "export": Task("penstock.addons.predicting.export:run", "exporting {measured}"),
+    "report": Task("penstock.addons.reports.report:run", "making the report of {runs}", reads=True),
+    "runs": Task("penstock.addons.reports.runs:run", "listing the runs below {below}", reads=True),
+    "show": Task("penstock.addons.reports.show:run", "the head of the report of {run}", reads=True),
+    "profile": Task(
+        "penstock.addons.tuning.profile:run", "timing the training of {both}", writes=True
+    ),
+    "tune": Task("penstock.addons.tuning.tune:run", "looking for the fastest loader for {both}"),
+    "lr_find": Task("penstock.addons.tuning.lr_find:run", "looking for a learning rate for {both}"),
+}
+
+
+# Makers of a `Backend` from a `Fetch` and its `LoaderOptions`, for values of `loader.backend`.
+BACKENDS: Mapping[str, str] = {"ray": "penstock.addons.ray.cluster:open_backend"}
+
+
+def only_reads(task: object) -> bool:
+    """Whether a task of that name only reads folders of runs."""
+    return isinstance(task, str) and task in TASKS and TASKS[task].reads
+
+
+def runner(task: str) -> Callable[..., Any]:
+    """The function that a task runs."""
+    return _function(TASKS[task].run)
+
+
+def open_backend(fetch: Fetch, options: LoaderOptions) -> Backend:
+    """The workers of an add-on's backend."""
+    backend: Backend = _function(BACKENDS[options.backend])(fetch, options)
+    return backend
+
+
+def _function(name: str) -> Any:
+    module, _, function = name.partition(":")
+    return getattr(import_module(module), function)
+
+
+def init(words: Sequence[str]) -> int:
+    """`penstock init FOLDER`: a new project; the exit code."""
+    from penstock.addons.starter.init import run
+
+    return run(words)
+
+
+def remote_files(files: Files) -> Remote:
+    """Access to files at addresses. Imported with the first address."""
+    from penstock.addons.stores.remote_files import RemoteFiles
+
+    return RemoteFiles(files)
+
+
+def read_ahead(*arguments: Any) -> ReadsAhead | None:
+    """What fetches the remote files of a loader (plan, dataset, rank, world, options) ahead."""
+    from penstock.addons.stores.read_ahead import read_ahead
+
+    return read_ahead(*arguments)
+
+
+def ray_options(section: RaySection) -> RayOptions:
+    """The options of `loader.backend=ray` beside the number of workers."""
+    from penstock.addons.ray.cluster import RayOptions
+
+    return RayOptions(**section.model_dump(exclude={"num_actors"}))
+
+
+def warn_of_accelerate(loader: Loader) -> None:
+    """Warn where an Accelerator, which does not know our loaders, iterates one."""
+    if "accelerate.state" in sys.modules:
+        from penstock.addons.frameworks.unprepared import warn
+
+        warn(loader)
+
+
+def open_pack(split: Split) -> Any:
+    """The pack that a split reads instead of its dataset: `dataset.packed`."""
+    from penstock.addons.packs.wrapper import opened
+
+    return opened(split)
+
+
+def undivided(split: Split) -> Any:
+    """The dataset with all its rows, of which `dataset.split` or `dataset.folds` gives some."""
+    from penstock.addons.splits.wrapper import opened
+
+    return opened(split)
+
+
+def chosen_rows(split: Split, dataset: Any) -> tuple[Any, dict[str, int]]:
+    """The rows that filters leave, and how many they leave out, by why."""
+    from penstock.addons.filters.wrapper import chosen_rows
+
+    return chosen_rows(split, dataset)
+
+
+def with_rows_chosen(
+    split: Split, key: str, node: Mapping[str, Any], lazy: bool
+) -> Mapping[str, Any]:
+    """A dataset's node, in which the nodes inside that choose rows are built."""
+    from penstock.addons.filters.wrapper import with_rows_chosen
+
+    return with_rows_chosen(split, key, node, lazy)
+
+
+def divided_rows(split: Split, dataset: Any, division: Mapping[str, Any]) -> Any:
+    """The rows of one split, of a dataset that is not divided otherwise."""
+    from penstock.addons.splits.wrapper import divided
+
+    return divided(split, dataset, division)
+
+
+def costs(split: Split) -> Costs:
+    """The costs of rows, by which `batch.balance` deals them to ranks."""
+    from penstock.addons.filters.costs import costs_of
+
+    return costs_of(split)
+
+
+def with_mixture(
+    split: Split, node: Mapping[str, Any], supply: dict[str, Any]
+) -> Mapping[str, Any]:
+    """A sampler's node with the orders of a mixture's sources; `supply` gets the mixture's."""
+    from penstock.addons.mixtures.wrapper import with_mixture
+
+    return with_mixture(split, node, supply)
+
+
+def mixture_recorded(split: Split) -> dict[str, str]:
+    """Entries of a split's fingerprint: what a mixture's batches depend on."""
+    from penstock.addons.mixtures.wrapper import recorded
+
+    return recorded(split)
+
+
+def with_vocabulary(split: Split, node: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A step's node with the vocabulary of the texts of a split."""
+    from penstock.addons.tokens.vocabulary import of_split
+
+    return of_split(split, node)
+
+
+def prepare_model(config: Config, model: nn.Module, begins: bool) -> None:
+    """Prepare a new model for training, in place and on every rank; `begins`: a run begins."""
+    trainer = config.trainer
+    if trainer.warm_start.path is not None or trainer.freeze.names or trainer.recompute:
+        from penstock.addons.finetuning.fitting import prepared
+
+        prepared(config, model, begins)
+
+
+def epoch_starts(config: Config) -> list[Callable[[nn.Module, int], bool]]:
+    """What says before an epoch, on every rank, which weights learn in it, and if others did."""
+    if not config.trainer.freeze.names:
+        return []
+    from penstock.addons.finetuning.freezing import begin_epoch
+
+    return [partial(begin_epoch, config)]
+
+
+def trained_weights(
+    config: Config, key: str, part: nn.Module, model: nn.Module, weights: list[Any]
+) -> list[Any]:
+    """What the optimizer at `key` trains of a part of the model: weights, or torch's groups.
+
+    Args:
+        weights: those of the part that learn at first.
+    """
+    node = config.optimizer if key == "optimizer" else config.optimizer[key.rpartition(".")[2]]
+    if not (config.trainer.freeze.names or node.get("groups")):
+        return weights
+    from penstock.addons.finetuning.groups import arranged
+
+    return arranged(config, key, part, model, weights)
+
+
+def lanes(config: Config, world: World) -> Lanes | None:
+    """The lanes in which each rank of a fit works on its batches, or None."""
+    if config.distributed.lanes is None:
+        return None
+    from penstock.addons.lanes.lanes import of_run
+
+    return of_run(config.distributed.lanes, world)
+
+
+def observers(fit: Fit) -> list[Observer]:
+    """The observers of a fit on the first rank, when its folder is open."""
+    from penstock.addons.predicting import learned
+
+    config = fit.config
+    made: list[Observer] = []
+    trainer = config.trainer
+    if trainer.warm_start.path or trainer.freeze.names or _groups(config):
+        from penstock.addons.finetuning import fitting
+
+        made += fitting.watching(fit)
+    if config.distributed.lanes is not None:
+        from penstock.addons.lanes import kinds
+
+        kinds.note(fit)
+    if getattr(fit.data.train.dataset, "mixing", None) is not None:
+        from penstock.addons.mixtures import mixture_rows
+
+        made += mixture_rows.observers(fit)
+    learned.leave(fit)
+    if trainer.pictures or trainer.report:
+        from penstock.addons.reports import observing
+
+        made += observing.observers(fit)
+    if config.sweep.optuna is not None:
+        from penstock.addons.sweeps import pruning
+
+        made += pruning.observers(fit)
+    if config.tracker:
+        from penstock.addons.trackers import observing as tracking
+
+        made += tracking.observers(fit)
+    return made
+
+
+def explain_mixture(
+    problems: list[Problem], saved: Mapping[str, str], own: Mapping[str, str], at: Address
+) -> list[Problem]:
+    """Problems of a run that resumes, with those of a mixture in one; see `mixture_changes`."""
+    changed = ("dataset.sources.", "dataset.weights.")
+    if not any(problem.key.startswith(changed) for problem in problems):
+        return problems
+    from penstock.addons.mixtures.mixture_changes import explained
+
+    return explained(problems, saved, own, at)
+
+
+def print_overlaps(data: DataParts) -> None:
+    """What `task=check` says of all splits together."""
+    from penstock.addons.overlaps.overlaps import report
+
+    report(data)
+
+
+def draw_batch(split: Split, batch: Batch, folder: Path) -> Path | None:
+    """Draw a batch into a folder; the picture's path, or None."""
+    from penstock.addons.reports.predictions import draw_batch
+
+    return draw_batch(split, batch, folder)
+
+
+def data_rules(
+    config: Config, parts: Mapping[str, Any], chosen: Mapping[str, Mapping[str, Any]]
+) -> Iterator[str]:
+    """What contradicts each other among keys of data.
+
+    Args:
+        parts: the callable of each part by key.
+        chosen: the keys that choose rows, by the key of the node that they stand in.
+    """
+    if chosen:
+        from penstock.addons.filters.rules import rows
+
+        yield from rows(config, parts)
+    if not {"split", "folds", "fold"}.isdisjoint(chosen.get("dataset", ())):
+        from penstock.addons.splits.rules import divided
+
+        yield from divided(config, parts)
+    if config.batch.balance is not None:
+        from penstock.addons.filters.rules import balance
+
+        yield from balance(config, parts)
+    if "addons.mixtures." in str(config.sampler) or any(
+        getattr(part, "mixes", False) for part in parts.values()
+    ):
+        from penstock.addons.mixtures.rules import mixture
+
+        yield from mixture(config, parts)
+    if config.dataset.get("packed") is not None or config.task == "pack":
+        from penstock.addons.packs.rules import packed
+
+        yield from packed(config, parts)
+
+
+def training_rules(config: Config, parts: Mapping[str, Any]) -> Iterator[str]:
+    """What contradicts each other among keys of the training, of ranks and of loaders."""
+    freeze = config.trainer.freeze
+    if freeze.names or freeze.until is not None or config.trainer.recompute or _groups(config):
+        from penstock.addons.finetuning.rules import fits
+
+        yield from fits(config, parts)
+    if config.distributed.lanes is not None:
+        from penstock.addons.lanes.rules import lanes
+
+        yield from lanes(config, parts)
+    if config.loader.backend == "ray":
+        from penstock.addons.ray.rules import actors
+
+        yield from actors(config, parts)
+
+
+def _groups(config: Config) -> bool:
+    """Whether an optimizer trains groups of weights."""
+    node = config.optimizer
+    nodes = [node] if "_target_" in node else node.values()
+    return any(isinstance(one, Mapping) and one.get("groups") is not None for one in nodes)
