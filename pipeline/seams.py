@@ -78,7 +78,6 @@ TASKS: Mapping[str, Task] = {
     "profile": Task(
         "penstock.addons.tuning.profile:run", "timing the training of {both}", writes=True
     ),
-    "tune": Task("penstock.addons.tuning.tune:run", "looking for the fastest loader for {both}"),
     "lr_find": Task("penstock.addons.tuning.lr_find:run", "looking for a learning rate for {both}"),
 }
 

@@ -21,6 +21,9 @@ GONE: dict[str, str] = {
     "scheduler=lightning": "Lightning's own Trainer with penstock.DataModule (docs/frameworks.md)",
     "sweep.out_of_fold": "run task=predict on each job's folder, and join the tables",
     "task=without": "find the addresses with task=where, and resume with bad_samples.quarantine",
+    "task=tune": "try the loader that task=profile prints",
+    "profile.nodes": "set trainer.checkpoint.every_minutes",
+    "profile.node_hours_between_failures": "set trainer.checkpoint.every_minutes",
     "trainer.checkpoint.memory_every_steps": "set trainer.checkpoint.every_minutes",
     "transform=images_nvjpeg": "transform=images_fast decodes on the CPU, the crop alone",
 }

@@ -277,20 +277,6 @@ class SweepSection(Section):
     optuna: StudySection | None = None
 
 
-class TuneSection(Section):
-    """Limits of `task=tune`."""
-
-    seconds: Annotated[float, Field(gt=0)] = 60.0
-    workers: Count | None = None
-
-
-class ProfileSection(Section):
-    """How often machines fail, for the interval of checkpoints that `task=profile` recommends."""
-
-    node_hours_between_failures: Annotated[float, Field(gt=0)] = 6300.0
-    nodes: Count = 1
-
-
 class LrFindSection(Section):
     """The first and the last learning rate of `task=lr_find`."""
 
@@ -359,8 +345,6 @@ class Config(Section):
     format: Annotated[Format, TASK] = "weights"
     find: Annotated[FindSection, TASK] = FindSection()
     sweep: Annotated[SweepSection, NOTHING] = SweepSection()
-    tune: Annotated[TuneSection, TASK] = TuneSection()
-    profile: Annotated[ProfileSection, TASK] = ProfileSection()
     lr_find: Annotated[LrFindSection, TASK] = LrFindSection()
 
     _origins: dict[str, disclosure.Origin] = PrivateAttr(default_factory=dict)

@@ -17,6 +17,7 @@ import json
 import math
 import platform
 import secrets
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import metadata
@@ -44,7 +45,6 @@ from penstock.files.disk import (
 from penstock.files.own_files import check_tree
 from penstock.loading.known_by import CONTENT, KNOWN_BY, relation
 from penstock.runs import holder
-from penstock.runs.git_state import git_state
 from penstock.runs.holder import HOLDER, now
 from penstock.runs.manifest import PACKAGES, has_manifest, read_manifest
 
@@ -53,8 +53,6 @@ Status = Literal["running", "done", "failed", "interrupted", "preempted"]
 _OF_OTHERS = ("result.json", "job.lock", HOLDER, ".hydra")  # allowed in an unclaimed folder
 BY_ADDRESS = ("ledger.jsonl", "digests.jsonl")
 BEST_FOLDER = "best"  # the one link in a run's folder: to a sharded checkpoint beside it
-
-CODE = Path(__file__).parent.parent
 
 
 class RunFolder:
@@ -286,7 +284,7 @@ def provenance() -> dict[str, Any]:
         "command": disclosure.command(sys.orig_argv),
         "started": now(),
         "penstock": penstock.__version__,
-        "git": git_state(CODE),
+        "git": git_state(),
         "python": platform.python_version(),
         "packages": {name: version_of(name) for name in PACKAGES},
         "platform": platform.platform(),
@@ -294,6 +292,26 @@ def provenance() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
     }
+
+
+def git_state() -> dict[str, Any] | None:
+    """The commit of the working folder's checkout, and whether tracked files differ from it; None
+    if it is no checkout.
+    """
+    try:
+        commit, changed = (
+            subprocess.run(  # no monitor of the checkout's own choice
+                ["git", "-c", "core.fsmonitor=false", *words],
+                capture_output=True,
+                text=True,
+                check=True,
+                timeout=10,
+            ).stdout.strip()
+            for words in (["rev-parse", "HEAD"], ["status", "--porcelain", "-uno"])
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return {"commit": commit, "dirty": bool(changed)}
 
 
 def _take(folder: Path) -> Hold | None:

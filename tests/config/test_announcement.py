@@ -68,7 +68,6 @@ def said(*overrides, multirun=False):
             ],
             "profile: timing the training of Linear on ImageFolder; run folder x",
         ),
-        (["task=tune"], "tune: looking for the fastest loader for LandmarkNet on SyntheticFaces"),
     ],
 )
 def test_a_run_in_one_line(overrides, line):

@@ -822,7 +822,7 @@ def stranger(tmp_path, monkeypatch):
     (folder / ".gitconfig").write_text(f"[core]\n\tfsmonitor = {program}\n")
     monkeypatch.chdir(here)
     monkeypatch.syspath_prepend(str(folder))
-    monkeypatch.setattr(seams, "runner", lambda name: lambda config: git_state(ROOT) and None)
+    monkeypatch.setattr(seams, "runner", lambda name: lambda config: git_state() and None)
     for name in ("PENSTOCK_TRUST", "HYDRA_FULL_ERROR", "PENSTOCK_TRACEBACK"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("EVIL", "stranger.made")

@@ -267,7 +267,6 @@ def test_a_checkpoint_of_before_a_key_was_recorded():
         ("bad_samples.budget=3", True),
         ("batch.val_size=2", False),
         ("task=lr_find", False),
-        ("tune.seconds=3", False),
         ("cache_dir=x", True),
         ("seed=3", False),
         ("experiment=mine", False),

@@ -142,7 +142,6 @@ WRITERS = {
     "pipeline/files/one_writer.py": "a lock beside a file",
     "pipeline/files/own_files.py": "the functions that the others use",
     "pipeline/addons/ray/access.py": TEMPORARY,
-    "pipeline/runs/git_state.py": TEMPORARY,
     "pipeline/addons/ray/pool.py": TEMPORARY,
     "pipeline/addons/ray/worker.py": TEMPORARY,
     "pipeline/addons/packs/folder.py": NEW,

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import platform
 import signal
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
@@ -17,14 +18,22 @@ from penstock.runs import holder, run_folder
 from penstock.runs.run_folder import RunFolder, last_code
 
 
-@pytest.fixture(autouse=True)
-def one_commit(monkeypatch):
-    """Git is asked in test_git_state.py; each start asks it, for a tenth of a second."""
-    monkeypatch.setattr(run_folder, "git_state", lambda folder: {"commit": "c0", "dirty": False})
-
-
 def manifest(folder):
     return json.loads((folder.path / "manifest.json").read_text())
+
+
+def test_the_commit_is_that_of_the_persons_project(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert manifest(RunFolder.claim(tmp_path / "outside", {}))["git"] is None
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@example.org"]
+    for words in (["init", "-q"], ["commit", "-qm", "one", "--allow-empty"]):
+        subprocess.run([*git, *words], check=True)
+    head = subprocess.check_output([*git, "rev-parse", "HEAD"], text=True).strip()
+    first = manifest(RunFolder.claim(tmp_path / "first", {}))["git"]
+    assert first == {"commit": head, "dirty": False}
+    (tmp_path / "mine.py").write_text("")
+    subprocess.run([*git, "add", "mine.py"], check=True)
+    assert manifest(RunFolder.claim(tmp_path / "second", {}))["git"]["dirty"]
 
 
 def test_what_a_run_started_with_is_written_at_once(tmp_path):
@@ -39,7 +48,6 @@ def test_what_a_run_started_with_is_written_at_once(tmp_path):
     assert written["fingerprint"] == "abc"
     for name in ("command", "started", "penstock", "python", "platform", "cpus", "gpus"):
         assert name in written
-    assert written["git"] == {"commit": "c0", "dirty": False}
     assert written["packages"]["torch"]
     assert "ended" not in written
 

@@ -49,7 +49,6 @@ LONG = {
     "trying learning rates": ("task=lr_find", *FACES, "steps=3"),
     "measuring the training step": ("task=profile", *FACES, "steps=3"),
     "profiling": ("task=profile", *FACES, "steps=3"),
-    "tuning the loader": ("task=tune", *FACES, "tune.seconds=2", "tune.workers=1"),
     "finding the mean face": ("task=validate", *FACES, "checkpoint=run"),
     "comparing ledger.jsonl": ("task=verify", "runs=[run,run]"),
     "comparing weights": ("task=verify", "runs=[run,run]"),

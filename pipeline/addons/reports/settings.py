@@ -4,6 +4,7 @@ it ran on, and the lines that make the same run again.
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping
 from functools import cache
@@ -24,7 +25,6 @@ from penstock.config.composition import Composer
 from penstock.config.disclosure import is_redacted
 from penstock.config.own_command import config_dir, must_be_typed
 from penstock.errors import ConfigError
-from penstock.runs.git_state import is_commit
 from penstock.runs.manifest import PACKAGES
 from penstock.runs.record import RunRecord
 from penstock.terminal import one_line
@@ -252,7 +252,7 @@ def reproduction(run: RunRecord, packages: Mapping[str, object]) -> tuple[list[s
     """
     git, lines, notes = run.manifest.get("git"), [], []
     commit = git.get("commit") if isinstance(git, dict) else None
-    if is_commit(commit):
+    if isinstance(commit, str) and re.fullmatch("[0-9a-f]{40,64}", commit):
         lines.append(program.joined(["git", "checkout", commit]))
     if isinstance(git, dict) and git.get("dirty"):
         notes.append(

@@ -181,9 +181,7 @@ def _next(run: RunRecord) -> list[tuple[str | None, str]]:
         return []
     lines = []
     if (weighted(run, "wait_share") or 0.0) >= WAITS:
-        where, faster = (command(run, f"task={name}", again=True) for name in ("profile", "tune"))
-        lines.append((where, "To see where the time goes:"))
-        lines.append((faster, "To find a loader that is faster here:"))
+        lines.append((command(run, "task=profile", again=True), "To see where the time goes:"))
     *_, epoch = monitored(run)
     if epoch is not None and run.epochs and run.manifest.get("reason") == "max_epochs":
         last = run.epochs[-1]["epoch"]

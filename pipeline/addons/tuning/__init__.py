@@ -1,1 +1,1 @@
-"""The bottleneck of a run (`profile`), the fastest loader (`tune`), a learning rate (`lr_find`)."""
+"""The bottleneck of a run (`profile`), and a learning rate (`lr_find`)."""

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from torch.optim.lr_scheduler import ExponentialLR
 
-from penstock.addons.tuning.measuring import all_batches
+from penstock.addons.tuning.profile import all_batches
 from penstock.build.training import TrainingParts
 from penstock.config.schema import Config
 from penstock.distributed.group import Group

@@ -1,40 +1,53 @@
 """`task=profile`: the bottleneck of this run, measured on real training steps.
 
 `steps` steps on a cached batch (the ceiling), then with num_workers=0, then with the configured
-loader. Prints a table and a verdict; writes trace.json. Then saves the state of the training a few
-times, and prints how often a run should. Tracing costs about 2 us a sample and 50 us a batch.
-
-A checkpoint is saved often enough for failures, which come at random (exponentially), and rarely
-enough for what it costs.
+loader. Prints a table and a verdict; writes trace.json, for https://ui.perfetto.dev. Tracing costs
+about 2 us a sample and 50 us a batch. All times are seconds per batch unless said otherwise.
 """
 
 from __future__ import annotations
 
+import json
 import math
-import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from typing import Literal
 
-from penstock.addons.tuning import verdict
-from penstock.addons.tuning.measuring import Course, fixed, steps_of
-from penstock.addons.tuning.timeline import Timeline, write_trace
-from penstock.addons.tuning.verdict import Measured, Verdict
+import torch
+
+from penstock.build.training import TrainingParts
 from penstock.config.own_command import command_line
 from penstock.config.schema import Config
-from penstock.distributed.world import usable_cpus
+from penstock.distributed.group import Group
+from penstock.distributed.parallel import Parallel, prepare
+from penstock.distributed.world import World, resolve_device, usable_cpus
+from penstock.errors import ConfigError, Problem
+from penstock.loading.batch import Batch
+from penstock.loading.loader import Loader
+from penstock.loading.stage_timer import WAITS, StageTrace, delayed, slower_side
 from penstock.loading.workers.options import LoaderOptions
-from penstock.order.streams import StreamPlan
-from penstock.runs.checkpoint import CheckpointError, Checkpoints
+from penstock.order.address import Address
+from penstock.order.streams import End, StreamPlan
 from penstock.runs.only_shown import only_shown
 from penstock.runs.run_folder import RunFolder
+from penstock.tasks.fit import make_options, spare_cores
 from penstock.tasks.tables import new_table, put_table
-from penstock.terminal import put, say
+from penstock.terminal import ProgressDisplay, put, say
+from penstock.training.own_steps import make_train_step
 
 DEFAULT_STEPS = 40
-SAVES = 3
 STAGES = ("read", "transform", "collate", "batch", "transfer")
+CONSUMER = "training loop"
+WARM_UP = 3  # steps until allocations, compilation and autotuning are done
+SLOWED = 1.25  # times as long as alone from which on a step counts as slowed
+MARGIN = 0.85  # usable share of a worker's time
+
+Span = tuple[str, float, float]  # what, begin, end
+Bound = Literal["training", "decoding", "reading", "transfer", "start-up", "hand-over", "cores"]
 
 
 def run(config: Config) -> None:
@@ -43,12 +56,12 @@ def run(config: Config) -> None:
     steps = config.steps or DEFAULT_STEPS
     ceiling = course.step_seconds(steps)
     options = course.loader().options
-    alone = record(course, fixed(options, **ALONE), steps)
+    alone = record(course, replace(options, **ALONE), steps)
     timelines = [alone]
     if options.backend != "main" and options.num_workers:
         timelines.append(record(course, None, steps))
     measured = measure(course, ceiling, alone, timelines[-1], options)
-    judged = verdict.judge(measured)
+    judged = judge(measured)
     print_table(timelines, ceiling, measured.samples)
     print_verdict(judged, measured)
     folder = RunFolder.claim(Path(config.run_dir), config.written())
@@ -56,10 +69,7 @@ def run(config: Config) -> None:
         trace = write_trace(timelines, folder.path / "trace.json")
         put(f"trace        {trace}   (opens in https://ui.perfetto.dev)")
     print_stores(course, measured)
-    minutes = recommend_interval(course, folder.path, timelines[-1].pace)
-    folder.finish(
-        "done", bound=judged.bound, overrides=list(judged.overrides), checkpoint_minutes=minutes
-    )
+    folder.finish("done", bound=judged.bound, overrides=list(judged.overrides))
 
 
 # Those of the configured options that need workers.
@@ -83,7 +93,6 @@ def record(course: Course, options: LoaderOptions | None, steps: int) -> Timelin
     ]
     several = used.backend != "main" and used.num_workers > 0
     title = f"{used.num_workers} {kind}" if several else "num_workers=0"
-    title = f"auto, from {title} on" if used.auto else title
     say(f"profiling {steps} steps: {title}")
     timings = steps_of(course, course.batches(loader), steps)
     return Timeline(title, used.num_workers if several else 0, timings)
@@ -110,13 +119,9 @@ def measure(
         blocked=alone.blocked(),
         transfer=configured.per_step().get("transfer", 0.0),
         busy=configured.busy(),
-        unevenness=configured.unevenness(),
-        backend=options.backend,
         workers=configured.workers,
         prefetch=options.prefetch_factor or 2,
         cores=usable_cpus(),
-        threads=course.threads_refused() is None,
-        starved=configured.starved,
     )
 
 
@@ -188,89 +193,344 @@ def print_stores(course: Course, measured: Measured) -> None:
         put(f"{label:<13}{text}")
 
 
-def recommend_interval(course: Course, folder: Path, pace: float) -> float | None:
-    """Save in `folder`, and print how often a run should; in minutes, None if it saves nothing.
+@dataclass(frozen=True)
+class Measured:
+    """The measurements that a verdict is based on."""
 
-    A save costs the time for which it stops the training: all of it, or with
-    `trainer.checkpoint.background` the copy of the state. Then the next save waits for the writing
-    of the last, so that an interval is never shorter than that.
+    samples: float  # in a batch
+    ceiling: float  # training on a cached batch
+    pace: float  # a step as configured, once batches come
+    waited: float  # share of that in which the training loop waited
+    waited_at_starts: float  # the part of `waited` for the first batches of epochs
+    first: float  # seconds until the first batch came
+    run_steps: int  # steps for which workers, once started, will work
+    computing: Mapping[str, float]  # work on a batch without workers: on a core, by stage
+    blocked: float  # the same: waiting, but not for a core
+    transfer: float  # to the device
+    busy: float  # share of the time in which a worker had work, as configured
+    workers: int
+    prefetch: int
+    cores: int  # that this process may use
 
-    Args:
-        pace: seconds of a batch.
+
+@dataclass(frozen=True)
+class Verdict:
+    """The bottleneck of a run, why, and what to change, in words and as overrides to paste."""
+
+    bound: Bound
+    reason: str
+    advice: str
+    overrides: tuple[str, ...] = ()
+
+
+def judge(measured: Measured) -> Verdict:
+    """The bottleneck, and what to change."""
+    now, waited = measured, measured.waited
+    computing = sum(now.computing.values())
+    work, total = computing + now.blocked, now.first + now.run_steps * now.pace
+    waits = f"the training loop waits for data {waited:.0%} of the time"
+    late = now.first > 0.2 * total and now.first > waited * (total - now.first)
+    if late or (waited >= WAITS and now.waited_at_starts > 0.5 * waited):
+        reason = f"the first batch came after {now.first:.2f} s, and {waits}, "
+        reason += f"{now.waited_at_starts:.0%} at the start of epochs"
+        return Verdict("start-up", reason, "threads start sooner; or let epochs be longer",
+                       ("loader=threads",))  # fmt: skip
+    if waited >= WAITS and now.transfer > 0.5 * waited * now.pace:
+        reason = f"copying a batch to the device takes {_ms(now.transfer)} of each {_ms(now.pace)}"
+        return Verdict("transfer", reason, "pin the memory of batches, and send bytes",
+                       ("loader.pin_memory=true", "transform.batch_on=device"))  # fmt: skip
+    # Workers that would make a batch in the time of a training step.
+    enough = max(1, math.ceil(work / (MARGIN * now.ceiling)))
+    side = slower_side(waited, work, now.ceiling, now.workers, now.busy)
+    if side == "training":
+        step = now.pace * (1 - waited)
+        if step > SLOWED * now.ceiling:
+            fewer = min(enough, max(now.workers - 1, 0))
+            reason = f"a training step takes {_ms(now.ceiling)} alone and {_ms(step)} here"
+            return Verdict("cores", reason, "workers or other programs take its cores",
+                           (f"loader.num_workers={fewer}",))  # fmt: skip
+        reason = f"training takes {_ms(now.ceiling)} a batch, and {waits}"
+        if waited < WAITS:
+            return Verdict("training", reason, "make the training step faster")
+        more = f"loader.num_workers={min(enough, now.cores)}"
+        if now.workers:
+            more = f"loader.prefetch_factor={2 * now.prefetch}"
+        return Verdict("training", reason, "keep more batches ready", (more,))
+    if now.blocked > computing:
+        more = max(min(enough, 64), now.workers + 1)
+        reason = f"a batch takes {_ms(work)} to make, of which {_ms(now.blocked)} are spent "
+        reason += "waiting for the data to arrive, with the core free"
+        return Verdict("reading", reason, "ask for more at a time: workers that wait need no core",
+                       (f"loader.num_workers={more}",))  # fmt: skip
+    if side == "neither":
+        reason = f"workers are busy {now.busy:.0%} of the time, and still {waits}"
+        return Verdict("hand-over", reason, "threads hand batches over without a copy",
+                       ("loader=threads",))  # fmt: skip
+    stage = max(now.computing, key=lambda name: now.computing[name])
+    reason = f"a batch takes {_ms(computing)} of a core to make, {_ms(now.computing[stage])} of it "
+    reason += f"in {stage}, and training {_ms(now.ceiling)}"
+    if now.workers < min(enough, now.cores):
+        return Verdict("decoding", reason, f"let more of the {now.cores} cores work",
+                       (f"loader.num_workers={min(enough, now.cores)}",))  # fmt: skip
+    return Verdict("decoding", reason, "the cores are busy: make the transforms cheaper, or keep "
+                   "what they begin with decoded", ("dataset.packed=auto",))  # fmt: skip
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.3g} ms"
+
+
+class Course:
+    """A model in training whose weights are thrown away, and a cached batch.
+
+    With `distributed` this is one rank by itself, which gets whole batches.
     """
-    config, saving = course.config.profile, course.config.trainer.checkpoint
-    if saving is None:
-        return None
-    blocked, written, size = [], [], 0
-    try:
-        with TemporaryDirectory(prefix=".profile-", dir=folder) as there:
-            checkpoints = Checkpoints(Path(there), background=saving.background)
-            for step in range(SAVES):
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.parts = TrainingParts(config, World(device=resolve_device(config.trainer.device)))
+        spare_cores(self.parts.world)
+        objective = self.parts.objective()
+        options = make_options(config, objective)
+        group = Group(self.parts.world)
+        model = prepare(self.parts.trained(False), Parallel(), group)
+        optimizer = self.parts.optimizer(model)
+        self.train_step = make_train_step(
+            model, objective, optimizer, None, options, group, config.seed
+        )
+        self.train_step.model.train()
+        self.options = self.parts.data.train.loader().options
+        with closing(self.batches(self.loader(LoaderOptions()))) as batches:
+            self.cached = next(batches)  # whole, and on the device
+        for _ in range(WARM_UP):
+            self.train(self.cached)
+
+    def train(self, batch: Batch) -> None:
+        """A training step, up to its end on the device."""
+        self.train_step.learn(batch)
+        if self.train_step.batches % self.train_step.options.accumulate == 0:
+            self.train_step.update()
+        if self.train_step.device.type == "cuda":
+            torch.cuda.synchronize(self.train_step.device)
+
+    def step_seconds(self, steps: int, most: float = float("inf")) -> float:
+        """Median seconds of a step on the cached batch, of `steps` or as many as fit in `most`."""
+        times: list[float] = []
+        with ProgressDisplay("measuring the training step", steps) as shown:
+            while len(times) < steps and (len(times) < WARM_UP or sum(times) < most):
                 began = time.perf_counter()
-                path = checkpoints.save(course.train_step.state_dict(), step)
-                blocked.append(time.perf_counter() - began)
-                checkpoints.flush()
-                written.append(time.perf_counter() - began)
-            size = path.stat().st_size
-    except CheckpointError as error:
-        say(f"no interval of checkpoints is recommended: {error}")
-        return None
-    cost, least = statistics.median(blocked), statistics.median(written)
-    between = 3600 * config.node_hours_between_failures / config.nodes
-    seconds = max(daly(cost, between), least, pace)
-    share = useful_share(seconds, cost, 0.0, between)
-    minutes = float(f"{seconds / 60:.3g}")
-    put(
-        f"checkpoint   {size / 2**20:,.1f} MiB; a save stops training for {1000 * cost:,.0f} ms "
-        f"and is on the disk after {1000 * least:,.0f} ms"
-    )
-    put(
-        f"save every   trainer.checkpoint.every_minutes={minutes:g}, {seconds / pace:,.0f} batches "
-        f"(Daly; Young: {young(cost, between) / 60:.3g} minutes)"
-    )
-    put(
-        f"             at a failure in {between / 3600:,.4g} hours (profile.nodes={config.nodes}); "
-        f"saves and what failures undo then take {100 * (1 - share):.2g}% of the time"
-    )
-    return minutes
+                self.train(self.cached)
+                times.append(time.perf_counter() - began)
+                shown.to(len(times))
+        return sorted(times)[len(times) // 2]
+
+    def loader(self, options: LoaderOptions | None = None, traced: bool = False) -> Loader:
+        """Batches of the training split; as configured if `options` is None."""
+        loader = self.parts.data.train.loader()
+        if options is not None:
+            loader.close()
+            loader = Loader(
+                loader.plan,
+                loader.fetch,
+                options,
+                loader.world,
+                loader.fingerprint,
+                loader.budget,
+                loader.batch_transform,
+            )
+        loader.fetch.traced = traced
+        return loader
+
+    def batches(self, loader: Loader) -> Generator[Batch]:
+        """Batches of one epoch after the other; closes the loader."""
+        with loader:
+            yield from all_batches(loader)
 
 
-def young(cost: float, between: float) -> float:
-    """Training between two saves, to first order: sqrt(2 C M).
-
-    J. W. Young, "A first order approximation to the optimum checkpoint interval", Communications
-    of the ACM 17 (9), 1974.
-
-    Args:
-        cost: C, for which a save stops the training.
-        between: M, the mean time between failures of any of the machines.
-    """
-    return math.sqrt(2 * cost * between)
-
-
-def daly(cost: float, between: float) -> float:
-    """The same to higher order; M where a save costs twice that or more.
-
-    J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps",
-    Future Generation Computer Systems 22 (3), 2006, equation 37.
-    """
-    if cost >= 2 * between:
-        return between
-    part = cost / (2 * between)
-    return young(cost, between) * (1 + math.sqrt(part) / 3 + part / 9) - cost
+def all_batches(loader: Loader) -> Generator[Batch]:
+    """Batches of the training split, one epoch after the other."""
+    for epoch in count():
+        batch = None
+        with closing(loader.epoch(epoch)) as batches:
+            for batch in batches:
+                yield batch
+        if batch is None and Address(epoch, 0) not in loader.plan.skipped:
+            raise ConfigError(
+                Problem("batch", "an epoch of the training split has no batch; set batch.tail=keep")
+            )
 
 
-def useful_share(interval: float, cost: float, restart: float, between: float) -> float:
-    """Expected share of the time in which training comes forward, in (0, 1).
+def steps_of(course: Course, batches: Generator[Batch | End], steps: int) -> list[StepTiming]:
+    """Train on `steps` batches; the times of each."""
+    timings: list[StepTiming] = []
+    with closing(batches), ProgressDisplay("profiling", steps) as shown:
+        asked, late = time.perf_counter(), delayed()
+        for batch in batches:
+            assert isinstance(batch, Batch)
+            so_far = delayed()
+            came, late = time.perf_counter(), so_far - late
+            course.train(batch)
+            done = time.perf_counter()
+            timings.append(
+                StepTiming(
+                    *batch.request.address,
+                    len(batch.indices),
+                    asked,
+                    came,
+                    done,
+                    dict(batch.timing),
+                    batch.trace,
+                    late,
+                )
+            )
+            if len(timings) == steps:
+                break
+            shown.to(len(timings))
+            asked, late = time.perf_counter(), delayed()
+    return timings
 
-    The rest goes into saves, restarts and training that is done again. Daly's complete model, of
-    the same paper (equation 20): failures may come in saves and in restarts, too.
 
-    Args:
-        interval: training between two saves.
-        restart: from a failure until training continues.
-    """
-    exponent = (interval + cost) / between
-    if exponent + restart / between > 700:  # no float holds more, and nothing would be left
-        return 0.0
-    return interval / (between * math.exp(restart / between) * math.expm1(exponent))
+@dataclass
+class StepTiming:
+    """The times of one batch in the training loop, in seconds."""
+
+    epoch: int
+    step: int
+    samples: int
+    asked: float  # when it was requested, received and trained on
+    came: float
+    done: float
+    stages: Mapping[str, float]  # time by stage
+    trace: StageTrace | None  # of the work on it
+    delayed: float = 0.0  # of the wait after it came, in which other programs had the core
+
+    @property
+    def waited(self) -> float:
+        """Seconds of waiting for the batch."""
+        return max(self.came - self.asked - self.delayed, 0.0)
+
+    @property
+    def spans(self) -> list[Span]:
+        """The phases of the training loop."""
+        moved = self.came - self.stages.get("transfer", 0.0)
+        spans = [
+            ("waiting", self.asked, moved),
+            ("transfer", moved, self.came),
+            ("training", self.came, self.done),
+        ]
+        return [span for span in spans if span[2] > span[1]]
+
+
+@dataclass
+class Timeline:
+    """Consecutive steps with a loader; 0 workers: the training loop makes batches itself."""
+
+    title: str
+    workers: int
+    steps: list[StepTiming] = field(default_factory=list)
+
+    @property
+    def begin(self) -> float:
+        return self.steps[0].asked
+
+    @property
+    def first(self) -> float:
+        """Seconds to the first batch."""
+        return self.steps[0].came - self.begin
+
+    @property
+    def steady(self) -> float:
+        """Seconds from the first batch on, including the first step's training."""
+        return self.steps[-1].done - self.steps[0].came
+
+    @property
+    def pace(self) -> float:
+        """Seconds per step once batches come."""
+        return self.steady / len(self.steps)
+
+    @property
+    def samples_per_second(self) -> float:
+        return sum(step.samples for step in self.steps) / max(self.steady, 1e-9)
+
+    @property
+    def waited(self) -> float:
+        """Share of the steady time in which the training loop waited."""
+        return sum(step.waited for step in self.steps[1:]) / max(self.steady, 1e-9)
+
+    @property
+    def waited_at_starts(self) -> float:
+        """The part of `waited` for the first batches of epochs."""
+        starts = (step.waited for step in self.steps[1:] if step.step == 0)
+        return sum(starts) / max(self.steady, 1e-9)
+
+    @property
+    def training(self) -> float:
+        """Seconds of training per step."""
+        return sum(step.done - step.came for step in self.steps) / len(self.steps)
+
+    def per_step(self) -> dict[str, float]:
+        """Seconds of work per step, by stage."""
+        return self._mean_of([step.stages for step in self.steps])
+
+    def computing(self) -> dict[str, float]:
+        """Seconds on a core per step, by stage."""
+        return self._mean_of([trace.computing for trace in self._traces()])
+
+    def _mean_of(self, times: Sequence[Mapping[str, float]]) -> dict[str, float]:
+        stages = dict.fromkeys(stage for spent in times for stage in spent)
+        count = len(self.steps)
+        return {stage: sum(spent.get(stage, 0.0) for spent in times) / count for stage in stages}
+
+    def blocked(self) -> float:
+        """Seconds per step in which the making of batches waited, but not for a core."""
+        return sum(trace.blocked for trace in self._traces()) / len(self.steps)
+
+    def busy(self) -> float:
+        """Share of the steady time in which a worker had a batch to work on, on average."""
+        begin, end = self.steps[0].came, self.steps[-1].came
+        spent = sum(max(min(t.end, end) - max(t.begin, begin), 0.0) for t in self._traces())
+        return spent / max((end - begin) * max(self.workers, 1), 1e-9)
+
+    def _traces(self) -> Iterator[StageTrace]:
+        return (step.trace for step in self.steps if step.trace is not None)
+
+
+def write_trace(timelines: Sequence[Timeline], path: Path) -> Path:
+    """Write timelines as a Chrome trace: a process for each, a thread for each of its rows."""
+    events = [event for number, line in enumerate(timelines, 1) for event in _events(line, number)]
+    path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
+    return path
+
+
+def _events(timeline: Timeline, process: int) -> Iterator[dict[str, object]]:
+    """The training loop in row 0, then a row for each thread that makes batches."""
+    rows: dict[tuple[int, int], int] = {}
+    spans = [
+        (0, kind, kind, begin, end, {"epoch": step.epoch, "step": step.step})
+        for step in timeline.steps
+        for kind, begin, end in step.spans
+    ]
+    traced = [(step, step.trace) for step in timeline.steps if step.trace is not None]
+    for step, trace in sorted(traced, key=lambda pair: pair[1].begin):
+        row = rows.setdefault((trace.process, trace.thread), len(rows) + 1)
+        about = {"epoch": step.epoch, "step": step.step, "samples": step.samples}
+        name = f"batch {step.epoch}:{step.step}"
+        spans.append((row, name, "batch", trace.begin, trace.end, about))
+        spans += [(row, stage, "loading", begin, end, {}) for stage, begin, end in trace.laps]
+    names = {0: CONSUMER} | {
+        row: f"worker {row} (process {pid}, thread {thread})" for (pid, thread), row in rows.items()
+    }
+    titles = [("process_name", 0, timeline.title)]
+    for kind, row, name in [*titles, *(("thread_name", row, text) for row, text in names.items())]:
+        yield {"ph": "M", "pid": process, "tid": row, "name": kind, "args": {"name": name}}
+    for row, name, kind, begin, end, about in spans:
+        yield {
+            "ph": "X",
+            "pid": process,
+            "tid": row,
+            "name": name,
+            "cat": kind,
+            "args": about,
+            "ts": round((begin - timeline.begin) * 1e6, 3),
+            "dur": round((end - begin) * 1e6, 3),
+        }
