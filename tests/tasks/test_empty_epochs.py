@@ -141,9 +141,7 @@ def test_an_epoch_without_a_batch_is_refused_with_the_cause(given, more, message
 
 
 @pytest.mark.one_in(30)
-@pytest.mark.parametrize(
-    "task", ["lr_find", "profile", "check", "replay", "where sample=0"]
-)
+@pytest.mark.parametrize("task", ["lr_find", "profile", "check", "replay", "where sample=0"])
 @pytest.mark.parametrize(("given", "more", "message"), EMPTY)
 def test_so_it_is_by_every_other_task(given, more, message, task, capsys, tmp_path):
     kind = given.get("kind", Rows)
