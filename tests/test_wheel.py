@@ -13,8 +13,6 @@ from email import message_from_string
 import pytest
 
 import penstock
-from penstock import program
-from penstock.addons.sweeps import launching
 from tests import warm
 from tests.program import ROOT, SHARED
 
@@ -271,29 +269,6 @@ def test_its_help_and_its_hints_say_penstock(installed, empty):
     missing = start(installed, empty, "--config-path", "nowhere")
     assert missing.returncode == 2
     assert f"there is no folder {empty / 'nowhere'}\n" in missing.stderr
-
-
-@pytest.mark.parametrize(
-    ("script", "said"),
-    [
-        ("/usr/bin/penstock", "penstock"),
-        (r"C:\Scripts\penstock.exe", "penstock"),
-        ("run.py", "python run.py"),
-        ("/my code/run.py", "python '/my code/run.py'"),
-        (None, "python run.py"),
-    ],
-)
-def test_one_function_says_how_the_program_was_started(script, said, monkeypatch):
-    monkeypatch.setattr(program, "_script", script)
-    assert program.text("-m") == f"{said} -m"
-
-
-def test_what_a_launcher_starts_says_what_its_program_would(monkeypatch):
-    monkeypatch.setattr(program, "_script", "/usr/bin/penstock")
-    for name, value in launching.for_jobs().items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(program, "_script", None)
-    assert program.text("resume=auto") == "penstock resume=auto"
 
 
 def test_no_message_tells_to_install_another_program():
