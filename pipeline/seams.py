@@ -152,7 +152,7 @@ def open_pack(split: Split) -> Any:
 
 def undivided(split: Split) -> Any:
     """The dataset with all its rows, of which `dataset.split` or `dataset.folds` gives some."""
-    from penstock.addons.splits.wrapper import opened
+    from penstock.addons.splits.division import opened
 
     return opened(split)
 
@@ -175,7 +175,7 @@ def with_rows_chosen(
 
 def divided_rows(split: Split, dataset: Any, division: Mapping[str, Any]) -> Any:
     """The rows of one split, of a dataset that is not divided otherwise."""
-    from penstock.addons.splits.wrapper import divided
+    from penstock.addons.splits.division import divided
 
     return divided(split, dataset, division)
 
@@ -191,14 +191,14 @@ def with_mixture(
     split: Split, node: Mapping[str, Any], supply: dict[str, Any]
 ) -> Mapping[str, Any]:
     """A sampler's node with the orders of a mixture's sources; `supply` gets the mixture's."""
-    from penstock.addons.mixtures.wrapper import with_mixture
+    from penstock.addons.mixtures.in_runs import with_mixture
 
     return with_mixture(split, node, supply)
 
 
 def mixture_recorded(split: Split) -> dict[str, str]:
     """Entries of a split's fingerprint: what a mixture's batches depend on."""
-    from penstock.addons.mixtures.wrapper import recorded
+    from penstock.addons.mixtures.in_runs import recorded
 
     return recorded(split)
 
@@ -223,7 +223,7 @@ def epoch_starts(config: Config) -> list[Callable[[nn.Module, int], bool]]:
     """What says before an epoch, on every rank, which weights learn in it, and if others did."""
     if not config.trainer.freeze.names:
         return []
-    from penstock.addons.finetuning.freezing import begin_epoch
+    from penstock.addons.finetuning.fitting import begin_epoch
 
     return [partial(begin_epoch, config)]
 
@@ -261,17 +261,17 @@ def observers(fit: Fit) -> list[Observer]:
     made: list[Observer] = []
     trainer = config.trainer
     if trainer.warm_start.path or trainer.freeze.names or _groups(config):
-        from penstock.addons.finetuning import fitting
+        from penstock.addons.finetuning import groups
 
-        made += fitting.watching(fit)
+        made += groups.watching(fit)
     if config.distributed.lanes is not None:
-        from penstock.addons.lanes import kinds
+        from penstock.addons.lanes.lanes import note_kind
 
-        kinds.note(fit)
+        note_kind(fit)
     if getattr(fit.data.train.dataset, "mixing", None) is not None:
-        from penstock.addons.mixtures import mixture_rows
+        from penstock.addons.mixtures import in_runs
 
-        made += mixture_rows.observers(fit)
+        made += in_runs.observers(fit)
     learned.leave(fit)
     if trainer.pictures or trainer.report:
         from penstock.addons.reports import observing
@@ -291,11 +291,11 @@ def observers(fit: Fit) -> list[Observer]:
 def explain_mixture(
     problems: list[Problem], saved: Mapping[str, str], own: Mapping[str, str], at: Address
 ) -> list[Problem]:
-    """Problems of a run that resumes, with those of a mixture in one; see `mixture_changes`."""
+    """Problems of a run that resumes, with those of a mixture's weights and sources in one."""
     changed = ("dataset.sources.", "dataset.weights.")
     if not any(problem.key.startswith(changed) for problem in problems):
         return problems
-    from penstock.addons.mixtures.mixture_changes import explained
+    from penstock.addons.mixtures.in_runs import explained
 
     return explained(problems, saved, own, at)
 
@@ -328,9 +328,9 @@ def data_rules(
 
         yield from rows(config, parts)
     if not {"split", "folds", "fold"}.isdisjoint(chosen.get("dataset", ())):
-        from penstock.addons.splits.rules import divided
+        from penstock.addons.splits.division import problems
 
-        yield from divided(config, parts)
+        yield from problems(config)
     if config.batch.balance is not None:
         from penstock.addons.filters.rules import balance
 
@@ -338,7 +338,7 @@ def data_rules(
     if "addons.mixtures." in str(config.sampler) or any(
         getattr(part, "mixes", False) for part in parts.values()
     ):
-        from penstock.addons.mixtures.rules import mixture
+        from penstock.addons.mixtures.in_runs import mixture
 
         yield from mixture(config, parts)
     if config.dataset.get("packed") is not None or config.task == "pack":
@@ -351,13 +351,13 @@ def training_rules(config: Config, parts: Mapping[str, Any]) -> Iterator[str]:
     """What contradicts each other among keys of the training, of ranks and of loaders."""
     freeze = config.trainer.freeze
     if freeze.names or freeze.until is not None or config.trainer.recompute or _groups(config):
-        from penstock.addons.finetuning.rules import fits
+        from penstock.addons.finetuning.groups import fits
 
         yield from fits(config, parts)
     if config.distributed.lanes is not None:
-        from penstock.addons.lanes.rules import lanes
+        from penstock.addons.lanes.lanes import problems
 
-        yield from lanes(config, parts)
+        yield from problems(config)
     if config.loader.backend == "ray":
         from penstock.addons.ray.rules import actors
 

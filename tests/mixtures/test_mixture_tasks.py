@@ -5,7 +5,7 @@ import json
 import pytest
 
 from penstock import build_train_loader, build_val_loader, compose
-from penstock.addons.mixtures.mixture_changes import explained
+from penstock.addons.mixtures.in_runs import explained
 from penstock.build.data import DataParts
 from penstock.errors import ConfigError, Problem
 from penstock.order.address import Address

@@ -1,26 +1,39 @@
-"""Prepares a new model before a fit makes its optimizer, and reports on that."""
+"""Prepares a new model before a fit makes its optimizer.
+
+`trainer.warm_start`: the weights that it begins with.
+
+`trainer.freeze`: weights that do not learn, for a run or until an epoch. They get no gradient, so
+no optimizer touches them: no weight decay, and no state before they learn. An epoch says which
+weights learn in it, so a resumed run needs nothing else to know them. Batch norms whose weights are
+frozen stay in evaluation mode; their running statistics do not move.
+
+`trainer.recompute`: modules whose activations are computed again in the backward pass.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
+from types import MethodType
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.utils.checkpoint import checkpoint
 
-from penstock.addons.finetuning import freezing, patterns, weights
-from penstock.addons.finetuning.groups import described, named
-from penstock.addons.finetuning.recomputing import recompute
+from penstock.addons.finetuning import patterns, weights
 from penstock.config.schema import Config
-from penstock.errors import ConfigError, Problem
-from penstock.tasks.fit import Fit
+from penstock.errors import ConfigError, PenstockError, Problem
 from penstock.terminal import say
-from penstock.training.observer import Observer, Record
 
-KEY = "trainer.warm_start"
+_START = "trainer.warm_start"
 
-_started: WeakKeyDictionary[nn.Module, dict[str, Any]] = WeakKeyDictionary()
+started: WeakKeyDictionary[nn.Module, dict[str, Any]] = WeakKeyDictionary()
 
 
 def prepared(config: Config, model: nn.Module, begins: bool) -> None:
@@ -31,7 +44,7 @@ def prepared(config: Config, model: nn.Module, begins: bool) -> None:
     """
     if begins and config.trainer.warm_start.path is not None:
         start(config, model)
-    freezing.begin_epoch(config, model, 0)
+    begin_epoch(config, model, 0)
     if names := patterns.listed(config.trainer.recompute):
         recompute(model, names)
 
@@ -49,12 +62,16 @@ def start(config: Config, model: nn.Module) -> None:
     matched = weights.match(model, weights.read(path), without, section.rename)
     if not matched.tensors or (section.strict and matched.odd):
         name = type(model).__name__
-        ways = f"{KEY}.without=[NAMES] keeps the new weights of some; {KEY}.strict=false takes what"
-        ways = f"{ways} fits" if matched.tensors else f"is it another model? {KEY}.rename may help"
+        ways = (
+            f"{_START}.without=[NAMES] keeps the new weights of some; {_START}.strict=false takes "
+            "what fits"
+            if matched.tensors
+            else f"is it another model? {_START}.rename may help"
+        )
         reason = f"{section.path!r} does not fit {name}: {matched}. {ways}"
-        raise ConfigError(Problem(f"{KEY}.path", reason))
+        raise ConfigError(Problem(f"{_START}.path", reason))
     weights.load(model, matched)
-    _started[model] = {
+    started[model] = {
         "path": str(path.absolute()),
         "matched": len(matched.tensors),
         "total": matched.total,
@@ -67,38 +84,150 @@ def start(config: Config, model: nn.Module) -> None:
         say(f"{'start':<9} {matched} from {section.path}")
 
 
-def watching(fit: Fit) -> list[Observer]:
-    """Says on the first rank which weights learn how; its observer notes their rates."""
-    section = fit.config.trainer.freeze
-    model = fit.model
-    if model in _started:
-        fit.folder.manifest["warm_start"] = _started[model]
-    if section.names:
-        frozen = sum(weight.numel() for weight in model.parameters() if not weight.requires_grad)
-        ends = {end for end in freezing.ends(fit.config, model).values() if end != freezing.FOREVER}
-        until = f"; some learn from epoch {', '.join(map(str, sorted(ends)))} on" if ends else ""
-        say(f"{'frozen':<9} {frozen:,} parameters in epoch 0{until}")
-    groups = (
-        described(fit.optimizer) if any("name" in g for g in fit.optimizer.param_groups) else []
-    )
-    for number, group in enumerate(groups):
-        decay = group["weight_decay"]
-        decays = "" if decay is None else f", weight decay {decay:g}"
-        say(
-            f"{'' if number else 'groups':<9} {group['name']}: {group['weights']} weights, "
-            f"{group['parameters']:,} parameters, lr {group['lr']:.3g}{decays}"
-        )
-    if groups:
-        fit.folder.manifest["groups"] = groups
-    return [Rates(fit)] if groups else []
+FREEZE = "trainer.freeze.names"
+
+FOREVER = -1
 
 
-class Rates(Observer):
-    """Adds the learning rate of each group to the record of an epoch, as `lr/NAME`."""
+def ends(config: Config, model: nn.Module) -> Mapping[str, int]:
+    """The epoch in which each frozen weight of a model begins to learn, by name; or FOREVER.
 
-    def __init__(self, fit: Fit) -> None:
-        self._fit = fit
+    The first pattern that names a weight says so.
 
-    def on_record(self, record: Record) -> None:
-        for name, group in named(self._fit.optimizer):
-            record.setdefault(f"lr/{name}", float(group["lr"]))
+    Raises:
+        ConfigError: a pattern names no weight, or nothing is left to learn.
+    """
+    section = config.trainer.freeze
+    if not section.names:
+        return {}
+    names = patterns.listed(section.names)
+    until = section.until if isinstance(section.until, list) else [section.until] * len(names)
+    weights = dict(model.named_parameters())
+    patterns.check_used(FREEZE, names, list(weights), f"weight of {type(model).__name__}")
+    by_name: dict[str, int] = {}
+    for weight in weights:
+        for pattern, end in zip(names, until, strict=True):
+            if patterns.matches(pattern, weight):
+                by_name[weight] = FOREVER if end is None else end
+                break
+    if all(by_name.get(name) or not weights[name].requires_grad for name in weights):
+        reason = "leaves no weight that learns in epoch 0; name fewer"
+        raise ConfigError(Problem(FREEZE, reason))
+    return {name: end for name, end in by_name.items() if end}
+
+
+def begin_epoch(config: Config, model: nn.Module, epoch: int) -> bool:
+    """Let the weights of a model learn that learn in an epoch, and no others.
+
+    Returns: whether others do than before.
+    """
+    changed, frozen = False, set[str]()
+    if not config.trainer.freeze.names:
+        return changed
+    weights = dict(model.named_parameters())
+    for name, end in ends(config, model).items():
+        learns = end != FOREVER and epoch >= end
+        changed |= weights[name].requires_grad != learns
+        weights[name].requires_grad = learns
+        if not learns:
+            frozen.add(name)
+    _hold_norms(config, model, frozen)
+    return changed
+
+
+def _hold_norms(config: Config, model: nn.Module, frozen: set[str]) -> None:
+    """Keep batch norms in evaluation whose weights are frozen; those without any, in frozen parts.
+
+    `train` is replaced on the module itself, as everybody calls that of the whole model.
+    """
+    names = patterns.listed(config.trainer.freeze.names)
+    for path, module in model.named_modules():
+        if not isinstance(module, _NormBase) or not module.track_running_stats:
+            continue
+        own = {f"{path}.{name}" for name, _ in module.named_parameters(recurse=False)}
+        held = own <= frozen if own else _is_inside(path, names, model, frozen)
+        if held:
+            module.train = MethodType(_stay, module)  # type: ignore[method-assign]
+            module.eval()
+        else:
+            vars(module).pop("train", None)
+
+
+def _is_inside(path: str, names: list[str], model: nn.Module, frozen: set[str]) -> bool:
+    """Whether a module without weights lies in a frozen part."""
+    above = model.get_submodule(path.rpartition(".")[0])
+    beside = {id(weight) for weight in above.parameters()}
+    known = {name for name, weight in model.named_parameters() if id(weight) in beside}
+    return bool(known) and known <= frozen and any(patterns.matches(name, path) for name in names)
+
+
+def _stay(self: nn.Module, mode: bool = True) -> nn.Module:
+    return nn.Module.train(self, False)
+
+
+_RECOMPUTE = "trainer.recompute"
+
+
+def recompute(model: nn.Module, names: list[str]) -> None:
+    """Let the outermost modules of a model that the patterns name be computed again.
+
+    Raises:
+        ConfigError: a pattern names no module, or a list of modules, which computes nothing.
+    """
+    modules = {name: module for name, module in model.named_modules() if name}
+    patterns.check_used(_RECOMPUTE, names, list(modules), f"module of {type(model).__name__}")
+    outermost = ""
+    for name, module in modules.items():
+        if outermost and name.startswith(f"{outermost}."):
+            continue
+        if not any(patterns.matches(pattern, name) for pattern in names):
+            continue
+        if type(module).forward is nn.Module.forward:
+            reason = f"{name} is a {type(module).__name__}, which is not called; name {name}.%"
+            raise ConfigError(Problem(_RECOMPUTE, reason))
+        module.forward = MethodType(_forward, module)
+        outermost = name
+
+
+def _forward(self: nn.Module, *arguments: Any, **options: Any) -> Any:
+    """The forward pass of a module's class, without its activations."""
+    forward = partial(type(self).forward, self)
+    if not torch.is_grad_enabled():
+        return forward(*arguments, **options)
+    contexts = partial(_contexts, self)
+    return checkpoint(forward, *arguments, use_reentrant=False, context_fn=contexts, **options)
+
+
+def _contexts(module: nn.Module) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    return nullcontext(), _again(module)
+
+
+@contextmanager
+def _again(module: nn.Module) -> Iterator[None]:
+    """Batch norms measure the batch and do not count it.
+
+    Raises:
+        PenstockError: another buffer has changed, which it then has twice.
+    """
+    norms = [
+        each
+        for each in module.modules()
+        if isinstance(each, _NormBase) and each.training and each.track_running_stats
+    ]
+    counted = {id(buffer) for norm in norms for buffer in norm.buffers()}
+    others = {n: b for n, b in module.named_buffers() if id(b) not in counted}
+    before = {name: buffer._version for name, buffer in others.items()}
+    kept = [(norm, norm.momentum, norm.num_batches_tracked) for norm in norms]
+    for norm in norms:
+        norm.momentum, norm.num_batches_tracked = 0.0, None
+    try:
+        yield
+    finally:
+        for norm, momentum, count in kept:
+            norm.momentum, norm.num_batches_tracked = momentum, count
+        # Here, as torch leaves by an exception when it has all that it needs.
+        if changed := [name for name, buffer in others.items() if buffer._version != before[name]]:
+            raise PenstockError(
+                f"{_RECOMPUTE}: {type(module).__name__} changes {changed[0]} when it is called, "
+                "which it would do twice; leave that module out"
+            )

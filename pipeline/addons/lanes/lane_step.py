@@ -14,6 +14,7 @@ rank holds log2(lanes of it) + 1 copies of the gradients.
 
 from __future__ import annotations
 
+import platform
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,12 +25,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from penstock.addons.lanes.kinds import say_kinds
 from penstock.addons.lanes.tree import Items, LaneSum
 from penstock.addons.lanes.turns import Turns
 from penstock.distributed.gathered import OtherRowsError, apart, gathering
+from penstock.distributed.group import Group
 from penstock.errors import ConfigError, PenstockError, Problem
 from penstock.loading.batch import Batch
+from penstock.terminal import say
 from penstock.torch_internals import scale
 from penstock.training.epoch_metrics import EpochMetrics
 from penstock.training.objective_base import Objective
@@ -409,3 +411,21 @@ def _summand(value: Tensor | None) -> Tensor | None:
     whole = not (value.is_floating_point() or value.is_complex())
     dtype = torch.float64 if whole else torch.promote_types(value.dtype, torch.float32)
     return value.detach().to(dtype)
+
+
+def kind(device: str) -> str:
+    """The parts of this machine that decide how it rounds: its processor or GPU, and torch."""
+    processor = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
+    if device != "cpu":
+        processor = torch.cuda.get_device_name(torch.device(device))
+    return f"{processor}, torch {torch.__version__}"
+
+
+def say_kinds(group: Group) -> None:
+    """Say that ranks are of several kinds; all of them make this call."""
+    kinds = sorted(set(group.gather(kind(group.world.device))))
+    if len(kinds) > 1 and group.is_first:
+        say(
+            f"distributed.lanes: ranks are on machines of several kinds ({'; '.join(kinds)}), so "
+            "the last bits of weights depend on which lanes each has"
+        )

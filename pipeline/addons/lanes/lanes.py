@@ -8,21 +8,27 @@ alone.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from penstock.addons.lanes.lane_step import LaneStep, OwnLaneSteps
+from penstock.addons.lanes.lane_step import LaneStep, OwnLaneSteps, kind
+from penstock.config.schema import Config
 from penstock.distributed.world import World
 from penstock.errors import ConfigError, Problem
 from penstock.loading.batch import Batch
 from penstock.order.randomness import hash64
+from penstock.terminal import one_line, say
 from penstock.training.own_steps import OwnSteps
+
+if TYPE_CHECKING:
+    from penstock.tasks.fit import Fit
+
 
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"  # without which cuBLAS adds up in any order
 
@@ -124,3 +130,40 @@ class Lanes:
     def __exit__(self, *_: object) -> None:
         while self._before:
             self._before.pop()()
+
+
+def note_kind(fit: Fit) -> None:
+    """Note the kind in the manifest, and say if the run was on another one before."""
+    own = kind(fit.group.world.device)
+    starts = fit.folder.manifest["sessions"][:-1]
+    before = next((start["kind"] for start in reversed(starts) if "kind" in start), own)
+    if before != own:
+        say(
+            f"distributed.lanes: this is a machine of another kind ({own}) than the run's last "
+            f"({one_line(str(before))[:200]}), so the last bits of weights may differ"
+        )
+    fit.folder.note(kind=own)
+
+
+def problems(config: Config) -> Iterator[str]:
+    """Rules on `distributed.lanes`."""
+    shared = config.distributed
+    count = shared.lanes
+    off = f"distributed.lanes={count}"
+    if shared.strategy == "fsdp":
+        yield (
+            f"distributed.strategy: fsdp adds gradients up in an order that depends on the ranks, "
+            f"and {off} needs one order; set distributed=ddp, or distributed.lanes=null"
+        )
+    if shared.sync_batchnorm:
+        yield (
+            f"distributed.sync_batchnorm: true measures the batch of all ranks, and with {off} "
+            "each lane is measured by itself; set one of them to false or null"
+        )
+    if isinstance(shared.nproc, int) and count % shared.nproc and shared.strategy != "none":
+        yield (
+            f"distributed.lanes: {count} cannot be shared out evenly among distributed.nproc="
+            f"{shared.nproc} ranks; {fitting(count)} can"
+        )
+    if not config.loader.in_order:
+        yield f"loader.in_order: false mixes the lanes of different batches, and {off}; set true"

@@ -7,23 +7,39 @@ put in order, by a keyed hash or by time, and an order is cut into test, validat
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from penstock.addons.filters.kept import KeptRows, kept_rows
+from penstock.addons.filters.selection import Selection
+from penstock.config.messages import nearest, not_allowed
+from penstock.config.nodes import called, datasets, of_the_build
+from penstock.config.schema import Config
+from penstock.config.signatures import arguments
 from penstock.errors import ConfigError, Problem
 from penstock.files.limits import DEFAULT
 from penstock.files.regular_file import read_bounded
+from penstock.loading.dataset_facts import table_of
+from penstock.loading.wrapped import unfiltered
 from penstock.order.randomness import IntArray, hash64, hash64_array
 
+if TYPE_CHECKING:
+    from penstock.build.data import Split
+
+
 SPLITS = ("train", "val", "test")
+
 KEYS = ("val", "test", "seed", "by", "group", "stratify", "time", "column", "files")
+
 _SAID = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val"}
+
 _SAID["test"] = "test"
+
 _LONGEST = 1 << 28  # bytes of a file that lists rows
 
 Columns = Callable[[str, str], npt.NDArray[Any]]  # (column, key) -> its values
@@ -209,3 +225,113 @@ def _comparable(values: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:
         reason = f"{name!r} of row {int(np.argmax(missing))} is missing; every row needs a time"
         raise ConfigError(Problem("dataset.split.time", reason))
     return values
+
+
+def opened(split: Split) -> Any:
+    """The dataset with all its rows: those that train where it divides none itself."""
+    train = split.data.train
+    key, node = train.node
+    names = arguments(called(node)).names
+    none: dict[str, Any] = {
+        name: 0.0 for name in ("val_fraction", "test_fraction") if name in names
+    }
+    return train.built(key, {**node, **none}, split.decodes)
+
+
+def divided(split: Split, dataset: Any, division: Mapping[str, Any]) -> Any:
+    """The rows of one split, of the dataset with all of them or those that filters leave."""
+    every = unfiltered(dataset)
+    kept = np.arange(len(every))
+    if isinstance(dataset, KeptRows):
+        kept = np.flatnonzero(dataset.selection.mask(0, len(every)))
+    table: Any = table_of(every, split.data.fields)
+
+    def column(name: str, key: str) -> Any:
+        known = [] if table is None else list(map(str, table.columns))
+        if name not in known:
+            has = f"it has {', '.join(known)}" if known else "it has no table of metadata"
+            raise ConfigError(Problem(key, f"the dataset has no column {name!r}; {has}"))
+        return np.asarray(table[name])[kept]
+
+    names: Any = getattr(every, "names", None)
+    is_named = isinstance(names, np.ndarray) and len(names) == len(every)
+    if reason := getattr(every, "undivided", ""):
+        raise ConfigError(Problem("dataset.split", reason))
+    of = Division(**division).of(len(kept), column, names[kept] if is_named else None)
+    chosen = of == SPLITS.index(split.name)
+    mask = np.zeros(len(every), np.bool_)
+    mask[kept[chosen]] = True
+    if not chosen.any():
+        reason = f"leaves no row to the {split.name} split, of {len(kept)}"
+        raise ConfigError(Problem("dataset.split", reason))
+    if hasattr(every, "learn_from"):  # else it would know rows that validate
+        every.learn_from(kept[of == SPLITS.index("train")])
+    if hasattr(every, "serve"):  # else its samples would be those of training
+        every.serve(split.name)
+    return kept_rows(every, Selection([mask]), {})
+
+
+_KEY = "dataset.split"
+
+_COLUMNS = ("by", "group", "stratify", "time", "column")
+
+_WAYS = ("group", "stratify", "time", "column", "files")
+
+
+def problems(config: Config) -> Iterator[str]:
+    """Keys and values, and what excludes each other."""
+    node = config.dataset
+    said, folds, fold = (of_the_build(node, name) for name in ("split", "folds", "fold"))
+    if said is None and folds is None and fold is None:
+        return
+    said = {} if said is None else said
+    if not isinstance(said, Mapping):
+        yield f"{_KEY}: {not_allowed(said, 'a mapping, as {val: 0.2, test: 0.1, group: patient}')}"
+        return
+    if [key for key, _ in datasets(node)] != ["dataset"]:
+        yield f"{_KEY}: dataset.train and dataset.val are divided already; leave it out"
+    if node.get("packed") is not None:
+        yield f"{_KEY}: a pack is of one split; set dataset.packed=null"
+    for name in said.keys() - set(KEYS):
+        yield f"{_KEY}.{name}: unknown{nearest(str(name), KEYS)}; there are {', '.join(KEYS)}"
+    shares = {name: said.get(name, 0.0) for name in ("val", "test")}
+    for name, share in shares.items():
+        if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share < 1:
+            yield f"{_KEY}.{name}: {not_allowed(share, 'a share, 0 to 1')}"
+            return
+    if sum(shares.values()) >= 1:
+        yield f"{_KEY}.test: val and test together leave no rows to train on"
+    for name in _COLUMNS:
+        if said.get(name) is not None and not isinstance(said[name], str):
+            yield f"{_KEY}.{name}: {not_allowed(said[name], 'the name of a column')}"
+    if type(said.get("seed", 0)) is not int or said.get("seed", 0) < 0:
+        yield f"{_KEY}.seed: {not_allowed(said['seed'], 'a whole number')}"
+    ways = [name for name in _WAYS if said.get(name)]
+    if len(ways) > 1:
+        yield f"{_KEY}.{ways[1]}: rows are divided by {ways[0]} already; choose one of the two"
+    yield from _files(said.get("files"))
+    yield from _folds(folds, fold, shares["val"], ways)
+
+
+def _files(files: Any) -> Iterator[str]:
+    if files is None:
+        return
+    listed = isinstance(files, Mapping) and all(isinstance(path, str) for path in files.values())
+    if not listed or not files or not files.keys() <= set(SPLITS):
+        yield f"{_KEY}.files: {not_allowed(files, 'files by split: {val: FILE, test: FILE}')}"
+
+
+def _folds(folds: Any, fold: Any, share: float, ways: list[str]) -> Iterator[str]:
+    if folds is None and fold is None:
+        if not share and not {"column", "files"} & set(ways):
+            yield f"{_KEY}: says no share that validates; set dataset.split.val or dataset.folds"
+        return
+    if type(folds) is not int or folds < 2:
+        yield f"dataset.folds: {not_allowed(folds, 'a whole number from 2 on')}"
+    elif type(fold) is not int or not 0 <= fold < folds:
+        every = "; -m sweep.folds=all runs all of them" if fold is None else ""
+        yield f"dataset.fold: {not_allowed(fold, f'0 to {folds - 1}')}{every}"
+    if share:
+        yield f"{_KEY}.val: a fold validates; leave it out, or dataset.folds"
+    for name in {"time", "column", "files"} & set(ways):
+        yield f"dataset.folds: rows are divided by {name}, which makes no folds"

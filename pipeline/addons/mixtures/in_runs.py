@@ -1,0 +1,289 @@
+"""What a run does with a mixture: rules, the sampler's orders, rows of each source, changes.
+
+A dataset is a mixture if it has `mixing` and `source_lengths`, as
+`pipeline/addons/mixtures/mixture.py` or what a filter leaves of it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from penstock.addons.mixtures.order import MixtureOrder
+from penstock.addons.mixtures.weights import Mixing, change
+from penstock.config.instantiate import Lazy, make
+from penstock.config.nodes import Parts, called, datasets_found
+from penstock.config.schema import Config
+from penstock.config.signatures import arguments
+from penstock.errors import ConfigError, Problem
+from penstock.files import plain_json
+from penstock.order.address import Address
+from penstock.order.columns import ChosenRows, LengthTable
+from penstock.order.plan import Plan
+from penstock.order.randomness import hash64
+from penstock.order.samplers import Order
+from penstock.order.streams import is_stream
+from penstock.training.epoch_metrics import Step
+from penstock.training.observer import Observer, Record
+
+if TYPE_CHECKING:
+    from penstock.addons.mixtures.order import MixtureOrder
+    from penstock.build.data import Split
+    from penstock.tasks.fit import Fit
+
+
+def with_mixture(
+    split: Split, node: Mapping[str, Any], supply: dict[str, Any]
+) -> Mapping[str, Any]:
+    """A sampler's node with the orders of the sources; `supply` gets `mixing` and `order`."""
+    mixing = _mixing(split)
+    order = (mixing, supply["seed"], supply["batch_size"], supply["tail"])
+    supply["mixing"] = mixing
+    supply["order"] = supply["order"] or Lazy(partial(MixtureOrder, *order))
+    return _with_source_orders(node, "sampler", mixing, supply)
+
+
+def recorded(split: Split) -> dict[str, str]:
+    """Entries of a split's fingerprint."""
+    mixing, sources, fingerprint = _mixing(split), split.dataset.sources, split.identity.of
+    return mixing.recorded({name: fingerprint(sources[name]) for name in mixing.lengths})
+
+
+def _mixing(split: Split) -> Mixing:
+    """How the dataset of a split mixes its sources.
+
+    Raises:
+        ConfigError: a key of it is wrong.
+    """
+    return Mixing(dict(split.dataset.source_lengths), **split.dataset.mixing)
+
+
+def _with_source_orders(
+    node: Mapping[str, Any], key: str, mixing: Mixing, supply: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """A sampler's node in which `sources`, the orders of single sources, are made.
+
+    Each gets the number of rows, the seed and the part of the table that are the source's own.
+    """
+    if isinstance(node.get("order"), Mapping):
+        inner = _with_source_orders(node["order"], f"{key}.order", mixing, supply)
+        node = {**node, "order": inner}
+    function = called(node)
+    if function is None or "mixing" not in arguments(function).names:
+        return node
+    first, orders = 0, dict(node.get("sources") or {})
+    for name, length in mixing.lengths.items():
+        if name in orders:
+            rows = partial(_rows_of, supply["metadata"], first, first + length)
+            own = {
+                **supply,
+                "length": length,
+                "order": None,
+                "mixing": None,
+                "seed": hash64(supply["seed"], "mixture", name),
+                "metadata": Lazy(rows),
+            }
+            orders[name] = make(orders[name], f"{key}.sources.{name}", own, nested=True)
+        first += length
+    return {**node, "sources": orders}
+
+
+def _rows_of(table: Lazy, start: int, stop: int) -> Any:
+    whole = table.compute()
+    if isinstance(whole, LengthTable):
+        return LengthTable(ChosenRows(whole.lengths, stop - start, lambda rows: rows + start))
+    return None if whole is None else whole.iloc[start:stop].reset_index(drop=True)
+
+
+def mixture(config: Config, parts: Parts) -> Iterator[str]:
+    """Only samplers that follow the order of a mixture keep its shares, and only it has one."""
+    outer: Any = parts.get("sampler")
+    sampler, node = outer, config.sampler
+    while isinstance(node.get("order"), Mapping):
+        node = node["order"]
+        sampler = called(node)
+    for key, dataset in datasets_found(config, parts):
+        if key == "dataset.val" or None in (outer, sampler) or is_stream(dataset):
+            continue
+        taken = arguments(sampler).names
+        if not getattr(dataset, "mixes", False):
+            if "mixing" in taken:
+                yield (
+                    f"sampler: {sampler.__name__} mixes the sources of dataset=mixture, and "
+                    f"{dataset.__name__} has none; set sampler=random"
+                )
+            continue
+        mixture = config.dataset if "_target_" in config.dataset else config.dataset["train"]
+        if not {"mixing", "order"} & set(taken):
+            yield (
+                f"sampler: {sampler.__name__} chooses rows of all sources by itself, and "
+                "dataset.weights would not hold; set sampler=mixture, where sampler.sources may "
+                "give each source such an order (docs/mixtures.md)"
+            )
+        if config.dataset.get("packed") is not None:
+            yield (
+                "dataset.packed: a pack is one dataset without sources; pack each source "
+                "(task=pack), and name the packs in dataset.sources"
+            )
+        weights = mixture.get("weights") or {}
+        changing = isinstance(weights, Mapping) and any(
+            isinstance(weight, list) for weight in weights.values()
+        )
+        if (
+            changing
+            and "mixing" not in arguments(outer).names
+            and mixture.get("knots") != "samples"
+        ):
+            yield (
+                f"{key}.knots: a step of {outer.__name__} has not batch.size samples of the "
+                "mixture; write dataset.weights for numbers of samples, and set "
+                f"{key}.knots=samples"
+            )
+
+
+class MixtureRows(Observer):
+    """Adds rows and passes of each source to every epoch's record, and to the manifest.
+
+    They count the whole run, from the order and not from batches, so resumed runs agree. Over a
+    mixture that a sampler packs or repeats, an epoch that ends early is counted to a batch or so.
+
+    Args:
+        plan: of training, in the order `order` or one made of it.
+        manifest: gets `mixture`, with `rows` and `passes` by source.
+    """
+
+    def __init__(self, plan: Plan, order: MixtureOrder, manifest: dict[str, Any]) -> None:
+        self.plan, self.order, self.manifest = plan, order, manifest
+        self._done = 0  # steps of the epoch
+
+    def on_epoch_start(self, epoch: int, steps: int | None, done: int) -> None:
+        self._done = done
+
+    def on_steps(self, steps: Sequence[Step]) -> None:
+        self._done = steps[-1].step + 1
+
+    def on_record(self, record: Record) -> None:
+        epoch, sampler = int(record["epoch"]), self.plan.sampler
+        size = self.order.size(epoch)
+        if sampler is self.order:
+            position = min(self._done * self.plan.batch_size, size)
+        else:
+            times = getattr(sampler, "times", 1)
+            used = sampler.size(epoch) // times if isinstance(sampler, Order) else size
+            position = used * self._done // max(self.plan.steps(epoch), 1)
+        rows = self.order.given(epoch, position)
+        passes = self.order.passes(rows)
+        for name in rows:
+            record[f"mixture/{name}/rows"] = rows[name]
+            record[f"mixture/{name}/passes"] = passes[name]
+        self.manifest["mixture"] = {"rows": rows, "passes": passes}
+        if not self.order.size(epoch + 1):
+            self.enough = "the sources have given all passes that dataset.passes allows"
+
+
+def observers(fit: Fit) -> list[Observer]:
+    """The observer of a plan whose sampler is a mixture, or made of one; none for others."""
+    plan = fit.train_loader.plan
+    mixes = getattr(fit.data.train.dataset, "mixing", None) is not None
+    if not mixes or not isinstance(plan, Plan) or plan.again:
+        return []
+    from penstock.addons.mixtures.order import MixtureOrder
+
+    order: Any = plan.sampler
+    while not isinstance(order, MixtureOrder) and order is not None:
+        order = getattr(order, "order", None)
+    return [] if order is None else [MixtureRows(plan, order, fit.folder.manifest)]
+
+
+_SOURCE = re.compile(r"(\d{1,18}) samples, ")
+
+_MAY_CHANGE = ("dataset.sources.", "dataset.weights.")
+
+
+def explained(
+    problems: Sequence[Problem], saved: Mapping[str, str], own: Mapping[str, str], at: Address
+) -> list[Problem]:
+    """`problems` with those of weights and sources in one, which says from which step they hold.
+
+    Args:
+        problems: differences of two runs' fingerprints.
+        saved: fingerprint of the run that is resumed.
+        own: of this one.
+        at: where it resumes.
+    """
+    change = _change(problems, saved, own, at)
+    if change is None:
+        return list(problems)
+    return [change, *(problem for problem in problems if not _is_of_data(problem.key))]
+
+
+def _is_of_data(key: str) -> bool:
+    return key == "dataset" or key.startswith("dataset.")
+
+
+def _change(
+    problems: Sequence[Problem], saved: Mapping[str, str], own: Mapping[str, str], at: Address
+) -> Problem | None:
+    of_data = [problem.key for problem in problems if _is_of_data(problem.key)]
+    if not any(key.startswith(_MAY_CHANGE) for key in of_data):
+        return None
+    if any(key != "dataset" and not key.startswith(_MAY_CHANGE) for key in of_data):
+        return None
+    if any(" kept=" in facts.get("dataset", "") for facts in (saved, own)):
+        return None  # a filter's rows may be others, too
+    try:
+        before, after = _recorded_mixing(saved), _recorded_mixing(own)
+        size, batch = int(own["dataset.num_samples"]), int(own["batch.size"])
+        sources = [_under(facts, "dataset.sources.") for facts in (saved, own)]
+        begin = list(sources[1].items())[: len(sources[0])]
+        if begin != list(sources[0].items()) or saved.get("batch.size") != own["batch.size"]:
+            return None  # a source has gone, or is another one
+        step = change(before, after)
+    except (ConfigError, KeyError, TypeError, ValueError, OverflowError):  # of a foreign file
+        return None
+    unit = before.knots.removesuffix("s")
+    if before.knots == "samples":
+        done = at.epoch * size + at.step * batch
+    else:
+        steps = size // batch if own.get("batch.tail") == "drop" else -(-size // batch)
+        done = at.epoch * steps + at.step
+    if step is None:
+        reason = "dataset.weights are written in another way, and no batch is another one"
+    elif step >= done:
+        reason = (
+            f"dataset.weights differ from {unit} {step} of the run on, and it resumes at {unit} "
+            f"{done}: all batches before {unit} {step} are the same as in the run that is resumed"
+        )
+    else:
+        reason = (
+            f"dataset.weights differ from {unit} {step} of the run on, and it has come to {unit} "
+            f"{done}: it was trained on other batches from {step} to {done - 1} than this "
+            f"configuration has there. Put the change at {unit} {done} or later"
+        )
+    return Problem("dataset", f"{reason}. To resume with it: 'resume_despite=[dataset]'")
+
+
+def _under(facts: Mapping[str, str], prefix: str) -> dict[str, str]:
+    return {
+        key.removeprefix(prefix): value for key, value in facts.items() if key.startswith(prefix)
+    }
+
+
+def _recorded_mixing(facts: Mapping[str, str]) -> Mixing:
+    lengths = {}
+    for name, text in _under(facts, "dataset.sources.").items():
+        length = _SOURCE.match(text)
+        if length is None:
+            raise ValueError(text)
+        lengths[name] = int(length[1])
+    texts = _under(facts, "dataset.weights.").items()
+    weights = {name: plain_json.parse(text) for name, text in texts}
+    by_length = all(weight is None for weight in weights.values())
+    return Mixing(
+        lengths,
+        None if by_length else weights,
+        facts["dataset.linear"] == "True",
+        "samples" if facts["dataset.knots"] == "samples" else "steps",
+    )
