@@ -27,7 +27,6 @@ from penstock.datasets.reading.mapped_array import MappedArray
 from penstock.datasets.reading.plain_tensor import not_finite, plain_numbers
 from penstock.datasets.reading.split import Split, check_split, split_rows
 from penstock.errors import DataError
-from penstock.files.batch_bytes import temporary
 from penstock.files.limits import DEFAULT, Limits
 from penstock.order.randomness import IntArray
 from penstock.ranges import Fraction, Seed
@@ -157,13 +156,12 @@ def block(source: MappedArray, rows: IntArray) -> torch.Tensor:
 
 
 def _numbers(source: MappedArray, rows: IntArray) -> npt.NDArray[Any]:
-    with temporary(len(rows) * source.row_bytes, f"{len(rows)} rows of {str(source.path)!r}"):
-        # A copy; indexing by rows would take three times as long.
-        values = source.array.take(rows, axis=0)
-        position = not_finite(values)
-        if position is not None:
-            raise DataError(
-                f"{str(source.path)!r}, row {rows[position[0]]}, place {position[1:]}: "
-                f"{values[tuple(position)]} is not finite. Repair the value or remove the row."
-            )
-        return plain_numbers(values)
+    # A copy; indexing by rows would take three times as long.
+    values = source.array.take(rows, axis=0)
+    position = not_finite(values)
+    if position is not None:
+        raise DataError(
+            f"{str(source.path)!r}, row {rows[position[0]]}, place {position[1:]}: "
+            f"{values[tuple(position)]} is not finite. Repair the value or remove the row."
+        )
+    return plain_numbers(values)

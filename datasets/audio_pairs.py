@@ -26,7 +26,6 @@ from penstock.datasets.reading.mapped_array import MappedArray
 from penstock.datasets.reading.plain_tensor import not_finite
 from penstock.datasets.reading.split import Split, check_split, split_rows
 from penstock.errors import DataError
-from penstock.files.batch_bytes import reserve
 from penstock.files.limits import DEFAULT, Limits
 from penstock.order.randomness import IntArray
 from penstock.ranges import Fraction, Seed
@@ -183,7 +182,6 @@ def _read_target(path: FolderFile, limits: Limits) -> torch.Tensor:
             f"target {str(path)!r} is {stored.dtype} {list(stored.shape)}; it must be floats, "
             "[C, T] or [T]."
         )
-    reserve(4 * math.prod(stored.shape), f"target {str(path)!r}")
     values = np.array(stored.array, dtype=np.float32, ndmin=2)
     position = not_finite(values)
     if position is not None:

@@ -24,7 +24,6 @@ from penstock.datasets.reading.mapped_array import MappedArray
 from penstock.datasets.reading.plain_tensor import not_finite
 from penstock.datasets.reading.split import Split, check_split, split_rows
 from penstock.errors import DataError
-from penstock.files.batch_bytes import reserve
 from penstock.files.limits import DEFAULT, Limits
 from penstock.order.randomness import IntArray
 from penstock.ranges import Fraction, Seed
@@ -104,7 +103,6 @@ class Sequences(FileDataset, Dataset[Sample]):
                 f"{str(self._values.path)!r}, sequence {self.rows[index]} has {end - start} steps: "
                 f"{self.limits.refusal('record_bytes', f'{size} bytes')}."
             )
-        reserve(size, f"a sequence of {end - start} steps")
         values = np.array(self._values.array[start:end], dtype=np.float32)
         position = not_finite(values)
         if position is not None:

@@ -1,7 +1,7 @@
 """One WAV or FLAC file to one tensor, by libsndfile (`soundfile`).
 
-WAV headers are read here: in 15 us, where libsndfile takes 100 us to open a file, and because
-libsndfile reads a WAV that was cut off as a shorter one. Decoding releases Python's lock.
+libsndfile reads a WAV that was cut off as a shorter one, so its length is compared with the one in
+its header. Opening a file takes 100 us. Decoding releases Python's lock.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from penstock.datasets.reading.folder import Folder
 from penstock.datasets.reading.folder_dataset import FolderDataset
 from penstock.datasets.reading.plain_tensor import not_finite
 from penstock.errors import ConfigError, DataError
-from penstock.files.batch_bytes import reserve, temporary
 from penstock.files.limits import DEFAULT, Limits
 from penstock.files.regular_file import regular_descriptor
 from penstock.order.randomness import IntArray
@@ -32,13 +31,8 @@ T = TypeVar("T")
 
 EXTENSIONS = (".wav", ".flac")
 
-# Formats of the `fmt ` chunk in which every frame takes the same number of bytes: PCM, float, A-law
-# and mu-law. The extensible format has the actual one further on in the chunk.
-_PLAIN = (1, 3, 6, 7)
-_EXTENSIBLE = 0xFFFE
 # Lengths that writers use when they write into a pipe and cannot come back to correct them.
 _OPEN_ENDED = range(0x7FFFF000, 0x1_0000_0000)
-_MOST_CHUNKS = 1000  # of a WAV; a file of zeros is one of empty chunks without an end
 _REPLACE = "Replace it or remove it from the data."
 
 
@@ -85,13 +79,10 @@ def decode_audio(content: bytes, name: str, limits: Limits = DEFAULT) -> tuple[t
 
 
 def _decoded(file: BinaryIO, path: str, limits: Limits) -> tuple[torch.Tensor, int]:
-    header = _wav_header(file, path)
     with _decoder(file, path) as decoder:
-        claimed = Header(decoder.frames, decoder.samplerate, decoder.channels)
-        _check_header(claimed, path, limits)
-        frames, rate, _ = header or claimed
-        size = 4 * claimed.frames * claimed.channels
-        reserve(size, f"audio {path!r}")
+        header = Header(decoder.frames, decoder.samplerate, decoder.channels)
+        _check_header(header, path, limits)
+        frames, rate, _ = header
         values: npt.NDArray[np.float32] = decoder.read(dtype="float32", always_2d=True)
     if frames == 0:
         raise _refusal(path, "has no samples")
@@ -105,19 +96,11 @@ def _decoded(file: BinaryIO, path: str, limits: Limits) -> tuple[torch.Tensor, i
             f"audio {path!r}, frame {position[0]} ({position[0] / rate:.3f} s), "
             f"channel {position[1]}: {values[tuple(position)]} is not finite. {_REPLACE}"
         )
-    with temporary(0 if claimed.channels == 1 else size, f"audio {path!r}"):
-        return torch.from_numpy(np.ascontiguousarray(values.T)), rate
-
-
-def read_integers(path: str) -> npt.NDArray[np.int32]:
-    """The samples of a file that `read_audio` reads, as encoded: int32 [T, C]."""
-    with _opened(path) as file, _decoder(file, path) as decoder:
-        values: npt.NDArray[np.int32] = decoder.read(dtype="int32", always_2d=True)
-        return values
+    return torch.from_numpy(np.ascontiguousarray(values.T)), rate
 
 
 def read_header(path: str, limits: Limits = DEFAULT) -> Header:
-    """Length, rate and channels of an audio file; 15 us for WAV, else 100 us.
+    """Length, rate and channels of an audio file; 100 us.
 
     Raises:
         DataError: the file is missing, not audio, a WAV that was cut off, or claims too much.
@@ -133,10 +116,8 @@ def header_of(content: bytes, name: str, limits: Limits = DEFAULT) -> Header:
 
 
 def _header(file: BinaryIO, path: str, limits: Limits) -> Header:
-    header = _wav_header(file, path)
-    if header is None:
-        with _decoder(file, path) as decoder:
-            header = Header(decoder.frames, decoder.samplerate, decoder.channels)
+    with _decoder(file, path) as decoder:
+        header = Header(decoder.frames, decoder.samplerate, decoder.channels)
     _check_header(header, path, limits)
     return header
 
@@ -177,10 +158,10 @@ def _decoder(file: BinaryIO, path: str) -> Iterator[Any]:
     soundfile = check_soundfile()
     if isinstance(file, BytesIO):
         source: BytesIO | int = file
-        file.seek(0)
+        _check_length(file.getvalue()[:28], len(file.getvalue()), path)
     else:
         source = file.fileno()  # libsndfile reads it by itself, without Python's lock
-        os.lseek(source, 0, os.SEEK_SET)
+        _check_length(os.pread(source, 28, 0), os.fstat(source).st_size, path)
     try:
         with soundfile.SoundFile(source, closefd=False) as decoder:
             yield decoder
@@ -214,54 +195,12 @@ def _check_header(header: Header, path: str, limits: Limits) -> None:
     raise _refusal(path, f"claims {frames} frames of {channels} channel(s) at {rate} Hz: {excess}")
 
 
-def _wav_header(file: BinaryIO, path: str) -> Header | None:
-    """The header of a WAV file with frames of equal size; None for other files.
-
-    DataError if any WAV file has fewer samples than it claims.
-    """
-    try:
-        start = file.read(12)
-        if start[:4] not in (b"RIFF", b"RF64") or start[8:] != b"WAVE":
-            return None
-        form, data = _chunks(file)
-        begin = file.tell()
-        there = file.seek(0, os.SEEK_END) - begin
-    except (OSError, ValueError, OverflowError) as error:
-        raise DataError(f"audio {path!r} cannot be read: {error}. {_REPLACE}") from error
-    if data > there:
-        if data not in _OPEN_ENDED:
-            raise _refusal(
-                path, f"was cut off: it claims {data} bytes of samples, but there are {there}"
-            )
-        data = there
-    fields = [int.from_bytes(form[at : at + 2], "little") for at in range(0, len(form) - 1, 2)]
-    if len(fields) < 8:
-        return None
-    coding, channels, rate, frame_bytes = fields[0], fields[1], fields[2:4], fields[6]
-    if coding == _EXTENSIBLE and len(fields) > 12:
-        coding = fields[12]
-    if coding not in _PLAIN or not frame_bytes:
-        return None
-    return Header(data // frame_bytes, rate[0] | rate[1] << 16, channels)
-
-
-def _chunks(file: BinaryIO) -> tuple[bytes, int]:
-    """Body of the `fmt ` chunk, and length of the samples; leaves `file` at their start."""
-    form, long_data = b"", 0
-    for _ in range(_MOST_CHUNKS):
-        if len(head := file.read(8)) < 8:
-            return b"", 0
-        name, length = head[:4], int.from_bytes(head[4:], "little")
-        if name == b"data":
-            return form, long_data or length
-        body = file.read(min(length, 40)) if name in (b"fmt ", b"ds64") else b""
-        if name == b"fmt ":
-            form = body
-        elif name == b"ds64":  # of RF64, for files of 4 GiB and more
-            long_data = int.from_bytes(body[8:16], "little")
-        # A chunk of odd length is followed by a byte of padding.
-        file.seek(length + length % 2 - len(body), os.SEEK_CUR)
-    raise ValueError(f"more than {_MOST_CHUNKS:,} chunks come before its samples")
+def _check_length(head: bytes, there: int, path: str) -> None:
+    """Refuse a WAV that is shorter than its header claims; `head` are its first 28 bytes."""
+    is_long = head[:4] == b"RF64"  # of 4 GiB and more
+    claimed = int.from_bytes(head[20:28] if is_long else head[4:8], "little")
+    if (is_long or head[:4] == b"RIFF") and claimed + 8 > there and claimed not in _OPEN_ENDED:
+        raise _refusal(path, f"was cut off: it claims {claimed + 8} bytes, but there are {there}")
 
 
 def _refusal(path: str, what: str) -> DataError:
@@ -270,11 +209,6 @@ def _refusal(path: str, what: str) -> DataError:
 
 class AudioFolder(FolderDataset):
     """A dataset of recordings, one a file."""
-
-    def check(self, index: int) -> str | None:
-        from penstock.datasets.reading.damage import audio_damage  # which imports this module
-
-        return self._audio(index, audio_damage)
 
     def audio(self, index: int) -> tuple[torch.Tensor, int]:
         """The recording of a sample, float32 [C, T], and its rate in Hz."""

@@ -3,32 +3,25 @@
     JPEG    libjpeg's own warnings (invalid bytes, data that ends too early); no end marker
     WebP    shorter than its header claims
     GIF     no last byte
-    WAV     only silence; zeros from a boundary of the disk's blocks to the end, as after a crash
-    FLAC    the same, and samples that differ from the checksum (MD5) of the encoded ones
 
-Reading verifies the checksums of PNG. Cost: one more decoding of a JPEG or a FLAC.
+Reading verifies the checksums of PNG. Cost: one more decoding of a JPEG.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sys
 import tempfile
 import threading
 
-import numpy as np
 import torch
 import torchvision.io  # noqa: F401  (registers torch.ops.image)
 
-from penstock.datasets.reading.audio import read_audio, read_integers
 from penstock.files.limits import DEFAULT, Limits
 from penstock.files.regular_file import read_regular
 from penstock.terminal import say
 
 _RGB = 3  # torchvision.io.ImageReadMode.RGB.value, which warns when it is looked up
-_BLOCK = 4096  # bytes of a page, and of most disks' blocks
-_LEAST_ZEROS = 4096
 
 _stderr = threading.Lock()
 
@@ -71,31 +64,3 @@ def _libjpeg_warnings(content: bytes) -> list[str]:
     if others:  # another thread's
         say("\n".join(others))
     return [line.strip() for line in lines if "JPEG" in line]
-
-
-def audio_damage(path: str, limits: Limits = DEFAULT) -> str | None:
-    """Damage in an audio file that can be decoded; None if none is found."""
-    content = read_regular(path, limits)
-    values, _ = read_audio(path, limits)
-    if content.startswith(b"fLaC"):
-        checksum = content[26:42]  # in the first block, which is of fixed length
-        bits = (int.from_bytes(content[18:26], "big") >> 36 & 31) + 1
-        if any(checksum) and _flac_checksum(path, bits) != checksum:  # zeros if not computed
-            return "its samples do not match the checksum that it carries"
-    if not values.any():
-        return "it is silent: all of its samples are zero"
-    start = len(content.rstrip(b"\0"))
-    zeros, before = len(content) - start, -start % _BLOCK
-    # Silence begins anywhere; blocks that were never written begin at their boundary.
-    if zeros - before >= _LEAST_ZEROS and before < 4:
-        return (
-            f"it is all zeros from byte {start + before} to its end ({zeros} bytes), from a "
-            "boundary of the disk's blocks: they were never written"
-        )
-    return None
-
-
-def _flac_checksum(path: str, bits: int) -> bytes:
-    samples = np.ascontiguousarray(read_integers(path) >> (32 - bits)).astype("<i4").view(np.uint8)
-    plain = samples.reshape(-1, 4)[:, : -(-bits // 8)].tobytes()
-    return hashlib.md5(plain, usedforsecurity=False).digest()

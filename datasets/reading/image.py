@@ -1,6 +1,6 @@
 """One image file to one tensor, by the library a person names.
 
-    torchvision    JPEG, WebP, GIF; the fastest, and decodes without Python's lock; PNG by Pillow
+    torchvision    JPEG; the fastest, and decodes without Python's lock; PNG, WebP and GIF by Pillow
     pillow         the most formats
     skimage        scikit-image's `imread`; the most formats, TIFF by tifffile
 
@@ -16,10 +16,8 @@ import difflib
 import importlib.util
 import io
 import re
-import zlib
 from collections.abc import Callable
 from functools import partial
-from itertools import chain
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -29,13 +27,11 @@ import torchvision.io  # noqa: F401  (registers torch.ops.image)
 from torchvision import tv_tensors
 
 from penstock.datasets.reading.file_kind import stranger
-from penstock.datasets.reading.image_claims import PNG, Claim, TiffDirectory, check_exif, claim_of
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.files.batch_bytes import reserve, temporary
 from penstock.files.limits import DEFAULT, Limits
 from penstock.files.regular_file import read_regular
 from penstock.loading.encoded import EncodedImage
-from penstock.transforms.jpeg_header import upright
+from penstock.transforms.jpeg_header import jpeg_header, upright
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -64,8 +60,8 @@ _FORMATS = (
     "DDS",
     "TGA",
 )
+_PNG, _PNG_END = b"\x89PNG", b"IEND\xaeB`\x82"
 _REPLACE = "Replace it or remove it from the data."
-_DEFLATE = (8, 32946)  # compressions of TIFF
 
 
 def read_image(
@@ -125,26 +121,11 @@ def decode_image(
     if reader not in _READERS:
         check_reader(reader)
     try:
-        claim = claim_of(content, limits.pixels)
-        if claim is not None:
-            # Pillow decodes one frame.
-            weight = claim.weight // claim.frames if reader == "pillow" else claim.weight
-            if weight > limits.pixels:
-                raise _excess(claim, weight, name, limits)
-            if claim.texts and reader == "torchvision":
-                # A decoder would decompress and keep them.
-                cuts = [0, *chain.from_iterable(claim.texts), len(content)]
-                pairs = zip(cuts[::2], cuts[1::2], strict=True)
-                content = b"".join(content[start:end] for start, end in pairs)
-        elif reader == "torchvision":  # it knows no other formats
-            weight = 0
-        else:
-            with opened_image(content, name, limits) as header:
-                weight = header.width * header.height
-        reserve(3 * weight, f"image {name!r}")
-        decoding = _while_decoding(content, reader) * weight + len(content)  # of which one copies
-        with temporary(decoding, f"to decode image {name!r}"):
-            return tv_tensors.Image(_READERS[reader](content, name, limits))
+        if content.startswith(_PNG):  # readers look at few of its checksums
+            opened_image(content, name, limits).verify()
+            if _PNG_END not in content:
+                raise ValueError("truncated PNG file")
+        return tv_tensors.Image(_READERS[reader](content, name, limits))
     except (ImportError, MemoryError, DataError):
         raise
     except Exception as error:  # decoders raise any error for a damaged file
@@ -168,14 +149,6 @@ def decode_image(
         raise DataError(f"image {name!r} {wrong}") from error
 
 
-def _while_decoding(content: bytes, reader: str) -> int:
-    """Bytes for each pixel that decoding takes beside its result, as measured, rounded up."""
-    if reader == "torchvision" and not content.startswith(PNG):
-        return 4
-    # Pillow keeps 4 bytes a pixel before and after it converts, and hands over a copy.
-    return 20 if content[8:12] == b"WEBP" else 12
-
-
 def check_reader(reader: str) -> None:
     """Raise ConfigError unless `reader` can be used here."""
     if reader not in _READERS:
@@ -188,27 +161,27 @@ def check_reader(reader: str) -> None:
         raise ConfigError(Problem("dataset.reader", reason))
 
 
-def _excess(claim: Claim, weight: int, name: str, limits: Limits) -> DataError:
-    refusal = limits.refusal("pixels", f"{weight} pixels")
-    return DataError(f"image {name!r} claims {claim}: {refusal}; or remove it from the data.")
+def _check_size(width: int, height: int, name: str, limits: Limits) -> None:
+    if width * height > limits.pixels:
+        refusal = limits.refusal("pixels", f"{width * height} pixels")
+        claim = f"{width} x {height} pixels: {refusal}"
+        raise DataError(f"image {name!r} claims {claim}; or remove it from the data.")
 
 
 def _with_torchvision(content: bytes, name: str, limits: Limits) -> torch.Tensor:
-    if content.startswith(PNG):
-        # torchvision's decoder (0.29) crashes the whole process over pixels that are damaged inside
-        # of chunks whose checksums are right; Pillow needs 1.1 to 1.2 of its CPU time.
+    if content.startswith((_PNG, b"GIF8")) or content[8:12] == b"WEBP":
+        # torchvision's decoder (0.29) crashes the whole process over pixels of a PNG that are
+        # damaged inside of chunks whose checksums are right, and decodes animations whole.
         return _with_pillow(content, name, limits)
+    header = jpeg_header(content)
+    if header is not None:
+        _check_size(header.width, header.height, name, limits)
+    elif content.startswith(b"\xff\xd8"):
+        opened_image(content, name, limits).close()
     # `torchvision.io.decode_image` is this operator and a DeprecationWarning (0.29), which could be
     # silenced only for all threads at once.
     data = torch.frombuffer(bytearray(content), dtype=torch.uint8)
     image: torch.Tensor = torch.ops.image.decode_image(data, _RGB, True)
-    if image.ndim == 4:  # an animation: its first frame
-        image = image[0]
-    if image.dtype == torch.uint16:
-        image = (image.to(torch.int32) >> 8).to(torch.uint8)
-    if content[8:12] == b"WEBP":  # the operator applies the orientation of JPEG and PNG only
-        with opened_image(content, name, limits) as header:
-            image = upright(image, header.getexif().get(_ORIENTATION, 1))
     return image
 
 
@@ -229,8 +202,6 @@ def _with_skimage(content: bytes, name: str, limits: Limits) -> torch.Tensor:
 
     # The header comes first: imageio leaves files open that it cannot read.
     with opened_image(content, name, limits) as header:
-        if header.format == "TIFF":
-            _check_pieces(content, limits)
         pixels: Pixels = imread(io.BytesIO(content))
         if pixels.ndim == 4:  # an animation: its first frame
             pixels = pixels[0]
@@ -267,28 +238,8 @@ def opened_image(content: bytes, name: str, limits: Limits) -> Image.Image:
     if Image.MAX_IMAGE_PIXELS is not None and limits.pixels > Image.MAX_IMAGE_PIXELS:
         Image.MAX_IMAGE_PIXELS = limits.pixels
     image = Image.open(io.BytesIO(content), formats=_FORMATS)
-    width, height = image.size
-    if width * height > limits.pixels:
-        raise _excess(Claim(width, height, 1, width * height), width * height, name, limits)
-    exif = image.info.get("exif")
-    if isinstance(exif, bytes):
-        check_exif(exif)
+    _check_size(*image.size, name, limits)
     return image
-
-
-def _check_pieces(content: bytes, limits: Limits) -> None:
-    """Raise ValueError for a TIFF with a strip that inflates to more than a whole picture may have.
-
-    tifffile inflates a strip whole, whatever its result; a deflated byte gives up to 1032.
-    """
-    most = 8 * limits.pixels
-    for page in TiffDirectory(content).pages():
-        for start, size in page.pieces if page.compression in _DEFLATE else ():
-            if size * 1032 > most:
-                stream = zlib.decompressobj()
-                stream.decompress(content[start : start + size], most)
-                if stream.unconsumed_tail:
-                    raise ValueError(f"a strip of it inflates to more than {most} bytes")
 
 
 def _rgb(pixels: Pixels) -> torch.Tensor:

@@ -8,10 +8,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from penstock.files.batch_bytes import reserve, temporary
-
-LITTLE = 1 << 14  # bytes that need not be reserved
-
 
 def plain_numbers(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """A copy of numbers that torch has a type for: floats as float32, wide unsigned ones signed.
@@ -20,8 +16,6 @@ def plain_numbers(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         ValueError: the values are not numbers.
     """
     kind, width = values.dtype.kind, values.dtype.itemsize
-    if values.nbytes > LITTLE:
-        reserve(values.size * plain_width(values.dtype), "numbers")
     if kind == "f":
         return values.astype(np.float32)
     if kind == "u" and width > 1:
@@ -35,19 +29,11 @@ def not_finite(values: npt.NDArray[Any]) -> list[int] | None:
     """The place of the first float that is NaN or infinite; None if there is none."""
     if values.dtype.kind != "f":
         return None
-    with temporary(values.size if values.nbytes > LITTLE else 0, "to check numbers"):
-        finite = np.isfinite(values)
-        if finite.all():
-            return None
-        position = np.unravel_index(finite.argmin(), finite.shape)
+    finite = np.isfinite(values)
+    if finite.all():
+        return None
+    position = np.unravel_index(finite.argmin(), finite.shape)
     return [int(number) for number in position]
-
-
-def plain_width(dtype: np.dtype[Any]) -> int:
-    """Bytes of each number after `plain_numbers`."""
-    if dtype.kind == "f":
-        return 4
-    return 2 * dtype.itemsize if dtype.kind == "u" and dtype.itemsize in (2, 4) else dtype.itemsize
 
 
 def plain_tensor(values: npt.NDArray[Any]) -> torch.Tensor:

@@ -333,7 +333,6 @@ class Split:
             of_batch or None,
             self._bad_samples(),
             fields,
-            self.batch_bytes,
         )
         if not isinstance(plan, StreamPlan):
             return Fetch(*common)
@@ -346,12 +345,6 @@ class Split:
             tail=plan.tail,
             together=batch_steps.together,
         )
-
-    @property
-    def batch_bytes(self) -> int:
-        """Bytes that one batch may take: of half the memory a part, if they are not configured."""
-        limit = self.config.limits.batch_bytes
-        return limit or loader_options.batch_bytes(self.config.loader, self.data.world.local_size)
 
     def _bad_samples(self) -> BadSamples:
         section, path = self.config.bad_samples, self.config.bad_samples.quarantine

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 # What a person typed (`key`, `key=value`, `--flag`; "*" ends a prefix) -> what to do instead.
 GONE: dict[str, str] = {
+    "limits.batch_bytes": "lower batch.size; limits.pixels and limits.record_bytes bound a sample",
     "experiment=gan": "see docs/examples/gan",
     "loader.cost": "the window of batches grows by itself behind a slow one (loader.slow_memory)",
     "loader.max_memory": "set loader.num_workers and loader.prefetch_factor",

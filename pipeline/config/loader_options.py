@@ -13,7 +13,6 @@ from penstock import seams
 from penstock.config import allow_list
 from penstock.config.schema import LoaderSection
 from penstock.distributed import world
-from penstock.loading.memory import of_a_batch
 from penstock.loading.workers.options import LoaderOptions
 from penstock.transforms.image import Compose
 
@@ -48,17 +47,6 @@ def resolve(section: LoaderSection, backend: str) -> LoaderOptions:
     }
     same = section.model_dump(include={field.name for field in fields(LoaderOptions)})
     return LoaderOptions(**{**same, **resolved})
-
-
-def batch_bytes(section: LoaderSection, ranks: int) -> int:
-    """`limits.batch_bytes` where it is null.
-
-    Args:
-        ranks: of this machine.
-    """
-    count = worker_count(section, section.backend)
-    workers = 0 if section.backend == "main" else count
-    return of_a_batch(workers, section.prefetch_factor or 2, ranks * world.jobs_at_once())
 
 
 def backend(

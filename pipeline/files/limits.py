@@ -1,33 +1,16 @@
 """How much one file, record or listing may claim before it is refused; the section `limits`.
 
 A few bytes can ask for any amount of memory: a header that claims 65,500 x 65,500 pixels, a label
-of 10^11. Readers compare with these limits before they allocate; more is a DataError. The memory of
-all samples of a batch is counted in `batch_bytes.py`.
+of 10^11. Readers compare with these limits before they allocate; more is a DataError.
 """
 
 from __future__ import annotations
 
-import re
 from typing import Annotated
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
-
-_SIZE = re.compile(r"(\d{1,12}(?:\.\d{1,6})?) ?([KMGT])iB")
-
-
-def _bytes(value: object) -> object:
-    """Bytes of a text such as "2 GiB"; anything else as it is."""
-    if not isinstance(value, str):
-        return value
-    match = _SIZE.fullmatch(value.strip())
-    if match is None:
-        raise ValueError(f"expected {_WORDS}")
-    return int(float(match[1]) * 1024 ** ("KMGT".index(match[2]) + 1))
-
+from pydantic import BaseModel, ConfigDict, Field
 
 Count = Annotated[int, Field(ge=1)]
-_WORDS = "bytes, or a text such as 512 MiB or 2 GiB"
-Size = Annotated[int, Field(ge=1, description=_WORDS), BeforeValidator(_bytes)]
 
 
 class Limits(BaseModel):
@@ -44,8 +27,6 @@ class Limits(BaseModel):
         columns: of one table.
         files: in one listing of a folder or an address; also rows of a table or of labels in
             memory.
-        batch_bytes: of the samples of one batch (a rank's share) in memory, and of what they are
-            put together into; None goes by the memory (`loading.memory.of_a_batch`).
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
@@ -57,7 +38,6 @@ class Limits(BaseModel):
     classes: Count = 1_000_000
     columns: Count = 100_000
     files: Count = 100_000_000
-    batch_bytes: Size | None = None
 
     def refusal(self, name: str, claim: object) -> str:
         """The end of a message about the limit `name`, from `claim`, a number with its unit."""

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.errors import DataError
-from penstock.files.batch_bytes import reserve
 
 if TYPE_CHECKING:
     from penstock.files.limits import Limits
@@ -104,7 +103,6 @@ def read_regular(path: str | os.PathLike[str], limits: Limits | None = None) -> 
 
     Raises:
         DataError: it is larger; the message begins with "it has".
-        BatchTooLargeError: the batch at hand has no room for it.
         OSError: as for `regular_descriptor`.
     """
     if limits is None:
@@ -115,7 +113,6 @@ def read_regular(path: str | os.PathLike[str], limits: Limits | None = None) -> 
     try:
         if size > limits.record_bytes:
             raise DataError(f"it has {limits.refusal('record_bytes', f'{size} bytes')}")
-        reserve(size, "the file")
         content = os.read(descriptor, size)
         while len(content) < size:  # after a signal, or where the file was cut off meanwhile
             more = os.read(descriptor, size - len(content))

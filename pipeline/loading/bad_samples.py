@@ -12,8 +12,7 @@ a ValueError, a RuntimeError, a SyntaxError (parsers raise it), or an error of a
 In a transform it is a DataError, an OSError, an EOFError, a UnicodeError, or an error of a decoding
 library: images are often decoded there. Everything else is a mistake in code (TypeError, NameError,
 KeyError, a ValueError of a transform ...) or the machine's (no memory, no space, too many open
-files, a store that does not answer), and is never left out. Nor is a sample for which its batch has
-no room (`limits.batch_bytes`): the samples beside it and the machine would decide what is read.
+files, a store that does not answer), and is never left out.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ import numpy as np
 import torch
 
 from penstock.errors import ConfigError, DataError, PenstockError, UnreachableError
-from penstock.files.batch_bytes import BatchTooLargeError, is_too_large
 from penstock.loading.wrapped import sample_name
 from penstock.order.permutation import Permutation
 from penstock.order.plan import Plan, Request
@@ -88,11 +86,6 @@ _DECODERS = frozenset(
 )
 
 _WAY_OUT = "\nbad_samples.on_error=skip or substitute leaves such samples out; task=check lists all"
-
-_KEPT = (
-    "\nbad_samples.on_error leaves out samples that cannot be read, and this one can: leaving it "
-    "out would make the batch depend on the machine's memory"
-)
 
 
 class SampleError(PenstockError):
@@ -228,7 +221,7 @@ class FromDataset:
 
 def is_bad(error: Exception, stage: Stage) -> bool:
     """Whether `error` is about the sample, and not about the code or the machine."""
-    if isinstance(error, _CODE + _MACHINE) or _wants_memory(error) or is_too_large(error):
+    if isinstance(error, _CODE + _MACHINE) or _wants_memory(error):
         return False
     if isinstance(error, OSError) and error.errno in _MACHINE_CODES:
         return False
@@ -279,9 +272,6 @@ def explained(
     way_out = way_out if leaves_out else ""
     if isinstance(error, ConfigError) and stage == "transform":
         return error
-    if is_too_large(error):
-        kept = "" if on_error == "raise" else _KEPT
-        return BatchTooLargeError(f"{where}{path}: {error}{kept}")
     if isinstance(error, DataError):
         return DataError(f"{where}{path}: {error}{way_out}")
     if stage != "collate" and not isinstance(error, PenstockError) and _is_content(error):

@@ -2,13 +2,11 @@
 
 A collate function takes the samples of one share (dicts with the same fields) and gives a dict of
 batched fields, or raises `Mismatch`. torch's `default_collate` stacks, in a worker process straight
-into shared memory. The memory of a batch is computed from shapes and reserved before
-(files/batch_bytes.py): padding makes every row as long as the longest.
+into shared memory.
 """
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -19,14 +17,9 @@ from torch import Tensor
 from torch.utils.data import default_collate, default_convert
 
 from penstock.errors import DataError
-from penstock.files import batch_bytes
 from penstock.loading import output_buffers
 from penstock.loading.encoded import EncodedImage
-from penstock.loading.sizes import leaves, nbytes
 from penstock.order.randomness import IntArray
-
-_WIDEST = 16  # bytes of the widest number, complex128, for one of the narrowest
-_TENSOR = 1024  # bytes of a tensor of one number, as measured, rounded up
 
 Sample = Mapping[str, Any]
 
@@ -141,17 +134,15 @@ class Pad(_Padding):
             ):
                 batch[name] = even(name, values)
             elif isinstance(values, Ragged):
-                batch[name], batch[f"{name}_lengths"] = self._filled(name, *values)
+                batch[name], batch[f"{name}_lengths"] = self._filled(*values)
             else:
                 lengths = torch.full((len(values),), values.shape[1])
                 batch[name], batch[f"{name}_lengths"] = values, lengths
         return batch
 
-    def _filled(self, name: str, values: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        longest, row = (int(found) for found in lengths.max(0))
+    def _filled(self, values: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        longest = int(lengths.max())
         shape = (len(lengths), longest, *values.shape[1:])
-        what = f"field {name!r} of {len(lengths)} rows, padded to length {longest},"
-        batch_bytes.reserve(math.prod(shape) * values.element_size(), what, row)
         there = (torch.arange(longest) < lengths[:, None]).reshape(
             *shape[:2], *[1] * (len(shape) - 2)
         )
@@ -171,7 +162,6 @@ class Pad(_Padding):
             if tensor.ndim == 0 or tensor.shape[1:] != tensors[0].shape[1:]:
                 raise Mismatch(name, (0, row), _shapes(tensors[0], tensor) + " beyond the length")
         lengths = torch.tensor([len(tensor) for tensor in tensors])
-        _reserve_padded(name, tensors, lengths)
         pad = torch.nn.utils.rnn.pad_sequence
         return pad(tensors, batch_first=True, padding_value=self.value), lengths
 
@@ -196,19 +186,10 @@ class PadTime(_Padding):
             if tensor.ndim == 0 or tensor.shape[:-1] != first.shape[:-1]:
                 raise Mismatch(name, (0, row), _shapes(first, tensor) + " before the last, time")
         lengths = torch.tensor([tensor.shape[-1] for tensor in tensors])
-        _reserve_padded(name, tensors, lengths)
         padded = first.new_full((len(tensors), *first.shape[:-1], int(lengths.max())), self.value)
         for row, tensor in enumerate(tensors):
             padded[row, ..., : tensor.shape[-1]] = tensor
         return padded, lengths
-
-
-def _reserve_padded(name: str, tensors: list[Tensor], lengths: Tensor) -> None:
-    """Ask for the memory of as many rows as there are, all as long as the longest."""
-    row = int(lengths.argmax())
-    longest = tensors[row].numel() * tensors[0].element_size()  # whose type the batch has
-    what = f"field {name!r} of {len(tensors)} rows, padded to length {lengths[row]},"
-    batch_bytes.reserve(len(tensors) * longest, what, row)
 
 
 class List:
@@ -246,15 +227,12 @@ def columns(samples: Sequence[Sample]) -> dict[str, list[Any]]:
 
 def stack(field: str, values: list[Any]) -> Any:
     """The values of one field, as `Stack` puts them together."""
-    first, widest = values[0], 1
-    kind = getattr(first, "dtype", None)
+    first = values[0]
     for row, value in enumerate(values):
         if type(value) is not type(first):
             raise Mismatch(field, (0, row), f"types {type(first).__name__}, {type(value).__name__}")
         if hasattr(value, "shape") and value.shape != first.shape:
             raise Mismatch(field, (0, row), _shapes(first, value))
-        if kind is not None and value.dtype != kind:
-            widest = _WIDEST  # the batch has a type that all of them fit in
     if isinstance(first, EncodedImage):  # for a batch transform that decodes
         return values
     if isinstance(first, Tensor):
@@ -262,11 +240,7 @@ def stack(field: str, values: list[Any]) -> Any:
         view = output_buffers.contiguous_view(rows)
         if view is not None:
             return view
-        batch_bytes.reserve(len(rows) * first.nbytes * widest, f"field {field!r}")
         return default_collate(rows)
-    if not isinstance(first, (int, float, str, bytes)):
-        size = nbytes(values) * widest + _TENSOR * leaves(first)
-        batch_bytes.reserve(size, f"field {field!r}")
     try:
         return default_collate(values)
     except TypeError as error:

@@ -26,7 +26,6 @@ import numpy as np
 import torch
 
 from penstock.errors import DataError
-from penstock.files.batch_bytes import BatchBytes, BatchTooLargeError, bounded, discarded
 from penstock.loading import output_buffers, worker_status
 from penstock.loading.bad_samples import (
     RAISE,
@@ -39,11 +38,9 @@ from penstock.loading.bad_samples import SampleError as SampleError  # also publ
 from penstock.loading.batch import Batch
 from penstock.loading.collate import Mismatch, kinds_of, plain
 from penstock.loading.encoded import EncodedImage
-from penstock.loading.memory import of_a_batch
 from penstock.loading.named_fields import NAMELESS, Fields, OwnCollate
-from penstock.loading.sample_reader import Recipe, SampleReader, in_batch
+from penstock.loading.sample_reader import Recipe, SampleReader
 from penstock.loading.sampled_rows import SampleRequest, seen_of
-from penstock.loading.sizes import nbytes
 from penstock.loading.stage_timer import StageTimer
 from penstock.loading.whole_batches import NotAtOnceError, WholeBatches
 from penstock.loading.wrapped import own_row, sample_name
@@ -75,12 +72,9 @@ class Fetch:
         batch_transform: batch -> batch, after collating; None leaves it.
         bad: what becomes of bad samples.
         fields: names for samples that are no dicts.
-        batch_bytes: that the samples of a batch may take in memory, and as much again what they
-            become; None goes by the memory of this machine, for a loader without workers.
 
     Attributes:
         traced: batches have a `trace` of when and where they were worked on.
-        most_bytes: `batch_bytes`, or what stands for it.
         recipe: what samples are made of.
         in_turn: requests are dealt to workers, and not taken by any free worker.
         repeat_checked: samples of a first batch were made twice and compared, or need not be.
@@ -98,7 +92,6 @@ class Fetch:
     batch_transform: Callable[[Batch], Batch] | None = None
     bad: BadSamples = RAISE
     fields: Fields = NAMELESS
-    batch_bytes: int | None = None
     traced: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
@@ -110,7 +103,6 @@ class Fetch:
         self._own = PrivateGenerators({"dataset": self.dataset, **named, "collate": self.collate})
         self._order = getattr(self.collate, "order", None)
         self._restores = isinstance(self.collate, OwnCollate)
-        self.most_bytes = self.batch_bytes or of_a_batch(0, 0)
         self.recipe = Recipe(
             self.dataset,
             self.transform,
@@ -118,7 +110,6 @@ class Fetch:
             self.hashed,
             self.bad,
             self.fields,
-            self.most_bytes,
         )
         self._whole = WholeBatches(self.recipe)
         # Where nothing can draw, they need not be saved and put back: 30 us a batch.
@@ -157,8 +148,7 @@ class Fetch:
             draws = draws if self._keyed else self._own.beside(draws, 0)
             rows = request.indices.tolist()
             read = self._reads(request, rows, draws)
-            with bounded(self.most_bytes):
-                seen = seen_of(self.dataset, self.fields, read, rows[: len(read)])
+            seen = seen_of(self.dataset, self.fields, read, rows[: len(read)])
             begin_sample(None)
         return Batch({"seen": seen}, request, np.arange(len(request)))
 
@@ -197,12 +187,6 @@ class Fetch:
 
     def work(self, request: Request, rows: Any, draws: Draws, timer: StageTimer) -> Batch:
         """The batch of `request` with its samples read from `rows`, by index."""
-        with bounded(self.most_bytes) as account:
-            return self._work(request, rows, draws, timer, account)
-
-    def _work(
-        self, request: Request, rows: Any, draws: Draws, timer: StageTimer, account: BatchBytes
-    ) -> Batch:
         warnings: dict[str, str] = {}
         keys = partial(sample_keys, self.seed, request.epoch, request.positions)
         if self._whole.usable:
@@ -215,7 +199,7 @@ class Fetch:
                         f"batch {request.address} is made sample by sample, which takes longer: "
                         f"{error}"
                     )
-        make = partial(self._by_sample, request, rows, keys().tolist(), timer, warnings, account)
+        make = partial(self._by_sample, request, rows, keys().tolist(), timer, warnings)
         try:
             if self._keyed:
                 return make(UNSEEDED if draws is GLOBAL else draws)
@@ -237,10 +221,8 @@ class Fetch:
         keys: list[int],
         timer: StageTimer,
         warnings: Mapping[str, str],
-        account: BatchBytes,
         draws: Draws,
     ) -> Batch:
-        account.taken = 0
         with output_buffers.batch(len(request)):
             reader = SampleReader(
                 self.recipe, request, rows, self.transform, draws, timer, self.substitutes
@@ -261,10 +243,7 @@ class Fetch:
                         draws,
                     )
             samples: list[Any] = []
-            began, ended = timer.lap("read"), list[float]()
-            due = began + self.recipe.quick
-            if not reader.is_counted:
-                account.count = partial(reader.count, samples, began, ended, account)
+            timer.lap("read")
             bad: dict[int, BadSampleError] = {}
             begin = begin_sample if self._keyed or draws is UNSEEDED else draws.seed
             for slot, key in enumerate(keys):
@@ -274,30 +253,18 @@ class Fetch:
                 except BadSampleError as error:
                     samples.append(None)
                     bad[slot] = error.kept()
-                now = timer.lap("transform")
-                ended.append(now)
-                if now > due:
-                    if account.count is not None:
-                        account.count()
-                        reader.check_room(account, slot)
-                    due = now + self.recipe.quick
+                timer.lap("transform")
             if again is not None:
-                with discarded():
-                    differs = again.difference(samples, bad, hash_sample)
+                differs = again.difference(samples, bad, hash_sample)
                 if differs:
                     warnings = {**warnings, "unrepeatable": differs}
             worker_status.report(worker_status.WHOLE, worker_status.COLLATE)
             reader.samples = reader.without(bad, samples, keys) if bad else samples
             del samples  # they go when they are collated
-            account.taken, account.count = 0, None
-            return self._collated(reader, timer, warnings, account)
+            return self._collated(reader, timer, warnings)
 
     def _collated(
-        self,
-        reader: SampleReader,
-        timer: StageTimer,
-        warnings: Mapping[str, str],
-        account: BatchBytes,
+        self, reader: SampleReader, timer: StageTimer, warnings: Mapping[str, str]
     ) -> Batch:
         samples = reader.taken_samples()
         request, restore, places = reader.request, reader.restore, reader.places
@@ -312,10 +279,6 @@ class Fetch:
         try:
             parts, collate = request.parts, cast(Any, self.collate)
             fields = dict(collate(as_given) if parts is None else collate(as_given, parts))
-            if not account.taken:  # by somebody's own function
-                account.reserve(nbytes(fields), "what its samples were put together into")
-        except BatchTooLargeError as error:
-            raise in_batch(error, request, self.dataset, order) from error
         except Mismatch as error:
             pair = [int(request.indices[order[row]]) for row in error.rows]
             first, second = (sample_name(row, own_row(self.dataset, row)) for row in pair)
@@ -361,13 +324,7 @@ class Fetch:
             trace = timer.trace() if self.traced else None
             return Batch(fields, request, order, timing=timer.seconds, trace=trace, **attributes)
         worker_status.report(worker_status.WHOLE, worker_status.BATCH)
-        with bounded(self.most_bytes) as account:
-            try:
-                batch = self.batch_transform(Batch(fields, request, order, **attributes))
-                account.taken = 0
-                account.reserve(nbytes(batch), "the transformed batch")
-            except BatchTooLargeError as error:
-                raise in_batch(error, request, self.dataset) from error
+        batch = self.batch_transform(Batch(fields, request, order, **attributes))
         timer.lap("batch")
         return batch.replace(timing=timer.seconds, trace=timer.trace())
 

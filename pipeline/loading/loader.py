@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 from penstock import seams
 from penstock.distributed.world import World, has_accelerator
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.files.batch_bytes import bounded
 from penstock.files.plain_json import JsonError, integer, mapping, shown
 from penstock.loading.bad_samples import Budget
 from penstock.loading.batch import Batch
@@ -229,8 +228,7 @@ class Loader:
                 self.fetch.repeat_checked = True  # workers that begin later need not
                 batch = result if self._moved_ahead else self._move(result)
                 if self.batch_transform is not None:
-                    with bounded(self.fetch.most_bytes):
-                        batch = self.batch_transform(batch)
+                    batch = self.batch_transform(batch)
                 parts.append(batch)
                 self.stats.samples += len(batch.indices)
                 for stage, seconds in batch.timing.items():

@@ -20,7 +20,6 @@ except ImportError:  # Windows
 
 _PROC = Path("/proc")
 _CGROUP = Path("/sys/fs/cgroup")
-_LEAST = 512 << 20  # bytes of a batch, however little memory there is
 
 
 def tree_pss(root: int | None = None) -> int:
@@ -71,22 +70,6 @@ def limit() -> tuple[int, str]:
         if space != resource.RLIM_INFINITY:
             limits.append((space, "RLIMIT_AS (ulimit -v)"))
     return min(limits)
-
-
-def of_a_batch(workers: int, ahead: int, ranks: int = 1) -> int:
-    """`limits.batch_bytes` where it is null: what lets all batches of a loader take half the
-    memory that a process here may take, whatever they hold; 512 MiB at least.
-
-    There are `ahead` batches for each worker. One of these is being made, of which there are the
-    samples and what they become; and one is the consumer's.
-
-    Args:
-        workers: of a rank; 0: batches are made in the main process.
-        ahead: `loader.prefetch_factor`.
-        ranks: of this machine.
-    """
-    batches = max(workers * (ahead + 1), 2) + 1
-    return max(limit()[0] // (2 * ranks * batches), _LEAST)
 
 
 def kills() -> int:

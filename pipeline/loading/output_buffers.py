@@ -25,7 +25,6 @@ import torch
 from torch.utils.data import get_worker_info
 
 from penstock import torch_internals
-from penstock.files import batch_bytes
 
 Shape = tuple[int, ...]
 _MOST_IDLE = 16  # pieces of memory of one size that wait to be reused
@@ -118,17 +117,8 @@ def own_memory() -> Iterator[None]:
 
 
 def allocate_row(shape: Shape, dtype: type[np.generic]) -> OutputRow:
-    """The next row of the batch at hand, where there is one and it has this shape and type.
-
-    A row counts when its sample does, not the batch's memory here. Where that would be more than
-    `limits.batch_bytes`, rows are made one by one, which finds the sample that is too many.
-    """
+    """The next row of the batch at hand, where there is one and it has this shape and type."""
     if _current.rows > 1 and _current.tensor is None:
-        size = _current.rows * math.prod(shape) * np.dtype(dtype).itemsize
-        if not batch_bytes.has_room(size):
-            _current.rows = 0
-            array = np.empty(shape, dtype)
-            return OutputRow(array, torch.from_numpy(array))
         array, _current.tensor = allocate((_current.rows, *shape), np.dtype(dtype))
         _current.outputs = list(map(OutputRow, array, _current.tensor.unbind(0)))
     number = _current.taken
@@ -139,12 +129,6 @@ def allocate_row(shape: Shape, dtype: type[np.generic]) -> OutputRow:
             return row
     array = np.empty(shape, dtype)
     return OutputRow(array, torch.from_numpy(array))
-
-
-def is_row(value: torch.Tensor) -> bool:
-    """Whether a tensor lies in the memory of the batch at hand."""
-    block = _current.tensor
-    return block is not None and 0 <= value.data_ptr() - block.data_ptr() < max(block.nbytes, 1)
 
 
 def contiguous_view(values: Sequence[torch.Tensor]) -> torch.Tensor | None:
@@ -173,8 +157,7 @@ def allocate(shape: Shape, dtype: np.dtype[Any]) -> OutputRow:
     if _current.is_own or _reuses or get_worker_info() is None:
         idle = _idle.get(size)
         if idle is None:
-            waits = sum(other * len(idle) for other, idle in _idle.items())
-            if len(_idle) >= _MOST_SIZES or not batch_bytes.has_room(waits + size):
+            if len(_idle) >= _MOST_SIZES:
                 _idle.clear()
             idle = _idle.setdefault(size, _Idle())
         memory = idle.take(size)

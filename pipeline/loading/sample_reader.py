@@ -5,8 +5,7 @@ Cost: about 1 us a sample beside the data's own.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
@@ -16,8 +15,6 @@ import numpy as np
 from torch.utils.data import Subset
 
 from penstock.errors import DataError
-from penstock.files import batch_bytes
-from penstock.files.batch_bytes import BatchBytes, BatchTooLargeError, is_too_large
 from penstock.loading import worker_status
 from penstock.loading.bad_samples import (
     ATTEMPTS,
@@ -33,25 +30,18 @@ from penstock.loading.bad_samples import (
     path_of,
 )
 from penstock.loading.named_fields import Fields, Restore, restorer
-from penstock.loading.sizes import held, nbytes
 from penstock.loading.stage_timer import StageTimer
-from penstock.loading.wrapped import own_row, sample_name
+from penstock.loading.wrapped import own_row
 from penstock.order.plan import Request
 from penstock.order.randomness import Draws, IntArray
 
 if TYPE_CHECKING:
     from penstock.protocols import Collate, Transform
 
-FASTEST = 20e9  # bytes a second, as fast as a core fills fresh memory
-
 
 @dataclass(frozen=True)
 class Recipe:
-    """The parts that make the samples of all requests, as `Fetch` gets them.
-
-    Attributes:
-        most_bytes: that the samples of a batch may take in memory.
-    """
+    """The parts that make the samples of all requests, as `Fetch` gets them."""
 
     dataset: Any
     transform: Transform | None
@@ -59,18 +49,12 @@ class Recipe:
     hashed: bool
     bad: BadSamples
     fields: Fields
-    most_bytes: int
 
     @cached_property
     def reads_many(self) -> bool:
         """Whether rows are read by `__getitems__`."""
         # torch's Subset only loops over `__getitem__` here, whose draws have keys of their own.
         return hasattr(self.dataset, "__getitems__") and not isinstance(self.dataset, Subset)
-
-    @cached_property
-    def quick(self) -> float:
-        """Seconds in which no memory that matters to `most_bytes` can be filled."""
-        return min(1e-3, self.most_bytes / FASTEST)
 
 
 class SampleReader:
@@ -87,7 +71,6 @@ class SampleReader:
         places: of each sample in the request as it was; None: as they stand there.
         left_out: the bad samples; bad padding is not listed.
         samples: those of the request, once all are there.
-        is_counted: whether the memory that samples take was reserved when they were read at once.
         restore: fields -> a sample as the dataset gives it; None for dicts.
     """
 
@@ -111,15 +94,10 @@ class SampleReader:
         self._rows, self._transform, self._draws, self._timer = rows, transform, draws, timer
         self._cell = worker_status.current.cell
         self._early: list[Any] | None = None
-        self._counted = 0  # samples
-        self._taken = 0  # bytes, by these and by what was read at once
         self.samples: list[Any] = []
         self._many = recipe.reads_many  # asked for each sample; a cached property is slower
-        self.is_counted = self._many and transform is None
         if self._many:
             self._early = self._read_many()
-            account = batch_bytes.at_hand()
-            self._taken = account.taken if account else 0
 
     def sample(self, slot: int, row: int | None = None, as_read: bool = False) -> Any:
         """The sample in `slot`, or of another row in its place, transformed unless `as_read`.
@@ -155,36 +133,6 @@ class SampleReader:
         try:
             return self._transform(sample)
         except Exception as error:
-            raise self._failed(error, "transform", slot) from error
-
-    def count(
-        self, samples: Sequence[Any], began: float, ended: Sequence[float], account: BatchBytes
-    ) -> None:
-        """Let those of `samples` that have not counted yet count for what they take.
-
-        The reserved bytes of a sample were allocated. Of other memory only as much counts as can
-        have been filled in the time: a dataset may hand out what it holds all the while.
-
-        Args:
-            began, ended: when the first sample was begun, and when each was there.
-        """
-        first, self._counted = self._counted, len(samples)
-        reserved = account.taken - self._taken
-        for slot in range(first, len(samples)):
-            if reserved:
-                self._taken += held(samples[slot], reserved)
-                reserved = 0
-            else:
-                seconds = ended[slot] - (ended[slot - 1] if slot else began)
-                self._taken += min(nbytes(samples[slot]), int(seconds * FASTEST))
-        if first < len(samples):
-            account.taken = self._taken
-
-    def check_room(self, account: BatchBytes, slot: int) -> None:
-        """Raise BatchTooLargeError if the samples up to `slot` take more than they may."""
-        if account.taken > account.most:
-            self._taken, account.taken = account.taken, 0
-            error = account.refusal(self._taken, "the batch up to this sample")
             raise self._failed(error, "transform", slot) from error
 
     def taken_samples(self) -> list[Any]:
@@ -234,18 +182,11 @@ class SampleReader:
         """The samples, read at once; a BadSampleError instead of a bad one."""
         if not self._known.keys().isdisjoint(self._asked):
             return self._one_by_one()
-        before, account = self._draws.save(), batch_bytes.at_hand()
-        began = time.perf_counter()
+        before = self._draws.save()
         try:
             rows = self._rows.__getitems__(list(self._asked))
             samples = [sample if type(sample) is dict else self._named(sample) for sample in rows]
-            if account and not account.taken and time.perf_counter() - began > self._recipe.quick:
-                account.reserve(nbytes(samples), "samples that were read at once")
         except Exception as error:
-            if is_too_large(error):  # to read them one by one would take as much
-                raise in_batch(error, self.request, self._recipe.dataset) from error
-            if account:
-                account.taken = 0
             samples = self._one_by_one()
             if not any(isinstance(sample, BadSampleError) for sample in samples):
                 raise self._failed(error, "read", 0, never_left_out=True) from error
@@ -298,39 +239,11 @@ class SampleReader:
         rows = spare.rows(self.request, slot) if spare else iter(())
         for row in islice(rows, ATTEMPTS):
             self._draws.seed(key)
-            account = batch_bytes.at_hand()
-            taken = account.taken if account else 0
             try:
-                sample = self.sample(slot, row)
+                return row, self.sample(slot, row)
             except BadSampleError:
-                if account:
-                    account.taken = taken
                 continue
-            if account:
-                size = held(sample, account.taken - taken)
-                account.taken = taken
-                account.reserve(size, "the sample")
-            return row, sample
         left_out = str(self._left_out(slot, bad)).rstrip(".")
         raise DataError(
             f"{left_out}. Nothing could be read in its place either ({ATTEMPTS} attempts at most)"
         )
-
-
-def in_batch(
-    error: Exception, request: Request, dataset: Any, order: IntArray | None = None
-) -> BatchTooLargeError:
-    """The error with the batch's address, and the sample that takes most, if that is known.
-
-    Args:
-        order: of the samples in the batch, where it is another one than the request's.
-    """
-    longest, slot = "", getattr(error, "place", None)
-    if slot is not None:
-        slot = slot if order is None else int(order[slot])
-        row = int(request.indices[slot])
-        path = path_of(dataset, row)
-        longest = f". Its longest sample is {sample_name(row, own_row(dataset, row))}"
-        longest += f" ({path})" if path else ""
-    where = f"batch (epoch {request.epoch}, step {request.step})"
-    return BatchTooLargeError(f"{where}: {error}{longest}")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy, deepcopy
 from dataclasses import dataclass
@@ -20,13 +19,10 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import DataError, PenstockError
-from penstock.files.batch_bytes import BatchBytes, BatchTooLargeError, bounded
 from penstock.loading.bad_samples import ATTEMPTS, Substitutes
 from penstock.loading.batch import Batch
 from penstock.loading.fetch import Fetch, hash_sample
-from penstock.loading.sample_reader import FASTEST
 from penstock.loading.sampled_rows import AGAIN, SampleRequest
-from penstock.loading.sizes import nbytes
 from penstock.loading.stage_timer import StageTimer
 from penstock.order.permutation import Permutation
 from penstock.order.plan import Request, deal
@@ -36,8 +32,6 @@ from penstock.order.streams import End, StreamOrder, StreamRequest, forwards, le
 from penstock.torch_internals import worker_info
 
 Records = list[tuple[int, Any]]  # by number
-_AT_ONCE = 8  # records that are counted together
-_ADVICE = "reduce batch.size or sampler.buffer"
 log = logging.getLogger(__name__)
 
 
@@ -46,15 +40,11 @@ class StreamReader:
 
     Going forwards costs the records in between, going back starts again; shards of known length and
     `seek` make both cheap.
-
-    Args:
-        most: bytes that the records of a batch may take, or those that are shuffled together.
     """
 
-    def __init__(self, dataset: Any, order: StreamOrder, most: int) -> None:
+    def __init__(self, dataset: Any, order: StreamOrder) -> None:
         self._dataset = dataset
         self._order = order
-        self._most, self._quick = most, min(1e-3, most / FASTEST)
         self._epoch = -1
         self._next = 0  # number of the next raw record
         self._records: Iterator[Any] = iter(())
@@ -107,11 +97,9 @@ class StreamReader:
             return []
         if start < self._next or (start > self._next and self._worth_a_jump(start)):
             self._open(start)
-        with bounded(self._most, advice=_ADVICE) as account:
-            for _ in islice(self._records, start - self._next):
-                self._next += 1
-                account.taken = 0
-            records = self._taken(stop - start, account) if self._next == start else []
+        for _ in islice(self._records, start - self._next):
+            self._next += 1
+        records = list(islice(self._records, stop - start)) if self._next == start else []
         self._next += len(records)
         if self._next < stop:
             self._end = self._next
@@ -124,26 +112,6 @@ class StreamReader:
                     self._end,
                 )
         return list(enumerate(records, start))
-
-    def _taken(self, count: int, account: BatchBytes) -> list[Any]:
-        """The next records; fewer where the epoch ends.
-
-        Raises:
-            BatchTooLargeError: they take too much memory.
-        """
-        records: list[Any] = []
-        size = counted = 0
-        began, some = time.perf_counter(), [None]
-        while some and len(records) < count:
-            some = list(islice(self._records, min(count - len(records), _AT_ONCE)))
-            records += some
-            # What was reserved may be gone, and what took no time fills no memory.
-            now = time.perf_counter()
-            if account.taken != size or now - began > self._quick:
-                size += sum(map(_nbytes, records[counted:]))
-                counted, began, account.taken = len(records), now, 0
-                account.reserve(size, f"{counted} raw records")
-        return records
 
     def _worth_a_jump(self, record: int) -> bool:
         """Whether `record` can be had without reading those before it."""
@@ -306,7 +274,7 @@ class StreamFetch(Fetch):
         decode = getattr(self.dataset, "decode", None)
 
         def records(count: int) -> list[Any]:
-            reader = StreamReader(self.dataset, StreamOrder(0), self.most_bytes)
+            reader = StreamReader(self.dataset, StreamOrder(0))
             return [record for _, record in reader.read(0, 0, count, draws)]
 
         def read(slot: int, key: int) -> bytes:
@@ -329,14 +297,11 @@ class StreamFetch(Fetch):
         """(number, raw record) at positions of the request's epoch."""
         local = self._local
         if local.reader is None or local.process != os.getpid():
-            reader = StreamReader(self.dataset, self.order, self.most_bytes)
+            reader = StreamReader(self.dataset, self.order)
             local.reader, local.process = reader, os.getpid()
         reader, local.reader = local.reader, None  # a broken iterator cannot be read on
         try:
             records = reader.read(request.epoch, start, stop, draws)
-        except BatchTooLargeError as error:
-            where = f"batch (epoch {request.epoch}, step {request.step})"
-            raise BatchTooLargeError(f"{where}: {error}") from error
         except PenstockError:
             raise
         except Exception as error:
@@ -434,20 +399,6 @@ class _Unread(_Decoded):
     def _fill(self) -> None:
         if not self._records:
             self._records = dict(self._read())
-
-
-def _nbytes(record: Any) -> int:
-    """Bytes of a raw record; 0.2 us for text and its place, of which there are millions."""
-    if type(record) is not tuple:
-        return nbytes(record)
-    size = 0
-    for part in record:
-        kind = type(part)
-        if kind is bytes:
-            size += len(part)
-        elif kind is not int:
-            size += nbytes(part)
-    return size
 
 
 class _Local(threading.local):

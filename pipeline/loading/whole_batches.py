@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from penstock.errors import DataError
-from penstock.files import batch_bytes
 from penstock.loading import worker_status
 from penstock.loading.bad_samples import BadSampleError
 from penstock.loading.collate import Mismatch, Stack, kinds_of, stack
@@ -128,8 +127,7 @@ class WholeBatches:
             kinds = rows.kinds
         timer.lap("read")
         try:
-            with batch_bytes.bounded(self._recipe.most_bytes):
-                fields = self._put_together(columns, request, keys)
+            fields = self._put_together(columns, request, keys)
         except (DataError, Mismatch) as error:  # sample by sample it is found which one is bad
             raise NotAtOnceError from error
         except Exception as error:

@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.files.batch_bytes import reserve, temporary
 from penstock.transforms.resampling import resample
 
 Sample = dict[str, Any]
@@ -103,10 +102,6 @@ class PadOrCrop:
             front = int(math.copysign(_whole_below(abs(missing) + 1), missing))
         else:
             front = 0 if missing > 0 else -(-missing // 2)
-        if missing > 0:
-            length = missing + _common_length(audio, self)
-            lines = sum(value.shape[:-1].numel() for value in audio.values())
-            reserve(4 * lines * length, f"{length} frames of audio")
         # Negative padding crops.
         return {**sample, **{k: F.pad(v, (front, missing - front)) for k, v in audio.items()}}
 
@@ -128,7 +123,6 @@ class Gain:
     def __call__(self, sample: Sample) -> Sample:
         factor = 10 ** (_between(*self.db) / 20)
         audio = _fields(sample, self.fields, self)
-        reserve(sum(value.nbytes for value in audio.values()), "audio")
         return {**sample, **{name: value * factor for name, value in audio.items()}}
 
 
@@ -153,11 +147,9 @@ class Noise:
         (audio,) = _fields(sample, (self.field,), self).values()
         if torch.rand(()).item() >= self.p:
             return sample
-        reserve(audio.nbytes, "audio")
-        with temporary(2 * audio.nbytes, "noise"):
-            power = float(np.square(audio.numpy(), dtype=np.float64).mean())
-            deviation = math.sqrt(power / 10 ** (_between(*self.snr_db) / 10))
-            return {**sample, self.field: audio + deviation * torch.randn(audio.shape)}
+        power = float(np.square(audio.numpy(), dtype=np.float64).mean())
+        deviation = math.sqrt(power / 10 ** (_between(*self.snr_db) / 10))
+        return {**sample, self.field: audio + deviation * torch.randn(audio.shape)}
 
 
 def mel_filters(
@@ -276,18 +268,16 @@ class LogMel:
         wave = wave[0] if len(wave) == 1 else wave.mean(0)
         half = self.n_fft // 2
         count = len(wave) // self.hop + 1
-        reserve(4 * count * len(self._filters), f"{count} frames of features")
         # Windowed frames, their spectrum (as many complex numbers as half of these) and its power.
-        with temporary(4 * (len(wave) + 4 * min(count, _FRAMES) * self.n_fft), "a spectrum"):
-            # torch.stft does the same, with checks that take twice as long as the work.
-            frames = F.pad(wave, (half, half + self.n_fft % 2)).unfold(0, self.n_fft, self.hop)
-            if count <= _FRAMES:
-                features = self._bands(frames)
-            else:
-                features = wave.new_empty(len(self._filters), count)
-                for start in range(0, count, _FRAMES):
-                    stop = start + _FRAMES
-                    features[:, start:stop] = self._bands(frames[start:stop])
+        # torch.stft does the same, with checks that take twice as long as the work.
+        frames = F.pad(wave, (half, half + self.n_fft % 2)).unfold(0, self.n_fft, self.hop)
+        if count <= _FRAMES:
+            features = self._bands(frames)
+        else:
+            features = wave.new_empty(len(self._filters), count)
+            for start in range(0, count, _FRAMES):
+                stop = start + _FRAMES
+                features[:, start:stop] = self._bands(frames[start:stop])
         return features.clamp_min_(self.floor).log_()
 
     def _bands(self, frames: Tensor) -> Tensor:
@@ -314,7 +304,6 @@ class Standardize:
         sample, axis = dict(sample), -1 if self.by_band else None
         for name, value in _fields(sample, self.fields, self).items():
             array = value.numpy()
-            reserve(9 * array.nbytes // 2, f"the field {name!r}")  # in float64 on the way
             mean = array.mean(axis, dtype=np.float64, keepdims=True)
             deviation = array.std(axis, dtype=np.float64, keepdims=True)
             scaled = (array - mean) / np.maximum(deviation, 1e-5)
@@ -345,7 +334,6 @@ class MaskFeatures:
 
     def __call__(self, sample: Sample) -> Sample:
         (features,) = _fields(sample, (self.field,), self).values()
-        reserve(features.nbytes, "features")
         masked, mean = features.clone(), float(features.numpy().mean(dtype=np.float64))
         height, width = features.shape
         for _ in range(self.count):

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.files.batch_bytes import reserve
 from penstock.loading.batch import Batch
 from penstock.order.randomness import KeyedRandom
 from penstock.transforms import image, warping
@@ -58,8 +57,6 @@ class BatchNormalize(image.Normalize):
             std = torch.tensor(self.std, dtype=torch.float64).view(-1, 1, 1)
             factor = (1 / (255 * std)).to(images.device, torch.float32)
             offset = (mean / std).to(images.device, torch.float32)
-            if images.device.type == "cpu":
-                reserve(4 * images.numel(), f"{len(images)} pictures in float32")
             order = torch.channels_last if self.channels_last else torch.contiguous_format
             out = torch.empty(images.shape, device=images.device, memory_format=order)
             for rows in blocks(images):

@@ -13,7 +13,6 @@ from torchvision import tv_tensors
 from torchvision.transforms.v2 import functional as F
 
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.files.batch_bytes import reserve
 from penstock.loading.compose import Compose as Compose
 
 Sample = dict[str, Any]
@@ -59,7 +58,6 @@ class Normalize:
             if isinstance(value, (tv_tensors.Image, tv_tensors.Video)):
                 if len(self.mean) not in (1, value.shape[-3]):
                     raise self.mismatch(value.shape[-3])
-                reserve(8 * value.numel(), "a picture in float32, twice")
                 scaled = F.to_dtype(value, torch.float32, scale=True)
                 normalized = F.normalize(scaled, self.mean, self.std)
                 changed[name] = tv_tensors.wrap(normalized, like=value)

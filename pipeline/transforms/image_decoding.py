@@ -9,7 +9,6 @@ Cost: docs/benchmarks.md.
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -19,7 +18,6 @@ import torch
 from torchvision import tv_tensors
 
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.files.batch_bytes import discarded, reserve, temporary
 from penstock.files.limits import Limits
 from penstock.loading import output_buffers
 from penstock.loading.encoded import EncodedImage, StoredPictures
@@ -36,8 +34,6 @@ Decoder = Literal["auto", "native", "pure"]
 Size = int | Sequence[int]
 Pixels = npt.NDArray[Any]
 
-_PURE = 12  # bytes of each pixel while Pillow or torchvision decode it
-_MANY = 16 << 20  # bytes of coefficients that count
 
 _NONE = JpegHeader(1, 1, 0)  # for files without a header; C skips them
 
@@ -104,8 +100,6 @@ class Decode:
             DataError: one of them is bad.
         """
         shape = (*self.size, 3) if channels_last else (3, *self.size)
-        size = math.prod(shape) * np.dtype(self._kind).itemsize
-        reserve(len(keys) * size, f"{len(keys)} pictures {list(shape)}")
         array, tensor = output_buffers.allocate((len(keys), *shape), np.dtype(self._kind))
         if isinstance(pictures, StoredPictures):
             if (pictures.channels != 3).any():
@@ -116,21 +110,18 @@ class Decode:
         headers = [checked_header(file) or _NONE for file in pictures]
         sizes = np.array(headers, np.int64)
         contents = [file.content for file in pictures]
-        waiting = sorted(map(_coefficients, contents, headers))
-        with temporary(max(waiting), "to decode pictures"):
-            decoded = native_images.decode(
-                contents,
-                headers,
-                self.crop.many(keys, sizes[:, 0], sizes[:, 1]),
-                array,
-                self.reduce,
-                self._normal,
-                channels_last,
-            )
+        decoded = native_images.decode(
+            contents,
+            headers,
+            self.crop.many(keys, sizes[:, 0], sizes[:, 1]),
+            array,
+            self.reduce,
+            self._normal,
+            channels_last,
+        )
         for row in np.flatnonzero(~decoded).tolist():
             target = array[row].transpose(2, 0, 1) if channels_last else array[row]
-            with discarded():
-                self._put(self._from_pixels(pictures[row].decode(), int(keys[row])), target)
+            self._put(self._from_pixels(pictures[row].decode(), int(keys[row])), target)
         return tensor
 
     def _one(self, value: Any, key: int) -> Any:
@@ -138,8 +129,7 @@ class Decode:
             row = output_buffers.allocate_row((3, *self.size), self._kind)
             if isinstance(value, EncodedImage):
                 if not self._decoded(value, key, row.array):
-                    with discarded():
-                        self._put(self._from_pixels(value.decode(), key), row.array)
+                    self._put(self._from_pixels(value.decode(), key), row.array)
             elif not self._cut_natively(value, key, row.array):
                 self._put(self._from_pixels(value, key), row.array)
             return row.tensor.as_subclass(tv_tensors.Image)
@@ -158,14 +148,11 @@ class Decode:
         crop = self.crop(key, header.width, header.height)
         if self.decoder == "native":
             crops = Crops.of([crop], crop.inside)
-            with temporary(_coefficients(image.content, header), f"to decode {image.name!r}"):
-                done = native_images.decode(
-                    [image.content], [header], crops, target[None], self.reduce, self._normal
-                )
+            done = native_images.decode(
+                [image.content], [header], crops, target[None], self.reduce, self._normal
+            )
             return bool(done[0])
-        size = _PURE * header.width * header.height
-        with temporary(size, f"to decode {image.name!r}"):
-            pixels = pure_images.decode(image.content, header, crop, self.size, self.reduce)
+        pixels = pure_images.decode(image.content, header, crop, self.size, self.reduce)
         if pixels is not None:
             self._put(pixels, target)
         return pixels is not None
@@ -310,12 +297,6 @@ def checked_header(image: EncodedImage) -> JpegHeader | None:
         )
     # The dataset's reader reports the error.
     return None if scans_too_often(image.content, pixels, image.most_pixels) else header
-
-
-def _coefficients(content: bytes, header: JpegHeader) -> int:
-    """Bytes that C keeps of a progressive file until its last scan, at most; 0 for others."""
-    size = 6 * header.width * header.height  # two for each of three colours
-    return size if size > _MANY and b"\xff\xc2" in content else 0
 
 
 def describe(step: Decode) -> str:

@@ -16,7 +16,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.files.batch_bytes import reserve
 from penstock.loading.batch import Batch
 from penstock.order.randomness import KeyedRandom
 from penstock.transforms.batch import blocks, by_row, images_of, probability
@@ -102,7 +101,6 @@ class Mix(ABC):
                 "not int64[B]; name the field of the classes as `target`"
             )
         # As int64, and then as float32.
-        reserve(12 * len(label) * self.num_classes, f"{len(label)} rows of classes")
         return F.one_hot(label, self.num_classes).to(torch.float32)
 
 

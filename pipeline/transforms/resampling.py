@@ -21,14 +21,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from penstock.errors import DataError
-from penstock.files.batch_bytes import reserve, temporary
 
 ATTENUATION = 90.0  # dB
 ZEROS = 32  # crossings of the sinc on either side
 _COUNT = 64  # outputs at once, at least; single ones would only copy
 _LARGEST_BLOCK = 1 << 20  # weights, 4 MiB
 _LARGEST_BANK = 1 << 23  # weights, 32 MiB
-_WHILE_MAKING = 64  # bytes a weight, as measured, rounded up
 
 
 def resample(audio: Tensor, rate: int, new_rate: int) -> Tensor:
@@ -44,9 +42,6 @@ def resample(audio: Tensor, rate: int, new_rate: int) -> Tensor:
     common = math.gcd(rate, new_rate)
     up, down = new_rate // common, rate // common
     length = -(-audio.shape[-1] * up // down)
-    lines = audio.shape[:-1].numel()
-    outputs = lines * length
-    reserve(4 * outputs, f"{length} frames of audio at {new_rate} Hz")
     weights = up * 2 * math.ceil(ZEROS / _cutoff(up, down))
     if weights > _LARGEST_BANK:
         raise DataError(
@@ -54,28 +49,21 @@ def resample(audio: Tensor, rate: int, new_rate: int) -> Tensor:
             f"{down}, and a filter for it would have {weights} weights. Check the rate that the "
             "file claims, or resample it in steps."
         )
-    with temporary(_WHILE_MAKING * weights, "to make a filter for audio"):
-        block = _block(up, down)
+    block = _block(up, down)
     if block is None:  # each output: its neighbours times the bank's row for its fraction
-        with temporary(_WHILE_MAKING * weights, "to make a filter for audio"):
-            bank = _bank(up, down)
+        bank = _bank(up, down)
         taps = bank.shape[1]
-        # The neighbours, their weights, and the products.
-        with temporary(4 * taps * (2 * outputs + length), "to resample audio"):
-            numbers = torch.arange(length)
-            neighbours = F.pad(audio, (taps // 2 - 1, taps // 2 + 1)).unfold(-1, taps, 1)
-            return (neighbours[..., numbers * down // up, :] * bank[numbers % up]).sum(-1)
+        numbers = torch.arange(length)
+        neighbours = F.pad(audio, (taps // 2 - 1, taps // 2 + 1)).unfold(-1, taps, 1)
+        return (neighbours[..., numbers * down // up, :] * bank[numbers % up]).sum(-1)
     # Many outputs at once: stretches of input, `step` frames apart, times the block.
     width, count = block.shape
     step, rows = down * count // up, -(-length // count)
     # The taps of the first output begin `before` frames ahead of it.
     before = (width - step - 1) // 2
     after = (rows - 1) * step + width - before - audio.shape[-1]
-    # The audio with zeros around it, and its stretches one after the other.
-    size = 4 * lines * rows * (step + width)
-    with temporary(size, "to resample audio"):
-        stretches = F.pad(audio, (before, max(0, after))).unfold(-1, width, step)
-        return (stretches[..., :rows, :] @ block).flatten(-2)[..., :length]
+    stretches = F.pad(audio, (before, max(0, after))).unfold(-1, width, step)
+    return (stretches[..., :rows, :] @ block).flatten(-2)[..., :length]
 
 
 @lru_cache(maxsize=8)

@@ -15,7 +15,6 @@ from typing import Any, Literal
 import torch
 
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.files.batch_bytes import reserve, temporary
 from penstock.order.randomness import hash64
 
 Sample = dict[str, Any]
@@ -73,20 +72,7 @@ class Tokenize:
         if not isinstance(text, str):
             has = ", ".join(f"{name} ({type(value).__name__})" for name, value in sample.items())
             raise DataError(f"Tokenize needs a text in the field {self.field!r}; there is {has}")
-        if len(text) > _LONG:
-            return self._long(sample, text)
         return {**sample, "tokens": self._tokens(text)}
-
-    def _long(self, sample: Sample, text: str) -> Sample:
-        """The same for a text that may have very many tokens."""
-        width = 1 if text.isascii() else 4
-        most = (width if self.kind == "bytes" else 1) * len(text)
-        most = min(most, self.max_length or most)
-        reserve(8 * most, f"up to {most} tokens")
-        # A copy of the text in small letters; of bytes their numbers, of words a list of these.
-        more = width * len(text) + (10 if self.kind == "bytes" else 36) * most
-        with temporary(more, f"to find up to {most} tokens"):
-            return {**sample, "tokens": self._tokens(text)}
 
     def _tokens(self, text: str) -> torch.Tensor:
         pieces = self._split(text)

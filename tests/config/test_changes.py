@@ -71,7 +71,6 @@ def test_arguments_of_parts_have_the_effect_of_their_section():
     assert effect_of("dataset.own_argument").asks == "data"
     assert effect_of("dataset.fields").changes == BATCHES
     assert effect_of("objective.metrics.nme._target_").asks == "validation"
-    assert effect_of("limits.batch_bytes").changes == NOTHING
 
 
 def record(tmp_path, config=None, **manifest):
@@ -193,7 +192,6 @@ def continued(*now, before=(), data="ab" * 16):
             "limits.pixels",
         ),
         ([], ["bad_samples.on_error=skip", "limits.pixels=9"], "limits.pixels"),
-        ([], ["limits.batch_bytes=1000000000"], None),
         ([], ["loader.in_order=false"], "loader.in_order"),
         ([], ["loader.worker_init_fn=penstock.order.seeding.seed"], "loader.worker_init_fn"),
         ([], ["loader.num_workers=7", "trainer.log_every=7", "tracker=none"], None),

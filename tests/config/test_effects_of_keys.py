@@ -237,7 +237,6 @@ ROWS = {
     "limits.record_bytes": Row(("100000", "900"), "pictures", words=SKIP),
     "limits.pixels": Row(("1000", "300"), "pictures", words=SKIP),
     "limits.files": Row(("1000", "2000"), "pictures", words=SKIP),
-    "limits.batch_bytes": Row(("100000000", "200000000"), "pictures", words=SKIP),
     "pack.size": Row(("8", "12"), "pictures", words=PACKED),
     "pack.square": Row(("true", "false"), "photographs", words=PACKED),
     "pack.format": Row(

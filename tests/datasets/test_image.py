@@ -1,15 +1,19 @@
 """Reading one image file: what every reader gives, and what none of them accepts."""
 
 import io
+import os
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import EpsImagePlugin, Image
 
 from penstock.datasets.reading.image import read_image
 from penstock.errors import ConfigError, DataError
+from penstock.files.limits import Limits
+from tests.program import run
 
 READERS = ["torchvision", "pillow", "skimage"]
 SIDE, OTHER = 24, 16
@@ -151,7 +155,7 @@ def test_a_png_that_ends_before_its_end_is_refused(tmp_path, reader):
     path = tmp_path / "a.png"
     saved(path)
     path.write_bytes(path.read_bytes()[:-12])  # without the part IEND
-    with pytest.raises(DataError, match="ends before its last part"):
+    with pytest.raises(DataError, match="truncated PNG file"):
         read_image(str(path), reader)
 
 
@@ -212,3 +216,36 @@ def test_a_palette_in_a_tiff(tmp_path, reader):
             torch.from_numpy(expected.copy()).permute(2, 0, 1)
         )
         assert difference.abs().max() == 0
+
+
+def test_the_limit_of_pixels_is_inclusive_and_can_be_raised(tmp_path, reader):
+    for ending in ("jpg", "png"):
+        path = saved(tmp_path / f"a.{ending}")
+        pixels = read_image(path, reader)[0].numel()
+        assert read_image(path, reader, limits=Limits(pixels=pixels))[0].numel() == pixels
+        with pytest.raises(DataError, match=rf"claims .* pixels.*limits\.pixels={pixels - 1}"):
+            read_image(path, reader, limits=Limits(pixels=pixels - 1))
+
+
+def test_no_picture_is_a_program(tmp_path, reader, capsys, monkeypatch):
+    """Pillow has Ghostscript run a picture in PostScript, whatever its file is called."""
+    monkeypatch.chdir(tmp_path)
+    canary, program = tmp_path / "canary", tmp_path / "bin" / "gs"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\ntouch {canary}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)
+    Path("data/cat").mkdir(parents=True)
+    for name in "abcdefgh":
+        text = "%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n"
+        Path(f"data/cat/{name}.jpg").write_text(text)
+    target = "{_target_: torchvision.datasets.ImageFolder, root: data}"
+    Path("conf/dataset").mkdir(parents=True)
+    Path("conf/dataset/theirs.yaml").write_text(
+        f"train: {target}\nval: {target}\nfields: [image, label]\n"
+    )
+    done = run(capsys, "--config-dir=conf", "dataset=theirs", "task=digest", "loader=debug")
+    assert done.code == 3, done.err
+    assert "Ghostscript" in done.err
+    assert not canary.exists()

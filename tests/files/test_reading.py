@@ -13,19 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from pydantic import ValidationError
 
 from penstock.errors import DataError
 from penstock.files import addresses, plain_json
-from penstock.files.batch_bytes import (
-    BatchTooLargeError,
-    bounded,
-    discarded,
-    has_room,
-    is_too_large,
-    reserve,
-    temporary,
-)
 from penstock.files.limits import Limits
 from penstock.files.npy import map_npy
 from penstock.files.own_files import NotOwnError, own_folder
@@ -65,48 +55,6 @@ def test_names_are_quoted_where_they_are_part_of_a_url():
     assert addresses.join("https://host/data/", "a b#1.png") == "https://host/data/a%20b%231.png"
     assert addresses.join("s3://bucket/data", "a b#1.png") == "s3://bucket/data/a b#1.png"
     assert addresses.join("/data//", "a b") == "/data/a b"
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [
-        ("2 KiB", 2048),
-        ("512 MiB", 512 << 20),
-        (" 1.5GiB ", 3 << 29),
-        ("3 TiB", 3 << 40),
-        (7, 7),
-        (None, None),
-    ],
-)
-def test_sizes_may_be_text(text, size):
-    assert Limits(batch_bytes=text).batch_bytes == size
-
-
-@pytest.mark.parametrize("text", ["2 GB", "MiB", "-1 MiB", "1e3 KiB", "0 KiB", "", 0, 1.5, True])
-def test_what_is_no_size_is_refused(text):
-    with pytest.raises(ValidationError):
-        Limits(batch_bytes=text)
-
-
-def test_a_batch_has_room_for_what_is_left_of_its_bytes():
-    assert has_room(1 << 60)  # outside of a batch nothing is counted
-    with bounded(100) as account:
-        assert has_room(100)
-        assert not has_room(101)
-        reserve(30)
-        with temporary(50):
-            assert has_room(20)
-            assert not has_room(21)
-            with pytest.raises(BatchTooLargeError, match="it would take 21 bytes beside the 80"):
-                reserve(21)
-        with discarded():
-            reserve(70)
-        assert account.taken == 30
-        assert has_room(70)
-        with bounded(5):
-            assert not has_room(6)
-        assert not has_room(71)
-    assert has_room(101)
 
 
 @pytest.fixture(scope="module")
@@ -274,7 +222,7 @@ def test_a_whole_number_is_in_its_range(values, most, reason):
 
 
 def test_a_record_of_pydantic_is_refused_in_one_sentence():
-    assert plain_json.checked(Limits, {"batch_bytes": 7}).batch_bytes == 7
+    assert plain_json.checked(Limits, {"pixels": 7}).pixels == 7
     with pytest.raises(JsonError, match=r"^it is a number, not a mapping$"):
         plain_json.checked(Limits, 7)
     with pytest.raises(JsonError, match=r"^'record_bytes': Input should be a valid integer$"):
@@ -314,8 +262,6 @@ def test_a_record_is_read_up_to_its_bound(tmp_path, monkeypatch):
     assert read_regular(path, Limits(record_bytes=10)) == b"0123456789"
     with pytest.raises(DataError, match=r"^it has 10 bytes"):
         read_regular(path, Limits(record_bytes=9))
-    with bounded(9), pytest.raises(BatchTooLargeError, match="the file would take 10 bytes"):
-        read_regular(path)
     read, asked = os.read, []
     # A signal comes after three bytes.
     monkeypatch.setattr(os, "read", lambda f, n: asked.append(n) or read(f, min(n, 3)))
@@ -324,33 +270,6 @@ def test_a_record_is_read_up_to_its_bound(tmp_path, monkeypatch):
     # Somebody cuts the file off meanwhile.
     monkeypatch.setattr(os, "read", lambda f, n: read(f, min(n, 3)) if n > 7 else b"")
     assert read_regular(path) == b"012"
-
-
-def test_a_batch_that_is_too_large_is_known_by_any_cause():
-    def raised(outer, inner, explicit):
-        try:
-            try:
-                raise inner
-            except Exception as error:
-                raise outer from (error if explicit else None)
-        except Exception as error:
-            return error
-
-    large = BatchTooLargeError("x")
-    assert is_too_large(large)
-    assert is_too_large(raised(ValueError(), BatchTooLargeError(), True))
-    assert is_too_large(raised(ValueError(), BatchTooLargeError(), False))
-    assert not is_too_large(raised(ValueError(), KeyError(), True))
-    assert not is_too_large(None)
-
-
-def test_samples_that_are_there_are_counted_before_more_is_reserved():
-    with bounded(100) as account:
-        account.count = lambda: setattr(account, "taken", 60)
-        reserve(40)
-        assert account.taken == 100
-        with pytest.raises(BatchTooLargeError):
-            reserve(41)
 
 
 def test_a_folder_is_made_for_its_user_alone(tmp_path):

@@ -1,18 +1,12 @@
 """Samples to a batch: stacked, padded or kept, those that do not fit, and the bytes of all."""
 
-import re
-import sys
-
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torchvision import tv_tensors
 
 from penstock.errors import DataError
-from penstock.files.batch_bytes import BatchTooLargeError, bounded
 from penstock.loading.collate import Mismatch, Pad, PadTime, Ragged, Stack, joined, kinds_of, stack
-from penstock.loading.sizes import held, leaves, nbytes
 
 
 def same(left, right):
@@ -241,64 +235,6 @@ def test_parts_of_different_kinds_are_not_joined(parts, message):
         joined(parts, np.array([0, 1]))
 
 
-@pytest.mark.parametrize(
-    ("collate", "values", "size", "what"),
-    [
-        (Stack(), [torch.zeros(3)] * 2, 24, "field 'x'"),
-        (Stack(), [torch.zeros(3), torch.zeros(3, dtype=torch.float64)], 24 * 16, "field 'x'"),
-        (
-            Pad(),
-            [torch.zeros(2, 2), torch.zeros(3, 2)],
-            48,
-            "field 'x' of 2 rows, padded to length 3,",
-        ),
-        (
-            PadTime(),
-            [torch.zeros(2, 3), torch.zeros(2, 2)],
-            48,
-            "field 'x' of 2 rows, padded to length 3,",
-        ),
-    ],
-)
-def test_a_batch_reserves_its_bytes(collate, values, size, what):
-    samples = [{"x": value} for value in values]
-    with bounded(size) as account:
-        collate(samples)
-        assert account.taken == size
-    with (
-        bounded(size - 1),
-        pytest.raises(
-            BatchTooLargeError, match=f"^{re.escape(what)} would take {size} bytes"
-        ) as caught,
-    ):
-        collate(samples)
-    longest = 1 if isinstance(collate, Pad) else 0 if isinstance(collate, PadTime) else None
-    assert caught.value.place == longest
-
-
-def test_gathered_rows_reserve_what_padding_makes_of_them():
-    gathered = {"x": ragged([1, 2, 3, 4], [1, 3])}
-    with bounded(48) as account:
-        Pad().together(gathered)
-        assert account.taken == 2 * 3 * 8
-    with (
-        bounded(47),
-        pytest.raises(BatchTooLargeError, match="padded to length 3, would") as caught,
-    ):
-        Pad().together(gathered)
-    assert caught.value.place == 1
-
-
-def test_a_tensor_for_each_number_inside_is_reserved():
-    values = [{"a": 1, "b": [2.5, 3.5]}] * 2
-    size = nbytes(values) + 1024 * 4  # of a sample: two values, of which one has two
-    with bounded(size) as account:
-        stack("x", values)
-        assert account.taken == size
-        stack("y", [1, 2])
-        assert account.taken == size  # numbers are counted with their sample
-
-
 def test_the_kinds_of_fields_are_those_of_torchvision():
     box = tv_tensors.BoundingBoxes([[0, 0, 1, 1]], format="XYWH", canvas_size=(2, 2))
     sample = {
@@ -313,37 +249,3 @@ def test_the_kinds_of_fields_are_those_of_torchvision():
     stacked = stack("image", [sample["image"]] * 2)
     assert type(stacked) is torch.Tensor
     assert stacked.shape == (2, 3, 2, 2)
-
-
-def test_bytes_are_those_of_all_that_is_inside():
-    tensor, array = torch.zeros(3), np.zeros(5, np.int64)
-    assert nbytes(tensor) == 12
-    assert nbytes(array) == 40
-    assert nbytes(tv_tensors.Mask(tensor)) == 12
-    assert nbytes(b"12345") == 5
-    assert nbytes(Image.new("RGB", (4, 3))) == 36
-    assert nbytes(None) == 0
-    for value in ("text", 3, 2.5, [], (), set(), {}):
-        assert nbytes(value) == sys.getsizeof(value)
-    assert nbytes([tensor, array]) == 52 + nbytes([None, None])
-    assert nbytes({"a": tensor}) == 12 + sys.getsizeof({"a": tensor})
-    assert nbytes({"a": [tensor, (array,)]}) == 52 + sum(
-        map(sys.getsizeof, ({"a": 0}, [0, 0], (0,)))
-    )
-
-
-def test_values_inside_are_counted():
-    assert leaves(3) == 0
-    assert leaves([1, 2]) == 2
-    assert leaves({"a": 1, "b": (1, 2)}) == 4
-    assert leaves([[], {}]) == 2
-
-
-def test_a_sample_holds_the_memory_that_its_parts_lie_in():
-    whole = torch.zeros(100)
-    assert held({"x": whole[:3]}, 0) == nbytes({"x": whole[:3]})
-    size = nbytes({"x": whole[:3]})
-    assert held({"x": whole[:3]}, 1000) == 400
-    assert held({"x": whole[:3]}, 399) == max(size, 399)
-    assert held(np.zeros(100)[10:][:3], 1000) == 800
-    assert held([whole[:3]], 1000) == nbytes([whole[:3]])

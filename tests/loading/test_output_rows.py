@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.files.batch_bytes import bounded
 from penstock.loading import output_buffers
-from penstock.loading.output_buffers import allocate_row, batch, contiguous_view, is_row
+from penstock.loading.output_buffers import allocate_row, batch, contiguous_view
 
 FLOAT = np.float32
 
@@ -36,10 +35,7 @@ def test_rows_in_order_are_a_batch_without_a_copy():
         assert part[:, 0, 0].tolist() == [1, 2]
         assert contiguous_view(rows[:1]).shape == (1, 2, 3)
         beyond = allocate_row((2, 3), FLOAT)  # a fourth of three
-        assert all(map(is_row, rows))
-        assert not is_row(beyond.tensor)
         assert contiguous_view([*rows, beyond.tensor]) is None
-    assert not is_row(rows[0])
     assert contiguous_view(rows) is None
 
 
@@ -70,44 +66,15 @@ def test_a_row_of_another_shape_or_type_is_a_tensor_of_its_own():
     with batch(3):
         first = allocate_row((2, 3), FLOAT).tensor
         for other in (allocate_row((3, 2), FLOAT), allocate_row((2, 3), np.int32)):
-            assert not is_row(other.tensor)
         second = allocate_row((2, 3), FLOAT).tensor  # the others have taken no place
         assert second.data_ptr() - first.data_ptr() == 24
     single = allocate_row((2, 3), FLOAT)
-    assert not is_row(single.tensor)
     single.array[:] = 5
     assert single.tensor.eq(5).all()
     with batch(1):  # nothing to put together
-        assert not is_row(allocate_row((2, 3), FLOAT).tensor)
     with batch(2):
         empty = [allocate_row((0,), FLOAT).tensor for _ in range(2)]
         assert contiguous_view(empty) is None
-
-
-def test_rows_of_a_batch_that_is_too_large_are_made_one_by_one():
-    for most, shares in ((48, True), (47, False)):
-        with bounded(most), batch(2):
-            assert [is_row(row) for row in filled(2, 2)] == [shares, shares]
-            assert is_row(allocate_row((1,), FLOAT).tensor) is False
-
-
-def test_memory_of_four_sizes_waits_and_no_more_than_the_batch_may_take(monkeypatch):
-    def use(size):
-        output_buffers.allocate((size,), np.dtype(np.uint8))
-
-    for size in (100, 200, 300, 400):
-        use(size)
-    assert list(output_buffers._idle) == [100, 200, 300, 400]
-    use(500)
-    assert list(output_buffers._idle) == [500]
-    with bounded(1000):
-        use(500)
-        assert list(output_buffers._idle) == [500]
-        use(400)
-        use(100)
-        assert list(output_buffers._idle) == [500, 400, 100]
-        use(1)
-        assert list(output_buffers._idle) == [1]
 
 
 def test_sixteen_pieces_wait_at_most():

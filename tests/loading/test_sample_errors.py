@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from penstock.errors import ConfigError, DataError, Problem, UnreachableError
-from penstock.files.batch_bytes import BatchTooLargeError
 from penstock.loading import bad_samples
 from penstock.loading.bad_samples import Budget, LeftOut, explained, in_one_line, is_bad
 from penstock.loading.compose import Compose, Views, further_views
@@ -20,7 +19,6 @@ from penstock.order.plan import Request
         (DataError("x"), True, True),
         (UnreachableError("x"), False, False),
         (ConfigError(Problem("key", "x")), False, False),
-        (BatchTooLargeError("x"), False, False),
         (MemoryError(), False, False),
         (OSError(errno.EMFILE, "too many"), False, False),
         (FileNotFoundError(errno.ENOENT, "gone"), True, None),
@@ -44,20 +42,6 @@ WHERE = "sample 8 (epoch 2, step 3, position 41)"
         (DataError("odd"), "read", "skip", DataError, f"{WHERE} p.png: odd$"),
         (DataError("p.png is odd"), "read", "skip", DataError, f"{WHERE}: p.png is odd$"),
         (UnreachableError("far"), "read", "raise", DataError, f"{WHERE} p.png: far$"),
-        (
-            BatchTooLargeError("large"),
-            "read",
-            "raise",
-            BatchTooLargeError,
-            f"{WHERE} p.png: large$",
-        ),
-        (
-            BatchTooLargeError("large"),
-            "read",
-            "skip",
-            BatchTooLargeError,
-            f"{WHERE} p.png: large\nbad_samples.on_error leaves out",
-        ),
         (ConfigError(Problem("k", "x")), "transform", "raise", ConfigError, "k"),
         (
             ConfigError(Problem("k", "x")),

@@ -2,18 +2,15 @@
 
 import logging
 import random
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from penstock.files.batch_bytes import BatchTooLargeError, reserve
 from penstock.loading import stream_fetch
 from penstock.loading.collate import Stack
 from penstock.loading.fetch import hash_sample
 from penstock.loading.sampled_rows import SampleRequest
-from penstock.loading.sizes import nbytes
 from penstock.loading.stream_fetch import RecordNumbers, StreamFetch, StreamReader
 from penstock.order.plan import Request
 from penstock.order.randomness import GLOBAL, sample_keys
@@ -72,7 +69,7 @@ def values(records):
 @pytest.mark.parametrize(("buffer", "shuffled"), [(0, False), (4, False), (0, True), (4, True)])
 def test_any_stretch_of_any_epoch_has_the_records_of_its_positions(kind, buffer, shuffled):
     order = StreamOrder(7, buffer, shuffle_shards=shuffled)
-    numbers, reader = RecordNumbers(order, LENGTHS), StreamReader(kind(), order, MUCH)
+    numbers, reader = RecordNumbers(order, LENGTHS), StreamReader(kind(), order)
     shards = issubclass(kind, Shards)
     for epoch in (0, 3, 0):
         whole = numbers.at(epoch, 0, 99)
@@ -122,7 +119,7 @@ def test_numbers_are_those_of_shards_in_the_epochs_order():
 )
 def test_no_more_is_read_than_needed(kind, opened):
     dataset = kind()
-    reader = StreamReader(dataset, StreamOrder(7), MUCH)
+    reader = StreamReader(dataset, StreamOrder(7))
     for start, stop in ((0, 2), (5, 6), (6, 7), (2, 12), (11, 13), (12, 14)):
         assert values(reader.read(1, start, stop, GLOBAL)) == list(range(start, min(stop, 11)))
     assert values(reader.read(2, 0, 1, GLOBAL)) == [0]
@@ -132,7 +129,7 @@ def test_no_more_is_read_than_needed(kind, opened):
 
 def test_a_block_is_read_once():
     dataset, order = Forwards(), StreamOrder(7, buffer=4)
-    reader = StreamReader(dataset, order, MUCH)
+    reader = StreamReader(dataset, order)
     for position in range(11):
         reader.read(0, position, position + 1, GLOBAL)
     assert dataset.opened == [0]
@@ -156,13 +153,13 @@ class Endless(Forwards):
 def test_an_iterator_is_copied_before_it_is_read():
     dataset = Endless()
     for _ in range(2):
-        assert values(StreamReader(dataset, StreamOrder(7), MUCH).read(0, 0, 2, GLOBAL)) == [1, 2]
+        assert values(StreamReader(dataset, StreamOrder(7)).read(0, 0, 2, GLOBAL)) == [1, 2]
     assert dataset.number == 0
 
 
 @pytest.mark.parametrize("claimed", [11, 12])
 def test_a_stream_that_ends_elsewhere_than_it_says_is_told(claimed, caplog):
-    reader = StreamReader(Forwards(claimed), StreamOrder(7), MUCH)
+    reader = StreamReader(Forwards(claimed), StreamOrder(7))
     with caplog.at_level(logging.WARNING):
         reader.read(0, 0, 11, GLOBAL)
         assert not caplog.messages
@@ -179,7 +176,7 @@ class Drawn(Shards):
 
 def test_draws_while_reading_depend_on_the_shard_alone_and_move_nobody_elses():
     def read(*stretches):
-        reader = StreamReader(Drawn(), StreamOrder(7), MUCH)
+        reader = StreamReader(Drawn(), StreamOrder(7))
         records = []
         for start, stop in stretches:
             random.seed(start)
@@ -192,75 +189,6 @@ def test_draws_while_reading_depend_on_the_shard_alone_and_move_nobody_elses():
     assert len(set(whole)) == 10
     assert read((0, 1), (1, 4), (4, 5), (5, 10)) == whole
     assert read((3, 6)) == whole[3:6]
-
-
-class Large(Forwards):
-    def __iter__(self):
-        yield from (bytes(100) for _ in range(20))
-
-
-def test_records_that_take_too_much_are_refused_with_what_to_reduce():
-    assert len(StreamReader(Large(), StreamOrder(7), 1000).read(0, 0, 10, GLOBAL)) == 10
-    reader = StreamReader(Large(), StreamOrder(7), 1000)
-    assert len(reader.read(0, 9, 19, GLOBAL)) == 10  # those before are not kept
-    for start, count in ((0, 11), (3, 14)):
-        reader = StreamReader(Large(), StreamOrder(7), 999)
-        with pytest.raises(BatchTooLargeError) as caught:
-            reader.read(0, start, start + count, GLOBAL)
-        assert str(caught.value).startswith(f"{count} raw records would take {100 * count} bytes, ")
-        assert "reduce batch.size or sampler.buffer" in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("record", "size"),
-    [
-        (b"abc", 3),
-        ("text", nbytes("text")),
-        ((b"abc", 7), 3),
-        ((b"abc", "text", b"de", 7), 5 + nbytes("text")),
-        (7, nbytes(7)),
-        ((), 0),
-    ],
-)
-def test_a_raw_record_counts_with_its_bytes(record, size):
-    assert stream_fetch._nbytes(record) == size
-
-
-class Timed(Forwards):
-    """Twenty records of 100 bytes, each of which takes so long and reserves so much."""
-
-    def __init__(self, clock, seconds, reserved):
-        super().__init__(20)
-        self.clock, self.seconds, self.reserved = clock, seconds, reserved
-
-    def __iter__(self):
-        for _ in range(20):
-            self.clock.now += self.seconds
-            reserve(self.reserved)
-            yield b"x" * 100
-
-
-@pytest.mark.parametrize(
-    ("seconds", "reserved", "most", "counted"),
-    [(0, 0, 1000, 0), (1, 0, 1000, 16), (0, 1, 1000, 16), (1, 0, 2000, 0), (1, 0, 1999, 20)],
-)
-def test_records_that_took_time_or_were_reserved_count(
-    monkeypatch, seconds, reserved, most, counted
-):
-    clock = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(stream_fetch, "time", SimpleNamespace(perf_counter=lambda: clock.now))
-    reader = StreamReader(Timed(clock, seconds, reserved), StreamOrder(7), most)
-    if not counted:
-        assert len(reader.read(0, 0, 20, GLOBAL)) == 20
-        return
-    with pytest.raises(BatchTooLargeError, match=f"{counted} raw records would take {counted}00 b"):
-        reader.read(0, 0, 20, GLOBAL)
-
-
-def test_records_that_are_passed_over_take_no_room():
-    clock = SimpleNamespace(now=0)
-    reader = StreamReader(Timed(clock, 0, 60), StreamOrder(7), 100)
-    assert len(reader.read(0, 5, 6, GLOBAL)) == 1
 
 
 class Dicts(Forwards):

@@ -550,7 +550,7 @@ loader.backend=none | bad_samples.budget=2 | bad_samples.quarantine=nothing.csv 
 trainer.limit_batches.train=0 | collate=packed | collate=single | sampler=stream |
 sampler=packed | sampler=mixture | sampler=bucket | sampler=identity | sampler=repeated |
 sampler=curriculum | sampler=weighted | batch.balance=nothing | batch.balance=__import__ |
-++dataset.packed=nothing | limits.batch_bytes=10 | trainer.monitor=nothing | epoch=-1 |
+++dataset.packed=nothing | trainer.monitor=nothing | epoch=-1 |
 epoch=x | split=nothing | resume=nothing | trainer.precision=fp16 |
 distributed.strategy=nothing | transform.batch_on=nothing | objective.inputs=[nothing] |
 objective.target=nothing | model=text_net | collate=pad | loader.max_deaths=0

@@ -22,7 +22,6 @@ from penstock.build.data import DataParts
 from penstock.datasets.image_folder import ImageFolder
 from penstock.datasets.reading.image import encoded_image, read_image
 from penstock.errors import ConfigError, DataError
-from penstock.files.batch_bytes import bounded
 from penstock.loading import output_buffers
 from penstock.loading.collate import Stack
 from penstock.loading.encoded import EncodedImage, StoredPictures
@@ -41,7 +40,7 @@ from penstock.transforms.image_decoding import (
     DecodeResizeCenterCrop,
     checked_header,
 )
-from penstock.transforms.jpeg_header import JpegHeader, jpeg_header
+from penstock.transforms.jpeg_header import jpeg_header
 from tests import program
 
 BUILT = native_images.jpeg() is not None
@@ -659,14 +658,6 @@ def test_a_header_with_as_many_pixels_as_allowed(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "side", "size"),
-    [(b"\xff\xc2", 2000, 24_000_000), (b"\xff\xc2", 1000, 0), (b"\xff\xc0", 2000, 0)],
-)
-def test_large_progressive_files_wait_for_their_last_scan(content, side, size):
-    assert image_decoding._coefficients(content, JpegHeader(side, side, 1)) == size
-
-
-@pytest.mark.parametrize(
     "pixels",
     [
         torch.zeros(4, 9, 9, dtype=torch.uint8),
@@ -693,24 +684,3 @@ def test_pictures_of_another_kind_are_refused(decoder, pixels):
 def test_steps_that_are_not_done_while_decoding(steps, batch):
     given = Compose(steps), BatchCompose(batch, 0)
     assert image_decoding.fused(*given) == given
-
-
-@both
-def test_memory_of_a_decoded_batch_is_reserved(tmp_path):
-    files, keys = [encoded_image(str(saved(tmp_path / "a.jpg")))] * 2, np.arange(2, dtype=np.uint64)
-    step = DecodeResize((8, 10), decoder="native")
-    with bounded(2 * 3 * 80):
-        step.decode_batch(files, keys)
-    with bounded(2 * 3 * 80 - 1), pytest.raises(DataError, match=r"2 pictures \[3, 8, 10\] would"):
-        step.decode_batch(files, keys)
-    pure = DecodeResize((8, 10), decoder="pure")
-    with bounded(10_000_000) as account:
-        pure({"image": files[0]})
-    alone = account.taken
-    with bounded(alone + 12 * 200 * 150):
-        pure({"image": files[0]})
-    with (
-        bounded(alone + 12 * 200 * 150 - 1),
-        pytest.raises(DataError, match=r"to decode '.*a.jpg'"),
-    ):
-        pure({"image": files[0]})

@@ -44,7 +44,6 @@ from penstock.addons.dataloader.progress import Progress, RowsProgress, ShardsPr
 from penstock.distributed.world import has_accelerator
 from penstock.files.plain_json import JsonError, integer, mapping, shown
 from penstock.loading.loader import open_backend
-from penstock.loading.memory import of_a_batch
 from penstock.loading.workers.backends import Backend
 from penstock.loading.workers.options import SLOW_MEMORY, LoaderOptions
 from penstock.loading.workers.results import Failure, WorkerError
@@ -65,15 +64,13 @@ class DataLoader(KeptByAccelerate, torch_data.DataLoader[Sample]):
         batch_size, shuffle, sampler, batch_sampler, num_workers: as torch has them.
         *args, **kwargs: torch's other arguments, as torch has them: `collate_fn`, `pin_memory`,
             `drop_last`, `timeout`, `worker_init_fn`, `multiprocessing_context`, `generator`,
-            `prefetch_factor`, `persistent_workers`, `pin_memory_device`, `in_order`.
+            `prefetch_factor`, `persistent_workers`, `in_order`.
         worker_timeout: seconds without a sign of life after which a worker is replaced; 0: never.
             `timeout` is torch's: seconds without a batch, then an error.
         keyed: seed the generators for each sample; False: draw as torch's class does, so that a
             person's own seeds count, and no draw can be repeated.
         backend: "process", "thread" or "main"; threads are for map-style datasets.
         seed: of all epochs' orders and samples; None draws a seed for each epoch as torch does.
-        batch_bytes: that the samples of a batch may take in memory where Penstock's own datasets
-            read them; None goes by the memory (`loading.memory.of_a_batch`).
         snapshot_every_n_steps: batches between two states of a dataset or a sampler that has a
             `state_dict`; what comes after the last one is read again. 0: only the first.
 
@@ -95,7 +92,6 @@ class DataLoader(KeptByAccelerate, torch_data.DataLoader[Sample]):
         snapshot_every_n_steps: int = 1,
         worker_timeout: float = 0.0,
         keyed: bool = True,
-        batch_bytes: int | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(
@@ -106,7 +102,6 @@ class DataLoader(KeptByAccelerate, torch_data.DataLoader[Sample]):
         self.snapshot_every_n_steps = snapshot_every_n_steps
         self.worker_timeout = worker_timeout
         self.keyed = keyed
-        self.batch_bytes = batch_bytes
         self._check()
         source = self.batch_sampler if self.batch_sampler is not None else self.sampler
         once = self.persistent_workers and not is_pipe(dataset)  # a pipe's shuffling is seeded anew
@@ -273,7 +268,6 @@ class DataLoader(KeptByAccelerate, torch_data.DataLoader[Sample]):
             prefetch_factor=self.prefetch_factor if self._workers else None,
             persistent_workers=self.persistent_workers and not elsewhere,
             pin_memory=self.pin_memory,
-            pin_memory_device=self.pin_memory_device or "",
             timeout=self.worker_timeout,
             batch_timeout=self.timeout if self._workers else 0.0,
             worker_init_fn=None if elsewhere else self.worker_init_fn,
@@ -287,10 +281,9 @@ class DataLoader(KeptByAccelerate, torch_data.DataLoader[Sample]):
     def _fetch(self) -> ItemFetch | ShardFetch:
         remote = bool(self._workers) and self.backend == "process"
         collate: Any = self.collate_fn
-        most = self.batch_bytes or of_a_batch(self._workers, self.prefetch_factor or 2)
         if not self.is_stream:
             return ItemFetch(
-                self.dataset, collate, self._auto_collation, remote, self.keyed, most, self._seeding
+                self.dataset, collate, self._auto_collation, remote, self.keyed, self._seeding
             )
         size = self.batch_size if self._auto_collation else None
         return ShardFetch(
@@ -302,7 +295,6 @@ class DataLoader(KeptByAccelerate, torch_data.DataLoader[Sample]):
             remote,
             self.worker_init_fn,
             self.keyed,
-            most,
         )
 
     def state_dict(self) -> dict[str, Any]:

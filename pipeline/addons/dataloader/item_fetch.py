@@ -22,10 +22,7 @@ from torch.utils import data
 from torch.utils.data import get_worker_info
 
 from penstock.addons.dataloader.epoch_draws import is_stateful
-from penstock.files.batch_bytes import BatchBytes, bounded
 from penstock.loading import worker_status
-from penstock.loading.memory import of_a_batch
-from penstock.loading.sizes import held
 from penstock.order.address import Addressed
 from penstock.order.private_generators import PrivateDraws, PrivateGenerators
 from penstock.order.randomness import GLOBAL, Draws, begin_sample, hash64, sample_keys, scope
@@ -87,7 +84,6 @@ class BackendFetch:
     """The attributes that backends read of a fetch, besides calling it."""
 
     seed = 0
-    most_bytes: int
     transform: ClassVar[None] = None
     batch_transform: ClassVar[None] = None
     repeat_checked = True  # no sample is made twice here to compare the two
@@ -99,10 +95,6 @@ class BackendFetch:
     def dataset_of_worker(self) -> Any:
         return self.dataset
 
-    def bounded(self) -> bounded:
-        """Counts the memory that readers reserve for a batch; see `files/batch_bytes.py`."""
-        return bounded(self.most_bytes, "batch_bytes", "reduce batch_size")
-
 
 @dataclass
 class ItemFetch(BackendFetch):
@@ -112,7 +104,6 @@ class ItemFetch(BackendFetch):
         batched: whether keys come in lists and samples are collated; else one key gives one sample,
             which `collate` converts.
         remote: whether errors have to cross to another process.
-        most_bytes: that readers may reserve for the samples of a batch.
         keyed: whether each sample's draws come from a key of its own.
         leaves_generators: in this process they stand after a batch where they stood.
     """
@@ -124,7 +115,6 @@ class ItemFetch(BackendFetch):
     batched: bool
     remote: bool
     keyed: bool = True
-    most_bytes: int = field(default_factory=lambda: of_a_batch(0, 0))
     _seeding: Seeding = field(default_factory=Seeding, repr=False)
 
     def __post_init__(self) -> None:
@@ -170,32 +160,21 @@ class ItemFetch(BackendFetch):
             # Below 2^63, so that what asks torch.initial_seed() for one can put it into a tensor.
             seeds = [key >> 1 for key in sample_keys(request.seed, 0, places).tolist()]
         many = self.batched and getattr(dataset, "__getitems__", None)
-        with self.bounded() as account:
-            if many:
+        if many:
+            if seeds is not None:
+                draws.seed(seeds[0])
+            samples = many(keys)
+        else:
+            samples = []
+            cell = worker_status.current.cell
+            cell[worker_status.STAGE] = worker_status.READ
+            for position, key in enumerate(keys):
                 if seeds is not None:
-                    draws.seed(seeds[0])
-                samples = many(keys)
-            else:
-                samples, taken = [], 0
-                cell = worker_status.current.cell
-                cell[worker_status.STAGE] = worker_status.READ
-                for position, key in enumerate(keys):
-                    if seeds is not None:
-                        draws.seed(seeds[position])
-                    cell[worker_status.PLACE] = position
-                    samples.append(dataset[key])
-                    if account.taken != taken:
-                        taken = settled(account, taken, samples[-1])
+                    draws.seed(seeds[position])
+                cell[worker_status.PLACE] = position
+                samples.append(dataset[key])
         worker_status.report(worker_status.WHOLE, worker_status.COLLATE)
         return self.collate(samples if self.batched else samples[0])
-
-
-def settled(account: BatchBytes, before: int, sample: object) -> int:
-    """Let what was reserved since `before` count for what the sample keeps of it; all there is."""
-    size = held(sample, account.taken - before)
-    account.taken = before
-    account.reserve(size, "a sample")
-    return account.taken
 
 
 def portable(error: Exception, remote: bool) -> object:
@@ -245,7 +224,6 @@ class ShardFetch(BackendFetch):
         every: batches of a shard between two states that are sent along.
         worker_init_fn: called for shards that are read from a copy.
         keyed: whether each batch's draws come from a key of its own.
-        most_bytes: that readers may reserve for the samples of a batch.
     """
 
     in_turn: ClassVar[bool] = True  # a shard is read by the worker that it is asked of
@@ -258,7 +236,6 @@ class ShardFetch(BackendFetch):
     remote: bool
     worker_init_fn: Callable[[int], None] | None = None
     keyed: bool = True
-    most_bytes: int = field(default_factory=lambda: of_a_batch(0, 0))
     _shards: dict[int, StreamShard] = field(default_factory=dict, repr=False)
     _process: int = -1
 
@@ -354,15 +331,13 @@ class StreamShard:
 
     def _read(self) -> Any:
         size = self._fetch.size
-        with worker_info(self._info), self._fetch.bounded() as account:
+        with worker_info(self._info):
             self._seed()
             self.next += 1
             worker_status.report(0, worker_status.READ)
-            samples, taken = [], 0
+            samples = []
             for position, sample in enumerate(islice(self._forwards, size or 1)):
                 samples.append(sample)
-                if account.taken != taken:
-                    taken = settled(account, taken, sample)
                 worker_status.report(position + 1, worker_status.READ)
         short = size is not None and len(samples) < size
         self._ended = not samples or short

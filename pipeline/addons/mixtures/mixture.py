@@ -18,7 +18,6 @@ from torch.utils.data import Dataset, IterableDataset
 
 from penstock.datasets.reading.fingerprint import DataFile
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.files.batch_bytes import BatchTooLargeError
 from penstock.loading.collate import joined
 from penstock.loading.whole_batches import reads_whole
 from penstock.order.columns import EndToEnd
@@ -286,12 +285,7 @@ class Mixture(NamedSources, Dataset[Any]):
         result: list[Any] = [None] * len(whole)
         for source in np.unique(number).tolist():
             places = np.flatnonzero(number == source)
-            try:
-                values = read(self._parts[source], whole[places] - self._firsts[source])
-            except BatchTooLargeError as error:
-                if error.place is not None:
-                    error.place = int(places[error.place])
-                raise
+            values = read(self._parts[source], whole[places] - self._firsts[source])
             for position, value in zip(places.tolist(), values, strict=True):
                 result[position] = value
         return result

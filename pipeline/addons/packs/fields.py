@@ -17,7 +17,6 @@ import torch
 from torchvision import tv_tensors
 
 from penstock.errors import DataError
-from penstock.files.batch_bytes import reserve
 from penstock.loading import output_buffers
 from penstock.loading.encoded import EncodedImage
 
@@ -219,7 +218,6 @@ def _column(field: Field, values: Sequence[Any]) -> Column:
     if field.has_canvas:
         canvases = np.array([value.canvas_size for value in values], np.int32)
     size = sum(array.nbytes for array in arrays)
-    reserve(size, f"field {field.name!r}")
     target, numbers = output_buffers.allocate((size,), np.dtype(np.uint8))
     start = 0
     for array in arrays:

@@ -40,14 +40,12 @@ from penstock.addons.packs.fields import Column, Field, Numbers, difference
 from penstock.config.sections import Section
 from penstock.errors import DataError
 from penstock.files import plain_json
-from penstock.files.batch_bytes import reserve
 from penstock.files.npy import map_npy
 from penstock.files.plain_json import shown
 from penstock.files.regular_file import size_of
 from penstock.ranges import Index
 
 _LARGEST = 256 << 20  # bytes of pack.json, which lists categories
-_LITTLE = 1 << 14  # bytes of a sample's field that need not be reserved
 # What lies beside a field's numbers: its type and dimensions.
 _LAID_OUT = {"offsets": ("<i8", 1), "shapes": ("<i4", 2), "canvas": ("<i4", 2)}
 VERSION = 2
@@ -235,7 +233,6 @@ class Pack:
         """
         array = self.array(self._files[name])
         row = array.dtype.itemsize * math.prod(array.shape[1:])
-        reserve(len(indices) * row, f"field {name!r} of {len(indices)} packed samples")
         if row < 1 << 14:
             return np.take(array, indices, axis=0)
         out = np.empty((len(indices), *array.shape[1:]), array.dtype)
@@ -267,8 +264,6 @@ class Pack:
             shape = tuple(self.array(f"{self._files[name]}.shapes")[index].tolist())
             self._check_place(name, index, shape, start, stop, len(array))
             numbers = array[start:stop]
-        if numbers.nbytes > _LITTLE:
-            reserve(numbers.nbytes, f"field {name!r} of a packed sample")
         return np.array(numbers).reshape(shape)
 
     def _check_place(

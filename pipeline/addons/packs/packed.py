@@ -28,7 +28,6 @@ from penstock.datasets.reading.generated_folder import CacheFolder
 from penstock.datasets.reading.image import check_reader, decode_image
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.addresses import is_remote
-from penstock.files.batch_bytes import reserve
 from penstock.files.limits import DEFAULT, Limits
 from penstock.loading.encoded import EncodedImage, StoredPictures
 from penstock.order.randomness import IntArray
@@ -39,8 +38,6 @@ if TYPE_CHECKING:
     from penstock.datasets.files import Remote
 
 _NUMBERS = ("tensor", "array", "int", "float", "bool")
-_OBJECT = 40  # bytes of a number of Python's, and of its place in a list
-_LITTLE = 1 << 14  # bytes of text that need not be reserved
 _TOGETHER = 1024  # rows, whose pages a machine keeps in memory
 _KINDS = {"Image": "image", "Mask": "mask", "KeyPoints": "keypoints"}
 
@@ -110,8 +107,6 @@ class Packed(Dataset[dict[str, Any]]):
         if field.has_canvas:
             canvas = self.pack.canvases(field.name, np.array([index]))[0]
         stored = self.pack.row(field.name, index)
-        if field.dtype == "|u1" and stored.nbytes > _LITTLE:  # copied, and text is decoded
-            reserve((5 if field.kind == "str" else 1) * stored.nbytes, f"field {field.name!r}")
         value = field.value(stored, canvas)
         if field.kind != "file":
             return value
@@ -139,7 +134,6 @@ class Packed(Dataset[dict[str, Any]]):
             canvases = self.pack.canvases(field.name, rows)
         block = self.pack.rows(field.name, rows)
         if field.kind in ("int", "float", "bool"):
-            reserve(_OBJECT * block.size, f"{block.size} numbers of field {field.name!r}")
             return list(block.tolist())
         return [
             field.value(np.asarray(row), canvas)

@@ -72,7 +72,6 @@ def pack(
     options: LoaderOptions | None = None,
     fingerprint: str | None = None,
     names: Fields | None = None,
-    batch_bytes: int | None = None,
     key: str | None = None,
     files: Files | None = None,
 ) -> Path | str:
@@ -87,7 +86,6 @@ def pack(
         options: of the workers; without any, one process or thread a core is used.
         fingerprint: of the dataset; None takes its own.
         names: for samples that are not dicts.
-        batch_bytes: as for `Fetch`.
         key: by which the pack is found again, other than by the fingerprint: with the code and the
             arguments of a dataset of a person's own; "" where nothing tells when it changes.
         files: access to an address.
@@ -114,7 +112,6 @@ def pack(
                 0,
                 bad=BadSamples(way_out=_WAY_OUT),
                 fields=names or Fields(),
-                batch_bytes=batch_bytes,
             ),
             options or LoaderOptions(),
         )

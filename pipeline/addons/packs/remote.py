@@ -25,7 +25,6 @@ from penstock.addons.packs.folder import RECORD, Indices, Pack, damaged, read_re
 from penstock.datasets.files import Files
 from penstock.datasets.reading.fingerprint import DataFile, data_file
 from penstock.errors import DataError
-from penstock.files.batch_bytes import reserve
 from penstock.files.npy import map_npy, npy_layout
 
 if TYPE_CHECKING:
@@ -133,10 +132,6 @@ class RemotePack(Pack):
         if layout is None:
             return super().rows(name, indices)
         shape = (len(indices), *layout.shape[1:])
-        reserve(
-            math.prod(shape) * layout.dtype.itemsize,
-            f"field {name!r} of {len(indices)} packed samples",
-        )
         out = np.empty(shape, layout.dtype)
         flat = out.reshape(len(indices), -1).view(np.uint8)
         for slot, content in self._contents(name, layout, indices):
@@ -159,7 +154,6 @@ class RemotePack(Pack):
         sizes = shapes.prod(axis=1, dtype=np.int64)
         starts = np.cumsum(sizes) - sizes
         total = int(sizes.sum()) * layout.dtype.itemsize
-        reserve(total, f"field {name!r} of {len(indices)} packed samples")
         out = np.empty(total, np.uint8)
         for slot, content in self._contents(name, layout, indices):
             start = int(starts[slot]) * layout.dtype.itemsize
@@ -236,6 +230,5 @@ class RemotePack(Pack):
             raise damaged(layout.address, f"rows should be at {begin} to {end} of {whole}")
         if begin == end:
             return np.empty(0, np.uint8)
-        reserve(end - begin, "a part of packed data")
         content = self.remote.content(self.remote.part(layout.address, begin, end))
         return np.frombuffer(content, np.uint8)

@@ -77,7 +77,6 @@ def pack_of(split: Split) -> Path | str:
         split.loader_options(backend),
         other_than_own(dataset, split.config),
         split.data.fields,
-        split.batch_bytes,
         split.identity.cache_key(dataset),
         _files_of(split),
     )

@@ -10,8 +10,6 @@ import zlib
 from collections.abc import Callable
 from typing import Any, BinaryIO
 
-import numpy as np
-
 from penstock.errors import DataError
 from penstock.files.limits import Limits
 
@@ -23,17 +21,6 @@ PADDING = 64 << 20  # zeros behind a member of gzip, as tapes leave them; more i
 def allowed(packed: int, limits: Limits) -> int:
     """Bytes that may come out of `packed` bytes."""
     return FREE + int(limits.expansion * packed)
-
-
-def text_bytes(content: Buffer) -> int:
-    """Bytes in memory, at most, of a text in UTF-8 or with a byte a character.
-
-    Python gives all characters the width of the widest one. Cost: 0.1 ms a MiB.
-    """
-    values = np.frombuffer(content, np.uint8)
-    highest = int(values.max(initial=0))
-    # From 0xF0 on, four bytes of UTF-8 are one character beyond 16 bits.
-    return len(values) * (1 if highest < 0x80 else 2 if highest < 0xF0 else 4)
 
 
 def check_expansion(unpacked: int, packed: int, limits: Limits, name: str) -> None:

@@ -39,7 +39,6 @@ from penstock.datasets.reading.positioned_file import PositionedFile, blocks_of_
 from penstock.datasets.reading.split import Split, check_split
 from penstock.errors import DataError
 from penstock.files.addresses import is_remote
-from penstock.files.batch_bytes import temporary
 from penstock.files.limits import DEFAULT, Limits
 from penstock.order.randomness import IntArray
 from penstock.ranges import Fraction, Seed
@@ -125,12 +124,10 @@ class IndexedTars(FileDataset, Dataset[Sample]):
         return len(self._rows)
 
     def __getitem__(self, row: int) -> Sample:
-        start, stop = self._places[self._rows.rows([row])[0]].tolist()
-        with temporary(2 * (stop - start), "a sample"):  # read, and divided into parts
-            where, parts = self._parts(row)
-            sample = make_fields(
-                parts, self.fields, self._all_parts, where, self.reader, self._limits, self.lazy
-            )
+        where, parts = self._parts(row)
+        sample = make_fields(
+            parts, self.fields, self._all_parts, where, self.reader, self._limits, self.lazy
+        )
         check_label(sample.get("label"), self.classes, where)
         return sample
 

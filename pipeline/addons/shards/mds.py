@@ -39,7 +39,6 @@ from penstock.datasets.reading.split import Split, check_split
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files import plain_json
 from penstock.files.addresses import is_remote
-from penstock.files.batch_bytes import reserve
 from penstock.files.limits import DEFAULT, Limits
 from penstock.files.regular_file import read_regular, regular_descriptor
 from penstock.order.randomness import IntArray
@@ -50,7 +49,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _INDEX = "index.json"
-_BECOMES = 5  # bytes of a sample's values for each byte of it: text may have four for each
 _IMAGES = ("jpeg", "png")
 _SCALARS = (
     "int",
@@ -199,7 +197,6 @@ class MDS(FileDataset, Dataset[Sample]):
             content = None if whole else self._part(shard, row)
             if content is None:
                 content = self._files.read(address, lambda path: self._item(shard, path, row))
-            reserve(_BECOMES * len(content), f"a sample of {len(content)} bytes")
             return cast(dict[str, Any], self._readers[shard].decode_sample(content))
         except (ImportError, MemoryError, DataError):
             raise
@@ -238,7 +235,6 @@ class MDS(FileDataset, Dataset[Sample]):
             if end - start > self.limits.record_bytes:
                 refusal = self.limits.refusal("record_bytes", f"{end - start} bytes")
                 raise DataError(f"{path!r}, sample {row} has {refusal}.")
-            reserve(end - start, "a sample")
             return os.pread(descriptor, end - start, start)
         finally:
             os.close(descriptor)
@@ -248,7 +244,6 @@ class MDS(FileDataset, Dataset[Sample]):
             read = undecoded if self.lazy else decode_image
             return read(value, where, self.reader, self.limits)
         if isinstance(value, Image.Image):  # of the encoding "pil"
-            reserve(7 * value.width * value.height, where)
             pixels = np.array(value.convert("RGB"))
             return tv_tensors.Image(torch.from_numpy(pixels).permute(2, 0, 1))
         if isinstance(value, (np.ndarray, np.generic, float)):

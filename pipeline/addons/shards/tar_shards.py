@@ -42,7 +42,6 @@ from penstock.datasets.reading.positioned_file import PositionedFile
 from penstock.datasets.reading.split import Split, check_split
 from penstock.errors import ConfigError, DataError, Problem, UnreachableError
 from penstock.files.addresses import is_remote
-from penstock.files.batch_bytes import reserve, temporary
 from penstock.files.limits import Limits
 from penstock.order.randomness import IntArray
 from penstock.ranges import Fraction, Seed
@@ -201,12 +200,11 @@ class TarShards(FileDataset, IterableDataset[Record]):
         Raises:
             DataError: a part is missing, there twice, or damaged.
         """
-        size = self._checked_size(record)
-        with temporary(2 * size, "a sample"):  # read, and divided into parts
-            where, parts = self._parts(record)
-            sample = make_fields(
-                parts, self.fields, self._all_parts, where, self.reader, self._limits, self.lazy
-            )
+        self._check_size(record)
+        where, parts = self._parts(record)
+        sample = make_fields(
+            parts, self.fields, self._all_parts, where, self.reader, self._limits, self.lazy
+        )
         check_label(sample.get("label"), self.classes, where)
         return sample
 
@@ -230,18 +228,15 @@ class TarShards(FileDataset, IterableDataset[Record]):
             for sample in read_samples(source):
                 source.forget(sample.start)
                 if self._holds(sample.key):
-                    size = sample.stop - sample.start
-                    reserve(size, "a sample")
                     yield shard, sample.number, 0, source.read(sample.start, sample.stop)
 
-    def _checked_size(self, record: Record) -> int:
-        """Bytes of a sample, headers and all; raises DataError for too many."""
+    def _check_size(self, record: Record) -> None:
+        """Raise DataError for a sample of too many bytes, headers and all."""
         shard, number, start, stop = record
         size = len(stop) if isinstance(stop, bytes) else stop - start
         if size > self._limits.record_bytes:
             refusal = self._limits.refusal("record_bytes", f"it has {size} bytes, headers and all")
             raise DataError(f"{self._address(shard)!r}, sample {number}: {refusal}.")
-        return size
 
     def _parts(self, record: Record) -> tuple[str, dict[str, bytes]]:
         """A sample's name for messages, and its parts."""

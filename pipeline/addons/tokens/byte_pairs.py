@@ -29,7 +29,6 @@ import torch
 
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files import plain_json
-from penstock.files.batch_bytes import temporary
 from penstock.files.limits import Limits
 from penstock.files.plain_json import JsonError, mapping, shown
 from penstock.files.regular_file import read_regular
@@ -42,7 +41,6 @@ Sample = dict[str, Any]
 
 BEGIN = "<|begin|>"
 _LARGEST = 64 << 20  # bytes of a vocabulary
-_PER_CHARACTER = 128  # bytes while a text is encoded: 250 a token, of two characters or more mostly
 _USUAL_GROWTH, _LARGEST_TEXT = 12, 256 << 20  # of a normalizer; bytes that it may give
 
 
@@ -96,11 +94,6 @@ class BytePairs:
         if not isinstance(text, str):
             has = ", ".join(f"{name} ({type(value).__name__})" for name, value in sample.items())
             raise DataError(f"BytePairs needs a text in the field {self.field!r}; there is {has}")
-        size = _PER_CHARACTER * len(text)
-        with temporary(size, f"to find the byte pairs of {len(text)} characters"):
-            return self._with_tokens(sample, text)
-
-    def _with_tokens(self, sample: Sample, text: str) -> Sample:
         encoding = self._encoded(text)
         sizes = np.zeros(len(encoding.ids) + 1, np.int64)
         sizes[1:] = _bytes_of(text, encoding)

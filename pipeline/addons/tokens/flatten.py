@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from penstock.errors import ConfigError, Problem
-from penstock.files import batch_bytes
 from penstock.loading.collate import Mismatch, Ragged, Sample, columns, even, plain, stack
 from penstock.order.randomness import IntArray
 from penstock.protocols import TokenRows
@@ -91,7 +90,6 @@ class Flatten:
         counts = np.array([len(tokens) for tokens in values[self.tokens]], np.int64)
         starts, stops = self._spans(counts, parts)
         layout = self._layout(stops - starts, parts)
-        self._reserve(layout, sum(values[name][0].element_size() for name in flat))
         batch: dict[str, Any] = {
             name: self._shaped(self._joined(name, values[name], starts, stops, layout), layout)
             for name in flat
@@ -112,7 +110,6 @@ class Flatten:
         counts = lengths.numpy()
         starts, stops = self._spans(counts, parts)
         layout = self._layout(stops - starts, parts)
-        self._reserve(layout, sum(values.element_size() for values, _ in rows.values()))
         batch: dict[str, Any] = {name: values for name, (values, _) in rows.items()}
         if parts is not None or self.pad_to is not None:
             picks, padding = layout.picks(_summed(counts)[:-1] + starts)
@@ -151,7 +148,6 @@ class Flatten:
             starts, stops, known = parts[:, 0], parts[:, 1], parts[:, 2]
         layout = self._layout(stops - starts, parts)
         total, padded = int(layout.edges[-1]), len(layout.spans) > len(stops)
-        self._reserve(layout, 8)
         tokens = np.full(total, self.value) if padded else np.empty(total, np.int64)
         places = layout.edges[:-1][layout.ids >= 0] if padded else layout.edges[:-1]
         counts = dataset.read_tokens(tokens, places, indices, starts, stops)
@@ -183,16 +179,6 @@ class Flatten:
         spans = np.concatenate([lengths, gaps[open_]])[order]
         ids = np.concatenate([ids, np.full(len(open_), -1)])[order]
         return Layout(spans, ids, _summed(spans), _summed(used + gaps))
-
-    def _reserve(self, layout: Layout, width: int) -> None:
-        """Ask for the memory of all fields, of which those of the samples have `width` bytes for
-        each token.
-        """
-        total = int(layout.spans.sum(dtype=np.float64))  # which does not wrap around
-        width += 2 * 8 + (8 + 2 if self.labels else 0)  # positions, documents; labels and masks
-        longest = int(layout.ids[layout.spans.argmax()])
-        document = longest if longest >= 0 else None
-        batch_bytes.reserve(total * width, f"a batch of {total} tokens", document)
 
     def _places(self, tokens: Tensor, layout: Layout) -> dict[str, object]:
         """The fields that say where documents are."""

@@ -32,7 +32,6 @@ from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part
 from penstock.datasets.reading.folder import Folder, FolderFile, open_root
 from penstock.datasets.reading.split import Split, check_split
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.files.batch_bytes import reserve
 from penstock.files.limits import DEFAULT, Limits
 from penstock.order.columns import ColumnView
 from penstock.order.randomness import IntArray
@@ -144,8 +143,6 @@ class TokenFiles(FileDataset, Dataset[dict[str, object]]):
         ends = np.cumsum(lengths)
         self._check_size(lengths, chosen)
         total = int(ends[-1]) if len(ends) else 0
-        longest = int(lengths.argmax()) if len(lengths) else None
-        reserve(8 * total, f"{len(chosen)} rows of {total} tokens", longest)
         tokens = np.empty(total, np.int64)
         self.read_tokens(tokens, ends - lengths, chosen, np.zeros_like(lengths), lengths)
         return [{"tokens": row} for row in torch.from_numpy(tokens).split(lengths.tolist())]

@@ -20,7 +20,6 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.files.batch_bytes import reserve, temporary
 from penstock.files.limits import Limits
 from penstock.files.regular_file import read_regular
 from penstock.order.randomness import IntArray
@@ -137,7 +136,7 @@ def _opened(path: str, name: str, limits: Limits) -> Iterator[tuple[Any, list[An
 
     try:
         # The file and its packets are in memory at once.
-        with temporary(2 * len(content), f"to read video {name!r}"), ExitStack() as stack:
+        with ExitStack() as stack:
             try:
                 container = stack.enter_context(opened([most] * _STREAMS))
             except ValueError:  # MPEG's program streams tell no streams before they are read
@@ -319,6 +318,5 @@ class _Pixels:
                 f"video {self._name!r}: a clip of {self._frames} frames of {width} x {height} has "
                 f"{claim}; or set dataset.size or fewer dataset.frames."
             )
-        reserve(3 * pixels, f"a clip of {self._name!r}")
         shape = (width, height) if self._turns % 2 else (height, width)
         self._pixels = np.empty((self._frames, *shape, 3), np.uint8)

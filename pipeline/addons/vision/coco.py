@@ -24,7 +24,6 @@ from penstock.datasets.reading.folder_dataset import FolderDataset
 from penstock.datasets.reading.image import Reader, check_reader, read_image
 from penstock.datasets.reading.split import Split, check_split, split_rows
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.files.batch_bytes import reserve
 from penstock.files.limits import DEFAULT, Limits
 from penstock.ranges import Fraction, Seed
 
@@ -144,7 +143,6 @@ class Coco(FolderDataset):
             "crowd": torch.from_numpy(own.crowd[objects]),
         }
         if self.masks:
-            reserve(len(objects) * width * height, f"masks of {self.path(index)!r}")
             masks = np.zeros((len(objects), height, width), np.bool_)
             for number, place in enumerate(objects.tolist()):
                 where = f"annotation {number} of {self.path(index)!r}"

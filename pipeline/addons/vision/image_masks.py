@@ -31,7 +31,6 @@ from penstock.datasets.reading.image import (
 from penstock.datasets.reading.labels import check_classes
 from penstock.datasets.reading.split import Split, check_split, split_rows
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.files.batch_bytes import reserve
 from penstock.files.limits import DEFAULT, Limits
 from penstock.ranges import Fraction, Seed
 
@@ -249,7 +248,6 @@ def _numbers_of(path: str, shown: str, limits: Limits) -> npt.NDArray[Any]:
                     f"mask {shown!r} has the colours of mode {image.mode}, not numbers; for "
                     "colours write dataset.classes as a mapping of names to colours"
                 )
-            reserve(8 * image.width * image.height, f"mask {shown!r}")
             return np.array(image)
     except (MemoryError, DataError):
         raise

@@ -28,7 +28,6 @@ from typing import NamedTuple
 from penstock.addons.record_files.expansion import DamagedError, check_expansion, decompressed_gzip
 from penstock.datasets.reading.positioned_file import PositionedFile, open_regular
 from penstock.errors import DataError
-from penstock.files.batch_bytes import temporary
 from penstock.files.limits import Limits
 
 PLAIN = (".tar",)
@@ -120,13 +119,12 @@ class GzipTar(TarBytes):
             where = f"{self.name!r}, byte {self._start} of its decompressed content"
             raise DataError(f"{where}: {self._limits.refusal('record_bytes', claim)}.")
         missing = offset - self._start - len(self._kept)
-        with temporary(max(0, missing), "a part of a sample"):
-            while missing > 0:
-                content = self._decompressed(min(missing, _CHUNK))
-                if not content:
-                    return False
-                self._kept += content
-                missing -= len(content)
+        while missing > 0:
+            content = self._decompressed(min(missing, _CHUNK))
+            if not content:
+                return False
+            self._kept += content
+            missing -= len(content)
         return True
 
     def forget(self, offset: int) -> None:

@@ -23,12 +23,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock.addons.record_files.expansion import text_bytes
 from penstock.datasets.reading.fingerprint import Sample
 from penstock.datasets.reading.image import decode_image, undecoded
 from penstock.datasets.reading.plain_tensor import plain_tensor
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.files.batch_bytes import reserve, temporary
 from penstock.files.limits import Limits
 
 IMAGES = ("jpg", "jpeg", "png", "webp", "gif")
@@ -166,8 +164,6 @@ _DAMAGE = (
     tokenize.TokenError,
 )
 _INT64 = 1 << 63
-_LITTLE = 1 << 14  # bytes of a part that need not be reserved
-_OF_MARKS = ((b"{", 64), (b":", 224), (b"[", 96), (b",", 72))  # bytes in memory
 
 
 def _fitting(text: str) -> int:
@@ -189,17 +185,10 @@ _JSON = json.JSONDecoder(parse_int=_fitting, parse_float=_finite, parse_constant
 
 
 def _text(content: bytes) -> str:
-    if len(content) > _LITTLE:
-        reserve(text_bytes(content), "a text")
     return content.decode("utf-8")
 
 
 def _json(content: bytes) -> object:
-    if len(content) > _LITTLE:
-        # What each mark may begin: an empty dict, its first entry, a list, a number or a text.
-        marks = sum(size * content.count(mark) for mark, size in _OF_MARKS)
-        size = text_bytes(content) + marks
-        reserve(size, f"what {len(content)} bytes of JSON become")
     return _JSON.decode(content.decode(json.detect_encoding(content), "surrogatepass"))
 
 
@@ -215,8 +204,7 @@ def _array(content: bytes) -> Any:
     if not dtype.hasobject and size > there:
         raise ValueError(f"{shape} of {dtype} take {size} bytes, but there are {there}")
     file.seek(0)
-    with temporary(size if size > _LITTLE else 0, f"{shape} of {dtype}"):
-        return plain_tensor(np.lib.format.read_array(file, allow_pickle=False))
+    return plain_tensor(np.lib.format.read_array(file, allow_pickle=False))
 
 
 # Ending -> how its content is decoded, and what it should be, for messages.

@@ -13,19 +13,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from penstock.addons.record_files.expansion import text_bytes
 from penstock.addons.tables.arrow.columns import TableField, is_list, label_codes
 from penstock.datasets.reading.audio import decode_audio, header_of
 from penstock.datasets.reading.image import decode_image, undecoded
-from penstock.datasets.reading.plain_tensor import LITTLE, plain_tensor
-from penstock.files.batch_bytes import reserve
+from penstock.datasets.reading.plain_tensor import plain_tensor
 from penstock.files.limits import Limits
 from penstock.order.randomness import IntArray
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_TEXT = 64  # bytes of a text in memory beside its characters
 
 Cells = Callable[[int], Any]
 Array = npt.NDArray[Any]
@@ -71,11 +68,11 @@ def read_cells(
     elif field.kind == "label":
         cells = _labels(array, classes)
     elif field.kind == "text":
-        cells = _within(array, lambda row: str(array[row].as_py()), limits, text_bytes)
+        cells = _within(array, lambda row: str(array[row].as_py()), limits)
     elif field.kind == "texts":
         cells = lambda row: _texts(array[row], limits)  # noqa: E731
     else:
-        content = cells = _within(array, _contents(array, outside), limits, len)
+        content = cells = _within(array, _contents(array, outside), limits)
         if field.kind == "image" and where is not None:
             cells = lambda row: undecoded(content(row), where(row), reader, limits)  # noqa: E731
         elif field.kind == "image":
@@ -121,12 +118,8 @@ def _prepared_bytes(field: TableField, array: pa.Array) -> int:
     return size
 
 
-def _within(array: pa.Array, cells: Cells, limits: Limits, become: Callable[[Any], int]) -> Cells:
-    """Cells of texts or bytes, none of which is larger than `limits` allow.
-
-    Args:
-        become: the bytes that a cell's content becomes.
-    """
+def _within(array: pa.Array, cells: Cells, limits: Limits) -> Cells:
+    """Cells of texts or bytes, none of which is larger than `limits` allow."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -135,15 +128,13 @@ def _within(array: pa.Array, cells: Cells, limits: Limits, become: Callable[[Any
     coded = pa.types.is_dictionary(array.type)
     if not str(array.type).endswith("_view"):
         lengths = pc.binary_length(array.dictionary if coded else array)
-        if (pc.max(lengths).as_py() or 0) <= min(LITTLE, limits.record_bytes):
+        if (pc.max(lengths).as_py() or 0) <= limits.record_bytes:
             return cells
 
     def cell(row: int) -> Any:
         content = (array[row].value if coded else array[row]).as_buffer()
         if content is not None and content.size > limits.record_bytes:
             raise CellError(limits.refusal("record_bytes", f"the cell has {content.size} bytes"))
-        if content is not None and content.size > LITTLE:
-            reserve(become(memoryview(content)), "a cell")
         return cells(row)
 
     return cell
@@ -216,7 +207,6 @@ def _texts(cell: pa.ListScalar, limits: Limits) -> list[str]:
         raise CellError(limits.refusal("record_bytes", f"the cell has {size} bytes"))
     if cell.values.null_count:
         raise CellError("a text of its list is null")
-    reserve(5 * size + _TEXT * len(cell.values), "a list of texts")
     texts: list[str] = cell.values.to_pylist()
     return texts
 

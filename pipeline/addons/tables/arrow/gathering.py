@@ -30,9 +30,8 @@ import torch
 
 from penstock.addons.tables.arrow.columns import TableField, is_list, label_codes
 from penstock.addons.tables.arrow.files import empty
-from penstock.datasets.reading.plain_tensor import LITTLE, plain_numbers
+from penstock.datasets.reading.plain_tensor import plain_numbers
 from penstock.errors import DataError
-from penstock.files.batch_bytes import reserve
 from penstock.files.limits import Limits
 from penstock.loading import output_buffers
 from penstock.loading.collate import Ragged, joined
@@ -46,7 +45,6 @@ Mask = npt.NDArray[np.bool_]
 Shape = tuple[int, ...]
 
 _FEW = 32  # rows that are read one by one
-_COPIES = 5  # of a text: Arrow's, and Python's with up to four bytes a character
 _BAD = "one of its rows has a cell that cannot be read"
 _LARGEST = np.iinfo(np.int64).max
 
@@ -128,15 +126,10 @@ def _values_at(contents: Iterable[Content], rows: Sequence[int]) -> list[Any]:
 
 @dataclass(frozen=True)
 class Texts:
-    """Texts or bytes.
-
-    Args:
-        lengths: bytes of each, or of each in the dictionary; None where all are little.
-    """
+    """Texts or bytes."""
 
     array: pa.Array
     bad: Mask | None
-    lengths: pa.Array | None
 
     def write(self, into: list[Any], places: list[int], rows: list[int]) -> None:
         """Write the values of some rows to some places of a list."""
@@ -152,14 +145,9 @@ class Texts:
     def _taken(self, rows: list[int]) -> list[Any]:
         """One a row."""
         import pyarrow as pa
-        import pyarrow.compute as pc
 
         chosen = pa.array(rows, pa.int64())
         coded = pa.types.is_dictionary(self.array.type)
-        if self.lengths is not None:  # of one text that every row has, each gets a copy
-            of = self.array.indices.take(chosen) if coded else chosen
-            size = pc.sum(self.lengths.take(of).cast(pa.int64())).as_py() or 0
-            reserve(_COPIES * size, "texts")
         taken = self.array.take(chosen)
         if coded:
             taken = taken.dictionary_decode()
@@ -172,8 +160,6 @@ class Texts:
 
         For a few rows it costs a twentieth of a call of Arrow's.
         """
-        if self.lengths is not None:  # large ones are counted before they are made
-            return None
         widths: dict[str, Literal["i", "q"]] = {
             "string": "i",
             "binary": "i",
@@ -209,7 +195,6 @@ class Lists:
         lengths = self.starts[rows + 1] - starts
         ends = np.cumsum(lengths)
         total = int(ends[-1]) if len(ends) else 0
-        reserve(total * (8 + 8 * math.prod(self.inner)), "lists")
         places = np.arange(total)
         places += np.repeat(starts - (ends - lengths), lengths)
         values = self.stored[places]
@@ -301,13 +286,12 @@ def _texts(array: pa.Array, bad: Mask | None, limits: Limits) -> Texts:
 
     coded = pa.types.is_dictionary(array.type)
     lengths = pc.binary_length(array.dictionary if coded else array)
-    longest = pc.max(lengths).as_py() or 0
-    if longest > limits.record_bytes:
+    if (pc.max(lengths).as_py() or 0) > limits.record_bytes:
         of_rows = lengths.take(array.indices) if coded else lengths
         bad = _either(
             bad, of_rows.fill_null(0).to_numpy(zero_copy_only=False) > limits.record_bytes
         )
-    return Texts(array, bad, lengths if longest > LITTLE else None)
+    return Texts(array, bad)
 
 
 def _tensors(array: pa.Array, bad: Mask | None, limits: Limits) -> Numbers | Lists:
@@ -416,8 +400,6 @@ class Gatherer:
         indices = np.asarray(indices, np.int64)
         if len(indices) and not 0 <= indices.min() <= indices.max() < self._firsts[-1]:
             raise IndexError(f"an index is outside [0, {self._firsts[-1]})")
-        size = sum(layout.row_bytes for layout in self._layouts.values())
-        reserve(2 * len(indices) * size, f"{len(indices)} rows of numbers")
         made: dict[str, Any] = {}
         if self._kept:
             if self._missing.any():

@@ -57,7 +57,6 @@ from penstock.datasets.reading.positioned_file import blocks_of_each
 from penstock.datasets.reading.split import Split, check_split
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.addresses import is_remote
-from penstock.files.batch_bytes import discarded, reserve
 from penstock.files.limits import Limits
 from penstock.order.randomness import IntArray
 from penstock.ranges import Count, Fraction, Seed
@@ -271,24 +270,21 @@ class ArrowTable(FileDataset):
         return groups
 
     def _prepare(self, group: int) -> tuple[_Group, int]:
-        # Only what exceeds the cache counts for the batch; its samples are copies.
-        with discarded():
-            room = _Room(self._groups, self.files.group_name(group))
-            table, size = self.files.read(group, self._columns, room.announce)
-            with self.files.reading(group):
-                arrays = {name: in_one_piece(table, name) for name in self._columns}
-                prepared = _Preparation(
-                    self.fields,
-                    self.label_classes,
-                    self._reader,
-                    self._limits,
-                    self.files,
-                    self.lazy,
-                    self.outside,
-                )
-                made = _Group(prepared, group, arrays, self.files.length_check(group))
-                size += sum(prepared_bytes(field, made.of(field)) for field in self.fields)
-                room.announce(size)
+        table, size = self.files.read(group, self._columns, self._groups.make_room)
+        with self.files.reading(group):
+            arrays = {name: in_one_piece(table, name) for name in self._columns}
+            prepared = _Preparation(
+                self.fields,
+                self.label_classes,
+                self._reader,
+                self._limits,
+                self.files,
+                self.lazy,
+                self.outside,
+            )
+            made = _Group(prepared, group, arrays, self.files.length_check(group))
+            size += sum(prepared_bytes(field, made.of(field)) for field in self.fields)
+            self._groups.make_room(size)
         return made, size + (_PREPARED + _PER_ROW * table.num_rows) * len(self.fields)
 
     @cached_property
@@ -425,26 +421,6 @@ class _Group:
                 column = columns_of(field, self.of(field), how.classes.get(name, []), how.limits)
             self._columns[name] = column
         return column
-
-
-class _Room:
-    """Memory for a row group that is about to be read: in the cache, and else in the batch."""
-
-    def __init__(self, groups: RowGroups[Any], name: str) -> None:
-        self._groups, self._name = groups, name
-        self._reserved = 0
-
-    def announce(self, size: int) -> None:
-        """It is going to take `size` bytes in all.
-
-        Raises:
-            BatchTooLargeError: that is more than the cache and the batch have room for.
-        """
-        self._groups.make_room(size)
-        beyond = size - self._groups.limit - self._reserved
-        if beyond > 0:
-            reserve(beyond, f"{self._name}, beyond dataset.cache_mb,")
-            self._reserved += beyond
 
 
 class RowGroups(Generic[T]):

@@ -17,14 +17,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import PurePath
 
-from penstock.addons.record_files.expansion import text_bytes
 from penstock.addons.tables.text.record_index import QUOTES, Quoting
 from penstock.datasets.reading.fingerprint import Sample
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.files.batch_bytes import reserve, temporary
 from penstock.files.limits import Limits
-
-_LITTLE = 1 << 14  # bytes of a record that need not be reserved
 
 
 class BadRecord(Exception):
@@ -186,13 +182,7 @@ class DelimitedFormat:
 
     def sample(self, record: bytes, columns: Columns, codes: Mapping[str, int]) -> Sample:
         """`text` (str) and, with a label column, `label` (int); raises BadRecord."""
-        if len(record) > _LITTLE:  # the batch may have no room for its text
-            size = text_bytes(record)
-            reserve(size, "a text")
-            with temporary(2 * size, "to divide a text into fields"):
-                fields = self.fields(record)
-        else:
-            fields = self.fields(record)
+        fields = self.fields(record)
         if len(fields) != len(columns.names):
             raise BadRecord(miscounted(len(fields), columns, blank=not record))
         if columns.label is None:

@@ -22,7 +22,6 @@ from penstock.datasets.reading.fingerprint import fingerprint
 from penstock.datasets.reading.generated_folder import CacheFolder, NamedArrays
 from penstock.datasets.reading.positioned_file import PositionedFile
 from penstock.errors import DataError
-from penstock.files.batch_bytes import temporary
 from penstock.files.limits import DEFAULT, Limits
 from penstock.order.randomness import IntArray
 from penstock.terminal import ProgressDisplay
@@ -126,9 +125,8 @@ class RecordIndex:
             longest = len(record) + end - near
             if longest > self.limits.record_bytes + 2:
                 raise self._too_long(number, f"{longest - 2} bytes or more")
-            with temporary(2 * longest, "a long record of text"):
-                record = self.file.read(near - len(record), end)
-                record = record.removesuffix(b"\n") if end < self._stop else record
+            record = self.file.read(near - len(record), end)
+            record = record.removesuffix(b"\n") if end < self._stop else record
         record = record.removesuffix(b"\r")
         if len(record) > self.limits.record_bytes:
             raise self._too_long(number, f"{len(record)} bytes")

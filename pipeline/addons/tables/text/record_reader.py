@@ -22,7 +22,6 @@ from penstock.addons.record_files.expansion import (
 from penstock.addons.tables.text.record_index import QUOTES, Quoting, line_of, text_bounds
 from penstock.datasets.reading.positioned_file import PositionedFile, open_regular
 from penstock.errors import DataError
-from penstock.files.batch_bytes import reserve
 from penstock.files.limits import Limits
 
 _PIECE = 1 << 20
@@ -130,14 +129,12 @@ class _Splitter:
 
     def _keep(self, part: bytes, start: int) -> None:
         """Add to the record that begins at `place`."""
-        reserve(len(part), "a record of text")
         self._begun += part
         self._inside ^= self._quoted and part.count(b'"') % 2 == 1
         if len(self._begun) > self._limits.record_bytes:
             raise self._too_long(start, len(self._begun))
 
     def _ended(self, last: bytes) -> bytes:
-        reserve(len(self._begun) + len(last), "a record of text")
         record = b"".join([self._begun, last])
         self._begun = bytearray()
         return record
