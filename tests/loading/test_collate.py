@@ -1,4 +1,4 @@
-"""Samples to a batch: stacked, padded or kept, those that do not fit, and the bytes of all."""
+"""Samples to a batch: stacked, padded or kept, those that do not fit."""
 
 import numpy as np
 import pytest

@@ -65,13 +65,12 @@ def test_rows_out_of_order_or_of_another_form_are_no_batch():
 def test_a_row_of_another_shape_or_type_is_a_tensor_of_its_own():
     with batch(3):
         first = allocate_row((2, 3), FLOAT).tensor
-        for other in (allocate_row((3, 2), FLOAT), allocate_row((2, 3), np.int32)):
+        allocate_row((3, 2), FLOAT), allocate_row((2, 3), np.int32)
         second = allocate_row((2, 3), FLOAT).tensor  # the others have taken no place
         assert second.data_ptr() - first.data_ptr() == 24
     single = allocate_row((2, 3), FLOAT)
     single.array[:] = 5
     assert single.tensor.eq(5).all()
-    with batch(1):  # nothing to put together
     with batch(2):
         empty = [allocate_row((0,), FLOAT).tensor for _ in range(2)]
         assert contiguous_view(empty) is None

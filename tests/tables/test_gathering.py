@@ -292,7 +292,7 @@ class Shards:
 )
 def test_numbers_of_records(lengths, buffer, shuffle, epoch, size):
     order = StreamOrder(3, buffer, shuffle)
-    reader, numbers = StreamReader(Shards(lengths), order, 1 << 30), RecordNumbers(order, lengths)
+    reader, numbers = StreamReader(Shards(lengths), order), RecordNumbers(order, lengths)
     every = [(shard, row) for shard, count in enumerate(lengths) for row in range(count)]
     for start in range(0, sum(lengths) + size, size):
         read = reader.read(epoch, start, start + size, GLOBAL)
