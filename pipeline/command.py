@@ -28,20 +28,16 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from penstock import installed, late_imports, program, seams, terminal
+from penstock import late_imports, program, seams, terminal
 from penstock.config import (
-    command_line_keys,
-    endpoints,
     hydra_internals,
     hydra_loader,
     hydra_output,
-    outputs,
     own_options,
     preflight,
     project,
 )
 from penstock.config.composition import CONF, VERSION_BASE, Composer, plain, with_run_dir
-from penstock.config.messages import from_folder
 from penstock.config.schema import Config
 from penstock.distributed import launch, preemption, world
 from penstock.distributed.preemption import Preempted, Preemption, Stop
@@ -85,20 +81,12 @@ def main(
             project.importable(),
             terminal.harmless_libraries(),
         ):
-            words = filter(outputs.may_name, with_run_dir(overrides))
-            named = outputs.named(command_line_keys.typed_values(words))
-            sweeps, resumed = installed.sweeps(), False
-            if sweeps is not None and any(word.startswith("resume=") for word in overrides):
-                overrides, resumed = installed.load(sweeps.resumed)(overrides)
+            if any(word.startswith("resume=") for word in overrides):
+                overrides, resumed = seams.resumed_sweep(overrides)
                 if resumed and not {"-m", "--multirun"} & set(options):
                     options = [*options, "--multirun"]
-            typed = with_run_dir(overrides)
-            all_words = with_overrides_of_run(typed)
-            with (
-                own_options.environment_with({outputs.NAMED: outputs.as_variable(named)}),
-                from_folder(resumed or all_words != typed),
-            ):
-                return _main(options, all_words, entry, argv)
+            overrides = with_overrides_of_run(with_run_dir(overrides))
+            return _main(options, overrides, entry, argv)
     except BaseException as error:
         return report(error)
 
@@ -116,23 +104,20 @@ def _main(
             "a sweep starts the ranks of each of its jobs itself; run it with "
             f"{program.text('-m')}, and not under torchrun or srun"
         )
-    only_looks = bool(args.help or args.hydra_help or args.cfg or args.info is not None)
-    if args.shell_completion:
-        installed.completion()(args)
-        return 0
+    only_looks = bool(
+        args.help or args.hydra_help or args.cfg or args.info is not None or args.shell_completion
+    )
     composer, single = _checked(args, only_looks)
-    if not (only_looks or world.is_launched()):
-        outputs.remember()
     if entry is None:
         entry = hydra.main(str(CONF), "config", version_base=VERSION_BASE)(execute)
     # What was checked is what runs, wherever hydra would think the folder lies.
     words = [*(sys.argv[:1] or ["run.py"]), *options, "--config-path", composer.path, *overrides]
     job = HydraConfig.instance().cfg  # of a command around this one; none is what a person has
-    looks = hydra_output.shown(args.package) if only_looks else hydra_output.saved()
+    looks = hydra_output.shown() if only_looks else nullcontext()
     kept = composer.kept if single or only_looks else None
-    sweeps = installed.sweeps() if args.multirun and not only_looks else None
-    loads = hydra_loader.checked(single, kept, sweeps=sweeps is not None)
-    runs = installed.load(sweeps.running)(composer, overrides, typed) if sweeps else nullcontext()
+    sweeps = args.multirun and not only_looks
+    loads = hydra_loader.checked(single, kept, sweeps=sweeps)
+    runs = seams.run_sweep(composer, overrides, typed) if sweeps else nullcontext()
     try:
         checked = preflight.carried(composer)
         with hydra_internals.replaced(sys, argv=words), looks, loads, checked, runs:
@@ -147,6 +132,8 @@ def _checked(args: argparse.Namespace, only_looks: bool) -> tuple[Composer, bool
     """The composer of the configuration, and whether it is a single run's."""
     try:
         composer = Composer(args.config_path, args.config_name, args.config_dir)
+        if args.shell_completion:
+            return composer, False
         if only_looks:
             preflight.look(composer, args.overrides)
             return composer, False
@@ -168,10 +155,8 @@ def execute(composed: DictConfig) -> float | None:
     if not logger.handlers:
         logger.addHandler(terminal.Handler())
         logger.setLevel(logging.INFO)
-    sweeps = installed.sweeps() if HydraConfig.get().mode == RunMode.MULTIRUN else None
-    if sweeps is not None:
-        value: float | None = installed.load(sweeps.job)(partial(_accepted, composed), _run, report)
-        return value
+    if HydraConfig.get().mode == RunMode.MULTIRUN:
+        return seams.run_job(partial(_accepted, composed), _run, report)
     try:
         return _run(_accepted(composed))
     except KeyboardInterrupt:
@@ -181,7 +166,7 @@ def execute(composed: DictConfig) -> float | None:
 
 
 def _accepted(composed: DictConfig, folder: Path | None = None) -> Config:
-    config = preflight.accept(plain(composed), hydra_output.overrides())
+    config = preflight.accept(plain(composed))
     return config.model_copy(update={"run_dir": str(folder)}) if folder else config
 
 
@@ -195,7 +180,7 @@ def _run_task(config: Config) -> float | None:
     if not task.reads:
         from penstock.config import notices  # imports torch, which those do without
 
-        for notice in (*notices.find(config), *endpoints.notices(config.plain())):
+        for notice in notices.find(config):
             _announce(notice)
     count, distributed = 0, config.distributed  # of processes to start; 0 if this is (one of) them
     if distributed.strategy != "none" and task.ranks and not world.is_launched():

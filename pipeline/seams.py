@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -369,3 +370,38 @@ def _groups(config: Config) -> bool:
     node = config.optimizer
     nodes = [node] if "_target_" in node else node.values()
     return any(isinstance(one, Mapping) and one.get("groups") is not None for one in nodes)
+
+
+def plugin_problems(node: Any, section: Mapping[str, Any], words: Sequence[str]) -> list[Problem]:
+    """The problems of a launcher and a sweeper that are not hydra's basic ones."""
+    from penstock.addons.sweeps.plugins import problems
+
+    return problems(node, section, words)
+
+
+def check_sweep(*arguments: Any) -> list[Problem]:
+    """The problems of all jobs of a command line with `-m`."""
+    from penstock.addons.sweeps.sweep_check import check
+
+    return check(*arguments)
+
+
+def resumed_sweep(words: Sequence[str]) -> tuple[list[str], bool]:
+    """Overrides with those of the sweep that `resume` names before them; whether it names one."""
+    from penstock.addons.sweeps.stored_sweep import resumed
+
+    return resumed(words)
+
+
+def run_sweep(*arguments: Any) -> AbstractContextManager[None]:
+    """The context in which hydra runs the jobs of a sweep."""
+    from penstock.addons.sweeps.launching import running
+
+    return running(*arguments)
+
+
+def run_job(*arguments: Any) -> float | None:
+    """Run the job of a sweep that hydra has composed, in its process."""
+    from penstock.addons.sweeps.sweep_job import run
+
+    return run(*arguments)

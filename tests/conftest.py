@@ -163,18 +163,11 @@ def reports(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def no_job():
-    """Forget hydra's job and the variables it read; later tests would see them in their texts."""
-    from hydra.core import utils
+    """Forget hydra's job."""
     from hydra.core.hydra_config import HydraConfig
-    from omegaconf import OmegaConf
 
-    from penstock.config import environment
-
-    saving = vars(OmegaConf)["to_yaml"], vars(utils)["_save_config"]
     yield
-    OmegaConf.to_yaml, utils._save_config = saving  # a job that a launcher starts replaces them
     HydraConfig.instance().cfg = None
-    environment._read.clear()
 
 
 @pytest.fixture(autouse=True)

@@ -44,9 +44,7 @@ KNOW_HYDRA = {
     *(
         f"pipeline/config/{name}.py"
         for name in (
-            "command_line_keys",
             "composition",
-            "environment",
             "hydra_internals",
             "hydra_loader",
             "hydra_output",
@@ -135,7 +133,7 @@ def test_every_package_has_a_layer():
         for module in layer.split("|")
     }
     there = {f"penstock.{path.stem}" for path in (ROOT / "pipeline").glob("[!_]*.py")}
-    named |= {"penstock.addons", "penstock.installed"}
+    named |= {"penstock.addons"}
     there |= {f"penstock.{path.parent.name}" for path in (ROOT / "pipeline").glob("*/__init__.py")}
     assert there == named
 

@@ -351,7 +351,7 @@ def test_a_fresh_environment_trains_on_faces_and_on_a_new_project(source, tmp_pa
         text=True,
         check=True,
     )
-    assert "_penstock_completion" in done.stdout
+    assert "hydra_bash_completion" in done.stdout
 
     penstock("init", "my birds")
     project = work / "my birds"

@@ -68,7 +68,7 @@ class DataIdentity:
 
     def _beside(self, dataset: Any) -> dict[str, str]:
         config = self._split.config
-        node = config.compared()["dataset"]
+        node = config.plain()["dataset"]
         if node.get("packed") not in (None, "auto"):
             return {}  # the pack is the dataset, and has a fingerprint
         built_of = dict(choosing(node))[self._split.node[0]]

@@ -2,6 +2,5 @@
 
 `composition` lets Hydra compose, `preflight` finds everything that is wrong, `allow_list` says what
 may be called, `contradictions` which options exclude each other, `schema` is the typed
-configuration, `instantiate` calls what a `_target_` names, `yaml_comments` reads what
-YAML files say of a key.
+configuration, `instantiate` calls what a `_target_` names.
 """

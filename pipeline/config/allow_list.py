@@ -34,7 +34,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 import penstock
-from penstock.config.messages import allowing, nearest
+from penstock.config.messages import nearest
 from penstock.errors import ConfigError, Problem
 
 VARIABLE = "PENSTOCK_TRUST"
@@ -454,8 +454,7 @@ def _rules_for(name: object, packages: tuple[str, ...]) -> list[Rule]:
     near = f" (did you mean {close[0]!r}?)" if close else ""
     raise _Refusal(
         f"{name} may not be called from a configuration{near}: {package!r} is not trusted. If it "
-        f"is yours, or you have read it: {allowing('--trust', package, 'PACKAGE')} (or "
-        f"{allowing(VARIABLE, package, 'PACKAGE').replace(' ', '=')})"
+        f"is yours, or you have read it: --trust {package} (or {VARIABLE}={package})"
     )
 
 

@@ -139,7 +139,7 @@ def recorded(config: Config, split: str | None = None) -> dict[str, str]:
     in_lanes = config.distributed.lanes is not None
     return {
         key: str(value)
-        for key, value in leaves(config.compared())
+        for key, value in leaves(config.plain())
         if (is_config(key) or (key == BALANCE and in_lanes))
         and (split is None or split in effect_of(key).makes)
         and not is_default(key, value)
@@ -148,7 +148,7 @@ def recorded(config: Config, split: str | None = None) -> dict[str, str]:
 
 def making(config: Config, split: str) -> dict[str, str]:
     """Every key that makes the batches of a split, with its value."""
-    values = leaves(config.compared())
+    values = leaves(config.plain())
     return {key: str(value) for key, value in values if split in effect_of(key).makes}
 
 

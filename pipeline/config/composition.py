@@ -24,17 +24,17 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import InterpolationKeyError, MissingMandatoryValue, OmegaConfBaseException
+from omegaconf.resolvers import oc
 
 from penstock import program
 from penstock.config import (
-    environment,
     hydra_internals,
     hydra_section,
     step_order,
     unknown_keys,
     whole_nodes,
 )
-from penstock.config.disclosure import Plain
+from penstock.config.gone import instead
 from penstock.config.hydra_loader import JOB_NAME, ConfigLoader, Kept, not_set
 from penstock.config.messages import show
 from penstock.config.schema import Config
@@ -77,7 +77,7 @@ class Composed:
         complete: whether there is a configuration at all.
     """
 
-    config: Plain = field(default_factory=Plain)
+    config: dict[str, Any] = field(default_factory=dict)
     hydra: dict[str, Any] = field(default_factory=dict)
     node: Any = None
     lines: list[str] = field(default_factory=list)
@@ -123,7 +123,7 @@ class Composer:
         self.loader = ConfigLoader(search_path)
         self.kept: Kept | None = None
         self.sweep: Any = None
-        self.examined: tuple[Plain, Config] | None = None
+        self.examined: tuple[dict[str, Any], Config] | None = None
         setup_globals()  # ${now:...} and ${hydra:...}
         JobRuntime.instance().set("name", JOB_NAME)
         self._parser = OverridesParser.create(config_loader=self.loader)
@@ -179,7 +179,10 @@ class Composer:
             composed.problems += error.problems
             return composed
         except _ERRORS as error:
-            composed.problems.append(Problem("", _reason(error)))
+            group, _, option = (getattr(error, "missing_cfg_file", None) or "").rpartition("/")
+            sentence = instead(group, option)
+            known = Problem(group, f"{option} {sentence}") if sentence else None
+            composed.problems.append(known or Problem("", _reason(error)))
             return composed
         except KeyError as error:
             composed.problems.append(not_set(error))
@@ -321,34 +324,28 @@ def _finish(composed: Composed, config: DictConfig, lines: list[str]) -> None:
     """Resolve every interpolation once, into plain values; those of hydra's own stay text."""
     composed.lines, composed.node = lines, hydra_internals.raw_node(config, "hydra")
     composed.hydra = hydra_section.raw(composed.node)
-    with (
-        hydra_internals.hydra_config(config),
-        environment.traced() as composed.config.origins,
-        hydra_internals.bounded() as growth,
-    ):
-        items = _Resolver(composed.unset, growth).items(config, "", but="hydra")
+    with hydra_internals.hydra_config(config):
+        items = _Resolver(composed.unset).items(config, "", but="hydra")
         composed.config.update((str(name), value) for name, value in items)
     _settle(composed.config, composed.problems)
     composed.complete = True
 
 
-def plain(config: DictConfig) -> Plain:
+def plain(config: DictConfig) -> dict[str, Any]:
     """A composed configuration as a plain dict, every interpolation resolved.
 
     Raises:
         ConfigError: with every key that has no value.
     """
     problems: list[Problem] = []
-    with environment.traced() as origins, hydra_internals.bounded() as growth:
-        value = Plain(_Resolver(problems, growth).plain(config, ""))
-    value.origins = origins
+    value: dict[str, Any] = _Resolver(problems).plain(config, "")
     _settle(value, problems)
     if problems:
         raise ConfigError(problems)
     return value
 
 
-def _settle(config: Plain, problems: list[Problem]) -> None:
+def _settle(config: dict[str, Any], problems: list[Problem]) -> None:
     if "transform" in config:
         config["transform"] = step_order.settle(config["transform"], problems)
 
@@ -362,14 +359,12 @@ class _Resolver:
 
     Attributes:
         problems: what is wrong is added here.
-        growth: what interpolations have given.
     """
 
     problems: list[Problem]
-    growth: hydra_internals.Growth
 
     def plain(self, value: Any, key: str) -> Any:
-        """A value without interpolations; ConfigError where these give too much."""
+        """A value without interpolations."""
         if isinstance(value, DictConfig):
             return dict(self.items(value, key))
         if isinstance(value, ListConfig):
@@ -386,24 +381,24 @@ class _Resolver:
                     yield name, item
 
     def _value(self, node: DictConfig | ListConfig, name: Any, key: str) -> Any:
-        self.growth.values += 1
         try:
-            with environment.reading() as read:
-                entry = node[name]
-            value = self.plain(entry, key)
-            if read:
-                environment.note(key, hydra_internals.raw_value(node, name), read, value)
+            return self.plain(node[name], key)
         except MissingMandatoryValue:
             self.problems.append(Problem(key, f"has no value yet; give it with {key}=..."))
         except InterpolationKeyError:
             text = hydra_internals.raw_value(node, name)
             self.problems.append(Problem(key, f"{text} leads nowhere; give it a value of its own"))
-        except OmegaConfBaseException as error:
-            if not self.growth.is_too_much:
-                self.problems.append(Problem(key, str(error).splitlines()[0]))
-        else:
-            if not self.growth.is_too_much:
-                return value
-        if self.growth.is_too_much:
-            raise ConfigError(Problem(key, self.growth.refusal))
+        except (OmegaConfBaseException, RecursionError) as error:
+            reason = str(error).splitlines()[0].split("resolving interpolation: ")[-1]
+            self.problems.append(Problem(key, reason))
         return _UNSET
+
+
+def _variable(name: str, *default: str | None) -> str | None:
+    """`${oc.env:NAME}`, but for credentials: a run's folder keeps all values."""
+    if re.search("SECRET|TOKEN|PASS|KEY|CRED", name, re.IGNORECASE):
+        raise ValueError(f"{name} is a secret by its name; the tool that needs it reads it itself")
+    return oc.env(name, *default)
+
+
+OmegaConf.register_new_resolver("oc.env", _variable, replace=True)

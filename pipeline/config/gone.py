@@ -9,6 +9,10 @@ from __future__ import annotations
 # What a person typed (`key`, `key=value`, `--flag`; "*" ends a prefix) -> what to do instead.
 GONE: dict[str, str] = {
     "limits.batch_bytes": "lower batch.size; limits.pixels and limits.record_bytes bound a sample",
+    "--allow-endpoint": "leave it out; a configuration may name the servers of its data",
+    "--allow-env": "leave it out; variables are read, but for those that are secrets by their name",
+    "--allow-write": "leave it out; a configuration may name any folder",
+    "loader.ray.runtime_env": "install your packages on the nodes, or start Ray with PYTHONPATH",
     "experiment=gan": "see docs/examples/gan",
     "loader.cost": "the window of batches grows by itself behind a slow one (loader.slow_memory)",
     "loader.max_memory": "set loader.num_workers and loader.prefetch_factor",
@@ -28,3 +32,13 @@ GONE: dict[str, str] = {
     "trainer.checkpoint.memory_every_steps": "set trainer.checkpoint.every_minutes",
     "transform=images_nvjpeg": "transform=images_fast decodes on the CPU, the crop alone",
 }
+
+
+def instead(key: str, value: object = "") -> str | None:
+    """The sentence for a key, its value, or a flag that is gone; None for any other name."""
+    for name, sentence in GONE.items():
+        for word in (key, f"{key}={value}"):
+            inside = value == "" and name.startswith(f"{key}.")  # of a section that is gone
+            if inside or word == name or (name.endswith("*") and word.startswith(name[:-1])):
+                return f"is no longer there: {sentence}"
+    return None

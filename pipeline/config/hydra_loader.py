@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, NoReturn
 
 from hydra.core.override_parser.types import Override
@@ -23,7 +22,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from penstock.config import hydra_internals, hydra_output, hydra_section, whole_nodes
+from penstock.config import hydra_internals, hydra_section, whole_nodes
 from penstock.distributed import preemption
 from penstock.errors import ConfigError, Problem
 
@@ -114,21 +113,9 @@ class CheckedConfigLoader(ConfigLoader):
         except KeyError as error:
             self._refuse([not_set(error)])
         problems = hydra_section.problems(hydra_internals.raw_node(config, "hydra"), words)
-        if run_mode is RunMode.MULTIRUN and not problems:
-            problems = [*hydra_section.sweep_problems(hydra_internals.raw_node(config, "hydra"))]
-            folder = OmegaConf.select(config, "hydra.sweep.dir", throw_on_resolution_failure=False)
-            record = Path(str(folder)) / "multirun.yaml"
-            if folder and record.is_symlink():
-                reason = f"{record} is a link; hydra would write to its target. Give another folder"
-                problems.append(Problem("hydra.sweep.dir", reason))
         if problems:
             self._refuse(problems)
         return config
-
-    def __setstate__(self, state: dict[str, object]) -> None:
-        """Launchers send it to their processes, where hydra then saves configurations."""
-        self.__dict__.update(state)
-        hydra_output.save_without_secrets()
 
     def _refuse(self, problems: list[Problem]) -> NoReturn:
         error = ConfigError(list(dict.fromkeys(problems)))

@@ -8,7 +8,7 @@ hydra imports and calls what this section names, before any of our code runs. So
    package trusted by name; launchers and sweepers are hydra's basic ones, or what the add-on that
    runs sweeps checks (`Sweeps.plugins`);
 3. no handler writes to a file, and `.hydra` is the only subfolder;
-4. environment variables are those in `environment.HARMLESS`.
+4. environment variables are those in `HARMLESS`.
 
 Works on raw values, before interpolation. Cost: below 1 ms a configuration.
 """
@@ -17,25 +17,39 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from hydra.conf import HydraConf
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from omegaconf import OmegaConf
 
-from penstock import installed
-from penstock.config import allow_list, outputs
-from penstock.config.command_line_keys import entries
-from penstock.config.environment import HARMLESS
+from penstock import seams
+from penstock.config import allow_list
 from penstock.config.hydra_internals import BASIC_LAUNCHER, BASIC_SWEEPER
-from penstock.config.messages import allowing
 from penstock.errors import ConfigError, Problem
 
 CALLBACKS = ("hydra.experimental.callbacks.LogJobReturnCallback",)
 HANDLERS = ("logging.StreamHandler", "logging.NullHandler", "rich.logging.RichHandler")
 FORMATTERS = ("logging.Formatter", "colorlog.ColoredFormatter")
 STREAMS = ("ext://sys.stdout", "ext://sys.stderr")
+
+# Numbers of threads, choices of devices and whether something is said. A name belongs here if no
+# value of it makes a library load a file, run a program or talk to another machine.
+HARMLESS = (
+    "CUBLAS_WORKSPACE_CONFIG",
+    "CUDA_DEVICE_ORDER",
+    "CUDA_LAUNCH_BLOCKING",
+    "CUDA_VISIBLE_DEVICES",
+    "MKL_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "TOKENIZERS_PARALLELISM",
+    "VECLIB_MAXIMUM_THREADS",
+)
 
 _BASIC = {
     "launcher": {"_target_": BASIC_LAUNCHER},
@@ -75,11 +89,7 @@ def problems(node: Any, overrides: Sequence[str], importing: bool = False) -> li
     result = [*_literals(section), *_records(section, overrides)]
     result += _callbacks(section.get("callbacks"), importing)
     if any(section.get(name) != own for name, own in _BASIC.items()):
-        sweeps = installed.sweeps()
-        if sweeps is None:
-            result.append(Problem("hydra", "launchers and sweepers need the add-on sweeps"))
-        else:
-            result += installed.load(sweeps.plugins)(node, section, overrides)
+        result += seams.plugin_problems(node, section, overrides)
     for name in ("hydra_logging", "job_logging"):
         result += _logging(section.get(name), f"hydra.{name}", importing)
     folder = mapping(section.get("run"))
@@ -96,15 +106,6 @@ def problems(node: Any, overrides: Sequence[str], importing: bool = False) -> li
 
 def mapping(node: Any) -> Mapping[str, Any]:
     return node if isinstance(node, Mapping) else {}
-
-
-def sweep_problems(node: Any) -> Iterator[Problem]:
-    """The problems of where a sweep writes, from a composed section."""
-    folder = OmegaConf.select(node, "sweep.dir", throw_on_resolution_failure=False)
-    subdir = mapping(raw(node).get("sweep")).get("subdir")
-    if folder is not None:
-        plain = subdir if isinstance(subdir, str) and "${" not in subdir else None
-        yield from outputs.check_sweep(str(folder), plain)
 
 
 def raw(node: Any) -> dict[str, Any]:
@@ -134,8 +135,7 @@ def _not_a_place(entry: object) -> str | None:
     if allow_list.is_trusted(package):
         return None
     first = package.split(".")[0]
-    way = allowing("--trust", first, "PACKAGE")
-    return f"{entry} imports {package}, which is not trusted. If it is yours: {way}"
+    return f"{entry} imports {package}, which is not trusted. If it is yours: --trust {first}"
 
 
 def _literals(section: Mapping[str, object]) -> Iterator[Problem]:
@@ -207,8 +207,7 @@ def _trusted(
     """The problem of a name that has to be in a package of the person's own."""
     if not isinstance(name, str) or not allow_list.is_trusted(name):
         package = str(name).split(".")[0]
-        way = allowing("--trust", package, "PACKAGE")
-        way = "" if package in allow_list.NEVER else f". If it is yours: {way}"
+        way = "" if package in allow_list.NEVER else f". If it is yours: --trust {package}"
         yield Problem(
             key,
             f"{name} is not called: hydra's section may name {', '.join(known)} and "
@@ -272,3 +271,27 @@ def texts(node: Any, key: str) -> Iterator[tuple[str, str]]:
     """Key and value of every text, at any depth; names of entries are none."""
     every = ((key, key, node), *entries(node, key))
     return ((below, value) for below, _, value in every if isinstance(value, str))
+
+
+def entries(node: Any, key: str) -> Iterator[tuple[str, Any, Any]]:
+    """Full key, own name and value of everything inside of a node, at any depth."""
+    items = node.items() if isinstance(node, Mapping) else ()
+    for name, value in enumerate(node) if isinstance(node, list) else items:
+        below = f"{key}[{name}]" if isinstance(node, list) else f"{key}.{name}"
+        yield below, name, value
+        yield from entries(value, below)
+
+
+def typed_values(lines: Iterable[str]) -> Iterator[tuple[str, Any]]:
+    """Full key and value of everything that override lines give; of several values, each."""
+    parser = OverridesParser.create()
+    for line in lines:
+        try:
+            (override,) = parser.parse_overrides([line])
+        except (HydraException, RecursionError, ValueError):
+            continue  # it is reported where it is composed
+        value = override.value()
+        for choice in getattr(value, "list", None) or [value]:
+            key = override.key_or_group
+            yield key, choice
+            yield from ((leaf_key, leaf) for leaf_key, _, leaf in entries(choice, key))

@@ -3,33 +3,11 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Iterable, Mapping, Sequence
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from penstock.ranges import LARGEST
-
-_of_folder: ContextVar[bool] = ContextVar("of_folder", default=False)
-
-
-@contextmanager
-def from_folder(is_so: bool = True) -> Iterator[None]:
-    """Meanwhile, the configuration is of the folder of a run or a sweep: perhaps a stranger's."""
-    token = _of_folder.set(is_so)
-    try:
-        yield
-    finally:
-        _of_folder.reset(token)
-
-
-def allowing(option: str, name: str, kind: str) -> str:
-    """An option that allows something, for a person to type.
-
-    No folder has one made that can be pasted: there, `kind` says what to name.
-    """
-    return f"{option} {kind if _of_folder.get() else name}"
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

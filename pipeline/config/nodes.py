@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.config import allow_list, outputs, signatures
+from penstock.config import allow_list, signatures
 from penstock.config.messages import not_allowed, show
 from penstock.config.parsing import unknown_key
 from penstock.config.schema import Config
@@ -329,15 +329,7 @@ def check(part: Part) -> tuple[Any, list[Problem]]:
         root = target if is_root else root
         supplied = part.supplied if is_root or part.nested else ()
         problems += signatures.check(target, node, key, supplied)
-        problems += outputs.of_part(key, _positional(target, node))
     return root, problems
-
-
-def _positional(function: Any, node: Mapping[str, Any]) -> dict[str, Any]:
-    """A node with its positional arguments, and no others, by name."""
-    arguments = node["_args_"] if isinstance(node.get("_args_"), list) else []
-    names = signatures.arguments(function).positional
-    return {"_target_": node["_target_"], **dict(zip(names, arguments, strict=False))}
 
 
 def _shape_problems(part: Part) -> list[Problem]:

@@ -3,9 +3,7 @@
 Whatever a message, a table or a report offers for pasting is made by `suggested`: this program, the
 options that the person typed for this very command, and overrides. A run folder, which may come
 from anybody, adds overrides at most (`pipeline/addons/reports/values.py` checks them), and never
-an option that trusts something: those are taken from this process only. Once pasted, an override
-counts as typed, so those that a person alone may type (`must_be_typed`) are left to the folder: the
-command names it by `resume=`, and what it says stays its own.
+an option that trusts something: those are taken from this process only.
 """
 
 from __future__ import annotations
@@ -19,9 +17,8 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 
 from penstock import program
-from penstock.config import command_line_keys, disclosure, hydra_output, outputs, project
-from penstock.config.allowances import OPTIONS
-from penstock.config.command_line_keys import typed_values
+from penstock.config import allow_list, project
+from penstock.config.hydra_output import overrides
 from penstock.config.schema import TASK_KEYS
 from penstock.order.skipped import Skipped
 
@@ -34,28 +31,24 @@ def is_job() -> bool:
 
 
 def suggested(*words: str) -> str:
-    """A command line of this program with these words, without secrets, for a person to paste."""
-    return disclosure.command([*program.words(), *_typed_options(), *words])
+    """A command line of this program with these words, for a person to paste."""
+    return program.joined([*program.words(), *_typed_options(), *words])
 
 
 def how_to_resume(folder: Path) -> str:
     """The hint for a run that was stopped."""
-    return f"To resume:\n  {suggested(program.override('resume', folder), *_typed_again())}"
+    return f"To resume:\n  {suggested(program.override('resume', folder))}"
 
 
 def how_to_skip(folder: Path, skipped: Skipped) -> str:
     """The hint for a run that failed on a batch: `skipped` has its address and those before."""
-    words = [program.override("resume", folder), *_typed_again(), f"trainer.skip={skipped}"]
+    words = [program.override("resume", folder), f"trainer.skip={skipped}"]
     return f"To continue without it:\n  {suggested(*words)}"
 
 
 def command_line(*words: str) -> str:
     """This job's command with its task's overrides replaced by `given`."""
-    own = of_run(overrides())
-    kept = [word for word in own if outputs.may_stand(typed_values([word]))]
-    if len(kept) < len(own):  # typed ones may, so the folder that is resumed gives it
-        kept = [*(word for word in overrides() if word.startswith("resume=")), *kept]
-    return suggested(*kept, *words)
+    return suggested(*of_run(overrides()), *words)
 
 
 def of_run(words: Sequence[str]) -> list[str]:
@@ -63,28 +56,13 @@ def of_run(words: Sequence[str]) -> list[str]:
     return [word for word in words if re.split(r"[=./@]", word.lstrip("+~"))[0] not in _OF_A_START]
 
 
-def must_be_typed(word: str) -> bool:
-    """Whether a person alone may type an override: it names a place to write to, or what runs."""
-    return bool(command_line_keys.given(word)) or not outputs.may_stand(typed_values([word]))
-
-
-def _typed_again() -> list[str]:
-    """This job's overrides that its folder does not give when it is resumed."""
-    return [
-        word
-        for word in overrides()
-        if command_line_keys.named(word) or command_line_keys.given(word)
-    ]
-
-
 def _typed_options() -> list[str]:
-    """This job's options for allowances and folders of configurations, as the person typed them."""
+    """This job's `--trust` and `--config-dir`, as the person typed them."""
     words: list[str] = []
     said = project.current()
-    for option, variable in OPTIONS.items():
-        allowed = os.environ.get(variable)
-        if allowed and not (option == "--trust" and said and allowed == ",".join(said.trust)):
-            words += [option, allowed]
+    trusted = os.environ.get(allow_list.VARIABLE)
+    if trusted and not (said and trusted == ",".join(said.trust)):
+        words += ["--trust", trusted]
     folder = config_dir()
     if folder is not None and not (said is not None and said.config_dir == folder):
         words += ["--config-dir", folder]
@@ -96,8 +74,3 @@ def config_dir() -> str | None:
     sources = HydraConfig.get().runtime.config_sources if HydraConfig.initialized() else []
     named = (source.path for source in sources if source.provider == "command-line")
     return next(named, None)
-
-
-def overrides() -> list[str]:
-    """The overrides of this job without secrets, also if a launcher started it."""
-    return disclosure.words(hydra_output.overrides())

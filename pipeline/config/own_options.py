@@ -1,10 +1,10 @@
 """Penstock's own options, taken off a command line before hydra sees it.
 
-    --trust, --allow-env, --allow-endpoint, --allow-write   what a person allows (`allowances`)
-    --version                                which is printed, and that is all
-    --trust and --config-dir                 of the working folder's pyproject.toml (`project`)
+    --trust PACKAGE             a configuration may call what is in it
+    --version                   which is printed, and that is all
+    --trust and --config-dir    of the working folder's pyproject.toml (`project`)
 
-Permissions go into the environment, where processes that launchers start find it too.
+What is trusted goes into the environment, where processes that launchers start find it too.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
@@ -21,13 +21,12 @@ import penstock
 from penstock import terminal
 from penstock.config import (
     allow_list,
-    allowances,
-    endpoints,
     familiar_names,
     hydra_internals,
     preflight,
     project,
 )
+from penstock.config.gone import instead
 from penstock.distributed import launch
 from penstock.errors import Problem
 from penstock.terminal import put
@@ -49,12 +48,11 @@ def taken(
         SystemExit: --version.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for option, variable in allowances.OPTIONS.items():
-        parser.add_argument(option, dest=variable, action="append", default=[])
+    parser.add_argument("--trust", action="append", default=[])
     with terminal.held_back():
         own, rest = parser.parse_known_args(list(argv))
-    named = {variable: allowances.names(values) for variable, values in vars(own).items()}
-    preflight.raise_if(allowances.check(named))
+    trust = _names(own.trust)
+    preflight.raise_if(allow_list.check_trusted(trust))
     if "--version" in rest:
         versions = [
             f"Penstock {penstock.__version__}"
@@ -69,41 +67,38 @@ def taken(
     with terminal.held_back():
         args, unknown = hydra_internals.get_args_parser().parse_known_intermixed_args(rest)
     preflight.raise_if([_no_option(word, rest) for word in unknown if word.startswith("-")])
-    typed = bool(named[allow_list.VARIABLE]) and args.config_dir is not None
     from_project: list[str] = []
     if launch.is_of_ours():
         ours = project.current()
-    elif (ours := project.find(Path.cwd(), not typed)) is not None:
-        trusts, configures = not named[allow_list.VARIABLE], args.config_dir is None
+    elif (ours := project.find(Path.cwd())) is not None:
+        trusts, configures = not trust, args.config_dir is None
         if trusts and not args.shell_completion:
-            named[allow_list.VARIABLE] = list(ours.trust)
+            trust = list(ours.trust)
         if configures and ours.config_dir:
             from_project = ["--config-dir", ours.config_dir]
         said = ours.said(trusts, configures)
         if said and not args.shell_completion:
             announce(said)
     elif not args.shell_completion:
-        ours = project.of_trusted(Path.cwd(), [*allow_list.trusted(), *named[allow_list.VARIABLE]])
+        ours = project.of_trusted(Path.cwd(), [*allow_list.trusted(), *trust])
     if args.shell_completion:  # who presses Tab has not asked for a folder's code yet
         ours = None
     overrides = args.overrides
     left = list(overrides)
     options = [word for word in rest if not (left and word == left[0] and left.pop(0))]
-    if args.help:  # `--help keys` is another page
-        overrides = ["hydra/help=keys" if word == "keys" else word for word in overrides]
     # In the environment, processes that launchers start see it too.
-    allowed = {
-        variable: ",".join(
-            dict.fromkeys([*allowances.names([os.environ.get(variable, "")]), *names])
-        )
-        for variable, names in named.items()
-    }
+    trusted = dict.fromkeys([*_names([os.environ.get(allow_list.VARIABLE, "")]), *trust])
     variables = {
-        endpoints.SAID: os.environ.get(endpoints.SAID),
+        allow_list.VARIABLE: ",".join(trusted),
         project.VARIABLE: project.as_variable(ours),
     }
-    with environment_with({**allowed, **variables}):
+    with environment_with(variables):
         yield [*options, *from_project], overrides
+
+
+def _names(values: Iterable[str]) -> list[str]:
+    """The names in values such as "a,b"."""
+    return [name.strip() for word in values for name in word.split(",") if name.strip()]
 
 
 @contextmanager
@@ -123,6 +118,8 @@ def environment_with(variables: Mapping[str, str | None]) -> Iterator[None]:
 def _no_option(word: str, words: list[str]) -> Problem:
     """The problem of an unknown option; most are keys, written as other programs take them."""
     name, _, value = word.partition("=")
+    if sentence := instead(name):
+        return Problem(name, sentence)
     after = words[words.index(word) + 1 :]
     value = value or (after[0] if after and not set("-=") & set(after[0]) else "...")
     way = familiar_names.key(name.strip("-"), value)

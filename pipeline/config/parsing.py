@@ -12,6 +12,7 @@ from typing import Annotated, Any, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from penstock.config import familiar_names
+from penstock.config.gone import instead
 from penstock.config.messages import choices, describe, members, nearest, not_allowed, show
 from penstock.config.schema import Config
 from penstock.errors import ConfigError, Problem
@@ -30,10 +31,8 @@ def check(container: Mapping[str, Any]) -> tuple[Config, list[Problem]]:
 
     The Config lacks the attributes that are wrong, so that further checks can see all others.
     """
-    origins = getattr(container, "origins", {})
     try:
         config = Config.model_validate(dict(container))
-        config._origins.update(origins)
     except ValidationError as error:
         places = {_place(container, entry): entry["type"] for entry in error.errors()}
         problems = [_problem(container, path, kind) for path, kind in places.items()]
@@ -87,6 +86,8 @@ def _problem(container: Mapping[str, object], path: tuple[str, ...], kind: str) 
     allowed, key = describe(annotation, metadata), ".".join(path)
     if kind == "missing":
         return Problem(key, f"is missing; expected {allowed}")
+    if sentence := instead(key, value):
+        return Problem(key, f"{show(value)} {sentence}")
     known = familiar_names.value(key, show(value).strip("'"))
     message = not_allowed(value, allowed, () if known else choices(annotation))
     return Problem(key, message + familiar_names.hint(known))
@@ -100,6 +101,8 @@ def unknown_key(
     Args:
         way: what to write instead, if that is known.
     """
+    if sentence := instead(key):
+        return Problem(key, sentence)
     known = list(known)
     if way:
         return Problem(key, f"unknown {what} {name!r}{familiar_names.hint(way)}")

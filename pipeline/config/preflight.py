@@ -10,6 +10,7 @@ configuration beside imports.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,44 +21,35 @@ from typing import Any
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
-from penstock import installed, seams
+from penstock import seams
 from penstock.config import (
     allow_list,
     announcement,
-    command_line_keys,
-    endpoints,
-    environment,
     hydra_section,
     nodes,
-    outputs,
     parsing,
 )
 from penstock.config.composition import Composed, Composer, plain, with_run_dir
-from penstock.config.disclosure import Plain
-from penstock.config.messages import from_folder
 from penstock.config.schema import Config
 from penstock.distributed.world import launched_size
 from penstock.errors import ConfigError, Problem
+
+_SECRET = re.compile(r"secret|password|token|key", re.IGNORECASE)
 
 
 def examine(
     container: Mapping[str, object],
     begin: Callable[[Config], None] | None = None,
     wrong: bool = False,
-    lines: Sequence[str] = (),
 ) -> tuple[Config, list[Problem]]:
     """The typed configuration of a plain, resolved dict, and what is wrong with it.
 
     Args:
         begin: gets a configuration with which nothing is wrong so far, before torch is imported.
         wrong: whether problems of the container are known already.
-        lines: the overrides of the command line, for the keys that only those may set.
     """
     config, problems = parsing.check(container)
-    if isinstance(container, Plain):
-        problems += environment.check(container)
-    problems += [*endpoints.check(container), *outputs.check(container), *_parts(container)]
-    problems += command_line_keys.check(container, lines)
+    problems += _parts(container)
     wrong = wrong or bool(problems)
     if wrong and "torch" not in sys.modules:
         return config, problems
@@ -77,16 +69,18 @@ def examine(
 
 
 def _parts(container: Mapping[str, object]) -> Iterator[Problem]:
-    """Names of targets that may not be called, by the name alone, and places to write to."""
-    reads = not seams.only_reads(container.get("task"))
+    """Names of targets that may not be called, by the name alone; secrets in options of stores."""
     for section, value in container.items():
         for key, node in nodes.walk(value, section):
             try:
                 allow_list.check_name(node["_target_"], f"{key}._target_")
             except ConfigError as error:
                 yield from error.problems
-            if reads:
-                yield from outputs.of_part(key, node)
+            options = node.get("options") or {}
+            for name in options if isinstance(options, Mapping) else ():
+                if _SECRET.search(str(name)):
+                    reason = "put it into the environment or the tool's own credentials file"
+                    yield Problem(f"{key}.options.{name}", reason)
 
 
 def compose(*overrides: str, config_dir: str | None = None) -> Config:
@@ -107,22 +101,20 @@ def compose(*overrides: str, config_dir: str | None = None) -> Config:
         line.lstrip("+~").startswith("distributed") for line in overrides
     ):
         lines = [*lines, "distributed=ddp"]
-    words = filter(outputs.may_name, lines)
-    with outputs.naming(outputs.named(command_line_keys.typed_values(words))):
-        config = run(Composer(config_dir=config_dir), lines)
+    config = run(Composer(config_dir=config_dir), lines)
     if config is None:
         raise ConfigError(Problem("hydra.mode", "a sweep is several configurations, not one"))
     return config
 
 
-def accept(container: Plain, lines: Sequence[str] = ()) -> Config:
-    """The typed configuration of overrides `lines`; raises ConfigError with all problems.
+def accept(container: dict[str, Any]) -> Config:
+    """The typed configuration of plain values; raises ConfigError with all problems.
 
     It is not examined again where these very values, in this folder, have been (`carried`).
     """
     if (known := _known.get()) is not None and _state(container) == known[0]:
         return known[1]
-    config, problems = examine(container, lines=lines)
+    config, problems = examine(container)
     raise_if(problems)
     return config
 
@@ -131,9 +123,9 @@ def accept(container: Plain, lines: Sequence[str] = ()) -> Config:
 _known: ContextVar[tuple[Hashable, Config] | None] = ContextVar("known", default=None)
 
 
-def _state(container: Plain) -> Hashable:
+def _state(container: Mapping[str, Any]) -> Hashable:
     # Not the values themselves: 1, 1.0 and True are equal, and nan is not.
-    return repr(container), repr(container.origins), Path.cwd()
+    return repr(container), Path.cwd()
 
 
 @contextmanager
@@ -149,13 +141,10 @@ def carried(composer: Composer) -> Iterator[None]:
 def stored(config: Mapping[str, Any]) -> Config:
     """The configuration that a run wrote into its folder, checked like any other.
 
-    Keys that only a command line sets are left out of it.
-
     Raises:
         ConfigError: with everything that is wrong.
     """
-    with from_folder():
-        return accept(plain(OmegaConf.create(command_line_keys.without(config))))
+    return accept(plain(OmegaConf.create(dict(config))))
 
 
 def look(composer: Composer, lines: Sequence[str]) -> None:
@@ -185,10 +174,7 @@ def run(
     fixed = [override for override in overrides if not override.is_sweep_override()]
     base = composer.compose(fixed, multirun)
     if multirun or base.hydra.get("mode") == RunMode.MULTIRUN:
-        sweeps = installed.sweeps()
-        if sweeps is None:
-            raise ConfigError(Problem("hydra.mode", "a sweep needs the add-on sweeps"))
-        raise_if(problems + installed.load(sweeps.check)(composer, overrides, base, announce))
+        raise_if(problems + seams.check_sweep(composer, overrides, base, announce))
         return None
     problems += [
         Problem(
@@ -226,7 +212,7 @@ def check_job(
         reason = "does not begin with a line # @package tracker.NAME, so it replaces the others"
         problems.append(Problem("tracker", f"the file of one of {trackers[0][8:]} {reason}"))
     said = {problem.key for problem in problems}
-    config, more = examine(composed.config, begin, bool(problems), composed.lines)
+    config, more = examine(composed.config, begin, bool(problems))
     # A key is not reported twice, nor a section for a key below it.
     return config, problems + [
         problem

@@ -5,9 +5,9 @@
     config_dir = "conf"       # as --config-dir conf
 
 The folder is put on `sys.path`. A typed option wins over the file. As the file says whose code is
-run, it counts only in the working folder itself (folders above are not searched), and only if
-nobody but this user can have written it. Processes that this program starts (ranks, a launcher's
-jobs) find it in PENSTOCK_PROJECT. Cost: 5 ms where a pyproject.toml names penstock at all.
+run, it counts only in the working folder itself (folders above are not searched). Processes that
+this program starts (ranks, a launcher's jobs) find it in PENSTOCK_PROJECT. Cost: 5 ms where a
+pyproject.toml names penstock at all.
 
 Without such a file, a package that was typed after --trust may lie in the working folder too. The
 folder then comes last on `sys.path`, so that nothing in it takes the place of what is installed.
@@ -18,7 +18,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import stat
 import sys
 import tomllib
 from collections.abc import Iterable, Iterator
@@ -30,13 +29,11 @@ from pathlib import Path
 from penstock.config.allow_list import check_trusted
 from penstock.config.messages import nearest, show
 from penstock.errors import ConfigError, Problem
-from penstock.files.own_files import why_others_write
 
 NAME = "pyproject.toml"
 VARIABLE = "PENSTOCK_PROJECT"
 _KEYS = ("trust", "config_dir")
 _TABLE = f"{NAME}: tool.penstock"
-_LARGEST = 1 << 20  # bytes
 
 
 @dataclass(frozen=True)
@@ -61,18 +58,15 @@ class Project:
         return f"{' and '.join(parts)}, as {NAME} says" if parts else ""
 
 
-def find(folder: Path, needed: bool = True) -> Project | None:
+def find(folder: Path) -> Project | None:
     """The project in a folder; None if its pyproject.toml has no [tool.penstock].
 
-    Args:
-        needed: False if all that it could set was typed; a file that others can write is ignored.
-
     Raises:
-        ConfigError: others can write the file, or it has wrong keys or values.
+        ConfigError: the file has wrong keys or values.
     """
     path = folder / NAME
-    data, state = _read(path)
-    if state is None or b"penstock" not in data:
+    data = path.read_bytes() if path.is_file() else b""
+    if b"penstock" not in data:
         return None
     try:
         table = tomllib.loads(data.decode()).get("tool", {}).get("penstock")
@@ -80,57 +74,16 @@ def find(folder: Path, needed: bool = True) -> Project | None:
         raise ConfigError(Problem(str(path), f"is not TOML: {error}")) from None
     if table is None:
         return None
-    reason = why_others_write(path, state)
-    if reason is not None:
-        if not needed:
-            return None
-        raise ConfigError(
-            Problem(
-                f"{path}: tool.penstock",
-                f"is not followed, as {reason}, and "
-                "what it says to trust is run. If you have read it, type --trust "
-                "and --config-dir yourself, with PYTHONPATH=.",
-            )
-        )
     return _project(folder.resolve(), table)
 
 
 def of_trusted(folder: Path, names: Iterable[str]) -> Project | None:
-    """A project for packages that were typed after --trust and lie in `folder` alone, if any do.
-
-    Raises:
-        ConfigError: others can write such a package, or into the folder.
-    """
-    project = None
+    """A project for packages that were typed after --trust and lie in `folder` alone, if any do."""
     for name in dict.fromkeys(name.partition(".")[0] for name in names):
-        if name in sys.modules or importlib.util.find_spec(name) is not None:
-            continue
-        spec = PathFinder.find_spec(name, [str(folder)])
-        if spec is None:
-            continue
-        inside = next(iter(spec.submodule_search_locations or ()), None)
-        for path in map(Path, filter(None, (inside, spec.origin))):
-            reason = why_others_write(path, path.stat())
-            if reason is not None:
-                raise ConfigError(
-                    Problem(
-                        "--trust",
-                        f"{name} is not imported from {path}, as "
-                        f"{reason}. If you have read it: PYTHONPATH=.",
-                    )
-                )
-        project = Project(str(folder.resolve()), last=True)
-    return project
-
-
-def _read(path: Path) -> tuple[bytes, os.stat_result | None]:
-    """Content and state of one and the same regular file; None if there is none."""
-    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
-    with suppress(OSError), os.fdopen(os.open(path, flags), "rb") as file:
-        state = os.fstat(file.fileno())
-        if stat.S_ISREG(state.st_mode) and state.st_size <= _LARGEST:
-            return file.read(_LARGEST), state
-    return b"", None
+        known = name in sys.modules or importlib.util.find_spec(name) is not None
+        if not known and PathFinder.find_spec(name, [str(folder)]) is not None:
+            return Project(str(folder.resolve()), last=True)
+    return None
 
 
 def _project(folder: Path, table: object) -> Project:

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, PrivateAttr
+from pydantic import Field
 
 from penstock import seams
-from penstock.config import disclosure
 from penstock.config.sections import (
     ALL_SPLITS,
     BALANCE,
@@ -81,7 +80,7 @@ class TransformSection(Section):
 class RaySection(Section):
     """Where the actors of `loader.backend=ray` run; see docs/loading.md."""
 
-    address: str | None = None
+    address: Literal["auto"] | None = None  # of RAY_ADDRESS, or of this machine
     num_actors: Count | Literal["auto"] = "auto"
     cpus_per_actor: Annotated[float, Field(ge=0, le=10_000)] = 1.0
     # Ray writes the names into a list with commas, on a command line of its own.
@@ -89,7 +88,6 @@ class RaySection(Section):
         Annotated[str, Field(pattern=r"^[A-Za-z_][\w.:-]{0,99}$")],
         Annotated[float, Field(gt=0, le=10_000)],
     ] = {}
-    runtime_env: dict[str, Any] = {}
     window: Annotated[float, Field(gt=0, le=1_000_000)] = 1.0
 
 
@@ -347,23 +345,9 @@ class Config(Section):
     sweep: Annotated[SweepSection, NOTHING] = SweepSection()
     lr_find: Annotated[LrFindSection, TASK] = LrFindSection()
 
-    _origins: dict[str, disclosure.Origin] = PrivateAttr(default_factory=dict)
-
     def plain(self) -> dict[str, Any]:
         """The configuration as nested dicts."""
         return self.model_dump()
-
-    def written(self) -> dict[str, Any]:
-        """The same as it is written into a run folder: without secrets, and with what came from
-        the environment as it was written.
-        """
-        shown: dict[str, Any] = disclosure.tree(self.plain(), self._origins)
-        return shown
-
-    def compared(self) -> dict[str, Any]:
-        """The same with a short digest for each value that is not written."""
-        shown: dict[str, Any] = disclosure.tree(self.plain(), self._origins, digests=True)
-        return shown
 
 
 # Keys that say what a task is asked.

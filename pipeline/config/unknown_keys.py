@@ -14,6 +14,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from penstock.config import allow_list, familiar_names, signatures
+from penstock.config.gone import instead
 from penstock.config.hydra_loader import ConfigLoader
 from penstock.config.messages import nearest
 from penstock.config.nodes import KEPT, OF_OPTIMIZERS, OF_THE_BUILD
@@ -28,6 +29,8 @@ _PLUGINS = {
 
 def option(group: str, name: str, known: Sequence[str]) -> Problem:
     """The problem of an option that a group doesn't have."""
+    if sentence := instead(group, name):
+        return Problem(group, f"{name} {sentence}")
     way = familiar_names.choice(group, name)
     hint = familiar_names.hint(way) or nearest(name.lower(), known)
     more = f"; plugins bring more: pip install {_PLUGINS[group]}" if group in _PLUGINS else ""
@@ -41,6 +44,8 @@ def key(key: str, value: str, config: DictConfig, loader: ConfigLoader) -> Probl
         value: as it was given.
         loader: knows the groups.
     """
+    if sentence := instead(key, value):
+        return Problem(key, sentence)
     node: Any = config
     where, (name, *rest) = "", key.split(".")
     while rest and (below := _child(node, name)) is not None:

@@ -15,7 +15,7 @@ import time
 from datetime import datetime
 from pathlib import Path
 
-from penstock.config import disclosure
+from penstock import program
 from penstock.errors import ConfigError, Problem
 from penstock.files import plain_json
 from penstock.files.disk import Hold, beside, refuse
@@ -47,7 +47,7 @@ def take(folder: Path) -> Hold | None:
         "pid": os.getpid(),
         "host": platform.node(),
         "since": now(),
-        "command": disclosure.command(sys.orig_argv),
+        "command": program.joined(sys.orig_argv),
     }
     try:
         os.ftruncate(hold.descriptor, 0)

@@ -14,7 +14,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from penstock.config import environment
 from penstock.distributed.preemption import Preempted
 from penstock.distributed.world import launched_rank
 from penstock.errors import PenstockError
@@ -46,7 +45,7 @@ def reason(error: BaseException) -> str:
     """An error in a line: its kind, unless its message is meant for people, and what it says."""
     lines = str(error).strip().splitlines()
     kind = [] if isinstance(error, PenstockError) and lines else [type(error).__name__]
-    return one_line(environment.unresolved(": ".join([*kind, *lines[:1]])))[:_LONGEST].rstrip(".")
+    return one_line(": ".join([*kind, *lines[:1]]))[:_LONGEST].rstrip(".")
 
 
 def _nobody_reads() -> bool:

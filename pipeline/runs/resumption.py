@@ -14,9 +14,8 @@ from pathlib import Path
 import yaml
 
 from penstock import program
-from penstock.config import allow_list, changes, command_line_keys, signatures
+from penstock.config import allow_list, changes, signatures
 from penstock.config.composition import CONF
-from penstock.config.disclosure import is_redacted
 from penstock.config.schema import Config
 from penstock.config.sections import Changes
 from penstock.errors import ConfigError, Problem
@@ -108,7 +107,7 @@ def with_overrides_of_run(overrides: Sequence[str]) -> list[str]:
 
     Raises:
         ConfigError: the run's manifest cannot be read, is damaged, or holds other words than
-            overrides, secrets that were not written down, or what only a command line says.
+            overrides.
     """
     named = [word for word in overrides if word.startswith("resume=")]
     value = program.text_of(named[-1].partition("=")[2]) if named else "null"
@@ -120,7 +119,6 @@ def with_overrides_of_run(overrides: Sequence[str]) -> list[str]:
         word for word in read_manifest(folder).get("overrides", []) if _group(word) not in _NOT_KEPT
     ]
     kept = [word for word in saved if not {_key(word), _group(word)} & now]
-    kept = command_line_keys.of_folder(kept, overrides, folder)
     for word in kept:
         reason = why_not(word)
         if reason:
@@ -133,17 +131,6 @@ def with_overrides_of_run(overrides: Sequence[str]) -> list[str]:
                     "resume=auto",
                 )
             )
-    if secrets := [_key(word) for word in kept if is_redacted(word)]:
-        raise ConfigError(
-            [
-                Problem(
-                    key,
-                    f"is a secret that {folder} was started with, which was not written down; "
-                    f"give it again: {key}=...",
-                )
-                for key in secrets
-            ]
-        )
     return kept + list(overrides)
 
 

@@ -29,7 +29,7 @@ import torch
 import yaml
 
 import penstock
-from penstock.config import disclosure
+from penstock import program
 from penstock.distributed.world import usable_cpus
 from penstock.errors import ConfigError, PenstockError, Problem
 from penstock.files.disk import (
@@ -281,7 +281,7 @@ def last_code(folder: Path) -> Any:
 def provenance() -> dict[str, Any]:
     """Command, versions, git state, hardware and time."""
     return {
-        "command": disclosure.command(sys.orig_argv),
+        "command": program.joined(sys.orig_argv),
         "started": now(),
         "penstock": penstock.__version__,
         "git": git_state(),

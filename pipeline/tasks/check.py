@@ -76,7 +76,7 @@ def run(config: Config) -> None:
             seams.print_overlaps(data)
         return
     print_table(bad)
-    folder = RunFolder.claim(Path(config.run_dir), config.written())
+    folder = RunFolder.claim(Path(config.run_dir), config.plain())
     QuarantineFile(folder.path / NAME).add(bad)
     folder.finish("done")
     raise DataError(

@@ -23,7 +23,6 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from penstock import seams
 from penstock.build.training import TrainingParts
-from penstock.config import environment
 from penstock.config.data_rules import mode_of
 from penstock.config.own_command import command_line, how_to_resume, how_to_skip, is_job
 from penstock.config.schema import Config
@@ -377,7 +376,7 @@ class Fit:
             raise
         finally:
             if reason:
-                folder.manifest["sessions"][-1]["reason"] = environment.unresolved(reason)[:1000]
+                folder.manifest["sessions"][-1]["reason"] = reason[:1000]
             unchanged = status != "done" and folder.was_done and not self.opened.came_further()
             if unchanged:
                 self.opened.put_back()

@@ -15,7 +15,7 @@ from typing import Any
 from penstock import seams
 from penstock.build.data import Split
 from penstock.config.changes import differing
-from penstock.config.own_command import overrides
+from penstock.config.hydra_output import overrides
 from penstock.config.schema import Config
 from penstock.distributed.group import Group
 from penstock.distributed.world import launcher_start, restarts
@@ -148,7 +148,7 @@ class Opening:
         if old is None or not has_manifest(old):
             folder = RunFolder.claim(
                 Path(config.run_dir),
-                config.written(),
+                config.plain(),
                 world=size,
                 overrides=words,
                 fingerprint=own,

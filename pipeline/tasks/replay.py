@@ -39,7 +39,7 @@ def run(config: Config) -> None:
     batch = recompute(split, config)
     put_rows(describe_rows(split.dataset, batch, data.fields))
     put(f"{config.epoch} {config.step} {batch.request.valid} {batch_hash([batch])}")
-    folder = RunFolder.claim(Path(config.run_dir), config.written())
+    folder = RunFolder.claim(Path(config.run_dir), config.plain())
     own = {"position": torch.from_numpy(batch.positions), "index": torch.from_numpy(batch.indices)}
     fields = {name: value for name, value in batch.items() if isinstance(value, torch.Tensor)}
     tensors = {name: plain(value).contiguous() for name, value in (own | fields).items()}

@@ -112,29 +112,6 @@ def test_a_command_makes_the_batches_of_one_process_and_leaves_no_actor(faces, c
     ray.shutdown()
 
 
-def test_an_address_is_joined_with_its_token_and_what_was_typed(
-    faces, capsys, cluster, tmp_path, monkeypatch
-):
-    monkeypatch.delenv("RAY_AUTH_MODE")
-    given = ["task=digest", *faces]
-    expected = run(capsys, *given, "loader=debug")
-    mine = tmp_path / "mine"
-    mine.mkdir()
-    (mine / "here.txt").touch()
-    words = [
-        *given,
-        "loader=ray",
-        f"loader.ray.address={cluster}",
-        "loader.ray.num_actors=1",
-        f"+loader.ray.runtime_env.working_dir={mine}",
-        "+loader.ray.runtime_env.env_vars.OMP_NUM_THREADS=1",
-    ]
-    assert run(capsys, *words).code == 2
-    found = run(capsys, *words, "--allow-endpoint", cluster)
-    assert (found.code, found.out) == (0, expected.out), found.err
-    assert "RAY_AUTH_MODE" not in os.environ
-
-
 def test_none_is_joined_without_its_token(faces, capsys, cluster, monkeypatch):
     monkeypatch.delenv("RAY_AUTH_MODE")
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", "nowhere")

@@ -54,14 +54,12 @@ class RayOptions:
         address: None starts Ray here; "auto" or "host:port" attaches to one.
         cpus_per_actor: that Ray reserves, and the threads of a batch are not limited by.
         resources: by name, of Ray's custom resources, for each actor.
-        runtime_env: Ray's own description of what actors find on their nodes.
         window: GiB of batches that are ahead of the consumer, at most; one batch always is.
     """
 
     address: str | None = None
     cpus_per_actor: float = 1.0
     resources: Mapping[str, float] = field(default_factory=dict)
-    runtime_env: Mapping[str, Any] = field(default_factory=dict)
     window: float = 1.0
 
 
@@ -191,7 +189,7 @@ def _init(ray: Any, options: RayOptions, stack: ExitStack) -> None:
     logging.getLogger("ray").setLevel(logging.ERROR)
     # It writes of each dead actor to stdout, whatever it is told.
     ray._private.worker.print_to_stdstream = lambda *args, **named: None
-    runtime_env = environment(options)
+    runtime_env = environment()
     if options.address is not None:
         address = ray_access.address_of(ray, options.address)
         stack.enter_context(ray_access.by_token(ray, address))
@@ -294,15 +292,13 @@ def _own_handlers(ray: Any) -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def environment(options: RayOptions) -> dict[str, Any]:
-    """Ray's runtime environment: as configured, with this program's own folders on its path.
+def environment() -> dict[str, Any]:
+    """Ray's runtime environment, with this program's own folders on its path.
 
     Those that come behind the installed packages here do so in an actor as well.
     """
-    configured = dict(options.runtime_env)
-    variables = {name: str(value) for name, value in (configured.get("env_vars") or {}).items()}
     installed = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib")}
-    first = [*filter(None, [variables.get("PYTHONPATH")])]
+    first: list[str] = []
     last: list[str] = []
     own = first
     for entry in (str(Path(entry or ".").resolve()) for entry in sys.path):
@@ -311,7 +307,7 @@ def environment(options: RayOptions) -> dict[str, Any]:
         elif not entry.startswith(tuple(installed)) and not entry.endswith(".zip"):
             own.append(entry)
     path = {"PYTHONPATH": os.pathsep.join(first), LAST_ON_PATH: os.pathsep.join(last)}
-    return {**configured, "env_vars": {**variables, **path}}
+    return {"env_vars": path}
 
 
 def actor_options(options: RayOptions) -> dict[str, Any]:
@@ -325,9 +321,7 @@ def actor_options(options: RayOptions) -> dict[str, Any]:
         # Each is a thread beside the one that makes batches.
         "concurrency_groups": {"life": 1, "watch": 1},
     }
-    return (
-        settings if _state.left is not None else {**settings, "runtime_env": environment(options)}
-    )
+    return settings if _state.left is not None else {**settings, "runtime_env": environment()}
 
 
 def _first_line(error: Exception) -> str:

@@ -184,6 +184,6 @@ def _unable(text: str) -> ConfigError:
             "loader.backend",
             f"a Ray actor cannot load this dataset and its transforms: "
             f"{one_line(lines[-1] if lines else text)}. Each node needs the same packages; "
-            "those of your own come by loader.ray.runtime_env (working_dir, py_modules)",
+            "install those of your own on the nodes, or start Ray with PYTHONPATH",
         )
     )

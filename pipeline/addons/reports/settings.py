@@ -22,8 +22,7 @@ from penstock.addons.reports.values import as_yaml, clock, command, overrides
 from penstock.config import parsing
 from penstock.config.changes import leaves
 from penstock.config.composition import Composer
-from penstock.config.disclosure import is_redacted
-from penstock.config.own_command import config_dir, must_be_typed
+from penstock.config.own_command import config_dir
 from penstock.errors import ConfigError
 from penstock.runs.manifest import PACKAGES
 from penstock.runs.record import RunRecord
@@ -202,7 +201,7 @@ def _defaults(
     for key, value in composed.config.items():  # hydra does not name several options of one group
         if key not in options and isinstance(value, Mapping) and composer.options(key):
             options[key] = ", ".join(value)
-    return dict(leaves(composed.config if problems else config.written())), options
+    return dict(leaves(composed.config if problems else config.plain())), options
 
 
 def _text(value: object) -> str:
@@ -264,18 +263,11 @@ def reproduction(run: RunRecord, packages: Mapping[str, object]) -> tuple[list[s
     if pinned:
         lines.append(program.joined(["python", "-m", "pip", "install", *pinned]))
     again = command(run, program.override("run_dir", _AGAIN), again=True)
-    if own := [word.partition("=")[0] for word in overrides(run) if must_be_typed(word)]:
-        notes.append(
-            f"Of {', '.join(own)} no command is made, as it says where files are written, or what "
-            "runs. If it is yours, type it with the run's other overrides."
-        )
-    elif again is None:
+    if again is None:
         notes.append("The folder's overrides are not such that a command could be made of them.")
     if again is not None:
         runs = f"runs=[{program.literal(run.path)},{_AGAIN}]"
         lines += filter(None, [again, command(run, "task=verify", runs)])
-    if any(map(is_redacted, overrides(run))):
-        notes.append("Words with *** were secrets; put yours in their place.")
     if run.ledger is None:
         notes.append("The run wrote no ledger, so only weights can be compared.")
     return lines, notes

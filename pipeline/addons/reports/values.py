@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import yaml
 
-from penstock import program
 from penstock.config.composition import Composer
-from penstock.config.own_command import must_be_typed, of_run, suggested
+from penstock.config.own_command import of_run, suggested
 from penstock.order.skipped import Skipped
 from penstock.runs.record import RunRecord
 from penstock.runs.resumption import why_not
@@ -135,8 +134,7 @@ def command(run: RunRecord, *words: str, again: bool = False) -> str | None:
     """A command line of this program, for a person to paste.
 
     Of the folder, only overrides go into it, which name keys that there are and can be parsed:
-    nothing that it says it was started by, no option, and nothing that a person alone types. A task
-    whose run has the latter gets them from the folder (`resume=`), as the folder's.
+    nothing that it says it was started by, and no option.
 
     Args:
         words: overrides that are made here.
@@ -150,11 +148,7 @@ def command(run: RunRecord, *words: str, again: bool = False) -> str | None:
     asked = tuple(word for word in words_of_run if word.partition("=")[0].lstrip("+") not in keys)
     if not _are_overrides(asked):
         return None
-    if not any(map(must_be_typed, asked)):
-        return suggested(*asked, *words)
-    if not any(word.startswith("task=") for word in words):
-        return None  # a new run
-    return suggested(program.override("resume", run.path), *words)
+    return suggested(*asked, *words)
 
 
 def replay(run: RunRecord, epoch: int, step: int) -> str | None:

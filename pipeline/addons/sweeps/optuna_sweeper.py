@@ -38,7 +38,7 @@ from penstock.addons.sweeps.stored_sweep import (
 )
 from penstock.addons.sweeps.study import Study
 from penstock.addons.sweeps.sweep_job import metric_of
-from penstock.config import disclosure, hydra_output, preflight
+from penstock.config import preflight
 from penstock.config.composition import plain
 from penstock.config.hydra_internals import hydra_config, raw_value
 from penstock.config.own_options import environment_with
@@ -109,10 +109,8 @@ class OptunaSweeper(Sweeper):
             "preempted": config.sweep.on_preempted,
         }
         self._command = StoredSweep(
-            words=disclosure.words(word for word in self.given if not word.startswith(_OF_A_START)),
-            fixed=disclosure.words(
-                line for key, line in self._lines.items() if key not in self._space
-            ),
+            words=[word for word in self.given if not word.startswith(_OF_A_START)],
+            fixed=[line for key, line in self._lines.items() if key not in self._space],
             keys=[key_of(key) for key in self._space],
             began=time.time(),
             ends=[status for status, then in ends.items() if then == "stop"],
@@ -120,7 +118,7 @@ class OptunaSweeper(Sweeper):
         folder = Path(str(self.config.hydra.sweep.dir))
         prepare(folder)
         sweep.check_folder(folder)
-        hydra_output.save_sweep(self.config, folder)
+        OmegaConf.save(self.config, folder / "multirun.yaml")
         about = {
             "metric": metric,
             "mode": mode,
@@ -258,7 +256,7 @@ class OptunaSweeper(Sweeper):
     def _launch(self, folder: Path, trials: Study, jobs: Sequence[FrozenTrial]) -> bool:
         """Run trials with successive numbers; whether the sweep ends after them."""
         known = [
-            StoredJob(str(trial.number), of_job(disclosure.words(self._overrides(trial.params))))
+            StoredJob(str(trial.number), of_job(self._overrides(trial.params)))
             for trial in trials.trials
         ]
         stored_sweep.store(folder, replace(self._command, jobs=known))
@@ -292,20 +290,14 @@ def distribution(override: Override) -> Any:
     """The distribution from which optuna draws the value of an override.
 
     Raises:
-        ConfigError: it has no value, a log scale that optuna hasn't, or a secret.
+        ConfigError: it has no value, or a log scale that optuna hasn't.
     """
     from optuna.distributions import CategoricalDistribution as Choice
     from optuna.distributions import FloatDistribution as Floats
     from optuna.distributions import IntDistribution as Integers
 
-    key, span, line = override.get_key_element(), override.value(), str(override.input_line)
+    key, span = override.get_key_element(), override.value()
     assert isinstance(span, Sweep)
-    if disclosure.word(line) != line:
-        raise ConfigError(
-            Problem(
-                key, "is a secret, which a study would write into its journal; give it one value"
-            )
-        )
     log = "log" in span.tags
     try:
         if isinstance(span, IntervalSweep):

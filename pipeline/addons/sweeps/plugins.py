@@ -28,8 +28,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from penstock.addons.sweeps import batch_scripts
-from penstock.config.command_line_keys import swept, typed_values
-from penstock.config.hydra_section import called, mapping
+from penstock.config.hydra_section import called, mapping, typed_values
 from penstock.config.messages import show
 from penstock.errors import Problem
 
@@ -158,8 +157,6 @@ def _params(params: Any, key: str) -> Iterator[Problem]:
             yield Problem(
                 f"{key}.{name}", "a sweep goes over the keys of a run, and not over hydra's own"
             )
-        if typed := swept(plain, value):
-            yield Problem(f"{key}.{name}", f"{typed} is taken from the command line only")
         if "@hydra" in plain:
             yield Problem(f"{key}.{name}", "a sweep puts nothing into hydra's own section")
         if isinstance(value, Mapping):

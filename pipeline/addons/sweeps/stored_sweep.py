@@ -37,7 +37,6 @@ from penstock.addons.sweeps.job_result import (
     in_order,
     read_results,
 )
-from penstock.config import command_line_keys, disclosure
 from penstock.errors import ConfigError, Problem
 from penstock.files import plain_json
 from penstock.files.disk import Hold, is_locked, refuse, write_atomically
@@ -256,7 +255,6 @@ def resumed(overrides: Sequence[str]) -> tuple[list[str], bool]:
         reason = f"resume={value} continues the sweep in its own folder; leave this out"
         raise ConfigError(Problem(_KEY, reason))
     kept = [word for word in stored.words if not {*_above(_place(word))} & now]
-    kept = command_line_keys.of_folder(kept, rest, folder)
     if of_hydra := [word for word in kept if _is_of_hydra(word)]:
         shown_words = ", ".join(f"{word[:80]!r}" for word in of_hydra[:10])
         raise ConfigError(
@@ -271,9 +269,6 @@ def resumed(overrides: Sequence[str]) -> tuple[list[str], bool]:
         if refusal := why_not(word):
             where = f"{folder / NAME} holds {word[:80]!r}"
             raise ConfigError(Problem("resume", f"{where}, which {refusal}"))
-        if disclosure.is_redacted(word):
-            reason = f"is a secret of the sweep in {folder}, which was not written down"
-            raise ConfigError(Problem(key_of(word), f"{reason}; give it again"))
     return [*kept, *rest, program.override(_KEY, value)], True
 
 
@@ -294,16 +289,10 @@ def _is_of_hydra(word: str) -> bool:
 
 
 def must_be_typed(word: str) -> bool:
-    """Whether sweep.json does not give this word: an option, a secret, something of hydra's, or
-    what a command line alone sets.
-    """
+    """Whether sweep.json does not give this word: an option, or something of hydra's."""
     if word.startswith("-") or ("=" not in word and not word.startswith("~")):
         return True
-    if command_line_keys.named(word) or command_line_keys.given(word):
-        return True
-    if _is_of_hydra(word) and key_of(word) != _KEY:
-        return True
-    return disclosure.is_redacted(disclosure.word(word))
+    return _is_of_hydra(word) and key_of(word) != _KEY
 
 
 @contextmanager

@@ -13,7 +13,6 @@ import io
 import re
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean
@@ -23,11 +22,10 @@ from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from penstock import installed, program
+from penstock import program
 from penstock.addons.sweeps import repetitions
 from penstock.addons.sweeps.job_result import FINISHED, JobResult, best_of, read_results
 from penstock.addons.sweeps.stored_sweep import jobs_of, must_be_typed, read_sweep
-from penstock.config import disclosure
 from penstock.distributed import preemption
 from penstock.errors import PenstockError
 from penstock.files.disk import check_replaceable, replace_own
@@ -52,9 +50,6 @@ class SweepTable(Callback):
             preemption.keep_from_children()
         sweep = Running(Path(str(config.hydra.sweep.dir)), time.time(), config)
         running[:] = [sweep]
-        for addon in installed.addons().values():
-            for name in addon.sweep_contexts:
-                sweep.contexts.enter_context(installed.load(name)(config))
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: object) -> None:
         if config.hydra.mode == RunMode.MULTIRUN:
@@ -62,7 +57,6 @@ class SweepTable(Callback):
 
     def on_multirun_end(self, config: DictConfig, **kwargs: object) -> None:
         sweep = running.pop()
-        sweep.contexts.close()
         jobs = sweep.jobs()
         if not jobs:
             return
@@ -93,7 +87,6 @@ class Running:
         config: that its jobs start from.
         mine: the folders of this command's jobs; empty if only the sweeper knows them.
         typed: the words of the command line, after the program's own.
-        contexts: of add-ons; closed when no job comes any more.
     """
 
     folder: Path
@@ -101,7 +94,6 @@ class Running:
     config: DictConfig
     mine: list[str] = field(default_factory=list)
     typed: Sequence[str] = ()
-    contexts: ExitStack = field(default_factory=ExitStack)
 
     def jobs(self) -> list[tuple[str, JobResult]]:
         """Name and result of each job, or its state if it has none yet."""
@@ -136,7 +128,7 @@ class Running:
             own = ("resume=", "hydra.sweep.dir=")
             again = [word for word in self.typed if not word.startswith(own)]
             again.append(program.override("hydra.sweep.dir", self.folder))
-        say(f"to resume the sweep:\n  {disclosure.command([*program.words(), *again])}")
+        say(f"to resume the sweep:\n  {program.joined([*program.words(), *again])}")
 
 
 def check_folder(folder: Path) -> None:
@@ -146,9 +138,9 @@ def check_folder(folder: Path) -> None:
 
 
 def _make_pages(config: DictConfig, in_between: bool) -> None:
-    for addon in installed.addons().values():
-        for name in addon.sweep_pages:
-            installed.load(name)(config, Path(str(config.hydra.sweep.dir)), in_between)
+    from penstock.addons.reports.report import of_sweep
+
+    of_sweep(config, Path(str(config.hydra.sweep.dir)), in_between)
 
 
 running: list[Running] = []  # the sweep whose own process this is; one at most
@@ -163,7 +155,6 @@ def say_how_far(words: Sequence[str]) -> None:
     if not running:
         return
     sweep = running.pop()
-    sweep.contexts.close()
     sweep.typed = words
     if jobs := sweep.jobs():
         sweep.show(jobs)

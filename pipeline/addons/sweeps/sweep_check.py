@@ -18,7 +18,7 @@ from penstock.addons.sweeps import grid
 from penstock.addons.sweeps.grid import Grid
 from penstock.addons.sweeps.plugins import SWEEPER
 from penstock.addons.sweeps.sweep_grid import undone
-from penstock.config import disclosure, hydra_section, preflight
+from penstock.config import preflight
 from penstock.config.composition import Composed, Composer
 from penstock.config.hydra_internals import BASIC_LAUNCHER, BASIC_SWEEPER
 from penstock.errors import Problem
@@ -55,7 +55,6 @@ def check(
     # The command line comes last and wins, as in the sweeper itself.
     swept = [*more, *(override for override in overrides if not override.is_hydra_override())]
     folder = OmegaConf.select(base.node, "sweep.dir", throw_on_resolution_failure=False)
-    problems += hydra_section.sweep_problems(base.node)
     lines = grid.bounds if chooses else grid.values
     asked, of_grid = grid.of(swept, base.config, folder and str(folder), lines)
     problems += of_grid
@@ -144,11 +143,11 @@ def of_sweep(lines: Sequence[str], sizes: Sequence[int]) -> str:
         sizes: how many values each has.
     """
     jobs = prod(sizes)
-    over = f" over {' '.join(disclosure.words(lines))}" if lines else ""
+    over = f" over {' '.join(lines)}" if lines else ""
     return f"a sweep of {jobs} {'job' if jobs == 1 else 'jobs'}{over}; all are checked first"
 
 
 def of_study(lines: Sequence[str], trials: int) -> str:
     """One line on what a study of optuna's will do; arguments as for `of_sweep`."""
-    over = " ".join(disclosure.words(lines))
+    over = " ".join(lines)
     return f"a study of {trials} {'trial' if trials == 1 else 'trials'} over {over}"

@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from penstock import program
 from penstock.addons.sweeps import stored_sweep, sweep
 from penstock.addons.sweeps.grid import Grid
 from penstock.addons.sweeps.job_result import FINISHED
 from penstock.addons.sweeps.stored_sweep import LOCK, StoredJob, StoredSweep, result_of
-from penstock.config import disclosure, hydra_output
 from penstock.config.hydra_internals import BASIC_LAUNCHER, raw_value
 from penstock.config.own_options import environment_with
 from penstock.config.preflight import raise_if
@@ -56,11 +55,11 @@ def undone(asked: Grid) -> Iterator[Sequence[str]]:
 
 
 def _command(asked: Grid) -> StoredSweep:
-    """A grid as it is stored, without secrets."""
+    """A grid as it is stored."""
     return StoredSweep(
-        fixed=disclosure.words(asked.fixed),
+        fixed=list(asked.fixed),
         keys=[key_of(key) for key in asked.swept],
-        jobs=[StoredJob("", disclosure.words(job)) for job in asked.jobs()],
+        jobs=[StoredJob("", list(job)) for job in asked.jobs()],
     )
 
 
@@ -85,15 +84,13 @@ def run_grid(
     folder = Path(str(config.hydra.sweep.dir))
     folder.mkdir(parents=True, exist_ok=True)
     sweep.check_folder(folder)
-    hydra_output.save_sweep(config, folder)
+    OmegaConf.save(config, folder / "multirun.yaml")
     options = config.sweep
     ends = {"failed": options.on_failure, "preempted": options.on_preempted}
     at_once = at_once_of(options.jobs, len(asked), str(config.trainer.device))
     command = replace(
         _command(asked),
-        words=disclosure.words(
-            word for word in words if not word.startswith(("resume=", "hydra.sweep.dir="))
-        ),
+        words=[word for word in words if not word.startswith(("resume=", "hydra.sweep.dir="))],
         ends=[status for status, then in ends.items() if then == "stop"],
         threads=threads_of(at_once),
     )

@@ -15,12 +15,11 @@ from hydra.core.hydra_config import HydraConfig
 from penstock.addons.sweeps.job_result import FINISHED, PRUNING, JobResult
 from penstock.addons.sweeps.stored_sweep import job_lock, jobs_of, of_job, read_sweep, result_of
 from penstock.addons.sweeps.sweep import running
-from penstock.config import disclosure, environment, hydra_output, outputs, project
+from penstock.config import hydra_output, project
 from penstock.config.nodes import direction, metrics, validates
-from penstock.config.preflight import raise_if
 from penstock.config.schema import Config
 from penstock.distributed import preemption, slurm
-from penstock.errors import PREEMPTED, ConfigError
+from penstock.errors import PREEMPTED, ConfigError, Problem
 from penstock.runs.manifest import has_manifest, read_manifest
 from penstock.runs.resumption import key_of
 from penstock.terminal import left, say
@@ -56,9 +55,11 @@ def run(
     """Run the job that hydra has composed, in whatever process; see `Job` and `run_job`."""
     hydra = HydraConfig.get()
     folder = Path(hydra.runtime.output_dir)
-    raise_if([*outputs.check_sweep(str(hydra.sweep.dir), str(folder))])
+    if not folder.resolve().is_relative_to(Path(hydra.sweep.dir).resolve() / ""):
+        reason = f"got {folder}, which is not a folder below the sweep's"
+        raise ConfigError(Problem("hydra.sweep.subdir", reason))
     with preemption.job(), project.importable():
-        words = disclosure.words(hydra_output.overrides())
+        words = hydra_output.overrides()
         job = Job(Path(str(hydra.sweep.dir)).absolute(), folder, words, accept, task, report)
         return run_job(job, in_turn=bool(running))
 
@@ -250,5 +251,4 @@ def _others(folder: Path, started: float, metric: str | None) -> dict[str, float
 def _first_line(error: BaseException | None) -> str | None:
     if error is None:
         return None
-    first = (str(error) or type(error).__name__).splitlines()[0]
-    return environment.unresolved(first)
+    return (str(error) or type(error).__name__).splitlines()[0]

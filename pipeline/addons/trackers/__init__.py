@@ -4,9 +4,3 @@
 trackers in threads of their own, so that none of them can stop a run; `known` remembers a server's
 run. Trackers: `tensorboard`, `csv_file`, `mlflow`, `wandb`.
 """
-
-from penstock.installed import AddOn
-
-ADDON = AddOn(
-    sends="penstock.addons.trackers.servers",
-)

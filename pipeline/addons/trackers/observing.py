@@ -46,7 +46,7 @@ def observers(fit: Fit) -> list[Observer]:
             before = Measured(folder.path)
     run = TrackedRun(
         folder.path,
-        fit.config.written(),
+        fit.config.plain(),
         dict(folder.manifest),
         Path(HydraConfig.get().sweep.dir) if is_job() else None,
         None if state is None else int(state["updates"]),

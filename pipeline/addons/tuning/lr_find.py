@@ -70,7 +70,7 @@ def run(config: Config) -> None:
     rates, losses = [rate for rate, _ in pairs], [loss for _, loss in pairs]
     smooth = smoothed(losses)
     best = suggestion(rates, smooth)
-    folder = RunFolder.claim(Path(config.run_dir), config.written())
+    folder = RunFolder.claim(Path(config.run_dir), config.plain())
     text = io.StringIO(newline="")
     rows = zip(rates, losses, smooth, strict=True)
     csv.writer(text).writerows([("lr", "loss", "smoothed"), *rows])

@@ -2,22 +2,23 @@
 
 The page is written by
 
-    python -m penstock.addons.reference.page > docs/keys.md
+    python docs/keys_page.py > docs/keys.md
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import takewhile
 from pathlib import Path
+from typing import NamedTuple
 
 import yaml
 
 from penstock import terminal
 from penstock.config import allow_list, nodes, preflight, signatures
 from penstock.config.composition import CONF
-from penstock.config.yaml_comments import PACKAGE, YamlKey, keys_of, package_of
 
+PACKAGE = "# @package "
 _NOT_KEYS = ("defaults", "hydra")
 
 _HEAD = """# Every key
@@ -26,17 +27,67 @@ This page lists all keys of `python run.py`, by config group. `key=value` on the
 changes a value, and `group=option` swaps a part. `python run.py --cfg job` shows the keys of one
 run with their values. Each group unfolds; on the site, the field below finds keys in all of them.
 The comments in `conf/` become this page by
-`python -m penstock.addons.reference.page > docs/keys.md`.
+`python docs/keys_page.py > docs/keys.md`.
 
 `+key` marks an argument that a part takes and that its YAML leaves out. Add it with `+key=value`.
 Parts of other libraries (torch's optimizers, for instance) take their arguments in the same way.
 After a wrong name, the message lists all names.
-
-[Tab completes](completion.md) keys, options and names of files in your shell.
 """
 
 # Folds on GitHub and on the site, which reads Markdown inside.
 _OPEN = '<details class="keys" markdown="1">\n'
+
+
+class YamlKey(NamedTuple):
+    """A key as it stands in a YAML file.
+
+    Attributes:
+        key: in full.
+        value: as it is written; empty for a section.
+        comment: what stands behind it.
+        line: its number, from 0.
+    """
+
+    key: str
+    value: str
+    comment: str
+    line: int = 0
+
+
+def entries(text: str, prefix: str = "") -> list[YamlKey]:
+    """The keys of a YAML text, in order; those inside of {...} belong to the key before it."""
+    return list(_entries(yaml.compose(text, Loader=yaml.SafeLoader), prefix, text.splitlines()))
+
+
+def _entries(node: object, prefix: str, lines: list[str]) -> Iterator[YamlKey]:
+    for name, value in node.value if isinstance(node, yaml.MappingNode) else ():
+        key = f"{prefix}.{name.value}".lstrip(".")
+        start, end = value.start_mark, value.end_mark
+        line = lines[name.start_mark.line]
+        is_section = isinstance(value, yaml.MappingNode) and not value.flow_style
+        if is_section:
+            written, behind = "", line[name.end_mark.column + 1 :]
+        elif start.line == end.line == name.start_mark.line:
+            written, behind = line[start.column : end.column], line[end.column :]
+        else:  # over several lines
+            written, behind = "...", ""
+        comment = behind.strip().removeprefix("#").strip() if "#" in behind else ""
+        yield YamlKey(key, written, comment, name.start_mark.line)
+        if is_section:
+            yield from _entries(value, key, lines)
+
+
+def keys_of(path: Path, group: str) -> list[YamlKey]:
+    """The keys of an option's file, in full."""
+    text = path.read_text(encoding="utf-8")
+    return entries(text, package_of(text, group))
+
+
+def package_of(text: str, group: str) -> str:
+    """The key at which an option's file puts its own."""
+    first = text.partition("\n")[0].strip()
+    said = first.removeprefix(PACKAGE) if first.startswith(PACKAGE) else group.replace("/", ".")
+    return "" if said == "_global_" else said
 
 
 def page() -> str:
