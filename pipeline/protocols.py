@@ -14,9 +14,6 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from penstock.loading.batch import Batch
-    from penstock.order.plan import Request
-    from penstock.order.streams import StreamRequest
 
 Sample = Any  # a dict of fields, or what `dataset.fields` gives names to
 
@@ -281,47 +278,3 @@ class ReadsRows(Protocol):
         Raises:
             DataError, penstock.loading.collate.Mismatch: the batch has to be made by its samples.
         """
-
-
-class ReadsAhead(Protocol):
-    """Fetches what is read next, as far as a loader's requests tell; a context manager in which
-    batches are asked for.
-    """
-
-    def requests(
-        self, epoch: int, step: int, requests: Iterator[Request | StreamRequest], /
-    ) -> Iterator[Request | StreamRequest]:
-        """`requests` of an epoch from `step` on, noted as they are handed out."""
-
-    def delivered(self, step: int, /) -> None:
-        """The batch of `step` is done with."""
-
-    def close(self) -> None:
-        """The loader is closed."""
-
-    def __enter__(self) -> object: ...
-
-    def __exit__(self, *_: object) -> None: ...
-
-
-class Lanes(Protocol):
-    """Equal parts of each global batch, several of which a rank works on, one after the other; a
-    context manager in which it trains.
-    """
-
-    @property
-    def shares(self) -> Sequence[tuple[int, int]]:
-        """Those of this rank, in their order: each a number, of how many."""
-
-    def together(self, batches: Sequence[Batch], /) -> Batch:
-        """The batch that the consumer gets for a step, of those of `shares`."""
-
-    def begin_validation(self, share: tuple[int, int], /) -> None:
-        """Validation begins with one of `shares`: seed what the model draws."""
-
-    def train_step(self, kind: type, /) -> Callable[..., Any]:
-        """The maker of a train step that learns from such batches, instead of `kind`."""
-
-    def __enter__(self) -> object: ...
-
-    def __exit__(self, *_: object) -> None: ...

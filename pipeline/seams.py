@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import nn
 
+    from penstock.addons.lanes.lanes import Lanes
     from penstock.addons.ray.cluster import RayOptions
+    from penstock.addons.stores.read_ahead import ReadAhead
     from penstock.build.data import DataParts, Split
     from penstock.config.schema import Config, RaySection
     from penstock.datasets.files import Files, Remote
@@ -31,7 +33,6 @@ if TYPE_CHECKING:
     from penstock.loading.workers.options import LoaderOptions
     from penstock.order.address import Address
     from penstock.order.plan import Costs
-    from penstock.protocols import Lanes, ReadsAhead
     from penstock.tasks.fit import Fit
     from penstock.training.observer import Observer
 
@@ -122,7 +123,7 @@ def remote_files(files: Files) -> Remote:
     return RemoteFiles(files)
 
 
-def read_ahead(*arguments: Any) -> ReadsAhead | None:
+def read_ahead(*arguments: Any) -> ReadAhead | None:
     """What fetches the remote files of a loader (plan, dataset, rank, world, options) ahead."""
     from penstock.addons.stores.read_ahead import read_ahead
 

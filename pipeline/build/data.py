@@ -43,7 +43,7 @@ from penstock.transforms.batch import BatchCompose
 from penstock.transforms.image import Compose, Normalize
 
 if TYPE_CHECKING:
-    from penstock.protocols import Lanes
+    from penstock.addons.lanes.lanes import Lanes
 
 _WITHOUT = {
     "val": ", or train without validation: +dataset.val=null",

@@ -35,8 +35,9 @@ from penstock.order.plan import Plan
 from penstock.order.streams import End, StreamPlan
 
 if TYPE_CHECKING:
+    from penstock.addons.lanes.lanes import Lanes
+    from penstock.addons.stores.read_ahead import ReadAhead
     from penstock.loading.transfer import Transfer
-    from penstock.protocols import Lanes, ReadsAhead
 
 STATE_VERSION = 1
 _MOST_PROBLEMS = 50  # that a message names
@@ -149,7 +150,7 @@ class Loader:
             self._transfer = Transfer(self.world.device)
         self._moved_ahead = moves or self.world.device == "cpu"
         self._backend = open_backend(fetch, self.options, self._pin)
-        self._ahead: ReadsAhead | None = None
+        self._ahead: ReadAhead | None = None
         if getattr(fetch.dataset, "remote_files", None) is not None:
             rank, size = own
             self._ahead = seams.read_ahead(plan, fetch.dataset, rank, size, self.options)

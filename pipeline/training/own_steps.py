@@ -32,7 +32,7 @@ from penstock.training.own_objective import OwnObjective
 from penstock.training.train_step import TrainStep, autocast
 
 if TYPE_CHECKING:
-    from penstock.protocols import Lanes
+    from penstock.addons.lanes.lanes import Lanes
 
 
 class Optimizers(Optimizer):
