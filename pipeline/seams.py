@@ -68,7 +68,7 @@ TASKS: Mapping[str, Task] = {
     "where": Task("penstock.addons.backwards.where:run", "which batches have which samples"),
     "verify": Task("penstock.addons.comparing.verify:run", "comparing {two}"),
     "diff": Task("penstock.addons.comparing.diff:run", "comparing {two}", reads=True),
-    "pack": Task("penstock.addons.packs.wrapper:run", "packing {data}"),
+    "pack": Task("penstock.addons.packs.recipe:run", "packing {data}"),
     "test": Task("penstock.addons.predicting.test:run", "testing {measured}", ranks=True),
     "predict": Task(
         "penstock.addons.predicting.predict:run", "predicting with {measured}", ranks=True
@@ -147,7 +147,7 @@ def warn_of_accelerate(loader: Loader) -> None:
 
 def open_pack(split: Split) -> Any:
     """The pack that a split reads instead of its dataset: `dataset.packed`."""
-    from penstock.addons.packs.wrapper import opened
+    from penstock.addons.packs.recipe import opened
 
     return opened(split)
 
@@ -344,7 +344,7 @@ def data_rules(
 
         yield from mixture(config, parts)
     if config.dataset.get("packed") is not None or config.task == "pack":
-        from penstock.addons.packs.rules import packed
+        from penstock.addons.packs.recipe import packed
 
         yield from packed(config, parts)
 
@@ -361,9 +361,9 @@ def training_rules(config: Config, parts: Mapping[str, Any]) -> Iterator[str]:
 
         yield from problems(config)
     if config.loader.backend == "ray":
-        from penstock.addons.ray.rules import actors
+        from penstock.addons.ray.cluster import actors
 
-        yield from actors(config, parts)
+        yield from actors(config)
 
 
 def _groups(config: Config) -> bool:

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 import penstock
-from penstock.addons.packs.wrapper import pack_of
+from penstock.addons.packs.recipe import pack_of
 from penstock.build.data import DataParts
 from penstock.config import allow_list
 from penstock.config.preflight import accept

@@ -18,8 +18,7 @@ import penstock
 from penstock.addons.packs.folder import Pack
 from penstock.addons.packs.packed import Packed
 from penstock.addons.packs.packing import pack
-from penstock.addons.packs.recipe import Recipe
-from penstock.addons.packs.wrapper import pack_of
+from penstock.addons.packs.recipe import Recipe, pack_of
 from penstock.build.data import DataParts
 from penstock.distributed.world import World
 from penstock.errors import ConfigError, DataError

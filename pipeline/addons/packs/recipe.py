@@ -1,11 +1,18 @@
-"""The recipe of a pack: how samples are made smaller, decoded and turned into columns."""
+"""The recipe of a pack: how samples are made smaller, decoded and turned into columns; `task=pack`.
+
+    python run.py task=pack dataset=image_folder dataset.root=FOLDER pack.size=256
+
+Packs into `cache_dir`, where `dataset.packed=auto` finds it, or into `pack.out`, unless it exists;
+to an address by way of a folder in `cache_dir`. Prints a line a split: samples, bytes, folder.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -13,8 +20,21 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 from penstock.addons.packs.fields import Column, Encode, Field
-from penstock.addons.packs.folder import VERSION
+from penstock.addons.packs.folder import VERSION, Pack
+from penstock.addons.packs.remote import RemotePack
+from penstock.build.data import DataParts, Split
+from penstock.config.instantiate import make
+from penstock.config.messages import not_allowed
+from penstock.config.nodes import Parts, datasets
+from penstock.config.schema import Config
+from penstock.datasets.files import Files
+from penstock.distributed.world import World
+from penstock.errors import ConfigError, Problem
+from penstock.files.addresses import is_remote
 from penstock.loading.encoded import EncodedImage
+from penstock.order.streams import is_stream
+from penstock.runs.identity.fingerprints import other_than_own
+from penstock.terminal import put
 from penstock.transforms import native_images
 from penstock.transforms.image_decoding import DecodeResizeCenterCrop
 
@@ -119,3 +139,114 @@ class Recipe:
 
 def _hash(parts: list[object]) -> str:
     return hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()
+
+
+_NOT_NATIVE = (
+    "native crops squares from image files, which needs pack.size, pack.square=true, "
+    "pack.format=pixels, the native decoder (libjpeg-dev and a C compiler when Penstock is "
+    "installed), and a dataset that takes `lazy` and has no points or boxes; set it to auto or "
+    "reader"
+)
+
+
+def opened(split: Split) -> Any:
+    """The pack of a split, given or to be made."""
+    folder, config = split.config.dataset["packed"], split.config
+    _ = split.node  # a split that the configuration lacks has no pack either
+    node: dict[str, Any] = {
+        "_target_": "penstock.addons.packs.packed.Packed",
+        "folder": str(pack_of(split) if folder == "auto" else folder),
+        "cache_dir": f"{config.cache_dir}/text",
+    }
+    if isinstance(config.dataset.get("files"), Mapping):
+        node["files"] = config.dataset["files"]
+    return make(node, "dataset.packed", split.supply(lazy=split.decodes))
+
+
+def pack_of(split: Split) -> Path | str:
+    """The folder or address of the split's pack, which is made if it does not exist."""
+    from penstock.addons.packs.packing import backend_for, pack
+
+    section = split.config.pack
+    recipe = Recipe(section.size, section.square, section.format)
+    squares = None if section.decoder == "reader" else recipe.natively()
+    dataset = split.read(lazy=section.format == "encoded" or squares is not None)
+    if squares is not None and fits(dataset):
+        recipe = squares
+    elif section.decoder == "native":
+        raise ConfigError(Problem("pack.decoder", _NOT_NATIVE))
+    elif squares is not None and getattr(dataset, "lazy", False):
+        dataset = split.read(lazy=False)
+    # "auto" would look at the transform, which may need this very dataset's statistics.
+    backend, suited = split.config.loader.backend, backend_for(dataset, recipe)
+    if backend != "ray" and (suited == "thread" or backend == "auto"):
+        backend = suited
+    return pack(
+        dataset,
+        split.name,
+        recipe,
+        split.config.cache_dir,
+        section.out,
+        split.loader_options(backend),
+        other_than_own(dataset, split.config),
+        split.data.fields,
+        split.identity.cache_key(dataset),
+        _files_of(split),
+    )
+
+
+def _files_of(split: Split) -> Files:
+    """Access to addresses, as the split's dataset has it."""
+    key, node = split.node
+    files = node.get("files")
+    made: Files = make(files, f"{key}.files") if isinstance(files, Mapping) else Files()
+    return made
+
+
+def run(config: Config) -> None:
+    """Pack `config.split`."""
+    data = DataParts(config, World())
+    splits = [str(config.split)]
+    if config.split == "both":
+        keys = [key for key, _ in datasets(config.dataset)]
+        splits = [
+            name
+            for name in (split.name for split in data.splits)
+            if {"dataset", f"dataset.{name}"} & set(keys)
+        ]
+    for split in splits:
+        folder = pack_of(data.split(split))
+        if isinstance(folder, str):
+            files = _files_of(data.split(split))
+            pack: Pack = RemotePack(files.remote.folder(folder), files)
+        else:
+            pack = Pack(folder)
+        size = sum(pack.record["files"].values())
+        put(f"{split} {pack.count} samples {size} bytes {folder}", flush=True)
+
+
+def packed(config: Config, parts: Parts) -> Iterator[str]:
+    """Packs, given or to be made."""
+    where = config.dataset.get("packed")
+    if where is not None and (not isinstance(where, str) or not where):
+        yield f"dataset.packed: {not_allowed(where, 'auto, the path of a pack, or null')}"
+    key = "task" if config.task == "pack" else "dataset.packed"
+    for name, _ in datasets(config.dataset):
+        kind = parts.get(name)
+        if isinstance(kind, type) and is_stream(kind):
+            yield (
+                f"{key}: {kind.__name__} is a stream, which can only be read forwards; packing is "
+                "for datasets with rows"
+            )
+    pack = config.pack
+    if where == "auto" and pack.out is not None and is_remote(pack.out):
+        yield (
+            f"pack.out: {pack.out!r} is an address, where task=pack writes; then set "
+            f"dataset=packed and dataset.folder={pack.out}. dataset.packed=auto keeps packs on "
+            "this machine"
+        )
+    if pack.format == "encoded" and pack.size is not None:
+        yield (
+            f"pack.size: {pack.size} would decode the files that pack.format=encoded keeps; "
+            "set pack.size=null or pack.format=pixels"
+        )
