@@ -3,7 +3,7 @@
 The crop follows from the sample's key and the header's size. `native` (pipeline/native) decodes,
 resizes, mirrors and writes it in one call without Python's lock; `pure` uses torchvision and
 Pillow. Other files (PNG, CMYK, damaged ...) are decoded in full by the dataset's own reader.
-Cost: docs/benchmarks.md.
+Cost: benchmarks/README.md.
 """
 
 from __future__ import annotations

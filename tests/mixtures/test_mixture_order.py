@@ -214,7 +214,7 @@ def test_where_two_mixtures_begin_to_differ(given_weights, step):
 
 def test_any_position_is_found_without_those_before():
     order = mixed({"a": [[0, 1], [10**6, 2]], "b": 1, "c": 3}, num_samples=2 * 10**9)
-    order.indices(0, 10**9, 10**9 + 256)  # benchmarks/orders.py compares the times
+    order.indices(0, 10**9, 10**9 + 256)
     assert len(order._stages) == 2
     assert sum(order.given(0, 10**9).values()) == 10**9
 

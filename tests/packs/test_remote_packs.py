@@ -9,7 +9,7 @@ import pytest
 import torch
 from torchvision import tv_tensors
 
-from benchmarks.store_server import FAULTS, InThread, Shelf
+from tests.support.store_server import FAULTS, InThread, Shelf
 from penstock.addons.packs import packing, remote
 from penstock.addons.packs.fields import Encode
 from penstock.addons.packs.folder import PackWriter

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 import penstock
-from benchmarks.store_server import InThread, Shelf
+from tests.support.store_server import InThread, Shelf
 from penstock.addons.shards import indexed_tars
 from penstock.addons.shards.indexed_tars import IndexedTars
 from penstock.addons.shards.tar import index

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torchvision import tv_tensors
 
-from benchmarks.store_server import InThread, Shelf
+from tests.support.store_server import InThread, Shelf
 from penstock.addons.shards import mds, mds_parts
 from penstock.addons.shards.mds import MDS
 from penstock.datasets.files import Files

@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager
 
 import pytest
 
-from benchmarks.store_server import InThread, Shelf
+from tests.support.store_server import InThread, Shelf
 from penstock.addons.shards.tar_shards import TarShards
 from penstock.addons.stores import direct
 from penstock.addons.stores import store as stores

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from benchmarks.store_server import FAULTS, InThread, Shelf
+from tests.support.store_server import FAULTS, InThread, Shelf
 from penstock.addons.shards.tar_shards import TarShards
 from penstock.datasets.files import Files
 from penstock.datasets.image_folder import ImageFolder

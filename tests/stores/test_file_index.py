@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.store_server import InThread, Shelf
+from tests.support.store_server import InThread, Shelf
 from penstock.addons.stores import file_index
 from penstock.datasets.files import Files
 from penstock.datasets.image_folder import ImageFolder

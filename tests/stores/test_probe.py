@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from benchmarks.store_server import InThread, Shelf
+from tests.support.store_server import InThread, Shelf
 from penstock.addons.stores import probe
 from penstock.addons.stores.parts import part_address
 from penstock.addons.stores.probe import Demand, Speed, demand_of, judged, lines

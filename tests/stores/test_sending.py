@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from benchmarks.store_server import InThread, Shelf
+from tests.support.store_server import InThread, Shelf
 from penstock.addons.stores import sending
 from penstock.datasets.files import Files
 from penstock.errors import ConfigError, DataError

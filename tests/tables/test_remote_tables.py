@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from benchmarks.store_server import InThread, Shelf
+from tests.support.store_server import InThread, Shelf
 from penstock.addons.record_files import remote_bytes
 from penstock.addons.tables.arrow import files as arrow_files
 from penstock.addons.tables.delimited_stream import DelimitedStream

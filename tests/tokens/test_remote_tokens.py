@@ -5,7 +5,7 @@ import pickle
 import numpy as np
 import pytest
 
-from benchmarks.store_server import InThread, Shelf
+from tests.support.store_server import InThread, Shelf
 from penstock.addons.tokens import token_file
 from penstock.addons.tokens.token_files import TokenFiles
 from penstock.datasets.files import Files

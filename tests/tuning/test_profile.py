@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from benchmarks import built_cases
+from tests.support import built_cases
 from penstock.loading.stage_timer import StageTimer
 from penstock.loading.workers.options import LoaderOptions
 from tests import toy
@@ -19,8 +19,8 @@ def case(monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
 
     def profile(name, *overrides):
-        given = built_cases.overrides(name, "benchmarks.built_cases")
-        return run(capsys, "--trust", "benchmarks", *given, "run_dir=here", *overrides)
+        given = built_cases.overrides(name, "tests.support.built_cases")
+        return run(capsys, "--trust", "tests", *given, "run_dir=here", *overrides)
 
     return profile
 

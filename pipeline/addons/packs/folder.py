@@ -12,7 +12,7 @@ Writing takes memory for a batch, opening 0.1 ms a file of any size; processes s
 `.npy` files that are written row by row, past the system's cache.
 
 Going through the cache costs more than the device does: a third of a millisecond of CPU time for a
-picture of 196 KB (docs/benchmarks.md), and it evicts the pages of others.
+picture of 196 KB (benchmarks/README.md), and it evicts the pages of others.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """GET, HEAD and S3's listing by `http.client`, for what nearly every request is.
 
 fsspec's file systems cost 0.4 ms (aiohttp) and 3 ms (s3fs) of CPU a GET of 78 kB, this 0.3 and 0.4,
-`exchange.py` 0.06 and 0.15 (benchmarks/store_clients.py). The answer's headers say which version
+`exchange.py` 0.06 and 0.15. The answer's headers say which version
 came, so that nobody has to ask for it. (obstore takes 0.26 and 0.37, but hangs in a process that
 was forked after its first request.)
 

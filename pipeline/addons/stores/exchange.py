@@ -1,7 +1,7 @@
 """Many GETs at a time by one thread: sockets that do not block, over connections that stay open.
 
 With a thread for each request, most of the CPU time went to handing on Python's lock: 0.27 ms a GET
-of 78 kB, and 0.06 here (0.37 and 0.15 signed; benchmarks/store_clients.py). The only other threads
+of 78 kB, and 0.06 here (0.37 and 0.15 signed). The only other threads
 are those that make connections.
 
 It gives the answers that are as they should be. Whatever else comes is an error, after which the

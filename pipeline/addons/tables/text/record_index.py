@@ -6,7 +6,7 @@ For each cell of 4 KiB the index holds the number and place of the first record 
 counted as words of eight lanes. With quotes in a chunk, a prefix xor over their packed mask removes
 line ends in quotes (Langdale, Lemire: "Parsing gigabytes of JSON per second", 2019, section 3.1.1),
 and every quote is checked to open or close a field. Cost on one core: 3 to 4 GB/s without quotes,
-1 GB/s with (`benchmarks/text_index.py`, docs/benchmarks.md).
+1 GB/s with.
 """
 
 from __future__ import annotations

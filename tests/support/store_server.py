@@ -1,6 +1,6 @@
 """A store on loopback: plain HTTP and what clients use of S3's API, with latency, rate and faults.
 
-    python benchmarks/store_server.py FOLDER [--latency 0.03] [--rate 40e6] [--faults busy:40]
+    python tests/support/store_server.py FOLDER [--latency 0.03] [--rate 40e6] [--faults busy:40]
 
 Files lie in memory, a name `bucket/key` each. The first line it prints is its port; `GET /_counts`
 tells what was asked since the last such request: requests by kind, bytes of bodies, connections,
