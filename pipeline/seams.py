@@ -76,7 +76,6 @@ TASKS: Mapping[str, Task] = {
     "export": Task("penstock.addons.predicting.export:run", "exporting {measured}"),
     "report": Task("penstock.addons.reports.report:run", "making the report of {runs}", reads=True),
     "runs": Task("penstock.addons.reports.runs:run", "listing the runs below {below}", reads=True),
-    "show": Task("penstock.addons.reports.show:run", "the head of the report of {run}", reads=True),
     "profile": Task(
         "penstock.addons.tuning.profile:run", "timing the training of {both}", writes=True
     ),
@@ -311,7 +310,7 @@ def print_overlaps(data: DataParts) -> None:
 
 def draw_batch(split: Split, batch: Batch, folder: Path) -> Path | None:
     """Draw a batch into a folder; the picture's path, or None."""
-    from penstock.addons.reports.predictions import draw_batch
+    from penstock.addons.reports.samples import draw_batch
 
     return draw_batch(split, batch, folder)
 

@@ -431,7 +431,7 @@ class Classification(Supervised):
         shares, likeliest = outputs.softmax(-1).max(-1)
         guesses = zip(likeliest.tolist(), shares.tolist(), strict=True)
         return [
-            Rendered(name, f"{self.names[guess]} {share:.0%}")
+            Rendered(name, f"{self.names[guess]} {share:.0%}", wrong=self.names[guess] != name)
             for name, (guess, share) in zip(names, guesses, strict=True)
         ]
 

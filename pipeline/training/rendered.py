@@ -16,6 +16,7 @@ class Rendered:
 
     Attributes:
         truth, predicted: in words; "" where they are drawn, or too many.
+        wrong: whether the prediction is another class than the truth; None if that is no question.
         points, predicted_points: float[L, 2], x and y in pixels of the first input, an image, to be
             drawn on it.
         past, future, forecast: float[P], float[H], float[H]: a series, how it continues, and how it
@@ -39,6 +40,7 @@ class Rendered:
     predicted_labels: Sequence[str] = ()
     mask: Tensor | None = None
     predicted_mask: Tensor | None = None
+    wrong: bool | None = None
 
 
 def in_words(value: Tensor) -> str:

@@ -13,10 +13,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from penstock.addons.reports.summary import RunSummary
 from penstock.errors import PenstockError
 from penstock.order.address import Address
-from penstock.runs.record import DIGESTS, METRICS, Digests, RunRecord
+from penstock.runs.record import DIGESTS, Digests, RunRecord
 from penstock.terminal import one_line
 
 if TYPE_CHECKING:
@@ -47,8 +46,6 @@ class Run:
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self._record = RunRecord.read(Path(folder), "folder")
-        self._summary = RunSummary.read(self.path)
-        self._report: tuple[list[tuple[int, int]], ReportFile] | None = None
 
     @property
     def path(self) -> Path:
@@ -62,7 +59,7 @@ class Run:
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """The whole configuration, as nested dicts; without secrets."""
+        """The whole configuration, as nested dicts."""
         return self._record.config
 
     @property
@@ -108,27 +105,16 @@ class Run:
         return batch
 
     def report(self) -> ReportFile:
-        """The path of report.html, which is made anew unless this object made what is there.
-
-        In a notebook, it is shown below the cell. A report.html that came with the folder is not:
-        it may hold anything.
+        """The path of report.html, which is made anew; in a notebook, it is shown below the cell.
 
         Raises:
-            PenstockError: a file of the run is damaged, or the report cannot be written.
+            PenstockError: the report cannot be written.
         """
-        from penstock.addons.reports import run_report
+        from penstock.addons.reports import report
 
-        sources = [self.path / name for name in ("manifest.json", METRICS)]
-        states = [
-            (source.stat().st_mtime_ns, source.stat().st_size)
-            for source in sources
-            if source.exists()
-        ]
-        if self._report is None or self._report[0] != states or not self._report[1].path.exists():
-            record = RunRecord.read(self.path, "folder")
-            page = run_report.make(record)
-            self._report = states, ReportFile(run_report.save(record, page), page)
-        return self._report[1]
+        record = RunRecord.read(self.path, "folder")
+        page = report.make(record)
+        return ReportFile(report.save(record, page), page)
 
     def model(self) -> nn.Module:
         """The run's module in evaluation mode, with its best weights, on the CPU.
@@ -184,32 +170,27 @@ class Run:
         return Digests(self.path / DIGESTS)
 
     def __repr__(self) -> str:
-        facts = ", ".join(
-            f"{value}" if name == "state" else f"{name} {value}"
-            for name, value in self._facts().items()
-            if value
-        )
+        facts = ", ".join(" ".join(pair) for pair in self._facts())
         return f"Run({str(self.path)!r}: {facts})"
 
     def _repr_html_(self) -> str:
-        facts = {"run": self.path, **self._facts(), "command": self._summary.command}
+        facts = [("run", str(self.path)), *self._facts()]
+        facts.append(("command", str(self.manifest.get("command", ""))))
         rows = "".join(
             f"<tr><th style='text-align:left'>{html.escape(one_line(name))}</th>"
             f"<td style='text-align:left'>{html.escape(one_line(value))}</td></tr>"
-            for name, value in facts.items()
-            if value
+            for name, value in facts
         )
         return f"<table>{rows}</table>"
 
-    def _facts(self) -> dict[str, str]:
-        summary = self._summary
-        best = "" if summary.best is None else f"{summary.best:.4g}"
-        return {
-            "state": self.state,
-            "epochs": str(summary.epochs),
-            "steps": str(summary.steps),
-            summary.metric or "best": best,
-        }
+    def _facts(self) -> list[tuple[str, str]]:
+        from penstock.addons.reports.verdict import monitored
+
+        name, best, *_ = monitored(self._record)
+        steps = [str(self._record.epochs[-1]["step"])] if self._record.epochs else []
+        facts = [("state", self.state), ("epochs", str(len(self._record.epochs)))]
+        facts += [("steps", count) for count in steps]
+        return facts + ([] if best is None else [(name, f"{best:.4g}")])
 
 
 @dataclass(frozen=True)

@@ -1,138 +1,80 @@
-"""A fit's pictures and its report: observers that keep what they show until the fit's end.
+"""A fit's picture of predictions and its report: observers of the fit.
 
-Two keep what validation finds: confused classes, the best and the worst samples.
-
-What draws and writes is imported then: it takes 50 ms, which no run waits for at its start.
+What draws and writes is imported at the end: it takes 50 ms, which no run waits for at its start.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from penstock.loading.batch import Batch
 from penstock.runs.only_shown import only_shown
 from penstock.runs.run_folder import Status
-from penstock.training.objective import Classification
 from penstock.training.objective_base import Objective
 from penstock.training.observer import Observer, OnlyShows, Record
 
 if TYPE_CHECKING:
-    from penstock.addons.reports.facts import LossFacts
     from penstock.tasks.fit import Fit
 
 
 def observers(fit: Fit) -> list[Observer]:
     """Those that `trainer.pictures` and `trainer.report` ask for."""
     trainer = fit.config.trainer
-    confusions, extremes = Confusions(fit.objective), Extremes(fit.objective, fit.group.world.size)
-    made: list[Observer] = []
-    if trainer.pictures:
-        made.append(OnlyShows("the confusion of classes", confusions))
-    if trainer.report:
-        made.append(OnlyShows("the best and the worst samples", extremes))
-    return [*made, Shown(fit, confusions, extremes)] if made else []
+    if not (trainer.pictures or trainer.report):
+        return []
+    extremes = Extremes(fit.objective, fit.group.world.size)
+    return [OnlyShows("the best and the worst samples", extremes), Shown(fit, extremes)]
 
 
 class Shown(Observer):
-    """Draws pictures with the best weights at the end, and writes the report."""
+    """Draws predictions of the best weights at the end, and writes the report."""
 
-    def __init__(self, fit: Fit, confusions: Confusions, extremes: Extremes) -> None:
-        self.fit, self.confusions, self.extremes = fit, confusions, extremes
+    def __init__(self, fit: Fit, extremes: Extremes) -> None:
+        self.fit, self.extremes = fit, extremes
 
     def on_done(self) -> None:
-        fit, result, model = self.fit, self.fit.result, None
-        with only_shown("what the best weights predict"):
-            model = fit.best_model()
-        if fit.config.trainer.pictures:
-            for name, path in self._pictures(model).items():
-                if path is not None:
-                    fit.show(name, path)
-        if fit.config.trainer.report and model is not None:
-            with only_shown("what the report shows of samples and data"):
-                from penstock.addons.reports import report_facts
+        from penstock.addons.reports import facts, samples
 
-                losses = self.extremes.best(int(result.best["epoch"]) if result.best else None)
-                data = fit.data
-                report_facts.write_facts(
-                    fit.folder.path, data, fit.objective, model, losses, result.history
-                )
+        fit, trainer, chosen = self.fit, self.fit.config.trainer, list[facts.Sample]()
+        best = self.extremes.best(int(fit.result.best["epoch"]) if fit.result.best else None)
+        with only_shown("the picture of predictions"):
+            if fit.data.validates:
+                model, val = fit.best_model(), fit.data.val
+                groups = best.groups if best else None
+                chosen = samples.predictions(val, model, fit.objective, groups)
+                if trainer.pictures:
+                    folder = fit.folder.path
+                    path = samples.draw(chosen, val, model, fit.objective, folder)
+                    if path is not None:
+                        fit.show("predictions", path)
+        if trainer.report:
+            with only_shown("what the report shows of samples and data"):
+                losses = best.facts if best else None
+                samples.write(fit.folder.path, fit.data, fit.objective, chosen, losses)
 
     def on_end(self, status: Status) -> None:
         if not self.fit.config.trainer.report:
             return
-        from penstock.addons.reports import report
+        from penstock.addons.reports import facts, report, samples
+        from penstock.distributed.preemption import held
 
         folder = self.fit.folder.path
-        if status != "done":
-            with only_shown("what the report shows of the data"):
-                from penstock.addons.reports import report_facts
-
-                report_facts.write_data_facts(folder, self.fit.data)
-        report.leave(folder, status == "done", self.fit.train_loader.plan)
-
-    def _pictures(self, model: nn.Module | None) -> dict[str, Path | None]:
-        """The drawn ones by name; None for one that this kind of run does not have."""
-        from penstock.addons.reports import data_section, pairs, pictures, predictions
-
-        fit, folder, files = self.fit, self.fit.folder.path, dict[str, Path | None]()
-        with only_shown("the picture of the learning curves"):
-            curves = folder / "curves.png"
-            files["curves"] = pictures.learning_curves(fit.result.history, curves, fit.levels)
-        with only_shown("the picture of predictions"):
-            if model is not None and fit.data.validates:
-                drawn = folder / "predictions.png"
-                files["predictions"] = predictions.draw(fit.data.val, model, fit.objective, drawn)
-        with only_shown("the picture of pairs"):
-            if model is not None and fit.data.validates:
-                drawn = folder / data_section.PAIRS
-                files["pairs"] = pairs.draw(fit.data.val, model, fit.objective, drawn)
-        with only_shown("the picture of confused classes"):
-            best = fit.result.best
-            confused = self.confusions.best(int(best["epoch"]) if best else None)
-            if confused is not None and isinstance(fit.objective, Classification):
-                epoch, counts = confused
-                files["confusion"] = pictures.confusion_matrix(
-                    counts,
-                    fit.objective.names,
-                    folder / "confusion.png",
-                    f"validation, epoch {epoch}",
-                )
-        return files
+        if status != "done" and not (folder / facts.NAME).exists():
+            with only_shown("what the report shows of the data"), held():
+                samples.write(folder, self.fit.data, None, [], None)
+        report.leave(folder, status == "done")
 
 
-class Confusions(Observer):
-    """Keeps `Classification.confusion` of each validation, by epoch."""
-
-    def __init__(self, objective: Objective) -> None:
-        self.objective = objective
-        self.by_epoch: dict[int, Tensor] = {}
-
-    def on_epoch_end(self, record: Record) -> None:
-        confusion = self.objective.confusion
-        if confusion is not None and "val/loss" in record:
-            self.by_epoch[int(record["epoch"])] = confusion
-
-    def best(self, epoch: int | None) -> tuple[int, Tensor] | None:
-        """An epoch and its counts: the given one, or the last one of this process."""
-        if not self.by_epoch:
-            return None
-        epoch = epoch if epoch in self.by_epoch else max(self.by_epoch)
-        return epoch, self.by_epoch[epoch]
-
-
-@dataclass(frozen=True)
-class ValidationLosses:
-    """What remains of a validation's losses: rows of the dataset by group, and LossFacts."""
+class ValidationLosses(NamedTuple):
+    """What remains of a validation's losses: rows of the dataset by group, and a few numbers."""
 
     groups: dict[str, npt.NDArray[np.int64]]
-    facts: LossFacts
+    facts: dict[str, Any]
 
 
 class Extremes(Observer):
@@ -165,8 +107,6 @@ class Extremes(Observer):
     def on_epoch_end(self, record: Record) -> None:
         if "val/loss" not in record or not self._count:
             return
-        from penstock.addons.reports.facts import QUANTILES, LossFacts  # builds models: 20 ms
-
         rows, losses = np.concatenate(self._rows), torch.cat(self._losses).double().cpu().numpy()
         order, count = np.argsort(losses, kind="stable"), len(losses)  # not a number comes last
         each, middle = min(self.EACH, -(-count // 3)), (count - 1) // 2
@@ -178,12 +118,16 @@ class Extremes(Observer):
             "worst": order[last:][::-1],
         }
         finite = losses[np.isfinite(losses)]
-        quantiles = np.quantile(finite, QUANTILES).tolist() if len(finite) else []
         epoch = int(record["epoch"])
-        self.by_epoch[epoch] = ValidationLosses(
-            {name: rows[places] for name, places in groups.items()},
-            LossFacts(epoch, count, tuple(quantiles), self._by_batch, self.ranks),
-        )
+        facts = {
+            "epoch": epoch,
+            "samples": count,
+            "quantiles": np.quantile(finite, (0, 0.5, 0.95, 1)).tolist() if len(finite) else [],
+            "by_batch": self._by_batch,
+            "ranks": self.ranks,
+        }
+        by_group = {name: rows[places] for name, places in groups.items()}
+        self.by_epoch[epoch] = ValidationLosses(by_group, facts)
         self._begin()
 
     def best(self, epoch: int | None) -> ValidationLosses | None:

@@ -2,9 +2,8 @@
 
     Section("Curves", body)            a heading and what is below it
     render(title, kind, lead, sections, foot) -> str
-    write(path, page)                  unless that would replace a file of another kind
-    table, facts, figures, command, code, folded, listed, charts_of, beside,
-    together -> Markup
+    write(path, page)
+    table, facts, figures, command, code, folded, listed, charts_of, together -> Markup
 
 Every text is escaped, unless it is `Markup` that one of these functions returned; control
 characters and marks that turn the direction of reading become visible first. The page's only script
@@ -15,7 +14,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -26,12 +24,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 import penstock
-from penstock.files.disk import replace_own
+from penstock.files.disk import write_atomically
 from penstock.terminal import printable
 
 TEMPLATES = Path(__file__).parent / "templates"
-# How our pages begin: a line of page.html says what has made it.
-_MADE = re.compile(rb'<!doctype html>\n(?:.*\n){0,20}?<meta name="generator" content="Penstock ')
 
 
 @dataclass(frozen=True)
@@ -75,13 +71,8 @@ def render(title: str, kind: str, lead: Markup, sections: Sequence[Section], foo
 
 
 def write(path: Path, page: str) -> Path:
-    """Write a page, which may replace an older one, and return its path.
-
-    Raises:
-        DiskError: it cannot be written.
-        NotOwnError: there is a file that is none of our pages.
-    """
-    replace_own(path, page.encode(errors="backslashreplace"), _MADE)
+    """Write a page, and return its path; raises DiskError."""
+    write_atomically(path, page.encode(errors="backslashreplace"))
     return path
 
 
@@ -136,11 +127,6 @@ def folded(title: str, body: Markup) -> Markup:
     return part("folded", title, body)
 
 
-def beside(some: Iterable[Markup]) -> Markup:
-    """Tables side by side where there is room."""
-    return part("beside", list(some))
-
-
 def charts_of(some: Iterable[Markup]) -> Markup:
     """Charts side by side where there is room."""
     return part("charts", list(some))
@@ -165,9 +151,9 @@ def shown(value: object) -> object:
     return value if isinstance(value, Markup) else printable(value)
 
 
-def part(name: str, *arguments: object, template: str = "parts.html") -> Markup:
-    """The markup that the macro `name` of a file in templates/ makes."""
-    macros: Any = _environment().get_template(template).module
+def part(name: str, *arguments: object) -> Markup:
+    """The markup that the macro `name` of templates/parts.html makes."""
+    macros: Any = _environment().get_template("parts.html").module
     return Markup(getattr(macros, name)(*arguments))
 
 

@@ -1,20 +1,37 @@
-"""`task=report runs=[A,...]`: make the report.html of runs or sweeps again, from files alone."""
+"""`task=report runs=[A,...]`, and the reports that runs and sweeps leave in their folders.
+
+A run's `report.html` is made from the files of its folder. SECTIONS lists its parts in their order:
+each is a function of a `RunRecord` that returns its Section, or None where the run has nothing for
+it. One that fails costs a warning, and says so in its place.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from penstock.addons.reports import curves, page, sections, verdict
+from penstock.addons.reports.page import Section
 from penstock.config.schema import Config
 from penstock.distributed.preemption import held
 from penstock.errors import ConfigError, Problem
-from penstock.runs.only_shown import only_shown
+from penstock.runs.only_shown import only_shown, reason
+from penstock.runs.record import RunRecord
 from penstock.terminal import put, say
 
-if TYPE_CHECKING:
-    from penstock.order.plan import Plan
-    from penstock.order.streams import StreamPlan
+NAME = "report.html"
+
+SECTIONS: tuple[Callable[[RunRecord], Section | None], ...] = (
+    curves.section,
+    sections.settings,
+    sections.time_spent,
+    sections.samples,
+    sections.spikes,
+    sections.data,
+    sections.starts,
+    sections.environment,
+)
 
 
 def run(config: Config) -> None:
@@ -22,49 +39,61 @@ def run(config: Config) -> None:
 
     Raises:
         ConfigError: a folder is not a run's or a sweep's.
-        PenstockError: a file of a run is damaged, or the report cannot be written.
+        PenstockError: the report cannot be written.
     """
-    from penstock.addons.reports import run_report, sweep_data, sweep_report
+    from penstock.addons.reports import sweep_report
 
     if not config.runs:
         raise ConfigError(Problem("runs", "needs folders of runs: runs=[outputs/a,outputs/b]"))
-    for folder in config.runs:
-        is_sweep = sweep_data.is_sweep(Path(folder))
-        put((sweep_report if is_sweep else run_report).write(Path(folder)))
+    for folder in map(Path, config.runs):
+        is_sweep = sweep_report.is_sweep(folder)
+        put(sweep_report.write(folder) if is_sweep else save(RunRecord.read(folder)))
 
 
-def leave(folder: Path, is_done: bool, plan: Plan | StreamPlan) -> None:
-    """Write the report of a run that ends now; where that fails, the run is as it was.
-
-    A request to stop waits for it. Cost: 0.5 s, with the imports, which no run pays for earlier.
+def save(record: RunRecord, made: str | None = None) -> Path:
+    """Write the report of a run, and return its path; raises DiskError.
 
     Args:
-        plan: of training; it knows the rows of batches.
+        made: what `make` gave, if it is known.
+    """
+    return page.write(record.path / NAME, make(record) if made is None else made)
+
+
+def make(record: RunRecord) -> str:
+    """The report of a run as HTML."""
+    parts = [part for part in (part_of(make, record) for make in SECTIONS) if part is not None]
+    foot = f"Made from the files in {record.path}; task=report makes it again."
+    return page.render(verdict.title(record), "a run", verdict.lead(record), parts, foot)
+
+
+def part_of(make: Callable[[Any], Section | None], record: Any) -> Section | None:
+    """A section of a report; one that cannot be made costs a warning, and says so in its place."""
+    try:
+        return make(record)
+    except Exception as error:
+        name = make.__module__.rpartition(".")[2] if make.__name__ == "section" else make.__name__
+        title, why = name.replace("_", " ").capitalize(), reason(error)
+        say(f"WARNING: the report lacks a section ({title}): {why}")
+        return Section(title, page.paragraph(f"This section could not be made: {why}."))
+
+
+def leave(folder: Path, is_done: bool) -> None:
+    """Write the report of a run that ends now; where that fails, the run is as it was.
+
+    A request to stop waits for it.
     """
     with only_shown("the report"), held():
-        from penstock.addons.reports import run_report, spikes
-        from penstock.order.plan import Plan
-        from penstock.runs.record import RunRecord
-
-        run = RunRecord.read(folder)
-        if isinstance(plan, Plan):  # the records of a stream have no numbers
-            spikes.keep_rows(run, lambda epoch, step: plan.request(epoch, step).indices)
-        path = run_report.save(run)
-        (put if is_done else say)(f"{'report':<12} {path}")
+        (put if is_done else say)(f"{'report':<12} {save(RunRecord.read(folder))}")
 
 
 def of_sweep(config: Mapping[str, Any], folder: Path, in_between: bool) -> None:
-    """`leave_of_sweep`, unless the configuration of the sweep wants no reports."""
-    if config["trainer"].get("report") is not False:
-        leave_of_sweep(folder, in_between)
-
-
-def leave_of_sweep(folder: Path, in_between: bool = False) -> None:
-    """Write the report of a sweep; where that fails, the sweep is as it was.
+    """Write the report of a sweep, unless its configuration wants none.
 
     Args:
         in_between: the sweep goes on, so write nothing if it is too early, and print nothing.
     """
+    if config["trainer"].get("report") is False:
+        return
     with only_shown("the sweep's report"):
         from penstock.addons.reports import sweep_report
 

@@ -2,21 +2,23 @@
 
     python run.py task=runs find.state=[failed,preempted] find.since=2d find.sort=best
 
-Reads manifests only: 1000 runs in a second, and torch is not imported.
+Cost: 3 ms a run; torch is not imported.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
 from penstock import program
-from penstock.addons.reports.summary import DAMAGED, RunSummary
+from penstock.addons.reports.values import moment
+from penstock.addons.reports.verdict import monitored
 from penstock.config.schema import Config, FindSection
-from penstock.errors import ConfigError, Problem
-from penstock.runs.record import find
+from penstock.errors import ConfigError, PenstockError, Problem
+from penstock.runs.record import RunRecord, find
 from penstock.tasks.tables import put_rows
 from penstock.terminal import one_line, say, watched
 
@@ -25,6 +27,47 @@ FOLDERS = ("outputs", "multirun")
 _SPAN = re.compile(r"(\d{1,6})(m|h|d|w)")
 _UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 _LONGEST = 200  # characters of a reason
+
+
+@dataclass(frozen=True)
+class Row:
+    """A run's folder in a line; `problem` says why it is damaged, if it is."""
+
+    path: Path
+    state: str = "damaged"
+    started: datetime | None = None
+    epochs: int = 0
+    steps: int = 0
+    metric: str = ""
+    best: float | None = None
+    is_max: bool = False
+    command: str = ""
+    problem: str = ""
+
+    @classmethod
+    def read(cls, path: Path) -> Row:
+        """The run in `path`; never fails."""
+        try:
+            run = RunRecord.read(path)
+            metric, best, *_ = monitored(run)
+            started, is_max = moment(run.manifest, "started"), run.manifest.get("mode") == "max"
+            if best is None and len(seen := run.epochs.finite(f"val/{metric}")):  # not ended
+                values = run.epochs.column(f"val/{metric}")[seen]
+                best = float(values.max() if is_max else values.min())
+            words = [w for w in run.manifest.get("overrides", []) if not w.startswith("run_dir=")]
+            return cls(
+                path,
+                run.state,
+                started and started.astimezone(),
+                len(run.epochs),
+                run.epochs[-1]["step"] if run.epochs else 0,
+                metric,
+                best,
+                is_max,
+                program.joined(words) or str(run.manifest.get("command", ""))[:_LONGEST],
+            )
+        except (PenstockError, OSError, ValueError, TypeError, KeyError) as error:
+            return cls(path, problem=str(error).strip()[:_LONGEST])
 
 
 def run(config: Config) -> None:
@@ -39,14 +82,14 @@ def run(config: Config) -> None:
         if config.runs and not folder.is_dir():
             raise ConfigError(Problem("runs", f"{folder} is not a folder"))
     folders = list(dict.fromkeys(path for folder in below for path in find(folder)))
-    read = map(RunSummary.read, folders)
-    summaries = list(watched(read, len(folders), "reading runs"))
-    chosen = [summary for summary in summaries if _is_wanted(summary, options, since)]
+    read = map(Row.read, folders)
+    all_rows = list(watched(read, len(folders), "reading runs"))
+    chosen = [row for row in all_rows if _is_wanted(row, options, since)]
     shown = _sorted(chosen, options.sort)[: options.limit]
     if shown:
         rows = [("state", "started", "epochs", "steps", "best", "folder", "command")]
-        put_rows([*rows, *map(_row, shown)])
-    sentence = f"{len(shown)} of {len(summaries)} runs below {' and '.join(map(str, below))}"
+        put_rows([*rows, *map(_cells, shown)])
+    sentence = f"{len(shown)} of {len(all_rows)} runs below {' and '.join(map(str, below))}"
     left_out = len(chosen) - len(shown)
     say(sentence + (f"; {left_out} more by find.limit=null" if left_out else ""))
 
@@ -64,51 +107,33 @@ def _since(text: str | None) -> datetime | None:
         raise ConfigError(Problem("find.since", reason)) from None
 
 
-def _is_wanted(summary: RunSummary, options: FindSection, since: datetime | None) -> bool:
+def _is_wanted(row: Row, options: FindSection, since: datetime | None) -> bool:
     states = [options.state] if isinstance(options.state, str) else options.state
     return (
-        (states is None or summary.state in states)
-        and (since is None or (summary.started is not None and summary.started >= since))
-        and (options.command is None or options.command in summary.command)
+        (states is None or row.state in states)
+        and (since is None or (row.started is not None and row.started >= since))
+        and (options.command is None or options.command in row.command)
     )
 
 
-def _sorted(summaries: Sequence[RunSummary], by: str) -> list[RunSummary]:
+def _sorted(all_rows: Sequence[Row], by: str) -> list[Row]:
     """The newest first; or by metric, the best first and those without a value last."""
-    newest = sorted(
-        summaries, key=lambda summary: summary.started.timestamp() if summary.started else 0.0
-    )[::-1]
+    newest = sorted(all_rows, key=lambda row: row.started.timestamp() if row.started else 0.0)[::-1]
     if by == "started":
         return newest
     return sorted(
         newest,
-        key=lambda summary: (
-            summary.best is None,
-            summary.metric,
-            0.0
-            if summary.best is None
-            else -summary.best
-            if summary.mode == "max"
-            else summary.best,
+        key=lambda row: (
+            row.best is None,
+            row.metric,
+            -row.best if row.is_max and row.best is not None else row.best or 0.0,
         ),
     )
 
 
-def _row(summary: RunSummary) -> tuple[str, ...]:
-    started = "" if summary.started is None else f"{summary.started:%Y-%m-%d %H:%M}"
-    best = "" if summary.best is None else f"{summary.metric} {summary.best:.4g}"
-    if summary.state == DAMAGED:
-        cells = (summary.state, started, "", "", "", str(summary.path), summary.problem[:_LONGEST])
-    else:
-        words = [word for word in summary.overrides if not word.startswith("run_dir=")]
-        typed = program.joined(words) or summary.command[:_LONGEST]
-        cells = (
-            summary.state,
-            started,
-            str(summary.epochs),
-            str(summary.steps),
-            best,
-            str(summary.path),
-            typed,
-        )
-    return tuple(map(one_line, cells))
+def _cells(row: Row) -> tuple[str, ...]:
+    started = "" if row.started is None else f"{row.started:%Y-%m-%d %H:%M}"
+    best = "" if row.best is None else f"{row.metric} {row.best:.4g}"
+    steps = ("", "") if row.problem else (str(row.epochs), str(row.steps))
+    words = row.problem or row.command
+    return tuple(map(one_line, (row.state, started, *steps, best, str(row.path), words)))

@@ -1,36 +1,167 @@
 """The report of a sweep: `report.html` in its folder, made from the folder's files only.
 
-    path = write(folder)
-    is_due(folder)         whether it is time to write it again, while the sweep runs
+    multirun/DATE/TIME/0/result.json, manifest.json, metrics.jsonl
+                       1/...
 
-Sections: leaderboard (settings with their seeds folded, and every job), what matters, curves, same
-data, cost, settings. Cost: 2 s for 64 jobs.
+Jobs are known by the overrides they were given. What is damaged becomes the `trouble` of its job.
+Cost: 10 ms a job.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from statistics import stdev
+from statistics import mean, stdev
+from typing import Any
 
 from markupsafe import Markup
 
 from penstock import program
-from penstock.addons.reports import page, sweep_sections, values
-from penstock.addons.reports.figures import numeral
+from penstock.addons.reports import page, report
+from penstock.addons.reports.charts import COLORS, MUTED, Curve, chart
 from penstock.addons.reports.page import Section
-from penstock.addons.reports.run_report import part_of
-from penstock.addons.reports.sweep_charts import short
-from penstock.addons.reports.sweep_data import FINISHED, UNDONE, SweepJob, SweepRecord
+from penstock.addons.reports.values import counted, duration, moment, numeral
+from penstock.addons.sweeps import repetitions, stored_sweep
+from penstock.addons.sweeps.job_result import RESULT, JobResult, in_order
 from penstock.addons.sweeps.repetitions import REPEATED
 from penstock.config.own_command import suggested
+from penstock.errors import ConfigError, PenstockError, Problem
+from penstock.files.disk import is_locked
+from penstock.runs import manifest
+from penstock.runs.record import RunRecord
 
+FINISHED = ("done", "pruned")
+UNDONE = ("failed", "preempted", "interrupted", "killed", "running", "started", "not started")
+
+_NOT_SETTINGS = ("resume", "resume_despite", "run_dir", "hydra", "sweep")
 _EVERY = 10.0  # seconds between two reports of a sweep in progress, at least
-_SHARE = 0.05  # of a sweep's time that goes into its report
+_MOST_ROWS = 20  # that are not folded
+_MOST_METRICS = 5  # columns beside the metric
+_MOST_KEYS = 8  # charts of keys
+_MOST_COLORED = 6  # groups
+_MOST_LINES = 200  # jobs in a chart of curves
+
+
+@dataclass(frozen=True)
+class SweepJob:
+    """One job of a sweep.
+
+    Attributes:
+        name: of its folder, below the sweep's.
+        settings: value by key, of its overrides.
+        status: of its result, or "running", "killed", "started" (nothing claimed yet), "not
+            started".
+        result: None if it has not ended.
+        run: None if it has no run's folder.
+        trouble: why it failed, or which of its files is damaged; "" if nothing is wrong.
+    """
+
+    name: str
+    settings: Mapping[str, str]
+    status: str
+    result: JobResult | None = None
+    run: RunRecord | None = None
+    trouble: str = ""
+
+    @property
+    def value(self) -> float | None:
+        """What the job reached; None unless it is done."""
+        return self.result.value if self.result is not None and self.status == "done" else None
+
+    @property
+    def seconds(self) -> float:
+        """Of wall time, over all starts of the job that have ended."""
+        times = [
+            (moment(start, "started"), moment(start, "ended"))
+            for start in (self.run.sessions if self.run is not None else [])
+        ]
+        seconds = sum((ended - began).total_seconds() for began, ended in times if began and ended)
+        return max(seconds, self.result.seconds if self.result is not None else 0.0)
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """Jobs that differ in their seeds and folds only; `settings` vary in the sweep."""
+
+    settings: Mapping[str, str]
+    jobs: tuple[SweepJob, ...]
+
+    @cached_property
+    def values(self) -> list[float]:
+        """What the jobs reached that are done."""
+        return [job.value for job in self.jobs if job.value is not None]
+
+    @property
+    def mean(self) -> float | None:
+        """None if no job is done."""
+        return mean(self.values) if self.values else None
+
+    def name(self) -> str:
+        """Its settings as words of a command line."""
+        return " ".join(f"{key}={value}" for key, value in self.settings.items()) or "(defaults)"
+
+
+class SweepRecord:
+    """The sweep in the folder `path`; its jobs are in the order of their numbers.
+
+    Raises:
+        ConfigError: no job has been planned or begun there.
+    """
+
+    def __init__(self, path: Path, key: str = "runs") -> None:
+        self.path, stored = path, stored_sweep.read_sweep(path)
+        self.is_stored = stored is not None
+        jobs = {name: _job(path, name) for name in _names(path)}
+        for job in stored.jobs if stored is not None else ():
+            begun = jobs.get(job.folder)
+            if begun is None or not begun.settings:
+                status = "not started" if begun is None else begun.status
+                jobs[job.folder] = SweepJob(job.folder, _settings(job.overrides), status)
+        if not jobs:
+            reason = f"{path} is not a sweep's folder: no job has begun in it"
+            raise ConfigError(Problem(key, reason))
+        self.jobs = [jobs[name] for name in sorted(jobs, key=lambda name: in_order((name, None)))]
+        results = [job.result for job in self.jobs if job.result is not None]
+        self.metric = next((result.metric for result in results if result.metric), "value")
+        self.larger_is_better = any(result.mode == "max" for result in results)
+        settings = [job.settings for job in self.jobs]
+        self.varying = repetitions.varying(settings)
+        keys = [key for key in self.varying if key not in REPEATED]
+        groups = [
+            Repeated(
+                {key: value for key, value in zip(keys, values, strict=True) if value is not None},
+                tuple(self.jobs[place] for place in places),
+            )
+            for values, places in repetitions.grouped(settings, keys).items()
+        ]
+        by_folds = "dataset.fold" in self.varying  # folds are not equally hard: all are needed
+        self.groups = sorted(
+            groups,
+            key=lambda group: (
+                by_folds and len(group.values) < len(group.jobs),
+                self.rank(group.mean),
+            ),
+        )
+        several = len(self.groups) < len(self.jobs)
+        self.repeated = [key for key in self.varying if several and key in REPEATED]
+
+    def rank(self, value: float | None) -> float:
+        """A key that sorts values from the best to the worst, and None behind them."""
+        if value is None:
+            return math.inf
+        return -value if self.larger_is_better else value
+
+
+def is_sweep(path: Path) -> bool:
+    """Whether `path` is the folder of a sweep, and not of a run."""
+    begun = (path / stored_sweep.NAME).exists() or next(iter(_names(path)), None) is not None
+    return begun and not (path / manifest.NAME).exists()
 
 
 def write(folder: Path, key: str = "runs") -> Path:
@@ -43,107 +174,124 @@ def write(folder: Path, key: str = "runs") -> Path:
         ConfigError: it is not a sweep's folder.
         DiskError: the report cannot be written.
     """
-    global _took
-    began = time.monotonic()
-    path = page.write(folder / NAME, make(SweepRecord.read(folder, key)))
-    _took = time.monotonic() - began
-    return path
-
-
-_took = 0.0  # seconds for the last report of this process
+    return page.write(folder / report.NAME, make(SweepRecord(folder, key)))
 
 
 def is_due(folder: Path) -> bool:
-    """Whether the report is so old that writing it again takes a small part of the sweep's time."""
-    for name in (NAME, "multirun.yaml"):
+    """Whether the report of a sweep in progress is so old that it is time to write it again."""
+    for name in (report.NAME, "multirun.yaml"):
         with suppress(OSError):
-            age = time.time() - (folder / name).stat().st_mtime
-            return age >= max(_EVERY, _took / _SHARE)
+            return time.time() - (folder / name).stat().st_mtime >= _EVERY
     return False
 
 
 def make(sweep: SweepRecord) -> str:
     """The report of a sweep as HTML."""
-    makes = (
-        leaderboard,
-        sweep_sections.what_matters,
-        sweep_sections.curves,
-        sweep_sections.same_data,
-        sweep_sections.cost,
-        sweep_sections.settings,
-    )
-    sections = [part_of(make, sweep) for make in makes]
-    made = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M")
-    foot = f"Made on {made} from the files in {sweep.path}; task=report makes it again."
-    return page.render(
-        f"Sweep {sweep.path.name}",
-        "a sweep",
-        _lead(sweep),
-        [section for section in sections if section],
-        foot,
-    )
+    makes = (leaderboard, keys, curves, same_data, cost, settings)
+    parts = [section for make in makes if (section := report.part_of(make, sweep))]
+    foot = f"Made from the files in {sweep.path}; task=report makes it again."
+    return page.render(f"Sweep {sweep.path.name}", "a sweep", _lead(sweep), parts, foot)
+
+
+def _names(path: Path) -> Iterable[str]:
+    """The folders below a sweep's that hold a job."""
+    for parent, folders, files in os.walk(path):
+        if parent != str(path) and (RESULT in files or manifest.NAME in files):
+            folders.clear()
+            yield str(Path(parent).relative_to(path))
+
+
+def _job(sweep: Path, name: str) -> SweepJob:
+    folder = sweep / name
+    result = run = None
+    troubles = []
+    try:
+        if (folder / RESULT).exists():
+            result = JobResult.read(folder / RESULT)
+            troubles += [result.error] if result.error else []
+    except PenstockError as error:
+        troubles.append(str(error))
+    try:
+        if (folder / manifest.NAME).exists() and (folder / "config.yaml").exists():
+            run = RunRecord.read(folder)
+            assert run.epochs is not None  # reads the measurements, which may be damaged
+    except PenstockError as error:
+        troubles.append(str(error))
+        run = None
+    overrides = result.overrides if result else run.manifest.get("overrides", []) if run else []
+    state = run.state if run is not None else "started"
+    if is_locked(folder / stored_sweep.LOCK):
+        state = "running"
+    status = result.status if result is not None and state != "running" else state
+    return SweepJob(name, _settings(overrides), status, result, run, "; ".join(troubles))
+
+
+def _settings(overrides: Iterable[str]) -> dict[str, str]:
+    settings = {}
+    for word in overrides:
+        key, _, value = word.partition("=")
+        value = "(left out)" if key.startswith("~") else value
+        key = key.lstrip("+~")
+        if key.partition(".")[0] not in _NOT_SETTINGS:
+            settings[key] = value
+    return settings
 
 
 def _lead(sweep: SweepRecord) -> Markup:
     """How far it came, what was best, and the command that goes on with it."""
     states = (*FINISHED, *UNDONE)
     count = {state: sum(job.status == state for job in sweep.jobs) for state in states}
-    undone = ", ".join(
-        f"{number} {state}" for state, number in count.items() if number and state != "done"
-    )
+    undone = [f"{number} {state}" for state, number in count.items() if number and state != "done"]
     whole = sum(count[state] for state in FINISHED) == len(sweep.jobs)
     state = "running" if count["running"] else "done" if whole else "failed"
     word = "unfinished" if state == "failed" else state
-    jobs = f"{count['done']} of {len(sweep.jobs)} jobs are done; {undone or 'others ended early'}"
+    jobs = f"{count['done']} of {len(sweep.jobs)} jobs are done; {', '.join(undone)}"
     if count["done"] == len(sweep.jobs):
-        jobs = {1: "The job is done", 2: "Both jobs are done"}.get(
-            len(sweep.jobs), f"All {len(sweep.jobs)} jobs are done"
+        jobs = (
+            f"All {counted(len(sweep.jobs), 'job')} are done"
+            if count["done"] > 1
+            else "The job is done"
         )
     line = Markup('<p class="verdict"><span class="state {}">{}</span> {}. {}</p>').format(
         state, word, jobs, _best(sweep)
     )
-    again = None
-    if any(job.status in UNDONE and job.status != "running" for job in sweep.jobs):
-        again = _resuming(sweep)
-    return page.together(line, again)
-
-
-def _resuming(sweep: SweepRecord) -> Markup:
-    """How to go on with it."""
+    if not any(job.status in UNDONE and job.status != "running" for job in sweep.jobs):
+        return line
     if sweep.is_stored:
-        line = suggested("-m", program.override("resume", sweep.path))
-        return page.command(line, "To run what is missing:")
+        again = suggested("-m", program.override("resume", sweep.path))
+        return page.together(line, page.command(again, "To run what is missing:"))
     folder = program.override("hydra.sweep.dir", sweep.path)
-    return page.paragraph(f"To run what is missing, repeat the sweep's command with {folder}.")
+    text = f"To run what is missing, repeat the sweep's command with {folder}."
+    return page.together(line, page.paragraph(text))
 
 
 def _best(sweep: SweepRecord) -> str:
-    """The best group, and whether it is further ahead than its seeds are apart."""
-    ranked = [group for group in sweep.groups if group.mean is not None]
+    """The best group, and whether it is further ahead than its repetitions are apart."""
+    ranked = [(group, group.mean) for group in sweep.groups if group.mean is not None]
     if not ranked:
         return "No job has a value yet."
-    first = ranked[0]
-    count = len(first.values)
-    text = f"Best {metric_of(sweep)} {rounded(first.mean)}"
+    (first, top), *others = ranked
+    text = f"Best {sweep.metric} {numeral(top, 5)}"
     if not sweep.repeated:
         return f"{text} by job {first.jobs[0].name}: {first.name()}."
     text += f" with {first.name()}" if first.settings else ""
     what = _repetitions(sweep)
-    text += f", the mean of {count} {what if count != 1 else what.removesuffix('s')}"
-    if len(ranked) == 1:
-        spread = f", whose standard deviation is {rounded(first.spread, 2)}"
-        return f"{text}{spread if first.spread is not None else ''}."
-    second = ranked[1]
-    ahead = abs((first.mean or 0.0) - (second.mean or 0.0))
+    text += f", the mean of {counted(len(first.values), what.removesuffix('s'))}"
+    if not others:
+        spread = stdev(first.values) if len(first.values) > 1 else None
+        deviation = "" if spread is None else f", whose standard deviation is {numeral(spread, 2)}"
+        return f"{text}{deviation}."
+    second, value = others[0]
+    ahead = abs(top - value)
     if not ahead:
         return f"{text}. {second.name()} is as good."
-    text += f". {second.name()} is {rounded(ahead, 2)} behind"
+    text += f". {second.name()} is {numeral(ahead, 2)} behind"
     if min(len(first.values), len(second.values)) < 2:
         return f"{text}; with so few {what}, that may be chance."
     # The standard error of the difference of two means.
-    noise = math.sqrt(sum(stdev(group.values) ** 2 / len(group.values) for group in ranked[:2]))
+    noise = math.sqrt(sum(stdev(one.values) ** 2 / len(one.values) for one in (first, second)))
     how = "more" if ahead > 2 * noise else "not more"
-    return f"{text}, {how} than twice the standard error of {rounded(noise, 2)} over the {what}."
+    return f"{text}, {how} than twice the standard error of {numeral(noise, 2)} over the {what}."
 
 
 def _repetitions(sweep: SweepRecord) -> str:
@@ -151,102 +299,78 @@ def _repetitions(sweep: SweepRecord) -> str:
     return REPEATED[sweep.repeated[0]] if len(sweep.repeated) == 1 else "jobs"
 
 
-NAME = "report.html"  # of the sweep, and of each job that has one
-
-_MOST_ROWS = 20  # that are not folded
-_MOST_METRICS = 5  # columns beside the metric
-
-
-def metric_of(sweep: SweepRecord) -> str:
-    """The name of the metric, for headings."""
-    return short(sweep.metric, 40)
-
-
-def rounded(value: float | None, digits: int = 5) -> str:
-    """A number of a table; nothing for None."""
-    return "" if value is None else numeral(value, digits)
-
-
 def leaderboard(sweep: SweepRecord) -> Section:
     """Settings with their repetitions, or jobs; those without a value last, with the reason."""
+    ranked = sorted(sweep.jobs, key=lambda job: sweep.rank(job.value))
     if not sweep.repeated:
-        return Section("Leaderboard", _job_table(sweep, "The jobs, the best first"))
+        return Section("Leaderboard", _job_table(sweep, "The jobs, the best first", ranked))
     keys = [key for key in sweep.varying if key not in REPEATED]
     over = [f"over {REPEATED[key]}" for key in sweep.repeated]
-    count = _repetitions(sweep)
     # The keys stand beside the place: a phone shows the first columns.
-    head = ["place", *keys, f"{metric_of(sweep)}, mean", *over, count, "best", "worst"]
+    head = ["place", *keys, f"{sweep.metric}, mean", *over, _repetitions(sweep), "best", "worst"]
     rows = []
     for rank, group in enumerate(sweep.groups, 1):
-        best = min(group.values, key=sweep.rank, default=None)
-        worst = max(group.values, key=sweep.rank, default=None)
+        done = [(job.settings, job.value) for job in group.jobs if job.value is not None]
+        spreads = repetitions.deviations(done)
+        values: list[float | None] = [*sorted(group.values, key=sweep.rank)] or [None]
         rows.append(
             [
                 rank if group.values else "–",
                 *(group.settings.get(key, "") for key in keys),
-                rounded(group.mean),
-                *(rounded(group.spreads.get(key), 3) for key in sweep.repeated),
+                _rounded(group.mean),
+                *(_rounded(spreads.get(key), 3) for key in sweep.repeated),
                 f"{len(group.values)} of {len(group.jobs)}",
-                rounded(best),
-                rounded(worst),
+                _rounded(values[0]),
+                _rounded(values[-1]),
             ]
         )
     numbers = range(1 + len(keys), len(head))
     caption = f"Settings, the best first, with the standard deviation {' and '.join(over)}"
-    table = page.table(caption, head, rows[:_MOST_ROWS], numbers)
+    parts = [page.table(caption, head, rows[:_MOST_ROWS], numbers)]
     if rows[_MOST_ROWS:]:
-        rest = page.table("The other settings", head, rows[_MOST_ROWS:], numbers)
-        title = f"The other {len(rows) - _MOST_ROWS} settings"
-        table = page.together(table, page.folded(title, rest))
+        title = f"The other {counted(len(rows) - _MOST_ROWS, 'setting')}"
+        parts.append(page.folded(title, page.table(title, head, rows[_MOST_ROWS:], numbers)))
     undone = [job for job in sweep.jobs if job.value is None]
-    return Section(
-        "Leaderboard",
-        page.together(
-            table,
-            _job_table(sweep, "Jobs without a value", undone) if undone else None,
-            page.folded(f"All {len(sweep.jobs)} jobs", _job_table(sweep, "Every job")),
-        ),
-    )
+    parts += [_job_table(sweep, "Jobs without a value", undone)] if undone else []
+    every = _job_table(sweep, "Every job", ranked)
+    parts.append(page.folded(f"All {counted(len(sweep.jobs), 'job')}", every))
+    return Section("Leaderboard", page.together(*parts))
 
 
-def _job_table(sweep: SweepRecord, caption: str, jobs: Sequence[SweepJob] | None = None) -> Markup:
-    jobs = sweep.ranked if jobs is None else jobs
+def _job_table(sweep: SweepRecord, caption: str, jobs: Sequence[SweepJob]) -> Markup:
     others = dict.fromkeys(name for job in sweep.jobs if job.result for name in job.result.others)
     metrics = list(others)[:_MOST_METRICS]
-    troubled = any(job.trouble for job in jobs)
-    head = ["job", metric_of(sweep), "status", *sweep.varying, *map(short, metrics), "seconds"]
+    head = ["job", sweep.metric, "status", *sweep.varying, *metrics, "seconds", "what happened"]
     rows = []
     for job in jobs:
         own = job.result.others if job.result is not None else {}
-        value = rounded(job.value) if job.value is not None else _so_far(sweep, job)
         rows.append(
             [
                 _link(sweep, job),
-                value,
+                _rounded(job.value) if job.value is not None else _so_far(sweep, job),
                 _state(job),
                 *(job.settings.get(key, "") for key in sweep.varying),
-                *(rounded(values.number(own, name), 4) for name in metrics),
+                *(_rounded(own.get(name), 4) for name in metrics),
                 f"{job.seconds:.1f}",
-                *([_reason(job)] if troubled else ()),
+                Markup('<span class="long">{}</span>').format(job.trouble[:300])
+                if job.trouble
+                else "",
             ]
         )
-    numbers = [1, *range(len(sweep.varying) + 3, len(head))]
-    return page.table(caption, [*head, *(["what happened"] if troubled else ())], rows, numbers)
+    numbers = [1, *range(len(sweep.varying) + 3, len(head) - 1)]
+    return page.table(caption, head, rows, numbers, without_empty=True)
+
+
+def _rounded(value: float | None, digits: int = 5) -> str:
+    """A number of a table; nothing for None."""
+    return "" if value is None else numeral(value, digits)
 
 
 def _link(sweep: SweepRecord, job: SweepJob) -> object:
     """The job's name; a link to its report if it has one, which only works beside this page."""
-    if not (sweep.path / job.name / NAME).is_file() or not job.name.isalnum():
+    if not (sweep.path / job.name / report.NAME).is_file() or not job.name.isalnum():
         return job.name
-    return Markup('<a href="{0}/{1}">{0}</a>').format(job.name, NAME)
-
-
-def _reason(job: SweepJob) -> Markup:
-    """Why a job failed; an announcement of further lines, which are not here, is left out."""
-    text = job.trouble
-    if text.endswith(":") and ". " in text:
-        text = text[: text.rindex(". ")]
-    return Markup('<span class="long">{}</span>').format(short(text, 300))
+    return Markup('<a href="{0}/{1}">{0}</a>').format(job.name, report.NAME)
 
 
 def _state(job: SweepJob) -> Markup:
@@ -257,11 +381,138 @@ def _state(job: SweepJob) -> Markup:
 def _so_far(sweep: SweepRecord, job: SweepJob) -> str:
     """The best value of a job that has not ended, or failed."""
     name = f"val/{sweep.metric.removeprefix('val/')}"
-    measured = job.epochs.finite(name)
-    if not len(measured):
+    if job.run is None or not len(measured := job.run.epochs.finite(name)):
         return ""
-    values_of = job.epochs.column(name)[measured]
-    best = int(values_of.argmax() if sweep.larger_is_better else values_of.argmin())
-    return (
-        f"{rounded(float(values_of[best]))} in epoch {job.epochs.column('epoch')[measured[best]]}"
+    values = job.run.epochs.column(name)[measured]
+    best = int(values.argmax() if sweep.larger_is_better else values.argmin())
+    epoch = job.run.epochs.column("epoch")[measured[best]]
+    return f"{numeral(float(values[best]), 5)} in epoch {epoch}"
+
+
+def keys(sweep: SweepRecord) -> Section | None:
+    """The metric over each key whose values are numbers, a point for each job that is done."""
+    jobs = [job for job in sweep.jobs if job.value is not None]
+    charts = []
+    for key in sweep.varying:
+        x = [_number(job.settings.get(key)) for job in jobs]
+        if key in REPEATED or None in x or len(set(x)) < 2:
+            continue
+        points = sorted(zip(x, jobs, strict=True), key=lambda pair: pair[0] or 0.0)
+        places = [place or 0.0 for place, _ in points]
+        values = [job.value or 0.0 for _, job in points]
+        notes = [f"{key}={job.settings[key]}, job {job.name}" for _, job in points]
+        log = min(places) > 0 and max(places) >= 10 * min(places)
+        dots = Curve(sweep.metric, places, values, notes, COLORS[0], line=False)
+        charts.append(chart(f"{sweep.metric} by {key}", [dots], x_label=key, logx=log))
+    return Section("What matters", page.charts_of(charts[:_MOST_KEYS])) if charts else None
+
+
+def _number(text: str | None) -> float | None:
+    """The finite number that a setting is, if it is one."""
+    with suppress(ValueError):
+        return value if math.isfinite(value := float(text or "")) else None
+    return None
+
+
+def curves(sweep: SweepRecord) -> Section | None:
+    """The metric and the losses of all jobs over each other, the best settings in colour."""
+    metric = sweep.metric.removeprefix("val/")
+    names = dict.fromkeys((f"val/{metric}", "val/loss", "train/loss"))
+    charts = [_over_each_other(sweep, name, wide=not place) for place, name in enumerate(names)]
+    charts = [drawn for drawn in charts if drawn]
+    return Section("Curves", page.charts_of(charts)) if charts else None
+
+
+def _over_each_other(sweep: SweepRecord, name: str, wide: bool) -> Markup:
+    """A measurement over the epochs, of all jobs; nothing where no job has several."""
+    groups = sweep.groups
+    if len(groups) == 1 and sweep.repeated:  # each repetition has a name of its own
+        jobs = sorted(sweep.jobs, key=lambda job: sweep.rank(job.value))
+        groups = [
+            Repeated({k: job.settings.get(k, "") for k in sweep.repeated}, (job,)) for job in jobs
+        ]
+    named, others = [], []
+    for place, group in enumerate(groups):
+        colored = place < _MOST_COLORED and group.mean is not None
+        color = COLORS[place] if colored else MUTED
+        lines = [line for job in group.jobs if (line := _curve(job, name, color))]
+        if colored and lines:
+            label = f"{place + 1}. {group.name()}"
+            named.append(_mean(lines, label if len(label) < 60 else f"{label[:59]}…", color))
+        others += lines if not colored or len(lines) > 1 else []
+    split, _, short = name.partition("/")
+    title = f"{'Validation' if split == 'val' else 'Training'} {short}"
+    return chart(title, [*others[:_MOST_LINES], *named], x_label="epoch", wide=wide, most=100)
+
+
+def _curve(job: SweepJob, name: str, color: str) -> Curve | None:
+    if job.run is None or len(places := job.run.epochs.finite(name)) < 2:
+        return None
+    x, y = (job.run.epochs.column(column)[places].tolist() for column in ("epoch", name))
+    return Curve(job.name, x, y, color=color, thin=True, named=False)
+
+
+def _mean(lines: Sequence[Curve], label: str, color: str) -> Curve:
+    """The mean of curves, where all of them have a value."""
+    at: dict[float, list[float]] = {}
+    for line in lines:
+        for x, y in zip(line.x, line.y, strict=True):
+            at.setdefault(x, []).append(y)
+    kept = sorted((x, mean(ys)) for x, ys in at.items() if len(ys) == len(lines))
+    notes = [
+        f"epoch {x:.0f}" + (f", mean of {len(lines)}" if len(lines) > 1 else "") for x, _ in kept
+    ]
+    return Curve(label, [x for x, _ in kept], [y for _, y in kept], notes, color)
+
+
+def same_data(sweep: SweepRecord) -> Section | None:
+    """Which jobs that are done read the same rows of the same data in the same order."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for job in sweep.jobs:
+        order = job.run.manifest.get("order") if job.run is not None else None
+        if job.run is not None and order:
+            prints: Any = job.run.manifest.get("data") or {}
+            groups.setdefault((str(order), str(prints.get("train", ""))), []).append(job.name)
+    if not groups:
+        return None
+    rows = [(*key, ", ".join(names)) for key, names in groups.items()]
+    head = ("order of the samples", "fingerprint of the data", "jobs")
+    caption = (
+        "Jobs of a row read the same rows in the same batches; task=verify compares two of them"
     )
+    return Section("Same data", page.table(caption, head, rows))
+
+
+def cost(sweep: SweepRecord) -> Section:
+    """What the jobs took: measured wall and CPU time."""
+    begun = [job for job in sweep.jobs if job.seconds]
+    results = [job.result for job in sweep.jobs if job.result is not None]
+    seconds = sum(job.seconds for job in begun)
+    ends = [result.started + result.seconds for result in results]
+    wall = max(ends, default=0.0) - min((result.started for result in results), default=0.0)
+    cpu = [result.cpu_seconds for result in results if result.cpu_seconds is not None]
+    lost = sum(job.seconds for job in begun if job.status not in FINISHED)
+    numbers: list[tuple[str, object, object]] = [
+        ("all jobs together", duration(seconds), counted(len(begun), "job")),
+        ("from first to last", duration(wall), f"{seconds / wall:.1f} at a time" if wall else ""),
+    ]
+    if cpu:
+        note = f"with workers, in the last start of {counted(len(cpu), 'job')}"
+        numbers.append(("CPU time", duration(sum(cpu)), note))
+    if begun:
+        longest = f"mean; longest {duration(max(job.seconds for job in begun))}"
+        numbers.append(("a job", duration(seconds / len(begun)), longest))
+    if lost:
+        numbers.append(("not to the end", duration(lost), "spent in jobs that are not done"))
+    return Section("Cost", page.figures(numbers))
+
+
+def settings(sweep: SweepRecord) -> Section:
+    """What all jobs share, and how they were started."""
+    first = next((job.run.manifest.get("command") for job in sweep.jobs if job.run), None)
+    common = sweep.jobs[0].settings
+    rows = [(key, value) for key, value in common.items() if key not in sweep.varying]
+    varying = ", ".join(sweep.varying)
+    facts = {"started by": first, "folder": sweep.path, "keys that vary": varying}
+    table = page.table("Overrides that all jobs share", ("key", "value"), rows) if rows else None
+    return Section("Settings", page.together(table, page.facts(facts)))

@@ -5,16 +5,18 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import numpy as np
 from markupsafe import Markup
 
 from penstock import program
 from penstock.addons.reports import page
-from penstock.addons.reports.figures import numeral
 from penstock.addons.reports.values import (
     command,
+    counted,
     duration,
     furthest,
     number,
+    numeral,
     replay,
     seconds_of,
     stages,
@@ -46,15 +48,13 @@ def lead(run: RunRecord) -> Markup:
         page.shown(run.state), page.shown(sentence(run))
     )
     lines = [page.command(line, what) for line, what in to_type(run)]
-    if run.state == "done" and len(lines) > 1:
-        lines[1:] = [page.folded("Other next steps", page.together(*lines[1:]))]
     return page.together(verdict, page.figures(figures(run)), *lines)
 
 
 def sentence(run: RunRecord) -> str:
     """The verdict in a line, without the state."""
     parts = [_stopped(run), _reached(run), _bound(run)]
-    return " ".join(part for part in parts if part) or "It did not get to its first step."
+    return " ".join(part for part in parts if part) or "It ended before the first step."
 
 
 def _stopped(run: RunRecord) -> str:
@@ -62,7 +62,7 @@ def _stopped(run: RunRecord) -> str:
         return ""
     last = furthest(run)
     how = _STOPPED[run.state]
-    where = f", {last['step']:,} optimizer steps and epoch {last['epoch']} into it" if last else ""
+    where = f" in epoch {last['epoch']}, after {counted(last['step'], 'step')}" if last else ""
     reason = run.sessions[-1].get("reason") if run.sessions else None
     return f"{how}{where}: {reason}." if reason else f"{how}{where}."
 
@@ -89,11 +89,15 @@ def _reached(run: RunRecord) -> str:
     text = f"{name} reached {numeral(own)} in epoch {epoch}"
     if constant is None:
         return f"{text}."
-    return f"{text}; the best constant prediction has {numeral(constant)}."
+    if own == constant:
+        return f"{text}, no better than the best constant prediction."
+    is_better = (own > constant) == (run.manifest.get("mode") == "max")
+    how = "better" if is_better else "worse"
+    return f"{text}, {how} than the best constant prediction's {numeral(constant)}."
 
 
 def _bound(run: RunRecord) -> str:
-    """The bottleneck, by the rule of `task=profile`, where its records tell."""
+    """What bounds the speed, by the rule of `task=profile`."""
     waited, speed = weighted(run, "wait_share"), weighted(run, "samples_per_second")
     if waited is None:
         return ""
@@ -102,30 +106,27 @@ def _bound(run: RunRecord) -> str:
     if waited < WAITS:
         return f"Training is the bottleneck: {waiting}."
     if workers is None or not speed:
-        return f"{_capital(waiting)}; task=profile finds what bounds it."
+        return f"{waiting}; task=profile finds what bounds it."
+    if not workers:  # the training loop makes the batches itself
+        return f"{waiting}: training makes its own batches. Use workers: loader=fast."
     ranks = number(run.sessions[-1], "world") if run.sessions else None
     work, sample = sum(spent.values()), 1000 * (ranks or 1) / speed  # ms of this rank
-    busy = work / sample / workers if workers else 1.0
+    busy = work / sample / workers
     side = slower_side(waited, work, (1 - waited) * sample, workers, busy)
-    if side == "training":
-        return f"Training is the bottleneck: {waiting}."
-    if side == "neither":
-        return (
-            f"{_capital(waiting)}, though workers had work for {busy:.0%} of it: batches came "
-            "late at the starts of epochs, or unevenly; task=profile finds why."
-        )
-    most = max(spent, key=lambda stage: spent[stage], default="")
-    mostly = f", most of it for {most}" if most else ""
-    return f"Loading is the bottleneck: {waiting}. A sample takes {numeral(work, 3)} ms{mostly}."
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
+    if side == "loading":
+        most = max(spent, key=lambda stage: spent[stage], default="")
+        mostly = f", most of it for {most}" if most else ""
+        took = f"A sample takes {numeral(work, 3)} ms{mostly}"
+        return f"Loading is the bottleneck: {waiting}. {took}."
+    return (
+        f"{waiting}, though workers were busy for {busy:.0%} of it: batches came late at the "
+        "starts of epochs, or unevenly; task=profile finds why."
+    )
 
 
 def _workers(run: RunRecord) -> int | None:
     """How many make batches; None where that was found while it ran."""
-    loader = run.config.get("loader")
+    loader: Any = run.config.get("loader")
     workers = loader.get("num_workers") if isinstance(loader, dict) else None
     if isinstance(loader, dict) and loader.get("backend") == "main":
         return 0
@@ -139,12 +140,11 @@ def figures(run: RunRecord) -> list[tuple[str, object, object]]:
     speed, waited = weighted(run, "samples_per_second"), weighted(run, "wait_share")
     if own is not None:
         numbers.append((f"best {name}", numeral(own), f"in epoch {epoch}"))
-    if constant and own is not None:
-        numbers.append(("best constant", numeral(constant), f"ratio {own / constant:.2f}"))
+    if constant is not None and own is not None:
+        numbers.append(("best constant", numeral(constant), f"{name} of a constant prediction"))
     numbers += [(f"test {name}", numeral(value), "measured once") for value in _tested(run, name)]
     if run.epochs:
-        steps = f"{run.epochs[-1]['step']:,} optimizer steps"
-        numbers.append(("epochs", len(run.epochs), steps))
+        numbers.append(("epochs", len(run.epochs), counted(run.epochs[-1]["step"], "step")))
         numbers.append(("training", duration(seconds_of(run)), None))
     if speed is not None:
         numbers.append(("samples per second", f"{speed:,.0f}", None))
@@ -163,16 +163,12 @@ def _tested(run: RunRecord, name: str) -> list[float]:
 
 def to_type(run: RunRecord) -> list[tuple[str, str]]:
     """Commands, each with what it is for."""
-    return [(line, what) for line, what in _next(run) if line is not None]
-
-
-def _next(run: RunRecord) -> list[tuple[str | None, str]]:
     resume = program.override("resume", run.path)
     if run.state in ("preempted", "interrupted", "killed"):
         return [(command(run, resume), "To resume it where it stopped:")]
     if run.state == "failed":
         address = _ADDRESS.search(str(run.sessions[-1].get("reason"))) if run.sessions else None
-        lines = [(command(run, resume), "When the cause is mended, to resume it:")]
+        lines = [(command(run, resume), "After the cause is fixed, to resume it:")]
         if address is not None:
             batch = replay(run, int(address[1]), int(address[2]))
             lines.insert(0, (batch, "To see that batch:"))
@@ -185,22 +181,23 @@ def _next(run: RunRecord) -> list[tuple[str | None, str]]:
     *_, epoch = monitored(run)
     if epoch is not None and run.epochs and run.manifest.get("reason") == "max_epochs":
         last = run.epochs[-1]["epoch"]
-        if epoch == last:
-            more = f"trainer.max_epochs={2 * (last + 1)}"
-            lines.append(
-                (command(run, resume, more), "It was still getting better. To train longer:")
-            )
+        if epoch == last and _improves(run):
+            more = command(run, resume, f"trainer.max_epochs={2 * (last + 1)}")
+            lines.append((more, "It was still getting better. To train longer:"))
         elif last - epoch > 2:
             sooner = f"trainer.patience={max(2, (last - epoch) // 2)}"
-            lines.append(
-                (
-                    command(run, sooner, again=True),
-                    f"Epoch {epoch} was best. To stop sooner next time:",
-                )
-            )
+            what = f"Epoch {epoch} was best. To stop sooner next time:"
+            lines.append((command(run, sooner, again=True), what))
     if not lines:
         best = program.override("checkpoint", run.path)
-        lines.append(
-            (command(run, "task=validate", best, again=True), "To measure its best weights again:")
-        )
+        again = command(run, "task=validate", best, again=True)
+        lines.append((again, "To measure its best weights again:"))
     return lines
+
+
+def _improves(run: RunRecord) -> bool:
+    """Whether the last epochs were the best: three in a row, or all of two."""
+    name = f"val/{monitored(run)[0]}"
+    values = run.epochs.column(name)[run.epochs.finite(name)][-3:]
+    steps = np.diff(values) if run.manifest.get("mode") == "max" else -np.diff(values)
+    return len(steps) > 0 and bool((steps > 0).all())

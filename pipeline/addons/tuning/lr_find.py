@@ -2,7 +2,7 @@
 
 The learning rate of a new model rises exponentially from `lr_find.lowest` to `lr_find.highest` over
 `steps` optimizer steps, with the batches of a run. The rate at which the loss falls fastest is
-suggested for `optimizer.lr`. Only lr.png and lr.csv are kept.
+suggested for `optimizer.lr`. Only lr.csv is kept.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from penstock.distributed.world import World, from_environment
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.disk import write_atomically
 from penstock.loading.loader import Loader
-from penstock.runs.only_shown import only_shown
 from penstock.runs.run_folder import RunFolder
 from penstock.tasks.fit import make_options, spare_cores
 from penstock.terminal import put, watched
@@ -75,14 +74,10 @@ def run(config: Config) -> None:
     rows = zip(rates, losses, smooth, strict=True)
     csv.writer(text).writerows([("lr", "loss", "smoothed"), *rows])
     write_atomically(folder.path / "lr.csv", text.getvalue().encode())
-    picture = None
-    with only_shown("the picture"):
-        picture = _curve(rates, losses, smooth, best, folder.path / "lr.png")
     folder.finish("done", suggestion=best)
     end = "where the loss exploded" if len(pairs) < steps else "to the end"
     put(f"{len(pairs)} learning rates, {rates[0]:.3g} to {rates[-1]:.3g}, {end}")
-    if picture is not None:
-        put(f"picture      {picture}")
+    put(f"losses       {folder.path / 'lr.csv'}")
     put(f"the loss falls fastest at optimizer.lr={best:.2g}")
 
 
@@ -131,34 +126,3 @@ def suggestion(rates: Sequence[float], smooth: Sequence[float]) -> float:
         at: (smooth[at + 1] - smooth[at - 1]) / (logs[at + 1] - logs[at - 1]) for at in places
     }
     return rates[min(slopes, key=lambda at: slopes[at])]
-
-
-def _curve(
-    rates: Sequence[float],
-    losses: Sequence[float],
-    smooth: Sequence[float],
-    best: float,
-    path: Path,
-) -> Path:
-    """Draw the loss over the learning rate, with the suggested rate `best`; `path` is a .png."""
-    # The add-on `reports` draws; without it there are the numbers alone.
-    from penstock.addons.reports.figures import drawing, label_powers
-    from penstock.addons.reports.pictures import FAINT, INK, PREDICTED, new_figure, save
-
-    with drawing():
-        figure = new_figure(6.4, 3.8, layout="constrained")
-        axes = figure.add_subplot()
-        axes.plot(rates, losses, color=FAINT, linewidth=1.0, label="loss of a step")
-        axes.plot(rates, smooth, color=PREDICTED, linewidth=1.8, label="smoothed")
-        axes.axvline(
-            best, color=INK, linewidth=1.2, linestyle=":", label=f"falls fastest: {best:.2g}"
-        )
-        axes.set_xscale("log")
-        label_powers(axes.xaxis)
-        low, high = min(smooth), max(smooth)
-        margin = 0.15 * (high - low or 1.0)
-        axes.set_ylim(low - margin, high + margin)  # single steps may be far out
-        axes.set_xlabel("learning rate")
-        axes.set_ylabel("training loss")
-        axes.legend(frameon=False, fontsize=9)
-        return save(figure, path)

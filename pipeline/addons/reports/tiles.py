@@ -1,0 +1,242 @@
+"""Small pictures of samples, drawn by Pillow: images, clips, signals and series, with what was
+predicted for them; and sheets of them.
+
+True points and boxes are green, predicted ones orange. Photographs and heat maps become JPEGs,
+which are a fraction of the size, tiny images and lines PNGs. Cost: 1 to 3 ms a tile.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
+
+from penstock.files.disk import write_atomically
+from penstock.training.rendered import Rendered
+
+Array = npt.NDArray[np.float32]
+
+SIDE = 160  # pixels of a tile's longer side
+_MARKED = 320  # the same with boxes or masks
+_STRIP = 640  # the same of a clip's frames
+_TINY = 48  # pixels of the longer side, up to which an image is kept as it is
+_FINER = 3  # lines are drawn so many times as large, and reduced
+_HEIGHT = 80  # pixels of a signal
+_MOST_BOXES = 100
+TRUE, PREDICTED, PAST = "#22e08a", "#ff4b1f", "#8a94a3"
+_COLORS = ("#2f7fd6", "#e0742b", "#2aa876", "#b45fc6")  # legible on white and on black
+_HEAT = (8, 6, 40), (182, 54, 121), (252, 240, 180)  # of least, middle and largest
+_CLASSES = (  # of a mask; the background, 0, is not coloured
+    *((230, 25, 75), (60, 180, 75), (67, 99, 216), (255, 225, 25), (245, 130, 49)),
+    *((145, 30, 180), (70, 240, 240), (240, 50, 230), (188, 246, 12), (250, 190, 190)),
+)
+# The lines that the 68 iBUG landmarks stand for: of a face and its brows and nose, which are open,
+# and of its eyes and mouth, which are closed.
+IBUG68_LINES = (
+    *(list(range(*ends)) for ends in ((0, 17), (17, 22), (22, 27), (27, 31), (31, 36))),
+    *([*range(*ends), ends[0]] for ends in ((36, 42), (42, 48), (48, 60), (60, 68))),
+)
+
+
+def tile(
+    image: Tensor, view: Rendered, scale: Sequence[float] = (1, 1), strip: bool = False
+) -> bytes:
+    """An image [C, H, W] with its points, boxes and masks; the true mask stands on the left.
+
+    Args:
+        scale: pixels of `image` for one of the coordinates of points and boxes, in x and y.
+        strip: the image is of frames side by side.
+    """
+    drawn = Image.fromarray(pixels(image)).convert("RGB")
+    has_marks = view.boxes is not None or view.mask is not None
+    plain = not has_marks and view.points is None and view.predicted_points is None
+    if plain and max(drawn.size) <= _TINY:
+        return _encoded(drawn, "PNG")
+    factor = (_STRIP if strip else _MARKED if has_marks else SIDE) / max(drawn.size)
+    if factor < 1 or not plain:
+        size = [max(1, round(side * factor)) for side in drawn.size]
+        drawn = drawn.resize((size[0], size[1]), Image.Resampling.LANCZOS)
+    at = np.array(scale, np.float32) * factor
+    masks = [mask for mask in (view.mask, view.predicted_mask) if mask is not None]
+    if masks:
+        drawn = _side_by_side([_masked(drawn, mask) for mask in masks])
+    if not plain:
+        drawn = _marked(drawn, view, at)
+    return _encoded(drawn, "JPEG")
+
+
+def pixels(image: Tensor) -> npt.NDArray[np.uint8]:
+    """[C, H, W] as uint8 [H, W, 3], or [H, W] of one channel."""
+    image = image.detach().cpu().as_subclass(Tensor)
+    if image.is_floating_point():
+        image = (image.clamp(0, 1) * 255).round().to(torch.uint8)
+    return image.permute(1, 2, 0).squeeze(-1).numpy()
+
+
+def _marked(image: Image.Image, view: Rendered, at: Array) -> Image.Image:
+    """The image with points and boxes, whose lines are smooth."""
+    large = Image.new("RGBA", (image.width * _FINER, image.height * _FINER))
+    pen = ImageDraw.Draw(large)
+    for points, color in ((view.points, TRUE), (view.predicted_points, PREDICTED)):
+        places = [] if points is None else _scaled(points, at).tolist()
+        if len(places) == 68:
+            for line in IBUG68_LINES:
+                path = [tuple(places[number]) for number in line]
+                pen.line(path, fill=color, width=2 * _FINER, joint="curve")
+        else:
+            for x, y in places:
+                pen.circle((x, y), 2.5 * _FINER, fill=color, outline="black")
+    labels = view.labels if view.predicted_boxes is None else ()
+    for boxes, names, color in (
+        (view.boxes, labels, TRUE),
+        (view.predicted_boxes, view.predicted_labels, PREDICTED),
+    ):
+        corners = [] if boxes is None else _scaled(boxes.reshape(-1, 2, 2), at).tolist()
+        for number, ((left, top), (right, bottom)) in enumerate(corners[:_MOST_BOXES]):
+            if right > left and bottom > top:
+                pen.rectangle((left, top, right, bottom), outline=color, width=2 * _FINER)
+                if names:
+                    font, spot = _font(14 * _FINER), (left + 3 * _FINER, max(top, 0))
+                    pen.rectangle(pen.textbbox(spot, names[number], font), fill=color)
+                    pen.text(spot, names[number], "black", font)
+    marks = large.resize(image.size, Image.Resampling.BOX)
+    return Image.alpha_composite(image.convert("RGBA"), marks).convert("RGB")
+
+
+def _scaled(places: Tensor, at: Array) -> Array:
+    drawn_at: Array = places.detach().float().cpu().numpy() * at * _FINER
+    return drawn_at.clip(-1e4, 1e4)
+
+
+def _masked(image: Image.Image, mask: Tensor) -> Image.Image:
+    """Classes in colours over a grey picture, as colours below would change them."""
+    classes = mask.detach().cpu().numpy().astype(np.int32)
+    large = np.asarray(Image.fromarray(classes).resize(image.size, Image.Resampling.NEAREST))
+    grey = np.asarray(image.convert("L").convert("RGB"), np.float32)
+    colors = np.array(_CLASSES, np.float32)[(large - 1) % len(_CLASSES)]
+    mixed = np.where(large[..., None] > 0, 0.3 * grey + 0.7 * colors, grey)
+    return Image.fromarray(mixed.round().astype(np.uint8))
+
+
+def _side_by_side(images: Sequence[Image.Image]) -> Image.Image:
+    whole = Image.new("RGB", (sum(image.width for image in images), images[0].height))
+    for number, image in enumerate(images):
+        whole.paste(image, (number * images[0].width, 0))
+    return whole
+
+
+def signal(values: Array, wave: Array | None = None) -> bytes:
+    """A signal [T, F] over time: lines for up to 4 channels, else a heat map; `wave` [T] above."""
+    values = np.nan_to_num(values)
+    if values.shape[1] > len(_COLORS):
+        above = 0 if wave is None else _HEIGHT // 2
+        heat = Image.fromarray(_heat(values)).resize((SIDE, _HEIGHT), Image.Resampling.BILINEAR)
+        whole = Image.new("RGB", (SIDE, above + _HEIGHT), _HEAT[0])
+        if wave is not None:
+            drawn = _lines([(_envelope(wave), _COLORS[0])], above)
+            whole.paste(drawn, (0, 0), drawn)
+        whole.paste(heat, (0, above))
+        return _encoded(whole, "JPEG")
+    channels = [(channel, color) for channel, color in zip(values.T, _COLORS, strict=False)]
+    return _encoded(_lines(channels, _HEIGHT), "PNG")
+
+
+def _envelope(wave: Array) -> Array:
+    """The least and the largest value of each column of pixels, in turns."""
+    if not wave.size:
+        return wave
+    starts = np.linspace(0, len(wave), SIDE, endpoint=False).astype(int)
+    pairs = np.minimum.reduceat(wave, starts), np.maximum.reduceat(wave, starts)
+    return np.stack(pairs, 1).ravel()
+
+
+def forecast(view: Rendered) -> bytes:
+    """A series in grey, how it went on in green, and its forecast in orange."""
+    past, future, guess = (
+        np.zeros(0, np.float32) if values is None else values.detach().float().cpu().numpy()
+        for values in (view.past, view.future, view.forecast)
+    )
+    gap = np.full(max(len(past) - 1, 0), np.nan, np.float32)
+    length = len(past) + max(len(future), len(guess))
+    lines = [(past, PAST)]
+    lines += [
+        (np.concatenate([gap, past[-1:], values]), color)
+        for values, color in ((future, TRUE), (guess, PREDICTED))
+        if len(values)
+    ]
+    return _encoded(_lines(lines, _HEIGHT, length), "PNG")
+
+
+def _lines(
+    lines: Sequence[tuple[Array, str]], height: int, length: int | None = None
+) -> Image.Image:
+    """Values side by side as lines in common axes; what is not a number is a gap."""
+    large = Image.new("RGBA", (SIDE * _FINER, height * _FINER))
+    pen = ImageDraw.Draw(large)
+    every = np.concatenate([values for values, _ in lines] or [np.zeros(0, np.float32)])
+    every = every[np.isfinite(every)]
+    least, most = (float(every.min()), float(every.max())) if every.size else (0.0, 0.0)
+    end = max((length or max((len(values) for values, _ in lines), default=0)) - 1, 1)
+    for values, color in lines:
+        across = 2 * _FINER + np.arange(len(values)) / end * (large.width - 4 * _FINER)
+        down = 2 * _FINER + (large.height - 4 * _FINER) * (most - values) / ((most - least) or 1.0)
+        places = list(zip(across.tolist(), down.tolist(), strict=True))
+        for first, second in pairwise(places):
+            if np.isfinite([first[1], second[1]]).all():
+                pen.line([first, second], fill=color, width=2 * _FINER)
+    return large.resize((SIDE, height), Image.Resampling.BOX)
+
+
+def _heat(values: Array) -> npt.NDArray[np.uint8]:
+    """[T, F] as colours [F, T, 3], the lowest band at the bottom."""
+    least, most = np.percentile(values, [1, 99])
+    shares = ((values - least) / ((most - least) or 1.0)).clip(0, 1)
+    colors = [np.interp(shares, (0, 0.5, 1), channel) for channel in zip(*_HEAT, strict=True)]
+    return np.ascontiguousarray(
+        np.stack(colors, -1).round().astype(np.uint8).transpose(1, 0, 2)[::-1]
+    )
+
+
+def sheet(tiles: Iterable[tuple[bytes, Sequence[str], bool]], path: Path) -> Path:
+    """Write a PNG of tiles side by side; each has lines below it, red ones if they are wrong."""
+    shown = [
+        (Image.open(io.BytesIO(data)).convert("RGBA"), lines, wrong) for data, lines, wrong in tiles
+    ]
+    width = max(SIDE, *(image.width for image, *_ in shown))
+    height = max(image.height for image, *_ in shown)
+    text = 16 * max(len(lines) for _, lines, _ in shown)
+    columns = min(len(shown), max(1, 1000 // width))
+    rows = -(-len(shown) // columns)
+    whole = Image.new("RGB", (columns * (width + 8) + 8, rows * (height + text + 12) + 8), "white")
+    pen, font = ImageDraw.Draw(whole), _font(13)
+    for number, (image, lines, wrong) in enumerate(shown):
+        left = 8 + number % columns * (width + 8)
+        top = 8 + number // columns * (height + text + 12)
+        whole.paste(image, (left, top), image)
+        for line, words in enumerate(lines):
+            while words and pen.textlength(words, font) > width:
+                words = f"{words.rstrip('…')[:-1]}…" if len(words) > 1 else ""
+            pen.text(
+                (left, top + height + 2 + 16 * line), words, "#b3261e" if wrong else "#30343b", font
+            )
+    made = io.BytesIO()
+    whole.save(made, "PNG", optimize=True)
+    write_atomically(path, made.getvalue())
+    return path
+
+
+def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    return ImageFont.load_default(size)
+
+
+def _encoded(image: Image.Image, kind: str) -> bytes:
+    made = io.BytesIO()
+    image.save(made, kind, **({"quality": 82} if kind == "JPEG" else {"optimize": True}))
+    return made.getvalue()
