@@ -26,15 +26,14 @@ gc.disable()  # until all tests are imported
 @functools.cache
 def reporters():
     """What leaves reports, as (module, name, function)."""
-    from penstock.addons.reports import report, report_facts
+    from penstock.addons.reports import report, samples
 
     return [
         (module, name, getattr(module, name))
         for module, name in (
             (report, "leave"),
-            (report, "leave_of_sweep"),
-            (report_facts, "write_facts"),
-            (report_facts, "write_data_facts"),
+            (report, "of_sweep"),
+            (samples, "write"),
         )
     ]
 

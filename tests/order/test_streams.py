@@ -245,7 +245,7 @@ def test_a_wrong_length_loses_nothing(caplog):
 
 
 def test_workers_decode_at_the_same_time():
-    """Each worker's first record waits for those of the others; benchmarks/streams.py has times."""
+    """Each worker's first record waits for those of the others."""
     options = LoaderOptions("process", 4, multiprocessing_context="fork")
     dataset = streams.Meeting(48, multiprocessing.get_context("fork").Barrier(4))
     assert numbers(loader_of(dataset, options, size=4)) == list(range(48))

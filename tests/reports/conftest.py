@@ -1,4 +1,4 @@
-"""Run folders of every kind, made once by real runs, and a browser."""
+"""Run folders of every kind, made once by real runs."""
 
 import os
 import signal
@@ -12,7 +12,6 @@ from penstock import command
 from penstock.runs.record import RunRecord
 from tests import warm
 from tests.program import ROOT
-from tests.reports import browser as browsers
 
 SMALL = [
     "dataset.count=60",
@@ -25,12 +24,6 @@ SMALL = [
     "trainer.device=cpu",
     "trainer.progress=none",
 ]
-
-
-@pytest.fixture(scope="session")
-def browser():
-    with browsers.opened() as opened:
-        yield opened
 
 
 @pytest.fixture(scope="session")

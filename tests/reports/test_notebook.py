@@ -2,7 +2,6 @@
 
 import html
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -15,7 +14,6 @@ import torch
 import penstock
 from penstock import Run, command
 from penstock.errors import ConfigError, PenstockError
-from penstock.files.own_files import NotOwnError
 from penstock.loading.fetch import batch_hash
 from tests.program import ROOT
 from tests.program import run as run_program
@@ -130,24 +128,6 @@ def test_a_run_and_its_report_in_a_notebook(folder):
         re.DOTALL,
     )
     assert html.unescape(page[1]) == Path(made).read_text()
-    assert run.report() is made  # nothing has changed
-    os.utime(folder / "manifest.json", (2e9, 2e9))
-    assert run.report() is not made
-    Path(made).write_text("notes of mine")
-    with pytest.raises(NotOwnError, match=r"report\.html exists"):
-        Run(folder).report()
-    assert Path(made).read_text() == "notes of mine"
-
-
-@pytest.mark.thorough
-def test_a_report_that_came_with_the_folder_is_not_shown(folder):
-    """Even if it begins as one of ours."""
-    made = Path(Run(folder).report())
-    made.write_text(made.read_text() + "<script>alert(1)</script>")
-    os.utime(made, (3e9, 3e9))
-    shown = html.unescape(Run(folder).report()._repr_html_())
-    assert "alert(1)" not in shown
-    assert "Penstock" in shown
 
 
 @pytest.mark.thorough

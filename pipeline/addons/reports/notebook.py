@@ -170,8 +170,8 @@ class Run:
         return Digests(self.path / DIGESTS)
 
     def __repr__(self) -> str:
-        facts = ", ".join(" ".join(pair) for pair in self._facts())
-        return f"Run({str(self.path)!r}: {facts})"
+        facts = ", ".join(" ".join(pair) for pair in self._facts()[1:])
+        return f"Run({str(self.path)!r}: {self.state}, {facts})"
 
     def _repr_html_(self) -> str:
         facts = [("run", str(self.path)), *self._facts()]

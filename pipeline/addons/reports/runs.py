@@ -41,6 +41,7 @@ class Row:
     metric: str = ""
     best: float | None = None
     is_max: bool = False
+    overrides: str = ""
     command: str = ""
     problem: str = ""
 
@@ -51,7 +52,11 @@ class Row:
             run = RunRecord.read(path)
             metric, best, *_ = monitored(run)
             started, is_max = moment(run.manifest, "started"), run.manifest.get("mode") == "max"
-            if best is None and len(seen := run.epochs.finite(f"val/{metric}")):  # not ended
+            if (
+                best is None
+                and run.state != "done"
+                and len(seen := run.epochs.finite(f"val/{metric}"))
+            ):  # not ended
                 values = run.epochs.column(f"val/{metric}")[seen]
                 best = float(values.max() if is_max else values.min())
             words = [w for w in run.manifest.get("overrides", []) if not w.startswith("run_dir=")]
@@ -64,7 +69,8 @@ class Row:
                 metric,
                 best,
                 is_max,
-                program.joined(words) or str(run.manifest.get("command", ""))[:_LONGEST],
+                program.joined(words),
+                str(run.manifest.get("command", "")),
             )
         except (PenstockError, OSError, ValueError, TypeError, KeyError) as error:
             return cls(path, problem=str(error).strip()[:_LONGEST])
@@ -135,5 +141,5 @@ def _cells(row: Row) -> tuple[str, ...]:
     started = "" if row.started is None else f"{row.started:%Y-%m-%d %H:%M}"
     best = "" if row.best is None else f"{row.metric} {row.best:.4g}"
     steps = ("", "") if row.problem else (str(row.epochs), str(row.steps))
-    words = row.problem or row.command
+    words = row.problem or row.overrides or row.command[:_LONGEST]
     return tuple(map(one_line, (row.state, started, *steps, best, str(row.path), words)))

@@ -352,7 +352,7 @@ def _job_table(sweep: SweepRecord, caption: str, jobs: Sequence[SweepJob]) -> Ma
                 *(job.settings.get(key, "") for key in sweep.varying),
                 *(_rounded(own.get(name), 4) for name in metrics),
                 f"{job.seconds:.1f}",
-                Markup('<span class="long">{}</span>').format(job.trouble[:300])
+                Markup('<span class="long">{}</span>').format(page.shown(job.trouble[:300]))
                 if job.trouble
                 else "",
             ]
