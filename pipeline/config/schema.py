@@ -228,7 +228,6 @@ class DiffSection(Section):
     """The keys of `task=diff` besides its tables."""
 
     weights: bool = True
-    page: str | None = None
 
 
 class PackSection(Section):

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from penstock.distributed.group import Group
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.loading.batch import Batch
 from penstock.training.objective_base import (
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from torchmetrics import Metric
 
 
-MOST_CONFUSED = 40  # classes whose confusion is counted; a picture of more is unreadable
+MOST_NAMED = 40  # values of one metric that get a name each
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -230,7 +229,7 @@ class Regression(Supervised):
     """Numbers: the model gives as many a sample as the target, float[B, ...].
 
     Metrics of torchmetrics' get them as [n], or as [n, k] for k numbers a sample, whatever their
-    shape. One with a value an output has their mean as `name`, and up to `MOST_CONFUSED` of them as
+    shape. One with a value an output has their mean as `name`, and up to `MOST_NAMED` of them as
     `name/<output>`. Metrics of a person's own get the shape of the targets.
     """
 
@@ -249,7 +248,7 @@ class Regression(Supervised):
     def _named(self, name: str, result: Tensor) -> dict[str, float]:
         if result.ndim == 0 or not hasattr(self.metrics[name], "num_outputs"):
             return super()._named(name, result)
-        each = super()._named(name, result) if len(result) <= MOST_CONFUSED else {}
+        each = super()._named(name, result) if len(result) <= MOST_NAMED else {}
         return {name: float(result.mean()), **each}
 
     def _losses(self, outputs: Tensor, batch: Batch) -> Tensor:
@@ -337,10 +336,6 @@ class Classification(Supervised):
     Args:
         classes: their names, for metrics that have a value a class.
         num_classes: how many there are; a fact of the dataset.
-
-    Attributes:
-        confusion: int64[C, C] of the last `compute`: how often class i (a row) was taken for
-            class j; None for more than `MOST_CONFUSED` classes.
     """
 
     baseline_name = "class frequencies"
@@ -357,30 +352,6 @@ class Classification(Supervised):
         super().__init__(loss, metrics, inputs, target)
         self.num_classes = num_classes
         self.classes = list(classes) if classes else None
-        self._pairs: Tensor | None = None  # int64[C * C], of (true, predicted), since the reset
-
-    def update(self, outputs: Tensor, batch: Batch) -> None:
-        super().update(outputs, batch)
-        if self.num_classes <= MOST_CONFUSED:
-            true = valid(self.targets(batch), batch)
-            pairs = true * self.num_classes + valid(outputs, batch).argmax(-1)
-            if self._pairs is None:
-                self._pairs = pairs.new_zeros(self.num_classes**2)
-            self._pairs.scatter_add_(0, pairs, torch.ones_like(pairs))
-
-    def compute(self, group: Group | None = None) -> dict[str, float]:
-        if self.num_classes <= MOST_CONFUSED:
-            group = group or Group()
-            pairs = self._pairs
-            if pairs is None:  # on a rank that had no sample
-                device = torch.device(group.world.device)
-                pairs = torch.zeros(self.num_classes**2, dtype=torch.int64, device=device)
-            self.confusion = group.sum(pairs.clone()).reshape(self.num_classes, -1).cpu()
-        return super().compute(group)
-
-    def reset(self) -> None:
-        super().reset()
-        self._pairs = None
 
     @property
     def names(self) -> list[str]:

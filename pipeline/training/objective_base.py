@@ -36,12 +36,10 @@ class Objective(ABC):
         named: the parts of the last loss by name, float32[] each: sums over this rank's samples.
         baseline_name: name of the model that `baseline` gives; "" where there is none.
         validates_loss: whether validation has a loss.
-        confusion: of classes, as `Classification` counts them; else None.
     """
 
     baseline_name: str = ""
     validates_loss: bool = True
-    confusion: Tensor | None = None
     named: Mapping[str, Tensor] = {}
 
     def __init__(self, metrics: Mapping[str, Metric], inputs: Sequence[str]) -> None:

@@ -15,7 +15,6 @@ from penstock.config.sections import Changes
 from penstock.runs import checkpoint
 from penstock.runs.record import RunRecord
 from tests.program import ROOT, run
-from tests.reports import browser as browsers
 
 FIT = (
     "dataset.count=42",
@@ -235,18 +234,6 @@ def test_what_is_damaged_is_reported_and_the_rest_compared(pair, capsys):
     assert "weights       not compared: " in done.out
 
 
-@pytest.mark.stress
-@browsers.needed
-def test_the_page_in_a_browser(first, fit, tmp_path, capsys):
-    other = fit("optimizer.lr=0.02", "seed=1", "loader.generator=5")
-    page = tmp_path / "diff.html"
-    assert run(capsys, "task=diff", f"runs=[{first},{other}]", f"diff.page={page}").code == 0
-    with browsers.opened() as browser:
-        for width, scheme in ((1280, "light"), (1280, "dark"), (390, "light")):
-            seen = browsers.check(browser, page, 0, width=width, scheme=scheme)
-            assert seen.title == f"{first.name} and {other.name}"
-
-
 @pytest.mark.parametrize("name", ["ledger.jsonl", "digests.jsonl"])
 def test_steps_that_cannot_be_read(name, pair):
     first, second = pair
@@ -262,53 +249,6 @@ def test_steps_that_cannot_be_read(name, pair):
     (second / name).write_text("")
     found = compare(RunRecord.read(first), RunRecord.read(second))
     assert any(one.text == "no step in common" and one.same is None for one in found.findings)
-
-
-def test_a_page_has_the_same_and_runs_nothing(pair, tmp_path, capsys):
-    first, second = pair
-    config = (second / "config.yaml").read_text()
-    config = "older: '<script>alert(1)</script>'\n" + config
-    (second / "config.yaml").write_text(config)
-    started(second, python="3\x1b[31m<b>")
-    page = tmp_path / "diff.html"
-    done = run(capsys, "task=diff", f"runs=[{first},{second}]", f"diff.page={page}")
-    assert done.code == 0
-    assert f"page  {page}" in done.out
-    assert "\x1b" not in done.out
-    text = page.read_text()
-    assert "<script>alert" not in text
-    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
-    assert "\x1b" not in text
-    assert "<b>" not in text
-    assert "Keys that change batches" in text
-    assert "The same batches, the same weights." in text
-    assert text.count("the same at 10 steps") == 3
-    done = run(
-        capsys,
-        "task=diff",
-        f"runs=[{first},{second}]",
-        "diff.weights=false",
-        f"diff.page={tmp_path / 'no' / 'folder.html'}",
-    )
-    assert done.code == 1
-    assert "folder.html" in done.err
-
-
-def test_a_page_replaces_nothing_but_a_page(pair, tmp_path, capsys):
-    first, second = pair
-    words = ["task=diff", f"runs=[{first},{second}]", "diff.weights=false"]
-    (tmp_path / "notes.html").write_text("<!doctype html>\n<p>precious")
-    (tmp_path / "linked.html").symlink_to(tmp_path / "notes.html")
-    for name, message in (
-        ("notes", "exists, and Penstock has not made it"),
-        ("linked", "is a symbolic link"),
-    ):
-        done = run(capsys, *words, f"diff.page={tmp_path}/{name}.html")
-        assert done.code == 2
-        assert f"{name}.html {message}" in done.err
-    assert (tmp_path / "notes.html").read_text().endswith("precious")
-    for _ in range(2):
-        assert run(capsys, *words, f"diff.page={tmp_path}/page.html").code == 0
 
 
 def test_steps_in_another_order_change_batches(pair):

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torchvision import tv_tensors
 
-from tests.support.store_server import FAULTS, InThread, Shelf
 from penstock.addons.packs import packing, remote
 from penstock.addons.packs.fields import Encode
 from penstock.addons.packs.folder import PackWriter
@@ -29,6 +28,7 @@ from penstock.order.plan import Plan
 from penstock.order.samplers import Random
 from tests.pack_files import NO_ANSWERS
 from tests.s3_server import ENVIRONMENT
+from tests.support.store_server import FAULTS, InThread, Shelf
 
 pytest.importorskip("aiohttp")
 pytest.importorskip("s3fs")

@@ -11,7 +11,6 @@ import torch
 from PIL import Image
 
 import penstock
-from tests.support.store_server import InThread, Shelf
 from penstock.addons.shards import indexed_tars
 from penstock.addons.shards.indexed_tars import IndexedTars
 from penstock.addons.shards.tar import index
@@ -20,6 +19,7 @@ from penstock.datasets.files import Files
 from penstock.errors import ConfigError, DataError
 from penstock.loading.encoded import EncodedImage
 from tests import epochs
+from tests.support.store_server import InThread, Shelf
 
 PATIENT = {"timeout": 30}  # where requests are counted: a busy machine may take seconds
 EACH = 30  # samples of an archive

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torchvision import tv_tensors
 
-from tests.support.store_server import InThread, Shelf
 from penstock.addons.shards import mds, mds_parts
 from penstock.addons.shards.mds import MDS
 from penstock.datasets.files import Files
 from penstock.errors import ConfigError, DataError
 from tests import epochs
+from tests.support.store_server import InThread, Shelf
 
 COLUMNS = {
     "image": "png",

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchvision import tv_tensors
 
-from tests.support.store_server import InThread, Shelf
 from penstock.addons.shards import tar_shards
 from penstock.addons.shards.tar.archive import (
     GzipTar,
@@ -32,6 +31,7 @@ from penstock.loading.stream_fetch import StreamFetch
 from penstock.loading.workers.options import LoaderOptions
 from penstock.order.streams import StreamOrder, StreamPlan
 from tests import toy
+from tests.support.store_server import InThread, Shelf
 
 
 def picture(number):

@@ -11,7 +11,6 @@ from contextlib import closing, contextmanager
 
 import pytest
 
-from tests.support.store_server import InThread, Shelf
 from penstock.addons.shards.tar_shards import TarShards
 from penstock.addons.stores import direct
 from penstock.addons.stores import store as stores
@@ -23,6 +22,7 @@ from penstock.loading.loader import Loader
 from penstock.loading.stream_fetch import StreamFetch
 from penstock.order.streams import StreamOrder, StreamPlan
 from tests.s3_server import wait_until
+from tests.support.store_server import InThread, Shelf
 
 pytest.importorskip("s3fs")
 pytest.importorskip("aiohttp")

@@ -18,7 +18,6 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from tests.support.store_server import InThread, Shelf
 from penstock import command
 from penstock.addons.packs import remote
 from penstock.addons.packs.packed import Packed
@@ -46,6 +45,7 @@ from penstock.order.plan import Plan
 from penstock.order.samplers import Random
 from penstock.order.streams import StreamOrder, StreamPlan, is_stream
 from tests.s3_server import ENVIRONMENT, wait_until
+from tests.support.store_server import InThread, Shelf
 from tests.tokens.test_token_files import write_pair
 
 pytest.importorskip("aiohttp")

@@ -13,7 +13,6 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from tests.support.store_server import InThread, Shelf
 from penstock.addons.stores.arrivals import Arrivals
 from penstock.addons.stores.direct import (
     S3,
@@ -28,6 +27,7 @@ from penstock.addons.stores.parts import GAP, Came, as_part, part_address
 from penstock.addons.stores.retry import Damaged, asks_to_wait
 from penstock.addons.stores.store import Store
 from penstock.datasets.files import Files
+from tests.support.store_server import InThread, Shelf
 
 BODY = os.urandom(100_000)
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nETag: tag\r\n\r\n" % len(BODY)

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.support.store_server import FAULTS, InThread, Shelf
 from penstock.addons.shards.tar_shards import TarShards
 from penstock.datasets.files import Files
 from penstock.datasets.image_folder import ImageFolder
 from penstock.errors import DataError
 from tests import epochs
+from tests.support.store_server import FAULTS, InThread, Shelf
 
 pytest.importorskip("aiohttp")
 

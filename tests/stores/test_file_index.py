@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.store_server import InThread, Shelf
 from penstock.addons.stores import file_index
 from penstock.datasets.files import Files
 from penstock.datasets.image_folder import ImageFolder
 from penstock.errors import DataError, PenstockError
 from penstock.files.limits import Limits
+from tests.support.store_server import InThread, Shelf
 
 pytest.importorskip("aiohttp")
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.support.store_server import InThread, Shelf
 from penstock.addons.stores import probe
 from penstock.addons.stores.parts import part_address
 from penstock.addons.stores.probe import Demand, Speed, demand_of, judged, lines
 from penstock.datasets.files import FileInfo, Files
 from penstock.datasets.image_folder import ImageFolder
 from tests.program import run
+from tests.support.store_server import InThread, Shelf
 
 SINGLE = Demand(1.0, 80_000.0, in_parts=False)
 PARTS = Demand(0.01, 80_000.0, in_parts=True)

@@ -5,12 +5,12 @@ import json
 import numpy as np
 import pytest
 
-from tests.support.store_server import InThread, Shelf
 from penstock.addons.stores import sending
 from penstock.datasets.files import Files
 from penstock.errors import ConfigError, DataError
 from tests.ports import free_port
 from tests.s3_server import ENVIRONMENT
+from tests.support.store_server import InThread, Shelf
 
 pytest.importorskip("s3fs")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock import command, seams
-from penstock.addons.reports.sweep_data import SweepRecord
+from penstock.addons.reports.sweep_report import SweepRecord
 from penstock.addons.sweeps import stored_sweep
 from penstock.addons.sweeps.job_result import JobResult, best_of, read_results
 from penstock.addons.sweeps.sweep import table
@@ -232,6 +232,6 @@ def test_long_values_that_differ_at_their_end_are_two(sweep):
     name = "a" * 150
     code, folder = sweep(lambda config: 0.5, f"cache_dir={name}1,{name}2")
     assert code == 0
-    record = SweepRecord.read(folder)
+    record = SweepRecord(folder)
     assert record.varying == ["cache_dir"]
     assert len(record.groups) == 2

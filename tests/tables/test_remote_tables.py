@@ -7,7 +7,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.support.store_server import InThread, Shelf
 from penstock.addons.record_files import remote_bytes
 from penstock.addons.tables.arrow import files as arrow_files
 from penstock.addons.tables.delimited_stream import DelimitedStream
@@ -16,6 +15,7 @@ from penstock.addons.tables.parquet_stream import ParquetStream
 from penstock.datasets.files import Files
 from penstock.errors import DataError
 from tests import epochs
+from tests.support.store_server import InThread, Shelf
 
 pytest.importorskip("aiohttp")
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from penstock import command
-from penstock.addons.reports import pictures
 from penstock.config import own_command
 from penstock.distributed.world import World
 from penstock.errors import ConfigError
@@ -52,7 +51,7 @@ def test_a_run_from_end_to_end(faces, tmp_path, capsys):
     assert "mean face" in done.out
     assert "| ratio " in done.out
     assert "samples/s" in done.out.splitlines()[-5]
-    for name in ("checkpoints/best.safetensors", "curves.png", "predictions.png"):
+    for name in ("checkpoints/best.safetensors", "predictions.png"):
         assert f"run/{name}" in done.out
         assert (folder / name).stat().st_size > 1000
     assert list((folder / "tracker").iterdir())
@@ -338,41 +337,3 @@ def test_trust_and_folders_are_part_of_the_command_to_paste(monkeypatch):
         "python run.py --trust mine 'model.name=a b' task=replay"
     )
     assert "hydra" in sys.modules  # tasks may know it
-
-
-@pytest.mark.stress
-def test_classes_that_are_confused_are_drawn_for_the_best_epoch(tmp_path, capsys, monkeypatch):
-    drawn, draw = [], pictures.confusion_matrix
-    monkeypatch.setattr(
-        pictures, "confusion_matrix", lambda *given: drawn.append(given) or draw(*given)
-    )
-    monkeypatch.chdir(tmp_path)
-    done = run(
-        capsys,
-        "dataset=sequences",
-        "dataset.root=seq",
-        "dataset.count=60",
-        "batch.size=16",
-        "loader=debug",
-        "trainer.max_epochs=3",
-        "run_dir=run",
-    )
-    assert done.code == 0, done.err
-    ((counts, names, path, title),) = drawn
-    best = manifest(tmp_path / "run")["best"]
-    assert title == f"validation, epoch {best['epoch']}"
-    assert path.name == "confusion.png"
-    assert list(names) == ["straight", "left", "right", "zigzag"]
-    assert counts.sum() == 12
-    assert counts.trace() / 12 == pytest.approx(best["val/accuracy"])
-    for place, name in enumerate(names):
-        recall = counts[place, place] / counts[place].sum().clamp_min(1)
-        assert recall == pytest.approx(best[f"val/recall/{name}"])
-
-
-def test_a_configuration_that_the_first_batch_refuses_leaves_no_folder(faces, tmp_path, capsys):
-    words = [*faces, "trainer.baseline=false", "loader=debug", "objective.target=nothing"]
-    refused = run(capsys, *words, "run_dir=run")
-    assert refused.code == 2, refused.err
-    assert "'nothing'" in refused.err
-    assert not (tmp_path / "run").exists()

@@ -110,7 +110,6 @@ def test_a_tracker_that_raises_costs_a_warning(at, folder, capsys):
 @pytest.mark.parametrize(
     ("name", "what"),
     [
-        ("curves.png", "the picture of the learning curves"),
         ("predictions.md", "the picture of predictions"),
         ("report.html", "the report"),
         ("report/facts.json", "what the report shows of samples and data"),
@@ -142,24 +141,6 @@ def test_a_disk_that_is_full_for_what_is_large_costs_a_warning(folder, capsys):
     (line,) = [one for one in warnings_of(done) if "WARNING: the report is missing" in one]
     assert "larger than this process may write" in line
     finished(folder / "run")
-
-
-@pytest.mark.thorough
-def test_a_section_that_cannot_be_made_is_missing_from_the_report_alone(
-    folder, capsys, monkeypatch
-):
-    from penstock.addons.reports import run_report
-
-    def broken(record):
-        raise ZeroDivisionError("no chart")
-
-    monkeypatch.setattr(run_report, "SECTIONS", (broken, *run_report.SECTIONS[1:]))
-    done = run(capsys, *HOSTILE, *STOCK, "trainer.pictures=false", "run_dir=run")
-    assert done.code == 0, done.err
-    assert "WARNING: the report lacks a section (Broken): ZeroDivisionError: no chart" in done.err
-    page = (folder / "run" / "report.html").read_text()
-    assert "could not be made: ZeroDivisionError: no chart." in page
-    assert "Starts and stops" in page
 
 
 @pytest.mark.stress

@@ -5,12 +5,12 @@ import pickle
 import numpy as np
 import pytest
 
-from tests.support.store_server import InThread, Shelf
 from penstock.addons.tokens import token_file
 from penstock.addons.tokens.token_files import TokenFiles
 from penstock.datasets.files import Files
 from penstock.errors import DataError
 from tests import epochs
+from tests.support.store_server import InThread, Shelf
 from tests.tokens.test_token_files import write_pair
 
 pytest.importorskip("aiohttp")

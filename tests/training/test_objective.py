@@ -105,19 +105,6 @@ def test_classification_names_the_classes():
     assert objective.compute() == pytest.approx(expected)
 
 
-def test_confused_classes_are_counted_without_padding():
-    objective, data = classification(), classes()
-    padded = batch({name: torch.cat([rows, rows]) for name, rows in data.items()}, valid=6)
-    for one in (data, padded):
-        objective.update(torch.eye(3)[[0, 1, 2, 1, 1, 0] * (len(one["label"]) // 6)], one)
-    objective.compute()
-    assert objective.confusion.tolist() == [[2, 2, 2], [0, 4, 0], [2, 0, 0]]
-    objective.reset()
-    objective.update(torch.eye(3)[[0] * 6], data)
-    objective.compute()
-    assert objective.confusion.tolist() == [[3, 0, 0], [2, 0, 0], [1, 0, 0]]
-
-
 def test_the_constant_of_classes_is_the_best_one():
     objective, data = classification(), classes()
     constant = objective.constant([data])
@@ -373,7 +360,6 @@ def test_classes_are_whole_numbers_of_any_type(label):
         assert losses.shape == (3,)
         objective.update(outputs, data)
     assert objective.compute()["accuracy"] == pytest.approx(1 / 3)
-    assert objective.confusion.sum() == 3
 
 
 def test_classes_may_be_shares():
@@ -387,7 +373,6 @@ def test_classes_may_be_shares():
     assert objective.targets(data).tolist() == [0, 2, 1, 1]
     objective.update(torch.eye(3)[[0, 2, 0, 1]], data)
     assert objective.compute()["accuracy"] == 3 / 4
-    assert objective.confusion.tolist() == [[1, 0, 0], [1, 1, 0], [0, 0, 1]]
 
 
 def test_what_is_no_class_is_named():

@@ -1,21 +1,18 @@
 """Samples and predictions as people see them: in words, as rows of a table, by names."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
 from torch import nn
 from torchmetrics import MeanAbsoluteError, MeanMetric
 
-from penstock.distributed.group import Group
 from penstock.errors import ConfigError, PenstockError
 from penstock.loading.batch import Batch
 from penstock.order.plan import Request
 from penstock.training import objective_base
 from penstock.training.metrics import NormalizedMeanError
 from penstock.training.objective import (
-    MOST_CONFUSED,
+    MOST_NAMED,
     Classification,
     LandmarkRegression,
     Regression,
@@ -123,7 +120,7 @@ def test_classes_are_shown_by_name_and_by_their_shares_where_they_are_mixed():
     objective = classification()
     outputs = torch.tensor([[0.0, 0.0, 2.0], [0.0, 4.0, 0.0]])
     assert objective.rendered(batch(data)) == [Rendered("ant"), Rendered("fly")]
-    guesses = [Rendered("ant", "fly 79%"), Rendered("fly", "bee 96%")]
+    guesses = [Rendered("ant", "fly 79%", wrong=True), Rendered("fly", "bee 96%", wrong=True)]
     assert objective.rendered(batch(data), outputs) == guesses
     mixed = {**data, "label_soft": torch.tensor([[0.75, 0.0, 0.25], [0.0, 0.0, 1.0]])}
     assert objective.rendered(batch(mixed)) == [Rendered("ant 75%, fly 25%"), Rendered("fly")]
@@ -150,27 +147,10 @@ def test_a_value_a_class_has_the_name_of_its_class(count, names, expected):
 
 
 @pytest.mark.parametrize("more", [0, 1])
-def test_confusion_is_counted_up_to_a_number_of_classes(more):
-    count = MOST_CONFUSED + more
-    objective = classification(count, None)
-    objective.compute()  # as on a rank without a sample
-    if more:
-        assert objective.confusion is None
-        return
-    assert objective.confusion.shape == (count, count)
-    assert not objective.confusion.any()
-    labels = torch.tensor([1, 1, count - 1])
-    objective.update(torch.eye(count)[[1, 0, 2]], batch({"x": torch.zeros(3), "label": labels}))
-    objective.compute()
-    places = objective.confusion.nonzero().tolist()
-    assert places == [[1, 0], [1, 1], [count - 1, 2]]
-
-
-@pytest.mark.parametrize("more", [0, 1])
 def test_outputs_are_named_up_to_a_number(more):
     objective = regression({"mae": MeanAbsoluteError(num_outputs=2)})
-    named = objective._named("mae", torch.ones(MOST_CONFUSED + more))
-    assert len(named) == (1 if more else MOST_CONFUSED + 1)
+    named = objective._named("mae", torch.ones(MOST_NAMED + more))
+    assert len(named) == (1 if more else MOST_NAMED + 1)
     assert named["mae"] == 1.0
 
 
@@ -412,22 +392,3 @@ def test_an_observer_that_only_shows_is_left_out_after_its_first_error():
     shown.on_log({})
     assert fails.calls == 1
     assert shown.enough is None
-
-
-def test_a_group_without_samples_sums_the_confusion_of_others():
-    """Where this rank has no sample, the others have to be met all the same."""
-
-    class Other(Group):
-        alone = False
-
-        def sum(self, values):
-            return values + torch.arange(len(values))
-
-        def gather(self, value):
-            return [value]
-
-    objective = classification(2, None)
-    objective.metrics = {}
-    group = Other(SimpleNamespace(device="cpu", rank=0, size=2))
-    objective.compute(group)
-    assert objective.confusion.tolist() == [[0, 1], [2, 3]]

@@ -176,12 +176,11 @@ def test_the_loss_falls_fastest_where_it_is_steepest():
 
 
 @pytest.mark.thorough
-def test_a_range_of_learning_rates_is_tried_and_drawn(fit):
+def test_a_range_of_learning_rates_is_tried(fit):
     words = ("task=lr_find", "steps=30", "lr_find.lowest=1e-5", "lr_find.highest=10")
     found = fit(*words, "run_dir=one")
     assert found.code == 0, found.err
     assert "optimizer.lr=" in found.out
-    assert Path("one/lr.png").read_bytes().startswith(b"\x89PNG")
     with Path("one/lr.csv").open() as file:
         rows = list(csv.DictReader(file))
     rates = [float(row["lr"]) for row in rows]

@@ -7,11 +7,11 @@ from itertools import pairwise
 
 import pytest
 
-from tests.support import built_cases
 from penstock.loading.stage_timer import StageTimer
 from penstock.loading.workers.options import LoaderOptions
 from tests import toy
 from tests.program import run
+from tests.support import built_cases
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ The exit code is 0 whether they differ or not, for a difference is what was aske
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from penstock.addons.comparing.comparison import TITLES, Comparison, Difference, Finding, compare
 from penstock.config.schema import Config
@@ -27,7 +26,6 @@ def run(config: Config) -> None:
 
     Raises:
         ConfigError: they are not the folders of two runs.
-        DiskError: the page cannot be written.
     """
     comparison = compare(*two_runs(config.runs))
     _put_started(comparison)
@@ -38,10 +36,6 @@ def run(config: Config) -> None:
     put("")
     for line in comparison.answer():
         put(line)
-    if page := config.diff.page:
-        from penstock.addons.comparing import diff_page  # imports jinja2
-
-        put(f"page  {one_line(diff_page.write(comparison, Path(page)))}")
 
 
 def _put_started(comparison: Comparison) -> None:

@@ -171,10 +171,6 @@ class ImageText:
         likest = (outputs[0] @ outputs[1].T).argmax(1).tolist()
         return [Rendered(own, captions[other]) for own, other in zip(captions, likest, strict=True)]
 
-    def matrix(self, outputs: Any, batch: Batch) -> tuple[Tensor, list[str]]:
-        """The likeness of every picture to every caption, float32[B, B], and the captions."""
-        return outputs[0] @ outputs[1].T, captions_of(batch)
-
 
 def nt_xent(own: Tensor, everything: Tensor, places: Tensor, temperature: float) -> Tensor:
     """The mean cross entropy of finding a sample's other views among all views, float32[n].
