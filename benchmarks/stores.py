@@ -4,7 +4,7 @@
         [--only "ours files http;ours shards s3"] [--against FOLDER] [--faults busy:40]
         [--grid] [--half] [--images 2000]
 
-`tests/support/store_server.py` serves 2,000 drawn JPEGs of 500 x 375 (155 MB) in a process of its own:
+`tests/support/store_server.py` serves 2,000 drawn JPEGs of 500 x 375 (155 MB) in its own process:
 as single files, as 20 tar files with an index of each, as a pack of the encoded files (all of them
 with an index of the folder, for a web server), and as LitData's chunks of 8 MB. Each contender has
 two workers (ours are threads, which `loader=fast` chooses) and an empty cache; it makes float32

@@ -96,7 +96,7 @@ def test_everything_that_is_shown_fails_and_the_run_does_not(folder, capsys):
 
 @pytest.mark.thorough
 @pytest.mark.one_in(3)
-@pytest.mark.parametrize("at", ["picture", "file", "close"])
+@pytest.mark.parametrize("at", ["file", "close"])
 def test_a_tracker_that_raises_costs_a_warning(at, folder, capsys):
     tracker = f"tracker={{_target_: tests.hostile_shown.Tracker, at: {at}}}"
     done = run(capsys, *HOSTILE, *NOTHING[:4], "trainer.pictures=true", tracker, "run_dir=run")

@@ -273,7 +273,7 @@ def _samples(
         ):
             pictures[row] = tiles.signal(steps, _recording(split, batch, index))
             words[row] = f"{len(steps)} steps"
-    elif kind in ("pictures", "clips"):
+    elif kind in ("pictures", "views", "clips"):
         shown, seen = _as_the_model_saw(split, field, batch), batch[field]
         for row, (image, view) in enumerate(zip(shown, rendered, strict=True)):
             marks = view if field == objective.shown_field(batch) else Rendered()
@@ -301,10 +301,13 @@ def _samples(
 
 def _kind(batch: Batch, objective: Objective) -> tuple[str, str]:
     """How a batch is shown, and the field that is."""
-    names = [*(name for name in objective.inputs if name in batch), *batch]
+    target = getattr(objective, "target", None)
+    names = [name for name in (*objective.inputs, *batch) if name in batch and name != target]
     kinds = (("pictures", is_pictures), ("clips", is_clips), ("signals", _is_signals))
     for kind, fits in kinds:
         field = next((name for name in names if fits(batch[name])), None)
+        if field is not None and kind == "pictures" and _views(batch, field):
+            return "views", field
         if field is not None:
             return kind, field
     return "words", objective.shown_field(batch)
@@ -330,9 +333,9 @@ def _as_the_model_saw(split: Split, field: str, batch: Batch) -> list[Tensor]:
 
     Further views stand beside the first, unless points or boxes are drawn on that.
     """
-    views = further_views(batch, field) if set(batch.kinds.values()) <= {"image"} else []
     shown = (
-        _strips(batch[name]) if is_clips(batch[name]) else batch[name] for name in [field, *views]
+        _strips(batch[name]) if is_clips(batch[name]) else batch[name]
+        for name in [field, *_views(batch, field)]
     )
     stacks = [
         denormalized(stack, split.transform, split.batch_transform)
@@ -340,6 +343,11 @@ def _as_the_model_saw(split: Split, field: str, batch: Batch) -> list[Tensor]:
         if is_pictures(stack)
     ]
     return list(torch.cat([one for one in stacks if one.shape[:3] == stacks[0].shape[:3]], dim=3))
+
+
+def _views(batch: Batch, field: str) -> list[str]:
+    """The further views of a field, where nothing is drawn on the first."""
+    return further_views(batch, field) if set(batch.kinds.values()) <= {"image"} else []
 
 
 def _strips(clips: Tensor) -> Tensor:

@@ -33,6 +33,7 @@ from penstock.runs.manifest import PACKAGES
 from penstock.runs.record import Ledger, RunRecord
 
 _AGAIN = "outputs/again"
+_SHAPES = {"clips": "strips", "signals": "wide-ones", "views": "wide-ones"}
 _MOST = 200  # rows of a table
 _NAMED = 20  # samples that were left out
 
@@ -370,9 +371,7 @@ def _shown(samples: list[Sample], kind: str) -> Markup:
         }
         for sample in samples
     ]
-    return page.part(
-        "tiles", tiles, {"clips": "strips", "signals": "wide-ones"}.get(kind, "square")
-    )
+    return page.part("tiles", tiles, _SHAPES.get(kind, "square"))
 
 
 def _heading(level: str, text: str) -> Markup:
