@@ -37,7 +37,7 @@ def test_it_trains_beside_the_naive_forecast_and_is_drawn(capsys, folder, report
     measured = [json.loads(line).get("val/mase", 9.0) for line in lines]
     assert min(measured) < 0.95 * naive
     assert (folder / "run" / "predictions.png").exists()
-    assert "Drawn in green is the truth" in (folder / "run" / "report.html").read_text()
+    assert "Truth that is drawn is green" in (folder / "run" / "report.html").read_text()
 
 
 def test_a_missing_truth_has_no_loss():
