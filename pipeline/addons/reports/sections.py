@@ -343,9 +343,7 @@ def _predictions(facts: dict[str, Any], kind: str) -> list[Markup]:
         text = "Evenly spaced samples, because this objective has no per-sample loss."
         parts.append(page.paragraph(text))
     if kind in ("pictures", "clips", "signals") and any("uri" in s for s in facts["predictions"]):
-        text = (
-            "Truth that is drawn is green, and predictions are orange; of two masks, the left is true."
-        )
+        text = "Truth that is drawn is green, and predictions are orange; a true mask is left."
         drawn = any("uri" in s and not s.get("truth") for s in facts["predictions"])
         parts += [page.paragraph(text)] if drawn and MADE not in groups else []
     for group, chosen in groups.items():
