@@ -1,2 +1,0 @@
-"""Drawn faces: `shape` has the landmarks in three dimensions, `look` the colours, hair and light,
-and `drawing` the picture."""
