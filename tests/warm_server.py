@@ -28,7 +28,6 @@ from pathlib import Path
 LATE = (
     "hydra.main",
     "hydra._internal.core_plugins.basic_launcher",
-    "matplotlib.pyplot",
     "numpy",
     "PIL.ImageFont",
     "pytest",
@@ -41,7 +40,6 @@ LATE = (
     "torchvision.models",
     "rich.console",
     "rich.table",
-    "matplotlib.backends.backend_agg",
     "multiprocessing.sharedctypes",
     "PIL.JpegImagePlugin",
 )
