@@ -59,14 +59,6 @@ class Curriculum(Order):
             rows[mine] = self._rows[first + order(positions[mine] - first)]
         return rows
 
-    def positions_of(self, epoch: int, row: int) -> list[int]:
-        for position in np.flatnonzero(self._rows == row).tolist():  # of one at most
-            stage = int(np.searchsorted(self._edges, position, side="right")) - 1
-            first, last = int(self._edges[stage]), int(self._edges[stage + 1])
-            order = Permutation(last - first, hash64(self.seed, "stage", epoch, stage))
-            return (first + order.inverse([position - first])).tolist()
-        return []
-
 
 class Repeated(Order):
     """Every row of another order several times in a batch, with augmentations of its own each time.
@@ -131,13 +123,3 @@ class Repeated(Order):
     def _distinct(self, epoch: int) -> int:
         size = self.order.size(epoch)
         return size // self.times if self.shorten else size
-
-    def positions_of(self, epoch: int, row: int) -> list[int]:
-        distinct, positions = self._distinct(epoch), list[int]()
-        for position in self.order.positions_of(epoch, row):
-            batch, inside = divmod(position, self._rows)
-            width = min(self._rows, distinct - batch * self._rows)  # of the rows, each once
-            first = batch * self._rows * self.times + inside
-            if position < distinct:
-                positions += range(first, first + width * self.times, width)
-        return sorted(positions)

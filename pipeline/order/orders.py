@@ -50,8 +50,7 @@ class Order(_Sampler):
     def positions_of(self, epoch: int, row: int) -> list[int]:
         """The positions of `epoch` at which `row` stands, ascending; none if it has no such row.
 
-        Orders with an inverse evaluate that. This looks at every position, which takes as long as
-        listing the epoch, and 512 KiB.
+        This lists the epoch: 0.05 to 0.2 us a row, and 512 KiB.
         """
         positions: list[int] = []
         size = self.size(epoch)
@@ -85,10 +84,7 @@ class BatchStrategy(_Sampler):
         return None
 
     def steps_of(self, epoch: int, row: int) -> list[int]:
-        """The steps of `epoch` whose batches have `row`, ascending.
-
-        Strategies with an inverse evaluate that. This forms every batch of the epoch.
-        """
+        """The steps of `epoch` whose batches have `row`, ascending; forms every batch of it."""
         return [
             step for step in range(self.size(epoch)) if (self.batch(epoch, step)[1] == row).any()
         ]

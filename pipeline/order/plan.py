@@ -240,7 +240,7 @@ class Plan:
 
     def steps_of(self, epoch: int, row: int) -> list[int]:
         """The steps of `epoch` whose batches have `row`, ascending, also behind its end: in a tail
-        that is dropped, or behind a limit. Cost: the sampler's inverse.
+        that is dropped, or behind a limit. Cost: the epoch is listed.
         """
         of = 0 if self.again else epoch
         if isinstance(self.sampler, BatchStrategy):

@@ -32,7 +32,6 @@ __all__ = [
     "column_of",
 ]
 
-_SLICE = 1 << 16  # draws that a search looks at together
 
 
 class Sequential(Order):
@@ -46,9 +45,6 @@ class Sequential(Order):
 
     def indices(self, epoch: int, start: int, stop: int) -> IntArray:
         return np.arange(start, stop, dtype=np.int64)
-
-    def positions_of(self, epoch: int, row: int) -> list[int]:
-        return [row] if 0 <= row < self.length else []
 
 
 class Random(Order):
@@ -79,9 +75,6 @@ class Random(Order):
             first, rows = start, self._order_of(epoch)(np.arange(start, last))
             self._block = (epoch, first, rows)
         return rows[start - first : stop - first].copy()
-
-    def positions_of(self, epoch: int, row: int) -> list[int]:
-        return self._order_of(epoch).inverse([row]).tolist() if 0 <= row < self.length else []
 
     def _order_of(self, epoch: int) -> Permutation:
         of, order = self._order  # read once: other threads may ask for other epochs
@@ -146,10 +139,6 @@ class Subset(Order):
     def indices(self, epoch: int, start: int, stop: int) -> IntArray:
         return self.rows[self._order.indices(epoch, start, stop)]
 
-    def positions_of(self, epoch: int, row: int) -> list[int]:
-        places = np.flatnonzero(self.rows == row).tolist()  # several where a list names it again
-        return sorted(at for position in places for at in self._order.positions_of(epoch, position))
-
 
 class Weighted(Order):
     """Draws rows with chances proportional to weights.
@@ -211,22 +200,6 @@ class Weighted(Order):
             # A point can be rounded up to the very end of the sums, where no row is.
             return np.minimum(rows, self._last).astype(np.int64)
         return self._without_replacement(epoch, self._weights)[start:stop]
-
-    def positions_of(self, epoch: int, row: int) -> list[int]:
-        """By a look at every draw of the epoch: 7 ms for a million with replacement."""
-        if self._weights is not None:
-            order = self._without_replacement(epoch, self._weights)
-            return np.flatnonzero(order == row).tolist()
-        if not 0 <= row <= self._last:
-            return []
-        low = self._sums[row - 1] if row else 0.0
-        high = np.inf if row == self._last else self._sums[row]
-        key, positions = hash64(self.seed, "weighted", epoch), []
-        for start in range(0, self._draws, _SLICE):
-            stop = min(start + _SLICE, self._draws)
-            points = uniform(key, np.arange(start, stop)) * self._sums[-1]
-            positions += (np.flatnonzero((low <= points) & (points < high)) + start).tolist()
-        return positions
 
     def _without_replacement(self, epoch: int, weights: npt.NDArray[np.float64]) -> IntArray:
         """All rows of an epoch in their order."""
@@ -296,19 +269,6 @@ class Bucket(BatchStrategy):
         inside = Permutation(last - first, hash64(self.seed, "bucket", epoch, bucket))
         return first + places, self._rows[first + inside(places)]
 
-    def steps_of(self, epoch: int, row: int) -> list[int]:
-        places = np.flatnonzero(self._rows == row).tolist()  # 0.7 ms for a million rows
-        for position in places:
-            bucket = int(np.searchsorted(self._starts, position, side="right")) - 1
-            first, last = int(self._starts[bucket]), int(self._starts[bucket + 1])
-            inside = Permutation(last - first, hash64(self.seed, "bucket", epoch, bucket))
-            batch = int(inside.inverse([position - first])[0]) // self._batch_sizes[bucket]
-            number = int(self._first_batch[bucket]) + batch
-            if number < self._first_batch[bucket + 1]:  # else it is in the tail that is dropped
-                order = Permutation(self.size(epoch), hash64(self.seed, "batches", epoch))
-                return order.inverse([number]).tolist()
-        return []
-
 
 class Identity(BatchStrategy):
     """Batches of P identities x K samples, for metric learning.
@@ -370,22 +330,3 @@ class Identity(BatchStrategy):
         order = Permutation(last - first, hash64(self.seed, "identity", epoch, identity))
         places = (turn * self.samples + np.arange(self.samples)) % (last - first)
         return self._rows[first + order(places)]
-
-    def steps_of(self, epoch: int, row: int) -> list[int]:
-        """By a look at each round in which the row's identity may give it."""
-        steps = []
-        for position in np.flatnonzero(self._rows == row).tolist():
-            identity = int(np.searchsorted(self._starts, position, side="right")) - 1
-            first, last = int(self._starts[identity]), int(self._starts[identity + 1])
-            own = Permutation(last - first, hash64(self.seed, "identity", epoch, identity))
-            at = int(own.inverse([position - first])[0])
-            turns = np.arange(-(-self._batches // self._round))
-            turns = turns[(at - turns * self.samples) % (last - first) < self.samples]
-            for turn in turns.tolist():
-                key = hash64(self.seed, "identities", epoch, turn)
-                order = Permutation(len(self._starts) - 1, key)
-                group = int(order.inverse([identity])[0]) // self.identities
-                step = turn * self._round + group
-                if group < self._round and step < self._batches:
-                    steps.append(step)
-        return steps

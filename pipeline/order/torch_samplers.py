@@ -76,9 +76,6 @@ class TorchOrder(Order):
     def indices(self, epoch: int, start: int, stop: int) -> IntArray:
         return self._epochs(epoch)[0][start:stop]
 
-    def positions_of(self, epoch: int, row: int) -> list[int]:
-        return np.flatnonzero(self._epochs(epoch)[0] == row).tolist()
-
 
 class TorchBatches(BatchStrategy):
     """A batch sampler: anything whose elements are lists of rows."""
@@ -94,9 +91,6 @@ class TorchBatches(BatchStrategy):
         start = sum(len(batch) for batch in batches[:step])
         rows = batches[step]
         return start + np.arange(len(rows), dtype=np.int64), rows
-
-    def steps_of(self, epoch: int, row: int) -> list[int]:
-        return [step for step, rows in enumerate(self._epochs(epoch)) if (rows == row).any()]
 
 
 def adapt(factory: SamplerFactory, seed: int, length: int) -> Order | BatchStrategy:

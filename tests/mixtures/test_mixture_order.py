@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.addons.mixtures.order import Interleaving, MixtureOrder
+from penstock.addons.mixtures.order import MixtureOrder
 from penstock.addons.mixtures.weights import Mixing, change
 from penstock.errors import ConfigError
 from penstock.order.samplers import Sequential, Weighted
@@ -153,16 +153,6 @@ def test_a_row_of_a_small_source_is_found_wherever_it_stands(weights, length):
         rows = order.indices(epoch, 0, 3000)
         for row in range(length + 2):
             assert order.positions_of(epoch, row) == np.flatnonzero(rows == row).tolist()
-
-
-def test_the_positions_of_a_row_are_searched_for_together(monkeypatch):
-    calls, count = [], Interleaving._count
-    monkeypatch.setattr(
-        Interleaving, "_count", lambda self, *where: calls.append(1) or count(self, *where)
-    )
-    order = mixed({"a": 1, "b": 1}, {"a": 1, "b": 40}, num_samples=100_000)
-    assert len(order.positions_of(0, 0)) == 50_000
-    assert len(calls) < 200
 
 
 def test_no_row_of_a_pass_is_lost_where_smaller_batches_are_dropped():

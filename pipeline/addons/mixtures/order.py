@@ -182,45 +182,6 @@ class MixtureOrder(Order):
         lengths = self._passes.tolist()
         return {name: rows[name] / length for name, length in zip(self.names, lengths, strict=True)}
 
-    def positions_of(self, epoch: int, row: int) -> list[int]:
-        """Where `row` stands: the inverse of each pass that the epoch touches, 20 us a pass, and a
-        search for all of them together, 5 us a position. A source of one row has it in all.
-        """
-        if not 0 <= row < self._rows[-1]:
-            return []
-        number = int(np.searchsorted(self._rows, row, side="right")) - 1
-        name, length = self.names[number], int(self._passes[number])
-        first = self.given(epoch)[name]
-        last = self.given(epoch, self.size(epoch))[name]
-        if self._rows[number + 1] - self._rows[number] == 1:
-            ranks = np.arange(first, last, dtype=np.int64)
-        else:
-            own = row - int(self._rows[number])
-            turns = range(first // length, -(-last // length))
-            order = self._orders[number]
-            places = [turn * length + at for turn in turns for at in order.positions_of(turn, own)]
-            ranks = np.array(places, np.int64)
-            ranks = ranks[(first <= ranks) & (ranks < last)]
-        start = epoch * self._size
-        return (self._places(number, ranks, start, start + self.size(epoch)) - start).tolist()
-
-    def _places(self, number: int, ranks: IntArray, start: int, stop: int) -> IntArray:
-        """Where from `start` to `stop`, of the whole run, a source gives its rows `ranks`."""
-        positions = [ranks[:0]]
-        for stage, end in zip(self._stages, [*self._starts[1:].tolist(), self._end], strict=True):
-            low, high = max(stage.start, start), min(end, stop)
-            if low >= high:
-                continue
-            before, after = stage.given(number, np.array([low, high])).tolist()
-            inside = ranks[(before <= ranks) & (ranks < after)]
-            lows, highs = np.full(len(inside), low), np.full(len(inside), high)
-            while (highs - lows > 1).any():  # the last position before which a rank were given
-                middle = (lows + highs) // 2
-                less = stage.given(number, middle) <= inside
-                lows, highs = np.where(less, middle, lows), np.where(less, highs, middle)
-            positions.append(lows)
-        return np.sort(np.concatenate(positions))
-
     def _lay_out(self, mixing: Mixing) -> tuple[list[_Stage], int]:
         """The stages, and the position at which the last one ends."""
         once = mixing.stop == "first" and not mixing.passes

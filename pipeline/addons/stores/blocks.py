@@ -58,16 +58,6 @@ class Blocks(Order):
             start = end
         return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
-    def positions_of(self, epoch: int, row: int) -> list[int]:
-        if not 0 <= row < self.length:
-            return []
-        slots, short = _slots(self._blocks, hash64(self.seed, "blocks of rows", epoch))
-        slot = int(slots.inverse([row // self.block])[0])
-        number = slot // self.window
-        first, last = self._bounds(number, short)
-        place = self._start(slot, short) + row % self.block - first
-        return [first + int(self._within(epoch, number, last - first).inverse([place])[0])]
-
     def _start(self, slot: int, short: int) -> int:
         """The first position of a slot; the short block is in slot `short`."""
         return min(slot, self._blocks) * self.block - (self._lack if slot > short else 0)

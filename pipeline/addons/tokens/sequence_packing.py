@@ -213,23 +213,6 @@ class SequencePacking(BatchStrategy):
         self._last = epoch, step, blocks
         return blocks
 
-    def steps_of(self, epoch: int, row: int) -> list[int]:
-        """The steps of `epoch` whose batches have a part of `row`, ascending: the order's own
-        search, and a batch or stretch for each place that it finds.
-        """
-        steps = set[int]()
-        for position in self.order.positions_of(epoch, row):
-            if self._stretch:
-                stretch = position // self._stretch
-                packed = self._stretch_of(epoch, stretch)
-                blocks = packed.blocks[packed.positions == position]
-                batches = np.searchsorted(self._edges(epoch, stretch), blocks, side="right") - 1
-                steps.update((stretch * self._batches + batches).tolist())
-            else:
-                blocks = self._blocks_at(epoch, position)
-                steps.update((blocks // self.batch_size).tolist())
-        return sorted(step for step in steps if step < self.size(epoch))
-
     # Epochs that are counted.
 
     def _count(self, epoch: int) -> int:
@@ -280,17 +263,6 @@ class SequencePacking(BatchStrategy):
             self._count(epoch),
         )
         return cut.between(first, last)
-
-    def _blocks_at(self, epoch: int, position: int) -> IntArray:
-        """The numbers of the blocks in which the row at `position` stands."""
-        number = position // self.window
-        start, size = number * self.window, self.order.size(epoch)
-        stop, before = min(start + self.window, size), int(self._before_windows(epoch)[number])
-        if self.split == "tail":
-            blocks = self._cut(epoch, start, stop, before, self._count(epoch))
-            return blocks.blocks[blocks.positions == position]
-        blocks = self._kept(epoch, number, start, stop)
-        return blocks.blocks[blocks.positions == position] + before
 
     def _kept(self, epoch: int, number: int, start: int, stop: int) -> _Pieces:
         """A window, which the next batches ask for again."""
