@@ -33,7 +33,6 @@ __all__ = [
 ]
 
 
-
 class Sequential(Order):
     """Every row once, in the order of the dataset."""
 
