@@ -303,7 +303,7 @@ def explain_mixture(
 
 def print_overlaps(data: DataParts) -> None:
     """What `task=check` says of all splits together."""
-    from penstock.addons.overlaps.overlaps import report
+    from penstock.addons.overlaps import report
 
     report(data)
 

@@ -29,11 +29,9 @@ import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
-from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-import penstock
 from penstock.config.messages import nearest
 from penstock.errors import ConfigError, Problem
 
@@ -239,7 +237,7 @@ _OURS = {
     "addons.forecasting.models": "a model",
     "addons.forecasting.objective": "an objective or its metric",
     "addons.mixtures.order": "a sampler",
-    "addons.multi_label.objective": "an objective",
+    "addons.multi_label": "an objective",
     "addons.pairs.metrics": "a metric",
     "addons.pairs.models": "a model",
     "addons.pairs.objectives": "an objective",
@@ -278,7 +276,7 @@ _OUR_DATASETS = (
     "addons.vision",
 )
 # Modules of ours whose classes and functions make models.
-_OUR_MODELS = ("training.models", "addons.timm.models", "addons.transformers.models")
+_OUR_MODELS = ("training.models", "addons.timm", "addons.transformers.models")
 
 RULES = (
     Rule("torch.nn", "a torch.nn.Module", _subclass("torch.nn.Module")),
@@ -419,16 +417,6 @@ def _resolve(name: str, packages: tuple[str, ...]) -> object:
 HOW = f"A package of your own is trusted by name: --trust mypackage (or {VARIABLE}=mypackage)"
 
 
-def _renamed(name: str) -> str:
-    """Today's name of an object that was imported from `pipeline`: its module may have moved."""
-    *module, what = name.split(".")
-    root = Path(penstock.__file__).parent
-    places = list(root.rglob(f"{module[-1]}.py"))
-    if len(places) != 1 or root.joinpath(*module[1:]).with_suffix(".py").exists():
-        return f"penstock.{name.partition('.')[2]}"
-    return ".".join(("penstock", *places[0].relative_to(root).with_suffix("").parts, what))
-
-
 def _rules_for(name: object, packages: tuple[str, ...]) -> list[Rule]:
     """The rules that cover a written name; empty for a name in a trusted package."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
@@ -443,7 +431,8 @@ def _rules_for(name: object, packages: tuple[str, ...]) -> list[Rule]:
     package = name.split(".")[0]
     if package == "pipeline" and not rules:
         raise _Refusal(
-            f"{name} is called {_renamed(name)} now, as this program is imported as penstock"
+            f"{name} is called penstock.{name.partition('.')[2]}, as this program is imported as "
+            "penstock"
         )
     if package in NEVER:
         allowed = ", ".join(rule.prefix for rule in RULES if _under(rule.prefix, package))

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torchmetrics.classification import MultilabelAveragePrecision, MultilabelF1Score
 
-from penstock.addons.multi_label.objective import MultiLabel
+from penstock.addons.multi_label import MultiLabel
 from penstock.errors import ConfigError, DataError
 from penstock.loading.batch import Batch
 from penstock.order.plan import Request
