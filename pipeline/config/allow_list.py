@@ -431,8 +431,8 @@ def _rules_for(name: object, packages: tuple[str, ...]) -> list[Rule]:
     package = name.split(".")[0]
     if package == "pipeline" and not rules:
         raise _Refusal(
-            f"{name} is called penstock.{name.partition('.')[2]}, as this program is imported as "
-            "penstock"
+            f"{name} is called penstock.{name.partition('.')[2]} now, as this program is imported "
+            "as penstock"
         )
     if package in NEVER:
         allowed = ", ".join(rule.prefix for rule in RULES if _under(rule.prefix, package))
