@@ -8,7 +8,7 @@ unexport PYTHONDONTWRITEBYTECODE
 run: setup  ## train on the embedded default
 	$(BIN)/python run.py
 
-test: setup  ## every property by at least one test: five to ten minutes on 2 cores
+test: setup  ## every property by at least one test: about five minutes on 2 cores
 	$(BIN)/python -m pytest
 
 check: setup  ## format, lint, imports, types, tests

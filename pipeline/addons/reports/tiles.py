@@ -212,7 +212,7 @@ def sheet(tiles: Iterable[tuple[bytes, Sequence[str], bool]], path: Path) -> Pat
     width = max(SIDE, *(image.width for image, *_ in shown))
     height = max(image.height for image, *_ in shown)
     text = 16 * max(len(lines) for _, lines, _ in shown)
-    columns = min(len(shown), max(1, 1320 // width))
+    columns = min(len(shown), max(1, 1010 // width))
     rows = -(-len(shown) // columns)
     whole = Image.new("RGB", (columns * (width + 8) + 8, rows * (height + text + 12) + 8), "white")
     pen, font = ImageDraw.Draw(whole), _font(13)
