@@ -33,7 +33,6 @@ from penstock.loading.dataset_facts import classes_of, facts_of
 from penstock.loading.fetch import Fetch, refuse_postscript
 from penstock.loading.loader import Loader
 from penstock.loading.named_fields import Fields
-from penstock.loading.sampled_rows import SampleRequest
 from penstock.loading.workers.options import LoaderOptions
 from penstock.loading.wrapped import unfiltered
 from penstock.order.plan import Plan
@@ -359,18 +358,14 @@ class Split:
             self.config.seed,
         )
 
-    def loader(
-        self, hashed: bool = False, sampled: bool = False, lanes: Lanes | None = None
-    ) -> Loader:
+    def loader(self, hashed: bool = False, lanes: Lanes | None = None) -> Loader:
         """Batches of the split; to be closed.
 
         Args:
             hashed: as for `fetch`.
-            sampled: look at some rows of a dataset that has no fingerprint.
             lanes: the parts of a global batch that this rank works on; None: its one share.
         """
         fetch = self.fetch(hashed, whole=False)
-        sample = SampleRequest.of(length_of(self.dataset) if isinstance(self.plan, Plan) else None)
         return Loader(
             self.plan,
             fetch,
@@ -380,7 +375,6 @@ class Split:
             self.fingerprint if self.identity.mode != "sizes" else lambda: self.fingerprint,
             batch_transform=(self.batch_transform or None) if self.data.on_device else None,
             budget=self.budget,
-            sample=sample if sampled and not self.identity.is_told else None,
             lanes=lanes,
         )
 

@@ -11,9 +11,10 @@ from penstock.build.sampling import lengths_told
 from penstock.config import changes
 from penstock.config.data_rules import mode_of
 from penstock.config.nodes import choosing, of_the_build
+from penstock.loading.dataset_facts import columns_of
 from penstock.loading.known_by import CONTENT, FINGERPRINT, KNOWN_BY, in_fingerprint
 from penstock.loading.wrapped import unfiltered_fingerprint
-from penstock.runs.identity.dataset import code_and_arguments, tells_all
+from penstock.runs.identity.dataset import code_and_arguments, labels_of, tells_all
 from penstock.runs.identity.fingerprints import fingerprint_of, recorded
 
 if TYPE_CHECKING:
@@ -72,7 +73,10 @@ class DataIdentity:
         if node.get("packed") not in (None, "auto"):
             return {}  # the pack is the dataset, and has a fingerprint
         built_of = dict(choosing(node))[self._split.node[0]]
-        facts = code_and_arguments(built_of, dataset, self._tells(dataset))
+        told = self._tells(dataset)
+        facts = code_and_arguments(built_of, dataset, told)
+        if not told:
+            facts |= labels_of(columns_of(dataset, self._split.data.fields))
         names = of_the_build(config.dataset, "fields")
         return facts | {"fields": ", ".join(map(str, names))} if facts and names else facts
 

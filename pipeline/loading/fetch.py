@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -40,7 +40,6 @@ from penstock.loading.collate import Mismatch, kinds_of, plain
 from penstock.loading.encoded import EncodedImage
 from penstock.loading.named_fields import NAMELESS, Fields, OwnCollate
 from penstock.loading.sample_reader import Recipe, SampleReader
-from penstock.loading.sampled_rows import SampleRequest, seen_of
 from penstock.loading.stage_timer import StageTimer
 from penstock.loading.whole_batches import NotAtOnceError, WholeBatches
 from penstock.loading.wrapped import own_row, sample_name
@@ -52,7 +51,6 @@ from penstock.order.randomness import (
     IntArray,
     begin_sample,
     sample_keys,
-    scope,
 )
 from penstock.order.seeding import UNSEEDED, Seeding
 
@@ -133,44 +131,8 @@ class Fetch:
                 place, or rows do not fit together.
             SampleError: the dataset's, a transform's or the collate function's code failed.
         """
-        if isinstance(request, SampleRequest):
-            return self.sample(request, draws)
-        return self.make(request, draws)
-
-    def make(self, request: Any, draws: Draws = GLOBAL) -> Any:
-        """The batch of `request`, or the end of a stream."""
         draws = draws if self._keyed else self._own.beside(draws, request.epoch)
         return self.work(request, self.dataset, draws, StageTimer(self.traced))
-
-    def sample(self, request: SampleRequest, draws: Draws = GLOBAL) -> Batch:
-        """Marks of the dataset's content, in the field `seen`; see `sampled_rows`. Never fails."""
-        with scope() if draws is GLOBAL else nullcontext():
-            draws = draws if self._keyed else self._own.beside(draws, 0)
-            rows = request.indices.tolist()
-            read = self._reads(request, rows, draws)
-            seen = seen_of(self.dataset, self.fields, read, rows[: len(read)])
-            begin_sample(None)
-        return Batch({"seen": seen}, request, np.arange(len(request)))
-
-    def _reads(
-        self, request: SampleRequest, rows: list[int], draws: Draws
-    ) -> list[Callable[[], bytes]]:
-        """Functions that read a row each and give its hash; none for rows known to be bad."""
-
-        def read(row: int, key: int) -> bytes:
-            draws.seed(key)
-            many = self.recipe.reads_many
-            sample = self.dataset.__getitems__([row])[0] if many else self.dataset[row]
-            return hash_sample(self.fields.named(sample))
-
-        def leave_out() -> bytes:
-            raise DataError("it is known to be bad")
-
-        keys = sample_keys(0, 0, request.positions).tolist()
-        return [
-            leave_out if row in self.bad.known else partial(read, row, key)
-            for row, key in zip(rows, keys, strict=True)
-        ]
 
     def _steps(self) -> Mapping[str, Callable[[Any], Any]]:
         if self.transform is None:

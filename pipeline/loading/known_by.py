@@ -2,8 +2,8 @@
 
 Names are those of `pipeline/runs/identity/dataset.py`; one in a fingerprint begins with PREFIX.
 Data is known to be the same by a fingerprint of its own alone. The marks of a dataset without one
-(`sampled_rows.py`) can differ, and then it is another one; where it agrees, the data is not known
-to be the same. This imports no torch.
+(its code, arguments, length and labels) can differ, and then it is another one; where they agree,
+the data is not known to be the same. This imports no torch.
 """
 
 from __future__ import annotations
@@ -17,26 +17,8 @@ KNOWN_BY = "known_by"  # in a manifest: FINGERPRINT or CONTENT
 FINGERPRINT, CONTENT = "its fingerprint", "what is seen of it"
 ADVICE = "give it a `fingerprint` (docs/own_dataset.md)"
 PLACE = "(a file or folder)"  # an argument for which a fingerprint stands
-_SEEN = frozenset(PREFIX + name for name in ("rows", "table", "files", KNOWN_BY))
+_SEEN = frozenset(PREFIX + name for name in ("labels", KNOWN_BY))
 _NO_SOURCE = "unknown"  # of code, `sources.UNKNOWN`
-_MOST_ROWS = 1000  # of a text from anybody
-
-
-def written(rows: Mapping[int, str]) -> str:
-    """Hashes by row, as a fingerprint has them."""
-    return " ".join(f"{row}:{digest}" for row, digest in rows.items())
-
-
-def parsed(text: str) -> dict[str, str]:
-    """The same read again, from a file that may come from anybody."""
-    pairs = (word.partition(":") for word in text.split()[:_MOST_ROWS])
-    return {row: digest for row, _, digest in pairs}
-
-
-def other_rows(first: str, second: str) -> list[str]:
-    """The rows that both texts have a hash of, and not the same one."""
-    digests, other = parsed(first), parsed(second)
-    return [row for row, digest in digests.items() if other.get(row, digest) != digest]
 
 
 def in_fingerprint(facts: Mapping[str, str]) -> dict[str, str]:
@@ -58,8 +40,6 @@ def agree(name: str, first: Mapping[str, object], second: Mapping[str, object]) 
             return True
         if PLACE in (first.get(name), second.get(name)):
             return True
-    if name == f"{PREFIX}rows":
-        return not other_rows(str(first[name]), str(second[name]))
     return bool(first.get(name) == second.get(name))
 
 
@@ -127,17 +107,7 @@ def relation(first: object, second: object, split: str = "train") -> Relation:
     lacks_source = any(_NO_SOURCE in facts.values() for facts in known)
     if by == [FINGERPRINT] * 2 and not lacks_source:
         return Relation(True)
-    compared = compared_rows(*map(in_fingerprint, known))
-    return Relation(
-        None, f"the data is not known to be the same ({compared}); {ADVICE}", alike=True
-    )
-
-
-def compared_rows(first: Mapping[str, object], second: Mapping[str, object]) -> str:
-    """How many rows two fingerprints have in common, of which none differs."""
-    both = [parsed(str(facts.get(f"{PREFIX}rows", ""))) for facts in (first, second)]
-    rows = both[0].keys() & both[1].keys()
-    return f"{len(rows)} of its rows were compared" if rows else "none of its rows was compared"
+    return Relation(None, f"the data is not known to be the same; {ADVICE}", alike=True)
 
 
 def named(keys: Sequence[str], first: Mapping[str, Any], second: Mapping[str, Any]) -> str:
@@ -145,10 +115,7 @@ def named(keys: Sequence[str], first: Mapping[str, Any], second: Mapping[str, An
     said = []
     for key in keys:
         value, other = str(first.get(key, "none")), str(second.get(key, "none"))
-        if key == "rows":
-            rows = other_rows(value, other)
-            said.append(f"rows {', '.join(rows[:5])}{', ...' if len(rows) > 5 else ''}")
-        elif key.startswith("arguments."):
+        if key.startswith("arguments."):
             said.append(f"{key.removeprefix('arguments.')} {value[:60]} and {other[:60]}")
         else:
             said.append(key.replace("code.", "code of "))

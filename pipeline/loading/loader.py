@@ -14,7 +14,6 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from penstock import seams
@@ -26,7 +25,6 @@ from penstock.loading.batch import Batch
 from penstock.loading.dataset_facts import row_counts
 from penstock.loading.fetch import Fetch
 from penstock.loading.known_by import agree
-from penstock.loading.sampled_rows import SampleRequest
 from penstock.loading.workers.backends import Backend, MainBackend
 from penstock.loading.workers.options import LoaderOptions
 from penstock.loading.workers.results import Asked, Failure
@@ -104,11 +102,7 @@ class Loader:
             function of it is called behind the first batch, or when a state is asked for.
         budget: how many samples may be left out of this rank's part of an epoch; None: any.
         batch_transform: transforms a batch on the device; None if fetch has done all of it.
-        sample: what to ask of the dataset's content, behind the first batch; None asks nothing.
         lanes: the parts of a global batch that this rank works on; None: its one share.
-
-    Attributes:
-        seen: of the dataset's content, by name (`sampled_rows`); None as long as it is not known.
     """
 
     def __init__(
@@ -120,7 +114,6 @@ class Loader:
         fingerprint: Mapping[str, str] | Callable[[], Mapping[str, str]] | None = None,
         budget: Budget | None = None,
         batch_transform: Callable[[Batch], Batch] | None = None,
-        sample: SampleRequest | None = None,
         lanes: Lanes | None = None,
     ) -> None:
         self.plan = plan
@@ -138,8 +131,6 @@ class Loader:
         self.lanes = lanes
         own = (self.world.rank, self.world.size)
         self.shares: Sequence[tuple[int, int]] = lanes.shares if lanes else [own]
-        self.seen: Mapping[str, str] | None = None
-        self._sample = sample
         self._rows = [] if isinstance(plan, StreamPlan) else row_counts(fetch.dataset)
         self._pin = self.options.pin_memory and has_accelerator()
         moves = self._pin and self.world.device.startswith("cuda")
@@ -291,14 +282,9 @@ class Loader:
         part = 0  # of the step that is delivered
         if self._ahead is not None:
             requests = self._ahead.requests(epoch, step, requests)
-        if self._sample is not None:
-            requests = _after_first(requests, self._sample)
         with self._backend.run(requests) as results:
             yield None
             for result in self._transfer(results) if self._transfer else results:
-                if isinstance(result.request, SampleRequest):
-                    self._note(result)
-                    continue
                 yield result
                 part += 1
                 if part == len(shares):
@@ -334,25 +320,6 @@ class Loader:
         stream = isinstance(plan, StreamPlan)
         what = f"{name} gives no record" if stream else f"the sampler gives no row of {name}"
         return ConfigError(Problem("dataset" if stream else "sampler", f"{what} in epoch {epoch}"))
-
-    def look(self) -> Mapping[str, str]:
-        """The marks of the dataset's content, read now unless they are known.
-
-        It takes as long as 18 samples; nothing if it was not to be asked.
-        """
-        if self._sample is not None:
-            self._take_begun(None)
-            with self._backend.run(iter([self._sample])) as results:
-                self._note(next(results))
-        return self.seen or {}
-
-    def _note(self, result: Batch | Failure | End) -> None:
-        """Take note of what is seen; nothing where workers died of it."""
-        self._sample, self.seen = None, {}
-        if isinstance(result, Batch):
-            self.seen = dict(result["seen"])
-        elif isinstance(result, Failure):
-            log.warning("the content of the dataset is not known: %s", result.error)
 
     def _move(self, batch: Batch) -> Batch:
         """The batch on the world's device, where no transfer has brought it there."""
@@ -419,9 +386,3 @@ class Loader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _after_first(requests: Iterator[Asked], sample: SampleRequest) -> Iterator[Asked]:
-    yield from islice(requests, 1)
-    yield sample
-    yield from requests

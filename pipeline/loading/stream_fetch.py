@@ -21,12 +21,11 @@ import numpy as np
 from penstock.errors import DataError, PenstockError
 from penstock.loading.bad_samples import ATTEMPTS, Substitutes
 from penstock.loading.batch import Batch
-from penstock.loading.fetch import Fetch, hash_sample
-from penstock.loading.sampled_rows import AGAIN, SampleRequest
+from penstock.loading.fetch import Fetch
 from penstock.loading.stage_timer import StageTimer
 from penstock.order.permutation import Permutation
 from penstock.order.plan import Request, deal
-from penstock.order.randomness import GLOBAL, Draws, IntArray, hash64, sample_keys
+from penstock.order.randomness import GLOBAL, Draws, IntArray, hash64
 from penstock.order.samplers import Tail
 from penstock.order.streams import End, StreamOrder, StreamRequest, forwards, length_of
 from penstock.torch_internals import worker_info
@@ -229,7 +228,7 @@ class StreamFetch(Fetch):
         # copy, since here every worker reads everything.
         return copy(self.dataset)
 
-    def make(self, request: StreamRequest, draws: Draws = GLOBAL) -> Batch | End:  # type: ignore[override]
+    def __call__(self, request: StreamRequest, draws: Draws = GLOBAL) -> Batch | End:  # type: ignore[override]
         """The batch of `request`, or End."""
         draws = draws if self._keyed else self._own.beside(draws, request.epoch)
         timer = StageTimer(self.traced)  # raw records are read before there are samples
@@ -265,33 +264,6 @@ class StreamFetch(Fetch):
 
     def substitutes(self, rows: Any) -> Substitutes:
         return rows  # `_Decoded` knows all records of the batch
-
-    def _reads(
-        self, request: SampleRequest, rows: list[int], draws: Draws
-    ) -> list[Callable[[], bytes]]:
-        """The same of the first records. The pass under way is left: it may share their file."""
-        self._local.reader = None
-        decode = getattr(self.dataset, "decode", None)
-
-        def records(count: int) -> list[Any]:
-            reader = StreamReader(self.dataset, StreamOrder(0))
-            return [record for _, record in reader.read(0, 0, count, draws)]
-
-        def read(slot: int, key: int) -> bytes:
-            if slot in begun:  # the second time
-                passes[:] = passes if len(passes) > 1 else [*passes, records(AGAIN)]
-            begun.add(slot)
-            record = passes[-1][slot]
-            draws.seed(key)
-            return hash_sample(self.fields.named(record if decode is None else decode(record)))
-
-        begun = set[int]()
-        try:
-            passes = [records(len(rows))]
-        except Exception:  # the first batch meets it
-            return []
-        keys = sample_keys(0, 0, request.positions).tolist()
-        return [partial(read, slot, keys[slot]) for slot in range(len(passes[0]))]
 
     def _records(self, request: StreamRequest, start: int, stop: int, draws: Draws) -> Records:
         """(number, raw record) at positions of the request's epoch."""

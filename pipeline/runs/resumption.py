@@ -20,7 +20,7 @@ from penstock.config.schema import Config
 from penstock.config.sections import Changes
 from penstock.errors import ConfigError, Problem
 from penstock.files import plain_json
-from penstock.loading.known_by import PREFIX, other_rows
+from penstock.loading.known_by import PREFIX
 from penstock.order.address import Address
 from penstock.order.skipped import Skipped
 from penstock.runs.manifest import has_manifest, read_manifest
@@ -227,9 +227,6 @@ def differences(
 
 
 def _differs(key: str, saved: Mapping[str, str], own: Mapping[str, str]) -> str:
-    if key == f"{PREFIX}rows":
-        rows = other_rows(str(saved[key]), str(own[key]))
-        return one_line(f"row {', '.join(rows)} of the training data has other content than")
     then = one_line(changes.value_in(saved, key))
     return f"is {changes.value_in(own, key)} here and was {then}"
 

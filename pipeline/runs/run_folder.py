@@ -162,15 +162,6 @@ class RunFolder:
             before["identity"] = {**(known if isinstance(known, dict) else {}), "train": train}
             self._write_manifest()
 
-    def identify(self, seen: Mapping[str, str]) -> None:
-        """Add to the manifest what is seen of the training data."""
-        data = self.manifest.get("data")
-        known = data.get("identity") if isinstance(data, dict) else None
-        train = known.get("train") if isinstance(known, dict) else None
-        if seen and isinstance(train, dict):  # of a run that is resumed, from anybody
-            train |= seen
-            self._write_manifest()
-
     def rewind(self, epoch: int, step: int, updates: int) -> int:
         """Cut what was written after the checkpoint that the run resumes from; reads only that.
 

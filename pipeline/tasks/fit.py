@@ -44,7 +44,7 @@ from penstock.runs.resumption import spans
 from penstock.runs.run_folder import RunFolder, Status
 from penstock.tasks import outcome, progress, skipping
 from penstock.tasks.opening import Opened, Opening
-from penstock.tasks.recording import Digests, Identity, Ledger, Metrics, Quarantine
+from penstock.tasks.recording import Digests, Ledger, Metrics, Quarantine
 from penstock.tasks.validate import baselines, load_weights, monitored, try_one_batch, try_stream
 from penstock.terminal import put, say
 from penstock.training.epoch_metrics import NonFiniteLossError
@@ -104,7 +104,7 @@ def _run(config: Config, parts: TrainingParts, group: Group) -> float | None:
     lanes = seams.lanes(config, parts.world)
     with (
         lanes or nullcontext(),
-        data.train.loader(config.trainer.digest, group.is_first, lanes) as train,
+        data.train.loader(config.trainer.digest, lanes) as train,
         data.val.loader(lanes=lanes) if data.validates else nullcontext() as val,
     ):
         try_stream(data.train, train)
@@ -326,7 +326,6 @@ class Fit:
             Metrics(folder),
             self.display,
             Quarantine(folder.path / QUARANTINE, datasets, self.data.train.budget),
-            Identity(folder, self.train_loader),
         ]
         if trainer.ledger:
             start = self.opened.start

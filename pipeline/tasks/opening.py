@@ -20,7 +20,7 @@ from penstock.config.schema import Config
 from penstock.distributed.group import Group
 from penstock.distributed.world import launcher_start, restarts
 from penstock.errors import ConfigError, PenstockError, Problem
-from penstock.loading.known_by import ADVICE, compared_rows, in_fingerprint
+from penstock.loading.known_by import ADVICE
 from penstock.loading.loader import Loader
 from penstock.order.address import Address
 from penstock.order.skipped import Skipped
@@ -221,8 +221,6 @@ class Opening:
         """Raise ConfigError unless a checkpoint is this run's, comparing the data in its mode."""
         own, config, at = self.fingerprint, self.config, _address(state)
         saved: Mapping[str, str] = state["fingerprint"]
-        if not self.split.identity.is_told:
-            own |= in_fingerprint(self.train.look())
         then, now = mode_in(saved), mode_in(own)
         same_way = in_mode_of(saved, own, self.split.identity.data)
         saved = same_but_for_skips(same_but_for_length(saved, own), own, at)
@@ -241,10 +239,7 @@ class Opening:
         if problems:
             raise ConfigError(problems)
         if not self.split.identity.is_told and "dataset" not in config.resume_despite:
-            say(
-                f"as far as is known, the data is that of the run: {compared_rows(saved, own)}; "
-                f"{ADVICE}"
-            )
+            say(f"as far as is known, the data is that of the run; {ADVICE}")
         if then != now and mode_in(same_way) == then:
             say(
                 f"the data is that of the run by {then}, its fingerprint so far; from now on it is "

@@ -10,7 +10,6 @@ from pathlib import Path
 from penstock.files.disk import append
 from penstock.loading.bad_samples import Budget, LeftOut
 from penstock.loading.batch import Batch
-from penstock.loading.loader import Loader
 from penstock.order.address import Address
 from penstock.order.skipped import Skipped
 from penstock.runs.quarantine import QuarantineFile, entries, notes
@@ -91,19 +90,6 @@ class Quarantine(Observer):
             new = self.file.add(entries(left_out, split, self.datasets[split]))
             for note in notes(new, before):
                 _log.warning(note)
-
-
-class Identity(Observer):
-    """Writes what is seen of the training data to the manifest, once it is known."""
-
-    def __init__(self, folder: RunFolder, train: Loader) -> None:
-        self.folder, self.train = folder, train
-        self._is_written = False
-
-    def on_steps(self, steps: Sequence[Step]) -> None:
-        if not self._is_written and self.train.seen is not None:
-            self._is_written = True
-            self.folder.identify(self.train.seen)
 
 
 class Ledger(Observer):

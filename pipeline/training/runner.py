@@ -21,7 +21,6 @@ from penstock.distributed.parallel import same_buffers
 from penstock.distributed.preemption import Preempted, Preemption, in_turns
 from penstock.errors import ConfigError, DataError, PenstockError, Problem
 from penstock.loading.batch import Batch
-from penstock.loading.known_by import in_fingerprint
 from penstock.loading.loader import Loader
 from penstock.order.address import Address
 from penstock.runs.checkpoint import Checkpoints, State
@@ -309,7 +308,7 @@ class _Fit(Observer):
                 "begun": self.begun,
                 "meter": self.epoch_metrics.state_dict(self.train.stats.wait_seconds, self._lost()),
             },
-            "fingerprint": {**self.session.fingerprint, **in_fingerprint(self.train.seen or {})},
+            "fingerprint": {**self.session.fingerprint},
         }
 
 

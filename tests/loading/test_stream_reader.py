@@ -9,11 +9,9 @@ import torch
 
 from penstock.loading import stream_fetch
 from penstock.loading.collate import Stack
-from penstock.loading.fetch import hash_sample
-from penstock.loading.sampled_rows import SampleRequest
 from penstock.loading.stream_fetch import RecordNumbers, StreamFetch, StreamReader
 from penstock.order.plan import Request
-from penstock.order.randomness import GLOBAL, sample_keys
+from penstock.order.randomness import GLOBAL
 from penstock.order.streams import End, StreamOrder, StreamRequest
 
 MUCH = 1 << 30
@@ -248,21 +246,6 @@ class Decoding(Forwards):
 
     def decode(self, record):
         return {"record": list(record), "drawn": torch.rand(2)}
-
-
-def test_marks_of_a_stream_are_those_of_its_first_records_read_twice():
-    asked = SampleRequest.of(None)
-    fetch = StreamFetch(Decoding(), None, Stack(), 0, order=StreamOrder(7, 4), batch_size=4)
-    seen, expected = fetch(asked)["seen"], []
-    for row, key in enumerate(sample_keys(0, 0, asked.positions[:11]).tolist()):
-        GLOBAL.seed(key)
-        sample = {"record": [row, 0], "drawn": torch.rand(2)}
-        expected.append(f"{row}:{hash_sample(sample).hex()[:16]}")
-    assert seen["rows"] == " ".join(expected)
-    assert fetch.dataset.opened == [0, 0]
-    assert fetch.dataset.epochs == [0, 0]
-    other = StreamFetch(Decoding(same=False), None, Stack(), 0, order=StreamOrder(7), batch_size=4)
-    assert "rows" not in other(asked)["seen"]
 
 
 def test_substitutes_are_others_of_the_batch_and_then_the_first_records():

@@ -357,25 +357,6 @@ def test_a_run_that_goes_on_with_other_data_says_so(before, now, after, tmp_path
     assert manifest(folder)["data"] == after
 
 
-@pytest.mark.parametrize(
-    ("data", "after"),
-    [
-        ({"identity": {"train": {"a": "1"}}}, {"identity": {"train": {"a": "1", "rows": "0:x"}}}),
-        ({"identity": {"train": "odd"}}, {"identity": {"train": "odd"}}),
-        ({"identity": 3}, {"identity": 3}),
-        (3, 3),
-    ],
-)
-def test_seen_of_the_data(data, after, tmp_path):
-    folder = RunFolder.claim(tmp_path / "one", {}, data=data)
-    before = (folder.path / "manifest.json").stat().st_ino
-    folder.identify({})
-    assert (folder.path / "manifest.json").stat().st_ino == before
-    folder.identify({"rows": "0:x"})
-    folder.release()
-    assert manifest(folder)["data"] == after
-
-
 def test_steps_that_are_taken_again_are_counted(tmp_path):
     ended(tmp_path / "one")
     steps = [{"epoch": e, "step": s, "samples": 8} for e, s in ((0, 0), (0, 1), (1, 0), (1, 2))]

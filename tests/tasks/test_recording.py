@@ -9,7 +9,7 @@ from penstock.loading.fetch import batch_hash
 from penstock.order.address import Address
 from penstock.order.skipped import Skipped
 from penstock.runs.run_folder import RunFolder
-from penstock.tasks.recording import Digests, Identity, Ledger, Metrics, Quarantine
+from penstock.tasks.recording import Digests, Ledger, Metrics, Quarantine
 from penstock.training.epoch_metrics import EpochMetrics, Step
 from tests.toy import loader
 
@@ -72,17 +72,6 @@ def test_the_ledger_has_a_line_a_batch_and_one_a_range_that_is_left_out(tmp_path
     plain = Ledger(tmp_path / "plain.jsonl")
     plain.on_epoch_end({"epoch": 0})
     assert not plain.path.exists()
-
-
-def test_what_is_seen_of_the_data_is_written_once():
-    written = []
-    train = SimpleNamespace(seen=None)
-    identity = Identity(SimpleNamespace(identify=written.append), train)
-    identity.on_steps([])
-    train.seen = "ab"
-    identity.on_steps([])
-    identity.on_steps([])
-    assert written == ["ab"]
 
 
 def left_out(row):

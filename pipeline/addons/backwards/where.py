@@ -32,7 +32,6 @@ from penstock.loading import wrapped
 from penstock.loading.bad_samples import path_of
 from penstock.loading.dataset_facts import table_of
 from penstock.loading.known_by import relation
-from penstock.loading.sampled_rows import SampleRequest
 from penstock.loading.wrapped import SomeRows, unfiltered
 from penstock.order.address import Address
 from penstock.order.plan import Plan, Request
@@ -331,14 +330,9 @@ class RunHistory:
 
 
 def compare_data(record: RunRecord, split: Split) -> None:
-    """Say so if the data is not that of a run, or not known to be.
-
-    Of a dataset without a fingerprint, as many rows are read as the run looked at.
-    """
+    """Say so if the data is not that of a run, or not known to be."""
     then = record.manifest.get("data")
     known = split.identity.known_by
-    if split.name == "train" and not split.identity.is_told:
-        known |= split.fetch().sample(SampleRequest.of(len(split.dataset)))["seen"]
     mode = mode_of(split.config)
     now = {
         "fingerprint": mode,

@@ -22,7 +22,6 @@ from typing import Any
 from penstock.distributed.preemption import asked, waiting
 from penstock.loading import worker_status
 from penstock.loading.fetch import Fetch
-from penstock.loading.sampled_rows import SampleRequest
 from penstock.loading.workers.failures import FailureReport
 from penstock.loading.workers.options import LoaderOptions
 from penstock.loading.workers.results import Asked, Failure, Result, Results, WorkerError, attempt
@@ -56,9 +55,8 @@ class ThreadBackend:
 
     def _results(self, pool: _ThreadPool, requests: Iterator[Asked]) -> Results:
         if not self._probed and (first := next(requests, None)) is not None:
-            if not isinstance(first, SampleRequest):
-                self._probe(first)
-                self._probed = True
+            self._probe(first)
+            self._probed = True
             requests = chain([first], requests)
         yield from windowed(pool, requests, self._options)
 

@@ -3,7 +3,7 @@
     fingerprint      what the dataset tells (`fingerprints.py`), or else its number of rows
     code.MODULE      a hash of each module of a person's own that its classes are defined in
     arguments.NAME   as configured
-    rows, table, files   what is seen of its content, if it says none (`loading/sampled_rows.py`)
+    labels           a hash of its labels, as torch's `targets` have them, if it says nothing
 
 Penstock's own datasets have nothing but a fingerprint, which covers all of it. One of a person's
 own that has a fingerprint has its code and arguments beside it; those that name a file or folder
@@ -21,6 +21,8 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from penstock.config import allow_list
 from penstock.config.nodes import SUPPLIED, walk
@@ -68,6 +70,16 @@ def code_and_arguments(node: object, dataset: object, has_fingerprint: bool) -> 
                 moves = has_fingerprint and _names_a_place(value)
                 facts[f"arguments.{name}"] = PLACE if moves else _text(value)
     return {**{f"code.{name}": digest for name, digest in sorted(code.items())}, **facts}
+
+
+def labels_of(columns: Mapping[str, Any]) -> Facts:
+    """A hash of the columns that tell of a dataset; nothing where it has none."""
+    digest = hashlib.blake2b(digest_size=8)
+    for name, column in columns.items():
+        values = np.asarray(column)
+        digest.update(f"{name} {values.dtype} {values.shape}".encode())
+        digest.update(np.ascontiguousarray(values).tobytes())
+    return {"labels": digest.hexdigest()} if columns else {}
 
 
 def _defaults(target: object) -> dict[str, object]:
