@@ -24,7 +24,7 @@ COLUMNS = {"length": np.array([1, 2, 3]), "image width": np.array([4, 5, 6], np.
 def test_arithmetic_over_columns(text, expected):
     cost = Arithmetic(text, "batch.balance")
     assert cost(COLUMNS).tolist() == expected
-    assert RowCosts(cost, {name: COLUMNS[name] for name in cost.names})(
+    assert RowCosts(cost, {name: COLUMNS[name] for name in cost.columns})(
         np.array([2, 0])
     ).tolist() == [expected[2], expected[0]]
 
@@ -43,7 +43,6 @@ def test_arithmetic_over_columns(text, expected):
         ("length *", "invalid syntax"),
         ("", "invalid syntax"),
         ("2 + 2", "it names no column"),
-        ("length" + " + 1" * 100, "longer than 300 characters"),
     ],
 )
 def test_what_is_no_arithmetic_is_refused(text, message):

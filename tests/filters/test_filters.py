@@ -249,8 +249,7 @@ FUNCTION = f"{{_target_: {HERE}.short, most: 20}}"
         (['+dataset.filter="length > 0"'], lambda t: t),
     ],
 )
-def test_rows_that_are_chosen(overrides, kept, monkeypatch):
-    monkeypatch.setattr("penstock.addons.filters.kept._AT_ONCE", 16)
+def test_rows_that_are_chosen(overrides, kept):
     data = data_of(*overrides)
     rows = list(kept(TABLE).index)
     found = [data.train.dataset[index]["row"] for index in range(len(data.train.dataset))]

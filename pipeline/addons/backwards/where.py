@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.addons.filters.row_filter import is_expression, matching
+from penstock.addons.filters.expressions import is_expression, matching
 from penstock.addons.mixtures.order import MixtureOrder
 from penstock.build.data import DataParts, Split
 from penstock.config.data_rules import mode_of
@@ -352,7 +352,7 @@ def rows_of(sample: Sample, split: Split) -> list[int]:
     Args:
         sample: a row of the dataset (of all its rows, where a filter leaves some out), SOURCE:ROW
             of a mixture, the path of a file or its last parts, an expression over the table
-            (`loading/row_filter.py`), or several of these.
+            (`addons/filters/expressions.py`), or several of these.
 
     Raises:
         ConfigError: there is no such sample, a name is that of several files, or a filter leaves

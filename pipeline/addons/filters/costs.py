@@ -2,9 +2,8 @@
 
     length            length + 0.002 * length ** 2            `image width` * `image height`
 
-An expression (expressions.py) has columns, numbers, + - * / ** and brackets here, and nothing
-is called. All of it is float64, as `9 ** 9 ** 9` in whole numbers would never end. It is evaluated
-for the rows of a batch only, so a column that is mapped from a file stays there.
+All of it is float64, as `9 ** 9 ** 9` in whole numbers would never end. It is evaluated for the
+rows of a batch only, so a column that is mapped from a file stays there.
 """
 
 from __future__ import annotations
@@ -15,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.addons.filters.evaluation import evaluate
-from penstock.addons.filters.expressions import Column, nodes, read
+from penstock.addons.filters.expressions import Expression
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.loading.dataset_facts import table_of, with_token_lengths
 from penstock.order.columns import column_of
@@ -27,11 +25,10 @@ if TYPE_CHECKING:
     from penstock.build.data import Split
 
 TOKENS = "tokens"  # of a row, or of its part, that stand in a block
-_LONGEST = 300  # characters of an expression
 _CHECKED = 1 << 20  # rows at once
 
 
-class Arithmetic:
+class Arithmetic(Expression):
     """A number for each row, from numbers that it has.
 
     Args:
@@ -39,32 +36,19 @@ class Arithmetic:
             brackets.
         key: of the configuration, for messages.
 
-    Attributes:
-        names: the columns that it reads, at least one.
-
     Raises:
-        ConfigError: it is something else.
+        ConfigError: it is something else, or names no column.
     """
 
     def __init__(self, text: str, key: str) -> None:
-        self.text, self.key = text, key
-        try:
-            self._tree = read(text, _LONGEST, costs=True)
-        except ValueError as error:
-            raise self._refused(str(error)) from None
-        columns = (node.name for node in nodes(self._tree) if isinstance(node, Column))
-        self.names = tuple(dict.fromkeys(columns))
-        if not self.names:
+        super().__init__(text, key, costs=True)
+        if not self.columns:
             raise self._refused("it names no column, so all rows would cost the same")
 
     def __call__(self, columns: Mapping[str, npt.NDArray[Any]]) -> FloatArray:
         """The numbers for rows whose columns are given, float64[n]; 1 us and 5 ns a row."""
-        values = {name: np.asarray(columns[name], np.float64) for name in self.names}
-        with np.errstate(all="ignore"):  # what is no number then is found by `RowCosts`
-            return np.asarray(evaluate(self._tree, values))
-
-    def _refused(self, reason: str) -> ConfigError:
-        return ConfigError(Problem(self.key, f"{self.text!r}: {reason}"))
+        values = {name: np.asarray(columns[name], np.float64) for name in self.columns}
+        return np.asarray(self.values(values))  # `RowCosts` finds what is no number then
 
 
 class RowCosts:
@@ -132,6 +116,7 @@ def costs_of(split: Split) -> Costs:
     if split.packs:
         return PartCosts(cost)
     table = table_of(split.dataset, split.data.fields)
-    if "length" in cost.names:
+    if "length" in cost.columns:
         table = with_token_lengths(table, split.dataset, split.transform.steps)
-    return RowCosts(cost, {name: column_of(table, name, "balance", "batch") for name in cost.names})
+    columns = {name: column_of(table, name, "balance", "batch") for name in cost.columns}
+    return RowCosts(cost, columns)

@@ -3,15 +3,9 @@
     length < 500 and label != "spam"              length + 0.002 * length ** 2
     `image width` >= 224 & (year in [2019, 2020] | source.str.startswith("news"))
 
-1. `read` turns a text into a tree of the nodes below, once. Python's own parser does the work, and
-   what it finds that is not on the list here is refused. Names in backticks are looked for outside
-   of string literals and comments only.
-2. `evaluate` (evaluation.py) walks that tree over columns. Nothing else gets the text, and
-   nothing is called by a name that stands in it.
-
-A text comes from a configuration, which may be a stranger's, so its length, its numbers and the
-depth of its tree have limits, no text is an operand of arithmetic (`"a" * 6000000000`), and regular
-expressions are of the kind that RE2 searches for, in time that is linear.
+Python's own parser reads a text, which may be a stranger's. What is not on the list below is
+refused, so that no name of Python and no method of an object is reached. The rest means what it
+means to pandas: `and`, `or`, `not` and `in` become `&`, `|`, `~` and `isin` of columns.
 """
 
 from __future__ import annotations
@@ -19,178 +13,44 @@ from __future__ import annotations
 import ast
 import re
 import warnings
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-_DEEPEST = 100  # nodes inside of nodes
-_MOST = 1000  # nodes, without what lists hold
-# Parts of a regular expression, counts written out: RE2 may take 10 ns for each, at each letter.
-_PATTERN = 1_000
-_ONLY_COSTS = "allowed are columns, numbers, + - * / ** and brackets"
+from penstock.config.messages import nearest
+from penstock.errors import ConfigError, Problem
 
-_ARITHMETIC: dict[type[ast.AST], str] = {
-    ast.Add: "+",
-    ast.Sub: "-",
-    ast.Mult: "*",
-    ast.Div: "/",
-    ast.FloorDiv: "//",
-    ast.Mod: "%",
-    ast.Pow: "**",
-}
-_COSTS = frozenset({"+", "-", "*", "/", "**"})
-_FILTERS = frozenset({"+", "-", "*", "/", "//", "%"})
-_COMPARES: dict[type[ast.AST], str] = {
-    ast.Eq: "==",
-    ast.NotEq: "!=",
-    ast.Lt: "<",
-    ast.LtE: "<=",
-    ast.Gt: ">",
-    ast.GtE: ">=",
-    ast.In: "in",
-    ast.NotIn: "not in",
-}
-# What may be called, with the names of its arguments, and the values of those that have a choice.
-_CALLS: dict[str, tuple[str, ...]] = {
-    "isna": (),
-    "notna": (),
-    "abs": (),
-    "isin": ("values",),
-    "duplicated": ("keep",),
-    "between": ("left", "right", "inclusive"),
-    "str.contains": ("pat", "case", "na", "regex"),
-    "str.startswith": ("pat", "na"),
-    "str.endswith": ("pat", "na"),
-    "str.len": (),
-    "str.lower": (),
-    "str.upper": (),
-    "str.strip": ("to_strip",),
-}
-_NEEDED = frozenset({"values", "left", "right", "pat"})
-_CHOICES: dict[str, tuple[object, ...]] = {
-    "case": (True, False),
-    "na": (True, False),
-    "regex": (True, False),
-    "keep": ("first", "last", False),
-    "inclusive": ("both", "neither", "left", "right"),
-}
+Mask = npt.NDArray[np.bool_]
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Column:
-    """The values of a column."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Constant:
-    """A number, a text, True, False or None; in costs a np.float64."""
-
-    value: Any
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Items:
-    """A list; beside `in`, == and != only."""
-
-    values: tuple[Node, ...]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Operation:
-    """Arithmetic of two, or a sign, where `left` is None."""
-
-    symbol: str
-    left: Node | None
-    right: Node
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Comparison:
-    """left == right, or left < middle <= right and so on: a symbol between each two operands."""
-
-    operands: tuple[Node, ...]
-    symbols: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Not:
-    """Where something does not hold."""
-
-    of: Node
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Joined:
-    """`and`, `or` or `^` of two or more."""
-
-    symbol: str
-    parts: tuple[Node, ...]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Call:
-    """A method of `_CALLS`, with those arguments that stand there; `pattern` is one for RE2."""
-
-    name: str
-    of: Node
-    arguments: Mapping[str, Any]
-
-
-Node = Column | Constant | Items | Operation | Comparison | Not | Joined | Call
-
-
-def read(text: str, longest: int, costs: bool = False) -> Node:
-    """The tree of an expression.
-
-    Args:
-        text: of a filter: columns, numbers and texts; comparisons, `and`, `or`, `not` (& and | are
-            the same words, as they are to pandas' `query`; ~), `in`, arithmetic, and `_CALLS`.
-        longest: characters that it may have.
-        costs: only columns, numbers (np.float64, so that none is too large), + - * / ** and
-            brackets.
-
-    Raises:
-        ValueError: it is something else. The message says what.
-    """
-    if len(text) > longest:
-        raise ValueError(f"it is longer than {longest} characters")
-    top, names = _parsed(text)
-    _check_size(top)
-    return _Reader(names, costs).node(top)
-
-
-def compares(text: str, longest: int) -> bool:
-    """Whether a text that may be a path can only be an expression."""
-    try:
-        top, _ = _parsed(text if len(text) <= longest else "")
-    except ValueError:
-        return "`" in text
-    return isinstance(top, (ast.Compare, ast.BoolOp, ast.Call, ast.UnaryOp))
-
-
-def nodes(tree: Node) -> Iterator[Node]:
-    """All nodes of a tree, those below a node before it."""
-    below: tuple[Node, ...] = ()
-    match tree:
-        case Operation():
-            below = (tree.right,) if tree.left is None else (tree.left, tree.right)
-        case Comparison():
-            below = tree.operands
-        case Items():
-            below = tree.values
-        case Joined():
-            below = tree.parts
-        case Not() | Call():
-            below = (tree.of,)
-    for node in below:
-        yield from nodes(node)
-    yield tree
-
-
+_LONGEST = 10_000  # characters
+_Nodes = tuple[type[ast.AST], ...]
+_ARITHMETIC: _Nodes = (
+    ast.Name,
+    ast.Load,
+    ast.Constant,
+    ast.BinOp,
+    ast.Add,
+    ast.Sub,
+    ast.Mult,
+    ast.Div,
+)
+_ARITHMETIC += (ast.UnaryOp, ast.UAdd, ast.USub)
+_COSTS: _Nodes = (*_ARITHMETIC, ast.Pow)
+_FILTERS: _Nodes = (
+    *_ARITHMETIC,
+    ast.FloorDiv,
+    ast.Mod,
+    ast.BitXor,
+    ast.unaryop,
+    ast.Compare,
+    ast.cmpop,
+)
+_FILTERS += (ast.BoolOp, ast.boolop, ast.List, ast.Tuple, ast.Call, ast.Attribute, ast.keyword)
+_OF_TEXTS = ("contains", "startswith", "endswith", "len", "lower", "upper", "strip")
+_METHODS = ("isna", "notna", "abs", "isin", "between", "duplicated", *_OF_TEXTS)
 # What a text is divided into where that matters; all else is left to Python's parser.
 _LEXEMES = re.compile(
     r"""'''(?:[^'\\]|\\.|'(?!''))*''' | \"""(?:[^"\\]|\\.|"(?!""))*\"""
@@ -200,16 +60,149 @@ _LEXEMES = re.compile(
 )
 
 
-def _parsed(text: str) -> tuple[ast.expr, dict[str, str]]:
-    """Python's tree of a text, and what stood in backticks by the name that it has in there.
+class Expression:
+    """An expression over the columns of a table.
+
+    Args:
+        text: of columns (in backticks where a name is no identifier), numbers and texts;
+            comparisons, `and`, `or`, `not`, `in`, arithmetic, and the methods isna, notna, between,
+            isin, abs, duplicated, and of texts (`name.str`) contains, startswith, endswith, len,
+            lower, upper and strip.
+        key: of the configuration, for messages.
+        costs: only columns, numbers, + - * / ** and brackets, all of it in float64.
+
+    Attributes:
+        columns: names of those that it reads.
 
     Raises:
-        ValueError: it is no Python.
+        ConfigError: it is something else.
     """
-    prefix = "quoted_"
+
+    def __init__(self, text: str, key: str = "dataset.filter", costs: bool = False) -> None:
+        self.text, self.key = text, key
+        try:
+            tree, quoted = _parsed(text)
+            _check(tree, quoted, costs)
+            names = dict[str, str]()  # a column by the name that it has in the code
+            for node in ast.walk(tree):
+                if isinstance(node, ast.Name):
+                    names[f"c_{node.id}"] = quoted.get(node.id, node.id)
+                    node.id = f"c_{node.id}"
+            self._days = {
+                (names[name], day) for node in ast.walk(tree) for name, day in _beside_texts(node)
+            }
+            self._truths = {names[node.id] for node in _truths(tree) if isinstance(node, ast.Name)}
+            code = ast.fix_missing_locations(ast.Expression(_ForPandas().visit(tree)))
+            self._names, self._code = names, compile(code, "<expression>", "eval")
+        except (RecursionError, MemoryError):
+            raise self._refused("it is too deep") from None
+        except (SyntaxError, ValueError, OverflowError) as error:
+            reason = getattr(error, "msg", None) or str(error)
+            raise self._refused(reason) from None
+        self.columns = tuple(dict.fromkeys(names.values()))
+
+    def check(self, columns: Sequence[str]) -> None:
+        """Raise ConfigError for a column that is not among `columns`."""
+        for column in self.columns:
+            if column not in columns:
+                raise self._refused(no_column(column, columns))
+
+    def values(self, columns: Any) -> Any:
+        """What it gives for columns by name; raises ConfigError where they do not fit."""
+        given = {alias: columns[name] for alias, name in self._names.items()}
+        try:
+            with np.errstate(all="ignore"):
+                return eval(self._code, {"__builtins__": {}, "_isin": _isin}, given)
+        except Exception as error:  # whatever numpy and pandas meet in columns and values
+            reason = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
+            raise self._refused(reason) from None
+
+    def mask(self, table: Any) -> Mask:
+        """Whether it holds for each row of a table, pandas' or of columns by name: bool[n].
+
+        Raises:
+            ConfigError: the table lacks a column, or one does not fit what is done with it.
+        """
+        if table is None:
+            raise self._refused(
+                "the dataset has no table of metadata to filter by (docs/own_dataset.md)"
+            )
+        import pandas as pd
+
+        self.check(columns_of_table(table))
+        columns = {name: _series(table[name]) for name in self.columns}
+        for name, day in self._days:
+            # pandas also takes "now" and "10:30", which mean something else each day.
+            if columns[name].dtype.kind == "M" and not re.match(r"\d{4}", day):
+                raise self._refused(f"a day is written as '2026-01-31', not {day!r}")
+        for name in self._truths:
+            if columns[name].dtype.kind in "iuf":
+                raise self._refused(f"{name!r} is a number and no comparison; write {name} > 0")
+        values = self.values(columns)
+        length = len(table) if hasattr(table, "iloc") else len(next(iter(table.values())))
+        if isinstance(values, (bool, np.bool_)):
+            return np.full(length, bool(values))
+        if np.shape(values) == (length,):
+            series = pd.Series(values)
+            if series.dtype.kind == "b":
+                return np.asarray(series.fillna(False), np.bool_)
+        raise self._refused("it gives no true or false for each row; compare a column with a value")
+
+    def _refused(self, reason: str) -> ConfigError:
+        return ConfigError(Problem(self.key, f"{self.text[:200]!r}: {reason[:600]}"))
+
+
+def matching(table: object, expression: str, key: str = "dataset.filter") -> Mask:
+    """Whether `expression` holds for each row of a pandas table: bool[n]; see `Expression`."""
+    return Expression(expression, key).mask(table)
+
+
+def is_expression(text: str) -> bool:
+    """Whether a text, which may be a path, can only be an expression."""
+    try:
+        tree, _ = _parsed(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return "`" in text
+    return isinstance(tree, (ast.Compare, ast.BoolOp, ast.Call, ast.UnaryOp))
+
+
+def columns_of_table(table: Any) -> list[str]:
+    """Names of the columns of a table, or of columns by name."""
+    return [str(name) for name in getattr(table, "columns", table)]
+
+
+def no_column(name: object, known: Sequence[str]) -> str:
+    """A message about a column that is not there."""
+    return f"there is no column {name!r}{nearest(str(name), known)}; there are {', '.join(known)}"
+
+
+def _series(column: Any) -> Any:
+    """A column numbered from 0, whole numbers of it with 64 bits."""
+    import pandas as pd
+
+    series = pd.Series(column.array if hasattr(column, "array") else np.asarray(column))
+    if series.dtype == object and pd.api.types.infer_dtype(series, skipna=True) == "boolean":
+        return series.astype("boolean")
+    small = isinstance(series.dtype, np.dtype) and series.dtype.kind in "iu"
+    return series.astype(np.int64) if small and series.dtype != np.uint64 else series
+
+
+def _isin(series: Any, values: Any) -> Any:
+    """What `isin` gives; texts beside days are days."""
+    if series.dtype.kind == "M":
+        import pandas as pd
+
+        values = pd.DatetimeIndex(values, tz=series.dt.tz)
+    return series.isin(values)
+
+
+def _parsed(text: str) -> tuple[ast.expr, dict[str, str]]:
+    """Python's tree of a text, and what stood in backticks by the name that it has in there."""
+    if len(text) > _LONGEST:
+        raise ValueError(f"it is longer than {_LONGEST} characters")
+    prefix, names = "quoted_", dict[str, str]()
     while prefix in text:
         prefix += "_"
-    names: dict[str, str] = {}
 
     def replaced(lexeme: re.Match[str]) -> str:
         if lexeme["and"] or lexeme["or"]:
@@ -220,280 +213,136 @@ def _parsed(text: str) -> tuple[ast.expr, dict[str, str]]:
         names[name] = lexeme["name"].replace("``", "`")
         return f" {name} "
 
-    source = _LEXEMES.sub(replaced, text).strip()
-    try:
-        with warnings.catch_warnings():  # of "\." in a text
-            warnings.simplefilter("ignore")
-            return ast.parse(source, mode="eval").body, names
-    except (SyntaxError, ValueError) as error:
-        raise ValueError(getattr(error, "msg", None) or "it cannot be read") from None
-    except (RecursionError, MemoryError):
-        raise ValueError("it is too deep") from None
+    with warnings.catch_warnings():  # of "\." in a text
+        warnings.simplefilter("ignore")
+        return ast.parse(_LEXEMES.sub(replaced, text).strip(), mode="eval").body, names
 
 
-def _check_size(top: ast.expr) -> None:
-    left: list[tuple[ast.AST, int]] = [(top, 1)]
-    count = 0
-    while left:
-        node, depth = left.pop()
-        count += 1
-        if depth > _DEEPEST:
-            raise ValueError(f"more than {_DEEPEST} operations stand inside of each other")
-        if count > _MOST:
-            raise ValueError(f"it has more than {_MOST} parts")
-        listed = isinstance(node, (ast.List, ast.Tuple))
-        left += [
-            (below, depth + 1)
-            for below in ast.iter_child_nodes(node)
-            if isinstance(below, (ast.expr, ast.keyword))
-            and not (listed and isinstance(below, ast.Constant))
-        ]
+def _check(tree: ast.expr, quoted: dict[str, str], costs: bool) -> None:
+    """Raise ValueError for a node that is not on the list."""
+    called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    for node in ast.walk(tree):
+        if costs and not isinstance(node, _COSTS):
+            raise ValueError("allowed are columns, numbers, + - * / ** and brackets")
+        shown = ast.unparse(node)[:100]
+        for name, column in quoted.items():
+            shown = shown.replace(name, f"`{column}`")
+        if isinstance(node, (ast.Is, ast.IsNot)):
+            raise ValueError("`is` is not allowed in an expression; write == or isna()")
+        if isinstance(node, ast.Call):
+            of = node.func
+            if not isinstance(of, ast.Attribute) or of.attr not in _METHODS:
+                allowed = ", ".join(_METHODS)
+                shown = ast.unparse(of)[:100]
+                raise ValueError(f"{shown!r} may not be called; allowed: {allowed}")
+            of_text = isinstance(of.value, ast.Attribute) and of.value.attr == "str"
+            if of_text != (of.attr in _OF_TEXTS):
+                raise ValueError(f"{shown!r}: write e.g. title.str.len(), and title.isna()")
+        elif isinstance(node, ast.Attribute):
+            if id(node) not in called and node.attr != "str":
+                raise ValueError(f"{shown!r} is not allowed in an expression")
+        elif isinstance(node, ast.Constant):
+            if costs:
+                if isinstance(node.value, bool) or not isinstance(node.value, (int, float)):
+                    raise ValueError(f"{node.value!r} is no number")
+                node.value = float(node.value)
+            if node.value is not None and type(node.value) not in (bool, int, float, str):
+                raise ValueError(f"{shown!r} is no number and no text")
+        elif isinstance(node, ast.BinOp):
+            for side in (node.left, node.right):  # no `label + "x"`, no `"x" * 9`
+                if _is_text(side) or isinstance(side, (ast.List, ast.Tuple)):
+                    raise ValueError(f"{ast.unparse(side)[:100]} is no number")
+        elif isinstance(node, (ast.List, ast.Tuple)):
+            for item in node.elts:
+                if not isinstance(getattr(item, "operand", item), ast.Constant):
+                    raise ValueError(f"{ast.unparse(item)[:100]!r} is no plain value")
+        elif not costs and not isinstance(node, _FILTERS):
+            raise ValueError(f"{shown!r} is not allowed in an expression")
 
 
-def _is_list(node: ast.expr) -> bool:
-    return isinstance(node, (ast.List, ast.Tuple))
+def _beside_texts(node: ast.AST) -> Iterator[tuple[str, str]]:
+    """Each column that a node compares with a text, and the text."""
+    if isinstance(node, ast.Compare):
+        operands = [node.left, *node.comparators]
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        operands = [node.func.value, *node.args, *(argument.value for argument in node.keywords)]
+    else:
+        return
+    items = [item for one in operands for item in getattr(one, "elts", [one])]
+    texts = [item.value for item in items if isinstance(item, ast.Constant)]
+    for item in items:
+        if isinstance(item, ast.Name):
+            yield from ((item.id, text) for text in texts if isinstance(text, str))
+
+
+def _truths(tree: ast.expr) -> Iterator[ast.expr]:
+    """Operands of `and`, `or`, `not` and ~; raises ValueError for those that are no comparison."""
+    for node in ast.walk(tree):
+        operands = node.values if isinstance(node, ast.BoolOp) else []
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.Not, ast.Invert)):
+            operands = [node.operand]
+        for operand in operands:
+            number = isinstance(operand, ast.Constant) and not isinstance(operand.value, bool)
+            if number or (
+                isinstance(operand, ast.BinOp) and not isinstance(operand.op, ast.BitXor)
+            ):
+                raise ValueError(
+                    f"{ast.unparse(operand)[:100]!r} is no comparison; give each one brackets"
+                )
+        yield from operands
+
+
+class _ForPandas(ast.NodeTransformer):
+    """Writes `and`, `or`, `not`, `in` and chained comparisons as pandas has them."""
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:
+        self.generic_visit(node)
+        operator = ast.BitAnd() if isinstance(node.op, ast.And) else ast.BitOr()
+        return _joined(operator, node.values)
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
+        self.generic_visit(node)
+        return ast.UnaryOp(ast.Invert(), node.operand) if isinstance(node.op, ast.Not) else node
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        self.generic_visit(node)
+        of = node.func
+        if isinstance(of, ast.Attribute) and of.attr == "isin":
+            return ast.Call(ast.Name("_isin", ast.Load()), [of.value, *node.args], node.keywords)
+        return node
+
+    def visit_Compare(self, node: ast.Compare) -> ast.expr:
+        self.generic_visit(node)
+        parts = list[ast.expr]()
+        for operator, (left, right) in zip(
+            node.ops, pairwise([node.left, *node.comparators]), strict=True
+        ):
+            listed = isinstance(operator, (ast.In, ast.NotIn))
+            if isinstance(left, (ast.List, ast.Tuple)) or (listed and _is_text(left)):
+                left, right = right, left
+            if not listed and not isinstance(right, (ast.List, ast.Tuple)):
+                parts.append(ast.Compare(left, [operator], [right]))
+                continue
+            if isinstance(left, (ast.List, ast.Tuple)) or not isinstance(
+                operator, (ast.In, ast.NotIn, ast.Eq, ast.NotEq)
+            ):
+                raise ValueError("a list stands beside `in` or ==, with a column on the other side")
+            if _is_text(right):
+                right = ast.List([right], ast.Load())
+            if not isinstance(right, (ast.List, ast.Tuple)):
+                raise ValueError("`in` needs a list: label in ['ham', 'spam']")
+            found = ast.Call(ast.Name("_isin", ast.Load()), [left, right], [])
+            negative = isinstance(operator, (ast.NotIn, ast.NotEq))
+            parts.append(ast.UnaryOp(ast.Invert(), found) if negative else found)
+        return _joined(ast.BitAnd(), parts)
 
 
 def _is_text(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and type(node.value) is str
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 
-class _Reader:
-    """Makes nodes of Python's.
-
-    Args:
-        names: what stood in backticks, by the name that Python's tree has for it.
-        costs: see `read`.
-    """
-
-    def __init__(self, names: Mapping[str, str], costs: bool) -> None:
-        self._names, self._costs = names, costs
-
-    def node(self, node: ast.expr) -> Node:
-        match node:
-            case ast.Name():
-                return Column(self._names.get(node.id, node.id))
-            case ast.Constant():
-                return Constant(self._constant(node))
-            case ast.UnaryOp(op=ast.UAdd() | ast.USub()):
-                return self._signed(node)
-            case ast.BinOp(op=operator) if type(operator) in _ARITHMETIC:
-                return self._operation(node)
-        if self._costs:
-            raise ValueError(_ONLY_COSTS)
-        match node:
-            case ast.UnaryOp():  # not and ~
-                return Not(self.node(node.operand))
-            case ast.BinOp(op=ast.BitXor()):
-                return Joined("^", (self.node(node.left), self.node(node.right)))
-            case ast.BoolOp():
-                symbol = "and" if isinstance(node.op, ast.And) else "or"
-                return Joined(symbol, tuple(map(self.node, node.values)))
-            case ast.Compare():
-                return self._comparison(node)
-            case ast.Call():
-                return self._call(node)
-        raise self._refused(node)
-
-    def _refused(self, node: ast.AST) -> ValueError:
-        return ValueError(f"{self._shown(node)!r} is not allowed in an expression")
-
-    def _shown(self, node: ast.AST) -> str:
-        """A node as it was written, nearly."""
-        text = ast.unparse(node)
-        for name, quoted in self._names.items():
-            text = text.replace(name, f"`{quoted}`")
-        return text if len(text) <= 100 else f"{text[:100]}..."
-
-    def _constant(self, node: ast.Constant) -> Any:
-        value = node.value
-        if self._costs:
-            if type(value) not in (int, float):
-                raise ValueError(f"{value!r} is no number")
-            try:
-                return np.float64(value)  # type: ignore[arg-type]  # a number, as was just seen
-            except OverflowError:
-                return np.float64(np.inf)
-        if type(value) is int and value >= 1 << 64:
-            raise ValueError("a whole number has up to 64 bits")
-        if value is not None and type(value) not in (bool, int, float, str):
-            raise ValueError(f"{self._shown(node)!r} is no number and no text")
-        return value
-
-    def _operand(self, node: ast.expr) -> Node:
-        """One that arithmetic may have: no text, no True, no None."""
-        operand = self.node(node)
-        if isinstance(operand, Constant) and type(operand.value) not in (int, float, np.float64):
-            raise ValueError(f"{operand.value!r} is no number")
-        return operand
-
-    def _signed(self, node: ast.UnaryOp) -> Node:
-        operand = self._operand(node.operand)
-        symbol = "-" if isinstance(node.op, ast.USub) else "+"
-        if isinstance(operand, Constant):
-            return Constant(-operand.value) if symbol == "-" else operand
-        return Operation(symbol, None, operand)
-
-    def _operation(self, node: ast.BinOp) -> Node:
-        symbol = _ARITHMETIC[type(node.op)]
-        if symbol not in (_COSTS if self._costs else _FILTERS):
-            raise ValueError(_ONLY_COSTS) if self._costs else self._refused(node)
-        ends = (node.left, node.right)
-        if symbol == "-" and not self._costs and sum(map(_is_text, ends)) == 1:
-            left, right = map(self.node, ends)  # a day: when - "2026-01-31"
-        else:
-            left, right = map(self._operand, ends)
-        return Operation(symbol, left, right)
-
-    def _comparison(self, node: ast.Compare) -> Node:
-        operands = [node.left, *node.comparators]
-        symbols = []
-        listed = [False] * len(operands)
-        for number, operator in enumerate(node.ops):
-            symbol = _COMPARES.get(type(operator))
-            if symbol is None:
-                raise ValueError("`is` is not allowed in an expression; write == or isna()")
-            sides = (number, number + 1)
-            lists = [side for side in sides if _is_list(operands[side])]
-            if symbol in ("in", "not in") and not lists:  # a text is a list of itself
-                lists = [side for side in sides if _is_text(operands[side])]
-                if not lists:
-                    raise ValueError("`in` needs a list: label in ['ham', 'spam']")
-            if len(lists) > 1 or (lists and symbol not in ("in", "not in", "==", "!=")):
-                raise ValueError("a list stands beside `in` or ==, with a column on the other side")
-            for side in lists:
-                listed[side] = True
-            symbols.append(symbol)
-        made = [
-            self._items(operand) if is_list else self.node(operand)
-            for operand, is_list in zip(operands, listed, strict=True)
-        ]
-        return Comparison(tuple(made), tuple(symbols))
-
-    def _items(self, node: ast.expr) -> Items:
-        values = node.elts if isinstance(node, (ast.List, ast.Tuple)) else [node]
-        return Items(tuple(map(self.node, values)))
-
-    def _call(self, node: ast.Call) -> Node:
-        name, of = "", node.func
-        if isinstance(of, ast.Attribute):
-            name, of = of.attr, of.value
-            if isinstance(of, ast.Attribute) and of.attr == "str":
-                name, of = f"str.{name}", of.value
-        if name not in _CALLS:
-            raise ValueError(
-                f"{self._shown(node.func)!r} may not be called; allowed: {', '.join(_CALLS)}"
-            )
-        arguments = self._arguments(name, node)
-        rows = self.node(of)
-        if isinstance(rows, Constant):
-            raise ValueError(f"{name} is of a column, and {rows.value!r} is none")
-        match name:
-            case "notna":
-                return Not(Call("isna", rows, {}))
-            case "isin":
-                return Comparison((rows, Items(tuple(map(Constant, arguments["values"])))), ("in",))
-            case "between":
-                inclusive = arguments.get("inclusive", "both")
-                symbols = (
-                    "<=" if inclusive in ("both", "left") else "<",
-                    "<=" if inclusive in ("both", "right") else "<",
-                )
-                return Comparison(
-                    (Constant(arguments["left"]), rows, Constant(arguments["right"])), symbols
-                )
-        return Call(name, rows, arguments)
-
-    def _arguments(self, name: str, node: ast.Call) -> dict[str, Any]:
-        known = _CALLS[name]
-        arguments = dict(zip(known, map(self._plain, node.args), strict=False))
-        if len(node.args) > len(known):
-            raise ValueError(f"{name} takes {len(known)} arguments at most")
-        for keyword in node.keywords:
-            if keyword.arg not in known or keyword.arg in arguments:
-                raise ValueError(f"{name} does not take the argument {keyword.arg or '**'}")
-            arguments[keyword.arg] = self._plain(keyword.value)
-        for argument in known:
-            if argument not in arguments:
-                if argument in _NEEDED:
-                    raise ValueError(f"{name} needs the argument {argument}")
-                continue
-            value = arguments[argument]
-            if not _fits(name, argument, value):
-                raise ValueError(f"{name} does not take {argument}={value!r}")
-        if name == "str.contains" and arguments.get("regex", True):
-            arguments["pattern"] = _pattern(arguments["pat"])
-        return arguments
-
-    def _plain(self, node: ast.expr) -> Any:
-        """The value of an argument: a constant, or a tuple of constants."""
-        if isinstance(node, (ast.List, ast.Tuple)) and not any(map(_is_list, node.elts)):
-            return tuple(map(self._plain, node.elts))
-        made = self.node(node) if isinstance(node, (ast.Constant, ast.UnaryOp)) else None
-        if not isinstance(made, Constant):
-            raise ValueError(f"{self._shown(node)!r} is no plain value")
-        return made.value
-
-
-def _fits(name: str, argument: str, value: object) -> bool:
-    """Whether a method takes a value."""
-    if argument in _CHOICES:
-        return any(type(value) is type(choice) and value == choice for choice in _CHOICES[argument])
-    if argument == "values":
-        return type(value) is tuple
-    if argument in ("left", "right"):
-        return type(value) is not tuple
-    if argument == "pat" and name != "str.contains" and type(value) is tuple:
-        return all(type(text) is str for text in value)
-    return type(value) is str or (argument == "to_strip" and value is None)
-
-
-_MARKS = frozenset(r".^$*+?{}[]\|()")
-# The part of Python's regular expressions that means the same to RE2.
-_REGEX = re.compile(
-    r"""\\[^A-Za-z0-9\n] | \[\^?\]?(?:[^\[\]\\\n]|\\[^A-Za-z0-9\n])*\]
-      | \{(?P<least>[0-9]{1,4})(?:,(?P<most>[0-9]{1,4})?)?\}
-      | \((?:\?:|(?!\?)) | \$(?=\Z|\|) | (?P<other>[\\\[{$]|\(\?) | .""",
-    re.VERBOSE | re.DOTALL,
-)
-
-
-def _pattern(pattern: str) -> str:
-    """The text that RE2 searches for; "" where a regular expression is nothing but a text.
-
-    Raises:
-        ValueError: RE2 lacks some of it, or means something else by it than Python's `re` does.
-    """
-    if _MARKS.isdisjoint(pattern):
-        return ""
-    written, depth = [], 0
-    groups, last = [0], 0  # parts of the groups that are open, and of what a count would repeat
-    for lexeme in _REGEX.finditer(pattern):
-        part = lexeme[0]
-        depth += {"(": 1, "(?:": 1, ")": -1}.get(part, 0)
-        if lexeme["other"] or (part == "$" and depth):
-            rest = pattern[lexeme.start() :][:10]
-            raise ValueError(
-                rf"str.contains searches for {pattern!r} by RE2, and {rest!r} is not allowed there:"
-                r" no \d, \w, \s or \b (write [0-9]), no (?...) but (?:...), no [ in brackets, $ "
-                "at the end only, { only of a count. regex=False searches for the text as it stands"
-            )
-        if lexeme["least"]:
-            times = max(int(lexeme["least"]), int(lexeme["most"] or 0), 1)
-            groups[-1] += last * (times - 1)
-            last *= times
-        elif part in ("(", "(?:"):
-            groups.append(1)
-        elif part == ")" and len(groups) > 1:
-            last = groups.pop()
-            groups[-1] += last
-        elif part not in ("*", "+", "?"):
-            last = 1
-            groups[-1] += last
-        written.append(r"\n?$" if part == "$" else part)  # Python's stands before a last newline
-    if sum(groups) > _PATTERN:
-        raise ValueError(
-            f"str.contains: {pattern!r}, with its counts written out, has more than "
-            f"{_PATTERN:,} parts"
-        )
-    return "".join(written)
+def _joined(operator: ast.operator, parts: Sequence[ast.expr]) -> ast.expr:
+    made = parts[0]
+    for part in parts[1:]:
+        made = ast.BinOp(made, operator, part)
+    return made

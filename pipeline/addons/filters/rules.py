@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.addons.filters.costs import TOKENS, Arithmetic
-from penstock.addons.filters.row_filter import Expression, no_column
+from penstock.addons.filters.expressions import Expression, no_column
 from penstock.config.messages import nearest, not_allowed
 from penstock.config.nodes import SPLITS, Parts, choices_of_rows, datasets, datasets_found, filters
 from penstock.config.schema import Config
@@ -78,7 +78,7 @@ def _left_out(key: str, value: Any) -> Iterator[str]:
 def balance(config: Config, parts: Parts) -> Iterator[str]:
     """Ranks are balanced by columns that the dataset has; of rows in blocks, by their tokens."""
     try:
-        names = Arithmetic(config.batch.balance, "batch.balance").names
+        names = Arithmetic(config.batch.balance, "batch.balance").columns
     except ConfigError as error:
         yield from map(str, error.problems)
         return

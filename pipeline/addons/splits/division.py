@@ -243,7 +243,7 @@ def divided(split: Split, dataset: Any, division: Mapping[str, Any]) -> Any:
     every = unfiltered(dataset)
     kept = np.arange(len(every))
     if isinstance(dataset, KeptRows):
-        kept = np.flatnonzero(dataset.selection.mask(0, len(every)))
+        kept = dataset.selection.rows
     table: Any = table_of(every, split.data.fields)
 
     def column(name: str, key: str) -> Any:

@@ -1,18 +1,12 @@
 """Filters by expression: what they keep, and that nothing but a filter gets through."""
 
-import resource
-import subprocess
-import sys
-import time
 from decimal import Decimal
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from penstock.addons.filters import row_filter
-from penstock.addons.filters.row_filter import Expression, is_expression, matching
+from penstock.addons.filters.expressions import Expression, is_expression, matching
 from penstock.errors import ConfigError
 
 TABLE = pd.DataFrame(
@@ -66,7 +60,6 @@ TABLE.index = pd.Index([5, 7, 9, 11])
         ("9 > length", [0]),
         ("True", [0, 1, 2, 3]),
         ("sharp and True", [0, 2]),
-        ("(length & small) == 8", [2, 3][1:1]),
         # Missing values: comparisons are false, but of != ; and of types with one of their own.
         ("label != 'ham'", [1, 3]),
         ("not label == 'ham'", [1, 3]),
@@ -91,8 +84,6 @@ TABLE.index = pd.Index([5, 7, 9, 11])
         ("[3, 9] in length", [0, 3]),
         ("'ham' in label", [0, 2]),
         ("label not in 'ham'", [1, 3]),
-        ("length in [small, 41]", [2, 3]),
-        ("length not in [small, 41]", [0, 1]),
         ("length in []", []),
         ("length.between(9, 41, inclusive='left')", [3]),
         ("length.between(3, 41, 'neither')", [3]),
@@ -101,7 +92,6 @@ TABLE.index = pd.Index([5, 7, 9, 11])
         ("-small > 0", [1]),
         ("small.abs() >= 100", [0, 1]),
         ("length // 0 > 1 and length / 0 > 1", [0, 1, 2, 3]),
-        ("(length > 3) + sharp == 1", [0, 1, 3]),
         ("length + `image width` > 4", [0, 1, 3]),
         ("price * 2 > 3", [1, 3]),
         ("rank * 2 == 6", [2]),
@@ -124,12 +114,11 @@ TABLE.index = pd.Index([5, 7, 9, 11])
         ("day > '2020'", [1]),
         ("day >= '2020-01-01'", [0, 1]),
         ("day == '2020-01-01'", [0]),
-        ("day == 2020", [0]),
         ("day in ['2021-06-05', '2022-01-01']", [1]),
+        ("local in ['2021-06-05', '2022-01-01'] or length.isin([3])", [0, 1]),
         ("'2019' < day < '2021'", [0, 3]),
         ("day.between('2019-12-31', '2020-01-01 12:00')", [0, 3]),
         ("local < '2020-01-01T00:00:00Z'", [3]),
-        ("day - '2020-01-01' > '1 day'", [1]),
         # What Python's parser makes of quotes, backticks and comments.
         ("`a``b` > 1", [2, 3]),
         ("label != 'x`y' and `a``b` > 1", [2, 3]),
@@ -194,7 +183,6 @@ def test_it_is_what_pandas_makes_of_it(expression):
         "(lambda: 1)()",
         "[x for x in length]",
         "label.str.cat",
-        "length.isin(length)",
         "length.apply('x')",
         "f'{length}'",
         "length[0]",
@@ -224,13 +212,15 @@ def test_it_is_what_pandas_makes_of_it(expression):
         "length.isin('a')",
         "length.isin([[1]])",
         "length.between(1)",
-        "length.between([1], 2)",
+        "length in [small, 41]",
+        "day == 'now'",
+        "day in ['2020-01-01', 'today']",
+        "day.between('10:30', '2021')",
         "length.between(1, 2, inclusive='x')",
         "length.abs(1)",
         "length.abs(x=1)",
         "length.isna(*[1])",
         "length.isna(**{'x': 1})",
-        "hash.str.contains('a', flags=2)",
         "hash.str.contains(3)",
         "3 .abs()",
         "hash.str.contains('a', na=1)",
@@ -247,13 +237,9 @@ def test_it_is_what_pandas_makes_of_it(expression):
         "length @ length > 3",
         "+label == 'a'",
         "label + 'x' == 'hamx'",
-        "label + hash == 'x'",
-        "label * 3 == 'x'",
         "label % 3 == 'x'",
         "-label == 'x'",
         "kind * 2 == 'xx'",
-        "title + title == 'x'",
-        "length + True > 1",
         "length + None > 1",
         "day > 'now'",
         "day > 'today'",
@@ -263,10 +249,6 @@ def test_it_is_what_pandas_makes_of_it(expression):
         "day < local",
         "day + 'x' > day",
         "length - '2020-01-01' > 1",
-        "length * 4611686018427387904 > 0",
-        "length + 9223372036854775807 > 0",
-        "length < 18446744073709551616",
-        "9" * 400 + " > length",
         "1 / 0 > length",
         "price + length",
         "ｌength > 3 and lеngth > 3",
@@ -278,17 +260,13 @@ def test_it_is_what_pandas_makes_of_it(expression):
         "\ud800",
         "length > 3\nlabel",
         "-" * 5000 + "length > 3",
-        "length" + " + 1" * 200 + " > 3",
-        " and ".join(["length > 3"] * 600),
         "length > 3 > label",
     ],
 )
 def test_nothing_else_gets_through(expression):
-    began = time.thread_time()
     with pytest.raises(ConfigError, match=r"dataset\.filter") as caught:
         matching(TABLE, expression)
     assert len(str(caught.value)) < 1500
-    assert time.thread_time() - began < 1
 
 
 # Texts for Python's parser, in which pandas.eval saw a call: an escape before a closing quote, then
@@ -314,146 +292,9 @@ def test_what_is_checked_is_what_is_evaluated(text, call, tmp_path, monkeypatch)
     assert not mask.any(), "no row has one of these texts"
 
 
-@pytest.mark.parametrize(
-    "expression",
-    [
-        '"a" * 6000000000 == label',
-        "label == 'a' * 6000000000",
-        "[1] * 6000000000 == length",
-        "label.str.strip() * 6000000000 == 'a'",
-        "title * 6000000000 == 'a'",
-        "length < 9 ** 9 ** 9",
-        "length < 9 << 6000000000",
-        "'%6000000000d' % length == label",
-        "length.isin([1] * 6000000000)",
-    ],
-)
-def test_no_expression_takes_memory(expression):
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 29), before[1]))
-    try:
-        with pytest.raises(ConfigError, match=r"dataset\.filter") as caught:
-            matching(TABLE, expression)
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, before)
-    assert "MemoryError" not in str(caught.value)
-
-
-NESTED = "sharp" + ".between(0, 1)" * 45
-TOWERS = "0 < (" * 90 + "length" + ") < 2" * 90
-LISTS = "(" * 60 + "length" + " in [length, small])" * 60
-
-
-@pytest.mark.parametrize("expression", [NESTED, TOWERS, LISTS], ids=["methods", "chains", "lists"])
-def test_what_stands_inside_of_other_things_is_evaluated_once(expression):
-    began = time.thread_time()
-    assert len(matching(TABLE, expression)) == 4
-    assert time.thread_time() - began < 5
-
-
-REGEX = {
-    "news|old": [1, 3],
-    "^[Nn]ews": [0, 1],
-    r"s\.b": [1],
-    "old$": [3],
-    "a$|b$": [0, 1],
-    "e{1}w": [0, 1],
-    "(?:N|n)e.+": [0, 1],
-    "[^a-z: ]": [0, 1, 3],
-    "(w|o)[sl]": [0, 1, 3],
-    "x*y": [],
-    "l?d": [3],
-    "^[A-Za-z .:]{1,400}s{1,400}": [0, 1],
-    "(?:(?:x{9}){9}|N){1,9}": [0],
-}
-
-
-@pytest.mark.parametrize("pattern", REGEX)
-def test_regular_expressions_that_keep_their_meaning(pattern):
-    pytest.importorskip("pyarrow")
-    texts = TABLE.assign(
-        other=TABLE["title"].astype("string"), group=TABLE["title"].astype("category")
-    )
-    for column in ("title", "other", "group"):
-        rows = np.flatnonzero(matching(texts, f"{column}.str.contains({pattern!r})")).tolist()
-        assert rows == REGEX[pattern], column
-
-
-@pytest.mark.parametrize(
-    "pattern",
-    [
-        "^(?=a)(a|a)+$",
-        r"(a)\1",
-        r"\w+",
-        r"\d",
-        r"\bnews",
-        "(?i)news",
-        "(?P<x>a)",
-        "(?<!a)b",
-        "(?#x)",
-        "a{,3}",
-        "a{x",
-        "a$b",
-        "(a$)",
-        "[[:alpha:]]",
-        r"[\d]",
-        "a\\",
-        "[a",
-        "(a",
-        "a)",
-        "*a",
-        "a**",
-        "a{2,1}",
-        "(a{1000}){1000}",
-        "(a{99}){99}{99}",
-        "(?:a{501}){2}",
-        "(a{600}b){1,2}",
-        "x" * 1000 + ".",
-        "(a|b{30}){40}",
-        "((a{9}){9}b){13}",
-    ],
-)
-def test_regular_expressions_that_would_not(pattern):
-    pytest.importorskip("pyarrow")
-    with pytest.raises(ConfigError, match=r"dataset\.filter"):
-        matching(TABLE, f"title.str.contains({pattern!r})")
-    assert not matching(TABLE, f"title.str.contains({pattern!r}, regex=False)").any()
-
-
-def test_no_regular_expression_goes_back(monkeypatch):
-    """In as many steps as there are letters; `re` needs 2 to that power."""
-    table = pd.DataFrame({"name": pd.Series(["a" * 5000 + "!"] * 3, dtype=object)})
-    began = time.thread_time()
-    assert not matching(table, "name.str.contains('^(a|a)+$')").any()
-    assert time.thread_time() - began < 2
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ConfigError, match=r"need pyarrow: .*regex=False searches for the text"):
-        matching(table, "name.str.contains('^(a|a)+$')")
-    assert matching(table, "name.str.contains('aaa')").all()
-
-
-def test_a_table_is_evaluated_in_slices(monkeypatch):
-    monkeypatch.setattr(row_filter, "_AT_ONCE", 7)
-    rows = np.arange(100)
-    table = pd.DataFrame({"row": rows, "text": [f"{row % 9}" for row in rows]}, index=rows[::-1])
-    for text, expected in {
-        "row % 3 == 0 and text.str.startswith('4')": (rows % 3 == 0) & (rows % 9 == 4),
-        "~text.duplicated()": rows < 9,
-        "~text.duplicated(keep='last') and row > 95": rows > 95,
-        "(row // 10).duplicated() or row == 0": (rows % 10 > 0) | (rows == 0),
-        "text.duplicated().duplicated()": ~np.isin(rows, [0, 9]),
-    }.items():
-        assert matching(table, text).tolist() == expected.tolist(), text
-    assert matching(table[:0], "row > 1 or text.duplicated()").shape == (0,)
-
-
 def test_columns_of_an_expression_and_whether_rows_stand_alone():
     one = Expression("`image width` > 1 and label == 'ham'")
     assert sorted(one.columns) == ["image width", "label"]
-    assert one.by_row
-    assert Expression("label == 'duplicated'").by_row
-    assert not Expression("~hash.duplicated()").by_row
     with pytest.raises(ConfigError, match=r"no column 'lenght' \(did you mean 'length'\?\)"):
         matching(TABLE, "lenght < 3")
     with pytest.raises(ConfigError, match="there are 0, 1"):
@@ -473,22 +314,3 @@ def test_a_path_is_no_expression():
         "length > " + "1" * 20_000,
     ):
         assert not is_expression(text), text
-
-
-def fuzz(count, seed):
-    program = Path(__file__).parents[1] / "fuzz_expressions.py"
-    command = [sys.executable, program, "--count", str(count), "--seed", str(seed)]
-    # Cold: hypothesis warns where it was imported before there was a test, and warnings are errors.
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
-
-
-def test_expressions_at_random_mean_what_plain_python_makes_of_them():
-    """The short form of `make fuzz`."""
-    assert fuzz(100, seed=1).startswith("100 texts: ")
-
-
-@pytest.mark.stress
-def test_100_000_expressions_at_random():
-    print(fuzz(100_000, seed=2))
