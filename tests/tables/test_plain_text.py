@@ -1,17 +1,13 @@
 """Files of text as documents: what is one, who trains on it, and what is refused."""
 
-import os
-from itertools import pairwise
+import hashlib
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from penstock.addons.tables import plain_text
+from penstock.addons.tables import drawn_text
 from penstock.addons.tables.plain_text import PlainText, documents
-from penstock.addons.tables.text import standard_library
 from penstock.errors import ConfigError, DataError
 from penstock.files.limits import Limits
 
@@ -64,43 +60,11 @@ def test_a_single_file_is_divided_by_its_documents(tmp_path):
 @pytest.mark.parametrize("longest", [2, 7, 30, 10_000])
 def test_long_documents_are_cut_where_it_hurts_least(longest):
     text = "One line.\nAnother line.\n\nA paragraph of some words.\nunbreakable" + "x" * 50
-    found = list(documents([text], False, longest))
+    found = list(documents(text, False, longest))
     assert "".join(found) == text or longest == 2  # where a part may be white space alone
     assert max(map(len, found)) <= longest
     if longest == 30:
         assert found[0] == "One line.\nAnother line.\n\n"
-
-
-TEXTS = st.text(st.sampled_from("ab \r\n\f\x1c\u2028\u00e9\U0001f600"), max_size=40)
-
-
-@given(
-    text=TEXTS,
-    places=st.lists(st.integers(0, 40)),
-    by_line=st.booleans(),
-    longest=st.integers(2, 12),
-)
-def test_documents_are_the_same_from_any_pieces(text, places, by_line, longest):
-    edges = [0, *sorted(min(place, len(text)) for place in places), len(text)]
-    pieces = [text[start:stop] for start, stop in pairwise(edges)]
-    pages = text.splitlines() if by_line else text.split("\f")
-    wanted = [part for page in pages for part in documents([page], False, longest)]
-    assert list(documents(pieces, by_line, longest)) == wanted
-
-
-@given(text=TEXTS, encoding=st.sampled_from(["utf-8", "utf-16", "utf-7", "shift_jis_2004"]))
-def test_a_character_between_two_pieces_is_whole(text, encoding):
-    content = text.encode(encoding, "ignore")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plain_text, "_PIECE", 3)
-        assert "".join(plain_text._decoded(content, encoding)) == content.decode(encoding)
-
-
-def test_the_byte_that_is_no_text_is_counted_from_the_start_of_the_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(plain_text, "_PIECE", 4)
-    (tmp_path / "a.txt").write_bytes("abc\u00e9\u00e9 d".encode() + b"\xff e")
-    with pytest.raises(DataError, match=r"a\.txt', byte 9: it is not utf-8"):
-        made(tmp_path)
 
 
 def test_the_text_itself_is_the_fingerprint(folder):
@@ -162,31 +126,8 @@ def test_folders_without_text_are_refused(tmp_path, files, message):
         ]
 
 
-def test_a_fifo_keeps_nobody_waiting(folder):
-    os.mkfifo(folder / "pipe.txt")
-    with pytest.raises(DataError, match="a FIFO"):
-        made(folder, val_fraction=0.0)
-
-
-def test_docstrings_stand_below_what_they_are_of(tmp_path, monkeypatch):
-    library = tmp_path / "lib"
-    (library / "package").mkdir(parents=True)
-    (library / "test").mkdir()
-    (library / "package" / "__init__.py").write_text('"""A package."""\n')
-    (library / "one.py").write_text(
-        'class A:\n    """Of A."""\n    def f(self, x=1):\n        "Of f."\n'
-    )
-    (library / "two.py").write_text('"""A package."""\nclass A:\n    """Of A."""\n')
-    (library / "broken.py").write_text("def (")
-    (library / "test" / "t.py").write_text('"""A test."""\n')
-    monkeypatch.setattr(standard_library.sysconfig, "get_path", lambda name: str(library))
-    out = tmp_path / "out"
-    out.mkdir()
-    standard_library.write(out)
-    modules = {path.name: path.read_text() for path in out.glob("module-*")}
-    assert modules == {
-        "module-one.txt": "class A\n\nOf A.\n\fdef f(self, x=1)\n\nOf f.\n",
-        "module-package.txt": "module package\n\nA package.\n",
-        "module-two.txt": "module two\n\nA package.\n",
-    }
-    assert len(list(out.glob("topic-*"))) > 50
+def test_drawn_stories_are_the_same_everywhere(tmp_path):
+    drawn_text.write(tmp_path)
+    files = sorted(tmp_path.iterdir())
+    whole = hashlib.blake2b(b"".join(file.read_bytes() for file in files), digest_size=8)
+    assert (len(files), whole.hexdigest()) == (160, "16e1c7b2e895abc8")

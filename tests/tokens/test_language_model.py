@@ -1,7 +1,5 @@
 """A language model of packed documents: what it may see, how it is measured, and with what."""
 
-import bz2
-import gzip
 import math
 
 import numpy as np
@@ -10,7 +8,6 @@ import torch
 
 from penstock.addons.tokens.flatten import Flatten
 from penstock.addons.tokens.language_model import LanguageModel, LanguageModeling, continued
-from penstock.addons.tokens.text_baselines import n_gram_bits, text_baselines
 from penstock.errors import ConfigError
 from penstock.loading.batch import Batch
 from penstock.order.plan import Request
@@ -124,39 +121,3 @@ def test_logits_of_another_vocabulary_are_refused():
     batch = packed([0, 1, 2])
     with pytest.raises(ConfigError, match=r"it has to give 8 logits of each"):
         language_modeling(8)(LanguageModel(9, width=8, layers=1, heads=2), batch)
-
-
-def test_a_gram_by_hand():
-    """Witten and Bell: 2 different bytes in 2, each as often; the rest is shared among 256."""
-    one = (1 + 2 / 256) / 4
-    assert n_gram_bits([b"ab"], [b"ab"], 1) == pytest.approx(-math.log2(one))
-    after = (1 + one) / 2  # one follower, seen once: a half of the weight for lower orders
-    assert n_gram_bits([b"ab"], [b"ab"], 2) == pytest.approx(-math.log2(after))
-    first, never_seen_before = one / 2, one
-    wanted = -(math.log2(first) + math.log2(never_seen_before)) / 2
-    assert n_gram_bits([b"ab"], [b"ba"], 2) == pytest.approx(wanted)
-    assert n_gram_bits([], [b"ab"], 3) == pytest.approx(8)
-    assert math.isnan(n_gram_bits([b"ab"], [], 3))
-
-
-@pytest.mark.parametrize("order", [1, 2, 5])
-def test_shares_of_all_bytes_add_up_to_one(order):
-    learned = [b"the cat sat", b"on the mat"]
-    bits = [n_gram_bits(learned, [b"the m" + bytes([byte])], order) * 6 for byte in range(256)]
-    before = n_gram_bits(learned, [b"the m"], order) * 5
-    assert sum(2 ** (before - one) for one in bits) == pytest.approx(1)
-
-
-def test_what_a_language_model_compares_with():
-    train, val = ["abab" * 50, "caf\u00e9"], ["abab", "ba\u00e9"]
-    text = "".join(val).encode()
-    assert text_baselines(train, iter(val)) == {
-        "gzip -9": 8 * len(gzip.compress(text, 9)) / 8,
-        "bz2 -9": 8 * len(bz2.compress(text, 9)) / 8,
-        "byte frequencies": n_gram_bits(
-            [one.encode() for one in train], [one.encode() for one in val], 1
-        ),
-        "5-gram": n_gram_bits([one.encode() for one in train], [one.encode() for one in val], 5),
-    }
-    assert text_baselines(train, []) == {}
-    assert language_modeling(8).comparisons([{"text": "a"}], [{"x": 1}]) == {}

@@ -34,22 +34,18 @@ def text(tmp_path, monkeypatch):
 
 
 @pytest.mark.thorough
-def test_it_trains_and_is_compared(text, capsys, reports):
-    done = run(capsys, *TINY, "run_dir=run", "trainer.max_steps=6", "trainer.max_epochs=1")
+def test_it_learns_drawn_stories_and_is_compared(text, capsys, reports):
+    words = [*TINY, "dataset.root=null", "sampler.tokens=64", "model.width=32", "optimizer.lr=1e-2"]
+    done = run(capsys, *words, "run_dir=run", "trainer.max_steps=60", "trainer.max_epochs=1")
     assert done.code == 0, done.err
     assert "lack a part" not in done.err
-    table = re.search(r"^bits_per_byte +(.*)$", done.out, re.MULTILINE)[1].split()
-    own, tokens, gzip, bz2, frequencies, gram = map(float, table)
-    assert own < 8
-    assert gram < frequencies < 8
+    own, tokens = map(float, re.search(r"^bits_per_byte +(.*)$", done.out, re.MULTILINE)[1].split())
+    assert own < tokens - 0.3
     manifest = json.loads((text / "run" / "manifest.json").read_text())
-    assert manifest["comparisons"]["bz2 -9"]["bits_per_byte"] == pytest.approx(bz2, abs=1e-4)
     assert manifest["baseline"]["bits_per_byte"] == pytest.approx(tokens, abs=1e-4)
-    assert gzip > 0
     lines = (text / "run" / "predictions.md").read_text().splitlines()
     assert lines[0] == "| row | document | continuation | model |"
     assert len(lines) > 2
-    assert "bz2 -9" in (text / "run" / "report.html").read_text()
 
 
 @pytest.mark.thorough

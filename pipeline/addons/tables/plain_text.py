@@ -1,4 +1,4 @@
-"""Files of text as documents, for language models: a folder, a file, or what Python says of itself.
+"""Files of text as documents, for language models: a folder, a file, or drawn stories.
 
 Every file of a folder, or a single one; by lines for tables, else by pages: a form feed ends a
 document, and a longer one than `longest` is cut at the end of a paragraph, a line or a word. All
@@ -8,9 +8,8 @@ text of a split is held in memory; for more of it than that, make tokens once an
 
 from __future__ import annotations
 
-import codecs
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -19,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset
 
-from penstock.addons.tables.text import standard_library
+from penstock.addons.tables import drawn_text
 from penstock.datasets.files import Files
 from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, Sample, fingerprint
 from penstock.datasets.reading.folder import Folder, LocalFolder, open_root
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".txt", ".md", ".rst", ".py", ".tsv")
 _BY_LINES = (".tsv", ".csv", ".jsonl")
-_PIECE = 1 << 24  # bytes
 _MARKS = ("\n\n", "\n", " ")  # where a long document is cut, the best first
 
 
@@ -48,8 +46,8 @@ class PlainText(FileDataset, Dataset[Sample]):
     file by their numbers. Documents of white space alone are left out.
 
     Args:
-        root: a folder or a file; a path or an address. None: the topics and docstrings of the
-            Python that runs this, written once to the user's cache, 2 MB.
+        root: a folder or a file; a path or an address. None: drawn stories, written once to
+            the user's cache, 1 MB.
         split: "train", "val" or "test".
         suffixes: of the files in a folder that are read.
         lines: whether each line is a document; None: in .tsv, .csv and .jsonl.
@@ -103,9 +101,7 @@ class PlainText(FileDataset, Dataset[Sample]):
         ]
         self._encoding, self._limits, self._cache_dir = encoding, limits, cache_dir
         if root is None:
-            with generated_data(
-                None, "text", standard_library.name(), standard_library.write
-            ) as at:
+            with generated_data(None, "text", drawn_text.NAME, drawn_text.write) as at:
                 self.folder: Folder = LocalFolder(at, limits)
                 names = [name for name in self.folder.files() if name.endswith(".txt")]
         else:
@@ -137,8 +133,8 @@ class PlainText(FileDataset, Dataset[Sample]):
     def _read(self, name: str, by_line: bool, longest: int) -> list[str]:
         def decoded(path: str, shown: str) -> list[str]:
             try:
-                pieces = _decoded(read_regular(path, self._limits), self._encoding)
-                return list(documents(pieces, by_line, longest))
+                text = read_regular(path, self._limits).decode(self._encoding)
+                return list(documents(text, by_line, longest))
             except UnicodeDecodeError as error:
                 raise DataError(
                     f"{shown!r}, byte {error.start}: it is not {self._encoding} ({error.reason}). "
@@ -188,66 +184,22 @@ class PlainText(FileDataset, Dataset[Sample]):
         return map(self.folder.data_file, self.names)
 
 
-def _decoded(content: bytes, encoding: str) -> Iterator[str]:
-    """The text piece by piece: one wide character would make all of it two or four times as wide.
-
-    Raises:
-        UnicodeDecodeError: its `start` counts from the start of `content`.
-    """
-    decoder = codecs.getincrementaldecoder(encoding)()
-    for start in range(0, len(content), _PIECE):
-        held = len(decoder.getstate()[0])  # bytes of a character that was cut
-        try:
-            yield decoder.decode(content[start : start + _PIECE], start + _PIECE >= len(content))
-        except UnicodeDecodeError as error:
-            error.start += start - held
-            raise
-
-
-def documents(pieces: Iterable[str], by_line: bool, longest: int) -> Iterator[str]:
+def documents(text: str, by_line: bool, longest: int) -> Iterator[str]:
     """The documents of a text in their order, none of white space alone."""
-    held = ""  # what is not yet told of a page or line
-    for text, ends in (_lines if by_line else _pages)(pieces):
-        held += text
+    for page in text.splitlines() if by_line else text.split(drawn_text.PAGE):
         start = 0
-        while len(held) - start > longest:
+        while len(page) - start > longest:
             end = start + longest
             for mark in _MARKS:
-                at = held.rfind(mark, start + longest // 2, end)
+                at = page.rfind(mark, start + longest // 2, end)
                 if at >= 0:
                     end = at + len(mark)
                     break
-            if (document := held[start:end]).strip():
+            if (document := page[start:end]).strip():
                 yield document
             start = end
-        held = held[start:]
-        if ends:
-            if held.strip():
-                yield held
-            held = ""
-
-
-def _pages(pieces: Iterable[str]) -> Iterator[tuple[str, bool]]:
-    """Parts of pages, and whether the page ends there."""
-    for piece in pieces:
-        *whole, rest = piece.split(standard_library.PAGE)
-        yield from ((page, True) for page in whole)
-        yield rest, False
-    yield "", True
-
-
-def _lines(pieces: Iterable[str]) -> Iterator[tuple[str, bool]]:
-    """Parts of lines, and whether the line ends there."""
-    before = ""  # a carriage return, which a line feed may belong to
-    for piece in pieces:
-        lines = (before + piece).splitlines()
-        ends = (before + piece).splitlines(keepends=True)
-        if not lines:
-            continue
-        yield from ((line, True) for line in lines[:-1])
-        before = "\r" if ends[-1].endswith("\r") else ""
-        yield lines[-1], ends[-1] != lines[-1] and not before
-    yield "", True
+        if (rest := page[start:]).strip():
+            yield rest
 
 
 def _files_of(

@@ -17,13 +17,11 @@ from torch.nn import functional as F
 
 from penstock.addons.tokens.document_masks import document_mask
 from penstock.addons.tokens.flatten import IGNORED
-from penstock.addons.tokens.text_baselines import text_baselines
 from penstock.addons.tokens.token_losses import document_losses, next_tokens, token_losses
 from penstock.errors import ConfigError, Problem
 from penstock.loading.batch import Batch
 from penstock.loading.dataset_facts import tokenizer_of
 from penstock.order.randomness import scope
-from penstock.order.streams import is_stream
 from penstock.training.objective import Supervised
 from penstock.training.rendered import Rendered
 
@@ -124,7 +122,7 @@ class LanguageModeling(Supervised):
     """The next token of each: cross entropy, a loss a token.
 
     Metrics get the loss of each token in nats and its bytes. The best constant is the frequency of
-    each token; other comparisons are those of `text_baselines`, where samples have a text.
+    each token.
 
     Args:
         metrics: by name, e.g. `BitsPerByte`; the first one is monitored by default.
@@ -132,7 +130,6 @@ class LanguageModeling(Supervised):
         num_tokens: size of the vocabulary, as the model has it.
         labels: the field of labels, as `Flatten` makes them.
         bytes: the field of bytes a token, which only metrics need.
-        text: the field of samples that has their text.
     """
 
     baseline_name = "token frequencies"
@@ -144,10 +141,9 @@ class LanguageModeling(Supervised):
         num_tokens: int,
         labels: str = "labels",
         bytes: str = "token_bytes",
-        text: str = "text",
     ) -> None:
         super().__init__(nn.CrossEntropyLoss(reduction="none"), metrics, inputs, labels)
-        self.num_tokens, self.bytes, self.text = num_tokens, bytes, text
+        self.num_tokens, self.bytes = num_tokens, bytes
 
     def __call__(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
         """Run the model.
@@ -243,15 +239,6 @@ class LanguageModeling(Supervised):
             tokens = following[following != IGNORED].cpu()
             counts += torch.bincount(tokens, minlength=self.num_tokens)
         return (counts / counts.sum()).log().float()
-
-    def comparisons(self, train: Any, val: Any) -> dict[str, dict[str, float]]:
-        """Bits per byte of the validation text by programs and frequencies."""
-        sample = val[0] if "bits_per_byte" in self.metrics and not is_stream(val) else None
-        if not isinstance(sample, Mapping) or not isinstance(sample.get(self.text), str):
-            return {}
-        learned = (train[row][self.text] for row in range(len(train)))
-        baselines = text_baselines(learned, (val[row][self.text] for row in range(len(val))))
-        return {name: {"bits_per_byte": value} for name, value in baselines.items()}
 
     def _losses(self, outputs: Tensor, batch: Batch) -> Tensor:
         return self.predictions(outputs, batch)
