@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cache, cached_property
 from heapq import heappop, heappush
 from pathlib import Path
@@ -131,16 +131,6 @@ class Remote(Protocol):
 
         Raises:
             ConfigError: such addresses are only read.
-        """
-
-    def report(
-        self, rows: Callable[[], Iterator[Sequence[str]]], wanted: float | None
-    ) -> Sequence[tuple[str, str]]:
-        """The speed of its stores, and the settings that would make them faster: labels and texts.
-
-        Args:
-            rows: the addresses of the files of one row or shard after the other.
-            wanted: samples a second that could be used; None where `rows` are shards.
         """
 
     def prefetcher(

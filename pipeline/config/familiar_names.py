@@ -136,8 +136,6 @@ CHOICES: dict[str, dict[str, str]] = {
         "webdataset": "dataset=tar_shards",
         "wds": "dataset=tar_shards",
         "tar": "dataset=tar_shards",
-        "streaming": "dataset=mds",
-        "mosaic": "dataset=mds",
         "imagenet": "dataset=image_folder",
         "images": "dataset=image_folder",
     },

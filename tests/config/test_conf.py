@@ -18,7 +18,6 @@ FILES = [path for path in sorted(CONF.glob("*/*.yaml")) if path.parent.name != "
 NEEDS = {
     "dataset/delimited_stream": ["dataset.classes=[a,b]"],
     "dataset/indexed_tars": ["dataset.classes=[a,b]"],
-    "dataset/mds": ["dataset.classes=[a,b]"],
     "dataset/tar_shards": ["dataset.classes=[a,b]"],
     "model/two_towers": ["transform=images_text"],
     "model/text_net": ["dataset=delimited_text", "dataset.root=x"],

@@ -132,12 +132,11 @@ OF_ADD_ONS = {
     "video_clips",
     "windows",
 }
-NOT_HERE = {"mds"}  # wants a library that is not installed; tests/shards/test_mds.py
 
 
 def test_no_dataset_is_forgotten():
     names = {path.stem for path in (CONF / "dataset").glob("*.yaml")}
-    assert names - OF_ADD_ONS == set(MAKERS) | NOT_HERE
+    assert names - OF_ADD_ONS == set(MAKERS)
 
 
 @pytest.fixture(scope="module")

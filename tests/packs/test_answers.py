@@ -151,14 +151,6 @@ def write_table(root):
     ]
 
 
-def write_shards(root):
-    streaming = pytest.importorskip("streaming")
-    with streaming.MDSWriter(out=str(root), columns={"x": "int", "label": "int"}) as out:
-        for row in range(40):
-            out.write({"x": row, "label": row % 2})
-    return [f"dataset.root={root}", "dataset.classes=[a,b]", "transform.train={}"]
-
-
 DATASETS = {
     "sequences": lambda root: [],
     "synthetic_faces": lambda root: ["dataset.count=30"],
@@ -172,7 +164,6 @@ DATASETS = {
     "spoken_digits": write_recordings,
     "audio_pairs": write_pairs,
     "parquet": write_table,
-    "mds": write_shards,
 }
 SAMPLERS = {
     "random": [],

@@ -22,7 +22,7 @@ from penstock import command
 from penstock.addons.packs import remote
 from penstock.addons.packs.packed import Packed
 from penstock.addons.record_files import remote_bytes
-from penstock.addons.shards import indexed_tars, mds, mds_parts
+from penstock.addons.shards import indexed_tars
 from penstock.addons.shards.indexed_tars import IndexedTars
 from penstock.addons.shards.tar import index
 from penstock.addons.shards.tar_shards import TarShards
@@ -63,7 +63,6 @@ KINDS = {
     "tokens": lambda root, cache_dir="", **more: TokenFiles(
         root, dtype="uint16", cache_dir=cache_dir, **EVERYTHING, **more
     ),
-    "mds": lambda root, **more: mds.MDS(root, **EVERYTHING, **more),
     "parquet": lambda root, **more: Parquet(root, **EVERYTHING, **more),
     "parquet_stream": lambda root, **more: ParquetStream(root, **EVERYTHING, **more),
 }
@@ -126,15 +125,6 @@ def write_all(root):
         }
         pq.write_table(pa.table(columns), root / f"parquet/{number}.parquet", row_group_size=5)
     shutil.copytree(root / "parquet", root / "parquet_stream")
-    try:
-        from streaming import MDSWriter
-    except ImportError:
-        return
-    with MDSWriter(
-        out=str(root / "mds"), columns={"image": "png", "label": "int"}, size_limit=15_000
-    ) as out:
-        for row, picture in enumerate(pictures):
-            out.write({"image": Image.open(io.BytesIO(picture)), "label": row % 2})
 
 
 def pack(root):
@@ -171,8 +161,6 @@ def small(monkeypatch):
     for module, name, size in (
         (indexed_tars, "_LARGE", 1000),
         (indexed_tars, "_PART", 4096),
-        (mds, "LARGE", 1000),
-        (mds_parts, "_PART", 4096),
         (remote, "_WHOLE", 4096),
         (remote, "_PART", 5700),
         (token_file, "_LARGE", 1000),
@@ -340,7 +328,6 @@ RUNS = {
     "files": ["dataset=image_folder", FOUR],
     "tars": ["dataset=tar_shards", CLASSES, FOUR, "scheduler=none"],  # no length at an address
     "packs": ["dataset=packed", FOUR],
-    "mds": ["dataset=mds", CLASSES, FOUR],
     "parquet": [
         "dataset=parquet",
         CLASSES,

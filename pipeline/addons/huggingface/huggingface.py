@@ -82,9 +82,7 @@ class _Featured(ArrowTable):
         return found.shards(split, self._splits)
 
     def _opened(self, shards: ShardFiles) -> ArrowFiles:
-        return FeatureFiles(
-            shards.addresses, self._files, self._limits, self._described, self._nulls
-        )
+        return FeatureFiles(shards.addresses, self._files, self._described, self._nulls)
 
     def _chosen_fields(
         self, fields: Fields | None, split_column: str | None, warn: bool

@@ -23,13 +23,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.addons.record_files.expansion import check_expansion
 from penstock.addons.record_files.rows import no_column
 from penstock.addons.tables.arrow.columns import features_of, is_list, kinds_of
-from penstock.addons.tables.arrow.files import Announce, ArrowFiles, empty, in_one_piece
+from penstock.addons.tables.arrow.files import ArrowFiles, empty, in_one_piece
 from penstock.datasets.files import Files
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.files.limits import Limits
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -82,21 +80,12 @@ class View:
             array = pc.coalesce(array, pa.scalar(self.filled, array.type))
         return array
 
-    def takes(self, array: pa.Array) -> int:
-        """Bytes that `made` takes beside the stored column, at most."""
-        if not self.sizes and self.filled is None and _numbers_of(array.type) == array.type:
-            return 16 * len(array) if self.path else 0
-        size = int(array.nbytes) + 16 * len(array)
-        if self.sizes and array.null_count:  # of which each becomes an array, of no values
-            size += 24 * array.null_count * math.prod(size or 1 for size in self.sizes)
-        return 2 * size
-
 
 class FeatureFiles(ArrowFiles):
     """Row groups with the columns that features become; see `View`.
 
     Args:
-        addresses, files, limits: as in `ArrowFiles`.
+        addresses, files: as in `ArrowFiles`.
         features: column -> its description; those in the first file if empty.
         nulls: column -> what stands for its nulls.
 
@@ -109,13 +98,12 @@ class FeatureFiles(ArrowFiles):
         self,
         addresses: Sequence[str],
         files: Files,
-        limits: Limits,
         features: Mapping[str, Any],
         nulls: Mapping[str, Any],
     ) -> None:
         import pyarrow as pa
 
-        super().__init__(addresses, files, limits)
+        super().__init__(addresses, files)
         described = features or features_of(self._stored)
         views: dict[str, View] = {}
         fields: list[pa.Field] = []
@@ -162,22 +150,16 @@ class FeatureFiles(ArrowFiles):
     def addresses_of(self, group: int, columns: tuple[str, ...]) -> tuple[str, ...]:
         return super().addresses_of(group, tuple(self._columns(columns)))
 
-    def read(
-        self, group: int, columns: Sequence[str], announce: Announce = lambda size: None
-    ) -> tuple[pa.Table, int]:
+    def read(self, group: int, columns: Sequence[str]) -> tuple[pa.Table, int]:
         import pyarrow as pa
 
-        limits = self._limits
-        table, size = super().read(group, self._columns(columns), announce)
-        views = [self._views[name] for name in columns]
+        table, size = super().read(group, self._columns(columns))
         with self.reading(group):
             stored = {name: in_one_piece(table, name) for name in table.column_names}
-            more = sum(view.takes(stored[view.column]) for view in views)
-            what = f"{self.group_name(group)}, columns made of others"
-            check_expansion(more, sum(array.nbytes for array in stored.values()), limits, what)
-            announce(size + more)
+            views = [self._views[name] for name in columns]
             arrays = [view.made(stored[view.column]) for view in views]
-        return pa.Table.from_arrays(arrays, names=list(columns)), size + more
+        made = pa.Table.from_arrays(arrays, names=list(columns))
+        return made, max(size, made.nbytes)
 
 
 def _views(

@@ -171,7 +171,7 @@ def _of_arrow(name: str, files: Files, limits: Limits) -> Cells:
     except ImportError as error:
         reason = f"{name!r} needs pyarrow: pip install 'penstock-loader[tables]', or save it as CSV"
         raise ConfigError(Problem("dataset.table", reason)) from error
-    opened = ArrowFiles([name], files, limits)
+    opened = ArrowFiles([name], files)
     header, count = list(opened.schema.names), int(opened.bounds[-1])
     _check_header(name, header, limits)
     if count > limits.files:
@@ -182,8 +182,8 @@ def _of_arrow(name: str, files: Files, limits: Limits) -> Cells:
     for group in range(len(opened)):
         table, _ = opened.read(group, header)
         for column in header:
-            cells, first = table.column(column), len(columns[column])
-            check_texts(cells, name, column, "write the table without this column", first)
+            cells = table.column(column)
+            check_texts(cells, name, column, "write the table without this column")
             columns[column] += map(_text, cells.to_pylist())
     return Cells(name, columns, [f"row {row}" for row in range(count)])
 

@@ -1,1 +1,1 @@
-"""Shards of samples: tar files and MDS."""
+"""Shards of samples: tar files."""

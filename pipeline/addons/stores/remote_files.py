@@ -21,7 +21,6 @@ import posixpath
 import random
 import re
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
@@ -181,29 +180,6 @@ class RemoteFiles:
         from penstock.addons.stores.prefetcher import Prefetcher
 
         return Prefetcher(self, cache, rows_of, steps_of)
-
-    def report(
-        self, rows: Callable[[], Iterator[Sequence[str]]], wanted: float | None
-    ) -> Sequence[tuple[str, str]]:
-        from penstock.addons.stores import probe
-
-        return probe.report(self, rows, wanted)
-
-    def seconds(self, address: str, size: int | None) -> float:
-        """Of a GET of the first bytes of a file, or of all of it, past the cache.
-
-        Raises:
-            WholeFilesError: its server gives no parts.
-            DataError: as `local`.
-        """
-        store, start = self.catalog.store(address), None if size is None else 0
-
-        def attempt() -> float:
-            began = time.perf_counter()
-            store.fetch(address, start, size, most=size)
-            return time.perf_counter() - began
-
-        return self._retry(address, attempt)
 
     def fetch_ahead(self, address: str, beyond: int) -> int:
         """Bring a file into the cache, which is needed in `beyond` rows; the bytes that came.

@@ -296,7 +296,7 @@ def _of_arrow(name: str, choose: Choose, files: Files, limits: Limits) -> Frame:
     except ImportError as error:
         reason = f"{name!r} needs pyarrow: pip install pyarrow; or save it as CSV"
         raise ConfigError(Problem("dataset.root", reason)) from error
-    opened = ArrowFiles([name], files, limits)
+    opened = ArrowFiles([name], files)
     names, rows = list(opened.schema.names), int(opened.bounds[-1])
     _check_names(name, names, limits)
     if rows > limits.files:

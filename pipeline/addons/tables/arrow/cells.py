@@ -23,7 +23,6 @@ from penstock.order.randomness import IntArray
 if TYPE_CHECKING:
     import pyarrow as pa
 
-
 Cells = Callable[[int], Any]
 Array = npt.NDArray[Any]
 
@@ -91,31 +90,6 @@ def read_cells(
         return cells(row)
 
     return cell
-
-
-def prepared_bytes(field: TableField, arrays: Sequence[pa.Array]) -> int:
-    """Bytes that `read_cells` takes for columns beside the columns, at most."""
-    return sum(_prepared_bytes(field, array) for array in arrays)
-
-
-def _prepared_bytes(field: TableField, array: pa.Array) -> int:
-    import pyarrow as pa
-
-    size = 2 * len(array) if array.null_count else 0
-    if field.kind == "label":
-        return size + 40 * len(array)  # numbers of classes, and what they are computed by
-    if field.kind not in ("number", "numbers", "tensor"):
-        return size
-    if isinstance(array.type, pa.FixedShapeTensorType):
-        array = array.storage
-    while is_list(array.type):
-        if not pa.types.is_fixed_size_list(array.type):
-            size += 12 * (len(array) + 1)
-        array = array.values
-        size += 2 * len(array) if array.null_count else 0
-    if array.null_count or pa.types.is_boolean(array.type):
-        size += 2 * len(array) * max(1, array.type.bit_width // 8)
-    return size
 
 
 def _within(array: pa.Array, cells: Cells, limits: Limits) -> Cells:

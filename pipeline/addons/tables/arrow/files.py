@@ -11,7 +11,7 @@ at an address no more is fetched before its rows are read; other files at addres
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import lru_cache
@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from penstock.addons.record_files.expansion import FREE
 from penstock.addons.record_files.open_files import OpenFiles
 from penstock.addons.record_files.remote_bytes import RemoteBytes
 from penstock.datasets.files import WholeFilesError
@@ -29,7 +28,6 @@ from penstock.datasets.reading.file_kind import stranger
 from penstock.datasets.reading.positioned_file import PositionedFile, check_regular
 from penstock.errors import DataError
 from penstock.files.addresses import is_remote
-from penstock.files.limits import Limits
 from penstock.order.randomness import IntArray
 from penstock.terminal import watched
 
@@ -38,10 +36,10 @@ if TYPE_CHECKING:
 
     from penstock.datasets.files import Files
 
-Announce = Callable[[int], None]
 _AT_ONCE = 16  # footers that are fetched
 _GROUPS = 4096  # row groups whose blocks are remembered
 _LARGE = 4 << 20  # bytes of a file of which parts are fetched
+_MAGIC = b"ARROW1"
 SUFFIXES = (".parquet", ".arrow", ".feather")
 
 
@@ -51,23 +49,8 @@ class ArrowFile(Protocol):
     schema: pa.Schema
     lengths: list[int]  # rows of each row group
 
-    @property
-    def check_length(self) -> Callable[[], None] | None:
-        """Raises DataError if arrays that were read can no longer be touched; 2 us.
-
-        None if they always can. It does not keep the file open.
-        """
-
-    def read(self, group: int, columns: Sequence[str], announce: Announce) -> tuple[pa.Table, int]:
-        """Columns of a row group, and how many bytes of memory they take.
-
-        Args:
-            announce: is called with the bytes that they are going to take, as far as is known, and
-                again where it shows that there are more.
-
-        Raises:
-            ValueError: it is damaged, or claims more than the limits.
-        """
+    def read(self, group: int, columns: Sequence[str]) -> tuple[pa.Table, int]:
+        """Columns of a row group, and how many bytes of memory they take."""
 
 
 class ArrowFiles:
@@ -76,7 +59,6 @@ class ArrowFiles:
     Args:
         addresses: of the files, in order.
         files: how to get at them.
-        limits: what they may claim.
 
     Attributes:
         schema: of the columns, in the first file; `check` compares the others with it.
@@ -86,8 +68,8 @@ class ArrowFiles:
         DataError: a file is missing, cut off or of another format.
     """
 
-    def __init__(self, addresses: Sequence[str], files: Files, limits: Limits) -> None:
-        self._files, self._limits = files, limits
+    def __init__(self, addresses: Sequence[str], files: Files) -> None:
+        self._files = files
         self._addresses = np.array([os.fsencode(address) for address in addresses])
         self._in_parts = True  # as far as is known
         self._opened = OpenFiles(self._open)
@@ -139,10 +121,10 @@ class ArrowFiles:
         remote = self._remote(number)
         if remote is not None:
             try:
-                return open_file(remote, name, self._limits)
+                return open_file(remote, name)
             except WholeFilesError:
                 self._in_parts = False
-        return self._files.read(name, lambda path: open_file(path, name, self._limits))
+        return self._files.read(name, lambda path: open_file(path, name))
 
     def name(self, file: int) -> str:
         """The address of a file, as it was given."""
@@ -196,13 +178,8 @@ class ArrowFiles:
                     "schema: write the file again, or take it out."
                 )
 
-    def read(
-        self, group: int, columns: Sequence[str], announce: Announce = lambda size: None
-    ) -> tuple[pa.Table, int]:
+    def read(self, group: int, columns: Sequence[str]) -> tuple[pa.Table, int]:
         """Columns of a row group, and how many bytes of memory they take.
-
-        Args:
-            announce: see `ArrowFile.read`.
 
         Raises:
             DataError: the file is damaged.
@@ -210,7 +187,7 @@ class ArrowFiles:
         file, within = self._place(group)
         with self.reading(group):
             opened = self._opened[file]
-            table, size = opened.read(within, columns, announce)
+            table, size = opened.read(within, columns)
             if columns and table.num_rows != opened.lengths[within]:
                 raise ValueError(
                     f"it has {table.num_rows} rows, and the file says {opened.lengths[within]}"
@@ -229,10 +206,6 @@ class ArrowFiles:
                 "Copy or write the file again."
             ) from error
 
-    def length_check(self, group: int) -> Callable[[], None] | None:
-        """To be called before arrays of a row group are touched; see `ArrowFile`."""
-        return self._opened[self._place(group)[0]].check_length
-
     def group_name(self, group: int) -> str:
         """A row group for messages: its number in its file, and the file."""
         file, within = self._place(group)
@@ -250,50 +223,122 @@ class ArrowFiles:
         return file, group - int(self._first[file])
 
 
-def open_file(file: str | RemoteBytes, name: str, limits: Limits) -> ArrowFile:
+def open_file(file: str | RemoteBytes, name: str) -> ArrowFile:
     """Open a file by its suffix; at an address a Parquet file.
 
     Raises:
-        DataError: it is missing, cut off, not a regular file, of another format than its suffix,
-            or claims more than `limits`.
+        DataError: it is missing, cut off, not a regular file, or of another format than its suffix.
     """
-    from penstock.addons.tables.arrow.ipc_file import IpcFile
-    from penstock.addons.tables.arrow.parquet_file import ParquetFile
-
     try:
-        opened: ArrowFile
-        if not isinstance(file, str):
-            size, opened = file.bytes, ParquetFile(file, name, limits)
-        else:
+        if isinstance(file, str):
             check_regular(file)
-            size = Path(file).stat().st_size
-            opened = (ParquetFile if name.endswith(".parquet") else IpcFile)(file, name, limits)
-        _check_claims(opened, size, name, limits)
-        return opened
+            if not name.endswith(".parquet"):
+                return IpcFile(file)
+        return ParquetFile(file)
     except FileNotFoundError as error:
         raise DataError(f"{name!r} is missing.") from error
     except damage_errors() as error:
         raise DataError(f"{name!r} {_complaint(file, error)}") from error
 
 
-def _check_claims(opened: ArrowFile, size: int, name: str, limits: Limits) -> None:
-    from pyarrow import BaseExtensionType
+class ParquetFile:
+    """An `ArrowFile` of Parquet.
 
-    waiting = list(opened.schema)
-    while waiting:
-        field = waiting.pop()
-        _ = field.name  # raises UnicodeDecodeError, which is better here than when it is used
-        kind = field.type.storage_type if isinstance(field.type, BaseExtensionType) else field.type
-        waiting += [kind.field(number) for number in range(kind.num_fields)]
-    columns = len(opened.schema.names)
-    if columns > limits.columns:
-        raise DataError(f"{name!r}: {limits.refusal('columns', f'it has {columns} columns')}.")
-    for group, rows in enumerate(opened.lengths):
-        if rows < 0:
-            raise DataError(f"{name!r}, row group {group} claims {rows} rows: it is damaged.")
-        if rows > FREE + limits.expansion * size:  # of a type of no bytes, or repeated
-            claim = f"row group {group} claims {rows} rows in a file of {size} bytes"
-            raise DataError(f"{name!r}: {limits.refusal('expansion', claim)}.")
+    Args:
+        file: the path of a regular file of this machine, or one at an address.
+
+    Attributes:
+        remote: the file at an address.
+    """
+
+    def __init__(self, file: str | RemoteBytes) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        self.remote = None if isinstance(file, str) else file
+        # Not mapped: a file that becomes shorter is then an error and no fatal signal.
+        self._file = pq.ParquetFile(
+            pa.OSFile(file) if isinstance(file, str) else pa.PythonFile(file, "r")
+        )
+        footer = self._file.metadata
+        self.schema = self._file.schema_arrow
+        self.lengths = [footer.row_group(n).num_rows for n in range(footer.num_row_groups)]
+
+    def read(self, group: int, columns: Sequence[str]) -> tuple[pa.Table, int]:
+        # Arrow's threads would compete with the loader's workers, which divide the work already.
+        table = self._file.read_row_group(group, columns=list(columns), use_threads=False)
+        table.validate()
+        return table, table.nbytes
+
+    def ranges(self, group: int, columns: Sequence[str]) -> list[tuple[int, int]]:
+        """The bytes of the file in which columns of a row group lie: starts and stops."""
+        row_group = self._file.metadata.row_group(group)
+        found = []
+        for number in range(row_group.num_columns):
+            chunk = row_group.column(number)
+            path = chunk.path_in_schema
+            if any(path == name or path.startswith(f"{name}.") for name in columns):
+                data, dictionary = chunk.data_page_offset, chunk.dictionary_page_offset or 0
+                start = dictionary if 0 < dictionary < data else data
+                found.append((start, start + chunk.total_compressed_size))
+        return found
+
+
+class IpcFile:
+    """An `ArrowFile` of Arrow's own format, or of its stream format, which `datasets` writes.
+
+    Files are mapped, so that an uncompressed batch takes no memory but its touched pages. The
+    batches of a stream are read when it is opened.
+    """
+
+    def __init__(self, path: str) -> None:
+        import pyarrow as pa
+
+        source = pa.memory_map(path)
+        try:
+            self._file = pa.ipc.open_file(source)
+        except pa.ArrowInvalid:
+            if source.read_at(len(_MAGIC), 0) == _MAGIC:
+                raise
+            source.seek(0)
+            stream = pa.ipc.open_stream(source)
+            self.schema, self._batches = stream.schema, list(stream)
+            self.lengths = [batch.num_rows for batch in self._batches]
+            return
+        self.schema, self._batches = self._file.schema, []
+        self._source, self._readers = source, dict[tuple[str, ...], Any]()
+        count = self._file.num_record_batches
+        self._compressed = count > 0 and _in_memory(self._file.get_batch(0)) > 0
+        first = self.schema.names[:1]
+        self.lengths = [self._batch(number, first).num_rows for number in range(count)]
+
+    def _batch(self, number: int, columns: Sequence[str]) -> Any:
+        if self._batches:
+            return self._batches[number]
+        # Chosen columns are copied from the file first, which uncompressed ones need not be.
+        if not self._compressed:
+            return self._file.get_batch(number)
+        import pyarrow as pa
+
+        reader = self._readers.get(tuple(columns))
+        if reader is None:
+            places = [self.schema.get_field_index(name) for name in columns]
+            options = pa.ipc.IpcReadOptions(included_fields=places, use_threads=False)
+            reader = self._readers[tuple(columns)] = pa.ipc.open_file(self._source, options=options)
+        return reader.get_batch(number)
+
+    def read(self, group: int, columns: Sequence[str]) -> tuple[pa.Table, int]:
+        import pyarrow as pa
+
+        batch = self._batch(group, columns).select(list(columns))
+        batch.validate()
+        return pa.Table.from_batches([batch]), _in_memory(batch)
+
+
+def _in_memory(batch: pa.RecordBatch) -> int:
+    """Bytes of the buffers of a batch that are no pages of a mapped file: those have a parent."""
+    buffers = [buffer for column in batch.columns for buffer in column.buffers() if buffer]
+    return sum(buffer.size for buffer in buffers if buffer.parent is None)
 
 
 def _complaint(file: str | RemoteBytes, error: Exception) -> str:
@@ -317,7 +362,7 @@ def first_line(error: Exception) -> str:
 
 
 def damage_errors() -> tuple[type[Exception], ...]:
-    """Errors of pyarrow, numpy and torch over a damaged file; not MemoryError, see `limits`."""
+    """Errors of pyarrow, numpy and torch over a damaged file; not MemoryError."""
     from pyarrow import lib
 
     return (
@@ -333,98 +378,27 @@ def damage_errors() -> tuple[type[Exception], ...]:
     )
 
 
-def check_table(table: pa.Table) -> None:
-    """Check that the arrays of a table point only at their own memory.
-
-    Arrow's readers check that buffers are there, not what they hold. An offset outside of its
-    values is then followed wherever it leads: to memory of something else, returned as text, or to
-    a crash. The encoding of texts is not looked at: it cannot lead out of memory, would cost as
-    much as reading the texts, and one bad text would take its whole row group along.
-
-    Cost: about 1 ns a row of a column of texts, bytes or lists; nothing for numbers.
-
-    Raises:
-        pyarrow.ArrowInvalid: offsets or dictionary indices of a column are out of bounds.
-    """
-    for column in table.columns:
-        for chunk in column.chunks:
-            _check_array(chunk)
-
-
-def _check_array(array: pa.Array) -> None:
-    import pyarrow as pa
-
-    array.validate()  # lengths and sizes of buffers, on which all that follows relies
-    kind = array.type
-    if isinstance(array, pa.ExtensionArray):
-        _check_array(array.storage)
-    elif pa.types.is_struct(kind):
-        for number in range(kind.num_fields):
-            _check_array(array.field(number))
-    elif pa.types.is_dictionary(kind):
-        _check_array(array.dictionary)
-        # The indices alone: of values of any type, only their number matters.
-        blank = pa.nulls(len(array.dictionary))
-        pa.DictionaryArray.from_arrays(array.indices, blank, safe=False).validate(full=True)
-    elif pa.types.is_string(kind):
-        array.view(pa.binary()).validate(full=True)
-    elif pa.types.is_large_string(kind):
-        array.view(pa.large_binary()).validate(full=True)
-    elif pa.types.is_string_view(kind):
-        array.view(pa.binary_view()).validate(full=True)
-    else:
-        array.validate(full=True)
-
-
-def check_texts(
-    cells: pa.ChunkedArray, name: str, column: str, otherwise: str, first: int = 0
-) -> None:
+def check_texts(cells: pa.ChunkedArray, name: str, column: str, otherwise: str) -> None:
     """Refuse a column with a text that is not UTF-8, which Arrow's own files may hold.
 
     For readers that want whole columns as texts of Python or of pandas.
 
     Args:
-        cells: of the column, from row `first` of the file `name`.
+        cells: of the column of the file `name`.
         otherwise: what helps beside mending the text, for the message.
 
     Raises:
-        DataError: names file, row and column.
+        DataError: names file and column.
     """
     import pyarrow as pa
 
     try:
         cells.validate(full=True)
     except pa.ArrowInvalid as error:
-        where, reason = f"{name!r}, column {column!r}", first_line(error)
-        row = first
-        for cell in _as_bytes(cells):
-            try:
-                (cell or b"").decode()
-            except UnicodeError as undecoded:
-                where, reason = f"{name!r}, row {row}, column {column!r}", str(undecoded)
-                break
-            row += 1
         raise DataError(
-            f"{where} is not UTF-8: {reason}. Mend the text, or {otherwise}."
+            f"{name!r}, column {column!r} is not UTF-8: {first_line(error)}. Mend the text, or "
+            f"{otherwise}."
         ) from error
-
-
-def _as_bytes(cells: pa.ChunkedArray) -> Iterator[bytes | None]:
-    """The texts of a column; nothing of a column of anything else."""
-    import pyarrow as pa
-
-    binary = {
-        pa.string(): pa.binary(),
-        pa.large_string(): pa.large_binary(),
-        pa.string_view(): pa.binary_view(),
-    }
-    for chunk in cells.chunks:
-        if pa.types.is_dictionary(chunk.type) and chunk.type.value_type in binary:
-            texts = chunk.dictionary.view(binary[chunk.type.value_type])
-            chunk = pa.DictionaryArray.from_arrays(chunk.indices, texts).dictionary_decode()
-        if chunk.type in binary:
-            chunk = chunk.view(binary[chunk.type])
-        yield from (cell.as_py() if isinstance(cell.as_py(), bytes) else None for cell in chunk)
 
 
 def in_one_piece(table: pa.Table, column: str) -> pa.Array:

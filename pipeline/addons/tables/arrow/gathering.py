@@ -146,10 +146,8 @@ class Texts:
         """One a row."""
         import pyarrow as pa
 
-        chosen = pa.array(rows, pa.int64())
-        coded = pa.types.is_dictionary(self.array.type)
-        taken = self.array.take(chosen)
-        if coded:
+        taken = self.array.take(pa.array(rows, pa.int64()))
+        if pa.types.is_dictionary(self.array.type):
             taken = taken.dictionary_decode()
         values: list[Any] = taken.to_numpy(zero_copy_only=False).tolist()
         return values
@@ -180,12 +178,11 @@ class Lists:
 
     Args:
         starts: int64[n + 1], in `stored`.
-        stored: [m, *inner], numbers of any type.
+        stored: [m, ...], numbers of any type.
     """
 
     starts: IntArray
     stored: Array
-    inner: Shape
     bad: Mask | None
 
     def values(self, rows: IntArray) -> Ragged:
@@ -329,7 +326,7 @@ def _tensors(array: pa.Array, bad: Mask | None, limits: Limits) -> Numbers | Lis
     if holes is not None:
         before = np.concatenate([[0], np.cumsum(holes)])
         bad = _either(bad, before[starts[1:]] > before[starts[:-1]])
-    return Lists(starts, values, shape, bad)
+    return Lists(starts, values, bad)
 
 
 class Group(Protocol):
@@ -337,6 +334,16 @@ class Group(Protocol):
 
     def column(self, name: str, /) -> Any:
         """The field of that name: `Numbers`, `Texts` or `Lists`."""
+
+
+class Groups(Protocol):
+    """Row groups by number, the last used of which are in memory."""
+
+    def get(self, group: int, rows: int) -> Group:
+        """One, of which `rows` rows are going to be used."""
+
+    def held(self, groups: Sequence[int], rows: int) -> Sequence[Group] | None:
+        """Several, if all of them are in memory."""
 
 
 class Gatherer:
@@ -348,10 +355,7 @@ class Gatherer:
         lengths: rows of the split in each row group.
         rows_in: number of a row group -> its rows that are of the split, ascending.
         locate: rows of the split -> the row group of each, and its row there.
-        group: number of a row group, rows that are going to be used, files whose lengths need no
-            further check -> it.
-        held: numbers of row groups, rows that are going to be used -> the row groups; None unless
-            all of them are in memory.
+        groups: the row groups.
         most: bytes that may be kept.
 
     Attributes:
@@ -365,12 +369,11 @@ class Gatherer:
         lengths: Sequence[int],
         rows_in: Callable[[int], IntArray],
         locate: Callable[[IntArray], tuple[IntArray, IntArray]],
-        group: Callable[[int, int, set[Callable[[], None]]], Group],
-        held: Callable[[Sequence[int], int], Sequence[Group] | None],
+        groups: Groups,
         most: int,
     ) -> None:
         self._fields, self._layouts = fields, layouts
-        self._rows_in, self._locate, self._group, self._held = rows_in, locate, group, held
+        self._rows_in, self._locate, self._groups = rows_in, locate, groups
         self._firsts = np.cumsum([0, *lengths], dtype=np.int64)
         count = int(self._firsts[-1])
         self._blocks = _blocks_of(layouts)
@@ -420,7 +423,7 @@ class Gatherer:
 
     def _fill(self, number: int, used: int) -> None:
         """Keep the numbers of a row group. Two threads that do so write the same."""
-        group = self._group(number, used, set())
+        group = self._groups.get(number, used)
         first, last = self._firsts[number : number + 2].tolist()
         found = self._rows_in(number)
         begin, end = int(found[0]), int(found[-1]) + 1
@@ -441,7 +444,7 @@ class Gatherer:
         made: dict[str, Any] = {}
         if len(rows) >= _FEW * len(numbers):
             return made
-        held = self._held(numbers, len(rows))
+        held = self._groups.held(numbers, len(rows))
         if held is None:
             return made
         for name in names:
@@ -470,12 +473,11 @@ class Gatherer:
             elif field.name not in self._layouts:
                 lists[field.name] = []
         texts, row_list = list(made.items()), rows.tolist() if made else []
-        checked: set[Callable[[], None]] = set()
         begins = starts.tolist()
         for number, begin, end in zip(
             numbers.tolist(), begins, [*begins[1:], len(rows)], strict=True
         ):
-            group = self._group(number, end - begin, checked)
+            group = self._groups.get(number, end - begin)
             for name, values in texts:
                 group.column(name).write(values, places[begin:end], row_list[begin:end])
             for name, ragged in lists.items():

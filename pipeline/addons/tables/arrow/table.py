@@ -25,7 +25,7 @@ from penstock.addons.record_files.rows import (
     rows_before,
 )
 from penstock.addons.record_files.shard_files import ShardFiles, split_of
-from penstock.addons.tables.arrow.cells import Cells, prepared_bytes, read_cells
+from penstock.addons.tables.arrow.cells import Cells, read_cells
 from penstock.addons.tables.arrow.columns import (
     Fields,
     TableField,
@@ -154,7 +154,7 @@ class ArrowTable(FileDataset):
 
     def _opened(self, shards: ShardFiles) -> ArrowFiles:
         """Their row groups."""
-        return ArrowFiles(shards.addresses, self._files, self._limits)
+        return ArrowFiles(shards.addresses, self._files)
 
     def _chosen_fields(
         self, fields: Fields | None, split_column: str | None, warn: bool
@@ -224,7 +224,7 @@ class ArrowTable(FileDataset):
         Raises:
             DataError: names the file, the row in it and the column.
         """
-        prepared = self._group(group, len(rows)).cells
+        prepared = self._groups.get(group, len(rows)).cells
         return [
             {field: self._cell(group, row, field, cells) for field, cells in prepared.items()}
             for row in rows
@@ -245,47 +245,22 @@ class ArrowTable(FileDataset):
         column = column or next(known.column for known in self.fields if known.name == field)
         return self.files.where(group, row, column)
 
-    def _group(
-        self, number: int, used: int, checked: set[Callable[[], None]] | None = None
-    ) -> _Group:
-        """A row group, of which `used` rows are going to be used.
-
-        Args:
-            checked: of files whose length a batch has checked; another is added.
-        """
-        group = self._groups.get(number, used)
-        check = group.check_length
-        if check is not None and (checked is None or check not in checked):
-            check()
-            if checked is not None:
-                checked.add(check)
-        return group
-
-    def _held(self, numbers: Sequence[int], used: int) -> list[_Group] | None:
-        """Row groups of which `used` rows are going to be used, if all of them are in the cache."""
-        groups = self._groups.held(numbers, used)
-        for check in {group.check_length for group in groups or []}:
-            if check is not None:
-                check()
-        return groups
-
     def _prepare(self, group: int) -> tuple[_Group, int]:
-        table, size = self.files.read(group, self._columns, self._groups.make_room)
+        table, size = self.files.read(group, self._columns)
         with self.files.reading(group):
             arrays = {name: in_one_piece(table, name) for name in self._columns}
-            prepared = _Preparation(
-                self.fields,
-                self.label_classes,
-                self._reader,
-                self._limits,
-                self.files,
-                self.lazy,
-                self.outside,
-            )
-            made = _Group(prepared, group, arrays, self.files.length_check(group))
-            size += sum(prepared_bytes(field, made.of(field)) for field in self.fields)
-            self._groups.make_room(size)
-        return made, size + (_PREPARED + _PER_ROW * table.num_rows) * len(self.fields)
+        prepared = _Preparation(
+            self.fields,
+            self.label_classes,
+            self._reader,
+            self._limits,
+            self.files,
+            self.lazy,
+            self.outside,
+        )
+        return _Group(prepared, group, arrays), size + (
+            _PREPARED + _PER_ROW * table.num_rows
+        ) * len(self.fields)
 
     @cached_property
     def fetches_batches(self) -> bool:
@@ -311,8 +286,7 @@ class ArrowTable(FileDataset):
                 self.group_lengths,
                 self.rows_in,
                 self.locate,
-                self._group,
-                self._held,
+                self._groups,
                 self._most,
             )
             self._groups.limit = self._most - gatherer.kept_bytes
@@ -369,21 +343,10 @@ class _Preparation(NamedTuple):
 
 
 class _Group:
-    """A row group in the cache: its columns, as they are asked for, by cell or together.
+    """A row group in the cache: its columns, as they are asked for, by cell or together."""
 
-    Attributes:
-        check_length: to be called before its arrays are touched; see `arrow.files.ArrowFile`.
-    """
-
-    def __init__(
-        self,
-        how: _Preparation,
-        number: int,
-        arrays: Mapping[str, pa.Array],
-        check_length: Callable[[], None] | None,
-    ) -> None:
+    def __init__(self, how: _Preparation, number: int, arrays: Mapping[str, pa.Array]) -> None:
         self._how, self._number, self._arrays = how, number, arrays
-        self.check_length = check_length
         self._columns: dict[str, Numbers | Texts | Lists] = {}
 
     def of(self, field: TableField) -> list[pa.Array]:
@@ -462,7 +425,9 @@ class RowGroups(Generic[T]):
         with self._lock:
             self._size += size - self._held.get(group, (value, 0))[1]
             self._held[group] = (value, size)
-            self._shrink(self.limit, 1)
+            while self._size > self.limit and len(self._held) > 1:
+                _, (_, freed) = self._held.popitem(last=False)
+                self._size -= freed
             self._count(group)
         return value
 
@@ -477,16 +442,6 @@ class RowGroups(Generic[T]):
             for group in groups:
                 self._held.move_to_end(group)
             return [self._held[group][0] for group in groups]
-
-    def make_room(self, size: int) -> None:
-        """Give up row groups for one of `size` bytes, as far as that is enough."""
-        with self._lock:
-            self._shrink(max(0, self.limit - size), 0)
-
-    def _shrink(self, most: int, kept: int) -> None:
-        while self._size > most and len(self._held) > kept:
-            _, (_, freed) = self._held.popitem(last=False)
-            self._size -= freed
 
     def _count(self, group: int) -> None:
         self._loads += 1
