@@ -25,6 +25,8 @@ GONE: dict[str, str] = {
     "objective=lightning": "Lightning's own Trainer with penstock.DataModule (docs/frameworks.md)",
     "optimizer=lightning": "Lightning's own Trainer with penstock.DataModule (docs/frameworks.md)",
     "scheduler=lightning": "Lightning's own Trainer with penstock.DataModule (docs/frameworks.md)",
+    "dataset=mds": "streaming.LocalDataset as a dataset of your own, or task=pack from it",
+    "objective.text": "leave it out; the run compares with token frequencies",
     "sweep.out_of_fold": "run task=predict on each job's folder, and join the tables",
     "task=show": "open the run's report.html, or list runs with task=runs",
     "task=without": "find the addresses with task=where, and resume with bad_samples.quarantine",

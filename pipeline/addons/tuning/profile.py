@@ -68,7 +68,6 @@ def run(config: Config) -> None:
     with only_shown("the trace"):
         trace = write_trace(timelines, folder.path / "trace.json")
         put(f"trace        {trace}   (opens in https://ui.perfetto.dev)")
-    print_stores(course, measured)
     folder.finish("done", bound=judged.bound, overrides=list(judged.overrides))
 
 
@@ -165,32 +164,6 @@ def print_verdict(judged: Verdict, measured: Measured) -> None:
     if judged.overrides:
         put(f"to paste     {' '.join(judged.overrides)}")
         put(f"             {command_line(*judged.overrides)}")
-
-
-def print_stores(course: Course, measured: Measured) -> None:
-    """Print what the store gives that the samples come from, if they come from one."""
-    loader = course.loader(LoaderOptions())
-    plan, dataset = loader.plan, loader.fetch.dataset
-    loader.close()
-    remote = getattr(dataset, "remote_files", None)
-    streams = isinstance(plan, StreamPlan)
-    if remote is None or not hasattr(dataset, "files_of_shard" if streams else "files_of"):
-        return
-
-    def rows() -> Iterator[Sequence[str]]:
-        if isinstance(plan, StreamPlan):
-            shards = dataset.shards()
-            for number in plan.sampler.shards(0, len(shards)).tolist():
-                yield dataset.files_of_shard(shards[number])
-            return
-        for step in range(plan.steps(0)):
-            yield from dataset.files_of(plan.request(0, step).indices)
-
-    computing = sum(measured.computing.values())
-    least = max(measured.ceiling, computing / measured.cores)  # seconds of a batch
-    wanted = None if streams else measured.samples / least
-    for label, text in remote.report(rows, wanted):
-        put(f"{label:<13}{text}")
 
 
 @dataclass(frozen=True)
