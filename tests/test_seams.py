@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from importlib import import_module
@@ -56,3 +57,12 @@ def test_what_the_allow_list_says_of_our_modules_is_there():
     for rule in RULES:
         if rule.prefix.startswith("penstock."):
             import_module(rule.prefix)
+
+
+def test_every_add_on_has_its_row_in_the_map():
+    written = (ROOT / "docs/architecture.md").read_text()
+    folder = ROOT / "pipeline/addons"
+    there = {path.parent.name for path in folder.glob("*/__init__.py")}
+    there |= {path.stem for path in folder.glob("[!_]*.py")}
+    rows = set(re.findall(r"^\| `(\w+)` \| .* \| \[[^]]+\]\(\w+\.md\) \|$", written, re.MULTILINE))
+    assert rows == there

@@ -4,7 +4,7 @@
     process    in worker processes (pipeline/loading/workers/pool.py)
     thread     in threads (pipeline/loading/workers/thread_backend.py)
 
-Add-ons bring others (`AddOn.backends`).
+`penstock.seams.BACKENDS` names those of add-ons.
 """
 
 from __future__ import annotations
