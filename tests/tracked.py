@@ -2,11 +2,11 @@
 
 import json
 import math
+import struct
 
 import numpy as np
-import pandas as pd
 
-from penstock.addons.trackers.tracker import Measured
+from penstock.addons.trackers.tracker import measured
 
 TIMED = ("ms/", "seconds", "samples_per_second", "wait_share", "rank_wait_share")
 
@@ -14,7 +14,7 @@ TIMED = ("ms/", "seconds", "samples_per_second", "wait_share", "rank_wait_share"
 def expected(run):
     """Value by name and step, of metrics.jsonl."""
     found = {}
-    for points, step in Measured(run):
+    for points, step in measured(run):
         for name, value in points.items():
             assert (name, step) not in found
             found[name, step] = value
@@ -34,17 +34,19 @@ def tensorboard(run):
     ]
 
 
-def csv(run):
-    table = pd.read_csv(run / "tracker" / "csv" / "metrics.csv")
-    assert not table.duplicated().any()
-    found = table.melt(id_vars="step").dropna()
-    return list(zip(found["variable"], found["step"], found["value"], strict=True))
+def mlflow_id(run, uri):
+    from mlflow.tracking import MlflowClient
+
+    client, own = MlflowClient(uri), json.loads((run / "manifest.json").read_text())["sessions"][0]
+    experiment = client.get_experiment_by_name("penstock").experiment_id
+    (found,) = client.search_runs([experiment], f"tags.`penstock.run` = '{own['id']}'")
+    return found.info.run_id
 
 
 def mlflow(run, uri):
     from mlflow.tracking import MlflowClient
 
-    client, id = MlflowClient(uri), json.loads((run / "tracker/mlflow/run.json").read_text())["id"]
+    client, id = MlflowClient(uri), mlflow_id(run, uri)
     names = client.get_run(id).data.metrics
     return [
         (name, one.step, one.value) for name in names for one in client.get_metric_history(id, name)
@@ -53,10 +55,23 @@ def mlflow(run, uri):
 
 def wandb_records(run):
     """Records of all offline sessions, in their order."""
-    from penstock.addons.trackers.wandb import records
+    from wandb.proto.wandb_internal_pb2 import Record
 
     for path in sorted((run / "tracker" / "wandb" / "wandb").glob("offline-run-*/*.wandb")):
-        yield from records(path)
+        content, at, data = path.read_bytes(), 7, b""
+        while len(content) - at > 7:  # a log as LevelDB writes it, in blocks of 32 KiB
+            left = (1 << 15) - at % (1 << 15)
+            if left < 7:
+                at += left
+                continue
+            _, length, kind = struct.unpack("<IHB", content[at : at + 7])
+            data += content[at + 7 : at + 7 + length]
+            at += 7 + length
+            if kind in (1, 4) and at <= len(content):  # whole, or its last part
+                record = Record()
+                record.ParseFromString(data)
+                data = b""
+                yield record
 
 
 def wandb(run):

@@ -189,7 +189,7 @@ CHOICES: dict[str, dict[str, str]] = {
     "tracker": {
         "tb": "tracker=tensorboard",
         "weightsandbiases": "tracker=wandb",
-        "csvlogger": "tracker=csv",
+        "csvlogger": "metrics.jsonl",
         "wandblogger": "tracker=wandb",
         "tensorboardlogger": "tracker=tensorboard",
         "mlflowlogger": "tracker=mlflow",

@@ -252,7 +252,7 @@ def test_a_checkpoint_of_before_a_key_was_recorded():
         ("loader.ray.window=2", True),
         ("loader/x=2", False),
         ("tracker=none", True),
-        ("tracker=[csv,mlflow]", True),
+        ("tracker=[tensorboard,mlflow]", True),
         ("+tracker.csv.x=1", True),
         ("trainer.report=false", True),
         ("trainer.checkpoint.keep_last=3", True),

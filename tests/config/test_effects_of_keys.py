@@ -309,7 +309,7 @@ ROWS = {
     "trainer.skip": Row(
         ("[[0,2],[0,3]]", "[[0,3],[1,0]]"), continues="the checkpoint has come to neither"
     ),
-    "tracker": Row(("tracker=none", "tracker=csv")),
+    "tracker": Row(("tracker=none", "tracker=tensorboard")),
 }
 
 # The same keys where more or less follows from them.

@@ -36,7 +36,7 @@ def own(tmp_path, monkeypatch):
 def test_every_key_of_our_options_is_in_the_configuration(path):
     """Where a dataset brings arguments of the parts that it chooses, theirs is the default."""
     group, name = path.parent.name, path.stem
-    choice = "tracker=[csv,{}]" if group == "tracker" else f"{group}={{}}"
+    choice = "tracker=[none,{}]" if group == "tracker" else f"{group}={{}}"
     composer = Composer()
     words = [choice.format(name), *NEEDS.get(f"{group}/{name}", ())]
     made = composer.compose(composer.parse(words)[0])

@@ -10,12 +10,12 @@ from types import SimpleNamespace
 import pytest
 
 import penstock
-from penstock.addons.trackers import known, observing
-from penstock.addons.trackers.csv_file import Csv
+from penstock.addons.trackers import observing
 from penstock.addons.trackers.observing import Tracked, Trackers, start
 from penstock.addons.trackers.tensorboard import TensorBoard
 from penstock.addons.trackers.tracker import TrackedRun, Tracker, points
-from penstock.errors import ConfigError, PenstockError, Problem
+from penstock.errors import ConfigError, Problem
+from tests import tracked
 from tests.program import run
 
 NUMBERS = [
@@ -163,14 +163,13 @@ def test_a_run_ends_well_whatever_its_trackers_do(numbers, capsys):
     done = run(
         capsys,
         *numbers,
-        "tracker=csv",
+        "tracker=tensorboard",
         f"+tracker.bad={{_target_: {name}, at: start+log}}",
         f"+tracker.worse={{_target_: {name}, at: made}}",
     )
     assert done.code == 0, done.err
     assert done.err.count("WARNING") == 2
-    rows = Path("run/tracker/csv/metrics.csv").read_text().splitlines()
-    assert len(rows) == 1 + 8 + 2  # head, steps, epochs
+    assert {step for _, step, _ in tracked.tensorboard(Path("run"))} == set(range(1, 9))
 
 
 def test_names_have_one_value_a_step_and_none_is_a_folder_of_another():
@@ -187,16 +186,6 @@ def test_names_have_one_value_a_step_and_none_is_a_folder_of_another():
         "val/loss",
     ]
     assert not any(other.startswith(f"{one}/") for one in names for other in names)
-
-
-def test_a_table_gets_columns_as_they_come(tmp_path):
-    table = Csv(tmp_path, TrackedRun(tmp_path, {}, {}))
-    table.start()
-    table.log({"a": 0.1}, 1)
-    table.log({"a": float("nan"), 'b "c",': 2}, 2)
-    table.log({"a": 0.3}, 3)
-    lines = (tmp_path / "metrics.csv").read_text().splitlines()
-    assert lines == ['step,a,"b ""c"","', "1,0.1,", "2,nan,2", "3,0.3,"]
 
 
 def test_tensorboard_keeps_pictures_and_the_configuration(tmp_path):
@@ -218,38 +207,12 @@ def test_tensorboard_keeps_pictures_and_the_configuration(tmp_path):
     assert b"\n    model:\n      width: 8" in text.tensor_proto.string_val[0]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "[]",
-        "{}",
-        '{"version": 2, "id": "a"}',
-        '{"version": 1, "id": "../x"}',
-        '{"version": 1, "id": 7}',
-        '{"version": 1, "id": "a b"}',
-        '{"version": 1, "id": "a"',
-        '{"version": 1, "id": "' + "a" * 5000 + '"}',
-    ],
-)
-def test_a_remembered_run_from_anybody_is_checked(text, tmp_path):
-    (tmp_path / known.NAME).write_text(text)
-    with pytest.raises(PenstockError, match=r"run\.json is damaged.*Delete it to begin a new run"):
-        known.read(tmp_path)
-
-
-def test_what_is_remembered_is_read_again(tmp_path):
-    assert known.read(tmp_path) is None
-    kept = known.write(tmp_path / "new", "0af3", "cd12")
-    assert known.read(tmp_path / "new") == kept
-
-
 @pytest.mark.stress
 def test_nothing_is_imported_that_was_not_chosen():
     code = (
         "import penstock.addons.trackers.mlflow, penstock.addons.trackers.wandb, penstock, sys;"
-        "import penstock.addons.trackers.tensorboard, penstock.addons.trackers.csv_file;"
-        "penstock.compose('tracker=[tensorboard,csv,mlflow,wandb]', 'task=digest');"
+        "import penstock.addons.trackers.tensorboard;"
+        "penstock.compose('tracker=[tensorboard,mlflow,wandb]', 'task=digest');"
         "print([m for m in ('tensorboard', 'mlflow', 'wandb') if m in sys.modules])"
     )
     root = Path(__file__).parents[2]
@@ -265,10 +228,10 @@ def test_trackers_get_their_folder(tmp_path, monkeypatch):
     def close(tracker):
         start(penstock.compose(tracker).tracker, tmp_path, told).close()
 
-    close("tracker=[csv,none]")
-    assert [path.name for path in tmp_path.iterdir()] == ["csv"]
-    close("tracker={_target_: penstock.addons.trackers.csv_file.Csv}")
-    assert (tmp_path / "metrics.csv").exists()
+    close("tracker=[tensorboard,none]")
+    assert [path.name for path in tmp_path.iterdir()] == ["tensorboard"]
+    close("tracker={_target_: penstock.addons.trackers.tensorboard.TensorBoard}")
+    assert any(path.is_file() for path in tmp_path.iterdir())
     close("tracker=[]")
 
 
@@ -283,11 +246,11 @@ def test_records_of_a_fit_go_to_the_trackers():
             sent.append((step, name))
 
     fit = SimpleNamespace(result=SimpleNamespace(history=[{"step": 8}]))
-    tracked = Tracked(Recorder(), fit)
-    tracked.on_log({"epoch": 0, "step": 5, "train/loss": 0.5})
-    tracked.on_epoch_end({"epoch": 0, "step": 8, "train/loss": 0.4, "val/nme": 0.1})
-    tracked.on_file("curves", Path("curves.png"))
-    tracked.on_file("run", Path("run"))
+    sender = Tracked(Recorder(), fit)
+    sender.on_log({"epoch": 0, "step": 5, "train/loss": 0.5})
+    sender.on_epoch_end({"epoch": 0, "step": 8, "train/loss": 0.4, "val/nme": 0.1})
+    sender.on_file("curves", Path("curves.png"))
+    sender.on_file("run", Path("run"))
     assert sent == [
         (5, {"train/epoch": 0, "train/loss": 0.5}),
         (8, {"epoch/train/loss": 0.4, "val/nme": 0.1}),

@@ -35,13 +35,13 @@ def chosen(*words, **options):
     ("words", "names"),
     [
         ([], ["tensorboard"]),
-        (["tracker=csv"], ["csv"]),
+        (["tracker=tensorboard"], ["tensorboard"]),
         (["tracker=none"], ["none"]),
         (["tracker=[]"], []),
-        (["tracker=[csv,mlflow]"], ["csv", "mlflow"]),
-        (["tracker=[tensorboard,csv]", "tracker.tensorboard=null"], ["tensorboard", "csv"]),
-        (["tracker=[tensorboard,csv]", "~tracker.csv"], ["tensorboard"]),
-        (["tracker=csv", f"+tracker.own={{_target_: {OWN}, at: x}}"], ["csv", "own"]),
+        (["tracker=[tensorboard,mlflow]"], ["tensorboard", "mlflow"]),
+        (["tracker=[tensorboard,wandb]", "tracker.tensorboard=null"], ["tensorboard", "wandb"]),
+        (["tracker=[tensorboard,wandb]", "~tracker.wandb"], ["tensorboard"]),
+        (["tracker=tensorboard", f"+tracker.own={{_target_: {OWN}, at: x}}"], ["tensorboard", "own"]),
     ],
 )
 @pytest.mark.one_in(3)
@@ -56,21 +56,21 @@ def test_one_of_ones_own_takes_the_place_of_all(tmp_path):
     (tmp_path / "tracker" / "own.yaml").write_text(f"_target_: {OWN}\nat: x\n")
     assert chosen("tracker=own", config_dir=str(tmp_path)) == {"_target_": OWN, "at": "x"}
     with pytest.raises(ConfigError, match=r"tracker: .*# @package tracker\.NAME"):
-        chosen("tracker=[csv,own]", config_dir=str(tmp_path))
+        chosen("tracker=[tensorboard,own]", config_dir=str(tmp_path))
     (tmp_path / "tracker" / "own.yaml").write_text(
         f"# @package tracker.own\n_target_: {OWN}\nat: x\n"
     )
-    assert list(chosen("tracker=[csv,own]", config_dir=str(tmp_path))) == ["csv", "own"]
+    assert list(chosen("tracker=[tensorboard,own]", config_dir=str(tmp_path))) == ["tensorboard", "own"]
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["tracker=wandbb"], "wandb"),
-        (["tracker=[csv,tb]"], "tensorboard"),
-        (["tracker.csv.x=1"], "tracker.csv"),
+        (["tracker=[tensorboard,tb]"], "tensorboard"),
+        (["tracker.tensorboard.x=1"], "tracker.tensorboard"),
         (["tracker.tensorboard.flush=1"], "flush_seconds"),
-        (["tracker=csv", "+tracker.csv.x=1"], "x"),
+        (["tracker=tensorboard", "+tracker.tensorboard.x=1"], "x"),
         (["+tracker.own={_target_: penstock.addons.trackers.observing.Trackers}"], "not a tracker"),
         (["+tracker.own=3"], "mapping with _target_"),
         (["+tracker.own={_target_: os.system}"], "may not be called"),
@@ -148,7 +148,7 @@ def test_variables_of_the_environment_are_not_sent(monkeypatch):
         (["tracker=mlflow", "tracker.mlflow.uri=http://localhost:5000"], "http://localhost:5000"),
         (["tracker=mlflow"], "https://***@mine.org"),
         (["tracker=wandb", "tracker.wandb.mode=offline"], None),
-        (["tracker=[tensorboard,csv]"], None),
+        (["tracker=[tensorboard,none]"], None),
     ],
 )
 def test_what_is_sent_is_announced(words, place, monkeypatch):

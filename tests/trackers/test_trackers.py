@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
@@ -14,11 +13,6 @@ from pathlib import Path
 import pytest
 
 from penstock.addons.trackers import observing
-from penstock.addons.trackers.mlflow import MLflow
-from penstock.addons.trackers.tracker import TrackedRun
-from penstock.addons.trackers.wandb import WandB, last_step
-from penstock.errors import ConfigError
-from penstock.files.own_files import NotOwnError
 from tests import tracked, warm
 from tests.ports import free_port
 from tests.program import ROOT, run
@@ -29,12 +23,12 @@ SAVED, KILLED = (
     20,
     21,
 )  # steps: of the checkpoint, and the last one that is measured before the kill
-ALL = "tracker=[tensorboard,csv,mlflow,wandb]"
+ALL = "tracker=[tensorboard,mlflow,wandb]"
 
 
 @pytest.fixture
 def words(tmp_path, monkeypatch):
-    """The command line of a run with four trackers in the folder `run`, without a server."""
+    """The command line of a run with three trackers in the folder `run`, without a server."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(observing.END_SECONDS, "done", 300.0)  # a busy machine is no failure
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
@@ -77,15 +71,8 @@ def kill_when_sent(process, folder):
     while time.monotonic() < until:
         assert process.poll() is None, process.communicate()
         sent = [path.read_text() for path in (folder / "mlruns").glob(f"*/*/{metric}")]
-        offline = folder / "run/tracker/wandb/wandb"
-        table = folder / "run/tracker/csv/metrics.csv"
-        rows = table.read_text().splitlines() if table.exists() else []
-        if (
-            sent
-            and len(sent[0].splitlines()) == KILLED
-            and len(rows) == KILLED + 2
-            and last_step(offline) == KILLED - 1
-        ):
+        rows = {step for _, step, _ in tracked.wandb(folder / "run")}
+        if sent and len(sent[0].splitlines()) == KILLED and max(rows, default=0) == KILLED - 1:
             break
         time.sleep(0.05)
     os.kill(process.pid, signal.SIGKILL)
@@ -113,10 +100,10 @@ def test_a_killed_and_resumed_run_has_every_point_once(words, tmp_path, capsys):
     folder, uri, again = tmp_path / "run", f"file:{tmp_path}/mlruns", range(SAVED + 1, KILLED + 1)
     wanted = tracked.expected(folder)
     assert {step for _, step in wanted} == set(range(1, 3 * BATCHES + 1))
-    tracked.check(tracked.csv(folder), wanted)
     tracked.check(tracked.tensorboard(folder), wanted, single=True)
     tracked.check(tracked.mlflow(folder, uri), wanted, again=again)
-    tracked.check(tracked.wandb(folder), wanted, again=again)
+    kept = tracked.wandb(folder)
+    assert {(name, step) for name, step, _ in kept} == set(wanted)
     check_mlflow(folder, uri)
     check_wandb(folder)
 
@@ -128,7 +115,7 @@ def test_a_run_that_is_stopped_closes_them(sent, words, tmp_path):
     from mlflow.tracking import MlflowClient
 
     (tmp_path / "gate").write_text(json.dumps({"place": "train", "row": 0, "after": 28}))
-    two = [*of(tmp_path)[1:2], "tracker=[csv,mlflow]"]
+    two = [*of(tmp_path)[1:2], "tracker=mlflow"]
     process = warm.start(
         [sys.executable, "run.py", *words, *two],
         cwd=ROOT,
@@ -150,8 +137,7 @@ def test_a_run_that_is_stopped_closes_them(sent, words, tmp_path):
     folder, uri = tmp_path / "run", f"file:{tmp_path}/mlruns"
     client, wanted = MlflowClient(uri), tracked.expected(folder)
     tracked.check(tracked.mlflow(folder, uri), wanted)
-    tracked.check(tracked.csv(folder), wanted)
-    id = json.loads((folder / "tracker/mlflow/run.json").read_text())["id"]
+    id = tracked.mlflow_id(folder, uri)
     assert client.get_run(id).info.status == "KILLED"
     copy = Path(client.download_artifacts(id, "manifest.json", str(tmp_path)))
     assert json.loads(copy.read_text())["status"] == "preempted"
@@ -160,22 +146,21 @@ def test_a_run_that_is_stopped_closes_them(sent, words, tmp_path):
 def check_mlflow(folder, uri, epochs=3):
     from mlflow.tracking import MlflowClient
 
-    client, id = MlflowClient(uri), json.loads((folder / "tracker/mlflow/run.json").read_text())
+    client, id = MlflowClient(uri), tracked.mlflow_id(folder, uri)
     experiment = client.get_experiment_by_name("penstock")
     (found,) = client.search_runs([experiment.experiment_id])
-    assert (found.info.run_id, found.info.status) == (id["id"], "FINISHED")
+    assert (found.info.run_id, found.info.status) == (id, "FINISHED")
     assert found.data.params["trainer.max_epochs"] == str(epochs)  # of its first start
     for name in ("manifest.json", "config.yaml"):
-        copy = Path(client.download_artifacts(id["id"], name, str(folder.parent)))
+        copy = Path(client.download_artifacts(id, name, str(folder.parent)))
         assert copy.read_bytes() == (folder / name).read_bytes()
     assert json.loads((folder.parent / "manifest.json").read_text())["status"] == "done"
 
 
 def check_wandb(folder):
     starts = [record.run for record in tracked.wandb_records(folder) if record.HasField("run")]
-    assert {one.run_id for one in starts} == {
-        json.loads((folder / "tracker/wandb/run.json").read_text())["id"]
-    }
+    own = json.loads((folder / "manifest.json").read_text())["sessions"][0]["id"]
+    assert {one.run_id for one in starts} == {own}
     config = {one.key: json.loads(one.value_json) for one in starts[0].config.update}
     assert config["trainer"]["max_epochs"] == 3
     (copy,) = folder.glob("tracker/wandb/wandb/*/files/manifest.json")
@@ -197,13 +182,11 @@ def test_the_jobs_of_a_sweep_belong_together(words, tmp_path, capsys):
     assert "WARNING" not in done.err
     client, where = MlflowClient(f"file:{tmp_path}/mlruns"), tmp_path / "sweep"
     found = client.search_runs([client.get_experiment_by_name("penstock").experiment_id])
-    tags = {one.info.run_id: one.data.tags for one in found}
-    (parent,) = [id for id, own in tags.items() if "mlflow.parentRunId" not in own]
-    assert sorted(own["penstock.folder"] for id, own in tags.items() if id != parent) == [
+    assert sorted(one.data.tags["penstock.folder"] for one in found) == [
         str(where / "0"),
         str(where / "1"),
     ]
-    assert {own.get("mlflow.parentRunId") for own in tags.values()} == {None, parent}
+    assert {one.data.tags["penstock.sweep"] for one in found} == {str(where)}
     for job in ("0", "1"):
         tracked.check(
             tracked.mlflow(where / job, f"file:{tmp_path}/mlruns"), tracked.expected(where / job)
@@ -273,87 +256,6 @@ def server(tmp_path, monkeypatch):
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-
-
-DOORS = {"a new run": False, "a run that is resumed": True}
-
-
-@pytest.mark.thorough
-@pytest.mark.one_in(6)
-@pytest.mark.filterwarnings("ignore")  # of what MLflow imports
-@pytest.mark.parametrize("resumed", DOORS.values(), ids=DOORS)
-@pytest.mark.parametrize("place", ["PRECIOUS", "file://PRECIOUS", "s3://stranger/x", "LINKS"])
-def test_a_database_of_a_stranger_names_no_folder_for_files(place, resumed, tmp_path, monkeypatch):
-    """A trigger in it changes what MLflow has written, or the run folder came with it."""
-    pytest.importorskip("mlflow")
-    from mlflow.tracking import MlflowClient
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    precious, folder = tmp_path / "precious", tmp_path / "run"
-    for one in (precious, folder):
-        one.mkdir()
-        (one / "config.yaml").write_text(one.name)
-    uri = f"sqlite:///{tmp_path}/theirs.db"
-    MlflowClient(uri).create_experiment("penstock")
-
-    def make():
-        return MLflow(folder / "tracker", TrackedRun(folder, {"a": 1}, {}), uri=uri)
-
-    if resumed:
-        make().start()
-    links = tmp_path / "links"
-    with contextlib.closing(sqlite3.connect(tmp_path / "theirs.db")) as database, database:
-        if place == "LINKS":  # in a folder as MLflow makes it
-            target = f"'{links}/' || run_uuid || '/artifacts'"
-        else:
-            target = f"'{place.replace('PRECIOUS', str(precious))}'"
-        database.execute(f"UPDATE runs SET artifact_uri = {target}")
-        database.execute(
-            "CREATE TRIGGER evil AFTER INSERT ON runs BEGIN UPDATE runs SET "
-            f"artifact_uri = {target} WHERE run_uuid = new.run_uuid; END"
-        )
-    if place == "LINKS" and resumed:
-        id = json.loads((folder / "tracker" / "run.json").read_text())["id"]
-        (links / id / "artifacts").mkdir(parents=True)
-        (links / id / "artifacts" / "config.yaml").symlink_to(precious / "config.yaml")
-    refused = ""
-    try:
-        tracker = make()
-        tracker.start()
-        tracker.file(folder / "config.yaml")
-    except (ValueError, NotOwnError) as error:
-        refused = str(error)
-    if place == "LINKS" and not resumed:
-        assert not refused
-        assert len(list(links.rglob("config.yaml"))) == 1
-    else:
-        assert "for files" in refused or "symbolic link" in refused
-    assert (precious / "config.yaml").read_text() == "precious"
-
-
-SETTINGS = [
-    "base_url = https://stranger.example",
-    "BASE_URL: x",
-    "identity_token_file=/etc/passwd",
-    "project = x\n  base_url = y",
-    "project=x\n" * 9000 + "base_url=x",
-]
-
-
-@pytest.mark.one_in(3)
-@pytest.mark.parametrize("text", SETTINGS, ids=lambda text: text[:9])
-def test_settings_of_wandb_in_the_working_folder_send_nothing_elsewhere(
-    text, tmp_path, monkeypatch
-):
-    pytest.importorskip("wandb")
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "wandb").mkdir()
-    (tmp_path / "wandb" / "settings").write_text(f"[default]\n{text}\n")
-    with pytest.raises(ConfigError, match="wandb/settings of the working folder"):
-        WandB(tmp_path / "tracker", TrackedRun(tmp_path, {}, {}))
-    (tmp_path / "wandb" / "settings").write_text("# mine\n[default]\nentity = me\nproject: x\n")
-    WandB(tmp_path / "tracker", TrackedRun(tmp_path, {}, {}))
 
 
 @pytest.mark.stress

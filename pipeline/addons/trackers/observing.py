@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from hydra.core.hydra_config import HydraConfig
 
-from penstock.addons.trackers.tracker import Measured, Points, TrackedRun, Tracker, points
+from penstock.addons.trackers.tracker import Points, TrackedRun, Tracker, measured, points
 from penstock.config.instantiate import make
 from penstock.config.nodes import by_name
 from penstock.config.own_command import is_job
@@ -43,7 +43,7 @@ def observers(fit: Fit) -> list[Observer]:
     before: Sequence[tuple[Points, int]] = ()
     if state is not None and section:  # a damaged metrics.jsonl costs a warning
         with only_shown("for trackers, what was measured before"):
-            before = Measured(folder.path)
+            before = measured(folder.path)
     run = TrackedRun(
         folder.path,
         fit.config.plain(),

@@ -10,9 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, overload
-
-import numpy as np
+from typing import Any, ClassVar
 
 Points = Mapping[str, float]
 
@@ -41,40 +39,36 @@ class TrackedRun:
     altered: bool = False
 
     @property
+    def id(self) -> str:
+        """That of the run's first start: 16 hexadecimal digits."""
+        return str(self.manifest["sessions"][0]["id"])
+
+    @property
     def name(self) -> str:
         """The last two parts of the folder, e.g. 2026-11-22/07-31-11."""
         return "/".join(self.folder.absolute().parts[-2:])
 
 
-class Measured(Sequence[tuple[Points, int]]):
-    """The points in a run's metrics.jsonl, and their steps, by step; made when they are asked for.
+def measured(folder: Path) -> list[tuple[Points, int]]:
+    """The points in a run's metrics.jsonl, and their steps, by step.
 
     Raises:
         PenstockError: the file is damaged.
     """
+    from penstock.runs.record import RunRecord
 
-    def __init__(self, folder: Path) -> None:
-        from penstock.runs.record import RunRecord
-
-        record = RunRecord.read(folder, "resume")
-        self._series = record.logs, record.epochs
-        steps = np.concatenate([series.column("step") for series in self._series])
-        self._order = np.argsort(steps, kind="stable")
-
-    def __len__(self) -> int:
-        return len(self._order)
-
-    @overload
-    def __getitem__(self, index: int) -> tuple[Points, int]: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[tuple[Points, int]]: ...
-    def __getitem__(self, index: int | slice) -> Any:
-        if isinstance(index, slice):
-            return [self[row] for row in range(*index.indices(len(self)))]
-        row, (logs, epochs) = int(self._order[index]), self._series
-        record = logs[row] if row < len(logs) else epochs[row - len(logs)]
-        line = {name: math.nan if value is None else value for name, value in record.items()}
-        return points(str(line["event"]), line), int(line["step"])
+    record = RunRecord.read(folder, "resume")
+    lines = sorted([*record.logs, *record.epochs], key=lambda line: int(line["step"]))
+    return [
+        (
+            points(
+                str(line["event"]),
+                {name: math.nan if value is None else value for name, value in line.items()},
+            ),
+            int(line["step"]),
+        )
+        for line in lines
+    ]
 
 
 def points(event: str, record: Mapping[str, Any]) -> Points:
