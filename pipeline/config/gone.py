@@ -14,6 +14,7 @@ GONE: dict[str, str] = {
     "--allow-write": "leave it out; a configuration may name any folder",
     "loader.ray.runtime_env": "install your packages on the nodes, or start Ray with PYTHONPATH",
     "diff.page": "task=diff prints the same; redirect it into a file",
+    "--kind": "penstock init FOLDER writes one kind of project",
     "tracker=csv": "read metrics.jsonl, by pandas.read_json(..., lines=True)",
     "experiment=gan": "see docs/examples/gan",
     "loader.cost": "the window of batches grows by itself behind a slow one (loader.slow_memory)",

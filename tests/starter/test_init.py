@@ -15,7 +15,6 @@ import pytest
 from penstock.addons.starter import init
 from penstock.config import project
 from penstock.errors import ConfigError
-from tests import warm
 from tests.program import ROOT, run
 
 SAID = "trusting my_birds and reading conf/, as pyproject.toml says\n"
@@ -412,33 +411,14 @@ def test_init_takes_one_folder(words, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     done = run(capsys, "init", *words)
     assert done.code == 2
-    assert "takes one folder, which is new or empty: python run.py init FOLDER [--kind" in done.err
+    assert "takes one folder, which is new or empty: python run.py init FOLDER" in done.err
     assert not list(tmp_path.iterdir())
 
 
-def test_help_names_each_kind(capsys):
+def test_help_says_what_it_writes(capsys):
     done = run(capsys, "init", "birds", "--help")
     assert done.code == 0
-    assert [line.split()[0] for line in done.out.splitlines()[3:]] == list(init._KINDS)
-
-
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    [
-        (["new", "--kind", "mask"], "'mask' is not one of images, masks, "),
-        (["new", "--kind=mask"], "(did you mean 'masks'?)"),
-        (["new", "--kind"], "'' is not one of"),
-        (["--kind", "masks"], "takes one folder"),
-        (["new", "--kind", "masks", "--kind", "boxes"], "takes one folder"),
-        (["new", "--knid", "masks"], "takes one folder"),
-    ],
-)
-def test_a_kind_that_there_is_not(words, reason, tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    done = run(capsys, "init", *words)
-    assert done.code == 2
-    assert reason in done.err
-    assert not list(tmp_path.iterdir())
+    assert "a dataset class" in done.out
 
 
 @pytest.mark.parametrize(
@@ -464,112 +444,53 @@ def test_a_packages_name_means_nothing_else(folder, name):
     assert init.package_name(folder) == name
 
 
-KINDS = list(init._KINDS)
 FEW = ["loader=debug", "trainer.max_steps=2", "trainer.pictures=false", "trainer.baseline=false"]
 
 
-@pytest.fixture(scope="module")
-def projects(tmp_path_factory):
-    """A new project of each kind of data, in a folder of its name."""
-    folder = tmp_path_factory.mktemp("kinds")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        for kind in KINDS:
-            assert init.run([f"my {kind}", "--kind", kind]) == 0
-    yield folder
-    forget("my_own")
-    forget("my_points")
-
-
-@pytest.mark.one_in(9)
-@pytest.mark.parametrize("kind", KINDS)
-def test_each_kind_trains_at_once(kind, projects, capsys, monkeypatch):
-    monkeypatch.chdir(projects / f"my {kind}")
-    group = "dataset" if kind == "own" else "experiment"
-    done = run(capsys, f"{group}=my_{kind}", *FEW, f"run_dir=outputs/{kind}")
+def test_it_trains_at_once(birds, capsys):
+    done = run(capsys, "dataset=my_birds", *FEW, "run_dir=outputs/one")
     assert done.code == 0, done.err
     assert "ended by max_steps" in done.out
 
 
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize("kind", ["own", "points"])
-def test_a_table_with_a_mistake_is_explained(kind, projects, capsys, monkeypatch):
-    monkeypatch.chdir(projects / f"my {kind}")
+def test_a_table_with_a_mistake_is_explained(birds, capsys):
     path = Path("data/points.csv")
     text = path.read_text()
     broken = {
         "EmptyDataError": "",
         "KeyError: 'split'": text.replace("split", "part", 1),
         "could not convert": re.sub(r"\d\.\d", "x", text),
-        "which is not in data/images": text.replace("011.png", "gone.png", 1),
     }
-    group = "dataset" if kind == "own" else "experiment"
-    try:
-        for reason, content in broken.items():
-            if content != text:
-                path.write_text(content)
-                done = run(capsys, f"{group}=my_{kind}", "task=digest", "loader=debug", "steps=1")
-                assert done.code == 3
-                assert reason in done.err
-                assert "data/points.csv" in done.err
-    finally:
-        path.write_text(text)
-
-
-EACH = """
-import os, sys, pytest
-for folder in sorted(os.listdir()):
-    os.chdir(folder)
-    code = pytest.main(["-q", "-p", "no:cacheprovider"])
-    os.chdir("..")
-    for name in ("test_data", "test_dataset"):  # several have files of these names
-        sys.modules.pop(name, None)
-    if code:
-        sys.exit(f"{folder}: {code}")
-"""
+    for reason, content in broken.items():
+        path.write_text(content)
+        done = run(capsys, "dataset=my_birds", "task=digest", "loader=debug", "steps=1")
+        assert done.code == 3
+        assert reason in done.err
+        assert "data/points.csv" in done.err
 
 
 @pytest.mark.thorough
-def test_the_tests_of_each_kind_pass(projects):
+def test_its_tests_pass_and_ruff_finds_nothing(birds):
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    words = [sys.executable, "-c", EACH]
-    done = warm.run(words, cwd=projects, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert len(re.findall(r"^\d passed", done.stdout, re.MULTILINE)) == len(KINDS)
-
-
-@pytest.mark.one_in(8)
-@pytest.mark.parametrize("kind", KINDS)
-def test_ruff_finds_nothing_in_a_new_project(kind, projects):
-    for words in (["format", "--check"], ["check", "--select", "E,F,W,I,UP,B"]):
+    for words in (
+        ["pytest", "-q", "-p", "no:cacheprovider"],
+        ["ruff", "format", "--check", "--isolated", "--no-cache"],
+        ["ruff", "check", "--select", "E,F,W,I,UP,B", "--isolated", "--no-cache"],
+    ):
         done = subprocess.run(
-            [sys.executable, "-m", "ruff", *words, "--isolated", "--no-cache"],
-            cwd=projects / f"my {kind}",
-            capture_output=True,
-            text=True,
-            check=False,
+            [sys.executable, "-m", *words], env=environment, capture_output=True, text=True
         )
-        assert done.returncode == 0, done.stdout
+        assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_data_is_drawn_alike_every_time(projects, tmp_path):
-    assert init.run([str(tmp_path / "again"), "--kind", "boxes"]) == 0
-    first, again = (folder / "data" for folder in (projects / "my boxes", tmp_path / "again"))
-    names = sorted(path.relative_to(first) for path in first.rglob("*.*"))
-    assert len(names) == 61
-    assert all((first / name).read_bytes() == (again / name).read_bytes() for name in names)
-
-
-def test_the_files_are_whole(projects):
+def test_the_files_are_whole(made):
     """No word of the template is left, and only its owner can write."""
-    for path in projects.rglob("*"):
-        if "outputs" not in path.parts and path.suffix in (".md", ".py", ".toml", ".yaml"):
+    for path in made.rglob("*"):
+        if path.suffix in (".md", ".py", ".toml", ".yaml"):
             text = path.read_text()
             assert "my_project" not in text + path.name, path
             assert "PROGRAM" not in text, path
-            assert path.suffix != ".txt"
-            assert not path.stat().st_mode & stat.S_IWOTH
-    for kind in KINDS:
-        text = (projects / f"my {kind}" / "pyproject.toml").read_text()
-        trust = {"trust": [f"my_{kind}"]} if kind in ("own", "points") else {}
-        assert tomllib.loads(text)["tool"]["penstock"] == {"config_dir": "conf", **trust}
+        assert path.suffix != ".txt"
+        assert not path.stat().st_mode & stat.S_IWOTH
+    told = tomllib.loads((made / "pyproject.toml").read_text())["tool"]["penstock"]
+    assert told == {"config_dir": "conf", "trust": ["my_birds"]}

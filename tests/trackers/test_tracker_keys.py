@@ -41,7 +41,10 @@ def chosen(*words, **options):
         (["tracker=[tensorboard,mlflow]"], ["tensorboard", "mlflow"]),
         (["tracker=[tensorboard,wandb]", "tracker.tensorboard=null"], ["tensorboard", "wandb"]),
         (["tracker=[tensorboard,wandb]", "~tracker.wandb"], ["tensorboard"]),
-        (["tracker=tensorboard", f"+tracker.own={{_target_: {OWN}, at: x}}"], ["tensorboard", "own"]),
+        (
+            ["tracker=tensorboard", f"+tracker.own={{_target_: {OWN}, at: x}}"],
+            ["tensorboard", "own"],
+        ),
     ],
 )
 @pytest.mark.one_in(3)
@@ -60,7 +63,10 @@ def test_one_of_ones_own_takes_the_place_of_all(tmp_path):
     (tmp_path / "tracker" / "own.yaml").write_text(
         f"# @package tracker.own\n_target_: {OWN}\nat: x\n"
     )
-    assert list(chosen("tracker=[tensorboard,own]", config_dir=str(tmp_path))) == ["tensorboard", "own"]
+    assert list(chosen("tracker=[tensorboard,own]", config_dir=str(tmp_path))) == [
+        "tensorboard",
+        "own",
+    ]
 
 
 @pytest.mark.parametrize(
