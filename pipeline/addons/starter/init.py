@@ -36,8 +36,8 @@ def run(words: Sequence[str]) -> int:
     usage = f"{program.text('init')} FOLDER"
     if set(words) & {"-h", "--help"}:
         put(
-            f"{usage}\n  writes a small project of your own into a new folder: a dataset class on a "
-            "small CSV, its configuration, a test, a README."
+            f"{usage}\n  writes a small project of your own into a new folder: a dataset class on "
+            "a small CSV, its configuration, a test, a README."
         )
         return 0
     if len(words) != 1 or words[0].startswith("-"):
