@@ -182,7 +182,6 @@ def test_the_commands_of_its_page(tmp_path, monkeypatch, capsys):
                 assert done.code == 0, done.err
         outputs.append(done.out)
     assert outputs[0].splitlines()[-1].startswith("total ")
-    assert "seasonal naive" in outputs[1]
     forget("my_birds")
 
 
@@ -279,15 +278,6 @@ def test_the_working_folder_counts_for_what_was_typed_only(typed, capsys):
     assert not os.environ.get(project.VARIABLE)
 
 
-def test_what_others_can_write_is_not_imported_though_it_was_typed(typed, capsys):
-    (typed / "typed_rows.py").chmod(0o666)
-    done = run(capsys, "--trust", "typed_rows", *ROWS)
-    assert done.code == 2
-    assert "--trust: typed_rows is not imported from" in done.err
-    assert "everybody can write to it (chmod o-w). If you have read it: PYTHONPATH=." in done.err
-    assert "typed_rows" not in sys.modules
-
-
 def test_a_folder_above_counts_for_nothing(birds, capsys, monkeypatch):
     monkeypatch.chdir(birds / "data")
     done = run(capsys, "dataset=my_birds", "task=digest")
@@ -334,66 +324,6 @@ def test_what_a_pyproject_may_not_say(text, message, tmp_path):
 def test_a_pyproject_that_is_not_about_us(text, tmp_path):
     settings(tmp_path, text)
     assert project.find(tmp_path) is None
-
-
-def test_what_is_no_file_is_not_waited_for(tmp_path):
-    os.mkfifo(tmp_path / "pyproject.toml")
-    assert project.find(tmp_path) is None
-
-
-def by_others(folder):
-    (folder / "pyproject.toml").chmod(0o646)
-
-
-def in_a_folder_for_all(folder):
-    folder.chmod(0o1777)
-
-
-def through_a_link(folder):
-    (folder / "pyproject.toml").rename(folder / "real.toml")
-    (folder / "pyproject.toml").symlink_to("real.toml")
-
-
-def of_another_user(folder):
-    os.chown(folder / "pyproject.toml", 12345, -1)
-
-
-def in_another_users_folder(folder):
-    os.chown(folder, 12345, -1)
-
-
-def with_another_users_both(folder):
-    of_another_user(folder)
-    in_another_users_folder(folder)
-
-
-def by_a_group(folder):
-    os.chown(folder / "pyproject.toml", -1, 12345)
-    (folder / "pyproject.toml").chmod(0o664)
-
-
-@pytest.mark.parametrize(
-    ("harm", "reason"),
-    [
-        (by_others, "everybody can write to it"),
-        (in_a_folder_for_all, "everybody can write to its folder"),
-        (through_a_link, "it is a symbolic link"),
-        (of_another_user, "it belongs to another user (number 12345)"),
-        (in_another_users_folder, "its folder"),
-        (with_another_users_both, "it belongs to another user (number 12345)"),
-        (by_a_group, "the group number 12345 can write to it"),
-    ],
-)
-def test_nobody_else_says_what_is_trusted(harm, reason, birds, capsys):
-    try:
-        harm(birds)
-    except PermissionError:
-        pytest.skip("only root may give files away")
-    done = run(capsys, "dataset=my_birds", "task=digest", "steps=1")
-    assert done.code == 2
-    assert f"pyproject.toml: tool.penstock: is not followed, as {reason}" in done.err
-    assert "my_birds" not in sys.modules
-    assert project.find(Path.cwd(), needed=False) is None
 
 
 def test_a_folder_that_holds_something_is_left_alone(tmp_path, capsys):

