@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock.addons.reports import tiles
-from penstock.addons.reports.facts import MADE, NAME, Sample, lines_of, read
+from penstock.addons.reports.sections import MADE, NAME, Sample, lines_of, read
 from penstock.build.data import DataParts, Split
 from penstock.config.data_rules import mode_of
 from penstock.files.disk import prepare, write_atomically
