@@ -38,7 +38,7 @@ class FolderDataset(FileDataset, Dataset[Sample]):
 
     def check(self, index: int) -> str | None:
         """Damage in the file of a sample that reading it does not show; None if there is none."""
-        from penstock.datasets.reading.damage import image_damage  # which no training needs
+        from penstock.datasets.reading.image import image_damage  # imports torchvision
 
         return self._read(index, lambda path, _: image_damage(path, self.limits))
 

@@ -1,14 +1,7 @@
-"""How much memory a process and all below it take, and how much is left.
-
-Shared memory counts once: each process has its proportional part of it (PSS), as Linux counts in
-`smaps_rollup`. Elsewhere it is unknown, which is 0.
-
-Cost: 1 to 50 ms, growing with the memory of the processes.
-"""
+"""How much memory is left, what a process takes, and what limits it; Linux tells, elsewhere 0."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -20,24 +13,6 @@ except ImportError:  # Windows
 
 _PROC = Path("/proc")
 _CGROUP = Path("/sys/fs/cgroup")
-
-
-def tree_pss(root: int | None = None) -> int:
-    """Bytes that process `root` (this one when None) and its descendants take together."""
-    children: dict[int, list[int]] = {}
-    for folder in _PROC.iterdir() if _PROC.is_dir() else ():
-        if folder.name.isdigit():
-            with suppress(OSError):  # it has just ended
-                text = (folder / "stat").read_text()
-                # A command's name is in brackets and may hold anything, blanks and brackets too.
-                parent = int(text.rpartition(")")[2].split()[1])
-                children.setdefault(parent, []).append(int(folder.name))
-    total, waiting = 0, [os.getpid() if root is None else root]
-    while waiting:
-        process = waiting.pop()
-        total += _field(_PROC / str(process) / "smaps_rollup", "Pss")
-        waiting += children.get(process, [])
-    return total
 
 
 def available() -> int:

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.order.balance import contiguous, least_loaded, waiting
-from penstock.order.plan import Plan, share_of
+from penstock.order.plan import Plan, contiguous, least_loaded, share_of, waiting
 from penstock.order.samplers import Bucket, Random
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.order.bucketing import WITHIN, bucket_sizes, cuts
+from penstock.order.samplers import WITHIN, bucket_sizes, cuts
 
 COUNTING = np.arange(1, 13)
 SHORT_AND_LONG = np.array([1] * 12 + [40] * 4)

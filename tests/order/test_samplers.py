@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from penstock.errors import ConfigError, DataError
-from penstock.order.bucketing import cuts
 from penstock.order.plan import Plan
-from penstock.order.samplers import Bucket, Identity, Random, Sequential, Subset, Weighted
+from penstock.order.samplers import Bucket, Identity, Random, Sequential, Subset, Weighted, cuts
 from penstock.order.torch_samplers import TorchBatches, TorchOrder, adapt
 
 

@@ -13,7 +13,7 @@ from PIL import Image
 
 from penstock import command, terminal
 from penstock.datasets.image_folder import ImageFolder
-from penstock.datasets.reading.damage import image_damage
+from penstock.datasets.reading.image import image_damage
 from penstock.runs.quarantine import NAME, read
 from penstock.tasks.check import not_finite
 from tests import broken_images
