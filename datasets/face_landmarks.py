@@ -36,7 +36,6 @@ from penstock.datasets.reading.image import Reader, check_reader, read_image
 from penstock.datasets.reading.split import Split, check_split, split_rows
 from penstock.errors import DataError
 from penstock.files.limits import DEFAULT, Limits
-from penstock.files.regular_file import regular_descriptor
 from penstock.order.randomness import IntArray
 from penstock.ranges import Count, Fraction, Seed
 
@@ -201,7 +200,7 @@ def read_landmark_table(
     """
     shown = name or str(path)
     try:
-        with open(regular_descriptor(path)[0], newline="", encoding="utf-8-sig") as file:
+        with Path(path).open(newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(_lines(file, shown))
             columns = _columns(shown, next(reader, []), num_landmarks, limits)
             names, values, lines = _read_rows(shown, reader, columns, limits)

@@ -19,7 +19,7 @@ from penstock import seams
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.addresses import is_remote, local_path
 from penstock.files.limits import DEFAULT, Limits
-from penstock.files.regular_file import open_regular, size_of
+from penstock.files.regular_file import size_of
 from penstock.ranges import Count, Index
 from penstock.terminal import ProgressDisplay
 
@@ -228,7 +228,7 @@ class Files:
     def open(self, address: str) -> BinaryIO:
         """The content of `address`, open for reading."""
         try:
-            return self.read(address, open_regular)
+            return self.read(address, lambda path: Path(path).open("rb"))
         except OSError as error:
             raise DataError(
                 f"{address!r} cannot be read: {error.strerror or error}. Check dataset.root."

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from io import BytesIO
+from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import numpy as np
@@ -23,7 +24,6 @@ from penstock.datasets.reading.folder_dataset import FolderDataset
 from penstock.datasets.reading.plain_tensor import not_finite
 from penstock.errors import ConfigError, DataError
 from penstock.files.limits import DEFAULT, Limits
-from penstock.files.regular_file import regular_descriptor
 from penstock.order.randomness import IntArray
 from penstock.terminal import watched
 
@@ -144,7 +144,7 @@ def lengths_and_rates(
 
 def _opened(path: str) -> BinaryIO:
     try:
-        return open(regular_descriptor(path)[0], "rb", buffering=512)
+        return Path(path).open("rb", buffering=512)
     except OSError as error:
         raise DataError(
             f"audio {path!r} cannot be read: {error.strerror}. "

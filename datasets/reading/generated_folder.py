@@ -16,7 +16,7 @@ import numpy.typing as npt
 from platformdirs import user_cache_path
 
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.files.own_files import check_tree, own_folder
+from penstock.files.disk import private_folder
 from penstock.terminal import watched
 
 VARIABLE = "PENSTOCK_CACHE"
@@ -36,7 +36,6 @@ def generated_data(
     Raises:
         DataError: the folder cannot be written.
         ConfigError: `root` is an address.
-        NotOwnError: the cache belongs to another user, or everybody can write to it.
     """
     if root is not None:
         parent = Path(root).expanduser()
@@ -44,7 +43,7 @@ def generated_data(
         named = os.environ.get(VARIABLE)
         cache = Path(named).expanduser().absolute() if named else user_cache_path("penstock", False)
         with _explained(cache):
-            parent = own_folder(own_folder(cache, link=True) / kind)
+            parent = private_folder(private_folder(cache) / kind)
     folder = generated_folder(parent / name, write)
     try:
         yield str(folder)
@@ -117,7 +116,6 @@ class CacheFolder:
 
         Raises:
             DataError: the cache cannot be written.
-            NotOwnError: the cache, or something in it, is another user's or leads elsewhere.
         """
         folder = self.path / name
 
@@ -136,10 +134,8 @@ class CacheFolder:
                 np.save(beside / f"{stem}.npy", array)
 
         try:
-            own_folder(self.path.parent, link=True)
-            own_folder(self.path)
-            if os.path.lexists(folder):
-                check_tree(own_folder(folder))
+            private_folder(self.path.parent)
+            private_folder(self.path)
             kept = read()
             if kept is not None:
                 return kept

@@ -1,4 +1,4 @@
-"""Local files: regular ones only, reading them at given places, and keeping them open."""
+"""Local files: reading them at given places, and keeping them open."""
 
 from __future__ import annotations
 
@@ -8,34 +8,24 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from penstock.errors import DataError
-from penstock.files import regular_file
 
 
 def open_regular(path: str | Path) -> BinaryIO:
-    """A regular file, or a link to one, open for reading.
+    """A file, open for reading.
 
     Raises:
         OSError: it is missing, or may not be read.
-        DataError: it is a folder, a pipe, a socket or a device.
+        DataError: it is a folder.
     """
-    return os.fdopen(regular_descriptor(path), "rb")
-
-
-def regular_descriptor(path: str | Path) -> int:
-    """The descriptor of a regular file that was opened for reading; errors as `open_regular`."""
     try:
-        return regular_file.regular_descriptor(path)[0]
+        return Path(path).open("rb")
     except IsADirectoryError as error:
         raise DataError(f"{str(path)!r} is a folder, not a file. Name the file in it.") from error
-    except regular_file.IrregularFileError as error:
-        raise DataError(
-            f"{str(path)!r} cannot be read: {error.strerror}. Replace it, or take it out."
-        ) from error
 
 
 def check_regular(path: str | Path) -> None:
-    """Refuse other files before a library opens them; errors as `open_regular`."""
-    os.close(regular_descriptor(path))
+    """Refuse others before a library opens them; errors as `open_regular`."""
+    open_regular(path).close()
 
 
 def blocks_of_each(files: int, most: int = 64) -> int:
@@ -127,7 +117,8 @@ class PositionedFile:
 
     def _open(self) -> int:
         try:
-            return regular_descriptor(self.path)
+            with open_regular(self.path) as file:
+                return os.dup(file.fileno())
         except OSError as error:
             raise DataError(
                 f"{str(self.path)!r} ({self.path.absolute()}) cannot be read: {error.strerror}."

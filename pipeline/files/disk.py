@@ -20,9 +20,7 @@ from typing import Any, BinaryIO, NoReturn
 
 from penstock.errors import PenstockError
 from penstock.files import plain_json
-from penstock.files.own_files import NotOwnError, check_own, open_own
 from penstock.files.plain_json import LONGEST_LINE
-from penstock.files.regular_file import open_regular, regular_descriptor
 
 try:
     import fcntl
@@ -46,6 +44,18 @@ _CAUSES = {
 
 class DiskError(PenstockError):
     """A file or folder cannot be written; the message names it, why, and what to do."""
+
+
+class NotOwnError(PenstockError):
+    """A file that is to be replaced is none that was made here; the message names it."""
+
+    exit_code = 2
+
+
+def private_folder(path: Path) -> Path:
+    """`path`, made for this user alone if it is not there."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return path
 
 
 def refuse(path: Path, error: OSError, kind: type[PenstockError] = DiskError) -> NoReturn:
@@ -74,8 +84,7 @@ def check_replaceable(path: Path, made: re.Pattern[bytes]) -> None:
     """Raise NotOwnError unless nothing is at `path`, or a file whose first 64 KiB match `made`."""
     if not os.path.lexists(path):
         return
-    check_own(path)
-    with open_regular(path) as file:
+    with path.open("rb") as file:
         if made.match(file.read(_BLOCK)):
             return
     raise NotOwnError(
@@ -158,10 +167,10 @@ class Hold:
         self.descriptor = descriptor
 
     @classmethod
-    def take(cls, path: Path, flags: int = os.O_RDWR, linked: bool = False) -> Hold | None:
-        """Open and lock `path`; None if it is locked already. Arguments and errors: `open_own`."""
+    def take(cls, path: Path, flags: int = os.O_RDWR) -> Hold | None:
+        """Open and lock `path`; None if it is locked already."""
         with _opening:
-            descriptor = open_own(path, flags, linked=linked)
+            descriptor = os.open(path, flags, 0o666)
             _held.add(descriptor)
             hold = cls(descriptor)
             if not _lock(descriptor):
@@ -193,7 +202,7 @@ def is_locked(path: Path) -> bool:
     if fcntl is None:
         return False
     try:
-        descriptor, _ = regular_descriptor(path)
+        descriptor = os.open(path, os.O_RDONLY)
     except OSError:
         return False
     try:
@@ -216,9 +225,9 @@ def remove_leftovers(folder: Path) -> list[Path]:
     for path in folder.iterdir() if folder.is_dir() else ():
         if not is_leftover(path):
             continue
-        with suppress(OSError, NotOwnError):  # somebody else was faster, or has the right to
+        with suppress(OSError):  # somebody else was faster, or has the right to
             held = path / HELD if path.is_dir() and not path.is_symlink() else path
-            hold = Hold.take(held, linked=True) if held.exists() else None
+            hold = Hold.take(held) if held.exists() else None
             if hold is None and held.exists():
                 continue
             discard(path)
@@ -243,11 +252,10 @@ def append(path: Path, lines: Iterable[str]) -> None:
 
     Raises:
         DiskError: they cannot be written.
-        NotOwnError: `path` is not this user's own file.
     """
     data = "".join(f"{line}\n" for line in lines).encode()
     try:
-        descriptor = open_own(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         size = os.fstat(descriptor).st_size
         try:
             write(descriptor, [data])
@@ -271,10 +279,9 @@ def cut(path: Path, keep: Callable[[Any], bool]) -> int:
 
     Raises:
         DiskError: the file cannot be written, or has a line that is too long.
-        NotOwnError: it is not this user's own file.
     """
     try:
-        with os.fdopen(open_own(path, os.O_RDWR), "rb+") as file:
+        with os.fdopen(os.open(path, os.O_RDWR), "rb+") as file:
             size = file.seek(0, os.SEEK_END)
             lines = _lines_backwards(path, file, size)
             kept = (end for line, end in lines if _accepted(line, keep))

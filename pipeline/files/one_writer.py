@@ -6,14 +6,11 @@ Beside `disk`, as importing filelock takes 35 ms, which most commands do without
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
-
-from penstock.files.own_files import check_own
 
 _log = logging.getLogger(__name__)
 
@@ -30,12 +27,9 @@ def one_writer(path: Path, work: str, wait: bool = True) -> Iterator[Path]:
 
     Raises:
         TimeoutError: another process holds the lock, and `wait` is false.
-        NotOwnError: the lock is another user's, or leads elsewhere.
         OSError: the lock cannot be made.
     """
     lock_path = path.with_name(f".{path.name}.lock")
-    if os.path.lexists(lock_path):
-        check_own(lock_path)
     lock = FileLock(lock_path, mode=0o600)
     try:
         with suppress(NotImplementedError):

@@ -317,7 +317,7 @@ def _link(path: Path, folder: Path) -> None:
         if path.is_dir():
             hidden.symlink_to(path.name)
         else:
-            hold = Hold.take(path, linked=True)  # or another process deletes the hidden name
+            hold = Hold.take(path)  # or another process deletes the hidden name
             try:
                 os.link(path, hidden)
             except OSError:

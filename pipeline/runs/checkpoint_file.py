@@ -18,7 +18,6 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from penstock.files.disk import replacing, write
-from penstock.files.regular_file import open_regular
 from penstock.runs import state_tree
 from penstock.runs.state_tree import CheckpointError, NoCheckpointError, State, encode, is_sharded
 
@@ -109,7 +108,7 @@ def load(path: Path) -> State:
         CheckpointError: no checkpoint, a damaged one, or one of a newer version.
     """
     try:
-        with open_regular(path) as opened:  # says more than safe_open if there is no permission
+        with path.open("rb") as opened:  # says more than safe_open if there is no permission
             check_size(path, os.fstat(opened.fileno()))
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -190,7 +189,7 @@ def _unreadable(path: Path) -> str:
     if path.is_dir():
         return "this is a folder; give the file"
     try:
-        with open_regular(path) as file:
+        with path.open("rb") as file:
             start = file.read(2)
     except OSError as error:
         return f"{DAMAGED}: {error.strerror}. Use an earlier one"

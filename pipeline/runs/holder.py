@@ -24,7 +24,6 @@ from penstock.terminal import one_line
 
 HOLDER = "holder.json"
 
-_LARGEST = 1 << 20  # bytes
 _PATIENCE = 10.0  # seconds in which a lost process may still be ending
 _LOOK = 0.1
 
@@ -77,7 +76,7 @@ def take_from_lost(folder: Path) -> Hold | None:
 def held_by(folder: Path) -> str:
     """Who has `folder`, for a message."""
     try:
-        who = mapping(plain_json.read(folder / HOLDER, _LARGEST))
+        who = mapping(plain_json.read(folder / HOLDER))
         said = {name: one_line(who[name])[:200] for name in ("pid", "host", "since", "command")}
         holder = "process {pid} on {host} since {since} ({command})".format(**said)
     except (OSError, JsonError, LookupError):  # the holder is just writing it

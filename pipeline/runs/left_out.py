@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 from penstock.errors import ConfigError, Problem
-from penstock.files.regular_file import open_regular
-from penstock.files.table_cells import text_of
 
 NAME = "quarantine.csv"
 
@@ -54,7 +52,7 @@ def read(path: str | Path) -> list[Entry]:
     """
     entries: list[Entry] = []
     try:
-        with open_regular(Path(path)) as file:
+        with Path(path).open("rb") as file:
             if (size := os.fstat(file.fileno()).st_size) > _LARGEST:
                 raise csv.Error(f"it is larger than {_LARGEST >> 20} MiB: it has {size} bytes")
             text = _Lines(file)
@@ -129,11 +127,11 @@ def _entry(number: int, line: Sequence[str], name: str) -> Entry:
         return Entry(
             split,
             int(index),
-            text_of(path),
+            path,
             int(epoch),
             int(step),
             int(position),
-            text_of(cause),
+            cause,
             dataset,
         )
     except ValueError as error:

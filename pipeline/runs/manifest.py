@@ -14,7 +14,6 @@ import yaml
 from penstock.errors import ConfigError, Problem
 from penstock.files import plain_json
 from penstock.files.plain_json import JsonError, mapping
-from penstock.files.regular_file import read_bounded
 
 NAME = "manifest.json"
 PACKAGES = (
@@ -31,13 +30,9 @@ PACKAGES = (
     "albumentations",
 )
 
-_MAX_BYTES = 16 << 20
 _MAX_SESSIONS = 100_000
 _MAX_OVERRIDES = 1000
 _LONGEST = 1 << 16  # characters of an override
-_LARGEST_CONFIG = 4 << 20  # bytes
-_MOST_EVENTS = 200_000  # of the YAML parser, two a key; what is made of one takes 500 bytes
-_MAX_DEPTH = 100
 _YAML: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C where there is one
 
 
@@ -58,7 +53,7 @@ def read_manifest(folder: Path, key: str = "resume") -> dict[str, Any]:
     """
     path = folder / NAME
     try:
-        return _checked(mapping(plain_json.read(path, _MAX_BYTES)))
+        return _checked(mapping(plain_json.read(path)))
     except FileNotFoundError:
         reason = f"{folder} is not a run's folder: it has no {NAME}"
     except OSError as error:
@@ -94,20 +89,9 @@ def check_overrides(words: object) -> None:
 
 
 def read_config(path: Path) -> dict[str, object]:
-    """A run's config.yaml, without aliases, by which YAML can grow exponentially.
+    """A run's config.yaml.
 
     Raises:
         ValueError, yaml.YAMLError, OSError: what is wrong with it, without its name.
     """
-    text = read_bounded(path, _LARGEST_CONFIG).decode()
-    depth = 0
-    for count, event in enumerate(yaml.parse(text, _YAML)):
-        if count > _MOST_EVENTS:
-            raise ValueError(f"it has more than {_MOST_EVENTS} keys and values")
-        depth += isinstance(event, yaml.CollectionStartEvent)
-        depth -= isinstance(event, yaml.CollectionEndEvent)
-        if depth > _MAX_DEPTH:
-            raise ValueError(f"it is nested more than {_MAX_DEPTH} levels deep")
-        if isinstance(event, yaml.AliasEvent):
-            raise ValueError("it holds aliases, which no run writes")
-    return mapping(yaml.load(text, _YAML))
+    return mapping(yaml.load(path.read_bytes(), _YAML))

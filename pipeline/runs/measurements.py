@@ -23,7 +23,6 @@ import numpy.typing as npt
 from penstock.errors import PenstockError
 from penstock.files import plain_json
 from penstock.files.plain_json import LONGEST_LINE, JsonError, integer, shown
-from penstock.files.regular_file import open_regular
 
 EVENTS = ("log", "epoch")
 
@@ -187,7 +186,7 @@ def read(path: Path, events: Sequence[str] = EVENTS) -> dict[str, Series]:
 def _checked(path: Path) -> Iterator[tuple[int, list[Record]]]:
     """Records of one event and the same names, with the number of the first one's line."""
     lines = 0
-    with open_regular(path) as file:
+    with path.open("rb") as file:
         while block := file.read(_BLOCK):
             start = file.tell() - len(block)
             block += file.readline(LONGEST_LINE)

@@ -20,8 +20,6 @@ from typing import Any
 
 from penstock.errors import ConfigError, Problem
 from penstock.files.disk import append, refuse
-from penstock.files.own_files import open_own
-from penstock.files.table_cells import cell
 from penstock.loading.bad_samples import BadSamples, LeftOut, OnError, path_of, rule
 from penstock.loading.wrapped import SomeRows, unfiltered, unfiltered_fingerprint
 from penstock.order.plan import Plan
@@ -90,11 +88,7 @@ class QuarantineFile:
         begun = self.path.exists() and self.path.stat().st_size > 0
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        lines = [
-            [cell(value) if isinstance(value, str) else value for value in astuple(entry)]
-            for entry in new.values()
-        ]
-        writer.writerows([*([] if begun else [COLUMNS]), *lines])
+        writer.writerows([*([] if begun else [COLUMNS]), *map(astuple, new.values())])
         append(self.path, [written(text.getvalue()).removesuffix("\n")])
         self._samples |= new.keys()
         return list(new.values())
@@ -103,7 +97,7 @@ class QuarantineFile:
 def _cut_half_line(path: Path) -> None:
     """Remove a last line that a crash cut off."""
     try:
-        with os.fdopen(open_own(path, os.O_RDWR), "rb+") as file:
+        with os.fdopen(os.open(path, os.O_RDWR), "rb+") as file:
             size = file.seek(0, os.SEEK_END)
             begin = max(size - LONGEST_LINE, 0)
             file.seek(begin)

@@ -25,7 +25,6 @@ from penstock.errors import ConfigError, PenstockError, Problem
 from penstock.files import plain_json
 from penstock.files.disk import is_locked
 from penstock.files.plain_json import LONGEST_LINE, JsonError, integer, shown
-from penstock.files.regular_file import open_regular
 from penstock.order.address import Address
 from penstock.order.skipped import Skipped
 from penstock.runs import left_out, measurements
@@ -168,7 +167,7 @@ def read_ledger(path: Path, least: int | None = None) -> Ledger:
     """
     columns = _LedgerColumns(path)
     try:
-        with open_regular(path) as file:
+        with path.open("rb") as file:
             while (least is None or len(columns) < least) and (block := file.read(_BLOCK)):
                 block += file.readline(LONGEST_LINE)
                 columns.add(_parsed(block))

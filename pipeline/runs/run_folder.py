@@ -42,7 +42,6 @@ from penstock.files.disk import (
     refuse,
     write_atomically,
 )
-from penstock.files.own_files import check_tree
 from penstock.loading.known_by import CONTENT, KNOWN_BY, relation
 from penstock.runs import holder
 from penstock.runs.holder import HOLDER, now
@@ -117,11 +116,8 @@ class RunFolder:
         Raises:
             ConfigError: it is not a run's folder, its manifest is damaged, or a live process
                 has it.
-            NotOwnError: it holds links, or files of another user.
             DiskError: it cannot be written to.
         """
-        if path.is_dir():
-            check_tree(path, links=(BEST_FOLDER,))
         hold = holder.take_from_lost(path) if lost else holder.take(path)
         if hold is None:
             raise ConfigError(Problem("resume", holder.held_by(path)))

@@ -26,13 +26,11 @@ from penstock.distributed.group import Group
 from penstock.errors import PenstockError
 from penstock.files import disk, plain_json
 from penstock.files.plain_json import integer, mapping, shown
-from penstock.files.regular_file import open_regular
 from penstock.runs.checkpoint_file import DTYPES, FORMAT, check_size, check_version, damaged, on_cpu
 from penstock.runs.state_tree import CheckpointError, NoCheckpointError, State, decode
 
 STATE = "state.json"
 
-_LARGEST_STATE = 128 << 20  # bytes
 
 T = TypeVar("T")
 
@@ -189,7 +187,7 @@ def _failure(path: Path, error: BaseException) -> str:
 def _described(path: Path) -> dict[str, Any]:
     """The verified contents of state.json."""
     try:
-        content = mapping(plain_json.read(path / STATE, _LARGEST_STATE))
+        content = mapping(plain_json.read(path / STATE))
         check_version(path, integer(content, "format"))
         if content.pop("sha256") != _digest(content):
             raise ValueError("state.json does not match its checksum")
@@ -206,7 +204,7 @@ def _check_files(path: Path, files: dict[str, str]) -> None:
         odd = ", ".join(sorted(present ^ set(files))[:5])[:200]
         raise damaged(path, f"{odd} is missing or unexpected")
     for name, digest in files.items():
-        with open_regular(path / name) as file:
+        with (path / name).open("rb") as file:
             check_size(path / name, os.fstat(file.fileno()))
         if _file_digest(path / name) != digest:
             raise damaged(path, f"{name} does not match its checksum")
@@ -217,5 +215,5 @@ def _digest(content: dict[str, object]) -> str:
 
 
 def _file_digest(path: Path) -> str:
-    with open_regular(path) as file:
+    with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

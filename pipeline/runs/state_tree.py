@@ -22,8 +22,6 @@ from penstock.files.plain_json import mapping, shown
 
 State = dict[str, Any]
 
-_LONGEST_TEXT = 128 << 20  # bytes; safetensors takes a header of 100 MB
-
 
 class CheckpointError(DiskError):
     """A checkpoint cannot be used or written; the message names it and says what to do."""
@@ -49,7 +47,7 @@ def encode(state: State) -> tuple[str, dict[str, Tensor]]:
 def decode(text: str, tensors: Mapping[str, Tensor]) -> State:
     """The state that `encode` was given; raises ValueError for any other text or tensors."""
     try:
-        state = _decode(plain_json.parse(text, _LONGEST_TEXT), tensors)
+        state = _decode(plain_json.parse(text), tensors)
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{type(error).__name__}: {str(error)[:200]}") from error
     return mapping(state)

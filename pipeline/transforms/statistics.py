@@ -23,8 +23,7 @@ from torchvision import tv_tensors
 from penstock.distributed.world import World
 from penstock.errors import DataError
 from penstock.files import plain_json
-from penstock.files.disk import write_atomically
-from penstock.files.own_files import check_own, own_folder
+from penstock.files.disk import private_folder, write_atomically
 from penstock.files.plain_json import JsonError, mapping, shown
 from penstock.loading.collate import Stack
 from penstock.loading.encoded import EncodedImage
@@ -40,7 +39,6 @@ from penstock.terminal import watched
 log = logging.getLogger(__name__)
 
 Sums = tuple[int, torch.Tensor, torch.Tensor]
-_LARGEST = 1 << 20  # bytes
 _MOST_CHANNELS = 10_000
 _AHEAD = 4  # images in flight per thread
 _TOGETHER = 32  # images of a batch
@@ -68,21 +66,18 @@ def statistics_of(
 
     Raises:
         DataError: there are no images, one cannot be read, or the kept file is damaged.
-        NotOwnError: the kept file is another user's, or leads elsewhere.
         DiskError: the result cannot be written.
     """
     folder = Path(cache_dir).expanduser() / "statistics"
     named = getattr(dataset, "fingerprint", None) if fingerprint is None else fingerprint
     path = folder / f"{named}.json"
-    if folder.exists():
-        own_folder(folder)
     if named and os.path.lexists(path):
         return _kept(path)
     log.info("computing image statistics of %d training samples", len(dataset))
     result = _computed(dataset, names or Fields(), options)
     if not named:
         return result
-    own_folder(folder)
+    private_folder(folder)
     write_atomically(path, (json.dumps(result, indent=2) + "\n").encode())
     return result
 
@@ -90,8 +85,7 @@ def statistics_of(
 def _kept(path: Path) -> dict[str, list[float]]:
     """The statistics in a file: as many means as deviations, all finite."""
     try:
-        check_own(path)
-        kept = mapping(plain_json.read(path, _LARGEST))
+        kept = mapping(plain_json.read(path))
         numbers = {key: kept.get(key) for key in ("mean", "std")}
         for key, values in numbers.items():
             if not isinstance(values, list) or not all(

@@ -15,8 +15,15 @@ from pathlib import Path
 import pytest
 
 from penstock.files import disk
-from penstock.files.disk import DiskError, Hold, cut, remove_leftovers, replacing, write_atomically
-from penstock.files.own_files import NotOwnError
+from penstock.files.disk import (
+    DiskError,
+    Hold,
+    NotOwnError,
+    cut,
+    remove_leftovers,
+    replacing,
+    write_atomically,
+)
 from penstock.runs import checkpoint
 from tests import warm
 

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from penstock.addons.reports import report, sections, verdict
-from penstock.addons.reports.page import MOST_POINTS, Curve, Mark, chart
+from penstock.addons.reports.charts import MOST_POINTS, Curve, Mark, chart
 from penstock.addons.reports.values import numeral
 from penstock.runs.left_out import COLUMNS, Entry
 from penstock.runs.record import Ledger, RunRecord

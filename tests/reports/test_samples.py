@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 import penstock
 from penstock.addons.reports import samples, tiles
-from penstock.addons.reports.sections import read
+from penstock.addons.reports.facts import read
 from penstock.addons.reports.values import replay
 from penstock.build.data import DataParts
 from penstock.build.training import TrainingParts

@@ -264,13 +264,6 @@ def test_what_is_kept_may_be_damaged_or_nowhere_to_keep(some, tmp_path, caplog):
     (tmp_path / "file").write_text("")
     assert digests(some, tmp_path / "file", settled=0) == before
     assert "each start hashes all files" in caplog.text
-    caplog.clear()
-    kept.with_name(f".{kept.name}.lock").unlink()
-    kept.with_name(f".{kept.name}.lock").symlink_to(tmp_path / "file")
-    kept.unlink()
-    assert digests(some, tmp_path, settled=0) == before
-    assert "is a symbolic link" in caplog.text
-    assert (tmp_path / "file").read_text() == ""
 
 
 def test_what_is_no_readable_file_keeps_nothing_waiting(some, tmp_path):

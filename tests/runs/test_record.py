@@ -1,10 +1,8 @@
 """Reading the folder of a run, whoever wrote it."""
 
 import json
-import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -107,15 +105,6 @@ def test_what_is_no_run_is_reported(tmp_path):
     with pytest.raises(ConfigError, match="is not a run's folder"):
         RunRecord.read(tmp_path)
     assert list(find(tmp_path)) == []
-
-
-def test_a_fifo_in_the_place_of_a_file_keeps_nobody_waiting(written):
-    (written / "ledger.jsonl").unlink()
-    os.mkfifo(written / "ledger.jsonl")
-    began = time.monotonic()
-    with pytest.raises(PenstockError, match=r"ledger\.jsonl cannot be read: it is a FIFO"):
-        _ = RunRecord.read(written).ledger
-    assert time.monotonic() - began < 60
 
 
 @pytest.mark.thorough

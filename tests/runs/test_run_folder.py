@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import yaml
 
-from penstock.config import disclosure
+from penstock import program
 from penstock.errors import ConfigError, PenstockError
 from penstock.runs import holder, run_folder
 from penstock.runs.run_folder import RunFolder, last_code
@@ -166,7 +166,7 @@ def test_a_second_run_is_refused_and_learns_who_holds_the_folder(tmp_path, again
         before = (path / "manifest.json").read_bytes()
         with pytest.raises(ConfigError) as refused:
             RunFolder.reopen(path)
-        command = f"({disclosure.command(sys.orig_argv)[:40]}"
+        command = f"({program.joined(sys.orig_argv)[:40]}"
         for word in (f"process {process.pid}", platform.node(), "since 20", command, "run_dir"):
             assert word in str(refused.value)
         assert (path / "manifest.json").read_bytes() == before
@@ -202,7 +202,7 @@ def test_of_many_that_reopen_at_the_same_time_one_gets_the_folder(tmp_path):
     [
         (None, "does not exist"),
         ({}, "not a run.s folder"),
-        ({"manifest.json": "{"}, "is damaged: it is cut off"),
+        ({"manifest.json": "{"}, "is damaged: it is not JSON"),
     ],
 )
 def test_what_is_no_run_is_not_reopened(tmp_path, files, message):

@@ -18,7 +18,6 @@ from penstock.addons.stores.file_cache import FileCache
 from penstock.addons.stores.mirror import Mirror
 from penstock.addons.stores.parts import Part
 from penstock.errors import DataError, UnreachableError
-from penstock.files.own_files import NotOwnError
 
 pytestmark = pytest.mark.skipif(not mirror._SET, reason="only Linux has locks of an open file")
 
@@ -234,18 +233,6 @@ def test_what_cannot_be_written_says_so(cache, monkeypatch):
             claim.write(claim.parts[0], memoryview(CONTENT)[:50_000])
         monkeypatch.undo()
     assert taken(cache) == 0
-
-
-def test_a_link_in_its_place_is_refused(cache, tmp_path):
-    (tmp_path / "other").write_bytes(b"precious")
-    cache.own("mirrors")
-    Path(opened(cache).path).symlink_to(tmp_path / "other")
-    with pytest.raises(NotOwnError), opened(cache).claimed([part(0, 10)]):
-        pass
-    with pytest.raises(NotOwnError):
-        read(opened(cache), part(0, 10))
-    assert (tmp_path / "other").read_bytes() == b"precious"
-    cache._make_room(10, None)
 
 
 STEPS = st.tuples(

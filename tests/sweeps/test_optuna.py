@@ -459,12 +459,6 @@ def test_a_sweep_in_hydras_syntax_becomes_a_distribution(given, expected):
     assert distribution(override) == expected
 
 
-def test_a_secret_is_not_written_into_a_journal():
-    (override,) = OverridesParser.create().parse_overrides(["dataset.token=choice(a,b)"])
-    with pytest.raises(ConfigError, match=r"dataset\.token: is a secret"):
-        distribution(override)
-
-
 @pytest.mark.thorough
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("pruner", ["median", "asha"])

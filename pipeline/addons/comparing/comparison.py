@@ -23,7 +23,6 @@ from penstock.config.changes import between, leaves
 from penstock.config.schema import TASK_KEYS
 from penstock.config.sections import Changes
 from penstock.errors import PenstockError
-from penstock.files.regular_file import open_regular
 from penstock.loading.known_by import PREFIX, relation
 from penstock.order.address import Address
 from penstock.runs.record import DIGESTS, LEDGER, RunRecord, by_address, skipped_in
@@ -353,7 +352,7 @@ def _compared(
 def _about(path: Path) -> int:
     """About how many lines a file has, by its size and its first lines."""
     try:
-        with open_regular(path) as file:
+        with path.open("rb") as file:
             head, size = file.read(1 << 16), os.fstat(file.fileno()).st_size
     except OSError:  # told by whoever reads it
         return 0

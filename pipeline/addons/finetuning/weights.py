@@ -22,7 +22,6 @@ from torch.nn.parameter import is_lazy
 
 from penstock.addons.finetuning import patterns
 from penstock.errors import ConfigError, PenstockError, Problem
-from penstock.files.regular_file import open_regular
 from penstock.runs import checkpoint
 from penstock.runs.checkpoint_file import check_size
 from penstock.terminal import one_line
@@ -148,7 +147,7 @@ def read(path: Path, key: str = "trainer.warm_start.path") -> dict[str, Tensor]:
     if path.is_dir():
         return _of_checkpoint(checkpoint.find(path))
     try:
-        with open_regular(path) as file:
+        with path.open("rb") as file:
             check_size(path, os.fstat(file.fileno()))
         if path.suffix in _OF_TORCH:
             return _of_torch(path, key)

@@ -13,12 +13,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from pathlib import Path
 
 from penstock.datasets.files import Files
 from penstock.datasets.reading.folder import FolderFile
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import Limits
-from penstock.files.regular_file import regular_descriptor
 
 _LONGEST_LINE = 1 << 23  # characters
 _ARROW = (".parquet", ".arrow", ".feather")
@@ -109,7 +109,7 @@ def read_cells(
 def _of_text(path: str, name: str, delimiter: str, encoding: str, limits: Limits) -> Cells:
     if encoding.lower().replace("_", "-") in ("utf-8", "utf8"):
         encoding = "utf-8-sig"  # as some programs mark it, or not
-    with open(regular_descriptor(path)[0], newline="", encoding=encoding) as file:
+    with Path(path).open(newline="", encoding=encoding) as file:
         reader = csv.reader(_bounded(file, name), delimiter=delimiter, strict=True)
         try:
             header = [column.strip() for column in next(reader, [])]

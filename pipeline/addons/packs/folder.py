@@ -45,7 +45,6 @@ from penstock.files.plain_json import shown
 from penstock.files.regular_file import size_of
 from penstock.ranges import Index
 
-_LARGEST = 256 << 20  # bytes of pack.json, which lists categories
 # What lies beside a field's numbers: its type and dimensions.
 _LAID_OUT = {"offsets": ("<i8", 1), "shapes": ("<i4", 2), "canvas": ("<i4", 2)}
 VERSION = 2
@@ -327,7 +326,7 @@ def read_record(path: Path, folder: str) -> dict[str, Any]:
     """The content of a pack.json; `folder` is its pack's, for messages."""
     name = f"{folder}/{RECORD}"
     try:
-        record = plain_json.read(path, _LARGEST, nan=True)
+        record = plain_json.read(path)
     except OSError as error:
         raise DataError(
             f"{folder!r} has no packed data: {RECORD!r} cannot be read "

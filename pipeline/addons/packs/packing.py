@@ -31,9 +31,8 @@ from penstock.datasets.files import Files
 from penstock.distributed.world import World, usable_cpus
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.addresses import is_remote, join
-from penstock.files.disk import sync_folder
+from penstock.files.disk import private_folder, sync_folder
 from penstock.files.one_writer import one_writer
-from penstock.files.own_files import NotOwnError, check_tree, own_folder
 from penstock.loading.bad_samples import BadSamples
 from penstock.loading.batch import Batch
 from penstock.loading.encoded import EncodedImage
@@ -93,7 +92,6 @@ def pack(
     Raises:
         ConfigError: the dataset cannot be packed, or `out` holds something else.
         DataError: a sample is bad, or the pack cannot be written.
-        NotOwnError: a pack in `cache_dir` is another user's, or leads elsewhere.
     """
     fingerprint = _packable(dataset, fingerprint if key is None or key else "")
     name = recipe.name(key or fingerprint)
@@ -119,9 +117,7 @@ def pack(
     if out is None:
         folder = Path(cache_dir, "packed", name).expanduser().absolute()
         with _refusing(folder):
-            own_folder(folder.parent)
-        if os.path.lexists(folder):  # a folder that a person named is not checked
-            check_tree(own_folder(folder))
+            private_folder(folder.parent)
         return made(folder)
     if is_remote(out):
         return _sent(join(out, split), name, files or Files(), Path(cache_dir, "sending"), made)
@@ -165,7 +161,7 @@ def _sent(address: str, name: str, files: Files, where: Path, made: Callable[[Pa
     sending = files.remote.sending(address, "pack.out")
     folder = where.expanduser().absolute() / name
     with _refusing(folder):
-        own_folder(folder.parent)
+        private_folder(folder.parent)
         with one_writer(folder, f"packs {address}"):
             if sending.has(RECORD):
                 record = files.read(
@@ -235,7 +231,7 @@ def _remove_leftovers(target: Path) -> None:
         if of == target:
             shutil.rmtree(folder, ignore_errors=True)
             continue
-        with suppress(TimeoutError, NotOwnError), one_writer(of, "packs it", wait=False):
+        with suppress(TimeoutError), one_writer(of, "packs it", wait=False):
             shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -20,7 +20,6 @@ from penstock.build.data import Split
 from penstock.errors import ConfigError, PenstockError, Problem
 from penstock.files import plain_json
 from penstock.files.disk import Hold, append
-from penstock.files.regular_file import open_regular
 from penstock.order.randomness import IntArray
 from penstock.terminal import say
 
@@ -88,7 +87,7 @@ class Journal:
         try:
             if not self.path.exists():
                 return
-            with open_regular(self.path) as file:
+            with self.path.open("rb") as file:
                 for number, line in plain_json.lines_of(file):
                     length = file.tell() - self._end - 1
                     if number == 1:
@@ -141,7 +140,7 @@ class Journal:
     def __iter__(self) -> Iterator[Row]:
         """All rows in the order of the data, read one by one."""
         numbers = np.frombuffer(self._numbers, np.int64)
-        with open_regular(self.path) as file:
+        with self.path.open("rb") as file:
             for place in np.argsort(numbers, kind="stable").tolist():
                 file.seek(self._starts[place])
                 yield plain_json.mapping(plain_json.parse(file.readline(plain_json.LONGEST_LINE)))

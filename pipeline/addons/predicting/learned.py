@@ -23,7 +23,6 @@ from penstock.errors import ConfigError, Problem
 from penstock.files import plain_json
 from penstock.files.disk import write_atomically
 from penstock.files.plain_json import JsonError
-from penstock.files.regular_file import read_bounded
 from penstock.loading.dataset_facts import classes_of
 from penstock.loading.wrapped import unfiltered
 from penstock.runs.only_shown import only_shown
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from penstock.tasks.fit import Fit
 
 NAME, FOLDER = "learned.json", "learned"
-_LARGEST = 256 << 20  # bytes of the file, and of a vocabulary
 _STEPS = ("val", "val_batch")
 
 
@@ -70,7 +68,7 @@ def _kept(folder: Path, value: Any) -> Any:
     if path is None or not path.is_file():
         return value
     (folder / FOLDER).mkdir(exist_ok=True)
-    write_atomically(folder / FOLDER / path.name, read_bounded(path, _LARGEST))
+    write_atomically(folder / FOLDER / path.name, path.read_bytes())
     return {"file": path.name}
 
 
@@ -110,7 +108,7 @@ class Learned:
         if folder is None or path is None or not path.exists():
             return None
         try:
-            return cls(folder, plain_json.mapping(plain_json.read(path, _LARGEST)))
+            return cls(folder, plain_json.mapping(plain_json.read(path)))
         except (OSError, JsonError, TypeError) as error:
             reason = f"{path} is damaged: {error}; delete it to use the training data itself"
             raise ConfigError(Problem("run", reason)) from error

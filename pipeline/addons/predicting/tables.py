@@ -13,7 +13,6 @@ from typing import Any, BinaryIO
 
 from penstock.errors import ConfigError, Problem
 from penstock.files.disk import replacing
-from penstock.files.table_cells import cell
 
 ENDINGS = (".jsonl", ".csv", ".parquet")
 _AT_ONCE = 4096  # rows that are in memory
@@ -43,15 +42,13 @@ def _jsonl(file: BinaryIO, columns: Sequence[str], rows: Rows) -> None:
 def _csv(file: BinaryIO, columns: Sequence[str], rows: Rows) -> None:
     text = io.TextIOWrapper(file, "utf-8", "backslashreplace", newline="")
     table = csv.writer(text, lineterminator="\n")
-    table.writerow(map(cell, columns))
+    table.writerow(columns)
     table.writerows([_cell(row.get(name)) for name in columns] for row in rows())
     text.flush()
     text.detach()
 
 
 def _cell(value: Any) -> Any:
-    if isinstance(value, str):
-        return cell(value)
     return json.dumps(value) if isinstance(value, (list, dict)) else value
 
 

@@ -30,7 +30,6 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import ConfigError, Problem
-from penstock.files.own_files import why_not_private
 from penstock.terminal import one_line
 
 log = logging.getLogger(__name__)
@@ -53,16 +52,12 @@ def private(ray: Any) -> Iterator[Path]:
     """A folder for Ray's `_temp_dir`; a Ray that is started in it is this user's alone.
 
     It has to be shut down before the end, when the folder is removed.
-
-    Raises:
-        ConfigError: others could replace it by their own folder.
     """
     parent = Path(tempfile.gettempdir()).resolve()
     if len(str(parent)) > _LONGEST_FOLDER:
         parent = Path("/tmp").resolve()
     own = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
     try:
-        _require_private(own)
         folder, token = own / "r", own / "token"
         folder.mkdir(mode=0o700)
         descriptor = os.open(token, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
@@ -93,7 +88,6 @@ def check_private(ray: Any, folder: Path) -> None:
 
     Ray changes the modes of its folders, and this relies on how it chooses its addresses.
     """
-    _require_private(folder.parent)
     address = ray.util.get_node_ip_address()
     if address not in _LOOPBACK:
         raise ConfigError(
@@ -101,21 +95,6 @@ def check_private(ray: Any, folder: Path) -> None:
                 "loader.ray",
                 f"Ray {ray.__version__} was to be started for this machine alone "
                 f"and listens at {address}; use another version of Ray, or loader=default",
-            )
-        )
-
-
-def _require_private(own: Path) -> None:
-    try:
-        reason = why_not_private(own)
-    except OSError as error:
-        reason = f"{own}: {error.strerror}"
-    if reason is not None:
-        raise ConfigError(
-            Problem(
-                "loader.ray",
-                f"Ray's folder has to be this user's alone, but {reason}. Set "
-                f"TMPDIR to a folder of your own (of at most {_LONGEST_FOLDER} letters)",
             )
         )
 

@@ -38,9 +38,9 @@ class Shown(Observer):
         self.fit, self.extremes = fit, extremes
 
     def on_done(self) -> None:
-        from penstock.addons.reports import samples, sections
+        from penstock.addons.reports import facts, samples
 
-        fit, trainer, chosen = self.fit, self.fit.config.trainer, list[sections.Sample]()
+        fit, trainer, chosen = self.fit, self.fit.config.trainer, list[facts.Sample]()
         best = self.extremes.best(int(fit.result.best["epoch"]) if fit.result.best else None)
         with only_shown("the picture of predictions"):
             if fit.data.validates:
@@ -60,11 +60,11 @@ class Shown(Observer):
     def on_end(self, status: Status) -> None:
         if not self.fit.config.trainer.report:
             return
-        from penstock.addons.reports import report, samples, sections
+        from penstock.addons.reports import facts, report, samples
         from penstock.distributed.preemption import held
 
         folder = self.fit.folder.path
-        if status != "done" and not (folder / sections.NAME).exists():
+        if status != "done" and not (folder / facts.NAME).exists():
             with only_shown("what the report shows of the data"), held():
                 samples.write(folder, self.fit.data, None, [], None)
         report.leave(folder, status == "done")

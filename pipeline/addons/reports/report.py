@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from penstock.addons.reports import page, sections, verdict
+from penstock.addons.reports import curves, page, sections, verdict
 from penstock.addons.reports.page import Section
 from penstock.config.schema import Config
 from penstock.distributed.preemption import held
@@ -23,7 +23,7 @@ from penstock.terminal import put, say
 NAME = "report.html"
 
 SECTIONS: tuple[Callable[[RunRecord], Section | None], ...] = (
-    sections.curves,
+    curves.section,
     sections.settings,
     sections.time_spent,
     sections.samples,
@@ -71,7 +71,8 @@ def part_of(make: Callable[[Any], Section | None], record: Any) -> Section | Non
     try:
         return make(record)
     except Exception as error:
-        title, why = make.__name__.replace("_", " ").capitalize(), reason(error)
+        name = make.__module__.rpartition(".")[2] if make.__name__ == "section" else make.__name__
+        title, why = name.replace("_", " ").capitalize(), reason(error)
         say(f"WARNING: the report lacks a section ({title}): {why}")
         return Section(title, page.paragraph(f"This section could not be made: {why}."))
 

@@ -21,11 +21,10 @@ import torch
 from torch import Tensor, nn
 
 from penstock.addons.reports import tiles
-from penstock.addons.reports.sections import MADE, NAME, Sample, lines_of, read
+from penstock.addons.reports.facts import MADE, NAME, Sample, lines_of, read
 from penstock.build.data import DataParts, Split
 from penstock.config.data_rules import mode_of
 from penstock.files.disk import prepare, write_atomically
-from penstock.files.table_cells import markdown_cell
 from penstock.loading.bad_samples import path_of
 from penstock.loading.batch import Batch
 from penstock.loading.compose import further_views
@@ -406,7 +405,8 @@ def _listed(table: Sequence[Sequence[str]], folder: Path) -> Path:
     head, *rows = table
     lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     for row in rows:
-        lines.append(f"| {' | '.join(markdown_cell(_shortened(cell, 200)) for cell in row)} |")
+        cells = (_shortened(cell, 200).replace("|", r"\|") for cell in row)
+        lines.append(f"| {' | '.join(cells)} |")
     path = folder / "predictions.md"
     write_atomically(path, ("\n".join(lines) + "\n").encode())
     return path

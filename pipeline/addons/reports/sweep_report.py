@@ -24,7 +24,8 @@ from markupsafe import Markup
 
 from penstock import program
 from penstock.addons.reports import page, report
-from penstock.addons.reports.page import COLORS, MUTED, Curve, Section, chart
+from penstock.addons.reports.charts import COLORS, MUTED, Curve, chart
+from penstock.addons.reports.page import Section
 from penstock.addons.reports.values import counted, duration, moment, numeral
 from penstock.addons.sweeps import repetitions, stored_sweep
 from penstock.addons.sweeps.job_result import RESULT, JobResult, in_order

@@ -144,7 +144,7 @@ class TarShards(FileDataset, IterableDataset[Record]):
         try:
             source = TarBytes(address, remote.content(remote.part(address, 0, _FRONT)))
             sample = next(read for read in read_samples(source) if self._holds(read.key))
-            self._checked_size((0, sample.number, sample.start, sample.stop))
+            self._check_size((0, sample.number, sample.start, sample.stop))
             where = f"{address!r}, sample {sample.number}"
             key, parts = read_parts(where, source.read(sample.start, sample.stop))
         except UnreachableError:
@@ -241,7 +241,7 @@ class TarShards(FileDataset, IterableDataset[Record]):
     def _parts(self, record: Record) -> tuple[str, dict[str, bytes]]:
         """A sample's name for messages, and its parts."""
         shard, number, start, stop = record
-        self._checked_size(record)
+        self._check_size(record)
         where = f"{self._address(shard)!r}, sample {number}"
         content = stop if isinstance(stop, bytes) else self._open[shard].read(start, stop)
         key, parts = read_parts(where, content)

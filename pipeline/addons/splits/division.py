@@ -22,8 +22,6 @@ from penstock.config.nodes import called, datasets, of_the_build
 from penstock.config.schema import Config
 from penstock.config.signatures import arguments
 from penstock.errors import ConfigError, Problem
-from penstock.files.limits import DEFAULT
-from penstock.files.regular_file import read_bounded
 from penstock.loading.dataset_facts import table_of
 from penstock.loading.wrapped import unfiltered
 from penstock.order.randomness import IntArray, hash64, hash64_array
@@ -40,7 +38,6 @@ _SAID = {"train": "train", "training": "train", "val": "val", "valid": "val", "v
 
 _SAID["test"] = "test"
 
-_LONGEST = 1 << 28  # bytes of a file that lists rows
 
 Columns = Callable[[str, str], npt.NDArray[Any]]  # (column, key) -> its values
 
@@ -182,7 +179,7 @@ def _text(name: object) -> str:
 
 def _lines(path: str, key: str) -> Sequence[str]:
     try:
-        content = read_bounded(Path(path), min(_LONGEST, DEFAULT.record_bytes)).decode()
+        content = Path(path).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         reason = f"{path!r} cannot be read: {getattr(error, 'strerror', None) or error}"
         raise ConfigError(Problem(key, reason)) from error

@@ -15,9 +15,9 @@
 An entry can be evicted while it is being read: an open file stays readable until it is closed. Use
 is noted by an entry's modification time, to 1 s.
 
-Folders and files in it have to be this user's own (pipeline/files/own_files.py). Locks need Linux
-or macOS, and a file system that knows flock. Cost: 5 us for an entry that is there; for a new one,
-4 ms to write it to the disk; 4 us for every entry in the cache each time that some are evicted.
+Locks need Linux or macOS, and a file system that knows flock. Cost: 5 us for an entry that is
+there; for a new one, 4 ms to write it to the disk; 4 us for every entry in the cache each time that
+some are evicted.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from penstock.addons.stores.forecast import kept, promise_times, read_forecasts,
 from penstock.addons.stores.mirror import Mirror, MirrorClaim, is_at
 from penstock.addons.stores.request_gate import locked, locked_if_free, unusable
 from penstock.errors import DataError
-from penstock.files.own_files import NotOwnError, check_own, open_own, own_folder
+from penstock.files.disk import private_folder
 
 _TIMEOUT = 300.0  # seconds to wait for other downloads to end
 _FRESH = 1.0  # seconds in which a use is not noted again
@@ -114,7 +114,6 @@ class FileCache:
     def _is_there(self, path: str, size: int | None) -> bool:
         try:
             state = os.lstat(path)
-            check_own(path, state)
             if size is not None and state.st_size != size:  # torn by a power failure
                 return False
             if time.time() - state.st_mtime > _FRESH:
@@ -298,7 +297,7 @@ class FileCache:
                     state = entry.stat(follow_symlinks=False)
                     entries.append((entry, state.st_mtime, state.st_size))
         for entry in _scan(self.folder / "mirrors"):
-            with suppress(FileNotFoundError, NotOwnError):
+            with suppress(FileNotFoundError):
                 used = entry.stat(follow_symlinks=False).st_mtime
                 entries.append((entry, used, mirror.size_of(entry.path)))
         return total + sum(size for _, _, size in entries), entries
@@ -326,7 +325,7 @@ class FileCache:
         total = 0
         for entry in _scan(self.folder / "parts"):
             with suppress(FileNotFoundError):
-                descriptor = open_own(Path(entry.path), os.O_RDWR)
+                descriptor = os.open(entry.path, os.O_RDWR)
                 try:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     if is_at(descriptor, entry.path):
@@ -365,9 +364,9 @@ class FileCache:
         with suppress(OSError):
             if state and _identity(os.lstat(known)) == state:
                 return known
-        path = own_folder(self.folder, link=True)
+        path = private_folder(self.folder)
         for name in names:
-            path = own_folder(path / name)
+            path = private_folder(path / name)
         self._checked[names] = str(path), _identity(path.lstat())
         return str(path)
 

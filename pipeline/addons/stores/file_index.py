@@ -26,7 +26,6 @@ from penstock.datasets.files import FileInfo, walk
 from penstock.errors import DataError, PenstockError
 from penstock.files.disk import replace_own
 from penstock.files.limits import Limits
-from penstock.files.regular_file import open_regular
 from penstock.terminal import put, watched
 
 NAME = "penstock-files.index"
@@ -79,7 +78,7 @@ def write(folder: Path) -> int:
     lines = [_FIRST]
     for name in watched(names, len(names), f"reading the files of {folder}"):
         try:
-            with open_regular(folder / name) as file:
+            with (folder / name).open("rb") as file:
                 digest = hashlib.file_digest(file, _md5).hexdigest()
                 size = file.tell()
         except OSError as error:

@@ -31,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import PenstockError
-from penstock.files.own_files import open_own, own_folder
+from penstock.files.disk import private_folder
 
 Uses = npt.NDArray[np.uint64]
 
@@ -156,7 +156,7 @@ class ForecastFile:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = own_folder(own_folder(folder, link=True) / "forecasts")
+        self._folder = private_folder(private_folder(folder) / "forecasts")
         self._path = self._folder / secrets.token_hex(8)
         self._descriptor: int | None = None
 
@@ -164,7 +164,7 @@ class ForecastFile:
         """Replace all that was said before; `uses` in any order."""
         uses = np.sort(forecast.uses)[:MOST_USES]
         new = self._path.with_name(f".{self._path.name}")
-        descriptor = open_own(new, os.O_RDWR | os.O_CREAT, 0o600)
+        descriptor = os.open(new, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             os.ftruncate(descriptor, 0)
@@ -200,7 +200,7 @@ def read_forecasts(folder: Path) -> list[Forecast]:
         return []
     for entry in entries:
         with suppress(OSError, ValueError, PenstockError):
-            descriptor = open_own(Path(entry.path), os.O_RDWR)
+            descriptor = os.open(entry.path, os.O_RDWR)
             try:
                 try:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -30,7 +30,6 @@ from typing import TYPE_CHECKING
 
 from penstock.addons.stores.request_gate import unusable
 from penstock.errors import DataError
-from penstock.files.own_files import open_own
 
 if TYPE_CHECKING:
     from penstock.addons.stores.file_cache import FileCache
@@ -63,7 +62,7 @@ def is_at(descriptor: int, path: str | Path) -> bool:
 
 def size_of(path: str) -> int:
     """The bytes that a mirror takes: on the disk, or reserved by those who fill it now."""
-    descriptor = open_own(path, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         taken = os.fstat(descriptor).st_blocks * 512
         header = os.pread(descriptor, _HEADER.size, 0)
@@ -147,7 +146,7 @@ class Mirror:
         """Wait for the process that is fetching a part; whether the part came."""
         if not _is_locked(opened.descriptor, *_place(part)):
             return False
-        descriptor = open_own(self.path, os.O_RDONLY)  # with locks of its own
+        descriptor = os.open(self.path, os.O_RDONLY)  # with locks of its own
         try:
             _lock(descriptor, _WAIT, fcntl.F_RDLCK, *_place(part))
             _lock(descriptor, _SET, fcntl.F_UNLCK, *_place(part))
@@ -159,18 +158,18 @@ class Mirror:
     def _file(self) -> int:
         """A descriptor of the file, which is made if need be."""
         with suppress(FileNotFoundError):
-            descriptor = open_own(self.path, os.O_RDWR)
+            descriptor = os.open(self.path, os.O_RDWR)
             if self._is_sound(descriptor):
                 return descriptor
             os.close(descriptor)
         self._cache.own("mirrors")
         with self._cache.ledger():
-            descriptor = open_own(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
             if not self._is_sound(descriptor):
                 # Another file: whoever has this one open knows of parts that it does not have.
                 os.close(descriptor)
                 Path(self.path).unlink()
-                descriptor = open_own(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+                descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
                 os.ftruncate(descriptor, self._log)
                 os.pwrite(descriptor, _HEADER.pack(_MAGIC, 0), 0)
             return descriptor
@@ -264,7 +263,7 @@ class _Opened:
     """A mirror that is open for reading, until nobody refers to it."""
 
     def __init__(self, path: str, log: int) -> None:
-        self.descriptor = open_own(path, os.O_RDONLY)
+        self.descriptor = os.open(path, os.O_RDONLY)
         self._ends: dict[int, int] = {}  # start -> end of each part that is there
         self._read, self._most = log, log - _FIRST
 

@@ -38,7 +38,6 @@ from penstock.datasets.files import FileInfo, Files, is_hidden
 from penstock.datasets.reading.fingerprint import DataFile, data_file
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.addresses import join
-from penstock.files.regular_file import open_regular
 from penstock.terminal import ProgressDisplay
 
 if TYPE_CHECKING:
@@ -121,7 +120,7 @@ class RemoteFiles:
             return content
 
         def read(path: str) -> bytes:
-            with open_regular(path) as file:
+            with Path(path).open("rb") as file:
                 return os.pread(file.fileno(), most, start)
 
         content = self.read(part, read)

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from penstock.errors import UnreachableError
-from penstock.files.own_files import open_own, own_folder
+from penstock.files.disk import private_folder
 
 try:
     import fcntl
@@ -184,7 +184,7 @@ class RequestGate:
 
     def _made(self) -> str:
         """The folder of locks, this user's own."""
-        self._checked = str(own_folder(own_folder(self._folder, link=True) / "requests"))
+        self._checked = str(private_folder(private_folder(self._folder) / "requests"))
         return self._checked
 
     def limit(self) -> int:
@@ -237,7 +237,7 @@ class RequestGate:
         start = _draws.randrange(limit - first)
         for attempt in range(min(limit - first, _LOOKS)):
             number = first + (start + attempt) % (limit - first)
-            descriptor = open_own(f"{folder}/{number}", os.O_RDWR | os.O_CREAT, 0o600)
+            descriptor = os.open(f"{folder}/{number}", os.O_RDWR | os.O_CREAT, 0o600)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return descriptor
@@ -270,7 +270,7 @@ def locked_if_free(path: Path | str) -> AbstractContextManager[int | None]:
 
 @contextmanager
 def _locked(path: Path | str, how: int) -> Iterator[int | None]:
-    descriptor = open_own(path, os.O_RDWR | os.O_CREAT, 0o600)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         try:
             fcntl.flock(descriptor, how)

@@ -34,7 +34,7 @@ from penstock.files import plain_json
 from penstock.files.addresses import join
 from penstock.files.disk import write_atomically
 from penstock.files.plain_json import JsonError
-from penstock.files.regular_file import open_regular, size_of
+from penstock.files.regular_file import size_of
 from penstock.terminal import ProgressDisplay
 
 T = TypeVar("T")
@@ -168,7 +168,7 @@ class Sending:
         def send(number: int) -> None:
             start = (number - 1) * step
             if number not in known.parts:
-                with open_regular(self._folder / name) as file:
+                with (self._folder / name).open("rb") as file:
                     content = os.pread(file.fileno(), step, start)
                 tag = self._retry(
                     address, lambda: self._store.put_part(address, known.upload, number, content)
@@ -232,7 +232,7 @@ class WritableStore(Store):
     def put_file(self, address: str, path: Path) -> None:
         """Write a file from this machine."""
         if self.has_parts:
-            with open_regular(path) as file:
+            with path.open("rb") as file:
                 content = file.read()
             with self._request():
                 self._call("put_object", address, Body=content, ContentMD5=_md5(content))

@@ -22,8 +22,6 @@ RESULT = "result.json"
 PRUNING = "pruning"  # the reason in the manifest of a run that was ended as a hopeless trial
 FINISHED = ("done", "pruned")  # statuses of jobs that a sweep passes over
 
-_LARGEST = 4 << 20  # bytes of a result
-
 
 def _few(words: list[str]) -> list[str]:
     check_overrides(words)
@@ -68,7 +66,7 @@ class JobResult:
     def read(cls, path: Path) -> JobResult:
         """The result in a file that `write` made; raises ConfigError if it is damaged."""
         try:
-            return plain_json.checked(cls, plain_json.read(path, _LARGEST))
+            return plain_json.checked(cls, plain_json.read(path))
         except (OSError, JsonError) as error:
             reason = f"{path} is damaged: {error}. Delete it to run its job again"
             raise ConfigError(Problem("hydra.sweep.dir", reason)) from error

@@ -9,6 +9,7 @@ open, and which was not there before.
 from __future__ import annotations
 
 import os
+import secrets
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -27,8 +28,7 @@ from penstock.config.preflight import raise_if
 from penstock.distributed import preemption
 from penstock.distributed.preemption import Preempted, Stop
 from penstock.errors import PenstockError
-from penstock.files.disk import refuse
-from penstock.files.own_files import new_folder, own_folder
+from penstock.files.disk import private_folder, refuse
 
 _KEY = "hydra.sweep.dir"
 
@@ -96,8 +96,8 @@ def folder_of_jobs(pattern: str) -> Path:
     base = Path(batch_scripts.base_of(pattern)).expanduser().absolute()
     raise_if([*batch_scripts.folder_problems(base)])
     try:
-        base.parent.mkdir(parents=True, exist_ok=True)
-        own_folder(base.parent, link=True, key=_KEY)
-        return new_folder(own_folder(base, key=_KEY))
+        folder = private_folder(base) / secrets.token_hex(8)
+        folder.mkdir(mode=0o700)
+        return folder
     except OSError as error:
         refuse(base, error)

@@ -142,7 +142,7 @@ class OptunaSweeper(Sweeper):
         composed = self.hydra_context.config_loader.load_sweep_config(self.config, lines)
         with hydra_config(composed):
             own = [str(name) for name in composed if name != "hydra"]
-            return preflight.accept(plain(OmegaConf.masked_copy(composed, own)), lines)
+            return preflight.accept(plain(OmegaConf.masked_copy(composed, own)))
 
     def _options(self, config: Config) -> tuple[StudySection, str, str]:
         """The section of the study, and the name and the mode of what its trials are judged by."""

@@ -50,7 +50,6 @@ NAME = "sweep.json"
 LOCK = "job.lock"
 MOST_JOBS = 100_000
 
-_LARGEST = 64 << 20  # bytes of the file
 _KEY = "hydra.sweep.dir"
 _CHECKED = ConfigDict(extra="forbid")  # strict would refuse mappings as jobs
 _NO_PART_OF_A_JOB = ("resume", "resume_despite", "run_dir", "sweep")
@@ -98,7 +97,7 @@ def read_sweep(folder: Path) -> StoredSweep | None:
     """
     path = folder / NAME
     try:
-        values = mapping(plain_json.read(path, _LARGEST))
+        values = mapping(plain_json.read(path))
         if values.get("version") != 1:
             raise JsonError(f"its version is {shown(values.get('version'))}, not 1")
         stored = plain_json.checked(StoredSweep, values)

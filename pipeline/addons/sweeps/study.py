@@ -27,9 +27,7 @@ from penstock.config.schema import StudySection
 from penstock.errors import ConfigError, PenstockError, Problem
 from penstock.files import plain_json
 from penstock.files.one_writer import one_writer
-from penstock.files.own_files import check_own, open_own
 from penstock.files.plain_json import LONGEST_LINE, JsonError, integer, mapping
-from penstock.files.regular_file import open_regular
 
 if TYPE_CHECKING:
     import optuna
@@ -93,7 +91,7 @@ class Study:
         import optuna
 
         self.path, self._section = folder / JOURNAL, section
-        _check(self.path, own=section is not None)
+        _check(self.path)
         try:
             self._study = optuna.load_study(
                 study_name=_NAME,
@@ -327,7 +325,7 @@ def _cut(path: Path) -> None:
     """Drop the last line of a journal if a killed process wrote it in part."""
     if not os.path.lexists(path):
         return
-    with os.fdopen(open_own(path, os.O_RDWR), "rb+") as file:
+    with os.fdopen(os.open(path, os.O_RDWR), "rb+") as file:
         start = max(file.seek(0, os.SEEK_END) - LONGEST_LINE, 0)
         file.seek(start)
         data = file.read()
@@ -345,18 +343,14 @@ def _storage(path: Path) -> optuna.storages.JournalStorage:
     # The operating system frees this lock with its holder. optuna's own are files, and would keep a
     # study waiting for 30 s after a kill.
     lock_file = path.with_name(f".{path.name}.append")
-    if os.path.lexists(lock_file):
-        check_own(lock_file)
     lock: Any = FileLock(lock_file, mode=0o600)
     return JournalStorage(JournalFileBackend(os.fspath(path), lock_obj=lock))
 
 
-def _check(path: Path, own: bool) -> None:
-    """Refuse what is no journal, before optuna acts on it; `own`: it will be written to."""
+def _check(path: Path) -> None:
+    """Refuse what is no journal, before optuna acts on it."""
     try:
-        if own:
-            check_own(path)
-        with open_regular(path) as file:
+        with path.open("rb") as file:
             if os.fstat(file.fileno()).st_size > _MOST_BYTES:
                 raise JsonError(f"it is larger than {_MOST_BYTES >> 20} MiB")
             for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE), b""), 1):

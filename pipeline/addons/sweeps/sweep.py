@@ -29,7 +29,6 @@ from penstock.addons.sweeps.stored_sweep import jobs_of, must_be_typed, read_swe
 from penstock.distributed import preemption
 from penstock.errors import PenstockError
 from penstock.files.disk import check_replaceable, replace_own
-from penstock.files.table_cells import cell
 from penstock.tasks.tables import new_table, put_table
 from penstock.terminal import fitted, one_line, put, say
 
@@ -231,7 +230,7 @@ def _number(value: float | None, digits: int = 6) -> str:
 def _write_csv(path: Path, rows: Sequence[dict[str, str]], made: re.Pattern[bytes]) -> None:
     text = io.StringIO(newline="")
     lines = [list(rows[0]), *(list(row.values()) for row in rows)]
-    csv.writer(text).writerows([cell(content) for content in line] for line in lines)
+    csv.writer(text).writerows(lines)
     replace_own(path, text.getvalue().encode(errors="backslashreplace"), made)
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +24,6 @@ import numpy as np
 from penstock.datasets.files import Files
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import Limits
-from penstock.files.regular_file import regular_descriptor
 from penstock.loading.memory import limit as memory_limit
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ class _Text:
         names, rows, size = self._counted(path)
         chosen = list(choose(names, self.name))
         _check_memory(self.name, rows * len(chosen) * _CELL + 2 * size)
-        with open(regular_descriptor(path)[0], "rb") as content:
+        with Path(path).open("rb") as content:
             try:
                 table = pd.read_csv(
                     content,
@@ -210,9 +210,8 @@ class _Text:
 
     def _counted(self, path: str) -> tuple[list[str], int, int]:
         """The names of the columns, the number of rows, and the size in bytes."""
-        descriptor, size = regular_descriptor(path)
-        number = 0
-        with open(descriptor, newline="", encoding=self.format.encoding) as file:
+        number, size = 0, Path(path).stat().st_size
+        with Path(path).open(newline="", encoding=self.format.encoding) as file:
             reader = self._reader(file)
             try:
                 names = [name.strip() for name in next(reader, [])]
@@ -249,7 +248,7 @@ class _Text:
 
     def _line(self, path: str, row: int) -> int:
         """The line that a row ends at; reads the file up to it."""
-        with open(regular_descriptor(path)[0], newline="", encoding=self.format.encoding) as file:
+        with Path(path).open(newline="", encoding=self.format.encoding) as file:
             reader = self._reader(file)
             number = -2  # the header is row -1
             for record in reader:
@@ -279,7 +278,7 @@ class _Text:
 
 def _undecoded(path: str) -> int:
     """The first line of a file that is not UTF-8; 0 where all are."""
-    with open(regular_descriptor(path)[0], "rb") as file:
+    with Path(path).open("rb") as file:
         for number, line in enumerate(iter(lambda: file.readline(_LINE), b""), start=1):
             try:
                 line.decode()

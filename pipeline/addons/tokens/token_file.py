@@ -7,6 +7,7 @@ fetched, and kept as files are.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,7 +20,6 @@ from penstock.datasets.reading.folder import FolderFile
 from penstock.datasets.reading.positioned_file import spread
 from penstock.errors import DataError
 from penstock.files.npy import npy_layout
-from penstock.files.regular_file import open_regular
 from penstock.order.randomness import IntArray
 
 _LARGE = 4 << 20  # bytes of a file of which blocks are fetched
@@ -182,7 +182,7 @@ class MappedNumbers:
     def _map(self, path: str) -> npt.NDArray[Any]:
         name, width = f"{self.key}: {str(self.file)!r}", self.dtype.itemsize
         try:
-            with open_regular(path) as file:
+            with Path(path).open("rb") as file:
                 size = file.seek(0, 2)
                 if size % width:
                     raise DataError(

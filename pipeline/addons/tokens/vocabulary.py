@@ -13,9 +13,8 @@ import numpy as np
 from penstock.addons.tokens.byte_pairs import BEGIN, BytePairs, learn
 from penstock.config import allow_list
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.files.disk import write_atomically
+from penstock.files.disk import private_folder, write_atomically
 from penstock.files.one_writer import one_writer
-from penstock.files.own_files import check_own, own_folder
 from penstock.order.randomness import hash64
 from penstock.order.streams import is_stream
 from penstock.terminal import watched
@@ -59,7 +58,7 @@ def with_vocabulary(
         )
     size, field = int(node.get("size", 2048)), str(node.get("field", "text"))
     begin = str(node.get("begin", BEGIN))
-    folder = own_folder(own_folder(Path(cache_dir).expanduser(), link=True) / "vocabularies")
+    folder = private_folder(private_folder(Path(cache_dir).expanduser()) / "vocabularies")
     learned = "" if fingerprint else learn(_texts(dataset, field), size, begin)
     key = hash64("vocabulary", fingerprint or learned, size, field, begin)
     path = folder / f"{key:016x}.json"
@@ -70,7 +69,6 @@ def with_vocabulary(
                 learned = learned or learn(_texts(dataset, field), size, begin)
                 write_atomically(path, learned.encode())
             lock.unlink(missing_ok=True)
-    check_own(path)
     return {**node, "vocabulary": str(path)}
 
 

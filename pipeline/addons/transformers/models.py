@@ -150,7 +150,7 @@ def _config_of(folder: str) -> Mapping[str, Any]:
         raise ConfigError(Problem("model.path", reason))
     try:
         content = read_regular(path / "config.json", Limits(record_bytes=_LARGEST)).decode()
-        return plain_json.mapping(plain_json.parse(content, _LARGEST))
+        return plain_json.mapping(plain_json.parse(content))
     except (OSError, UnicodeDecodeError, plain_json.JsonError, DataError) as error:
         reason = f"{folder!r} has no config.json that can be read: {one_line(error)[:200]}"
         raise ConfigError(Problem("model.path", reason)) from error

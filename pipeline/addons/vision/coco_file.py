@@ -7,7 +7,6 @@ annotations   [{image_id, category_id, bbox: [x, y, w, h], iscrowd, segmentation
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -22,7 +21,6 @@ from penstock.files import plain_json
 from penstock.files.limits import Limits
 from penstock.files.plain_json import JsonError
 from penstock.files.regular_file import read_regular
-from penstock.loading.memory import limit as memory_limit
 from penstock.order.randomness import IntArray
 
 _POINTS = 1000  # keypoints of an object
@@ -246,8 +244,7 @@ def _unpacked(text: str) -> list[int] | None:
 def _parsed(file: FolderFile, limits: Limits) -> dict[str, Any]:
     try:
         text = file.read(lambda path: read_regular(path, limits))
-        most, _ = memory_limit()
-        content = plain_json.parse(text, most // 2 if most else sys.maxsize)
+        content = plain_json.parse(text)
     except DataError as error:
         raise DataError(f"{str(file)!r}: {error}.") from error
     except OSError as error:
