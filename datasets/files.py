@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, cached_property
 from heapq import heappop, heappush
 from pathlib import Path
@@ -135,7 +135,7 @@ class Remote(Protocol):
 
     def prefetcher(
         self,
-        rows_of: Callable[[int, int], object],
+        rows_of: Callable[[int, int], Sequence[Sequence[str]]],
         steps_of: Callable[[int], int],
     ) -> object:
         """The fetcher of files ahead of a reader, if `ahead` is more than 0.

@@ -160,7 +160,7 @@ def undivided(split: Split) -> Any:
 
 def chosen_rows(split: Split, dataset: Any) -> tuple[Any, dict[str, int]]:
     """The rows that filters leave, and how many they leave out, by why."""
-    from penstock.addons.filters.wrapper import chosen_rows
+    from penstock.addons.filters.kept import chosen_rows
 
     return chosen_rows(split, dataset)
 
@@ -169,7 +169,7 @@ def with_rows_chosen(
     split: Split, key: str, node: Mapping[str, Any], lazy: bool
 ) -> Mapping[str, Any]:
     """A dataset's node, in which the nodes inside that choose rows are built."""
-    from penstock.addons.filters.wrapper import with_rows_chosen
+    from penstock.addons.filters.kept import with_rows_chosen
 
     return with_rows_chosen(split, key, node, lazy)
 
@@ -325,15 +325,15 @@ def data_rules(
         chosen: the keys that choose rows, by the key of the node that they stand in.
     """
     if chosen:
-        from penstock.addons.filters.rules import rows
+        from penstock.addons.filters.kept import problems
 
-        yield from rows(config, parts)
+        yield from problems(config, parts)
     if not {"split", "folds", "fold"}.isdisjoint(chosen.get("dataset", ())):
         from penstock.addons.splits.division import problems
 
         yield from problems(config)
     if config.batch.balance is not None:
-        from penstock.addons.filters.rules import balance
+        from penstock.addons.filters.costs import balance
 
         yield from balance(config, parts)
     if "addons.mixtures." in str(config.sampler) or any(

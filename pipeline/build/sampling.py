@@ -76,6 +76,7 @@ def sampler_of(split: Split, order: Order | None) -> Order | BatchStrategy:
         "data_source": dataset,
         "long_tail": bool(lengths_told(config, steps)),
     }
+    node: Mapping[str, Any]
     node = config.sampler if order is None else _without_order(config.sampler)
     if getattr(dataset, "mixing", None) is not None:
         node = seams.with_mixture(split, node, supply)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,7 +26,18 @@ from torch.utils.data import Subset
 from penstock.addons.filters.expressions import Expression, Mask, columns_of_table, no_column
 from penstock.addons.filters.selection import Selection
 from penstock.config.instantiate import make
-from penstock.config.nodes import filters
+from penstock.config.messages import not_allowed
+from penstock.config.nodes import (
+    SPLITS,
+    Parts,
+    choices_of_rows,
+    datasets,
+    filters,
+    is_of_a_split,
+    of_the_build,
+    without_own,
+)
+from penstock.config.schema import Config
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.loading.dataset_facts import columns_of, lengths_of, table_of
 from penstock.loading.named_fields import Fields
@@ -36,11 +48,14 @@ from penstock.order.streams import is_stream
 from penstock.runs import quarantine
 
 if TYPE_CHECKING:
+    from penstock.build.data import Split
     from penstock.protocols import Column
+
 
 _SHOWN = 60  # characters of an expression
 
 Reasons = dict[str, int]
+
 Fingerprint = Callable[[object], str]
 
 
@@ -188,8 +203,11 @@ def _repeated(mask: Mask, table: Any, column: str, key: str) -> IntArray:
 
 
 _OF_A_ROW = frozenset({"path", "check"})  # methods of one row
+
 _OF_ROWS = frozenset({"locality", "files_of", "fetch_batch"})  # of several
+
 _A_ROW_EACH = frozenset({"targets", "labels", "_labels", "samples", "imgs"})
+
 _MARK = " kept="  # in a fingerprint
 
 
@@ -330,3 +348,96 @@ def _taken(values: Any, rows: IntArray) -> Any:
     if isinstance(values, (list, tuple)):
         return [values[row] for row in rows.tolist()]
     return values[rows]
+
+
+def chosen_rows(split: Split, dataset: Any) -> tuple[Any, dict[str, int]]:
+    """The rows of a split's dataset that filters leave, and how many they leave out, by why."""
+    config, name = split.config.dataset, split.name
+    choices = {"dataset": _chosen(config)}
+    if "_target_" not in config or is_of_a_split(config, name):
+        choices[f"dataset.{name}"] = _chosen(config.get(name) or {})
+    if not any(choices.values()):
+        return dataset, {}
+    return RowChoice(choices, name, split.data.fields, split.identity.of).of(dataset)
+
+
+def with_rows_chosen(split: Split, key: str, node: Mapping[str, Any], lazy: bool) -> dict[str, Any]:
+    """A dataset's node, in which the nodes inside that choose rows are built."""
+    return {name: _built(split, value, f"{key}.{name}", lazy) for name, value in node.items()}
+
+
+def _built(split: Split, node: Any, key: str, lazy: bool) -> Any:
+    if isinstance(node, list):
+        return [_built(split, item, f"{key}[{number}]", lazy) for number, item in enumerate(node)]
+    if not isinstance(node, Mapping):
+        return node
+    own = without_own(node)
+    if "_target_" in node and len(own) < len(node):
+        return RowChoice({key: _chosen(node)}, split.name).of(split.built(key, own, lazy))[0]
+    return with_rows_chosen(split, key, node, lazy)
+
+
+def _chosen(node: Mapping[str, object]) -> dict[str, object]:
+    """The keys `filter`, `unique` and `without` of a node, where they are not its arguments."""
+    values = {name: of_the_build(node, name) for name in ("filter", "unique", "without")}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def problems(config: Config, parts: Parts) -> Iterator[str]:
+    """Filters, and what else chooses rows: expressions, names of columns and rows, files."""
+    of_splits = {"dataset": [f"dataset.{name}" for name in SPLITS]}
+    for where, choices in choices_of_rows(config.dataset):
+        kinds = [
+            kind
+            for key, kind in ((key, parts.get(key)) for key, _ in datasets(config.dataset))
+            if kind is not None and where in ("dataset", key, *of_splits.get(key, ()))
+        ]
+        for kind in kinds:
+            if is_stream(kind):
+                yield (
+                    f"{where}.{next(iter(choices))}: chooses rows by index, and {kind.__name__} is "
+                    "a stream, which can only be read forwards; leave records out where it yields "
+                    "them, or read the data with a dataset of rows"
+                )
+        columns: list[Any] = [getattr(kind, "columns", None) for kind in kinds]
+        known = [names for names in columns if isinstance(names, (list, tuple))]
+        for key, condition in filters(choices, where):
+            if isinstance(condition, Mapping) and "_target_" in condition:
+                continue
+            if not isinstance(condition, str):
+                allowed = "an expression, a node with _target_, or a list"
+                yield f"{key}: {not_allowed(condition, allowed)}"
+                continue
+            try:
+                expression = Expression(condition, key)
+                for names in known:
+                    expression.check(names)
+            except ConfigError as error:
+                yield from map(str, error.problems)
+        column = choices.get("unique")
+        if column is not None and not isinstance(column, str):
+            yield f"{where}.unique: {not_allowed(column, 'the name of a column')}"
+        elif column is not None:
+            yield from (
+                f"{where}.unique: {no_column(column, names)}"
+                for names in known
+                if column not in names
+            )
+        yield from _left_out(f"{where}.without", choices.get("without"))
+
+
+def _left_out(key: str, value: Any) -> Iterator[str]:
+    if value is None:
+        return
+    if isinstance(value, str):
+        if not Path(value).is_file():
+            yield f"{key}: there is no file {value!r}; give a quarantine.csv, or a list of rows"
+        return
+    by_split = value if isinstance(value, Mapping) else {"train": value}
+    listed = all(
+        isinstance(rows, list) and all(type(row) is int for row in rows)
+        for rows in by_split.values()
+    )
+    if not listed or not by_split.keys() <= {"train", "val"}:
+        allowed = "rows of the training split, {train: rows, val: rows}, or a quarantine.csv"
+        yield f"{key}: {not_allowed(value, allowed)}"

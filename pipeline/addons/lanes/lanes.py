@@ -148,7 +148,7 @@ def note_kind(fit: Fit) -> None:
 def problems(config: Config) -> Iterator[str]:
     """Rules on `distributed.lanes`."""
     shared = config.distributed
-    count = shared.lanes
+    count = shared.lanes or 1
     off = f"distributed.lanes={count}"
     if shared.strategy == "fsdp":
         yield (

@@ -200,7 +200,6 @@ class TarShards(FileDataset, IterableDataset[Record]):
         Raises:
             DataError: a part is missing, there twice, or damaged.
         """
-        self._check_size(record)
         where, parts = self._parts(record)
         sample = make_fields(
             parts, self.fields, self._all_parts, where, self.reader, self._limits, self.lazy
