@@ -279,6 +279,15 @@ def test_a_model_is_trained_on_tokens_without_a_text(tmp_path, capsys):
     assert 0 < last["val/loss"] < 10
 
 
+def test_rows_that_a_filter_keeps_are_packed(tmp_path):
+    sequences = [[number] * (number % 7 + 3) for number in range(40)]
+    folder = write_pair(tmp_path / "a", "web", sequences, [0, 40])
+    packed = ["transform=none", "sampler=packed", "collate=packed"]
+    batches = batches_of(folder, *packed, '+dataset.filter="length < 6"')
+    kept = {number for number in range(40) if number % 7 + 3 < 6}
+    assert set(np.concatenate([batch["tokens"].flatten() for batch in batches]).tolist()) == kept
+
+
 def same(ours, theirs):
     assert len(ours) == len(theirs) > 2
     for mine, other in zip(ours, theirs, strict=True):

@@ -30,7 +30,6 @@ _IDLE = 64  # connections of a host that are kept
 _LOOK = 1.0  # seconds between two looks at what is overdue
 _STATUS = re.compile(r"HTTP/1\.([01]) (\d{3})(?: .*)?")
 _SENDABLE = re.compile(r"[!-~]+")
-_HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+))(?::(\d{1,5}))?")
 _PORTS = {"http": 80, "https": 443}
 
 

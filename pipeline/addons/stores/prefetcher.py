@@ -31,7 +31,6 @@ from weakref import WeakSet
 import numpy as np
 
 from penstock.addons.stores.arrivals import Arrivals, brought
-from penstock.addons.stores.connections import Connections
 from penstock.addons.stores.file_cache import FileCache
 from penstock.addons.stores.forecast import MOST_USES, Forecast, ForecastFile, key_of
 from penstock.addons.stores.parts import MOST, MOST_FIRST, MOST_URGENT, Came, Waiting, as_part
@@ -74,7 +73,7 @@ class Prefetcher:
         self._sight = min(files.ahead, cache.limit // 2)
         self._most = min(MOST, cache.limit // 16)
         self._pool = ThreadPoolExecutor(files.concurrency, "penstock-ahead")
-        self._connections = Connections(files.concurrency)
+        self._limit = files.concurrency  # requests that may be open now
         self._descriptors = _descriptors() - _OTHERS  # of parts under way
         self._has_parts = False
         self._forecast = ForecastFile(cache.folder)
@@ -129,12 +128,9 @@ class Prefetcher:
     def work(self) -> float:
         """Fetch and forecast; the seconds after which there is more to do, if nothing comes."""
         self._arrivals.work()
-        is_full = len(self._open) >= self._connections.limit
         while self._came:
             future = self._came.popleft()
-            rows, (left, size) = self._open.pop(future), future.result()
-            if is_full and size:
-                self._connections.answered(size)
+            rows, (left, _) = self._open.pop(future), future.result()
             for address in left if future in self._of_epoch else ():
                 self._full = True
                 self._recent.pop(address, None)
@@ -144,18 +140,17 @@ class Prefetcher:
         now = time.monotonic()
         if now >= self._looks:  # at two files, which takes 17 us
             self._looks = now + _SHARED
-            self._connections.narrow(self._files.catalog.gate.limit())
+            self._limit = max(1, min(self._files.concurrency, self._files.catalog.gate.limit()))
             self._fills = self._cache.is_filling()
         wait = self._fetch() if self._reads and not self._full else LOOK
         return 0.0 if self._fills and self._extend() else wait
 
     def _fetch(self) -> float:
         """Ask for what is next; the seconds after which there is more to ask for."""
-        while len(self._open) < self._connections.limit:
+        while len(self._open) < self._limit:
             first = self._waiting.first()
             if first is None:
                 if not self._take_rows():
-                    self._connections.pause()
                     return LOOK
                 continue
             row, address, size = first
@@ -164,14 +159,13 @@ class Prefetcher:
                 continue
             if row >= self._handed:
                 if len(self._far) >= 2 and self._held + size > self._window:
-                    self._connections.pause()
                     break
                 if self._has_parts and self._waiting.size < self._sight and self._take_rows():
                     return 0.0
             most = self._most_of(row)
             # So many that as many requests as may be open have as many each.
             room = self._descriptors - sum(map(len, self._open.values()))
-            together = max(1, room // (self._connections.limit - len(self._open)))
+            together = max(1, room // (self._limit - len(self._open)))
             beside = self._waiting.beside(address, most, together)
             rows = {each: self._waiting.take(each) for each in beside}
             future = self._arrivals.begin(rows, self._delivered)

@@ -22,7 +22,6 @@ import signal
 import socket
 import struct
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from functools import lru_cache
 from multiprocessing.util import Finalize
 from typing import Any
@@ -30,6 +29,7 @@ from typing import Any
 import numpy as np
 
 from penstock.addons.stores.stream_ahead import StreamPrefetcher
+from penstock.errors import PenstockError
 from penstock.loading.workers.options import LoaderOptions
 from penstock.loading.workers.pool import start_method
 from penstock.loading.workers.results import Asked
@@ -184,8 +184,12 @@ def _run(
         signal.signal(number, signal.SIG_DFL)
     if other is not None:
         other.close()
-    with suppress(Exception):  # the workers find the same, and report it
+    try:
         _serve(plan, dataset, rank, world, news)
+    except PenstockError:  # the workers find the same, and report it
+        pass
+    except Exception:
+        log.exception("the process that fetches files ahead ended")
     os._exit(0)  # downloads under way are left, and with them their locks
 
 
