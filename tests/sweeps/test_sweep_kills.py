@@ -104,7 +104,7 @@ class Sweep:
 
     def begun(self):
         """How often each job was begun or resumed."""
-        return re.findall(r"^job (\w+)[^:]*: \S+=.*seed=", self.log.read_text(), re.MULTILINE)
+        return re.findall(r"^job (\w+) [^:]*: .*\bseed=", self.log.read_text(), re.MULTILINE)
 
 
 def killed_and_resumed(sweep, kills, seed, again):
