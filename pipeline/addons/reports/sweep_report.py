@@ -26,7 +26,7 @@ from penstock import program
 from penstock.addons.reports import page, report
 from penstock.addons.reports.charts import COLORS, MUTED, Curve, chart
 from penstock.addons.reports.page import Section
-from penstock.addons.reports.values import counted, duration, moment, numeral
+from penstock.addons.reports.values import counted, moment, numeral
 from penstock.addons.sweeps import repetitions, stored_sweep
 from penstock.addons.sweeps.job_result import RESULT, JobResult, in_order
 from penstock.addons.sweeps.repetitions import REPEATED
@@ -187,7 +187,7 @@ def is_due(folder: Path) -> bool:
 
 def make(sweep: SweepRecord) -> str:
     """The report of a sweep as HTML."""
-    makes = (leaderboard, keys, curves, same_data, cost, settings)
+    makes = (leaderboard, keys, curves, same_data, settings)
     parts = [section for make in makes if (section := report.part_of(make, sweep))]
     foot = f"Made from the files in {sweep.path}; task=report makes it again."
     return page.render(f"Sweep {sweep.path.name}", "a sweep", _lead(sweep), parts, foot)
@@ -481,30 +481,6 @@ def same_data(sweep: SweepRecord) -> Section | None:
         "Jobs of a row read the same rows in the same batches; task=verify compares two of them"
     )
     return Section("Same data", page.table(caption, head, rows))
-
-
-def cost(sweep: SweepRecord) -> Section:
-    """What the jobs took: measured wall and CPU time."""
-    begun = [job for job in sweep.jobs if job.seconds]
-    results = [job.result for job in sweep.jobs if job.result is not None]
-    seconds = sum(job.seconds for job in begun)
-    ends = [result.started + result.seconds for result in results]
-    wall = max(ends, default=0.0) - min((result.started for result in results), default=0.0)
-    cpu = [result.cpu_seconds for result in results if result.cpu_seconds is not None]
-    lost = sum(job.seconds for job in begun if job.status not in FINISHED)
-    numbers: list[tuple[str, object, object]] = [
-        ("all jobs together", duration(seconds), counted(len(begun), "job")),
-        ("from first to last", duration(wall), f"{seconds / wall:.1f} at a time" if wall else ""),
-    ]
-    if cpu:
-        note = f"with workers, in the last start of {counted(len(cpu), 'job')}"
-        numbers.append(("CPU time", duration(sum(cpu)), note))
-    if begun:
-        longest = f"mean; longest {duration(max(job.seconds for job in begun))}"
-        numbers.append(("a job", duration(seconds / len(begun)), longest))
-    if lost:
-        numbers.append(("not to the end", duration(lost), "spent in jobs that are not done"))
-    return Section("Cost", page.figures(numbers))
 
 
 def settings(sweep: SweepRecord) -> Section:
