@@ -214,6 +214,7 @@ def test_it_is_what_pandas_makes_of_it(expression):
         "length.between(1)",
         "length in [small, 41]",
         "day == 'now'",
+        "day == 2020",
         "day in ['2020-01-01', 'today']",
         "day.between('10:30', '2021')",
         "length.between(1, 2, inclusive='x')",

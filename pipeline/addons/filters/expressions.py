@@ -272,7 +272,11 @@ def _beside_texts(node: ast.AST) -> Iterator[tuple[str, str]]:
     texts = [item.value for item in items if isinstance(item, ast.Constant)]
     for item in items:
         if isinstance(item, ast.Name):
-            yield from ((item.id, text) for text in texts if isinstance(text, str))
+            for text in texts:
+                if isinstance(text, str):
+                    yield item.id, text
+                elif type(text) in (int, float):  # which no day equals
+                    yield item.id, f"the number {text}"
 
 
 def _truths(tree: ast.expr) -> Iterator[ast.expr]:
