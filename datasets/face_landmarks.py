@@ -12,12 +12,10 @@ construct, and 550 bytes of memory; and one image read a sample.
 from __future__ import annotations
 
 import csv
-import io
 import math
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -163,7 +161,6 @@ def head_poses(landmarks: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
 
 
 NAME = "image_name"
-_LONGEST_LINE = 1 << 23  # characters
 _COORDINATE = re.compile(r"part_(\d{1,18})_[xy]")
 
 
@@ -201,7 +198,7 @@ def read_landmark_table(
     shown = name or str(path)
     try:
         with Path(path).open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(_lines(file, shown))
+            reader = csv.reader(file)
             columns = _columns(shown, next(reader, []), num_landmarks, limits)
             names, values, lines = _read_rows(shown, reader, columns, limits)
     except OSError as error:
@@ -217,19 +214,6 @@ def read_landmark_table(
     order = np.argsort(encoded, kind="stable")
     landmarks = np.frombuffer(b"".join(values), np.float32).reshape(len(names), -1, 2)
     return LandmarkTable(encoded[order], landmarks[order], np.array(lines, np.int64)[order])
-
-
-def _lines(file: io.TextIOBase, path: str) -> Iterator[str]:
-    """The lines of a file; without line ends, at most one long line of it is read."""
-    number = 1
-    while line := file.readline(_LONGEST_LINE):
-        if len(line) == _LONGEST_LINE:
-            raise DataError(
-                f"{path!r}, line {number} is longer than {_LONGEST_LINE} characters. Save the "
-                "table as CSV, a row a line."
-            )
-        yield line
-        number += 1
 
 
 class _Columns(NamedTuple):
