@@ -7,8 +7,6 @@
     map_descriptor, descriptor_of   the memory behind a descriptor, and the reverse
     DRAWING                         functions behind `torch.distributions` that draw
     scale                           multiplies tensors by a number in place, in one call
-    queue_callback                  calls a function when the backward pass at hand is over; public
-                                    from torch 2.15 on
     register_pytree_node            lets `tree_map` look into a class
 
 Tested with torch 2.15. With a torch that lacks one of them, importing this file says which.
@@ -32,7 +30,6 @@ try:
     DRAWING: tuple[object, ...] = (torch._standard_gamma, torch._sample_dirichlet)
     numpy_seed: Any = _worker._generate_state
     scale: Any = torch._foreach_mul_
-    queue_callback: Any = torch.autograd.Variable._execution_engine.queue_callback
     # A descriptor may be closed once it is mapped.
     map_descriptor: Callable[[int, int], torch.UntypedStorage]
     map_descriptor = torch.UntypedStorage._new_shared_fd_cpu  # type: ignore[attr-defined]
@@ -52,7 +49,6 @@ __all__ = [
     "map_descriptor",
     "numpy_seed",
     "pin_memory",
-    "queue_callback",
     "register_pytree_node",
     "scale",
     "share_by",

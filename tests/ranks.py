@@ -6,7 +6,6 @@ Rank 0 leaves what it has seen in <folder>/<world size>.json.
 import json
 import os
 import sys
-import time
 from pathlib import Path
 
 import torch
@@ -82,11 +81,6 @@ def fits(folder, group):
             "order": result.order,
             "weights": weights.tolist(),
             "best": result.best["val/mse"],
-            "waiting": {
-                name: value
-                for name, value in result.history[-1].items()
-                if name.startswith("rank_wait")
-            },
         }
     return found
 
@@ -96,19 +90,6 @@ def sharded(folder, group):
     few = {"max_epochs": 1}
     weights, written, _, _ = LEGS.fit(folder / "fsdp", options=few, group=group, strategy="fsdp")
     return {"steps": plain_steps(written.steps), "weights": weights.tolist()}
-
-
-class Late(Case):
-    """The model of a rank takes the longer, the higher its number."""
-
-    def fit(self, folder, group, **options):
-        self.seconds = 0.15 * group.world.rank
-        return super().fit(folder, group=group, strategy="ddp", **options)
-
-    def model(self):
-        model = super().model()
-        model.register_forward_pre_hook(lambda *_: time.sleep(self.seconds * model.training))
-        return model
 
 
 def validations(group):
@@ -146,11 +127,6 @@ def work(folder, group: Group):
         "fits": fits(folder / f"of-{group.world.size}", group),
         "validations": validations(group),
         "ddp leg": leg(folder, group, "ddp"),
-        "late": Late(plain=True)
-        .fit(folder / f"late-{group.world.size}", group, options={"max_epochs": 1, "max_steps": 2})[
-            2
-        ]
-        .history[-1],
     }
 
 

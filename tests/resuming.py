@@ -165,7 +165,6 @@ class Written(Observer):
             "samples_per_second",
             "tokens_per_second",
             "wait_share",
-            "rank_wait_share",
             "worker_deaths",
         )
         kept = {k: v for k, v in record.items() if k not in timed and not k.startswith("ms/")}

@@ -8,7 +8,7 @@ import numpy as np
 
 from penstock.addons.trackers.tracker import measured
 
-TIMED = ("ms/", "seconds", "samples_per_second", "wait_share", "rank_wait_share")
+TIMED = ("ms/", "seconds", "samples_per_second", "wait_share")
 
 
 def expected(run):

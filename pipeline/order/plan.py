@@ -23,8 +23,6 @@ from penstock.order.skipped import Skipped
 # What rows cost: float[n], finite and not negative, of rows int64[n] and their `Request.parts`.
 Costs = Callable[[IntArray, IntArray | None], FloatArray]
 
-_LOOKED_AT = 16  # batches, to predict by
-
 
 @dataclass(frozen=True, slots=True)
 class Request(Addressed):
@@ -249,27 +247,6 @@ class Plan:
         positions = self.sampler.positions_of(of, row)
         return list(dict.fromkeys(position // self.batch_size for position in positions))
 
-    def predicted_waiting(self, epoch: int, world: int) -> tuple[float, float] | None:
-        """The shares of the time for which ranks would wait for each other if cost were time.
-
-        Of batches that are cut contiguously, and as they are dealt. None without `costs`. By 16
-        batches, evenly spaced over the epoch; costs as much as requests for them.
-        """
-        steps = self.steps(epoch)
-        if self.costs is None or not steps:
-            return None
-        loads = []
-        for step in np.unique(np.linspace(0, steps - 1, _LOOKED_AT).astype(np.int64)).tolist():
-            batch = self._whole(epoch, step)
-            costs, size = self.costs(batch.indices, batch.parts), self._padded(len(batch))
-            _, grouped = _grouped(costs, batch.parts, size, self.together)
-            cut, dealt = contiguous(len(grouped), world), least_loaded(grouped, world)
-            loads.append([*waiting(grouped, cut, world), *waiting(grouped, dealt, world)])
-        most, waited, most_dealt, waited_dealt = np.sum(loads, axis=0)
-        if not most:
-            return None
-        return float(waited / most), float(waited_dealt / most_dealt)
-
     def rows(self, indices: IntArray) -> Request:
         """Those rows in one batch, at the positions that validation, which reads in order, gives
         them; packed rows each begin a block of their own."""
@@ -324,9 +301,3 @@ def least_loaded(costs: npt.ArrayLike, ranks: int) -> IntArray:
 def contiguous(count: int, ranks: int) -> IntArray:
     """The rank of each of `count` rows that are cut into as equal shares as there can be."""
     return ((np.arange(count, dtype=np.int64) + 1) * ranks - 1) // max(count, 1)
-
-
-def waiting(costs: FloatArray, dealt: IntArray, ranks: int) -> tuple[float, float]:
-    """The most that a rank has to do, and what all wait for it on average, in units of `costs`."""
-    loads = np.bincount(dealt, costs, ranks)
-    return float(loads.max()), float(loads.max() - loads.mean())

@@ -192,7 +192,7 @@ class RunFolder:
 
     def log(self, record: Mapping[str, Any]) -> None:
         """Append a line to metrics.jsonl; it survives a crash. NaN and infinities become null."""
-        append(self.path / "metrics.jsonl", [json.dumps(_finite(record), allow_nan=False)])
+        append(self.path / "metrics.jsonl", [json.dumps(finite(record), allow_nan=False)])
 
     def finish(
         self, status: Status, unchanged: bool = False, release: bool = True, **results: Any
@@ -245,7 +245,7 @@ class RunFolder:
         self._hold.release()
 
     def _write_manifest(self) -> None:
-        text = json.dumps(_finite(self.manifest), indent=2, allow_nan=False, ensure_ascii=False)
+        text = json.dumps(finite(self.manifest), indent=2, allow_nan=False, ensure_ascii=False)
         write_atomically(
             self.path / "manifest.json", (text + "\n").encode(errors="backslashreplace")
         )
@@ -334,12 +334,12 @@ def version_of(package: str) -> str | None:
         return None
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """`value` as JSON can hold it."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
+        return {str(key): finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return value

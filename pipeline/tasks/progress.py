@@ -213,14 +213,5 @@ def describe(record: Record) -> str:
     speed = f"{record[f'{unit}_per_second']:,.0f} {unit}/s"
     shared = record.get("shared_batches")
     taken = [] if shared is None else [f"{shared:.0f} batches of other runs"]
-    for_ranks = []
-    if "rank_wait_share" in record:
-        by_cost = ""
-        if "rank_wait_share_by_cost" in record:
-            by_cost = (
-                f" (by cost {record['rank_wait_share_by_cost']:.0%}, contiguous "
-                f"{record['rank_wait_share_contiguous']:.0%})"
-            )
-        for_ranks.append(f"{record['rank_wait_share']:.0%} waiting for other ranks{by_cost}")
     waiting = f"{record['wait_share']:.0%} waiting"
-    return "  ".join([*metrics, speed, waiting, *for_ranks, *taken])
+    return "  ".join([*metrics, speed, waiting, *taken])

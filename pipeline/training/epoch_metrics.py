@@ -26,7 +26,6 @@ from penstock.loading.batch import Batch
 from penstock.loading.fetch import hash_of_rows, row_hashes
 from penstock.order.address import Address
 from penstock.order.randomness import hash64_each, hash64_last
-from penstock.training.own_time import OwnTime, RankWaiting
 
 _PART = "loss/"  # before the names of a loss's parts, in a state
 
@@ -68,7 +67,7 @@ class EpochMetrics:
     def __init__(self, group: Group, state: Mapping[str, float] | None = None) -> None:
         state = state or {}
         self._group = group
-        self._pending: list[tuple[Batch, Tensor, int, OwnTime | None, Mapping[str, Tensor]]] = []
+        self._pending: list[tuple[Batch, Tensor, int, Mapping[str, Tensor]]] = []
         self._total = float(state.get("total", 0.0))
         self._named = {  # the same of the parts of the losses, by name
             name.removeprefix(_PART): float(total)
@@ -80,8 +79,6 @@ class EpochMetrics:
         self.deaths = int(state.get("deaths", 0))
         self._window_total = float(state.get("window_total", 0.0))
         self._window_losses = int(state.get("window_samples", 0))
-        of_ranks = (float(state.get(name, 0.0)) for name in ("ranks_took", "ranks_waited"))
-        self._ranks = RankWaiting(*of_ranks)
         self._before = float(state.get("seconds", 0.0))
         self._waited_before = float(state.get("waited", 0.0))
         self._began = time.perf_counter()
@@ -90,18 +87,16 @@ class EpochMetrics:
         self,
         batch: Batch,
         losses: Tensor,
-        own_time: OwnTime | None = None,
         named: Mapping[str, Tensor] = MappingProxyType({}),
     ) -> None:
         """Count a batch.
 
         Args:
             losses: of this rank, as for the objective, on the device.
-            own_time: for which this rank computed; None: not measured.
             named: sums of the parts of the losses, as `Objective.named`.
         """
         # Without the fields, which would keep the epoch's data in memory.
-        self._pending.append((batch.replace({}), losses.sum(), losses.shape[0], own_time, named))
+        self._pending.append((batch.replace({}), losses.sum(), losses.shape[0], named))
 
     def drop_from(self, address: Address) -> None:
         """Forget batches from that address on: they will be trained on again."""
@@ -115,23 +110,20 @@ class EpochMetrics:
         """
         if not self._pending:
             return []
-        batches, sums, counts, times, parts = zip(*self._pending, strict=True)
+        batches, sums, counts, parts = zip(*self._pending, strict=True)
         self._pending.clear()
         losses = self._summed(torch.stack(sums).double())
         rows = [None if batch.hashes is None else row_hashes(batch) for batch in batches]
         left_out = [getattr(batch, "left_out", ()) for batch in batches]
-        seconds = [None if one is None else one.seconds for one in times]
         samples = [
             len(one.positions) if one.valid is None else int(one.valid.sum()) for one in batches
         ]
         own = [*zip(samples, counts, _orders(batches), rows, left_out, strict=True)]
-        ranks, took, named = zip(*self._group.gather((own, seconds, _numbers(parts))), strict=True)
+        ranks, named = zip(*self._group.gather((own, _numbers(parts))), strict=True)
         for of_batch in zip(*named, strict=True):
             for name, totals in chain.from_iterable(part.items() for part in of_batch):
                 for total in totals:
                     self._named[name] = self._named.get(name, 0.0) + total
-        for of_batch in zip(*took, strict=True):
-            self._ranks.add(of_batch)
         by_batch = zip(*ranks, strict=True)
         counted = [_step(*one) for one in zip(batches, losses, by_batch, strict=True)]
         for step, weight in counted:
@@ -177,9 +169,6 @@ class EpochMetrics:
         """Samples a second over all ranks (and tokens, where those have losses of their own), and
         this rank's share of time spent waiting for data.
 
-        With several ranks also the share of forward and backward passes in which they waited for
-        each other, if that was measured.
-
         Args:
             waited: seconds, from the loader's statistics.
         """
@@ -188,8 +177,6 @@ class EpochMetrics:
         if self.losses != self.samples:
             speed["tokens_per_second"] = self.losses / seconds
         speed["wait_share"] = min((self._waited_before + waited) / seconds, 1.0)
-        if self._ranks.share is not None:
-            speed["rank_wait_share"] = self._ranks.share
         return speed
 
     def state_dict(self, waited: float, deaths: int = 0) -> dict[str, float]:
@@ -208,8 +195,6 @@ class EpochMetrics:
             "seconds": self.seconds,
             "waited": self._waited_before + waited,
             "deaths": deaths,
-            "ranks_took": self._ranks.longest,
-            "ranks_waited": self._ranks.waited,
             **{f"{_PART}{name}": total for name, total in self._named.items()},
         }
 

@@ -26,7 +26,7 @@ from penstock.order.address import Address
 from penstock.runs.checkpoint import Checkpoints, State
 from penstock.training.epoch_metrics import EpochMetrics, NonFiniteLossError, Step, order_hash
 from penstock.training.observer import Observer, Record
-from penstock.training.speed import predicted_waiting, speed
+from penstock.training.speed import speed
 from penstock.training.train_step import TrainOptions, TrainStep
 from penstock.training.validation import validate
 
@@ -340,7 +340,7 @@ def train_epoch(
         # A run that was stopped in the validation after its last step has no batch left.
         for batch in () if train_step.finished else in_turns(batches, turn):
             losses = train_step.learn(batch)
-            epoch_metrics.add(batch, losses, train_step.own_time, train_step.objective.named)
+            epoch_metrics.add(batch, losses, train_step.objective.named)
             for observer in observers:
                 observer.on_losses(losses)
                 observer.on_batch(batch)
@@ -368,7 +368,6 @@ def train_epoch(
         "lr": train_step.lr,
         "seconds": epoch_metrics.seconds,
         **speed(train_step, loader, epoch_metrics),
-        **predicted_waiting(train_step.group, loader, epoch),
     }
 
 

@@ -29,7 +29,6 @@ from penstock.order.randomness import hash64_on
 from penstock.torch_internals import scale
 from penstock.training.epoch_metrics import EpochMetrics
 from penstock.training.objective_base import Objective
-from penstock.training.own_time import OwnTime
 
 Precision = Literal["fp32", "bf16", "fp16"]
 Mode = Literal["min", "max"]
@@ -96,7 +95,6 @@ class TrainStep:
         batches: batches learned from.
         updates: optimizer steps taken.
         averaged: the running mean of the weights, from the first step on; None without `ema`.
-        own_time: of the last batch; None where it cannot be separated from waiting for other ranks.
     """
 
     def __init__(
@@ -133,12 +131,6 @@ class TrainStep:
         self.pending = False  # whether there are gradients since the last update
         self._counted = 0  # losses of this rank in them
         self._divisor = 1  # of those gradients
-        self._measures = (
-            group.world.size > 1
-            and self._parallel.strategy == "ddp"
-            and not (self._parallel.sync_batchnorm and self.device.type == "cuda")
-        )
-        self.own_time: OwnTime | None = None
         self._epochs = tuple(epochs)
         self._share, self._each = 0.0, torch.empty(0)  # the last gradient of the losses
         self._batches_before, self._buffers_before = 0, list[Tensor]()  # at the last update
@@ -182,7 +174,6 @@ class TrainStep:
         self.seed()
         if self._parallel.strategy == "fsdp":  # as DDP does by itself
             same_buffers(self.model, self.group)
-        self.own_time = OwnTime(self.device) if self._measures else None
         with autocast(self.device, self.options.precision), together(self.group, batch.request):
             losses, _ = self.objective(self._forward, batch)
         # The mean is over the losses of all accumulated batches, whose number is known only at
@@ -200,8 +191,6 @@ class TrainStep:
         share, last = 1 / self._divisor, self._each
         if self._share != share or last.shape != losses.shape or last.dtype != losses.dtype:
             self._share, self._each = share, torch.full_like(losses, share)
-        if self.own_time is not None:
-            self.own_time.end_after(losses)
         self.scaler.scale(losses).backward(self._each)
         return losses.detach()
 

@@ -89,20 +89,6 @@ def test_any_number_of_ranks_trains_on_the_same_batches(name, size, found):
 
 
 @pytest.mark.parametrize("size", MANY)
-def test_ranks_tell_how_long_they_waited_for_each_other(size, found):
-    assert not found[1]["fits"]["balanced"]["waiting"]
-    cut, balanced = (
-        found[size]["fits"][name]["waiting"] for name in ("sampler random", "balanced")
-    )
-    assert list(cut) == ["rank_wait_share"]
-    assert 0 < cut["rank_wait_share"] < 1
-    assert 0 < balanced["rank_wait_share"] < 1
-    # Ranks are late by 0, 0.15 s, 0.3 s ...; on average they wait for half of what the last needs.
-    assert 0.2 < found[size]["late"]["rank_wait_share"] < 0.51
-    assert balanced["rank_wait_share_contiguous"] > 0.2  # one to thirty-six, a row or two a rank
-
-
-@pytest.mark.parametrize("size", MANY)
 @pytest.mark.parametrize("length", LENGTHS)
 def test_each_sample_is_validated_once(length, size, found):
     for batch in SIZES:

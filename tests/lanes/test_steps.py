@@ -92,7 +92,7 @@ def trained(name, group, precision="fp32", steps=6):
         batch = lanes.together([batch_of(divmod(number, 2), share) for share in lanes.shares])
         learned = step.learn(batch)
         assert len(learned) == batch.request.valid
-        metrics.add(batch, learned, step.own_time, step.objective.named)
+        metrics.add(batch, learned, step.objective.named)
         if (number + 1) % own.accumulate == 0:
             step.update()
         if number == 3:

@@ -4,11 +4,10 @@ from itertools import product
 
 import numpy as np
 import pandas as pd
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.order.plan import Plan, contiguous, least_loaded, share_of, waiting
+from penstock.order.plan import Plan, contiguous, least_loaded, share_of
 from penstock.order.samplers import Bucket, Random
 
 
@@ -92,22 +91,3 @@ def test_the_rank_of_each_row_in_contiguous_shares(count, ranks):
     for rank in range(ranks):
         mine, valid = share_of(count, count, rank, ranks)
         assert np.flatnonzero(dealt == rank).tolist() == mine[:valid].tolist()
-
-
-def test_waiting_that_costs_predict():
-    lengths = np.array([9, 1, 1, 1])
-    assert waiting(lengths, np.array([0, 0, 1, 1]), 2) == (10, 4)
-    plan = plan_of(lengths, 4, power=2)
-    found = plan.predicted_waiting(0, 2)
-    loads = [np.square(lengths[plan.request(0, 0, rank, 2).indices]).sum() for rank in range(2)]
-    assert sorted(loads) == [3, 81]
-    assert found[1] == (81 - 42) / 81
-    assert found[0] == pytest.approx((82 - 42) / 82)
-    assert Plan(Random(4, 0), 4).predicted_waiting(0, 2) is None
-    assert plan_of(np.zeros(4), 4).predicted_waiting(0, 2) is None
-    # Of every batch, where there are no more than are looked at.
-    rng = np.random.default_rng(0)
-    plan = plan_of(rng.lognormal(3, 1, 256 * 5), 256)
-    cut, dealt = plan.predicted_waiting(0, 8)
-    assert 0.1 < cut < 0.5
-    assert dealt < 0.03

@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 from torch import nn
+from torchmetrics import Metric
 
 from penstock import Run
 from penstock.addons.predicting import export
@@ -55,6 +56,29 @@ def test_the_test_split_is_measured_once(trained, capsys):
     assert "measured once" in again.err
     assert json.loads((trained / "manifest.json").read_text())["test"] == kept
     assert "measured once" in (Run(trained).report().path).read_text()
+
+
+class Unknown(Metric):
+    """Is NaN."""
+
+    def update(self, outputs, targets):
+        pass
+
+    def compute(self):
+        return torch.tensor(torch.nan)
+
+
+def test_a_metric_of_nan_leaves_a_manifest_that_can_be_read(trained, capsys):
+    words = ["--trust", "tests", f"+objective.metrics.odd={{_target_: {__name__}.Unknown}}"]
+    data = ["dataset=image_folder", "dataset.root=pictures", "+dataset.test_fraction=0.2"]
+    done = program.run(capsys, *words, *data, *QUICK, "run_dir=odd", "trainer.monitor=loss")
+    assert done.code == 0, done.err
+    for said in ("odd", "measured once"):
+        done = program.run(capsys, "--trust", "tests", "task=test", "run=odd")
+        assert done.code == 0, done.err
+        assert said in done.out + done.err
+    done = program.run(capsys, "--trust", "tests", "resume=odd", "trainer.max_epochs=3")
+    assert done.code == 0, done.err
 
 
 def test_rows_of_new_files_and_the_damaged_by_name(trained, place, capsys):

@@ -90,15 +90,6 @@ def test_an_epoch_takes_two_lines_of_a_narrow_terminal(terminal, monkeypatch):
     )
 
 
-def test_ranks_that_wait_for_each_other():
-    several = RECORD | {"rank_wait_share": 0.03}
-    assert progress.describe(several).endswith("7% waiting  3% waiting for other ranks")
-    by_cost = {"rank_wait_share_contiguous": 0.21, "rank_wait_share_by_cost": 0.011}
-    assert progress.describe(several | by_cost).endswith(
-        "3% waiting for other ranks (by cost 1%, contiguous 21%)"
-    )
-
-
 def test_none_is_silent(capsys):
     display = progress.make("none", loader(), 12)
     display.on_epoch_start(0, 10, 0)

@@ -5,7 +5,6 @@ import math
 from types import SimpleNamespace
 
 import numpy as np
-import pytest
 import torch
 
 from penstock.distributed.group import Group
@@ -36,7 +35,7 @@ def test_losses_and_orders_of_ranks_are_added_up():
     alone, twins = EpochMetrics(Group()), EpochMetrics(Twins())
     for step in range(8):
         for metrics in (alone, twins):
-            metrics.add(batch(step), torch.arange(4.0) + step, None, {"part": torch.tensor(8.0)})
+            metrics.add(batch(step), torch.arange(4.0) + step, {"part": torch.tensor(8.0)})
     once, twice = alone.read(), twins.read()
     assert [one.order for one in twice] == [2 * one.order % 2**64 for one in once]
     assert any(one.order >= 2**63 for one in once)
@@ -79,8 +78,6 @@ def test_speed_and_waiting_go_by_the_time_of_all_sessions(monkeypatch):
         "seconds": 8.0,
         "waited": 2.0,
         "deaths": 3,
-        "ranks_took": 5.0,
-        "ranks_waited": 1.0,
         "loss/part": 6.0,
     }
     metrics = EpochMetrics(Group(), state)
@@ -91,7 +88,6 @@ def test_speed_and_waiting_go_by_the_time_of_all_sessions(monkeypatch):
         "samples_per_second": 0.4,
         "tokens_per_second": 1.2,
         "wait_share": 0.5,
-        "rank_wait_share": 0.2,
     }
     assert metrics.speed(30.0)["wait_share"] == 1.0
     expected = {**state, "seconds": 10.0, "waited": 5.0, "deaths": 7}
@@ -99,11 +95,3 @@ def test_speed_and_waiting_go_by_the_time_of_all_sessions(monkeypatch):
     assert metrics.state_dict(3.0)["deaths"] == 0
     samples = EpochMetrics(Group(), {"samples": 4, "seconds": 2.0})
     assert samples.speed(0.0) == {"samples_per_second": 2.0, "wait_share": 0.0}
-
-
-@pytest.mark.parametrize("own", [0.5, None])
-def test_ranks_wait_only_where_their_own_time_is_known(own):
-    metrics = EpochMetrics(Twins())
-    metrics.add(batch(0), torch.ones(4), None if own is None else SimpleNamespace(seconds=own))
-    metrics.read()
-    assert metrics.speed(0.0).get("rank_wait_share") == (None if own is None else 0.0)

@@ -259,27 +259,6 @@ def test_a_rank_steps_where_any_rank_has_a_loss(count, total, moved):
     torch.testing.assert_close(step.model.weight, expected)
 
 
-@pytest.mark.parametrize(
-    ("ranks", "parallel", "measures"),
-    [
-        (2, Parallel("ddp"), True),
-        (2, Parallel("ddp", sync_batchnorm=True), True),  # which is on CUDA only
-        (1, Parallel("ddp"), False),
-        (2, Parallel("none"), False),
-        (2, None, False),
-    ],
-)
-def test_own_time_is_measured_where_ranks_wait_after_it(ranks, parallel, measures, monkeypatch):
-    monkeypatch.setattr(train_step, "wrap", lambda model, *_: model)
-    group = Rank() if ranks == 2 else Group()
-    step = step_of(group=group, parallel=parallel)
-    assert step.own_time is None
-    step.learn(batch(total=8))
-    assert (step.own_time is not None) == measures
-    if measures:
-        assert step.own_time.seconds > 0
-
-
 @pytest.mark.parametrize(("strategy", "times"), [("fsdp", 1), ("ddp", 0), ("none", 0)])
 def test_buffers_are_made_alike_where_nobody_else_does(strategy, times, monkeypatch):
     made = []

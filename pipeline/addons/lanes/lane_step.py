@@ -36,7 +36,6 @@ from penstock.torch_internals import scale
 from penstock.training.epoch_metrics import EpochMetrics
 from penstock.training.objective_base import Objective
 from penstock.training.own_steps import OwnSteps, Update
-from penstock.training.own_time import OwnTime
 from penstock.training.train_step import TrainStep, autocast
 
 if TYPE_CHECKING:
@@ -58,12 +57,11 @@ class LaneMetrics(EpochMetrics):
         self,
         batch: Batch,
         losses: Tensor,
-        own_time: OwnTime | None = None,
         named: Mapping[str, Tensor] | None = None,
     ) -> None:
         step = self._train_step
         batch = batch.replace({}, lanes=())  # whose fields would stay in memory
-        self._pending.append((batch, step.sums, len(losses), own_time, step.named))
+        self._pending.append((batch, step.sums, len(losses), step.named))
 
     def _summed(self, sums: Tensor) -> list[float]:
         ranks = self._group.gather(sums.tolist())
@@ -89,7 +87,6 @@ class InLanes(TrainStep):
 
     def __init__(self, lanes: Lanes, *parts: Any, **more: Any) -> None:
         super().__init__(*parts, **more)
-        self._measures = False
         self._lanes = [lane for lane, _ in lanes.shares]
         self._sum = LaneSum(lanes.count, self.group)
         say_kinds(self.group)

@@ -7,6 +7,7 @@ task then shows that one, because what is looked at again and again is a validat
 from __future__ import annotations
 
 import json
+import math
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,6 +20,7 @@ from penstock.errors import ConfigError, PenstockError, Problem
 from penstock.files.disk import write_atomically
 from penstock.runs.manifest import NAME, read_manifest
 from penstock.runs.record import RunRecord
+from penstock.runs.run_folder import finite
 from penstock.tasks import progress
 from penstock.tasks.validate import baselines, monitored, print_table
 from penstock.terminal import put, say
@@ -58,15 +60,19 @@ def run(config: Config) -> float | None:
             return measured.get(name)
         at = datetime.now(UTC).isoformat(timespec="seconds")
         kept = {"metrics": measured, "at": at, "checkpoint": str(ready.path), "best": best}
-        manifest = {**read_manifest(folder, "run"), "test": kept}
-        text = json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"
+        manifest = finite({**read_manifest(folder, "run"), "test": kept})
+        text = json.dumps(manifest, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
         write_atomically(folder / NAME, text.encode(errors="backslashreplace"))
         return _shown(columns, name, ready.path)
 
 
 def _shown(columns: dict[str, Any], name: str, path: object) -> float | None:
     numbers = {
-        title: {key: float(value) for key, value in column.items() if _is_number(value)}
+        title: {
+            key: math.nan if value is None else float(value)  # as the manifest has NaN
+            for key, value in column.items()
+            if value is None or _is_number(value)
+        }
         for title, column in columns.items()
     }
     print_table(numbers, name)
