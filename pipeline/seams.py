@@ -325,9 +325,9 @@ def data_rules(
         chosen: the keys that choose rows, by the key of the node that they stand in.
     """
     if chosen:
-        from penstock.addons.filters.kept import problems
+        from penstock.addons.filters.kept import row_problems
 
-        yield from problems(config, parts)
+        yield from row_problems(config, parts)
     if not {"split", "folds", "fold"}.isdisjoint(chosen.get("dataset", ())):
         from penstock.addons.splits.division import problems
 

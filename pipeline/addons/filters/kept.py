@@ -383,7 +383,7 @@ def _chosen(node: Mapping[str, object]) -> dict[str, object]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def problems(config: Config, parts: Parts) -> Iterator[str]:
+def row_problems(config: Config, parts: Parts) -> Iterator[str]:
     """Filters, and what else chooses rows: expressions, names of columns and rows, files."""
     of_splits = {"dataset": [f"dataset.{name}" for name in SPLITS]}
     for where, choices in choices_of_rows(config.dataset):
