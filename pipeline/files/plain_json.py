@@ -54,6 +54,9 @@ def parse(text: str | bytes) -> Any:
     """The value of a text; raises JsonError."""
     try:
         return json.loads(text)
+    except json.JSONDecodeError as error:
+        cut = error.pos >= len(error.doc.rstrip()) or "Unterminated" in error.msg
+        raise JsonError(f"it is {'cut off' if cut else 'not JSON'} ({error})") from None
     except (ValueError, RecursionError) as error:
         raise JsonError(f"it is not JSON ({error})") from None
 

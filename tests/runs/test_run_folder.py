@@ -202,7 +202,7 @@ def test_of_many_that_reopen_at_the_same_time_one_gets_the_folder(tmp_path):
     [
         (None, "does not exist"),
         ({}, "not a run.s folder"),
-        ({"manifest.json": "{"}, "is damaged: it is not JSON"),
+        ({"manifest.json": "{"}, "is damaged: it is cut off"),
     ],
 )
 def test_what_is_no_run_is_not_reopened(tmp_path, files, message):
