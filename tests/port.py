@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 __all__ = [
-    "Budget",
     "ConfigError",
     "Group",
     "Loader",
@@ -81,14 +80,6 @@ def main(words: Sequence[object]) -> int:
     from penstock import command
 
     return command.main([str(word) for word in words])
-
-
-def digests(words: Sequence[object], out: Path) -> list[str]:
-    """The lines that `task=digest` prints for these words."""
-    with out.open("w") as file, redirect_stdout(file):
-        code = main([*words, "task=digest"])
-    assert code == 0
-    return out.read_text().splitlines()
 
 
 def fork(

@@ -9,7 +9,7 @@ from torchvision import tv_tensors
 
 from penstock.order.samplers import Random
 from tests import port
-from tests.port import Loader, Stack, batch_hash, hashes  # noqa: F401
+from tests.port import Loader, Stack, hashes  # noqa: F401
 
 
 class Pictures(Dataset):

@@ -150,14 +150,14 @@ class Program:
 
 def serve() -> None:
     """Run the command lines of stdin, a JSON list each; answer with exit code, stdout, stderr."""
-    from penstock import command
+    from tests import port
 
     for line in sys.stdin:
         with (
             contextlib.redirect_stdout(io.StringIO()) as out,
             contextlib.redirect_stderr(io.StringIO()) as errors,
         ):
-            code = command.main(json.loads(line))
+            code = port.main(json.loads(line))
         print(json.dumps([code, out.getvalue(), errors.getvalue()]), flush=True)
 
 
