@@ -22,8 +22,7 @@ from penstock.datasets.files import Files
 from penstock.datasets.reading.audio import EXTENSIONS, AudioFolder, check_soundfile, read_header
 from penstock.datasets.reading.fingerprint import DataFile, Part, Sample
 from penstock.datasets.reading.folder import Folder, FolderFile, open_root
-from penstock.datasets.reading.mapped_array import MappedArray
-from penstock.datasets.reading.plain_tensor import not_finite
+from penstock.datasets.reading.mapped_array import MappedArray, not_finite
 from penstock.datasets.reading.split import Split, check_split, split_rows
 from penstock.errors import DataError
 from penstock.files.limits import DEFAULT, Limits

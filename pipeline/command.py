@@ -32,7 +32,6 @@ from penstock import late_imports, program, seams, terminal
 from penstock.config import (
     hydra_internals,
     hydra_loader,
-    hydra_output,
     own_options,
     preflight,
     project,
@@ -113,7 +112,7 @@ def _main(
     # What was checked is what runs, wherever hydra would think the folder lies.
     words = [*(sys.argv[:1] or ["run.py"]), *options, "--config-path", composer.path, *overrides]
     job = HydraConfig.instance().cfg  # of a command around this one; none is what a person has
-    looks = hydra_output.shown() if only_looks else nullcontext()
+    looks = hydra_loader.shown() if only_looks else nullcontext()
     kept = composer.kept if single or only_looks else None
     sweeps = args.multirun and not only_looks
     loads = hydra_loader.checked(single, kept, sweeps=sweeps)
@@ -217,7 +216,7 @@ def _arguments(config: Config) -> list[str]:
         if source.provider in ("main", "command-line"):
             name = "--config-path" if source.provider == "main" else "--config-dir"
             options += [name, source.path]
-    words = [word for word in hydra_output.overrides() if not word.startswith("run_dir=")]
+    words = [word for word in hydra_loader.overrides() if not word.startswith("run_dir=")]
     return [*options, *words, f"run_dir='{config.run_dir}'"]
 
 

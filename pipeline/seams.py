@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from penstock.loading.loader import Loader
     from penstock.loading.workers.backends import Backend
     from penstock.loading.workers.options import LoaderOptions
-    from penstock.order.address import Address
-    from penstock.order.plan import Costs
+    from penstock.order.plan import Address, Costs
     from penstock.tasks.fit import Fit
     from penstock.training.observer import Observer
 
@@ -206,7 +205,7 @@ def mixture_recorded(split: Split) -> dict[str, str]:
 
 def with_vocabulary(split: Split, node: Mapping[str, Any]) -> Mapping[str, Any]:
     """A step's node with the vocabulary of the texts of a split."""
-    from penstock.addons.tokens.vocabulary import of_split
+    from penstock.addons.tokens.byte_pairs import of_split
 
     return of_split(split, node)
 
@@ -279,9 +278,9 @@ def observers(fit: Fit) -> list[Observer]:
 
         made += observing.observers(fit)
     if config.sweep.optuna is not None:
-        from penstock.addons.sweeps import pruning
+        from penstock.addons.sweeps import study
 
-        made += pruning.observers(fit)
+        made += study.observers(fit)
     if config.tracker:
         from penstock.addons.trackers import observing as tracking
 
@@ -381,7 +380,7 @@ def plugin_problems(node: Any, section: Mapping[str, Any], words: Sequence[str])
 
 def check_sweep(*arguments: Any) -> list[Problem]:
     """The problems of all jobs of a command line with `-m`."""
-    from penstock.addons.sweeps.sweep_check import check
+    from penstock.addons.sweeps.sweep_grid import check
 
     return check(*arguments)
 

@@ -34,8 +34,8 @@ from penstock.loading.dataset_facts import table_of
 from penstock.loading.fetch import Fetch, batch_hash, hash_of_rows, row_hashes
 from penstock.loading.loader import Loader
 from penstock.loading.stream_fetch import StreamFetch
+from penstock.loading.workers.backends import WorkerError
 from penstock.loading.workers.options import LoaderOptions as Options
-from penstock.loading.workers.results import WorkerError
 from penstock.order.plan import Plan
 from penstock.order.randomness import hash64, hash64_array
 from penstock.order.seeding import SharedGeneratorError

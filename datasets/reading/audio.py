@@ -21,7 +21,7 @@ import torch
 from penstock.datasets.reading.file_kind import stranger
 from penstock.datasets.reading.folder import Folder
 from penstock.datasets.reading.folder_dataset import FolderDataset
-from penstock.datasets.reading.plain_tensor import not_finite
+from penstock.datasets.reading.mapped_array import not_finite
 from penstock.errors import ConfigError, DataError
 from penstock.files.limits import DEFAULT, Limits
 from penstock.order.randomness import IntArray

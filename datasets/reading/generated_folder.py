@@ -68,7 +68,7 @@ def generated_folder(path: Path, write: Callable[[Path], None]) -> Path:
     if not path.is_dir():
         with _explained(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            from penstock.files.one_writer import one_writer  # 30 ms
+            from penstock.files.disk import one_writer  # 30 ms
 
             with one_writer(path, f"writes {path}") as lock:
                 if not path.is_dir():
@@ -139,7 +139,7 @@ class CacheFolder:
             kept = read()
             if kept is not None:
                 return kept
-            from penstock.files.one_writer import one_writer
+            from penstock.files.disk import one_writer
 
             with one_writer(folder, f"writes {folder}") as lock:
                 kept = read()

@@ -20,8 +20,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from penstock.config.schema import Config
-from penstock.config.sections import Changes, Effect
+from penstock.config.schema import Changes, Config, Effect
 from penstock.loading.known_by import PREFIX, agree, relation
 
 ON_ERROR, BALANCE = "bad_samples.on_error", "batch.balance"

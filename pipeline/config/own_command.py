@@ -18,7 +18,7 @@ from hydra.types import RunMode
 
 from penstock import program
 from penstock.config import allow_list, project
-from penstock.config.hydra_output import overrides
+from penstock.config.hydra_loader import overrides
 from penstock.config.schema import TASK_KEYS
 from penstock.order.skipped import Skipped
 

@@ -8,6 +8,7 @@ mean nothing on another machine. Cost: that of a flush, 1 to 50 ms by disk.
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import re
 import secrets
@@ -17,6 +18,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
+from urllib.parse import quote
+
+from filelock import FileLock, Timeout
 
 from penstock.errors import PenstockError
 from penstock.files import plain_json
@@ -352,3 +356,61 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(
         before=_opening.acquire, after_in_parent=_opening.release, after_in_child=_in_forked_child
     )
+
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*)://", re.ASCII)
+
+
+def scheme_of(address: str) -> str | None:
+    """The scheme of an address in small letters; None for a path of this machine."""
+    match = _SCHEME.match(address)
+    return match[1].lower() if match else None
+
+
+def is_remote(address: str) -> bool:
+    """Whether files at `address` are to be fetched; not for "file://" and paths."""
+    return scheme_of(address) not in (None, "file")
+
+
+def local_path(address: str) -> str:
+    """A local address without "file://"."""
+    return address[7:] if address[:7].lower() == "file://" else address
+
+
+def join(folder: str, name: str) -> str:
+    """The address of the file `name` in the folder at an address."""
+    web = scheme_of(folder) in ("http", "https")
+    return f"{folder.rstrip('/')}/{quote(name) if web else name}"
+
+
+_log = logging.getLogger(__name__)
+
+
+@contextmanager
+def one_writer(path: Path, work: str, wait: bool = True) -> Iterator[Path]:
+    """Hold the lock of `path`, a hidden file beside it, which is yielded.
+
+    Where the file system has no locks, nothing is held.
+
+    Args:
+        path: a file or folder, in a folder that exists.
+        work: what its holder does, for the message of those who wait: "packs the data".
+
+    Raises:
+        TimeoutError: another process holds the lock, and `wait` is false.
+        OSError: the lock cannot be made.
+    """
+    lock_path = path.with_name(f".{path.name}.lock")
+    lock = FileLock(lock_path, mode=0o600)
+    try:
+        with suppress(NotImplementedError):
+            try:
+                lock.acquire(timeout=0)
+            except Timeout:
+                if not wait:
+                    raise
+                _log.info("waiting for another process that %s", work)
+                lock.acquire()
+        yield lock_path
+    finally:
+        lock.release()

@@ -25,9 +25,8 @@ from penstock.loading.batch import Batch
 from penstock.loading.dataset_facts import row_counts
 from penstock.loading.fetch import Fetch
 from penstock.loading.known_by import agree
-from penstock.loading.workers.backends import Backend, MainBackend
+from penstock.loading.workers.backends import Asked, Backend, Failure, MainBackend
 from penstock.loading.workers.options import LoaderOptions
-from penstock.loading.workers.results import Asked, Failure
 from penstock.loading.wrapped import unfiltered
 from penstock.order.plan import Plan
 from penstock.order.streams import End, StreamPlan

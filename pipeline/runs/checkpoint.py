@@ -22,7 +22,7 @@ from penstock.distributed.group import Group
 from penstock.files.disk import Hold, beside, discard, prepare, refuse, sync_folder
 from penstock.runs import checkpoint_file, sharded_checkpoint
 from penstock.runs.checkpoint_file import save
-from penstock.runs.state_tree import CheckpointError, NoCheckpointError, State, encode, is_sharded
+from penstock.runs.run_state import CheckpointError, NoCheckpointError, State, encode, is_sharded
 
 __all__ = [
     "CheckpointError",

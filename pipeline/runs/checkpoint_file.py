@@ -1,6 +1,6 @@
 """A checkpoint in one safetensors file, atomic, verified and versioned.
 
-Its metadata has `format`, `state` (JSON, see state_tree.py) and `sha256` over both and all tensors.
+Its metadata has `format`, `state` (JSON, see run_state.py) and `sha256` over both and all tensors.
 Cost: a copy of the tensors on the CPU, and about 1 s a GiB for the hash beside the disk's own time.
 """
 
@@ -18,8 +18,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from penstock.files.disk import replacing, write
-from penstock.runs import state_tree
-from penstock.runs.state_tree import CheckpointError, NoCheckpointError, State, encode, is_sharded
+from penstock.runs import run_state
+from penstock.runs.run_state import CheckpointError, NoCheckpointError, State, encode, is_sharded
 
 FORMAT = 1
 
@@ -132,7 +132,7 @@ def load(path: Path) -> State:
     if metadata.get("sha256") != _digest(version, text, tensors):
         raise damaged(path, "its contents do not match their checksum")
     try:
-        return state_tree.decode(text, tensors)
+        return run_state.decode(text, tensors)
     except ValueError as error:
         raise damaged(path, f"its state cannot be read ({error})") from error
 

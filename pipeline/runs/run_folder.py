@@ -15,11 +15,14 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import platform
 import secrets
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from importlib import metadata
 from itertools import chain, count
 from pathlib import Path
@@ -32,9 +35,11 @@ import penstock
 from penstock import program
 from penstock.distributed.world import usable_cpus
 from penstock.errors import ConfigError, PenstockError, Problem
+from penstock.files import plain_json
 from penstock.files.disk import (
     Hold,
     append,
+    beside,
     cut,
     discard,
     is_leftover,
@@ -42,10 +47,77 @@ from penstock.files.disk import (
     refuse,
     write_atomically,
 )
+from penstock.files.plain_json import JsonError, mapping
 from penstock.loading.known_by import CONTENT, KNOWN_BY, relation
-from penstock.runs import holder
-from penstock.runs.holder import HOLDER, now
 from penstock.runs.manifest import PACKAGES, has_manifest, read_manifest
+from penstock.terminal import one_line
+
+HOLDER = "holder.json"
+
+_PATIENCE = 10.0  # seconds in which a lost process may still be ending
+_LOOK = 0.1
+
+
+def take(folder: Path) -> Hold | None:
+    """Hold `folder` and record it in holder.json; None if another process has it."""
+    path = folder / HOLDER
+    try:
+        hold = Hold.take(path, os.O_RDWR | os.O_CREAT)
+        if hold is None:  # somebody may just have asked whether it is locked
+            time.sleep(0.01)
+            hold = Hold.take(path)
+    except FileNotFoundError as error:
+        raise ConfigError(Problem("resume", f"{folder} does not exist")) from error
+    except OSError as error:
+        refuse(path, error)
+    if hold is None:
+        return None
+    who = {
+        "pid": os.getpid(),
+        "host": platform.node(),
+        "since": now(),
+        "command": program.joined(sys.orig_argv),
+    }
+    try:
+        os.ftruncate(hold.descriptor, 0)
+        os.write(hold.descriptor, (json.dumps(who) + "\n").encode())
+    except OSError as error:
+        hold.release()
+        refuse(path, error)
+    return hold
+
+
+def take_from_lost(folder: Path) -> Hold | None:
+    """`take` from a process that is known to be gone, or to be cut off; waits 10 s for its lock."""
+    until = time.monotonic() + _PATIENCE
+    while (hold := take(folder)) is None and time.monotonic() < until:
+        time.sleep(_LOOK)
+    if hold is None:
+        new = beside(folder / HOLDER)
+        try:
+            new.touch(mode=0o666)
+            new.replace(folder / HOLDER)
+        except OSError as error:
+            refuse(folder / HOLDER, error)
+        hold = take(folder)
+    return hold
+
+
+def held_by(folder: Path) -> str:
+    """Who has `folder`, for a message."""
+    try:
+        who = mapping(plain_json.read(folder / HOLDER))
+        said = {name: one_line(who[name])[:200] for name in ("pid", "host", "since", "command")}
+        holder = "process {pid} on {host} since {since} ({command})".format(**said)
+    except (OSError, JsonError, LookupError):  # the holder is just writing it
+        holder = "another process"
+    return f"{folder} is in use by {holder}; wait for it or stop it, or set another run_dir"
+
+
+def now() -> str:
+    """The time, for records."""
+    return datetime.now().astimezone().isoformat(timespec="seconds")
+
 
 Status = Literal["running", "done", "failed", "interrupted", "preempted"]
 
@@ -118,9 +190,9 @@ class RunFolder:
                 has it.
             DiskError: it cannot be written to.
         """
-        hold = holder.take_from_lost(path) if lost else holder.take(path)
+        hold = take_from_lost(path) if lost else take(path)
         if hold is None:
-            raise ConfigError(Problem("resume", holder.held_by(path)))
+            raise ConfigError(Problem("resume", held_by(path)))
         try:
             prepare(path)
             manifest = read_manifest(path)
@@ -312,7 +384,7 @@ def _take(folder: Path) -> Hold | None:
     free = (*_OF_OTHERS, *(("manifest.json", "config.yaml") if begun else ()))
     if any(path.name not in free and not is_leftover(path) for path in folder.iterdir()):
         return None
-    hold = holder.take(folder)
+    hold = take(folder)
     if hold is None:
         return None
     try:  # of two processes that find it empty, one can make the file

@@ -27,7 +27,7 @@ from penstock.errors import PenstockError
 from penstock.files import disk, plain_json
 from penstock.files.plain_json import integer, mapping, shown
 from penstock.runs.checkpoint_file import DTYPES, FORMAT, check_size, check_version, damaged, on_cpu
-from penstock.runs.state_tree import CheckpointError, NoCheckpointError, State, decode
+from penstock.runs.run_state import CheckpointError, NoCheckpointError, State, decode
 
 STATE = "state.json"
 

@@ -42,7 +42,7 @@ from penstock.runs.left_out import NAME as QUARANTINE
 from penstock.runs.only_shown import only_shown
 from penstock.runs.resumption import spans
 from penstock.runs.run_folder import RunFolder, Status
-from penstock.tasks import outcome, progress, skipping
+from penstock.tasks import opening, outcome, progress
 from penstock.tasks.opening import Opened, Opening
 from penstock.tasks.recording import Digests, Ledger, Metrics, Quarantine
 from penstock.tasks.validate import baselines, load_weights, monitored, try_one_batch, try_stream
@@ -149,7 +149,7 @@ class Fit:
         self.data, self.train_loader, self.val_loader = parts.data, train, val
         self.objective: Objective = parts.objective()
         self.options = make_options(config, self.objective)
-        skipping.check(train.plan, self.options.max_epochs)
+        opening.check(train.plan, self.options.max_epochs)
         shared = config.distributed
         self.parallel = Parallel(
             shared.strategy, shared.find_unused_parameters, shared.sync_batchnorm

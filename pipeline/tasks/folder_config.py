@@ -11,7 +11,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.config import hydra_output, preflight
+from penstock.config import hydra_loader, preflight
 from penstock.config.changes import effect_of
 from penstock.config.schema import TASK_KEYS, Config
 from penstock.errors import ConfigError, Problem
@@ -41,7 +41,7 @@ def asked_of(config: Config, beside: Sequence[str] = ()) -> tuple[Config, RunRec
     path, typed = Path(config.run), config.plain()
     record = RunRecord.read(run_of(path) or path, "run")
     asked: dict[str, Any] = deepcopy(dict(record.config))
-    for word in hydra_output.overrides():
+    for word in hydra_loader.overrides():
         if key_of(word) in beside:
             continue
         if not may_be_typed(word):

@@ -15,15 +15,16 @@ from typing import Any
 from penstock import seams
 from penstock.build.data import Split
 from penstock.config.changes import differing
-from penstock.config.hydra_output import overrides
+from penstock.config.hydra_loader import overrides
 from penstock.config.schema import Config
 from penstock.distributed.group import Group
 from penstock.distributed.world import launcher_start, restarts
 from penstock.errors import ConfigError, PenstockError, Problem
 from penstock.loading.known_by import ADVICE
 from penstock.loading.loader import Loader
-from penstock.order.address import Address
-from penstock.order.skipped import Skipped
+from penstock.order.plan import Address, Plan
+from penstock.order.skipped import Range, Skipped
+from penstock.order.streams import StreamPlan
 from penstock.runs import checkpoint, resumption
 from penstock.runs.checkpoint import Checkpoints, Newest, State
 from penstock.runs.identity.fingerprints import first_difference, in_mode_of, mode_in
@@ -275,3 +276,37 @@ def _say(folder: RunFolder, newest: Newest | None) -> None:
         say(f"resuming from an older one, after {after}; {lost} repeated")
     epoch, step = _address(newest.state)
     say(f"resuming {folder.path} at epoch {epoch}, step {step} ({newest.path.name})")
+
+
+def check(plan: Plan | StreamPlan, max_epochs: int) -> None:
+    """Raise ConfigError if nothing is left to train on, as far as an epoch's length is known."""
+    skipped = plan.skipped
+    for epoch in range(max_epochs if skipped else 0):
+        if next(skipped.steps(epoch, 0, plan.steps(epoch)), None) is not None:
+            return
+    if skipped:
+        raise ConfigError(
+            Problem(
+                "trainer.skip",
+                f"{skipped} leaves out every batch of "
+                f"trainer.max_epochs={max_epochs}; leave something to train on",
+            )
+        )
+
+
+def describe(plan: Plan | StreamPlan, max_epochs: int) -> str:
+    """The ranges, and how many batches of the run they leave out; empty without any."""
+    return "; ".join(_of_range(skipped, plan, max_epochs) for skipped in plan.skipped.ranges)
+
+
+def _of_range(skipped: Range, plan: Plan | StreamPlan, max_epochs: int) -> str:
+    start, stop = skipped
+    text, count = f"from {start} to before {stop}", 0
+    for epoch in range(start.epoch, min(stop.epoch + 1, max_epochs)):
+        steps = plan.steps(epoch)
+        if steps is None:
+            return text
+        count += Skipped([skipped]).count(epoch, 0, steps)
+    if not count:
+        return f"{text}, where this run has no batch"
+    return f"{text}, {count:,} batch{'' if count == 1 else 'es'}"

@@ -20,7 +20,7 @@ from penstock.distributed.group import Group
 from penstock.loading.loader import Loader
 from penstock.loading.wrapped import unfiltered
 from penstock.order.streams import length_of
-from penstock.tasks import skipping
+from penstock.tasks import opening
 from penstock.tasks.validate import print_table
 from penstock.terminal import fitted, put
 from penstock.training.observer import Record
@@ -36,7 +36,7 @@ def summary(
         "left out": _left_out(data),
         "model": _model(config, model, train.world.device, group),
         "loader": _loader(train, group),
-        "skips": skipping.describe(train.plan, config.trainer.max_epochs),
+        "skips": opening.describe(train.plan, config.trainer.max_epochs),
         "folder": folder,
     }
     lines = (f"{name:<9} {text}" for name, text in rows.items() if text)

@@ -11,7 +11,7 @@ import yaml
 
 from penstock import command
 from penstock.addons.comparing.comparison import Difference, compare
-from penstock.config.sections import Changes
+from penstock.config.schema import Changes
 from penstock.runs import checkpoint
 from penstock.runs.record import RunRecord
 from tests.program import ROOT, run

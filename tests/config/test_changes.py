@@ -6,7 +6,7 @@ import yaml
 import penstock
 from penstock.config import changes
 from penstock.config.changes import Known, between, differing, effect_of, recorded
-from penstock.config.sections import Changes
+from penstock.config.schema import Changes
 from penstock.runs.left_out import COLUMNS
 from penstock.runs.record import RunRecord
 from penstock.runs.resumption import fingerprint, is_harmless

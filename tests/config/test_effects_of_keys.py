@@ -24,8 +24,7 @@ from penstock import command
 from penstock.build.data import DataParts
 from penstock.config import changes
 from penstock.config.changes import between, effect_of
-from penstock.config.schema import TASK_KEYS
-from penstock.config.sections import Changes
+from penstock.config.schema import TASK_KEYS, Changes
 from penstock.distributed.world import World
 from penstock.runs import checkpoint
 from penstock.runs.record import RunRecord

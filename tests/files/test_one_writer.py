@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from penstock.files.one_writer import one_writer
+from penstock.files.disk import one_writer
 
 
 def test_others_wait_and_learn_what_for(tmp_path, caplog):
@@ -43,6 +43,6 @@ def test_without_locks_nothing_is_held(tmp_path, monkeypatch):
     def refuse(*args, **kwargs):
         raise NotImplementedError("no flock here")
 
-    monkeypatch.setattr("penstock.files.one_writer.FileLock.acquire", refuse)
+    monkeypatch.setattr("penstock.files.disk.FileLock.acquire", refuse)
     with one_writer(tmp_path / "data", "makes the data"):
         pass

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import Subset, TensorDataset
 
-from penstock.addons.filters.kept import KeptRows, kept_rows
-from penstock.addons.filters.selection import Selection
+from penstock.addons.filters.kept import KeptRows, Selection, kept_rows
 from penstock.errors import DataError
 from penstock.loading.dataset_facts import classes_of, facts_of, table_of
 from penstock.loading.wrapped import own_row, unfiltered, unfiltered_fingerprint

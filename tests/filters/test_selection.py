@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.addons.filters.selection import Selection
+from penstock.addons.filters.kept import Selection
 
 
 @given(st.lists(st.booleans(), max_size=200), st.integers(0, 200))

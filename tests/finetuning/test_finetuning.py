@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from penstock import command, compose
-from penstock.addons.finetuning import patterns
+from penstock.addons.finetuning import groups
 from penstock.addons.finetuning.weights import read
 from penstock.build.training import TrainingParts
 from penstock.errors import ConfigError
@@ -103,16 +103,16 @@ def equal(one, other):
     ],
 )
 def test_a_pattern_names_weights_and_modules(pattern, name, numbers):
-    assert patterns.numbers(pattern, name) == numbers
+    assert groups.numbers(pattern, name) == numbers
 
 
 def test_a_pattern_takes_no_time():
     began = time.process_time()
     for pattern in ("*a" * 90 + "b", "*%" * 90 + "b", "*a*%.*" * 30, "?*" * 90 + "!"):
-        assert not patterns.matches(pattern, "a1" * 500 + "c")
+        assert not groups.matches(pattern, "a1" * 500 + "c")
     assert time.process_time() - began < 1
     with pytest.raises(ConfigError, match="is no pattern of names"):
-        patterns.check("optimizer.groups.head.names", ["a" * 201])
+        groups.check("optimizer.groups.head.names", ["a" * 201])
 
 
 def groups_of(config, steps=20):

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from penstock.addons.forecasting.drawn_series import DrawnSeries
-from penstock.addons.forecasting.models import DLinear
-from penstock.addons.forecasting.objective import Forecasting, Mase, SeasonalNaive
+from penstock.addons.forecasting.objective import DLinear, Forecasting, Mase, SeasonalNaive
 from penstock.addons.forecasting.windows import Windows
 from penstock.errors import ConfigError, DataError
 

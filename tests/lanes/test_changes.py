@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from penstock.addons.lanes.tree import LaneSum
+from penstock.addons.lanes.lane_step import LaneSum
 from tests.lanes.worlds import QUIET, on_ranks, verify
 from tests.program import run
 

@@ -7,7 +7,7 @@ import pytest
 
 from penstock.addons.lanes.lane_step import kind
 from penstock.config.changes import Known, between
-from penstock.config.sections import Changes
+from penstock.config.schema import Changes
 from tests.lanes.worlds import QUIET, on_ranks, verify
 from tests.program import run
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from penstock.addons.lanes.tree import LaneSum, added, nodes_in
+from penstock.addons.lanes.lane_step import LaneSum, added, nodes_in
 from penstock.addons.lanes.turns import Turns
 from penstock.distributed.gathered import OtherRowsError
 from penstock.distributed.group import Group

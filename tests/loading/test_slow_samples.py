@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import Dataset
 
 from penstock.loading.fetch import Fetch
-from penstock.loading.sizes import nbytes
+from penstock.loading.memory import nbytes
 from penstock.loading.workers.options import LoaderOptions
 from penstock.order.plan import Plan
 from penstock.order.samplers import Sequential

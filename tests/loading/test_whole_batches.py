@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from torchvision import tv_tensors
 
-from penstock.addons.filters.kept import kept_rows
-from penstock.addons.filters.selection import Selection
+from penstock.addons.filters.kept import Selection, kept_rows
 from penstock.addons.packs.packed import Packed
 from penstock.addons.packs.packing import pack
 from penstock.addons.packs.recipe import Recipe

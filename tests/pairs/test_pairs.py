@@ -17,9 +17,8 @@ from torch.nn.functional import normalize
 
 import penstock
 from penstock import command
-from penstock.addons.pairs.metrics import NearestLabel, Retrieval
 from penstock.addons.pairs.models import ImageEncoder, TwoTowers
-from penstock.addons.pairs.objectives import ImageText, TwoViews, nt_xent
+from penstock.addons.pairs.objectives import ImageText, NearestLabel, Retrieval, TwoViews, nt_xent
 from penstock.build.data import DataParts
 from penstock.errors import ConfigError
 from penstock.loading.batch import Batch

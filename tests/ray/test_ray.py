@@ -13,8 +13,8 @@ import torch
 from penstock.addons.ray import cluster as ray_cluster
 from penstock.addons.ray.cluster import RayOptions
 from penstock.errors import PenstockError
+from penstock.loading.workers.backends import WorkerError
 from penstock.loading.workers.options import LoaderOptions
-from penstock.loading.workers.results import WorkerError
 from tests import deaths, resuming, toy
 from tests.deaths import Doom, Files, assert_told_of_row_7
 from tests.program import ROOT

@@ -14,7 +14,7 @@ import yaml
 
 from penstock import program
 from penstock.errors import ConfigError, PenstockError
-from penstock.runs import holder, run_folder
+from penstock.runs import run_folder
 from penstock.runs.run_folder import RunFolder, last_code
 
 
@@ -61,7 +61,7 @@ def test_the_end_is_added(tmp_path):
     assert written["best"] == {"val/nme": None}
     assert written["started"] <= written["ended"]
     names = {path.name for path in folder.path.iterdir()}
-    assert names == {"config.yaml", "manifest.json", "holder.json"}
+    assert names == {"config.yaml", "manifest.json", "run_folder.json"}
 
 
 def test_a_taken_folder_is_left_alone(tmp_path):
@@ -130,7 +130,7 @@ def test_a_folder_of_before_sessions_can_be_resumed(tmp_path):
     ended(tmp_path / "one")
     old = {"status": "done", "seed": 3}
     (tmp_path / "one" / "manifest.json").write_text(json.dumps(old))
-    (tmp_path / "one" / "holder.json").unlink()
+    (tmp_path / "one" / "run_folder.json").unlink()
     again = RunFolder.reopen(tmp_path / "one")
     assert manifest(again)["seed"] == 3
     assert len(manifest(again)["sessions"]) == 1
@@ -275,26 +275,26 @@ def test_rewinding_needs_no_files(tmp_path):
 
 
 def test_a_folder_is_taken_from_a_holder_that_is_lost(tmp_path, monkeypatch):
-    lost = holder.take(tmp_path)
-    assert holder.take(tmp_path) is None
+    lost = run_folder.take(tmp_path)
+    assert run_folder.take(tmp_path) is None
     now, waited = [7.0], []
-    monkeypatch.setattr(holder.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(run_folder.time, "monotonic", lambda: now[0])
 
     def sleep(seconds):
         if seconds > 0.05:
             waited.append(seconds)
             now[0] += 2.0
 
-    monkeypatch.setattr(holder.time, "sleep", sleep)
-    new = holder.take_from_lost(tmp_path)
+    monkeypatch.setattr(run_folder.time, "sleep", sleep)
+    new = run_folder.take_from_lost(tmp_path)
     assert len(waited) == 5
-    assert holder.take(tmp_path) is None
-    assert f"in use by process {os.getpid()} on" in holder.held_by(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == [holder.HOLDER]
+    assert run_folder.take(tmp_path) is None
+    assert f"in use by process {os.getpid()} on" in run_folder.held_by(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [run_folder.HOLDER]
     lost.release()  # of a file that has no name any more
-    assert holder.take(tmp_path) is None
+    assert run_folder.take(tmp_path) is None
     new.release()
-    again = holder.take_from_lost(tmp_path)  # a process that has just ended
+    again = run_folder.take_from_lost(tmp_path)  # a process that has just ended
     assert len(waited) == 5
     again.release()
 
@@ -379,19 +379,19 @@ def test_a_run_that_changed_nothing_keeps_its_end(tmp_path):
     assert (written["status"], written["ended"]) == ("done", first.manifest["ended"])
     assert "order" not in written
     assert [session["status"] for session in written["sessions"]] == ["done", "failed"]
-    assert holder.take(again.path) is None
+    assert run_folder.take(again.path) is None
     again.release()
-    holder.take(again.path).release()
+    run_folder.take(again.path).release()
 
 
 def test_a_folder_that_others_have_by_now_is_left_alone(tmp_path):
     folder = RunFolder.claim(tmp_path / "one", {})
-    (folder.path / "holder.json").unlink()
-    (folder.path / "holder.json").touch()
+    (folder.path / "run_folder.json").unlink()
+    (folder.path / "run_folder.json").touch()
     folder.finish("done")
     assert manifest(folder)["status"] == "running"
     folder = RunFolder.claim(tmp_path / "two", {})
-    (folder.path / "holder.json").unlink()
+    (folder.path / "run_folder.json").unlink()
     folder.remove()
     assert folder.path.is_dir()
 
@@ -405,7 +405,7 @@ def test_an_end_that_cannot_be_written_releases_the_folder(tmp_path, monkeypatch
     monkeypatch.setattr(run_folder, "write_atomically", refuse)
     with pytest.raises(PenstockError, match="full"):
         folder.finish("failed", release=False)
-    holder.take(folder.path).release()
+    run_folder.take(folder.path).release()
 
 
 @pytest.mark.parametrize(
@@ -450,7 +450,7 @@ def begun(folder, *names):
         (["manifest.json", "config.yaml"], False),
         (["config.yaml"], True),
         (["manifest.json", "metrics.jsonl"], True),
-        ([".hydra", "job.lock", "result.json", "holder.json"], False),
+        ([".hydra", "job.lock", "result.json", "run_folder.json"], False),
         ([".config.yaml.123-0123abcd.tmp"], False),
     ],
 )
@@ -471,10 +471,10 @@ def test_a_folder_with_a_manifest_is_not_touched(tmp_path):
 
 
 def test_a_folder_that_another_process_claims_at_this_moment(tmp_path, monkeypatch):
-    held = holder.take(tmp_path)
+    held = run_folder.take(tmp_path)
     assert run_folder._take(tmp_path) is None
     held.release()
-    take = holder.take
+    take = run_folder.take
 
     def late(text):
         def taken(folder):
@@ -485,10 +485,10 @@ def test_a_folder_that_another_process_claims_at_this_moment(tmp_path, monkeypat
         return taken
 
     for text in ("", "{}"):
-        monkeypatch.setattr(holder, "take", late(text))
+        monkeypatch.setattr(run_folder, "take", late(text))
         assert run_folder._take(tmp_path) is None
         take(tmp_path).release()
-        monkeypatch.setattr(holder, "take", late("{}"))
+        monkeypatch.setattr(run_folder, "take", late("{}"))
         (tmp_path / "manifest.json").write_text("")
         assert run_folder._take(tmp_path) is None
         take(tmp_path).release()

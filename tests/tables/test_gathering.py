@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock import build_train_loader, compose
-from penstock.addons.filters.kept import kept_rows
-from penstock.addons.filters.selection import Selection
+from penstock.addons.filters.kept import Selection, kept_rows
 from penstock.addons.mixtures.mixture import Mixture
 from penstock.addons.tables.parquet import Parquet
 from penstock.addons.tables.parquet_stream import ParquetStream

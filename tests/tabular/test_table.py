@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from penstock.addons.tabular.drawn_table import DrawnTable
-from penstock.addons.tabular.models import TableLinear, TableMlp
-from penstock.addons.tabular.objective import TableRegression
+from penstock.addons.tabular.models import TableLinear, TableMlp, TableRegression
 from penstock.addons.tabular.table import Table
 from penstock.errors import ConfigError, DataError
 from penstock.files.limits import Limits

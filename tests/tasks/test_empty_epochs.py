@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
-from penstock.addons.filters.kept import kept_rows
-from penstock.addons.filters.selection import Selection
+from penstock.addons.filters.kept import Selection, kept_rows
 from penstock.errors import DataError
 from penstock.loading.collate import Stack
 from penstock.loading.fetch import Fetch

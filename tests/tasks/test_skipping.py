@@ -7,7 +7,7 @@ from penstock.order.plan import Plan
 from penstock.order.samplers import Sequential
 from penstock.order.skipped import Skipped
 from penstock.order.streams import StreamOrder, StreamPlan
-from penstock.tasks import skipping
+from penstock.tasks import opening
 
 
 def plan(*ranges):
@@ -31,10 +31,10 @@ def plan(*ranges):
 )
 def test_a_range_in_words(ranges, epochs, count):
     start, stop = Skipped.of(ranges).ranges[0]
-    found = skipping.describe(plan(ranges), epochs)
+    found = opening.describe(plan(ranges), epochs)
     assert found == f"from {start} to before {stop}{count}"
-    assert skipping.describe(plan(), epochs) == ""
-    two = skipping.describe(plan(ranges, [[900, 0], [900, 1]]), epochs)
+    assert opening.describe(plan(), epochs) == ""
+    two = opening.describe(plan(ranges, [[900, 0], [900, 1]]), epochs)
     assert two.startswith(f"{found}; from ")
 
 
@@ -42,8 +42,8 @@ def test_ranges_of_a_stream_have_no_count():
     stream = StreamPlan(StreamOrder(0), 4)
     stream.skipped = Skipped.of([[0, 1], [0, 3]])
     (start, stop) = stream.skipped.ranges[0]
-    assert skipping.describe(stream, 3) == f"from {start} to before {stop}"
-    skipping.check(stream, 1)
+    assert opening.describe(stream, 3) == f"from {start} to before {stop}"
+    opening.check(stream, 1)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_ranges_of_a_stream_have_no_count():
 )
 def test_something_has_to_be_left(ranges, epochs, refused):
     if not refused:
-        skipping.check(plan(*ranges), epochs)
+        opening.check(plan(*ranges), epochs)
         return
     with pytest.raises(ConfigError, match=f"trainer.max_epochs={epochs}; leave some"):
-        skipping.check(plan(*ranges), epochs)
+        opening.check(plan(*ranges), epochs)

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from penstock.addons.tokens.byte_pairs import BEGIN, BytePairs, learn
-from penstock.addons.tokens.vocabulary import with_vocabulary
+from penstock.addons.tokens.byte_pairs import BEGIN, BytePairs, learn, with_vocabulary
 from penstock.errors import ConfigError, DataError
 
 TEXTS = ["the cat sat on the mat", "the other cat ate the hat", "so the rat sat\n\tthere"] * 3
@@ -75,7 +74,7 @@ def test_a_vocabulary_is_learned_once(tmp_path, monkeypatch):
     node = {"vocabulary": "dataset", "size": 290}
     first = with_vocabulary(node, Texts(TEXTS), "data", tmp_path)
     assert Path(first["vocabulary"]).read_text() == learn(TEXTS, 290)
-    monkeypatch.setattr("penstock.addons.tokens.vocabulary.learn", None)  # a call would fail
+    monkeypatch.setattr("penstock.addons.tokens.byte_pairs.learn", None)  # a call would fail
     assert with_vocabulary(node, Texts(TEXTS), "data", tmp_path) == first
     monkeypatch.undo()
     for other in ({"size": 291}, {"begin": "<s>"}):

@@ -10,8 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
-from penstock.addons.tokens.document_masks import document_mask, flex_mask
-from penstock.addons.tokens.flatten import Flatten
+from penstock.addons.tokens.flatten import Flatten, document_mask, flex_mask
 from penstock.addons.tokens.sequence_packing import SequencePacking
 from penstock.addons.tokens.token_losses import next_tokens, token_losses
 from penstock.order.plan import Plan

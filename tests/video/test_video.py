@@ -12,8 +12,7 @@ from torchvision.transforms import v2
 
 import penstock
 from penstock import command
-from penstock.addons.video.clip_table import ClipTable
-from penstock.addons.video.clips import VideoClips
+from penstock.addons.video.clips import ClipTable, VideoClips
 from penstock.addons.video.decoding import read_clip, video_damage
 from penstock.addons.video.drawn_motions import DrawnMotions, write_video
 from penstock.addons.video.models import SmallVideoNet, TorchvisionVideo

@@ -15,11 +15,11 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 from penstock import command
-from penstock.addons.vision.boxes import ListSome, SanitizeBoxes
 from penstock.addons.vision.detection import Detection
 from penstock.addons.vision.detectors import SmallDetector, TorchvisionDetector
 from penstock.addons.vision.drawn_shapes import DrawnShapes
 from penstock.addons.vision.mean_average_precision import MeanAveragePrecision
+from penstock.addons.vision.mosaic import ListSome, SanitizeBoxes
 from penstock.addons.vision.segmentation import Segmentation, run_lengths
 from penstock.distributed.group import Group
 from penstock.errors import ConfigError, DataError

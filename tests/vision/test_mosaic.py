@@ -5,9 +5,8 @@ import pytest
 import torch
 
 from penstock import command
-from penstock.addons.vision.boxes import ListSome
 from penstock.addons.vision.drawn_shapes import DrawnShapes
-from penstock.addons.vision.mosaic import BoxMixUp, Mosaic
+from penstock.addons.vision.mosaic import BoxMixUp, ListSome, Mosaic
 from penstock.errors import DataError
 from penstock.loading.batch import Batch
 from penstock.loading.collate import kinds_of

@@ -33,8 +33,7 @@ from penstock.loading.bad_samples import path_of
 from penstock.loading.dataset_facts import table_of
 from penstock.loading.known_by import relation
 from penstock.loading.wrapped import SomeRows, unfiltered
-from penstock.order.address import Address
-from penstock.order.plan import Plan, Request
+from penstock.order.plan import Address, Plan, Request
 from penstock.order.randomness import sample_keys
 from penstock.order.skipped import Skipped
 from penstock.runs import left_out
@@ -42,7 +41,7 @@ from penstock.runs.left_out import normal
 from penstock.runs.quarantine import known_rows
 from penstock.runs.record import LEDGER, RunRecord, skipped_in
 from penstock.tasks.folder_config import asked_of
-from penstock.tasks.tables import put_rows
+from penstock.tasks.recording import put_rows
 from penstock.terminal import one_line, put, say
 
 MOST_ROWS, MOST_LINES = 100, 1000  # that are listed

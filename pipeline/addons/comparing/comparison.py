@@ -20,11 +20,10 @@ from typing import Any
 import numpy as np
 
 from penstock.config.changes import between, leaves
-from penstock.config.schema import TASK_KEYS
-from penstock.config.sections import Changes
+from penstock.config.schema import TASK_KEYS, Changes
 from penstock.errors import PenstockError
 from penstock.loading.known_by import PREFIX, relation
-from penstock.order.address import Address
+from penstock.order.plan import Address
 from penstock.runs.record import DIGESTS, LEDGER, RunRecord, by_address, skipped_in
 from penstock.terminal import one_line, watched
 

@@ -18,11 +18,10 @@ from penstock.addons.comparing.comparison import (
 )
 from penstock.addons.comparing.weight_comparison import compare_weights
 from penstock.config.changes import between
-from penstock.config.schema import Config
-from penstock.config.sections import Changes
+from penstock.config.schema import Changes, Config
 from penstock.errors import PenstockError
 from penstock.runs.record import RunRecord, two_runs
-from penstock.tasks.tables import put_rows
+from penstock.tasks.recording import put_rows
 from penstock.terminal import one_line, put
 
 

@@ -9,7 +9,7 @@ import torch
 from penstock.addons.comparing.comparison import Finding
 from penstock.runs.checkpoint import find_newest, has_checkpoint
 from penstock.runs.record import RunRecord
-from penstock.runs.state_tree import encode
+from penstock.runs.run_state import encode
 from penstock.terminal import watched
 
 # Parts of a state, by their names for people.

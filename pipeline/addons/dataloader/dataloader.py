@@ -44,9 +44,8 @@ from penstock.addons.dataloader.progress import Progress, RowsProgress, ShardsPr
 from penstock.distributed.world import has_accelerator
 from penstock.files.plain_json import JsonError, integer, mapping, shown
 from penstock.loading.loader import open_backend
-from penstock.loading.workers.backends import Backend
+from penstock.loading.workers.backends import Backend, Failure, WorkerError
 from penstock.loading.workers.options import SLOW_MEMORY, LoaderOptions
-from penstock.loading.workers.results import Failure, WorkerError
 from penstock.order.randomness import hash64
 from penstock.order.seeding import Seeding
 

@@ -26,7 +26,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.checkpoint import checkpoint
 
-from penstock.addons.finetuning import patterns, weights
+from penstock.addons.finetuning import groups, weights
 from penstock.config.schema import Config
 from penstock.errors import ConfigError, PenstockError, Problem
 from penstock.terminal import say
@@ -45,7 +45,7 @@ def prepared(config: Config, model: nn.Module, begins: bool) -> None:
     if begins and config.trainer.warm_start.path is not None:
         start(config, model)
     begin_epoch(config, model, 0)
-    if names := patterns.listed(config.trainer.recompute):
+    if names := groups.listed(config.trainer.recompute):
         recompute(model, names)
 
 
@@ -58,7 +58,7 @@ def start(config: Config, model: nn.Module) -> None:
     section = config.trainer.warm_start
     assert section.path is not None
     path = Path(section.path).expanduser()
-    without = patterns.listed(section.without)
+    without = groups.listed(section.without)
     matched = weights.match(model, weights.read(path), without, section.rename)
     if not matched.tensors or (section.strict and matched.odd):
         name = type(model).__name__
@@ -100,14 +100,14 @@ def ends(config: Config, model: nn.Module) -> Mapping[str, int]:
     section = config.trainer.freeze
     if not section.names:
         return {}
-    names = patterns.listed(section.names)
+    names = groups.listed(section.names)
     until = section.until if isinstance(section.until, list) else [section.until] * len(names)
     weights = dict(model.named_parameters())
-    patterns.check_used(FREEZE, names, list(weights), f"weight of {type(model).__name__}")
+    groups.check_used(FREEZE, names, list(weights), f"weight of {type(model).__name__}")
     by_name: dict[str, int] = {}
     for weight in weights:
         for pattern, end in zip(names, until, strict=True):
-            if patterns.matches(pattern, weight):
+            if groups.matches(pattern, weight):
                 by_name[weight] = FOREVER if end is None else end
                 break
     if all(by_name.get(name) or not weights[name].requires_grad for name in weights):
@@ -140,7 +140,7 @@ def _hold_norms(config: Config, model: nn.Module, frozen: set[str]) -> None:
 
     `train` is replaced on the module itself, as everybody calls that of the whole model.
     """
-    names = patterns.listed(config.trainer.freeze.names)
+    names = groups.listed(config.trainer.freeze.names)
     for path, module in model.named_modules():
         if not isinstance(module, _NormBase) or not module.track_running_stats:
             continue
@@ -158,7 +158,7 @@ def _is_inside(path: str, names: list[str], model: nn.Module, frozen: set[str]) 
     above = model.get_submodule(path.rpartition(".")[0])
     beside = {id(weight) for weight in above.parameters()}
     known = {name for name, weight in model.named_parameters() if id(weight) in beside}
-    return bool(known) and known <= frozen and any(patterns.matches(name, path) for name in names)
+    return bool(known) and known <= frozen and any(groups.matches(name, path) for name in names)
 
 
 def _stay(self: nn.Module, mode: bool = True) -> nn.Module:
@@ -175,12 +175,12 @@ def recompute(model: nn.Module, names: list[str]) -> None:
         ConfigError: a pattern names no module, or a list of modules, which computes nothing.
     """
     modules = {name: module for name, module in model.named_modules() if name}
-    patterns.check_used(_RECOMPUTE, names, list(modules), f"module of {type(model).__name__}")
+    groups.check_used(_RECOMPUTE, names, list(modules), f"module of {type(model).__name__}")
     outermost = ""
     for name, module in modules.items():
         if outermost and name.startswith(f"{outermost}."):
             continue
-        if not any(patterns.matches(pattern, name) for pattern in names):
+        if not any(groups.matches(pattern, name) for pattern in names):
             continue
         if type(module).forward is nn.Module.forward:
             reason = f"{name} is a {type(module).__name__}, which is not called; name {name}.%"

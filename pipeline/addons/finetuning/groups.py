@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from penstock.addons.finetuning import fitting, patterns
-from penstock.config.messages import nearest
+from penstock.addons.finetuning import fitting
 from penstock.config.nodes import by_name
+from penstock.config.parsing import nearest
 from penstock.config.schema import Config
 from penstock.config.signatures import arguments
 from penstock.errors import ConfigError, Problem
@@ -29,6 +29,71 @@ from penstock.training.observer import Observer, Record
 
 if TYPE_CHECKING:
     from penstock.tasks.fit import Fit
+import difflib
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+
+MOST = 200  # characters of a pattern
+_SHOWN = 4
+
+
+def listed(patterns: Sequence[str] | str) -> list[str]:
+    """Patterns as a list; a single one stands for itself."""
+    return [patterns] if isinstance(patterns, str) else list(patterns)
+
+
+def numbers(pattern: str, name: str) -> tuple[int, ...] | None:
+    """The numbers in the places of `%`, where a pattern names this or a module that it is in."""
+    fitting = _compiled(pattern).match(name)
+    return None if fitting is None else tuple(int(text) for text in fitting.groups() if text)
+
+
+def matches(pattern: str, name: str) -> bool:
+    """Whether a pattern names this, or a module that it is in."""
+    return numbers(pattern, name) is not None
+
+
+@lru_cache(maxsize=1024)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    first, *others = (
+        re.escape(piece).replace(r"\?", ".").replace("%", r"(\d++)")
+        for piece in re.sub(r"\*+", "*", pattern).split("*")
+    )
+    end = r"(?:\..*)?\Z"  # with what is in it
+    if not others:
+        return re.compile(first + end, re.DOTALL)
+    *inner, last = others
+    between = "".join(f"(?>.*?{piece})" for piece in inner)
+    ending = rf"(?:.*{last}\Z|.*?{last}\.)" if last else ""
+    return re.compile(first + between + ending, re.DOTALL)
+
+
+def check(key: str, patterns: Iterable[str]) -> None:
+    """Raise ConfigError for a text that is no pattern."""
+    for pattern in patterns:
+        if not isinstance(pattern, str) or not 0 < len(pattern) <= MOST:
+            reason = f"{str(pattern)[:50]!r} is no pattern of names: a text of 1 to {MOST} letters"
+            raise ConfigError(Problem(key, reason))
+
+
+def check_used(key: str, patterns: Iterable[str], names: Sequence[str], what: str) -> None:
+    """Raise ConfigError where a pattern names nothing.
+
+    Args:
+        names: of all that there is.
+        what: these are, for the message.
+    """
+    patterns = list(patterns)
+    check(key, patterns)
+    if idle := [each for each in patterns if not any(matches(each, name) for name in names)]:
+        known = dict.fromkeys(
+            name.rsplit(".", depth)[0] for name in names for depth in range(name.count(".") + 1)
+        )
+        near = difflib.get_close_matches(idle[0].strip("*."), known, _SHOWN, 0.3)
+        near = near or list(names)[:_SHOWN]
+        reason = f"{', '.join(map(repr, idle))} names no {what}; there is {', '.join(near)} ..."
+        raise ConfigError(Problem(key, reason))
 
 
 KINDS = ("bias", "norm", "embedding")
@@ -105,17 +170,17 @@ def _written(node: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]
 
 def _choose(group: Group, part: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """Find the weights that a group is about, and their layers."""
-    names = patterns.listed(group.settings.get("names") or [])
+    names = listed(group.settings.get("names") or [])
     where = f"trained weight of {type(part).__name__}"
-    patterns.check_used(f"{group.key}.names", names, list(weights), where)
-    kinds = patterns.listed(group.settings.get("kinds") or [])
+    check_used(f"{group.key}.names", names, list(weights), where)
+    kinds = listed(group.settings.get("kinds") or [])
     of_kind = set(_of_kinds(part, kinds))
     places: dict[str, tuple[int, tuple[int, ...]]] = {}
     for name in weights:
         for order, pattern in enumerate(names):
-            numbers = patterns.numbers(pattern, name)
-            if numbers is not None and (not kinds or name in of_kind):
-                places[name] = order, numbers
+            found = numbers(pattern, name)
+            if found is not None and (not kinds or name in of_kind):
+                places[name] = order, found
                 break
         if not names and name in of_kind:
             places[name] = 0, ()
@@ -234,7 +299,7 @@ def fits(config: Config, parts: Mapping[str, Callable[..., Any]]) -> Iterator[st
 
 def _freeze(config: Config) -> Iterator[str]:
     section = config.trainer.freeze
-    names = patterns.listed(section.names)
+    names = listed(section.names)
     if isinstance(section.until, list) and len(section.until) != len(names):
         yield (
             f"trainer.freeze.until: has {len(section.until)} epochs for {len(names)} names; give "
@@ -275,12 +340,12 @@ def _group(key: str, group: Any, node: Mapping[str, Any], taken: list[str]) -> I
         yield f"{key}: says no weights; give names (patterns) or kinds ({', '.join(KINDS)})"
     for name, words in ((name, group.get(name) or []) for name in CHOICE):
         try:
-            patterns.check(f"{key}.{name}", patterns.listed(words))
+            check(f"{key}.{name}", listed(words))
         except (ConfigError, TypeError) as error:
             reason = error.problems[0].message if isinstance(error, ConfigError) else "no list"
             yield f"{key}.{name}: {reason}"
             continue
-        for word in patterns.listed(words) if name == "kinds" else ():
+        for word in listed(words) if name == "kinds" else ():
             if word not in KINDS:
                 yield f"{key}.kinds: {word!r}; allowed: {', '.join(KINDS)}"
     rates = [name for name in OF_THE_RATE if name in group]

@@ -14,13 +14,14 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from penstock.addons.finetuning import patterns
+from penstock.addons.finetuning import groups, weights
 from penstock.errors import ConfigError, PenstockError, Problem
 from penstock.runs import checkpoint
 from penstock.runs.checkpoint_file import check_size
@@ -85,12 +86,12 @@ def match(
         ConfigError: a pattern names nothing in the model, or `rename` nothing in the file.
     """
     own = model.state_dict()
-    patterns.check_used(f"{key}.without", without, list(own), f"tensor of {type(model).__name__}")
+    groups.check_used(f"{key}.without", without, list(own), f"tensor of {type(model).__name__}")
     named = _renamed(tensors, own, rename or {}, f"{key}.rename")
     matched = Matched({}, len(own))
     for name, tensor in own.items():
         value = named.get(name)
-        if any(patterns.matches(pattern, name) for pattern in without):
+        if any(groups.matches(pattern, name) for pattern in without):
             matched.left.append(name)
         elif value is None:
             matched.missing.append(name)
@@ -103,9 +104,7 @@ def match(
     matched.unexpected = [name for name in named if name not in own]
     if without:  # a head of the file's that the model has not, as the pattern says
         matched.unexpected = [
-            name
-            for name in matched.unexpected
-            if not any(patterns.matches(p, name) for p in without)
+            name for name in matched.unexpected if not any(groups.matches(p, name) for p in without)
         ]
     return matched
 
@@ -212,3 +211,40 @@ def _of(tensor: Tensor) -> str:
 def _few(names: Sequence[str]) -> str:
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(one_line(name)[:120] for name in names[:_SHOWN]) + more
+
+
+class Teacher(nn.Module):
+    """A model with the weights of a run or a file, which gives its outputs and never learns.
+
+    It stays in evaluation mode whatever the model around it is set to, its outputs carry no
+    gradient, and its weights stand in no optimizer. Held by an objective, it is in no checkpoint.
+
+    Args:
+        model: the same as that of the weights.
+        path: a run's folder, a checkpoint, or a file of weights.
+        rename: how names of the file begin, and how they do in the model.
+
+    Raises:
+        ConfigError: the weights do not fit the model.
+    """
+
+    def __init__(self, model: nn.Module, path: str, rename: dict[str, str] | None = None) -> None:
+        super().__init__()
+        matched = weights.match(
+            model, weights.read(Path(path).expanduser(), "path"), (), rename, ""
+        )
+        if matched.odd or not matched.tensors:
+            reason = f"{path!r} does not fit {type(model).__name__}: {matched}"
+            raise ConfigError(Problem("path", reason))
+        weights.load(model, matched)
+        self.model = model
+        self.requires_grad_(False).train(False)
+
+    def train(self, mode: bool = True) -> Teacher:
+        return super().train(False)
+
+    def forward(self, *inputs: Any, **options: Any) -> Any:
+        import torch
+
+        with torch.no_grad():
+            return self.model(*inputs, **options)

@@ -24,7 +24,7 @@ from penstock.datasets.files import Files
 from penstock.datasets.reading.folder import existing_root, leads_out
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files import plain_json
-from penstock.files.addresses import is_remote, join, local_path
+from penstock.files.disk import is_remote, join, local_path
 
 SPLITS = {
     "train": ("train", "training"),

@@ -35,12 +35,11 @@ from pydantic import Field as Alias
 
 from penstock import program
 from penstock.addons.packs.fields import Column, Field, Numbers, difference
-from penstock.config.sections import Section
+from penstock.config.schema import Section
 from penstock.errors import DataError
 from penstock.files import plain_json
-from penstock.files.npy import map_npy
 from penstock.files.plain_json import shown
-from penstock.files.regular_file import size_of
+from penstock.files.regular_file import map_npy, size_of
 from penstock.ranges import Index
 
 # What lies beside a field's numbers: its type and dimensions.

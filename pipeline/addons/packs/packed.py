@@ -27,7 +27,7 @@ from penstock.datasets.reading.folder import open_root
 from penstock.datasets.reading.generated_folder import CacheFolder
 from penstock.datasets.reading.image import check_reader, decode_image
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.files.addresses import is_remote
+from penstock.files.disk import is_remote
 from penstock.files.limits import DEFAULT, Limits
 from penstock.loading.encoded import EncodedImage, StoredPictures
 from penstock.order.randomness import IntArray

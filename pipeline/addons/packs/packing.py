@@ -30,9 +30,7 @@ from penstock.addons.packs.table import write_answers
 from penstock.datasets.files import Files
 from penstock.distributed.world import World, usable_cpus
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.files.addresses import is_remote, join
-from penstock.files.disk import private_folder, sync_folder
-from penstock.files.one_writer import one_writer
+from penstock.files.disk import is_remote, join, one_writer, private_folder, sync_folder
 from penstock.loading.bad_samples import BadSamples
 from penstock.loading.batch import Batch
 from penstock.loading.encoded import EncodedImage

@@ -24,13 +24,13 @@ from penstock.addons.packs.folder import VERSION, Pack
 from penstock.addons.packs.remote import RemotePack
 from penstock.build.data import DataParts, Split
 from penstock.config.instantiate import make
-from penstock.config.messages import not_allowed
 from penstock.config.nodes import Parts, datasets
+from penstock.config.parsing import not_allowed
 from penstock.config.schema import Config
 from penstock.datasets.files import Files
 from penstock.distributed.world import World
 from penstock.errors import ConfigError, Problem
-from penstock.files.addresses import is_remote
+from penstock.files.disk import is_remote
 from penstock.loading.encoded import EncodedImage
 from penstock.order.streams import is_stream
 from penstock.runs.identity.fingerprints import other_than_own

@@ -35,7 +35,7 @@ from penstock import torch_internals
 from penstock.addons.ray.cluster import LAST_ON_PATH
 from penstock.addons.ray.message import pack
 from penstock.loading import output_buffers, worker_status
-from penstock.loading.workers.results import attempt
+from penstock.loading.workers.backends import attempt
 from penstock.torch_internals import ExceptionWrapper, WorkerInfo, numpy_seed
 
 # Before anything of a person's is unpickled: folders that PYTHONPATH would put in front of what is

@@ -44,10 +44,10 @@ from penstock.addons.ray.worker import RayWorker
 from penstock.distributed.preemption import held, waiting
 from penstock.errors import ConfigError, Problem
 from penstock.loading.fetch import Fetch
+from penstock.loading.workers.backends import Asked, Failure, Result, WorkerError
 from penstock.loading.workers.failures import FailureReport
 from penstock.loading.workers.options import LoaderOptions
 from penstock.loading.workers.pool import parts_of
-from penstock.loading.workers.results import Asked, Failure, Result, WorkerError
 from penstock.loading.workers.window import PoolBackend, Task
 from penstock.order.plan import Request
 from penstock.order.randomness import IntArray, KeyArray, hash64, hash64_each

@@ -21,10 +21,18 @@ from typing import TYPE_CHECKING
 from penstock.addons.record_files.rows import RowSplit
 from penstock.datasets.reading.folder import existing_root
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.files.addresses import is_remote, join, local_path
+from penstock.files.disk import is_remote, join, local_path
 
 if TYPE_CHECKING:
     from penstock.datasets.files import Files
+import os
+import threading
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, BinaryIO, Generic, TypeVar
+
+from penstock.files.limits import Limits
 
 _TRAIN = re.compile(r"train(ing)?([^a-z]|$)", re.IGNORECASE)
 _VAL = re.compile(r"val(id|idation)?([^a-z]|$)", re.IGNORECASE)
@@ -150,3 +158,135 @@ def split_of(name: str) -> str | None:
         if _TEST.match(part):
             return "test"
     return None
+
+
+T = TypeVar("T")
+
+
+class OpenFiles(Generic[T]):
+    """Number of a file -> the result of `open_one(number)`.
+
+    An open file is used by one thread only and never moves to another process: a fork or a copy
+    begins with none. It closes when nobody holds it any longer.
+
+    Args:
+        open_one: number -> an open file.
+        limit: files that a thread keeps.
+    """
+
+    def __init__(self, open_one: Callable[[int], T], limit: int = 32) -> None:
+        self._open_one = open_one
+        self._limit = limit
+        # Without a reference to `open_one`: a thread that lives on would keep the dataset alive.
+        self._local = threading.local()
+
+    def __getitem__(self, number: int) -> T:
+        if getattr(self._local, "process", None) != os.getpid():
+            self._local.files, self._local.process = OrderedDict(), os.getpid()
+        files: OrderedDict[int, T] = self._local.files
+        if number in files:
+            files.move_to_end(number)
+            return files[number]
+        opened = files[number] = self._open_one(number)
+        while len(files) > self._limit:
+            files.popitem(last=False)
+        return opened
+
+    def __reduce__(self) -> tuple[type[OpenFiles[T]], tuple[Callable[[int], T], int]]:
+        return type(self), (self._open_one, self._limit)
+
+
+Buffer = Any  # bytes, or what gives them without a copy
+FREE = 64 << 20  # bytes that any file may expand to, however small it is
+PADDING = 64 << 20  # zeros behind a member of gzip, as tapes leave them; more is refused
+
+
+def allowed(packed: int, limits: Limits) -> int:
+    """Bytes that may come out of `packed` bytes."""
+    return FREE + int(limits.expansion * packed)
+
+
+def check_expansion(unpacked: int, packed: int, limits: Limits, name: str) -> None:
+    """Raise DataError if `unpacked` bytes are too many for `packed` compressed ones."""
+    if unpacked > allowed(packed, limits):
+        shown = f"its {packed} compressed bytes expand to {unpacked} or more"
+        raise DataError(f"{name}: {limits.refusal('expansion', shown)}.")
+
+
+class DamagedError(Exception):
+    """Compressed data is damaged."""
+
+
+class Decompressed:
+    """Reads concatenated members of gzip, or frames of zstd, forwards.
+
+    Args:
+        raw: at the first byte of the first member.
+        new: a decompressor of one member, with `decompress`, `eof` and `unused_data`.
+        errors: what that raises.
+        padding: what may stand between members, and behind the last one.
+        fed: bytes that it gets at once, so that what comes out at once is bounded.
+    """
+
+    def __init__(
+        self,
+        raw: BinaryIO,
+        new: Callable[[], Any],
+        errors: type[Exception],
+        padding: bytes = b"",
+        fed: int = 2048,
+    ) -> None:
+        self._raw, self._new, self._errors, self._padding = raw, new, errors, padding
+        self._fed = fed
+        self._member = new()
+        self._begun = False  # whether the current member has any bytes
+        self._skipped = 0  # bytes of padding since the last member
+        self._left = b""  # compressed, of the next member
+        self._content = memoryview(b"")  # decompressed, and not returned yet
+
+    def read(self, size: int) -> bytes:
+        """`size` bytes, fewer only at the end.
+
+        Raises:
+            EOFError: the last member is not complete.
+            DamagedError: the data is damaged.
+        """
+        parts, missing = [], size
+        while missing:
+            packed = b"" if self._content else self._left or self._raw.read(self._fed)
+            if packed:
+                self._decompress(packed)
+            elif not self._content:
+                break
+            parts.append(bytes(self._content[:missing]))
+            self._content = self._content[missing:]
+            missing -= len(parts[-1])
+        if missing and self._begun:
+            raise EOFError("it ends in the middle of its compressed data")
+        return b"".join(parts)
+
+    def _decompress(self, packed: bytes) -> None:
+        if self._padding and not self._begun and self._member.eof:
+            size = len(packed)
+            packed = packed.lstrip(self._padding)
+            self._skipped += size - len(packed)
+            if self._skipped > PADDING:
+                raise DamagedError(f"more than {PADDING} bytes of padding follow its content")
+            if not packed:
+                self._left = b""
+                return
+        if self._member.eof:
+            self._member, self._skipped = self._new(), 0
+        try:
+            self._content = memoryview(self._member.decompress(packed[: self._fed]))
+        except self._errors as error:
+            raise DamagedError(str(error)) from error
+        self._begun = not self._member.eof
+        unused = self._member.unused_data if self._member.eof else b""
+        self._left = unused + packed[self._fed :]
+
+
+def decompressed_gzip(raw: BinaryIO) -> Decompressed:
+    """Concatenated members of gzip, whose checksums and lengths are verified."""
+    wbits = 16 + zlib.MAX_WBITS  # a header and a trailer of gzip
+    return Decompressed(raw, lambda: zlib.decompressobj(wbits), zlib.error, b"\0", 64 << 10)

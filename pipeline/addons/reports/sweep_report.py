@@ -27,9 +27,8 @@ from penstock.addons.reports import page, report
 from penstock.addons.reports.charts import COLORS, MUTED, Curve, chart
 from penstock.addons.reports.page import Section
 from penstock.addons.reports.values import counted, moment, numeral
-from penstock.addons.sweeps import repetitions, stored_sweep
-from penstock.addons.sweeps.job_result import RESULT, JobResult, in_order
-from penstock.addons.sweeps.repetitions import REPEATED
+from penstock.addons.sweeps import job_result, stored_sweep
+from penstock.addons.sweeps.job_result import REPEATED, RESULT, JobResult, in_order
 from penstock.config.own_command import suggested
 from penstock.errors import ConfigError, PenstockError, Problem
 from penstock.files.disk import is_locked
@@ -131,14 +130,14 @@ class SweepRecord:
         self.metric = next((result.metric for result in results if result.metric), "value")
         self.larger_is_better = any(result.mode == "max" for result in results)
         settings = [job.settings for job in self.jobs]
-        self.varying = repetitions.varying(settings)
+        self.varying = job_result.varying(settings)
         keys = [key for key in self.varying if key not in REPEATED]
         groups = [
             Repeated(
                 {key: value for key, value in zip(keys, values, strict=True) if value is not None},
                 tuple(self.jobs[place] for place in places),
             )
-            for values, places in repetitions.grouped(settings, keys).items()
+            for values, places in job_result.grouped(settings, keys).items()
         ]
         by_folds = "dataset.fold" in self.varying  # folds are not equally hard: all are needed
         self.groups = sorted(
@@ -311,7 +310,7 @@ def leaderboard(sweep: SweepRecord) -> Section:
     rows = []
     for rank, group in enumerate(sweep.groups, 1):
         done = [(job.settings, job.value) for job in group.jobs if job.value is not None]
-        spreads = repetitions.deviations(done)
+        spreads = job_result.deviations(done)
         values: list[float | None] = [*sorted(group.values, key=sweep.rank)] or [None]
         rows.append(
             [

@@ -24,9 +24,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch.utils.data import Dataset
 
-from penstock.addons.record_files.open_files import OpenFiles
 from penstock.addons.record_files.remote_bytes import RemoteBytes, side_by_side
-from penstock.addons.record_files.shard_files import ShardFiles
+from penstock.addons.record_files.shard_files import OpenFiles, ShardFiles
 from penstock.addons.shards.tar import index
 from penstock.addons.shards.tar.archive import PLAIN, PlainTar, read_parts
 from penstock.addons.shards.tar.fields import NUMBERS, TEXTS, choose_fields, make_fields
@@ -38,7 +37,7 @@ from penstock.datasets.reading.labels import check_label
 from penstock.datasets.reading.positioned_file import PositionedFile, blocks_of_each
 from penstock.datasets.reading.split import Split, check_split
 from penstock.errors import DataError
-from penstock.files.addresses import is_remote
+from penstock.files.disk import is_remote
 from penstock.files.limits import DEFAULT, Limits
 from penstock.order.randomness import IntArray
 from penstock.ranges import Fraction, Seed

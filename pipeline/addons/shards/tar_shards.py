@@ -22,8 +22,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch.utils.data import IterableDataset
 
-from penstock.addons.record_files.open_files import OpenFiles
-from penstock.addons.record_files.shard_files import ShardFiles
+from penstock.addons.record_files.shard_files import OpenFiles, ShardFiles
 from penstock.addons.shards.tar.archive import (
     COMPRESSED,
     PLAIN,
@@ -41,7 +40,7 @@ from penstock.datasets.reading.labels import check_label
 from penstock.datasets.reading.positioned_file import PositionedFile
 from penstock.datasets.reading.split import Split, check_split
 from penstock.errors import ConfigError, DataError, Problem, UnreachableError
-from penstock.files.addresses import is_remote
+from penstock.files.disk import is_remote
 from penstock.files.limits import Limits
 from penstock.order.randomness import IntArray
 from penstock.ranges import Fraction, Seed

@@ -30,11 +30,10 @@ import numpy as np
 
 from penstock.addons.stores.stream_ahead import StreamPrefetcher
 from penstock.errors import PenstockError
+from penstock.loading.workers.backends import Asked
 from penstock.loading.workers.options import LoaderOptions
 from penstock.loading.workers.pool import start_method
-from penstock.loading.workers.results import Asked
-from penstock.order.address import Address
-from penstock.order.plan import Plan
+from penstock.order.plan import Address, Plan
 from penstock.order.streams import StreamPlan
 
 log = logging.getLogger(__name__)

@@ -31,8 +31,7 @@ from penstock.addons.stores.store import Store, parse_address
 from penstock.datasets.files import Files, walk
 from penstock.errors import ConfigError, DataError, Problem, UnreachableError
 from penstock.files import plain_json
-from penstock.files.addresses import join
-from penstock.files.disk import write_atomically
+from penstock.files.disk import join, write_atomically
 from penstock.files.plain_json import JsonError
 from penstock.files.regular_file import size_of
 from penstock.terminal import ProgressDisplay

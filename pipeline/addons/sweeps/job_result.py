@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, field
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Annotated
 
 from pydantic import AfterValidator, ConfigDict
@@ -104,3 +105,45 @@ def best_of(jobs: Sequence[tuple[str, JobResult]]) -> str | None:
     ]
     largest = any(result.mode == "max" for _, result in jobs)
     return (max if largest else min)(valued, default=(0.0, None))[1]
+
+
+REPEATED = {"seed": "seeds", "dataset.fold": "folds"}  # keys whose values are repetitions
+
+Repetition = tuple[Mapping[str, str], float]  # the settings of a job, and what it reached
+
+
+def deviations(repetitions: Sequence[Repetition]) -> dict[str, float]:
+    """By repeated key, the standard deviation over its values of the mean of each."""
+    made = {}
+    for key in REPEATED:
+        by_value: dict[str | None, list[float]] = {}
+        for settings, value in repetitions:
+            by_value.setdefault(settings.get(key), []).append(value)
+        if len(by_value) > 1:
+            made[key] = stdev(map(mean, by_value.values()))
+    return made
+
+
+def grouped(
+    jobs: Iterable[Mapping[str, str]], keys: Iterable[str]
+) -> dict[tuple[str | None, ...], list[int]]:
+    """Places of jobs with the same values of `keys` but for repeated ones, by these values."""
+    keys = [key for key in keys if key not in REPEATED]
+    groups: dict[tuple[str | None, ...], list[int]] = {}
+    for place, settings in enumerate(jobs):
+        groups.setdefault(tuple(settings.get(key) for key in keys), []).append(place)
+    return groups
+
+
+def varying(jobs: Sequence[Mapping[str, str]]) -> list[str]:
+    """Keys that have different values, in the order of the overrides; repeated ones last."""
+    keys = dict.fromkeys(key for settings in jobs for key in settings)
+    several = [key for key in keys if len({settings.get(key) for settings in jobs}) > 1]
+    return sorted(several, key=lambda key: key in REPEATED)
+
+
+def named(settings: Mapping[str, str]) -> str:
+    """The repetition that a job is, in words: "seed 3, fold 1"."""
+    return ", ".join(
+        f"{key.rpartition('.')[2]} {settings[key]}" for key in REPEATED if key in settings
+    )

@@ -39,8 +39,7 @@ from penstock.addons.sweeps.job_result import (
 )
 from penstock.errors import ConfigError, Problem
 from penstock.files import plain_json
-from penstock.files.disk import Hold, is_locked, refuse, write_atomically
-from penstock.files.one_writer import one_writer
+from penstock.files.disk import Hold, is_locked, one_writer, refuse, write_atomically
 from penstock.files.plain_json import JsonError, mapping, shown
 from penstock.runs.manifest import has_manifest
 from penstock.runs.resumption import is_harmless, key_of, why_not

@@ -26,13 +26,22 @@ from filelock import FileLock
 from penstock.config.schema import StudySection
 from penstock.errors import ConfigError, PenstockError, Problem
 from penstock.files import plain_json
-from penstock.files.one_writer import one_writer
+from penstock.files.disk import one_writer
 from penstock.files.plain_json import LONGEST_LINE, JsonError, integer, mapping
 
 if TYPE_CHECKING:
     import optuna
     from optuna.distributions import BaseDistribution
     from optuna.trial import FrozenTrial
+from typing import TYPE_CHECKING
+
+from penstock.addons.sweeps.job_result import PRUNING
+from penstock.terminal import say
+from penstock.training.observer import Observer, Record
+
+if TYPE_CHECKING:
+    from penstock.tasks.fit import Fit
+
 
 JOURNAL = "optuna.journal"
 
@@ -366,3 +375,62 @@ def _check(path: Path) -> None:
 def _damaged(path: Path, reason: str) -> ConfigError:
     way = "Give the sweep another folder, or move the journal away to begin a new study"
     return ConfigError(Problem("hydra.sweep.dir", f"{path} is damaged: {reason[:300]}. {way}"))
+
+
+class Pruning(Observer):
+    """Reports the monitored value of every validated epoch, and ends a fit that falls behind.
+
+    Args:
+        study, number: of the trial.
+        manifest: of the run, which records why it ended.
+        max_epochs: of the fit, which ends of itself after those.
+    """
+
+    def __init__(
+        self, study: Study, number: int, manifest: dict[str, Any], max_epochs: int
+    ) -> None:
+        self.study, self.number, self.max_epochs = study, number, max_epochs
+        self.manifest, self.monitor = manifest, str(manifest["monitor"])
+        if study.reported(number):  # before it was killed
+            self._judge()
+
+    def on_epoch_end(self, record: Record) -> None:
+        name, epochs = f"val/{self.monitor}", int(record["epoch"]) + 1
+        if name in record and epochs > self.study.reported(self.number):
+            self.study.report(self.number, epochs, record[name])
+            self._judge()
+
+    def _judge(self) -> None:
+        epochs = self.study.reported(self.number)
+        if self.study.is_hopeless(self.number) and epochs < self.max_epochs:
+            self.enough = PRUNING
+            said = (
+                f"ended after {epochs} epoch{'s' * (epochs != 1)}, as {self.monitor} is behind "
+                "that of other trials"
+            )
+            self.manifest["pruned"] = said
+            say(said)
+
+
+class Unpruned(Observer):
+    """Takes back that a run was ended as a hopeless trial, when it has reached another end."""
+
+    def __init__(self, fit: Fit) -> None:
+        self.fit = fit
+
+    def on_done(self) -> None:
+        if self.fit.result.reason != PRUNING:
+            self.fit.folder.manifest.pop("pruned", None)
+
+
+def observers(fit: Fit) -> list[Observer]:
+    """The observers of a run; if it is an unfinished trial of the study beside it, of that too."""
+    options, folder = fit.config.sweep.optuna, fit.folder.path
+    unpruned, sweep = Unpruned(fit), folder.parent
+    if options is None or not folder.name.isdecimal() or not (sweep / JOURNAL).exists():
+        return [unpruned]
+    study, number = Study(sweep, options), int(folder.name)
+    if number not in [trial.number for trial in study.unfinished]:
+        return [unpruned]
+    epochs = fit.config.trainer.max_epochs
+    return [unpruned, Pruning(study, number, fit.folder.manifest, epochs)]

@@ -23,13 +23,13 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from penstock import program
-from penstock.addons.sweeps import repetitions
+from penstock.addons.sweeps import job_result
 from penstock.addons.sweeps.job_result import FINISHED, JobResult, best_of, read_results
 from penstock.addons.sweeps.stored_sweep import jobs_of, must_be_typed, read_sweep
 from penstock.distributed import preemption
 from penstock.errors import PenstockError
 from penstock.files.disk import check_replaceable, replace_own
-from penstock.tasks.tables import new_table, put_table
+from penstock.tasks.recording import new_table, put_table
 from penstock.terminal import fitted, one_line, put, say
 
 TABLE, MEANS = "sweep.csv", "means.csv"
@@ -183,25 +183,25 @@ def means(jobs: Sequence[tuple[str, JobResult]]) -> list[dict[str, str]]:
     standard deviation over each, and what is missing. None where nothing was repeated.
     """
     settings = [result.settings for _, result in jobs]
-    several = repetitions.varying(settings)
-    groups = repetitions.grouped(settings, several)
+    several = job_result.varying(settings)
+    groups = job_result.grouped(settings, several)
     if len(groups) == len(jobs):
         return []
     metric = next((result.metric for _, result in jobs if result.metric), "value")
-    repeated = [key for key in several if key in repetitions.REPEATED]
+    repeated = [key for key in several if key in job_result.REPEATED]
     rows = []
     for values, places in groups.items():
         done = [place for place in places if jobs[place][1].value is not None]
         reached = [(settings[place], float(jobs[place][1].value or 0.0)) for place in done]
-        over = repetitions.deviations(reached)
+        over = job_result.deviations(reached)
         row = {key: value or "" for key, value in zip(several, values, strict=False)}
         row[f"{metric}, mean"] = _number(mean(value for _, value in reached) if done else None)
         for key in repeated:
-            row[f"over {repetitions.REPEATED[key]}"] = _number(over.get(key), 3)
+            row[f"over {job_result.REPEATED[key]}"] = _number(over.get(key), 3)
         row["jobs"] = f"{len(done)} of {len(places)}"
         undone = [place for place in places if place not in done]
         row["missing"] = "; ".join(
-            f"{repetitions.named(settings[place])}: {jobs[place][1].status} (job {jobs[place][0]})"
+            f"{job_result.named(settings[place])}: {jobs[place][1].status} (job {jobs[place][0]})"
             for place in undone
         )
         rows.append(row)

@@ -15,7 +15,7 @@ from hydra.core.hydra_config import HydraConfig
 from penstock.addons.sweeps.job_result import FINISHED, PRUNING, JobResult
 from penstock.addons.sweeps.stored_sweep import job_lock, jobs_of, of_job, read_sweep, result_of
 from penstock.addons.sweeps.sweep import running
-from penstock.config import hydra_output, project
+from penstock.config import hydra_loader, project
 from penstock.config.nodes import direction, metrics, validates
 from penstock.config.schema import Config
 from penstock.distributed import preemption, slurm
@@ -59,7 +59,7 @@ def run(
         reason = f"got {folder}, which is not a folder below the sweep's"
         raise ConfigError(Problem("hydra.sweep.subdir", reason))
     with preemption.job(), project.importable():
-        words = hydra_output.overrides()
+        words = hydra_loader.overrides()
         job = Job(Path(str(hydra.sweep.dir)).absolute(), folder, words, accept, task, report)
         return run_job(job, in_turn=bool(running))
 

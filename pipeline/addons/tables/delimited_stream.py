@@ -29,7 +29,7 @@ from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, S
 from penstock.datasets.reading.positioned_file import PositionedFile
 from penstock.datasets.reading.split import Split, check_split
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.files.addresses import is_remote
+from penstock.files.disk import is_remote
 from penstock.files.limits import DEFAULT, Limits
 from penstock.order.randomness import hash64, uniform
 from penstock.ranges import Count, Fraction, Seed

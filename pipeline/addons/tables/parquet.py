@@ -34,7 +34,7 @@ from penstock.datasets.reading.fingerprint import Sample
 from penstock.datasets.reading.image import Reader
 from penstock.datasets.reading.split import Split
 from penstock.errors import ConfigError, Problem
-from penstock.files.addresses import is_remote
+from penstock.files.disk import is_remote
 from penstock.files.limits import Limits
 from penstock.order.randomness import IntArray
 from penstock.ranges import Count, Fraction, Seed

@@ -2,7 +2,7 @@
 
 The inputs that keep documents in one block from attending to each other, under the names that
 kernels use: `cu_seqlens` and `max_seqlen` for FlashAttention's functions of variable length,
-`position_ids`, and `document_ids` for masks (pipeline/addons/tokens/document_masks.py).
+`position_ids`, and `document_ids` for masks (pipeline/addons/tokens/flatten.py).
 """
 
 from __future__ import annotations
@@ -300,3 +300,31 @@ def _within(
         )
     room = np.minimum(stops - starts, counts)
     return np.where(stand_in, 0, starts), np.where(stand_in, room, stops)
+
+
+def document_mask(ids: Tensor, causal: bool = True) -> Tensor:
+    """True where the token of the third dimension may attend to that of the fourth."""
+    rows = ids if ids.ndim == 2 else ids[None]
+    size = rows.shape[1]
+    places = torch.arange(size, device=ids.device)
+    itself = places[:, None] == places[None, :]
+    same = (rows[:, :, None] == rows[:, None, :]) & ((rows[:, :, None] >= 0) | itself)
+    if causal:
+        same &= places[:, None] >= places[None, :]
+    return same[:, None]
+
+
+def flex_mask(ids: Tensor, causal: bool = True, **options: Any) -> Any:
+    """The same for `torch.nn.attention.flex_attention`; `options` go to `create_block_mask`."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    rows = ids if ids.ndim == 2 else ids[None]
+
+    def allowed(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        same = (rows[batch, query] == rows[batch, key]) & (
+            (rows[batch, query] >= 0) | (query == key)
+        )
+        return same & (query >= key) if causal else same
+
+    size = rows.shape[1]
+    return create_block_mask(allowed, len(rows), None, size, size, device=ids.device, **options)

@@ -15,15 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from penstock.addons.tokens.document_masks import document_mask
-from penstock.addons.tokens.flatten import IGNORED
+from penstock.addons.tokens.flatten import IGNORED, document_mask
 from penstock.addons.tokens.token_losses import document_losses, next_tokens, token_losses
 from penstock.errors import ConfigError, Problem
 from penstock.loading.batch import Batch
 from penstock.loading.dataset_facts import tokenizer_of
 from penstock.order.randomness import scope
 from penstock.training.objective import Supervised
-from penstock.training.rendered import Rendered
+from penstock.training.observer import Rendered
 
 if TYPE_CHECKING:
     from torchmetrics import Metric

@@ -30,12 +30,12 @@ from penstock.loading.batch import Batch
 from penstock.loading.loader import Loader
 from penstock.loading.stage_timer import WAITS, StageTrace, delayed, slower_side
 from penstock.loading.workers.options import LoaderOptions
-from penstock.order.address import Address
+from penstock.order.plan import Address
 from penstock.order.streams import End, StreamPlan
 from penstock.runs.only_shown import only_shown
 from penstock.runs.run_folder import RunFolder
 from penstock.tasks.fit import make_options, spare_cores
-from penstock.tasks.tables import new_table, put_table
+from penstock.tasks.recording import new_table, put_table
 from penstock.terminal import ProgressDisplay, put, say
 from penstock.training.own_steps import make_train_step
 

@@ -9,14 +9,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from penstock.distributed.preemption import waiting
+from penstock.errors import PenstockError
+from penstock.loading import worker_status
+from penstock.loading.batch import Batch
 from penstock.loading.fetch import Fetch
-from penstock.loading.workers.results import Asked, Result, Results, attempt
+from penstock.order.plan import Request
 from penstock.order.randomness import scope
+from penstock.order.streams import End, StreamRequest
 
 
 class Backend(Protocol):
@@ -63,3 +68,39 @@ class MainBackend:
 
     def close(self) -> None:
         pass
+
+
+@dataclass
+class Failure:
+    """Stands where a batch should have been."""
+
+    request: Request | StreamRequest
+    error: Exception
+
+
+class WorkerError(PenstockError):
+    """Workers died again and again on one batch, or a thread hangs.
+
+    Attributes:
+        died: pid and exit code of the process that died last, if one did.
+    """
+
+    died: tuple[int, int] | None = None
+
+
+Asked = Request | StreamRequest
+Result = Batch | Failure | End
+Results = Iterator[Result]
+
+
+def attempt(fetch: Callable[[Any], Batch | End], request: Asked) -> Result:
+    """The batch of `request`, or the error in its place."""
+    address = request.epoch, request.step
+    worker_status.report(worker_status.WHOLE, worker_status.READ, address)
+    try:
+        return fetch(request)
+    except PenstockError as error:
+        # Without its cause and traceback it can cross to another process.
+        return Failure(request, error.with_traceback(None))
+    finally:
+        worker_status.report(worker_status.WHOLE, worker_status.IDLE)

@@ -40,11 +40,11 @@ from penstock.errors import ConfigError, Problem
 from penstock.loading import memory, worker_status
 from penstock.loading.fetch import Fetch
 from penstock.loading.workers import failures
+from penstock.loading.workers.backends import Asked, Failure, WorkerError
 from penstock.loading.workers.channel import ChannelError
 from penstock.loading.workers.failures import FailureReport
 from penstock.loading.workers.options import LoaderOptions
 from penstock.loading.workers.request_queue import RequestQueue
-from penstock.loading.workers.results import Asked, Failure, WorkerError
 from penstock.loading.workers.window import PoolBackend, Task
 from penstock.loading.workers.worker import Worker
 from penstock.loading.workers.worker_side import SharedState, WorkerContext

@@ -22,9 +22,9 @@ from typing import Any
 from penstock.distributed.preemption import asked, waiting
 from penstock.loading import worker_status
 from penstock.loading.fetch import Fetch
+from penstock.loading.workers.backends import Asked, Failure, Result, Results, WorkerError, attempt
 from penstock.loading.workers.failures import FailureReport
 from penstock.loading.workers.options import LoaderOptions
-from penstock.loading.workers.results import Asked, Failure, Result, Results, WorkerError, attempt
 from penstock.loading.workers.window import POLL, Task, windowed
 from penstock.order.plan import Request
 from penstock.order.randomness import scope

@@ -17,9 +17,9 @@ from itertools import islice
 from typing import Any, Protocol
 
 from penstock.loading.fetch import Fetch
-from penstock.loading.sizes import nbytes
+from penstock.loading.memory import nbytes
+from penstock.loading.workers.backends import Asked, Result, Results
 from penstock.loading.workers.options import LoaderOptions
-from penstock.loading.workers.results import Asked, Result, Results
 from penstock.order.randomness import hash64
 from penstock.torch_internals import ExceptionWrapper
 

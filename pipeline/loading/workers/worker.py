@@ -22,9 +22,9 @@ from penstock.distributed.preemption import asked
 from penstock.loading import memory, worker_status
 from penstock.loading.worker_status import WorkerStatus
 from penstock.loading.workers import failures
+from penstock.loading.workers.backends import Failure, WorkerError
 from penstock.loading.workers.channel import Message, Receiver, framed, unpack
 from penstock.loading.workers.request_queue import RequestQueue, anonymous_file
-from penstock.loading.workers.results import Failure, WorkerError
 from penstock.loading.workers.window import Task
 from penstock.loading.workers.worker_side import DUMP, WorkerContext, run
 

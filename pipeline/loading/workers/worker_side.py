@@ -29,9 +29,9 @@ import torch
 
 from penstock.loading import worker_status
 from penstock.loading.fetch import Fetch
+from penstock.loading.workers.backends import attempt
 from penstock.loading.workers.channel import Receiver, pack, send, share_anonymously, unpack
 from penstock.loading.workers.request_queue import QueueReader
-from penstock.loading.workers.results import attempt
 from penstock.torch_internals import ExceptionWrapper, WorkerInfo, numpy_seed, worker_info
 
 DUMP = getattr(signal, "SIGRTMAX", signal.SIGUSR2)  # asks a worker for its stack

@@ -20,8 +20,7 @@ from pathlib import Path
 
 from penstock.distributed.world import usable_cpus
 from penstock.errors import PenstockError
-from penstock.files.disk import write_atomically
-from penstock.files.one_writer import one_writer
+from penstock.files.disk import one_writer, write_atomically
 from penstock.terminal import REFRESH_SECONDS, ProgressDisplay
 
 _log = logging.getLogger(__name__)

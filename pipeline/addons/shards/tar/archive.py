@@ -25,7 +25,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from penstock.addons.record_files.expansion import DamagedError, check_expansion, decompressed_gzip
+from penstock.addons.record_files.shard_files import (
+    DamagedError,
+    check_expansion,
+    decompressed_gzip,
+)
 from penstock.datasets.reading.positioned_file import PositionedFile, open_regular
 from penstock.errors import DataError
 from penstock.files.limits import Limits

@@ -25,7 +25,7 @@ import numpy as np
 
 from penstock.datasets.reading.fingerprint import Sample
 from penstock.datasets.reading.image import decode_image, undecoded
-from penstock.datasets.reading.plain_tensor import plain_tensor
+from penstock.datasets.reading.mapped_array import plain_tensor
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import Limits
 

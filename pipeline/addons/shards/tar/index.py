@@ -19,7 +19,7 @@ from penstock.addons.shards.tar.archive import PLAIN, PlainTar, read_samples
 from penstock.datasets.files import walk
 from penstock.errors import DataError, PenstockError
 from penstock.files.disk import replace_own
-from penstock.files.npy import map_npy
+from penstock.files.regular_file import map_npy
 from penstock.order.randomness import IntArray
 from penstock.terminal import put, watched
 

@@ -16,7 +16,7 @@ import torch
 from penstock.addons.tables.arrow.columns import TableField, is_list, label_codes
 from penstock.datasets.reading.audio import decode_audio, header_of
 from penstock.datasets.reading.image import decode_image, undecoded
-from penstock.datasets.reading.plain_tensor import plain_tensor
+from penstock.datasets.reading.mapped_array import plain_tensor
 from penstock.files.limits import Limits
 from penstock.order.randomness import IntArray
 

@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from penstock.addons.record_files.open_files import OpenFiles
 from penstock.addons.record_files.remote_bytes import RemoteBytes
+from penstock.addons.record_files.shard_files import OpenFiles
 from penstock.datasets.files import WholeFilesError
 from penstock.datasets.reading.file_kind import stranger
 from penstock.datasets.reading.positioned_file import PositionedFile, check_regular
 from penstock.errors import DataError
-from penstock.files.addresses import is_remote
+from penstock.files.disk import is_remote
 from penstock.order.randomness import IntArray
 from penstock.terminal import watched
 

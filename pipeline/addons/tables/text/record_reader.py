@@ -13,7 +13,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import BinaryIO
 
-from penstock.addons.record_files.expansion import (
+from penstock.addons.record_files.shard_files import (
     DamagedError,
     Decompressed,
     check_expansion,
