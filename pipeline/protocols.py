@@ -241,7 +241,7 @@ class Renders(Protocol):
     """
 
     def rendered(self, batch: Any, outputs: Any = None, /) -> Sequence[Any]:
-        """A `penstock.training.observer.Rendered` for each row of a batch: words, and points to
+        """A `penstock.training.rendered.Rendered` for each row of a batch: words, and points to
         draw on it. Without `outputs`, the truth alone."""
 
     def examples(self, model: object, dataset: object, transform: object, count: int, /) -> object:

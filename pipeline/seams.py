@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from penstock.loading.loader import Loader
     from penstock.loading.workers.backends import Backend
     from penstock.loading.workers.options import LoaderOptions
-    from penstock.order.plan import Address, Costs
+    from penstock.order.address import Address
+    from penstock.order.plan import Costs
     from penstock.tasks.fit import Fit
     from penstock.training.observer import Observer
 

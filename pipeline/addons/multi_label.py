@@ -12,7 +12,7 @@ from penstock.errors import ConfigError, DataError, Problem
 from penstock.loading.batch import Batch
 from penstock.training.objective import Loss, Supervised
 from penstock.training.objective_base import in_shape, valid
-from penstock.training.observer import Rendered
+from penstock.training.rendered import Rendered
 
 if TYPE_CHECKING:
     from torchmetrics import Metric

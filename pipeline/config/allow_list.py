@@ -32,7 +32,7 @@ from difflib import get_close_matches
 from types import FunctionType, ModuleType
 from typing import Any
 
-from penstock.config.parsing import nearest
+from penstock.config.messages import nearest
 from penstock.errors import ConfigError, Problem
 
 VARIABLE = "PENSTOCK_TRUST"

@@ -36,7 +36,7 @@ from penstock.config import (
 )
 from penstock.config.gone import instead
 from penstock.config.hydra_loader import JOB_NAME, ConfigLoader, Kept, not_set
-from penstock.config.parsing import show
+from penstock.config.messages import show
 from penstock.config.schema import Config
 from penstock.distributed import preemption
 from penstock.errors import ConfigError, Problem

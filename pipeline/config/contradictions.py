@@ -16,6 +16,7 @@ from typing import Any
 
 from penstock import seams
 from penstock.config import allow_list, data_rules, order_rules
+from penstock.config.messages import nearest, show
 from penstock.config.nodes import (
     Parts,
     by_name,
@@ -29,7 +30,6 @@ from penstock.config.nodes import (
     validates,
     walk,
 )
-from penstock.config.parsing import nearest, show
 from penstock.config.schema import Config
 from penstock.config.signatures import arguments
 from penstock.distributed import world

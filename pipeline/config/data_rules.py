@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from penstock.config.messages import nearest, not_allowed
 from penstock.config.nodes import (
     KEPT,
     SPLITS,
@@ -17,7 +18,6 @@ from penstock.config.nodes import (
     is_of_a_split,
     of_the_build,
 )
-from penstock.config.parsing import nearest, not_allowed
 from penstock.config.schema import Config
 from penstock.distributed import world
 from penstock.loading.collate import List, Single

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.config import allow_list, signatures
-from penstock.config.parsing import not_allowed, show, unknown_key
+from penstock.config.messages import not_allowed, show
+from penstock.config.parsing import unknown_key
 from penstock.config.schema import Config
 from penstock.errors import ConfigError, Problem
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from penstock.config.messages import nearest, not_allowed
 from penstock.config.nodes import Parts, called, datasets_found
-from penstock.config.parsing import nearest, not_allowed
 from penstock.config.schema import Config
 from penstock.config.signatures import arguments
 from penstock.order.samplers import BatchStrategy

@@ -27,7 +27,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 from penstock.config.allow_list import check_trusted
-from penstock.config.parsing import nearest, show
+from penstock.config.messages import nearest, show
 from penstock.errors import ConfigError, Problem
 
 NAME = "pyproject.toml"

@@ -16,7 +16,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le
 
-from penstock.config.parsing import describe, not_allowed, unknown_key
+from penstock.config.messages import describe, not_allowed
+from penstock.config.parsing import unknown_key
 from penstock.errors import Problem
 
 # Keys of a node that are no arguments of its callable.

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.config.parsing import nearest
+from penstock.config.messages import nearest
 from penstock.errors import Problem
 
 AFTER, BEFORE = "_after_", "_before_"

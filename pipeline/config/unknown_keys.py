@@ -16,8 +16,8 @@ from omegaconf.errors import OmegaConfBaseException
 from penstock.config import allow_list, familiar_names, signatures
 from penstock.config.gone import instead
 from penstock.config.hydra_loader import ConfigLoader
+from penstock.config.messages import nearest
 from penstock.config.nodes import KEPT, OF_OPTIMIZERS, OF_THE_BUILD
-from penstock.config.parsing import nearest
 from penstock.config.schema import TASK_KEYS
 from penstock.errors import ConfigError, Problem
 

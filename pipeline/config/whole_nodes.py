@@ -26,7 +26,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from penstock.config.changes import leaves
 from penstock.config.hydra_internals import apply_override, is_mapping, raw_node, raw_value
-from penstock.config.parsing import show
+from penstock.config.messages import show
 from penstock.errors import Problem
 
 _OVER_ALL = "experiment"  # the group that is laid over all others

@@ -10,38 +10,15 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import ConfigError, Problem
+from penstock.order.address import Addressed
 from penstock.order.randomness import FloatArray, IntArray
 from penstock.order.samplers import BatchStrategy, Order, Tail
 from penstock.order.skipped import Skipped
-
-
-class Address(NamedTuple):
-    """An epoch and a step of it, both from 0; addresses compare in the order of training."""
-
-    epoch: int
-    step: int
-
-    def __str__(self) -> str:
-        return f"({self.epoch}, {self.step})"
-
-
-class Addressed:
-    """Something that belongs to one global batch, by its `epoch` and `step`."""
-
-    __slots__ = ()
-    epoch: int
-    step: int
-
-    @property
-    def address(self) -> Address:
-        return Address(self.epoch, self.step)
-
 
 # What rows cost: float[n], finite and not negative, of rows int64[n] and their `Request.parts`.
 Costs = Callable[[IntArray, IntArray | None], FloatArray]

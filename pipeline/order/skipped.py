@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, count
 from typing import Any
 
-from penstock.order.plan import Address
+from penstock.order.address import Address
 from penstock.ranges import LARGEST
 
 Range = tuple[Address, Address]

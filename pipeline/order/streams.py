@@ -18,8 +18,8 @@ import numpy as np
 from torch.utils.data import IterableDataset
 
 from penstock.errors import ConfigError, DataError, Problem
+from penstock.order.address import Addressed
 from penstock.order.permutation import Permutation
-from penstock.order.plan import Addressed
 from penstock.order.randomness import IntArray, hash64
 from penstock.order.samplers import Tail
 from penstock.order.skipped import Skipped

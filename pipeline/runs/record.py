@@ -25,7 +25,7 @@ from penstock.errors import ConfigError, PenstockError, Problem
 from penstock.files import plain_json
 from penstock.files.disk import is_locked
 from penstock.files.plain_json import LONGEST_LINE, JsonError, integer, shown
-from penstock.order.plan import Address
+from penstock.order.address import Address
 from penstock.order.skipped import Skipped
 from penstock.runs import left_out, measurements
 from penstock.runs.manifest import read_config, read_manifest

@@ -20,7 +20,7 @@ from penstock.config.schema import Changes, Config
 from penstock.errors import ConfigError, Problem
 from penstock.files import plain_json
 from penstock.loading.known_by import PREFIX
-from penstock.order.plan import Address
+from penstock.order.address import Address
 from penstock.order.skipped import Skipped
 from penstock.runs.manifest import has_manifest, read_manifest
 from penstock.terminal import one_line

@@ -18,7 +18,7 @@ from penstock.distributed import world
 from penstock.distributed.group import Group, join
 from penstock.loading.batch import Batch
 from penstock.loading.fetch import hash_of_rows, row_hashes
-from penstock.order.plan import Address
+from penstock.order.address import Address
 from penstock.terminal import put, watched
 
 

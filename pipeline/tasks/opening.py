@@ -22,7 +22,8 @@ from penstock.distributed.world import launcher_start, restarts
 from penstock.errors import ConfigError, PenstockError, Problem
 from penstock.loading.known_by import ADVICE
 from penstock.loading.loader import Loader
-from penstock.order.plan import Address, Plan
+from penstock.order.address import Address
+from penstock.order.plan import Plan
 from penstock.order.skipped import Range, Skipped
 from penstock.order.streams import StreamPlan
 from penstock.runs import checkpoint, resumption

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from penstock.files.disk import append
 from penstock.loading.bad_samples import Budget, LeftOut
 from penstock.loading.batch import Batch
-from penstock.order.plan import Address
+from penstock.order.address import Address
 from penstock.order.skipped import Skipped
 from penstock.runs.quarantine import QuarantineFile, entries, notes
 from penstock.runs.run_folder import RunFolder

@@ -23,7 +23,7 @@ from penstock.loading.dataset_facts import table_of
 from penstock.loading.fetch import batch_hash
 from penstock.loading.named_fields import Fields
 from penstock.loading.wrapped import SomeRows
-from penstock.order.plan import Address
+from penstock.order.address import Address
 from penstock.order.randomness import scope
 from penstock.order.streams import End
 from penstock.runs.only_shown import only_shown

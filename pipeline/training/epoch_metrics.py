@@ -24,11 +24,8 @@ from penstock.distributed.group import Group
 from penstock.errors import PenstockError
 from penstock.loading.batch import Batch
 from penstock.loading.fetch import hash_of_rows, row_hashes
-from penstock.loading.loader import Loader
-from penstock.order.plan import Address
+from penstock.order.address import Address
 from penstock.order.randomness import hash64_each, hash64_last
-from penstock.training.observer import Record
-from penstock.training.train_step import TrainStep
 
 _PART = "loss/"  # before the names of a loss's parts, in a state
 
@@ -249,16 +246,3 @@ def _step(batch: Batch, loss: float, ranks: tuple[object, ...]) -> tuple[Step, i
         digest,
         tuple(chain.from_iterable(left_out)),
     ), weight
-
-
-def speed(train_step: TrainStep, loader: Loader, epoch_metrics: EpochMetrics) -> Record:
-    """Samples a second and dead workers of all ranks; waiting and milliseconds of this one."""
-    stats, gather = loader.stats, train_step.group.gather
-    return {
-        **epoch_metrics.speed(stats.wait_seconds),
-        **{
-            f"ms/{stage}": 1000 * seconds / max(stats.samples, 1)
-            for stage, seconds in stats.stages.items()
-        },
-        "worker_deaths": sum(gather(stats.deaths)),
-    }

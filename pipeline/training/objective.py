@@ -27,7 +27,7 @@ from penstock.training.objective_base import (
     unpadded,
     valid,
 )
-from penstock.training.observer import FEW, Rendered, classes_in_words, in_words
+from penstock.training.rendered import FEW, Rendered, classes_in_words, in_words
 
 if TYPE_CHECKING:
     from torchmetrics import Metric

@@ -17,7 +17,7 @@ from penstock.distributed.group import Group
 from penstock.distributed.metric_states import Counted, count_apart, counted, is_metric, merge
 from penstock.errors import ConfigError, Problem
 from penstock.loading.batch import Batch
-from penstock.training.observer import Rendered
+from penstock.training.rendered import Rendered
 
 if TYPE_CHECKING:
     from torchmetrics import Metric

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from penstock.errors import ConfigError, Problem
 from penstock.loading.batch import Batch
 from penstock.training.objective_base import Objective, batch_norm_explained, in_shape, unpadded
-from penstock.training.observer import Rendered
+from penstock.training.rendered import Rendered
 
 if TYPE_CHECKING:
     from penstock.training.train_step import TrainStep

@@ -22,16 +22,11 @@ from penstock.distributed.preemption import Preempted, Preemption, in_turns
 from penstock.errors import ConfigError, DataError, PenstockError, Problem
 from penstock.loading.batch import Batch
 from penstock.loading.loader import Loader
-from penstock.order.plan import Address
+from penstock.order.address import Address
 from penstock.runs.checkpoint import Checkpoints, State
-from penstock.training.epoch_metrics import (
-    EpochMetrics,
-    NonFiniteLossError,
-    Step,
-    order_hash,
-    speed,
-)
+from penstock.training.epoch_metrics import EpochMetrics, NonFiniteLossError, Step, order_hash
 from penstock.training.observer import Observer, Record
+from penstock.training.speed import speed
 from penstock.training.train_step import TrainOptions, TrainStep
 from penstock.training.validation import validate
 

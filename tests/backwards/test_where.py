@@ -8,7 +8,7 @@ import pytest
 from penstock.addons.backwards import where
 from penstock.addons.backwards.where import RunHistory
 from penstock.config.composition import quoted
-from penstock.order.plan import Address
+from penstock.order.address import Address
 from penstock.runs.record import RunRecord
 from tests.program import run
 

@@ -13,7 +13,7 @@ import pytest
 import penstock
 from penstock.config import familiar_names, notices
 from penstock.config.composition import Composer
-from penstock.config.parsing import choices
+from penstock.config.messages import choices
 from penstock.config.schema import Config
 from penstock.distributed import world
 from tests.program import ROOT, run

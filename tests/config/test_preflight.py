@@ -293,13 +293,6 @@ def test_yaml_that_is_no_yaml(own):
         penstock.compose("model=mine", config_dir=folder)
 
 
-@pytest.mark.parametrize("text", ["a: " + "[" * 100_000, "- " * 100_000, "? " * 100_000])
-def test_yaml_that_is_deep(own, text):
-    """The parser in C would go down with its stack."""
-    with pytest.raises(ConfigError, match=r"deep\.yaml has values inside of more than 100 others"):
-        penstock.compose("model=deep", config_dir=own("model/deep", text))
-
-
 def test_a_dataset_for_each_split(own):
     node = "{_target_: tests.own_parts.Numbers, size: 4}"
     two = f"train: {node}\nval: {node}\n"

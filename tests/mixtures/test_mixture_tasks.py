@@ -8,7 +8,7 @@ from penstock import build_train_loader, build_val_loader, compose
 from penstock.addons.mixtures.in_runs import explained
 from penstock.build.data import DataParts
 from penstock.errors import ConfigError, Problem
-from penstock.order.plan import Address
+from penstock.order.address import Address
 from penstock.runs.resumption import differences
 from tests.program import run
 

@@ -19,7 +19,7 @@ from penstock.build.training import TrainingParts
 from penstock.distributed.world import World
 from penstock.runs.record import RunRecord
 from penstock.tasks.validate import load_weights
-from penstock.training.observer import Rendered
+from penstock.training.rendered import Rendered
 from tests.broken_images import cut, write_images
 from tests.program import run
 

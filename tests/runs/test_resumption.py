@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.order.plan import Address
+from penstock.order.address import Address
 from penstock.runs import resumption
 from penstock.runs.resumption import SCHEDULES, SKIP, Source
 

@@ -6,7 +6,7 @@ import pytest
 from penstock.distributed.group import Group
 from penstock.loading.bad_samples import Budget, LeftOut
 from penstock.loading.fetch import batch_hash
-from penstock.order.plan import Address
+from penstock.order.address import Address
 from penstock.order.skipped import Skipped
 from penstock.runs.run_folder import RunFolder
 from penstock.tasks.recording import Digests, Ledger, Metrics, Quarantine

@@ -22,7 +22,7 @@ from penstock.order.plan import Plan
 from penstock.order.samplers import Random, Sequential
 from penstock.runs import checkpoint, run_state
 from penstock.runs.checkpoint import Checkpoints
-from penstock.training.epoch_metrics import EpochMetrics, speed
+from penstock.training.epoch_metrics import EpochMetrics
 from penstock.training.objective import Regression
 from penstock.training.runner import (
     NonFiniteLossError,
@@ -33,6 +33,7 @@ from penstock.training.runner import (
     validate,
 )
 from penstock.training.schedules import with_warmup
+from penstock.training.speed import speed
 from penstock.training.train_step import TrainOptions, TrainStep
 
 

@@ -13,7 +13,7 @@ from penstock.loading.collate import Stack
 from penstock.loading.loader import Loader
 from penstock.loading.stream_fetch import StreamFetch
 from penstock.loading.workers.options import LoaderOptions
-from penstock.order.plan import Address
+from penstock.order.address import Address
 from penstock.order.skipped import Skipped
 from penstock.order.streams import StreamOrder, StreamPlan
 from penstock.runs import checkpoint

@@ -33,7 +33,8 @@ from penstock.loading.bad_samples import path_of
 from penstock.loading.dataset_facts import table_of
 from penstock.loading.known_by import relation
 from penstock.loading.wrapped import SomeRows, unfiltered
-from penstock.order.plan import Address, Plan, Request
+from penstock.order.address import Address
+from penstock.order.plan import Plan, Request
 from penstock.order.randomness import sample_keys
 from penstock.order.skipped import Skipped
 from penstock.runs import left_out

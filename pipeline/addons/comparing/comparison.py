@@ -23,7 +23,7 @@ from penstock.config.changes import between, leaves
 from penstock.config.schema import TASK_KEYS, Changes
 from penstock.errors import PenstockError
 from penstock.loading.known_by import PREFIX, relation
-from penstock.order.plan import Address
+from penstock.order.address import Address
 from penstock.runs.record import DIGESTS, LEDGER, RunRecord, by_address, skipped_in
 from penstock.terminal import one_line, watched
 

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.addons.filters.expressions import Expression
+from penstock.config.messages import nearest
 from penstock.config.nodes import Parts, datasets_found
-from penstock.config.parsing import nearest
 from penstock.config.schema import Config
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.loading.dataset_facts import table_of, with_token_lengths

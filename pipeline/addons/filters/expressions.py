@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.config.parsing import nearest
+from penstock.config.messages import nearest
 from penstock.errors import ConfigError, Problem
 
 Mask = npt.NDArray[np.bool_]

@@ -25,6 +25,7 @@ from torch.utils.data import Subset
 
 from penstock.addons.filters.expressions import Expression, Mask, columns_of_table, no_column
 from penstock.config.instantiate import make
+from penstock.config.messages import not_allowed
 from penstock.config.nodes import (
     SPLITS,
     Parts,
@@ -35,7 +36,6 @@ from penstock.config.nodes import (
     of_the_build,
     without_own,
 )
-from penstock.config.parsing import not_allowed
 from penstock.config.schema import Config
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.loading.dataset_facts import columns_of, lengths_of, table_of

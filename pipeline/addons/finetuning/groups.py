@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from penstock.addons.finetuning import fitting
+from penstock.config.messages import nearest
 from penstock.config.nodes import by_name
-from penstock.config.parsing import nearest
 from penstock.config.schema import Config
 from penstock.config.signatures import arguments
 from penstock.errors import ConfigError, Problem

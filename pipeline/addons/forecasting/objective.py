@@ -14,7 +14,7 @@ from penstock.errors import ConfigError, Problem
 from penstock.loading.batch import Batch
 from penstock.training.objective import Loss, Regression
 from penstock.training.objective_base import in_shape, valid
-from penstock.training.observer import Rendered
+from penstock.training.rendered import Rendered
 
 
 class Mase(Metric):

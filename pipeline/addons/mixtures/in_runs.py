@@ -19,8 +19,9 @@ from penstock.config.schema import Config
 from penstock.config.signatures import arguments
 from penstock.errors import ConfigError, Problem
 from penstock.files import plain_json
+from penstock.order.address import Address
 from penstock.order.columns import ChosenRows, LengthTable
-from penstock.order.plan import Address, Plan
+from penstock.order.plan import Plan
 from penstock.order.randomness import hash64
 from penstock.order.samplers import Order
 from penstock.order.streams import is_stream

@@ -24,8 +24,8 @@ from penstock.addons.packs.folder import VERSION, Pack
 from penstock.addons.packs.remote import RemotePack
 from penstock.build.data import DataParts, Split
 from penstock.config.instantiate import make
+from penstock.config.messages import not_allowed
 from penstock.config.nodes import Parts, datasets
-from penstock.config.parsing import not_allowed
 from penstock.config.schema import Config
 from penstock.datasets.files import Files
 from penstock.distributed.world import World

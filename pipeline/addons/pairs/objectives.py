@@ -20,7 +20,7 @@ from penstock.distributed.gathered import gathered, share
 from penstock.errors import ConfigError, Problem
 from penstock.loading.batch import Batch
 from penstock.loading.compose import further_views
-from penstock.training.observer import Rendered
+from penstock.training.rendered import Rendered
 
 _AT_ONCE = 1024  # rows that are compared with all others
 _EQUAL = 1e-5  # likenesses that differ by no more differ by rounding

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.addons.ray import access as ray_access
 from penstock.addons.ray.access import refuse_client
-from penstock.config.parsing import show
+from penstock.config.messages import show
 from penstock.config.schema import Config
 from penstock.distributed.preemption import held
 from penstock.errors import ConfigError, Problem

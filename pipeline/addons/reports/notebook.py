@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.errors import PenstockError
-from penstock.order.plan import Address
+from penstock.order.address import Address
 from penstock.runs.record import DIGESTS, Digests, RunRecord
 from penstock.terminal import one_line
 

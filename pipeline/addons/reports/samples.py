@@ -34,7 +34,7 @@ from penstock.order.randomness import IntArray, scope
 from penstock.order.streams import End, StreamPlan, length_of
 from penstock.runs.only_shown import only_shown
 from penstock.training.objective_base import Objective
-from penstock.training.observer import Rendered, in_words
+from penstock.training.rendered import Rendered, in_words
 from penstock.transforms.batch import BatchCompose
 from penstock.transforms.image import Compose, Normalize
 

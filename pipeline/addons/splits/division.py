@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.addons.filters.kept import KeptRows, Selection, kept_rows
+from penstock.config.messages import nearest, not_allowed
 from penstock.config.nodes import called, datasets, of_the_build
-from penstock.config.parsing import nearest, not_allowed
 from penstock.config.schema import Config
 from penstock.config.signatures import arguments
 from penstock.errors import ConfigError, Problem

@@ -33,7 +33,8 @@ from penstock.errors import PenstockError
 from penstock.loading.workers.backends import Asked
 from penstock.loading.workers.options import LoaderOptions
 from penstock.loading.workers.pool import start_method
-from penstock.order.plan import Address, Plan
+from penstock.order.address import Address
+from penstock.order.plan import Plan
 from penstock.order.streams import StreamPlan
 
 log = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from penstock.config.parsing import show
+from penstock.config.messages import show
 from penstock.errors import Problem
 
 PLUGIN = "hydra_plugins.hydra_submitit_launcher"

@@ -29,7 +29,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from penstock.addons.sweeps import batch_scripts
 from penstock.config.hydra_section import called, mapping, typed_values
-from penstock.config.parsing import show
+from penstock.config.messages import show
 from penstock.errors import Problem
 
 SWEEPER = "penstock.addons.sweeps.optuna_sweeper.OptunaSweeper"

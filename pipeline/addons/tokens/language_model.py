@@ -22,7 +22,7 @@ from penstock.loading.batch import Batch
 from penstock.loading.dataset_facts import tokenizer_of
 from penstock.order.randomness import scope
 from penstock.training.objective import Supervised
-from penstock.training.observer import Rendered
+from penstock.training.rendered import Rendered
 
 if TYPE_CHECKING:
     from torchmetrics import Metric

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock.addons.tokens.byte_pairs import BytePairs
-from penstock.config.parsing import nearest
+from penstock.config.messages import nearest
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files import plain_json
 from penstock.files.limits import Limits

@@ -30,7 +30,7 @@ from penstock.loading.batch import Batch
 from penstock.loading.loader import Loader
 from penstock.loading.stage_timer import WAITS, StageTrace, delayed, slower_side
 from penstock.loading.workers.options import LoaderOptions
-from penstock.order.plan import Address
+from penstock.order.address import Address
 from penstock.order.streams import End, StreamPlan
 from penstock.runs.only_shown import only_shown
 from penstock.runs.run_folder import RunFolder

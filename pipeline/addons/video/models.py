@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
-from penstock.config.parsing import nearest
+from penstock.config.messages import nearest
 from penstock.errors import ConfigError, Problem
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock.errors import ConfigError, Problem
-from penstock.training.observer import Rendered
+from penstock.training.rendered import Rendered
 
 if TYPE_CHECKING:
     from torchmetrics import Metric

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.ops import batched_nms, sigmoid_focal_loss
 
-from penstock.config.parsing import nearest
+from penstock.config.messages import nearest
 from penstock.errors import ConfigError, Problem
 
 STRIDE = 4  # pixels between two cells

@@ -19,7 +19,7 @@ from penstock.training.objective_base import (
     unpadded,
     valid,
 )
-from penstock.training.observer import Rendered
+from penstock.training.rendered import Rendered
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
