@@ -99,8 +99,9 @@ def _expressed(random: Random) -> list[tuple[float, float, float]]:
     width, length = random.uniform(0.92, 1.08), random.uniform(0.93, 1.07)
     raised, smile = random.uniform(-8, 13), random.uniform(-0.5, 1)
     opened, eyes = max(0.0, random.uniform(-0.6, 1)), random.uniform(0.4, 1.3)
-    points = []
-    for number, (x, y, z) in enumerate(_points(_MEAN)):
+    points: list[tuple[float, float, float]] = []
+    for number, point in enumerate(_points(_MEAN)):
+        x, y, z = map(float, point)
         if 17 <= number < 27:
             y -= raised
         elif 36 <= number < 48:

@@ -228,7 +228,7 @@ class StreamFetch(Fetch):
         # copy, since here every worker reads everything.
         return copy(self.dataset)
 
-    def __call__(self, request: StreamRequest, draws: Draws = GLOBAL) -> Batch | End:  # type: ignore[override]
+    def __call__(self, request: StreamRequest, draws: Draws = GLOBAL) -> Batch | End:
         """The batch of `request`, or End."""
         draws = draws if self._keyed else self._own.beside(draws, request.epoch)
         timer = StageTimer(self.traced)  # raw records are read before there are samples

@@ -129,7 +129,7 @@ class Opening:
         """
         config, scheduler, own = self.config, self.config.scheduler, self.fingerprint
         if config.resume is None and (restarted or _outlived(Path(config.run_dir), launchers)):
-            source = Source(Path(config.run_dir), required=False)  # its launcher goes on with it
+            source: Source | None = Source(Path(config.run_dir), required=False)  # of its launcher
         else:
             source = resumption.source(config)
         newest, renewed = self._newest(source) if source else None, None

@@ -242,10 +242,6 @@ def test_steps_that_cannot_be_read(name, pair):
     found = compare(RunRecord.read(first), RunRecord.read(second))
     assert any("cannot be read" in one.text and one.same is None for one in found.findings)
     (second / name).rmdir()
-    with (second / name).open("wb") as file:
-        file.truncate(1 << 40)
-    found = compare(RunRecord.read(first), RunRecord.read(second))
-    assert any("line 1 is longer" in one.text and one.same is None for one in found.findings)
     (second / name).write_text("")
     found = compare(RunRecord.read(first), RunRecord.read(second))
     assert any(one.text == "no step in common" and one.same is None for one in found.findings)

@@ -275,7 +275,7 @@ def _beside_texts(node: ast.AST) -> Iterator[tuple[str, str]]:
             for text in texts:
                 if isinstance(text, str):
                     yield item.id, text
-                elif type(text) in (int, float):  # which no day equals
+                elif isinstance(text, (int, float)) and not isinstance(text, bool):  # no day
                     yield item.id, f"the number {text}"
 
 

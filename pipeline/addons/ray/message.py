@@ -23,7 +23,7 @@ Bytes = npt.NDArray[np.uint8]
 _SMALL = 16 << 10  # bytes; what is smaller is copied, and a consumer may keep it for long
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+class _Pickler(cloudpickle.Pickler):
     """Pickles plain tensors as buffers, with their strides: a convolution rounds by them."""
 
     def reducer_override(self, thing: Any) -> Any:
@@ -35,7 +35,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             storage = thing.untyped_storage()
         content = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
         layout = thing.dtype, tuple(thing.shape), thing.stride()
-        return _tensor, (pickle.PickleBuffer(content), *layout)
+        return _tensor, (pickle.PickleBuffer(content.data), *layout)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
@@ -68,7 +68,7 @@ def unpack(value: Sequence[bytes | Bytes], memory: StoreMemory) -> tuple[Any, in
     content, *large = value
     arrays = [np.asarray(array) for array in large]
     return (
-        pickle.loads(content, buffers=memory.own(arrays)),
+        pickle.loads(bytes(content), buffers=memory.own(arrays)),
         len(content) + sum(array.nbytes for array in arrays),
     )
 

@@ -159,7 +159,7 @@ def draw_batch(split: Split, batch: Batch, folder: Path) -> Path | None:
 @contextmanager
 def _generators() -> Iterator[None]:
     """Put back the generators of this process and of its GPU."""
-    is_there = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    is_there = torch.cuda.is_initialized()
     devices = [torch.cuda.current_device()] if is_there else []
     with scope(), torch.random.fork_rng(devices):
         yield

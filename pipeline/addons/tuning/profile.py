@@ -15,7 +15,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -72,7 +72,7 @@ def run(config: Config) -> None:
 
 
 # Those of the configured options that need workers.
-ALONE = {
+ALONE: dict[str, Any] = {
     "backend": "main",
     "num_workers": 0,
     "persistent_workers": False,
@@ -230,11 +230,11 @@ def judge(measured: Measured) -> Verdict:
             more = f"loader.prefetch_factor={2 * now.prefetch}"
         return Verdict("training", reason, "keep more batches ready", (more,))
     if now.blocked > computing:
-        more = max(min(enough, 64), now.workers + 1)
+        workers = max(min(enough, 64), now.workers + 1)
         reason = f"a batch takes {_ms(work)} to make, of which {_ms(now.blocked)} are spent "
         reason += "waiting for the data to arrive, with the core free"
         return Verdict("reading", reason, "ask for more at a time: workers that wait need no core",
-                       (f"loader.num_workers={more}",))  # fmt: skip
+                       (f"loader.num_workers={workers}",))  # fmt: skip
     if side == "neither":
         reason = f"workers are busy {now.busy:.0%} of the time, and still {waits}"
         return Verdict("hand-over", reason, "threads hand batches over without a copy",
