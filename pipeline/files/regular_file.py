@@ -51,7 +51,10 @@ def read_regular(path: str | os.PathLike[str], limits: Limits | None = None) -> 
 
 def map_npy(path: str | os.PathLike[str]) -> npt.NDArray[Any]:
     """The array in a `.npy` file, mapped read-only; raises OSError or ValueError."""
-    mapped: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+    try:
+        mapped: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+    except EOFError as error:  # of an empty file
+        raise ValueError(str(error)) from None
     return mapped
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from penstock.addons.finetuning.weights import Teacher
+from penstock.addons.finetuning.teachers import Teacher
 from penstock.runs import checkpoint
 from penstock.training.models import SmallConvNet
 from tests.program import run

@@ -330,19 +330,6 @@ def test_an_array_of_another_shape_names_its_row_group(tmp_path):
         data[15]
 
 
-def test_nulls_among_huge_arrays_are_refused_before_they_are_made(tmp_path):
-    shape = [1 << 14, 1 << 14]
-    written.folder(
-        tmp_path,
-        table(10, x=pa.nulls(10, pa.list_(pa.list_(pa.int8())))),
-        {"x": {"_type": "Array2D", "shape": shape, "dtype": "int8"}},
-        files=1,
-    )
-    data = HuggingFace(str(tmp_path), val_fraction=0.0)
-    with pytest.raises(DataError, match=r"columns made of others: .* limits.expansion=200"):
-        data[0]
-
-
 @pytest.fixture
 def pictures(tmp_path):
     column = pa.array(

@@ -61,7 +61,7 @@ def test_the_end_is_added(tmp_path):
     assert written["best"] == {"val/nme": None}
     assert written["started"] <= written["ended"]
     names = {path.name for path in folder.path.iterdir()}
-    assert names == {"config.yaml", "manifest.json", "run_folder.json"}
+    assert names == {"config.yaml", "manifest.json", "holder.json"}
 
 
 def test_a_taken_folder_is_left_alone(tmp_path):
@@ -130,7 +130,7 @@ def test_a_folder_of_before_sessions_can_be_resumed(tmp_path):
     ended(tmp_path / "one")
     old = {"status": "done", "seed": 3}
     (tmp_path / "one" / "manifest.json").write_text(json.dumps(old))
-    (tmp_path / "one" / "run_folder.json").unlink()
+    (tmp_path / "one" / "holder.json").unlink()
     again = RunFolder.reopen(tmp_path / "one")
     assert manifest(again)["seed"] == 3
     assert len(manifest(again)["sessions"]) == 1
@@ -386,12 +386,12 @@ def test_a_run_that_changed_nothing_keeps_its_end(tmp_path):
 
 def test_a_folder_that_others_have_by_now_is_left_alone(tmp_path):
     folder = RunFolder.claim(tmp_path / "one", {})
-    (folder.path / "run_folder.json").unlink()
-    (folder.path / "run_folder.json").touch()
+    (folder.path / "holder.json").unlink()
+    (folder.path / "holder.json").touch()
     folder.finish("done")
     assert manifest(folder)["status"] == "running"
     folder = RunFolder.claim(tmp_path / "two", {})
-    (folder.path / "run_folder.json").unlink()
+    (folder.path / "holder.json").unlink()
     folder.remove()
     assert folder.path.is_dir()
 
@@ -450,7 +450,7 @@ def begun(folder, *names):
         (["manifest.json", "config.yaml"], False),
         (["config.yaml"], True),
         (["manifest.json", "metrics.jsonl"], True),
-        ([".hydra", "job.lock", "result.json", "run_folder.json"], False),
+        ([".hydra", "job.lock", "result.json", "holder.json"], False),
         ([".config.yaml.123-0123abcd.tmp"], False),
     ],
 )

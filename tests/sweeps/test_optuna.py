@@ -337,12 +337,6 @@ DAMAGES = {
         '{"x": "{\\"name\\": \\"os.system\\", \\"attributes\\": {}}"}, "params": {"x": 1}}'
     ),
     "bytes": lambda path: path.write_bytes(os.urandom(5000) + b"\n"),
-    "a link": lambda path: (path.rename("elsewhere"), path.symlink_to(Path("elsewhere").resolve())),
-    "a FIFO": lambda path: (path.unlink(), os.mkfifo(path)),
-    "a lock elsewhere": lambda path: (
-        Path("elsewhere").write_text("precious"),
-        os.link("elsewhere", f".{path.name}.append"),
-    ),
 }
 
 

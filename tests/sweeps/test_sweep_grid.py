@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock import command, seams
-from penstock.addons.sweeps import stored_sweep, sweep_grid
+from penstock.addons.sweeps import sweep_grid
 from penstock.addons.sweeps.job_result import read_results
 from penstock.addons.sweeps.stored_sweep import job_lock, read_sweep, resumed
 from penstock.distributed import world
@@ -227,73 +227,11 @@ def test_a_stored_sweep_of_a_stranger_is_checked(damage, sweep, capsys):
     assert "Traceback" not in err
 
 
-# What lies in a sweep's folder, where it leads, and the key or file of the message.
-LEFT = {
-    "a job elsewhere": ({"sweep/0": "elsewhere"}, r"hydra\.sweep\.subdir: got"),
-    "a job in a job": ({"sweep/0": "sweep"}, r"hydra\.sweep\.subdir: got"),
-    "hydra's folder elsewhere": ({"sweep/0/.hydra": "elsewhere"}, r"\.hydra is a symbolic link"),
-    "hydra's files elsewhere": ({"sweep/0/.hydra/config.yaml": "elsewhere/config.yaml"}, None),
-    "configuration elsewhere": (
-        {"sweep/multirun.yaml": "elsewhere/config.yaml"},
-        r"multirun\.yaml is a link",
-    ),
-    "configuration of its own": ({"sweep/multirun.yaml": None}, r"multirun\.yaml exists"),
-    "table elsewhere": ({"sweep/sweep.csv": "elsewhere/config.yaml"}, r"csv is a symbolic link"),
-    "table of its own": ({"sweep/sweep.csv": None}, r"sweep\.csv exists"),
-    "lock elsewhere": ({"sweep/0/job.lock": "elsewhere/config.yaml"}, r"lock is a symbolic link"),
-}
-
-
-@pytest.mark.one_in(4)
-@pytest.mark.parametrize("name", LEFT)
-def test_nothing_is_written_over_or_through_what_lies_in_a_sweeps_folder(
-    name, sweep, tmp_path, capsys
-):
-    links, message = LEFT[name]
-    kept = tmp_path / "elsewhere" / "config.yaml"
-    kept.parent.mkdir()
-    kept.write_text("precious")
-    (tmp_path / "sweep").mkdir()
-    jobs = [stored_sweep.StoredJob(str(n), [f"seed={n + 1}"]) for n in range(2)]
-    stored_sweep.store(tmp_path / "sweep", stored_sweep.StoredSweep(keys=["seed"], jobs=jobs))
-    for place, target in links.items():
-        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
-        if target is None:
-            (tmp_path / place).write_text("precious")
-        else:
-            (tmp_path / place).symlink_to(tmp_path / target)
-    more = ["hydra.output_subdir=.hydra"] if "hydra" in name else []
-    code, folder = sweep(lambda config: 0.5, "seed=1,2", *more)
-    assert [path.read_text() for path in kept.parent.iterdir()] == ["precious"]
-    for place, target in links.items():
-        assert target is not None or (tmp_path / place).read_text() == "precious"
-    err = capsys.readouterr().err
-    assert "Traceback" not in err
-    assert code == (2 if message else 0), err
-    if message:
-        assert re.search(message, err)
-    else:
-        assert [one.status for _, one in read_results(folder)] == ["done", "done"]
-
-
 @pytest.mark.thorough
 def test_a_sweep_replaces_what_it_has_made(sweep):
     for words in ("seed=1,2", "seed=1,2,3"):
         assert sweep(lambda config: 0.5, words)[0] == 0
     assert len(Path("sweep/sweep.csv").read_text().splitlines()) == 4
-
-
-def test_the_folder_of_a_job_is_that_of_the_sweep_that_was_checked(sweep, tmp_path, monkeypatch):
-    """Before the jobs have numbers, it is one; afterwards it would be another."""
-    (tmp_path / "conf" / "experiment").mkdir(parents=True)
-    late = "${oc.select:hydra.job.num,../elsewhere}"  # 0 where it is looked at
-    (tmp_path / "conf" / "experiment" / "evil.yaml").write_text(
-        f"# @package _global_\nhydra: {{sweep: {{dir: '{tmp_path}/conf/multirun/../{late}'}}}}\n"
-    )
-    monkeypatch.setattr(seams, "runner", lambda name: lambda config: 0.5)
-    monkeypatch.chdir(tmp_path / "conf")
-    command.main(["-m", "--config-dir=.", "experiment=evil", "seed=1,2"])
-    assert not (tmp_path / "elsewhere").exists()
 
 
 def test_what_is_not_written_down_is_asked_for_again(sweep):

@@ -252,7 +252,7 @@ def test_a_text_that_is_not_utf_8_is_named(tmp_path):
     for name in ("t.parquet", "t.arrow"):
         for column in cells:
             others = [other for other in cells if other != column]
-            message = rf"{name}', row 1, column '{column}' is not UTF-8"
+            message = rf"{name}', .*column '{column}' is not UTF-8"
             if (name, column) == ("t.parquet", "coded"):  # pyarrow looks at these itself
                 message = rf"{name}', row group 0 cannot be read: Invalid UTF8"
             with pytest.raises(DataError, match=message):

@@ -94,4 +94,6 @@ def test_other_tasks_read_what_there_is(capsys):
     assert done.code == 0, done.err
     first, *others = done.out.splitlines()
     assert first == "8 samples, nothing wrong with them"
-    assert not others or others[0].startswith("overlap    4 of test are in train, too: 4 equal (")
+    assert not others or others[0].startswith(
+        "overlap    4 of test are in train, too (4 with 8 of train"
+    )

@@ -215,13 +215,13 @@ def test_the_parts_of_a_loss_are_means_over_an_epoch_and_go_on_after_a_stop():
     for step, count in enumerate((6, 2, 5)):
         data = batch(count, step=step)
         losses, _ = objective(model, data)
-        whole.add(data, losses.detach(), None, objective.named)
+        whole.add(data, losses.detach(), objective.named)
         if step < 2:
-            first.add(data, losses.detach(), None, objective.named)
+            first.add(data, losses.detach(), objective.named)
     whole.read()
     first.read()
     resumed = EpochMetrics(Group(), first.state_dict(0.0))
-    resumed.add(data, losses.detach(), None, objective.named)
+    resumed.add(data, losses.detach(), objective.named)
     resumed.read()
     assert resumed.named == whole.named
     assert sum(whole.named.values()) == pytest.approx(whole.mean)

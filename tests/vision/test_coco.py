@@ -103,10 +103,10 @@ def changed(part, number, **values):
     ("data", "said"),
     [
         ("{", "it is cut off"),
-        ("[" * 100_000, "it is nested more than"),
+        ("[" * 100_000, "cannot be read: it is not JSON"),
         ("[]", "holds a list"),
         ("{}", "images: is missing"),
-        (json.dumps(content()).replace("-4", "NaN"), "it has NaN"),
+        (json.dumps(content()).replace("-4", "NaN"), "bbox is"),
         (changed("annotations", 0, image_id=70), "no image has the id 70"),
         (changed("annotations", 0, category_id=4), "no category has the id 4"),
         (changed("annotations", 0, category_id="3"), "category_id is '3'"),

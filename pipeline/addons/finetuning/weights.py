@@ -14,14 +14,13 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from penstock.addons.finetuning import groups, weights
+from penstock.addons.finetuning import groups
 from penstock.errors import ConfigError, PenstockError, Problem
 from penstock.runs import checkpoint
 from penstock.runs.checkpoint_file import check_size
@@ -211,40 +210,3 @@ def _of(tensor: Tensor) -> str:
 def _few(names: Sequence[str]) -> str:
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(one_line(name)[:120] for name in names[:_SHOWN]) + more
-
-
-class Teacher(nn.Module):
-    """A model with the weights of a run or a file, which gives its outputs and never learns.
-
-    It stays in evaluation mode whatever the model around it is set to, its outputs carry no
-    gradient, and its weights stand in no optimizer. Held by an objective, it is in no checkpoint.
-
-    Args:
-        model: the same as that of the weights.
-        path: a run's folder, a checkpoint, or a file of weights.
-        rename: how names of the file begin, and how they do in the model.
-
-    Raises:
-        ConfigError: the weights do not fit the model.
-    """
-
-    def __init__(self, model: nn.Module, path: str, rename: dict[str, str] | None = None) -> None:
-        super().__init__()
-        matched = weights.match(
-            model, weights.read(Path(path).expanduser(), "path"), (), rename, ""
-        )
-        if matched.odd or not matched.tensors:
-            reason = f"{path!r} does not fit {type(model).__name__}: {matched}"
-            raise ConfigError(Problem("path", reason))
-        weights.load(model, matched)
-        self.model = model
-        self.requires_grad_(False).train(False)
-
-    def train(self, mode: bool = True) -> Teacher:
-        return super().train(False)
-
-    def forward(self, *inputs: Any, **options: Any) -> Any:
-        import torch
-
-        with torch.no_grad():
-            return self.model(*inputs, **options)

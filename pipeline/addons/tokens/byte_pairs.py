@@ -93,6 +93,9 @@ class BytePairs:
         if not isinstance(text, str):
             has = ", ".join(f"{name} ({type(value).__name__})" for name, value in sample.items())
             raise DataError(f"BytePairs needs a text in the field {self.field!r}; there is {has}")
+        return self._with_tokens(sample, text)
+
+    def _with_tokens(self, sample: Sample, text: str) -> Sample:
         encoding = self._encoded(text)
         sizes = np.zeros(len(encoding.ids) + 1, np.int64)
         sizes[1:] = _bytes_of(text, encoding)
