@@ -1,7 +1,6 @@
 """Clips of videos: which frames they have, what is refused, and transforms of all frames alike."""
 
 import io
-import os
 import re
 
 import numpy as np
@@ -160,10 +159,8 @@ def test_what_cannot_be_read_is_named(tmp_path):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(DataError, match=f"video '.*{name}'.*({said})"):
             clip(tmp_path / name, frames=16, stride=5)
-    os.mkfifo(tmp_path / "pipe.mp4")
-    for name, said in (("pipe.mp4", "a FIFO"), ("missing.mp4", "No such file")):
-        with pytest.raises(DataError, match=f"{name}' cannot be read: .*{said}"):
-            clip(tmp_path / name)
+    with pytest.raises(DataError, match=r"missing.mp4' cannot be read: .*No such file"):
+        clip(tmp_path / "missing.mp4")
 
 
 def test_damage_that_libav_conceals_is_found_by_a_check(tmp_path):
