@@ -5,7 +5,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -187,20 +186,3 @@ def test_a_main_thread_that_waits_for_a_thread_waits_as_that_one_does(file, wait
     assert state.waits == waits
     assert state.stack[-1] == f'File "{TORCH}/distributed/x.py", line 7, in all_reduce'
     assert len(state.stack) == (2 if file is None else 10)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_rank_is_known_by_its_variables(monkeypatch):
-    monkeypatch.setattr(standing.os, "getppid", os.getpid)
-    started = [
-        subprocess.Popen(["sleep", "60"], env={**os.environ, name: value})
-        for name, value in (("OTHER_RANK", "41"), ("RANK", "41"), ("SLURM_PROCID", "42"))
-    ]
-    try:
-        assert standing.sibling(41) == started[1].pid
-        assert standing.sibling(42) == started[2].pid
-        assert standing.sibling(4) is None
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
