@@ -51,6 +51,8 @@ class Normalize:
             statistics = IMAGENET
         self.mean = [float(value) for value in statistics["mean"]]
         self.std = [float(value) for value in statistics["std"]]
+        if not all(value > 0 for value in self.std):
+            raise ConfigError(Problem("statistics", f"std is {self.std}; each must be above 0"))
 
     def __call__(self, sample: Sample) -> Sample:
         changed = dict(sample)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torchvision import tv_tensors
 
@@ -42,6 +43,27 @@ Sums = tuple[int, torch.Tensor, torch.Tensor]
 _MOST_CHANNELS = 10_000
 _AHEAD = 4  # images in flight per thread
 _TOGETHER = 32  # images of a batch
+_NOISE = (
+    1e-11  # relative deviation of float64 numbers that differ by rounding alone, or little more
+)
+_HALF_A_LEVEL = 12**-0.5 / 255  # deviation that rounding to bytes gives, of 1
+
+
+def scales(
+    deviations: npt.ArrayLike, largest: npt.ArrayLike, noise: float = _NOISE
+) -> npt.NDArray[np.float64]:
+    """What to divide by: the deviations, and 1 where they are no more than rounding.
+
+    A constant divided by its own rounding errors would be noise in training, and another value
+    later any number of deviations away.
+
+    Args:
+        deviations: standard deviations, of any shape.
+        largest: of the same shape, the largest absolute value of the numbers that they are of.
+        noise: as a share of `largest`, what rounding explains.
+    """
+    deviations = np.asarray(deviations, np.float64)
+    return np.where(deviations > noise * np.abs(largest), deviations, 1.0)
 
 
 def statistics_of(
@@ -62,7 +84,8 @@ def statistics_of(
         options: of the workers that decode; None: threads of this process.
 
     Returns:
-        {"mean": [C], "std": [C]}; every pixel has the same weight, so large images have more.
+        {"mean": [C], "std": [C]}; every pixel has the same weight, so large images have more. The
+        std of a constant channel is 1.
 
     Raises:
         DataError: there are no images, one cannot be read, or the kept file is damaged.
@@ -72,14 +95,29 @@ def statistics_of(
     named = getattr(dataset, "fingerprint", None) if fingerprint is None else fingerprint
     path = folder / f"{named}.json"
     if named and os.path.lexists(path):
-        return _kept(path)
+        return _usable(_kept(path))
     log.info("computing image statistics of %d training samples", len(dataset))
     result = _computed(dataset, names or Fields(), options)
-    if not named:
-        return result
-    private_folder(folder)
-    write_atomically(path, (json.dumps(result, indent=2) + "\n").encode())
-    return result
+    if named:
+        private_folder(folder)
+        write_atomically(path, (json.dumps(result, indent=2) + "\n").encode())
+    return _usable(result)
+
+
+def _usable(found: dict[str, list[float]]) -> dict[str, list[float]]:
+    """The statistics with scales instead of deviations; says which channels are constant."""
+    usable = scales(found["std"], 1.0, _HALF_A_LEVEL).tolist()
+    for channel, (mean, old, new) in enumerate(
+        zip(found["mean"], found["std"], usable, strict=True)
+    ):
+        if old != new:
+            log.warning(
+                "channel %d of the training images is constant, %.4g of 1, so statistics=dataset "
+                "does not scale it",
+                channel,
+                mean,
+            )
+    return {**found, "std": usable}
 
 
 def _kept(path: Path) -> dict[str, list[float]]:
@@ -156,5 +194,7 @@ def _sums_of(sample: Any, who: str) -> Sums:
     images = [v for v in decoded if isinstance(v, (tv_tensors.Image, tv_tensors.Video))]
     if not images:
         raise DataError(f"{who}has no image to normalise by statistics of the dataset")
-    values = images[0].as_subclass(torch.Tensor).movedim(-3, 0).flatten(1).double()
+    # In units of bytes, as if `Normalize` had not brought them to [0, 1].
+    unit = {torch.uint8: 1.0, torch.uint16: 1 / 257}.get(images[0].dtype, 255.0)
+    values = images[0].as_subclass(torch.Tensor).movedim(-3, 0).flatten(1).double() * unit
     return values.shape[1], values.sum(1), (values**2).sum(1)

@@ -2,12 +2,14 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from torchvision import tv_tensors
 
-from penstock.errors import DataError
-from penstock.transforms.statistics import statistics_of
+from penstock.errors import ConfigError, DataError
+from penstock.transforms.image import Normalize
+from penstock.transforms.statistics import scales, statistics_of
 
 
 class Images:
@@ -50,3 +52,40 @@ def test_data_without_images_is_refused(tmp_path):
 
     with pytest.raises(DataError, match="sample 0 has no image"):
         statistics_of(Numbers(), tmp_path)
+
+
+def test_a_constant_channel_is_not_scaled_and_said(tmp_path, caplog):
+    dataset = Images()
+    for row, image in enumerate(dataset.images):
+        image[1], image[2] = 0, 77
+        image[2, 0, 0] += row % 2  # as JPEG leaves a constant one
+    got = statistics_of(dataset, tmp_path)
+    assert got["std"][0] < 1
+    assert got["std"][1:] == [1.0, 1.0]
+    assert "channel 1 of the training images is constant, 0 of 1" in caplog.text
+    assert "channel 2" in caplog.text
+    assert statistics_of(dataset, tmp_path) == got  # kept as it was found
+    normalized = Normalize(got)(dataset[0])["image"]
+    assert normalized.isfinite().all()
+    assert normalized[1:].abs().max() < 0.01
+
+
+def test_floats_are_as_normalize_takes_them(tmp_path):
+    dataset = Images()
+    dataset.images = [image.double() / 255 for image in dataset.images]
+    own = statistics_of(dataset, tmp_path / "floats")
+    bytes_of = statistics_of(Images(), tmp_path / "bytes")
+    torch.testing.assert_close(torch.tensor(own["mean"]), torch.tensor(bytes_of["mean"]))
+    torch.testing.assert_close(torch.tensor(own["std"]), torch.tensor(bytes_of["std"]))
+
+
+def test_a_scale_is_never_rounding_noise():
+    columns = [[0.3, 0.1 + 0.2], [5.0, 5.0 + 1e-12], [0.0, 0.0], [1e-12, 3e-12], [2e4, 2e4 + 1e-3]]
+    values = np.array(columns)
+    found = scales(values.std(1), np.abs(values).max(1))
+    np.testing.assert_array_equal(found, [1.0, 1.0, 1.0, values[3].std(), values[4].std()])
+
+
+def test_a_deviation_of_zero_is_refused():
+    with pytest.raises(ConfigError, match="each must be above 0"):
+        Normalize({"mean": [0.5], "std": [0.0]})
