@@ -48,9 +48,6 @@ INTERRUPTED = 130
 # What gloo says when a process at the other end of a connection is gone.
 _LOST = ("onnection closed by peer", "onnection reset by peer", "roken pipe", "onnection refused")
 NOBODY_LISTENS = 141  # as a shell says of a command that SIGPIPE ended
-# Signals that come within these seconds of the first are its echo: a terminal sends Ctrl-C to all
-# processes, and the launcher hands it on to its ranks.
-_ECHO = 2.0
 
 
 def main(
@@ -75,7 +72,7 @@ def main(
         if argv and argv[0] == "init":
             return seams.init(argv[1:])
         with (
-            Preemption(_ECHO, _say, at_once=True),
+            Preemption(_say, at_once=True),
             own_options.taken(argv, _announce) as (options, overrides),
             project.importable(),
             terminal.harmless_libraries(),

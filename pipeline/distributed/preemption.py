@@ -8,7 +8,9 @@
 A cluster's scheduler sends the first signal some time before it ends a job. The signal's number
 goes through a wake-up file to a thread, which notes it at once, also while the main thread waits
 inside torch for another rank. A second signal leaves at once: the last good checkpoint is complete
-at every moment, so only the work since then is lost.
+at every moment, so only the work since then is lost. Within `_ECHO` seconds it is the first one
+again: `timeout` signals a process and its group, Slurm every process of a step, a terminal its whole
+foreground, and launchers hand on what their ranks have had already.
 
 A wait for data can be interrupted anywhere: no weight has changed, and the batch is a function of
 its address and can be made again.
@@ -37,6 +39,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 # In set-up: seconds until the process leaves where the main thread has not run a handler, as it is
 # inside a library; and where it has, for it to clean up, or to reach the end of `held`.
 _UNHEARD, _UNWINDING = 0.7, 5.0
+_ECHO = 2.0
 
 Item = TypeVar("Item")
 
@@ -65,8 +68,6 @@ class Preemption:
     inner one has the signals, and the outer one inherits its request.
 
     Args:
-        repeats_after: seconds in which another signal counts as the same one. A launcher hands on
-            what the terminal has already sent to everybody.
         say: called with messages for a person, from a thread.
         at_once: raise `Stop` wherever the main thread is, and not only where it waits.
         tell: called with the name of the first signal, from a thread.
@@ -74,12 +75,11 @@ class Preemption:
 
     def __init__(
         self,
-        repeats_after: float = 0.0,
         say: Callable[[str], None] | None = None,
         at_once: bool = False,
         tell: Callable[[str], None] | None = None,
     ) -> None:
-        self._repeats_after, self._at_once = repeats_after, at_once
+        self._at_once = at_once
         self._say = say or (lambda text: None)
         self._tell = tell or (lambda name: None)
         self._first: tuple[str, float] | None = None
@@ -122,7 +122,6 @@ class Preemption:
             outer._first = self.asked, time.monotonic()
             outer._raised = self.asked  # it ends by what is raised already
             outer._inherited = True  # and may take its time: a report, say, is written yet
-            outer._repeats_after = max(outer._repeats_after, self._repeats_after)
         theirs = self._ends[1]
         self._ends = None
         theirs.close()  # the listener reads the end, and ends
@@ -156,7 +155,7 @@ class Preemption:
             if not self._at_once:
                 self._say(f"{name}: saving after this step; a second one leaves at once")
             self._tell(name)
-        elif now - self._first[1] >= self._repeats_after:
+        elif now - self._first[1] >= _ECHO:
             self._leave(f"{name}: leaving at once, with what the last checkpoint holds")
 
     def _leave(self, text: str) -> None:

@@ -83,11 +83,13 @@ class Checkpoints:
         self._own: tuple[Group, object] | None = None  # of the same ranks, for writing alone
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
+        self._passing: Path | None = None
 
-    def save(self, state: State, step: int, best: bool = False) -> Path:
+    def save(self, state: State, step: int, best: bool = False, passing: bool = False) -> Path:
         """Save as the last one, after `step` optimizer steps, and also as the best one if `best`.
 
-        It replaces one of the same step. `state` may be changed as soon as this returns.
+        It replaces one of the same step, and one that was `passing`: which steps the clock falls
+        on must not decide how far back the last `keep_last` reach. `state` may be changed as soon as this returns.
 
         Raises:
             TypeError: the state holds what cannot be saved.
@@ -119,6 +121,7 @@ class Checkpoints:
                 write()
                 if self._group.is_first:
                     self._settle(path, step, best)
+                    self._passing = path if passing else None
             except BaseException as error:
                 self._failure = error
 
@@ -201,7 +204,11 @@ class Checkpoints:
         if best:
             _link(path, self.folder)
         known = [file for file in self.saved() if _number(file)[0] <= step]
-        replaced = [file for file in known if _number(file)[0] == step and file != path]
+        replaced = [
+            file
+            for file in known
+            if file != path and (_number(file)[0] == step or file == self._passing)
+        ]
         old = [file for file in known if file not in replaced][: -self.keep_last]
         held = (self.folder / BEST_FOLDER).resolve().name
         for file in [*replaced, *old]:

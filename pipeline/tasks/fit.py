@@ -55,10 +55,6 @@ from penstock.training.runner import Result, fit
 from penstock.training.schedules import renewed
 from penstock.training.train_step import TrainOptions
 
-# Seconds in which another signal is an echo of the first: a terminal sends Ctrl-C to all processes,
-# and the launcher forwards it to its ranks.
-_REPEATS_AFTER = 2.0
-
 
 def run(config: Config) -> float | None:
     """Train; returns the best value of the monitored metric, None if it never was finite."""
@@ -227,9 +223,8 @@ class Fit:
                 try_one_batch(
                     self.data.val, self.model, self.objective, self.val_loader, self.options
                 )
-        echo = 0.0 if group.alone else _REPEATS_AFTER
         with (
-            Preemption(echo, say if group.is_first else None, tell=group.tell) as preemption,
+            Preemption(say if group.is_first else None, tell=group.tell) as preemption,
             group.ends_with_others(),
             group.explained(),  # a rank that is late is not lost
         ):

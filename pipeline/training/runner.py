@@ -268,7 +268,7 @@ class _Fit(Observer):
         if stop:
             self._stop()
         if due and not self.train_step.pending:
-            self._save()
+            self._save(passing=True)
 
     def _val_turn(self, broken_off: bool) -> None:
         if self.group.agree(broken_off or self._asked(), False)[0]:
@@ -286,10 +286,11 @@ class _Fit(Observer):
             self.session.checkpoints.flush()
         raise Preempted(f"stopped before epoch {epoch}, step {step}")
 
-    def _save(self, improved: bool = False) -> None:
+    def _save(self, improved: bool = False, passing: bool = False) -> None:
         self.saved_at = time.monotonic()
         if self.session.checkpoints is not None:
-            self.session.checkpoints.save(self._settled(), self.train_step.updates, improved)
+            steps = self.train_step.updates
+            self.session.checkpoints.save(self._settled(), steps, improved, passing)
 
     def _settled(self) -> State:
         """Everything to resume from; observers know all steps in it."""

@@ -75,18 +75,18 @@ STUCK = """
 
 
 def test_a_second_signal_leaves_at_once_even_where_python_is_stuck():
-    code, out, err = run(STUCK, signal.SIGTERM, signal.SIGINT)
+    code, out, err = run(STUCK, signal.SIGTERM, signal.SIGINT, pause=2.3)
     assert code == PREEMPTED
     assert "left by itself" not in out
     assert err.splitlines()[-1].startswith("SIGINT: leaving at once")
 
 
 def test_an_echo_is_no_second_signal(monkeypatch):
-    """A launcher hands on what the terminal has sent to everybody."""
+    """`timeout` signals a process and its group; a launcher hands on what all have had already."""
     now, said, left = [100.0], [], []
     monkeypatch.setattr(preemption, "time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(preemption.os, "_exit", left.append)
-    asked = Preemption(repeats_after=2.0, say=said.append)
+    asked = Preemption(say=said.append)
     for now[0], name, exits in [
         (100.0, "SIGINT", []),
         (101.9, "SIGTERM", []),
@@ -314,7 +314,7 @@ def test_a_run_that_has_been_stopped_may_take_its_time_to_end(monkeypatch):
     left = []
     monkeypatch.setattr(preemption, "_UNWINDING", 0.0)
     monkeypatch.setattr(preemption.os, "_exit", left.append)
-    with Preemption(repeats_after=60, at_once=True, say=left.append) as outer:
+    with Preemption(at_once=True, say=left.append) as outer:
         with Preemption() as inner:
             os.kill(os.getpid(), signal.SIGTERM)
             assert wait_for(lambda: inner.asked)

@@ -5,6 +5,8 @@ twenty random moments of each kind, and prints the times.
 """
 
 import json
+import os
+import re
 import signal
 import sys
 import threading
@@ -12,6 +14,7 @@ import threading
 import pytest
 import torch
 
+from penstock import compose
 from penstock.config.composition import Composer
 from penstock.distributed import preemption
 from penstock.distributed.group import Group
@@ -68,6 +71,36 @@ def test_a_wait_for_data_is_broken_off(backend, steps, number, tmp_path, undistu
         runs.wait(lambda: runs.steps() >= steps)
         runs.stall("train")
     check(runs, pids, undisturbed, "epoch ", number)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_comes_twice_is_one_request(number, tmp_path, undisturbed):
+    """As from `timeout`, which signals the process and its group, or from Slurm and a launcher."""
+    runs = Runs(tmp_path / "runs", more=NO_BASELINE)
+    pids = runs.begin()
+    runs.wait(lambda: runs.steps() >= 10)
+    runs.stall("train")
+    runs.wait_for_stall()
+    os.kill(pids[0], number)
+    runs.wait(lambda: number.name in runs.log.read_text())
+    check(runs, pids, undisturbed, "epoch ", number)
+
+
+def test_a_killed_run_resumes_in_mid_epoch_from_what_the_clock_saved(tmp_path, undisturbed):
+    """Due before each batch here; every five minutes by default. No number depends on it."""
+    assert compose().trainer.checkpoint.every_minutes == 5
+    often = (*NO_BASELINE, "trainer.checkpoint.every_minutes=1e-9")
+    runs = Runs(tmp_path / "runs", more=often)
+    pids = runs.begin()
+    runs.wait(lambda: runs.steps() >= 5)
+    runs.stall("train")
+    runs.wait_for_stall()
+    assert stop(pids, signal.SIGKILL)[0] == [-signal.SIGKILL]
+    runs.flow()
+    runs.whole()
+    place = re.search(r"resuming \S+ at epoch (\d+), step (\d+)", runs.log.read_text())
+    assert place and int(place[2]) > 0, runs.log.read_text()
+    assert runs.outcome() == undisturbed(1)
 
 
 @pytest.mark.thorough

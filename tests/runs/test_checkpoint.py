@@ -422,6 +422,15 @@ def test_several_in_an_epoch_are_ordered_by_step(tmp_path: Path) -> None:
     assert [checkpoint.load(path)["step"] for path in kept.saved()] == [10, 15, 20]
 
 
+def test_one_that_the_clock_wanted_stays_until_the_next(tmp_path: Path) -> None:
+    kept = Checkpoints(tmp_path, keep_last=2)
+    there = []
+    for step, passing in ((10, False), (13, True), (16, True), (20, False), (30, False)):
+        kept.save({"step": step}, step, passing=passing)
+        there.append([checkpoint.load(path)["step"] for path in kept.saved()])
+    assert there == [[10], [10, 13], [10, 16], [10, 20], [20, 30]]
+
+
 def damage(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[-3] ^= 4
