@@ -9,8 +9,8 @@ A cluster's scheduler sends the first signal some time before it ends a job. The
 goes through a wake-up file to a thread, which notes it at once, also while the main thread waits
 inside torch for another rank. A second signal leaves at once: the last good checkpoint is complete
 at every moment, so only the work since then is lost. Within `_ECHO` seconds it is the first one
-again: `timeout` signals a process and its group, Slurm every process of a step, a terminal its whole
-foreground, and launchers hand on what their ranks have had already.
+again: `timeout` signals a process and its group, Slurm every process of a step, a terminal all of
+its foreground, and launchers hand on what their ranks have had already.
 
 A wait for data can be interrupted anywhere: no weight has changed, and the batch is a function of
 its address and can be made again.

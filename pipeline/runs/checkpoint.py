@@ -89,7 +89,8 @@ class Checkpoints:
         """Save as the last one, after `step` optimizer steps, and also as the best one if `best`.
 
         It replaces one of the same step, and one that was `passing`: which steps the clock falls
-        on must not decide how far back the last `keep_last` reach. `state` may be changed as soon as this returns.
+        on must not decide how far back the last `keep_last` reach. `state` may be changed as soon
+        as this returns.
 
         Raises:
             TypeError: the state holds what cannot be saved.

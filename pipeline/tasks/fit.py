@@ -3,7 +3,7 @@
 1. Build every part; only then claim the run's folder.
 2. Put one batch of validation through the loss and the metrics, to find errors there now.
 3. Train; write metrics, checkpoints and the order of samples.
-4. Measure the best constant prediction, which the model has to beat.
+4. Measure a constant prediction, which the model has to beat.
 5. With the best weights: a table to stdout, and pictures of the curves and of predictions.
 """
 
@@ -278,7 +278,13 @@ class Fit:
         """
         if self.config.trainer.baseline and self.val_loader is not None:
             self.levels = baselines(
-                self.data, self.objective, self.val_loader, self.group, [self.display]
+                self.data,
+                self.data.val,
+                self.objective,
+                self.options.monitor,
+                self.val_loader,
+                self.group,
+                [self.display],
             )
         if self.opened.folder is None:
             return
@@ -289,6 +295,7 @@ class Fit:
             "order": result.order,
             "last": result.history[-1],
             "baseline": self.levels.get(own, {}),
+            "baseline_name": own,
             "comparisons": {name: level for name, level in self.levels.items() if name != own},
             "worker_deaths": sum(record["worker_deaths"] for record in result.history),
         }

@@ -109,7 +109,7 @@ def print_report(result: Result, levels: Mapping[str, Record], monitor: str | No
     """Print to stdout the metrics of the best and the last epoch beside others; speed.
 
     Args:
-        levels: of what they compare with, by name; first the best constant.
+        levels: of what they compare with, by name; first the constant.
     """
     last = result.history[-1]
     columns: dict[str, Record] = {}

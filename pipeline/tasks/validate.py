@@ -84,7 +84,8 @@ def _run(config: Config, parts: TrainingParts, group: Group, path: Path) -> floa
         measured = validate(model, objective, loader, precision, group, observers=watching)
         columns = {str(config.split): measured}
         if config.trainer.baseline:
-            columns |= baselines(parts.data, objective, loader, group, watching)
+            split = parts.data.split(config.split)
+            columns |= baselines(parts.data, split, objective, name, loader, group, watching)
     if group.is_first:
         print_table(columns, name)
         put(f"checkpoint   {path}")
@@ -156,20 +157,22 @@ def monitored(config: Config, objective: Objective) -> tuple[str, Mode]:
 
 def baselines(
     data: DataParts,
+    split: Split,
     objective: Objective,
+    monitor: str,
     loader: Loader,
     group: Group,
     observers: Sequence[Observer] = (),
 ) -> dict[str, Record]:
-    """The baselines of a result, by name: the best constant, and the objective's own.
+    """The baselines of a result on `split`, by name: a constant, and the objective's own.
 
     The latter on the first rank only. One that cannot be measured costs a warning.
     """
     found: dict[str, Record] = {}
     if objective.baseline_name:
-        own = isinstance(objective, OwnObjective)
-        with only_shown("the baseline" if own else "the best constant prediction"):
-            found[objective.baseline_name] = baseline(data, objective, loader, group, observers)
+        with only_shown("the baseline"):
+            level = baseline(data, split, objective, monitor, loader, group, observers)
+            found[objective.baseline_name] = level
     if group.is_first and data.validates:
         with only_shown("what else the result is compared with"):
             found |= objective.comparisons(data.train.dataset, data.val.dataset)
@@ -178,20 +181,25 @@ def baselines(
 
 def baseline(
     data: DataParts,
+    split: Split,
     objective: Objective,
+    monitor: str,
     loader: Loader,
     group: Group | None = None,
     observers: Sequence[Observer] = (),
 ) -> Record:
-    """Loss and metrics over `loader` of the objective's baseline: the best constant, say.
+    """Loss and metrics over `loader`, of `split`, of the objective's baseline: a constant, say.
 
-    It is made of about 1000 training samples, with the transforms of validation: rows
-    spread over the split, or the first ones of a stream, or as many blocks of packed rows. All
+    A constant is the best one for the rows that are measured: that of training rows may lose to
+    others, and a model that has learned nothing would seem better than it. It is made of about 1000
+    of them, with the transforms of validation: rows spread over the split, or the first ones of a
+    stream, or as many blocks of packed rows. A person's own baseline is made of training rows. All
     ranks find the same one.
     """
-    dataset, plan = data.train.dataset, data.train.plan
+    split = data.train if isinstance(objective, OwnObjective) else split
+    dataset, plan = split.dataset, split.plan
     fetch = replace(
-        data.train.fetch(),
+        split.fetch(),
         transform=data.val.transform,
         batch_transform=data.val.batch_transform or None,
     )
@@ -200,16 +208,16 @@ def baseline(
     elif getattr(plan.sampler, "packs", False):
         plan = Plan(plan.sampler, plan.batch_size, plan.tail, plan.together, plan.most)
     else:  # not in the sampler's order, which may weigh samples
-        count = min(len(dataset), BASELINE_SAMPLES)
-        rows = np.linspace(0, len(dataset) - 1, count).round().astype(np.int64).tolist()
+        measured = min(len(dataset), (plan.most or len(dataset)) * plan.batch_size)
+        count = min(measured, BASELINE_SAMPLES)
+        rows = np.linspace(0, measured - 1, count).round().astype(np.int64).tolist()
         plan = Plan(Subset(len(dataset), 0, indices=rows, shuffle=False), plan.batch_size)
     options = replace(loader.options, persistent_workers=False)
     alone = replace(loader.world, rank=0, size=1)
     with (group or Group()).all_or_none(), Loader(plan, fetch, options, alone) as batches:
         count, what = math.ceil(BASELINE_SAMPLES / plan.batch_size), objective.baseline_name
         some = islice(batches.epoch(0), count)
-        model = objective.baseline(watched(some, count, f"finding the {what}"))
-    model.to(loader.world.device)
+        model = objective.baseline(watched(some, count, f"finding the {what}"), monitor)
     with warnings.catch_warnings(action="ignore", category=UserWarning):  # of constant predictions
         return validate(
             model.to(loader.world.device), objective, loader, group=group, observers=observers

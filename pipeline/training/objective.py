@@ -159,11 +159,12 @@ class Supervised(Objective):
         """Predictions and targets as the metrics of torchmetrics take them."""
         return predicted, target
 
-    def baseline(self, batches: Iterable[Batch]) -> nn.Module:
-        return Constant(self.constant(batches))
+    def baseline(self, batches: Iterable[Batch], monitor: str = "loss") -> nn.Module:
+        return Constant(self.constant(batches, monitor))
 
-    def constant(self, batches: Iterable[Batch]) -> Tensor:
-        """The best output independent of the input, float32[...] without a batch dimension.
+    def constant(self, batches: Iterable[Batch], monitor: str = "loss") -> Tensor:
+        """An output independent of the input, float32[...] without a batch dimension: the best
+        one for the stock losses, and for `monitor` where that wants another one.
 
         Reads all of `batches`.
         """
@@ -250,6 +251,16 @@ class Regression(Supervised):
             return super()._named(name, result)
         each = super()._named(name, result) if len(result) <= MOST_NAMED else {}
         return {name: float(result.mean()), **each}
+
+    def constant(self, batches: Iterable[Batch], monitor: str = "loss") -> Tensor:
+        """The mean, or the median where absolute errors count: it has the smallest ones."""
+        measured: Any = self.loss if monitor == "loss" else self.metrics.get(monitor)
+        self.baseline_name = type(self).baseline_name
+        if type(measured).__name__ not in ("L1Loss", "MeanAbsoluteError"):
+            return super().constant(batches, monitor)
+        self.baseline_name = self.baseline_name.replace("mean", "median")
+        rows = [valid(self._statistics(batch), batch).cpu() for batch in batches]
+        return self._from_mean(torch.cat(rows).nanmedian(0).values)
 
     def _losses(self, outputs: Tensor, batch: Batch) -> Tensor:
         target = self.targets(batch)
@@ -434,6 +445,16 @@ class Classification(Supervised):
                 f"0 to {self.num_classes - 1}"
             )
         return nn.functional.one_hot(target, self.num_classes)
+
+    def constant(self, batches: Iterable[Batch], monitor: str = "loss") -> Tensor:
+        """How frequent each class is: also the best for accuracy, macro averages and their like.
+        For a metric of one class, that one comes first.
+        """
+        logits, name = super().constant(batches, monitor), monitor.rpartition("/")[2]
+        if name != monitor and name in self.names:
+            self.baseline_name = f"always {name}"
+            logits[self.names.index(name)] = logits.max() + 1e-3
+        return logits
 
     def _from_mean(self, mean: Tensor) -> Tensor:
         # Else a class that never occurs has -inf, and a loss of inf where validation has it.

@@ -186,8 +186,10 @@ class Objective(ABC):
             metric.to(device)
         return self
 
-    def baseline(self, batches: Iterable[Batch]) -> nn.Module:
-        """The model that a result is compared with, made of `batches`, all of which it reads."""
+    def baseline(self, batches: Iterable[Batch], monitor: str = "loss") -> nn.Module:
+        """The model that a result is compared with by the metric `monitor`; `baseline_name` is its
+        name from then on. It reads all of `batches`.
+        """
         raise NotImplementedError
 
     def comparisons(self, train: object, val: object) -> dict[str, dict[str, float]]:

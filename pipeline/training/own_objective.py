@@ -180,7 +180,7 @@ class OwnObjective(Objective):
             metric.to(device)
         return self
 
-    def baseline(self, batches: Iterable[Batch]) -> nn.Module:
+    def baseline(self, batches: Iterable[Batch], monitor: str = "loss") -> nn.Module:
         made: nn.Module = self.own.baseline(batches)
         return made
 

@@ -99,7 +99,8 @@ def test_a_killed_run_resumes_in_mid_epoch_from_what_the_clock_saved(tmp_path, u
     runs.flow()
     runs.whole()
     place = re.search(r"resuming \S+ at epoch (\d+), step (\d+)", runs.log.read_text())
-    assert place and int(place[2]) > 0, runs.log.read_text()
+    assert place is not None, runs.log.read_text()
+    assert int(place[2]) > 0
     assert runs.outcome() == undisturbed(1)
 
 

@@ -71,7 +71,7 @@ def test_everything_that_is_shown_fails_and_the_run_does_not(folder, capsys):
     assert done.code == 0, done.err
     for what, why in {
         "the best and the worst samples": "IndexError",
-        "the best constant prediction": "RuntimeError: no constant",
+        "the baseline": "RuntimeError: no constant",
         "what else the result is compared with": "OSError: nothing to compare with",
         "the picture of predictions": "IndexError: no sample has a loss",
     }.items():
@@ -156,7 +156,7 @@ def test_a_rank_whose_comparison_fails_tells_the_others(folder, capfd):
         "run_dir=run",
     )
     assert done.code == 0, done.err
-    assert done.err.count("the best constant prediction is missing: RuntimeError") == 1
+    assert done.err.count("the baseline is missing: RuntimeError") == 1
     finished(folder / "run")
 
 

@@ -1,8 +1,10 @@
 """`task=validate`: saved weights on a split."""
 
+import json
 import re
 
 import pytest
+from PIL import Image
 from torch import nn
 from torchmetrics import MeanSquaredError
 from torchmetrics.classification import MulticlassAccuracy
@@ -22,6 +24,26 @@ QUICK = [
     "tracker=none",
     "trainer.pictures=false",
 ]
+
+
+def test_the_constant_is_the_best_one_for_the_rows_that_are_measured(capsys, tmp_path):
+    """Training has more of a, validation more of b: a model that says b has learned nothing."""
+    for split, counts in {"train": {"a": 6, "b": 2}, "val": {"a": 1, "b": 3}}.items():
+        for name, count in counts.items():
+            (tmp_path / "photos" / split / name).mkdir(parents=True)
+            for number in range(count):
+                picture = Image.new("RGB", (16, 16), (number, 99, 0))
+                picture.save(tmp_path / "photos" / split / name / f"{number}.png")
+    words = ["dataset=image_folder", f"dataset.root={tmp_path}/photos", *QUICK]
+    done = run(capsys, *words, f"run_dir={tmp_path}/run")
+    assert done.code == 0, done.err
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert manifest["baseline"]["accuracy"] == 0.75
+    assert manifest["baseline_name"] == "class frequencies"
+    for split, accuracy in (("val", 0.75), ("train", 0.75)):
+        done = run(capsys, "task=validate", f"run={tmp_path}/run", f"split={split}")
+        (row,) = [line.split() for line in done.out.splitlines() if line.startswith("accuracy ")]
+        assert float(row[2]) == accuracy
 
 
 @pytest.mark.thorough

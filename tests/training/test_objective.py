@@ -5,7 +5,13 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torchmetrics import ConfusionMatrix, MeanMetric, MeanSquaredError, Metric
+from torchmetrics import (
+    ConfusionMatrix,
+    MeanAbsoluteError,
+    MeanMetric,
+    MeanSquaredError,
+    Metric,
+)
 from torchmetrics import regression as known
 from torchmetrics.classification import MulticlassAccuracy, MulticlassRecall
 
@@ -66,7 +72,7 @@ def test_the_constant_is_the_mean_face_in_every_image_size():
     objective = landmarks()
     small = faces(4)
     large = batch({"image": torch.rand(2, 3, 80, 160), "landmarks": faces(2)["landmarks"] * 4})
-    constant = objective.constant([small, large])
+    constant = objective.constant([small, large], "nme")
     points = torch.cat([small["landmarks"], faces(2)["landmarks"]])
     expected = (points.mean(0) / torch.tensor([40.0, 20.0]) * 2 - 1).flatten()
     torch.testing.assert_close(constant, expected)
@@ -113,6 +119,25 @@ def test_the_constant_of_classes_is_the_best_one():
     for _ in range(20):
         other = objective(Constant(constant + 0.1 * torch.randn(3)), data)[0].mean()
         assert best <= other
+
+
+def test_the_constant_for_a_metric_of_one_class_is_that_class():
+    objective, data = classification(), classes()
+    constant = objective.constant([data], "recall/bee")
+    assert (objective.baseline_name, constant.argmax()) == ("always bee", 1)
+
+
+def test_the_constant_for_absolute_errors_is_the_median():
+    metrics = {"mae": MeanAbsoluteError(), "rmse": MeanSquaredError(squared=False)}
+    objective = Regression(nn.MSELoss(reduction="none"), metrics, ["x"], "y")
+    data = batch({"x": torch.zeros(3, 1), "y": torch.tensor([0.0, 1.0, 8.0])})
+    for monitor, name, value in [
+        ("mae", "median target", 1.0),
+        ("rmse", "mean target", 3.0),
+        ("loss", "mean target", 3.0),
+    ]:
+        assert objective.constant([data], monitor).tolist() == [value]
+        assert objective.baseline_name == name
 
 
 def test_a_class_that_never_occurs_has_a_finite_loss():
@@ -235,7 +260,7 @@ def test_wrong_outputs_and_fields_are_named():
 
 def test_without_a_batch_there_is_no_constant():
     with pytest.raises(ValueError, match="no batch"):
-        landmarks().constant([])
+        landmarks().constant([], "nme")
 
 
 def test_metrics_move_with_the_objective():

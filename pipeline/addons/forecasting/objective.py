@@ -75,7 +75,7 @@ class Forecasting(Regression):
             raise ConfigError(Problem("objective", reason))
         self._naive = SeasonalNaive(season, horizon, num_values)
 
-    def baseline(self, batches: Iterable[Batch]) -> nn.Module:
+    def baseline(self, batches: Iterable[Batch], monitor: str = "loss") -> nn.Module:
         """The values a season before, which need no batch."""
         return self._naive
 

@@ -55,7 +55,8 @@ def run(config: Config) -> float | None:
             )
             columns: dict[str, Any] = {"test": measured}
             if ready.parts.config.trainer.baseline:
-                columns |= baselines(data, ready.objective, loader, group, watching)
+                split = data.split("test")
+                columns |= baselines(data, split, ready.objective, name, loader, group, watching)
         if not group.is_first:
             return measured.get(name)
         at = datetime.now(UTC).isoformat(timespec="seconds")

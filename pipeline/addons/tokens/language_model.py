@@ -230,7 +230,7 @@ class LanguageModeling(Supervised):
             table.append((str(row), *map(tokenizer.decode, parts)))
         return table
 
-    def constant(self, batches: Iterable[Batch]) -> Tensor:
+    def constant(self, batches: Iterable[Batch], monitor: str = "loss") -> Tensor:
         """The logarithm of each token's share, counting one more of each: float32[num_tokens]."""
         counts = torch.ones(self.num_tokens, dtype=torch.float64)
         for batch in batches:

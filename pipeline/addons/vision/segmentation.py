@@ -96,7 +96,7 @@ class Segmentation(Objective):
             for name in self.metrics:
                 self.add(name, predicted, target)
 
-    def baseline(self, batches: Iterable[Batch]) -> nn.Module:
+    def baseline(self, batches: Iterable[Batch], monitor: str = "loss") -> nn.Module:
         counts = torch.zeros(self.num_classes, dtype=torch.int64)
         for batch in batches:
             target = self._target(unpadded(batch))
