@@ -79,10 +79,11 @@ class MultiLabel(Supervised):
         target = self._statistics(batch)
         self._check_count(outputs, target)
         if outputs.shape != target.shape:
-            raise ConfigError(
-                f"the model gives {list(outputs.shape[1:])} a sample; {self.num_classes} labels "
-                "need as many logits"
+            reason = (
+                f"gives {list(outputs.shape[1:])} a sample; {self.num_classes} labels need as many "
+                "logits"
             )
+            raise ConfigError(Problem("model", reason))
         losses = self.loss(outputs, target)
         return losses.mean(1) if losses.ndim == 2 else losses
 

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 from penstock import program
 from penstock.config import nodes
+from penstock.config.announcement import name_of
+from penstock.config.hydra_loader import overrides
 from penstock.config.schema import Config
 from penstock.config.signatures import arguments
 from penstock.distributed import world
@@ -14,6 +16,7 @@ from penstock.order.streams import is_stream
 
 # More processes than that wait for a core, whatever they read.
 _MOST_PER_CORE = 2
+_MOST_FOR_DEEP = 1e-3  # a learning rate
 
 
 def find(config: Config) -> Iterator[str]:
@@ -34,6 +37,7 @@ def find(config: Config) -> Iterator[str]:
             "distributed=ddp for more"
         )
     yield from _unused_batch_size(config)
+    yield from _rate_of_another_model(config)
     idle = world.outside_of_srun()
     if idle and (config.distributed.strategy == "none" or idle.endswith("machines")):
         yield (
@@ -63,6 +67,18 @@ def _unused_batch_size(config: Config) -> Iterator[str]:
             )
     elif "batch_size" not in arguments(sampler).names:
         yield f"{what} its own size"
+
+
+def _rate_of_another_model(config: Config) -> Iterator[str]:
+    """A recipe sets the rate that its own small network learns with, whichever model is typed."""
+    target, rate = str(config.model.get("_target_")), config.optimizer.get("lr")
+    typed = any(word.lstrip("+").startswith("optimizer") for word in overrides())
+    named = any(library in target.lower() for library in ("torchvision", "timm", "transformers"))
+    if named and not typed and isinstance(rate, float) and rate > _MOST_FOR_DEEP:
+        yield (
+            f"optimizer.lr: {rate:g} is for a small network, and may ruin {name_of(config.model)}; "
+            f"optimizer.lr=3e-4 suits networks of torchvision, timm and transformers"
+        )
 
 
 def _rows_read_forwards(config: Config) -> Iterator[str]:

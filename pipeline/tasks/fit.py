@@ -146,6 +146,8 @@ class Fit:
         self.objective: Objective = parts.objective()
         self.options = make_options(config, self.objective)
         opening.check(train.plan, self.options.max_epochs)
+        if group.is_first and (short := opening.short_steps(train.plan, self.options.accumulate)):
+            say(short)
         shared = config.distributed
         self.parallel = Parallel(
             shared.strategy, shared.find_unused_parameters, shared.sync_batchnorm

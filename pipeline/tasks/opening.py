@@ -295,6 +295,25 @@ def check(plan: Plan | StreamPlan, max_epochs: int) -> None:
         )
 
 
+def short_steps(plan: Plan | StreamPlan, accumulate: int) -> str:
+    """What a person may not expect of `trainer.accumulate`, where an epoch is no multiple of it."""
+    batches = plan.steps(0)
+    if accumulate == 1:
+        return ""
+    if batches is None:
+        what = "the last optimizer step of an epoch may take fewer"
+    elif not batches % accumulate:
+        return ""
+    elif batches < accumulate:
+        what = f"an epoch has {batches}, so each optimizer step takes {batches}"
+    else:
+        what = f"an epoch has {batches:,}, so its last optimizer step takes {batches % accumulate}"
+    return (
+        f"trainer.accumulate: {accumulate} batches make a step, but {what}: none is carried into "
+        "the next epoch"
+    )
+
+
 def describe(plan: Plan | StreamPlan, max_epochs: int) -> str:
     """The ranges, and how many batches of the run they leave out; empty without any."""
     return "; ".join(_of_range(skipped, plan, max_epochs) for skipped in plan.skipped.ranges)

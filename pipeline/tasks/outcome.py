@@ -2,6 +2,7 @@
 
 data      SyntheticFaces: 800 samples to train on, 200 to validate; 25 batches of 32 an epoch
 model     LandmarkNet: 1,171,336 parameters, fp32, on cpu
+optimizer AdamW, learning rate 0.005
 loader    2 worker processes
 folder    outputs/2026-11-22/07-31-11
 """
@@ -15,6 +16,7 @@ from pathlib import Path
 from torch import nn
 
 from penstock.build.data import DataParts
+from penstock.config.announcement import name_of
 from penstock.config.schema import Config
 from penstock.distributed.group import Group
 from penstock.loading.loader import Loader
@@ -35,6 +37,7 @@ def summary(
         "data": _data(data, train),
         "left out": _left_out(data),
         "model": _model(config, model, train.world.device, group),
+        "optimizer": _optimizer(config),
         "loader": _loader(train, group),
         "skips": opening.describe(train.plan, config.trainer.max_epochs),
         "folder": folder,
@@ -89,6 +92,14 @@ def _model(config: Config, model: nn.Module, device: str, group: Group) -> str:
     return (
         f"{type(model).__name__}: {_count(every, 'parameter')}{part}, "
         f"{config.trainer.precision}{compiled}, on {device}{ranks}"
+    )
+
+
+def _optimizer(config: Config) -> str:
+    node = config.optimizer
+    parts = {"": node} if "_target_" in node else {f"{name}: ": node[name] for name in node}
+    return "; ".join(
+        f"{part}{name_of(own)}, learning rate {own.get('lr')}" for part, own in parts.items()
     )
 
 

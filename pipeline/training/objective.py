@@ -21,7 +21,6 @@ from penstock.errors import ConfigError, DataError, Problem
 from penstock.loading.batch import Batch
 from penstock.training.objective_base import (
     Objective,
-    batch_norm_explained,
     in_shape,
     is_known,
     unpadded,
@@ -74,8 +73,7 @@ class Supervised(Objective):
         # Of packed sequences the inputs have a row a token; the target always has one a sample.
         counted = isinstance(model, Constant) and self.target in batch
         given = [self._field(batch, name) for name in ([self.target] if counted else self.inputs)]
-        with batch_norm_explained(batch):
-            outputs = _tensor(model(*given)).float()
+        outputs = _tensor(model(*given)).float()
         # In float32 also under autocast: the loss is cheap, and a sum in 16 bits is inaccurate.
         device = outputs.device.type
         mixed = torch.is_autocast_enabled(device)
@@ -110,10 +108,8 @@ class Supervised(Objective):
         """Raise ConfigError unless there is an output for each sample."""
         count = len(outputs) if outputs.ndim else 0
         if count != len(target):
-            raise ConfigError(
-                f"the model gives outputs for {count} samples, but {self.target!r} has "
-                f"{len(target)}"
-            )
+            reason = f"gives outputs for {count} samples, but {self.target!r} has {len(target)}"
+            raise ConfigError(Problem("model", reason))
 
     def _of_each(self, loss: Tensor, outputs: Tensor, batch: Batch) -> Tensor:
         """The loss of a whole batch, for each of its samples, float32[n]."""
@@ -272,10 +268,11 @@ class Regression(Supervised):
         self._check_count(outputs, target)
         outputs = outputs.reshape(len(outputs), -1)
         if outputs.shape != target.shape:  # the loss would broadcast, with a warning at most
-            raise ConfigError(
-                f"the model gives {outputs.shape[1]} numbers a sample, but "
-                f"{self.target!r} has {target.shape[1]}"
+            reason = (
+                f"gives {outputs.shape[1]} numbers a sample, but {self.target!r} has "
+                f"{target.shape[1]}"
             )
+            raise ConfigError(Problem("model", reason))
         losses = self.loss(outputs, target)
         if losses.ndim < 2:
             return losses
@@ -422,10 +419,11 @@ class Classification(Supervised):
 
     def _losses(self, outputs: Tensor, batch: Batch) -> Tensor:
         if outputs.ndim != 2 or outputs.shape[1] != self.num_classes:
-            raise ConfigError(
-                f"the model gives {list(outputs.shape[1:])} a sample; "
-                f"{self.num_classes} classes need as many logits"
+            reason = (
+                f"gives {list(outputs.shape[1:])} a sample; {self.num_classes} classes of "
+                f"{self.target!r} need as many logits"
             )
+            raise ConfigError(Problem("model", reason))
         soft = f"{self.target}_soft" in batch
         goals = self._field(batch, f"{self.target}_soft" if soft else self.target)
         goals = goals if self._are_shares(goals) else self.targets(batch)
@@ -466,7 +464,13 @@ class Classification(Supervised):
 
 def _tensor(outputs: Any) -> Tensor:
     """The one output of a model, which may stand among others as `logits`."""
-    return getattr(outputs, "logits", outputs)
+    found = getattr(outputs, "logits", outputs)
+    if not isinstance(found, Tensor):
+        reason = (
+            f"gives {in_shape(found)}, and this objective takes one tensor; choose another model"
+        )
+        raise ConfigError(Problem("model", reason))
+    return found
 
 
 class Constant(nn.Module):

@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from inspect import signature
+from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,11 +20,14 @@ from penstock.distributed.group import Group
 from penstock.distributed.metric_states import Counted, count_apart, counted, is_metric, merge
 from penstock.errors import ConfigError, Problem
 from penstock.loading.batch import Batch
+from penstock.terminal import one_line
 from penstock.training.rendered import Rendered
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
 
+# Whose errors are about what they are given.
+_LIBRARIES = ("penstock", "torch", "torchvision", "timm", "transformers")
 _NORMALIZES = "Expected more than 1 value per channel when training"  # what batch norm raises
 
 
@@ -268,18 +274,36 @@ def valid(rows: Tensor, batch: Batch) -> Tensor:
 
 
 @contextmanager
-def batch_norm_explained(batch: Batch) -> Iterator[None]:
-    """Say what to do where batch norm gets a single sample to train on."""
+def explained(model: nn.Module, objective: Objective, batch: Batch) -> Iterator[None]:
+    """Say what does not fit where a library's code raises below the call of `model`.
+
+    What a person's own code raises keeps its traceback, which says more.
+    """
     try:
         yield
-    except ValueError as error:
-        if _NORMALIZES not in str(error):
+    except (TypeError, ValueError, RuntimeError, IndexError, AttributeError) as error:
+        text = one_line(error)[:300].rstrip(". ")
+        if _NORMALIZES in text:
+            reason = (
+                f"batch {batch.request.address} has one sample for this process, and the model's "
+                "batch norm needs two to train on; set drop, or another batch.size"
+            )
+            raise ConfigError(Problem("batch.tail", reason)) from error
+        frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+        library = str(frames[-1].f_globals.get("__name__")).partition(".")[0] in _LIBRARIES
+        below = any(frame.f_locals.get("self") is model for frame in frames)
+        if not (library and below) or isinstance(error, torch.OutOfMemoryError) or "CUDA" in text:
             raise
+        names = objective.inputs or batch
+        given = ", ".join(f"{name} {in_shape(batch.get(name))}" for name in names)
+        documented = re.search(r"Forward: (.+?)(?:\.\s|\n\s*\n|$)", type(model).__doc__ or "", re.S)
+        takes = documented[1] if documented else ", ".join(signature(model.forward).parameters)
         reason = (
-            f"batch {batch.request.address} has one sample for this process, and the model's "
-            "batch norm needs two to train on; set drop, or another batch.size"
+            f"{type(model).__name__} does not take {given}: {type(error).__name__}: {text}. It "
+            f"takes {' '.join(takes.split())}. Choose another model, or other fields of a batch "
+            f"({', '.join(batch)}) for objective.inputs"
         )
-        raise ConfigError(Problem("batch.tail", reason)) from error
+        raise ConfigError(Problem("model", reason)) from error
 
 
 def is_known(metric: object) -> bool:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from penstock.errors import ConfigError, Problem
 from penstock.loading.batch import Batch
-from penstock.training.objective_base import Objective, batch_norm_explained, in_shape, unpadded
+from penstock.training.objective_base import Objective, in_shape, unpadded
 from penstock.training.rendered import Rendered
 
 if TYPE_CHECKING:
@@ -76,8 +76,7 @@ class OwnObjective(Objective):
         inner = getattr(model, "module", model)  # in DDP's wrapper
         loss = inner if isinstance(inner, _Loss) else _Loss(self.own, model)
         loss.batch = unpadded(batch)
-        with batch_norm_explained(batch):
-            result = model() if loss is inner else loss()
+        result = model() if loss is inner else loss()
         return self._by_sample("loss(model, batch)", result, batch.request.valid), None
 
     def measure(self, model: nn.Module, batch: Batch) -> tuple[Tensor | None, Any]:
@@ -88,8 +87,7 @@ class OwnObjective(Objective):
 
     def step(self, model: nn.Module, batch: Batch, update: Any) -> Tensor:
         """Let it take its steps by `update(loss, optimizer)`; returns what it gives, as losses."""
-        with batch_norm_explained(batch):
-            result = self.own.step(model, unpadded(batch), update)
+        result = self.own.step(model, unpadded(batch), update)
         return self._by_sample("step(model, batch, update)", result, batch.request.valid)
 
     def answer(self, model: nn.Module, batch: Batch) -> Any:

@@ -27,7 +27,7 @@ from penstock.distributed.gathered import together
 from penstock.distributed.parallel import same_buffers
 from penstock.errors import ConfigError, Problem
 from penstock.loading.batch import Batch
-from penstock.training.objective_base import Objective
+from penstock.training.objective_base import Objective, explained
 from penstock.training.own_objective import OwnObjective
 from penstock.training.train_step import TrainStep, autocast
 
@@ -173,7 +173,11 @@ class OwnSteps(TrainStep):
         total = self.group.sum(torch.tensor(float(batch.request.valid), device=self.device))
 
         update = Update(self, batch.request.valid, total)
-        with autocast(self.device, self.options.precision), together(self.group, batch.request):
+        with (
+            autocast(self.device, self.options.precision),
+            together(self.group, batch.request),
+            explained(self.model, self.objective, batch),
+        ):
             return self.objective.step(self.model, batch, update).detach()
 
     def backward(self, loss: Tensor, count: int, options: Mapping[str, Any]) -> None:

@@ -28,7 +28,7 @@ from penstock.loading.batch import Batch
 from penstock.order.randomness import hash64_on
 from penstock.torch_internals import scale
 from penstock.training.epoch_metrics import EpochMetrics
-from penstock.training.objective_base import Objective
+from penstock.training.objective_base import Objective, explained
 
 Precision = Literal["fp32", "bf16", "fp16"]
 Mode = Literal["min", "max"]
@@ -174,7 +174,11 @@ class TrainStep:
         self.seed()
         if self._parallel.strategy == "fsdp":  # as DDP does by itself
             same_buffers(self.model, self.group)
-        with autocast(self.device, self.options.precision), together(self.group, batch.request):
+        with (
+            autocast(self.device, self.options.precision),
+            together(self.group, batch.request),
+            explained(self.model, self.objective, batch),
+        ):
             losses, _ = self.objective(self._forward, batch)
         # The mean is over the losses of all accumulated batches, whose number is known only at
         # the end. Until then it is estimated by an average share of this batch's samples, which

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import sys
 from types import SimpleNamespace
 
@@ -337,3 +338,30 @@ def test_trust_and_folders_are_part_of_the_command_to_paste(monkeypatch):
         "python run.py --trust mine 'model.name=a b' task=replay"
     )
     assert "hydra" in sys.modules  # tasks may know it
+
+
+def test_a_model_that_does_not_fit_the_data_is_one_message(faces, tmp_path, capsys):
+    said = {
+        "text_net": r"TextNet does not take image float32\[8, 3, \d+, \d+\]: TypeError: .*missing"
+        r".*'lengths'. It takes tokens int64.* of a batch \(.*image.*\) for objective.inputs",
+        "small_unet": r"gives \d+ numbers a sample, but 'landmarks' has \d+",
+    }
+    for model, text in said.items():
+        done = run(capsys, *faces, *QUICK, f"model={model}")
+        assert done.code == 2, done.err
+        assert re.search(f"error in the configuration: model: {text}", done.err), done.err
+        assert "Traceback" not in done.err
+        assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("batches", "said"),
+    [(3, "has 3, so each optimizer step takes 3"), (9, "its last optimizer step takes 1"), (8, "")],
+)
+def test_steps_of_fewer_batches_than_asked_for_are_said(batches, said, faces, capsys):
+    words = [*faces, *QUICK, f"dataset.count={10 * batches}", "dataset.val_fraction=0.2"]
+    done = run(capsys, *words, "trainer.accumulate=8", "trainer.max_epochs=1")
+    assert done.code == 0, done.err
+    lines = [line for line in done.err.splitlines() if line.startswith("trainer.accumulate: ")]
+    assert len(lines) == bool(said)
+    assert said in "".join(lines)

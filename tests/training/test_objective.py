@@ -20,6 +20,7 @@ from penstock.loading.batch import Batch
 from penstock.order.plan import Request
 from penstock.training.metrics import NormalizedMeanError
 from penstock.training.objective import Classification, Constant, LandmarkRegression, Regression
+from penstock.training.objective_base import explained
 
 
 def batch(fields, valid=None):
@@ -191,8 +192,10 @@ def test_a_model_gives_an_output_for_each_sample():
 def test_one_sample_is_too_few_for_batch_norm():
     objective = Regression(nn.MSELoss(reduction="none"), {}, ["x"], "y")
     model = nn.Sequential(nn.Linear(1, 2), nn.BatchNorm1d(2), nn.Linear(2, 1))
-    with pytest.raises(ConfigError, match=r"batch\.tail: .* one sample .* batch norm"):
-        objective(model, batch({"x": torch.rand(1, 1), "y": torch.rand(1)}))
+    data = batch({"x": torch.rand(1, 1), "y": torch.rand(1)})
+    expected = r"batch\.tail: .* one sample .* batch norm"
+    with pytest.raises(ConfigError, match=expected), explained(model, objective, data):
+        objective(model, data)
 
 
 def test_losses_are_float32_under_autocast():

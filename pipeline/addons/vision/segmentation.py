@@ -14,7 +14,6 @@ from penstock.errors import ConfigError, DataError, Problem
 from penstock.loading.batch import Batch
 from penstock.training.objective_base import (
     Objective,
-    batch_norm_explained,
     in_shape,
     unpadded,
     valid,
@@ -68,8 +67,7 @@ class Segmentation(Objective):
         if isinstance(model, _Frequencies):
             logits = model(target)
         else:
-            with batch_norm_explained(batch):
-                logits = model(*(self._field(batch, name) for name in self.inputs))
+            logits = model(*(self._field(batch, name) for name in self.inputs))
         expected = (len(target), self.num_classes, *target.shape[1:])
         if not isinstance(logits, Tensor) or tuple(logits.shape) != expected:
             reason = (
