@@ -16,10 +16,9 @@ import math
 import os
 import re
 from collections import Counter
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -30,22 +29,20 @@ from penstock.datasets.files import Files
 from penstock.datasets.reading.fingerprint import Part, Sample
 from penstock.datasets.reading.folder import FolderFile, leads_out, open_root
 from penstock.datasets.reading.folder_dataset import FolderDataset
-from penstock.datasets.reading.image import Reader, check_reader, read_image
+from penstock.datasets.reading.image import Orientation, Reader, check_reader, read_image
 from penstock.datasets.reading.split import Split, check_split, split_rows
 from penstock.errors import DataError
 from penstock.files.limits import DEFAULT, Limits
-from penstock.order.randomness import IntArray
 from penstock.ranges import Count, Fraction, Seed
 
 if TYPE_CHECKING:
-    from _csv import Reader as CsvReader
-
     import pandas as pd
 
 
 POSES = ("ahead", "left", "right")  # as seen in the image
 _JAW_LEFT, _JAW_RIGHT, _NOSE_TIP = 0, 16, 30  # of 68 landmarks
 _MIDDLE = (0.4, 0.6)
+_MOST = float(np.finfo(np.float32).max)
 
 
 class FaceLandmarks(FolderDataset):
@@ -65,6 +62,9 @@ class FaceLandmarks(FolderDataset):
         files: access to addresses.
         limits: what a file and the table may claim.
         test_fraction: share of the images that are kept for a test.
+        orientation: "apply" turns images as their EXIF says; "ignore" takes them as they are
+            stored, as the tool may have done in which they were marked; None: "apply", and a line
+            with the count of such images.
 
     Raises:
         DataError: the folder, the CSV or an image named in it is missing, or the CSV has a mistake,
@@ -88,28 +88,33 @@ class FaceLandmarks(FolderDataset):
         files: Files | None = None,
         limits: Limits = DEFAULT,
         test_fraction: Fraction = 0.0,
+        orientation: Orientation | None = None,
     ) -> None:
-        check_reader(reader)
+        self.reader = check_reader(reader, orientation)
         check_split(split, val_fraction, test_fraction)
         folder = open_root(root, f"the images and {csv!r}", files, limits)
         file = FolderFile(folder, csv)
-        table = file.read(
-            lambda path: read_landmark_table(Path(path), num_landmarks, str(file), limits)
+        read, landmarks = file.read(
+            lambda path: _read_table(path, str(file), num_landmarks, limits)
         )
         self.limits = limits
-        self.reader = reader
         self.folder = folder.below(images)
-        names = [os.fsdecode(name) for name in table.names.tolist()]
+        encoded = np.array([os.fsencode(name) for name in read])
+        order = np.argsort(encoded)
+        encoded, lines = encoded[order], np.array(list(read.values()), np.int64)[order]
+        names = [os.fsdecode(name) for name in encoded.tolist()]
         row = self.folder.first_missing(names)
         if row is not None:
             raise DataError(
-                f"{str(file)!r}, line {table.lines[row]}: its image "
+                f"{str(file)!r}, line {lines[row]}: its image "
                 f"{self.folder.path(names[row])!r} is missing. Put it there or remove the row (or "
                 "set dataset.images to their folder)."
             )
-        rows = split_rows(table.names, split, val_fraction, split_seed, None, test_fraction)
-        self.names, self.lines = table.names[rows], table.lines[rows]
-        self.landmarks = table.landmarks[rows]
+        if split == "train":
+            self._check_turns(names, "landmarks", orientation)
+        rows = split_rows(encoded, split, val_fraction, split_seed, None, test_fraction)
+        self.names, self.lines = encoded[rows], lines[rows]
+        self.landmarks = landmarks[order][rows]
 
     def __getitem__(self, index: int) -> Sample:
         image = self._read(
@@ -164,43 +169,51 @@ NAME = "image_name"
 _COORDINATE = re.compile(r"part_(\d{1,18})_[xy]")
 
 
-@dataclass(frozen=True)
-class LandmarkTable:
-    """Rows sorted by image name, whatever their order in the file.
-
-    Attributes:
-        names: bytes[N], paths relative to the folder of images.
-        landmarks: float32[N, L, 2], x and y in pixels.
-        lines: int64[N], the line of each row in the file, from 1 (the header).
-    """
-
-    names: npt.NDArray[np.bytes_]
-    landmarks: npt.NDArray[np.float32]
-    lines: IntArray
-
-
-def read_landmark_table(
-    path: Path,
-    num_landmarks: int | None = None,
-    name: str | None = None,
-    limits: Limits = DEFAULT,
-) -> LandmarkTable:
-    """Read the CSV `path`; with `num_landmarks`, it must have the columns of exactly that many.
+def _read_table(
+    path: str, shown: str, num_landmarks: int | None, limits: Limits
+) -> tuple[dict[str, int], npt.NDArray[np.float32]]:
+    """The line of each image by its name, from 1 (the header), and float32[N, L, 2] in pixels.
 
     Args:
-        name: of the file for messages, if not its path.
-        limits: `columns`, and `files` for the rows.
+        shown: the path or address of the table, for messages.
 
     Raises:
         DataError: a column or value is missing, duplicate, empty, not a number or not finite, or a
             name leads out of the folder of images; names the file, line, column and value.
     """
-    shown = name or str(path)
+    lines: dict[str, int] = {}
+    values: list[npt.NDArray[np.float32]] = []
+    reader = None
     try:
         with Path(path).open(newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file)
-            columns = _columns(shown, next(reader, []), num_landmarks, limits)
-            names, values, lines = _read_rows(shown, reader, columns, limits)
+            header = [name.strip() for name in next(reader, [])]
+            named, *coordinates = _columns(shown, header, num_landmarks, limits)
+            for row in filter(None, reader):  # no blank lines, as editors leave at the end
+                where = f"{shown!r}, line {reader.line_num}"
+                if len(row) != len(header):
+                    raise DataError(
+                        f"{where}: {len(row)} values, but the header has {len(header)} columns. "
+                        "Complete the row or remove it."
+                    )
+                name = row[named].strip()
+                wrong = "" if name else "the value is empty"
+                if name in lines:
+                    wrong = f"{name!r} is already in line {lines[name]}"
+                elif name and leads_out(name):
+                    wrong = f"{name!r} leads out of the folder of images"
+                if wrong:
+                    raise DataError(f"{where}, column {NAME!r}: {wrong}. Correct the row.")
+                lines[name] = reader.line_num
+                numbers = np.array([_number(row[column]) for column in coordinates])
+                finite = np.abs(numbers) < _MOST
+                if not finite.all():
+                    column = coordinates[int(finite.argmin())]
+                    raise DataError(
+                        f"{where}, column {header[column]!r}: {row[column]!r} is not a finite "
+                        "number. Put a number in pixels there or remove the row."
+                    )
+                values.append(numbers.astype(np.float32))
     except OSError as error:
         raise DataError(
             f"cannot read the landmarks {shown!r}: {error.strerror}. "
@@ -209,26 +222,19 @@ def read_landmark_table(
     except UnicodeDecodeError as error:
         raise DataError(f"{shown!r} is not UTF-8: {error}. Save it as CSV in UTF-8.") from error
     except csv.Error as error:
-        raise DataError(f"{shown!r}, line {reader.line_num}: {error}. Save it as CSV.") from error
-    encoded = np.array([os.fsencode(name) for name in names])
-    order = np.argsort(encoded, kind="stable")
-    landmarks = np.frombuffer(b"".join(values), np.float32).reshape(len(names), -1, 2)
-    return LandmarkTable(encoded[order], landmarks[order], np.array(lines, np.int64)[order])
+        raise DataError(f"{shown!r}: {error}. Save it as CSV.") from error
+    if not lines:
+        raise DataError(f"{shown!r} has a header and no rows: there is nothing to train on.")
+    return lines, np.stack(values).reshape(len(lines), -1, 2)
 
 
-class _Columns(NamedTuple):
-    header: list[str]
-    name: int
-    coordinates: list[int]  # places of part_0_x, part_0_y, part_1_x ...
-
-
-def _columns(path: str, header: list[str], num_landmarks: int | None, limits: Limits) -> _Columns:
+def _columns(path: str, header: list[str], num_landmarks: int | None, limits: Limits) -> list[int]:
+    """The places of the column of names, and of part_0_x, part_0_y, part_1_x ..."""
     if not header:
         raise DataError(f"{path!r} is empty: it needs a header ({NAME},part_0_x,part_0_y,...)")
     if len(header) > limits.columns:
         refusal = limits.refusal("columns", f"{len(header)} columns")
         raise DataError(f"{path!r}, line 1 has {refusal}.")
-    header = [name.strip() for name in header]
     places = {name: column for column, name in enumerate(header)}
     if len(places) < len(header):
         double = Counter(header).most_common(1)[0][0]
@@ -236,71 +242,23 @@ def _columns(path: str, header: list[str], num_landmarks: int | None, limits: Li
     parts = {int(match[1]) for match in map(_COORDINATE.fullmatch, places) if match}
     count = max(parts, default=0) + 1 if num_landmarks is None else num_landmarks
     # Not a list: a column may claim to be the 10^11th, and the first missing one ends the loop.
-    needed = (f"part_{part}_{axis}" for part in range(count) for axis in "xy")
-    coordinates = []
-    for name in chain([NAME], needed):
-        if name not in places:
-            differs = num_landmarks is not None and len(parts) != num_landmarks
-            hint = f", or set dataset.num_landmarks={len(parts)}" if differs else ""
-            raise DataError(
-                f"{path!r}, line 1: column {name!r} is missing (it has {len(header)} columns: "
-                f"{', '.join(header[:4])} ...). Add it{hint}."
-            )
-        coordinates.append(places[name])
-    return _Columns(header, coordinates[0], coordinates[1:])
+    needed = chain([NAME], (f"part_{part}_{axis}" for part in range(count) for axis in "xy"))
+    missing = next((name for name in needed if name not in places), None)
+    if missing is not None:
+        differs = num_landmarks is not None and len(parts) != num_landmarks
+        hint = f", or set dataset.num_landmarks={len(parts)}" if differs else ""
+        raise DataError(
+            f"{path!r}, line 1: column {missing!r} is missing (it has {len(header)} columns: "
+            f"{', '.join(header[:4])} ...). Add it{hint}."
+        )
+    return [
+        places[NAME],
+        *(places[f"part_{part}_{axis}"] for part in range(count) for axis in "xy"),
+    ]
 
 
-def _read_rows(
-    path: str, reader: CsvReader, columns: _Columns, limits: Limits
-) -> tuple[list[str], list[bytes], list[int]]:
-    names: dict[str, int] = {}  # name -> line
-    values: list[bytes] = []
-    for row in reader:
-        if not row:  # a blank line, as editors leave at the end
-            continue
-        line = reader.line_num
-        if len(row) != len(columns.header):
-            raise DataError(
-                f"{path!r}, line {line}: {len(row)} values, but the header has "
-                f"{len(columns.header)} columns. Complete the row or remove it."
-            )
-        name = row[columns.name].strip()
-        if not name:
-            raise DataError(f"{path!r}, line {line}, column {NAME!r}: the value is empty.")
-        if leads_out(name):
-            raise DataError(
-                f"{path!r}, line {line}, column {NAME!r}: {name!r} leads out of the folder of "
-                "images. Names are relative to it and stay below it; correct or remove the row."
-            )
-        if name in names:
-            raise DataError(
-                f"{path!r}, line {line}, column {NAME!r}: {name!r} is already in line "
-                f"{names[name]}. Remove one of the rows."
-            )
-        if len(names) >= limits.files:
-            raise DataError(f"{path!r} has {limits.refusal('files', f'{line} lines and more')}.")
-        names[name] = line
-        try:
-            numbers = [float(row[column]) for column in columns.coordinates]
-        except ValueError:
-            numbers = [math.nan]
-        if not math.isfinite(sum(numbers)):
-            _refuse_row(path, line, row, columns)
-        values.append(np.array(numbers, np.float32).tobytes())
-    if not names:
-        raise DataError(f"{path!r} has a header and no rows: there is nothing to train on.")
-    return list(names), values, list(names.values())
-
-
-def _refuse_row(path: str, line: int, row: list[str], columns: _Columns) -> None:
-    for column in columns.coordinates:
-        value = row[column]
-        try:
-            wrong = "" if math.isfinite(float(value)) else f"{value!r} is not finite"
-        except ValueError:
-            wrong = f"{value!r} is not a number" if value.strip() else "the value is empty"
-        if wrong:
-            raise DataError(
-                f"{path!r}, line {line}, column {columns.header[column]!r}: {wrong}. "
-                "Put a number in pixels there or remove the row."
-            )
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
@@ -13,10 +14,16 @@ from torch.utils.data import Dataset
 from penstock.datasets.files import Remote
 from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, Sample
 from penstock.datasets.reading.folder import Folder
+from penstock.errors import DataError
 from penstock.files.limits import Limits
 from penstock.order.randomness import IntArray
 
 T = TypeVar("T")
+
+_LOOKED_AT = 5000  # headers of images on this machine: half a second
+_FETCHED = 64  # images at an address
+
+_log = logging.getLogger(__name__)
 
 
 class FolderDataset(FileDataset, Dataset[Sample]):
@@ -65,6 +72,60 @@ class FolderDataset(FileDataset, Dataset[Sample]):
     def _read(self, index: int, function: Callable[[str, str], T]) -> T:
         """`function(path, shown)` for the file of a sample; see `Folder.read`."""
         return self.folder.read(os.fsdecode(self.names[index]), function)
+
+    def _check_turns(
+        self,
+        names: Sequence[str],
+        what: str,
+        orientation: str | None,
+        size_of: Callable[[int], tuple[int, ...] | None] | None = None,
+    ) -> None:
+        """Look before training at images that EXIF turns, with `what` is known of places in them.
+
+        Args:
+            names: of the images, in `folder`.
+            orientation: "apply", "ignore", or None for "apply" and a line where nothing tells.
+            size_of: width and height that belong to `what` is known, by the place in `names`.
+
+        Raises:
+            DataError: sizes belong to the other choice of `orientation`.
+        """
+        from penstock.datasets.reading.image import sizes_of  # imports torchvision
+
+        if size_of is None and orientation is not None:
+            return
+        most = _LOOKED_AT if self.folder.remote_files is None else _FETCHED
+        places = np.unique(np.linspace(0, len(names) - 1, min(most, len(names))).astype(int))
+        turned, unknown, wrong = 0, [], []
+        for place in places.tolist():
+            turns, *sizes = self.folder.read(names[place], lambda path, _: sizes_of(path)) or [
+                False
+            ]
+            if turns:
+                turned += 1
+                other, taken = sizes if orientation != "ignore" else sizes[::-1]
+                size = taken if size_of is None else size_of(place)
+                if size == taken == other or size_of is None:
+                    unknown.append(names[place])
+                elif size == other:
+                    wrong.append(names[place])
+        total = "" if len(places) == len(names) else f" looked at (of {len(names)})"
+        said = f"EXIF's orientation turns {turned} of {len(places)} images{total}"
+        if wrong:
+            made, key = "as they are stored", "ignore"
+            if orientation == "ignore":
+                made, key = "turned", "apply"
+            raise DataError(
+                f"{str(self.folder)!r}: {said}, and {what} of {len(wrong)} have the size of the "
+                f"images {made}: {', '.join(wrong[:10])}. Set dataset.orientation={key}."
+            )
+        if unknown and orientation is None:
+            _log.warning(
+                "%s: %s, and for %d no size tells whether their %s were made for the turned images "
+                "(as they are taken) or for the stored ones: %s. If these lie beside their objects "
+                "in the report, set dataset.orientation=ignore; =apply ends this line",
+                *(self.folder, said, len(unknown), what, ", ".join(unknown[:10])),
+            )
 
     def _names(self) -> list[str]:
         return [os.fsdecode(name) for name in self.names.tolist()]

@@ -27,7 +27,7 @@ from penstock.transforms.batch import BatchCompose
 from penstock.transforms.batch_colors import BatchNormalize
 from penstock.transforms.crops import CenterCrop, Crops, RandomAreaCrop, Whole, side_lengths
 from penstock.transforms.image import Compose, Sample
-from penstock.transforms.jpeg_header import JpegHeader, jpeg_header, scans_too_often
+from penstock.transforms.jpeg_header import JpegHeader, jpeg_header
 from penstock.transforms.native_images import Normal
 
 Decoder = Literal["auto", "native", "pure"]
@@ -295,8 +295,7 @@ def checked_header(image: EncodedImage) -> JpegHeader | None:
             f"image {image.name!r} claims {header.width} x {header.height} pixels: {refusal}; or "
             "take it out of the data."
         )
-    # The dataset's reader reports the error.
-    return None if scans_too_often(image.content, pixels, image.most_pixels) else header
+    return header
 
 
 def describe(step: Decode) -> str:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from torch import Tensor
+import re
+from typing import NamedTuple
 
 _START, _END, _SCAN, _APP1 = 0xD8, 0xD9, 0xDA, 0xE1
 _PLAIN = (0xC0, 0xC1, 0xC2)  # frames: baseline, extended and progressive, by Huffman
@@ -13,7 +11,7 @@ _OTHER = frozenset({0xC3, *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0
 _BARE = frozenset({0x01, *range(0xD0, 0xD8)})  # markers without a length
 _ORIENTATION = 0x0112
 _MOST_MARKERS = 1000
-_MOST_SCANS = 64  # over as many pixels as one picture may have
+_EXIF = re.compile(rb"\xff\xe1(..)Exif\0\0", re.DOTALL)
 
 
 class JpegHeader(NamedTuple):
@@ -72,22 +70,12 @@ def jpeg_header(content: bytes) -> JpegHeader | None:
     return None
 
 
-def scans_too_often(content: bytes, pixels: int, most: int) -> bool:
-    """Whether a file has so many scans that decoding takes far longer than its pixels justify.
-
-    Each scan takes 10 bytes of the file and goes over all `pixels`; a picture may have `most`.
-    """
-    if pixels * len(content) <= 8 * _MOST_SCANS * most:  # there cannot be so many
-        return False
-    return pixels * content.count(b"\xff\xda") > _MOST_SCANS * most
-
-
-def upright(pixels: Tensor, orientation: int) -> Tensor:
-    """Turn stored pixels [C, H, W] as EXIF's orientation says; any but 1 to 8 changes nothing."""
-    if orientation in (5, 6, 7, 8):
-        pixels = pixels.transpose(1, 2)
-    axes = {2: [2], 3: [1, 2], 4: [1], 6: [2], 7: [1, 2], 8: [1]}.get(orientation)
-    return pixels.flip(axes) if axes else pixels
+def without_exif(content: bytes) -> bytes:
+    """A JPEG file that every decoder gives as it is stored; another file as it is."""
+    while content.startswith(b"\xff\xd8") and (segment := _EXIF.search(content)):
+        end = segment.start() + 2 + int.from_bytes(segment[1], "big")
+        content = content[: segment.start()] + content[end:]
+    return content
 
 
 def _orientation(tiff: bytes) -> int:

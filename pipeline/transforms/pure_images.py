@@ -7,7 +7,6 @@ Crops at whole pixels are resized by torch, others by Pillow, which can also let
 from __future__ import annotations
 
 import io
-import math
 from typing import Any
 
 import numpy as np
@@ -21,9 +20,6 @@ from penstock.transforms.jpeg_header import JpegHeader
 
 Pixels = npt.NDArray[Any]
 Sides = tuple[int, int]  # height and width
-
-_MOST_ROWS_AT_ONCE = 16  # that JPEG codes together
-_UNKNOWN = (bytes(4), b"\x80\x80\x80\xff")  # a pixel not written, and one without codes
 
 
 def decode(
@@ -74,31 +70,9 @@ def _with_pillow(content: bytes, header: JpegHeader, crop: Crop, size: Sides, mo
         upright: Any = image
         if header.orientation != 1:
             upright = ImageOps.exif_transpose(image)
-        elif crop.inside:
-            _load(image, math.ceil(crop.bottom / divisor))
         # To convert RGB to RGB would copy all of it.
         coloured = upright if upright.mode == "RGB" else upright.convert("RGB")
         return _resized(coloured, crop, size, divisor)
-
-
-def _load(image: Any, rows: int) -> None:
-    """Decode the topmost rows, and little more than that of a picture in colour.
-
-    Pillow raises an error both for a picture that is decoded in part and for a broken one. The last
-    pixel tells them apart: its unused fourth byte is 0 until it is written, and the pixel is grey
-    if codes ended before it. An intact picture that is grey there counts as broken.
-    """
-    rows = (rows // _MOST_ROWS_AT_ONCE + 1) * _MOST_ROWS_AT_ONCE
-    if image.mode != "RGB" or rows >= image.height:
-        image.load()
-        return
-    image.tile = [tile._replace(extents=(0, 0, image.width, rows)) for tile in image.tile]
-    try:
-        image.load()
-    except OSError:
-        corner = image.crop((image.width - 1, rows - 1, image.width, rows))
-        if corner.tobytes("raw", "RGBX") in _UNKNOWN:
-            raise
 
 
 def _resized(image: Any, crop: Crop, size: Sides, divisor: int = 1) -> Pixels:

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torchvision import tv_tensors
 
 from penstock.datasets.face_landmarks import FaceLandmarks
@@ -159,11 +160,12 @@ def test_a_short_and_a_long_row(folder, count):
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        ("", "the value is empty"),
-        ("nan", "'nan' is not finite"),
-        ("inf", "'inf' is not finite"),
-        ("left", "'left' is not a number"),
-        ("1,5", "'1,5' is not a number"),
+        ("", "'' is not a finite number"),
+        ("nan", "'nan' is not a finite number"),
+        ("inf", "'inf' is not a finite number"),
+        ("1e40", "'1e40' is not a finite number"),
+        ("left", "'left' is not a finite number"),
+        ("1,5", "'1,5' is not a finite number"),
     ],
 )
 def test_a_value_that_is_no_number(folder, value, said):
@@ -202,6 +204,27 @@ def test_an_image_that_vanishes_is_named(folder):
     with pytest.raises(DataError, match=r"04\.jpg' cannot be read: No such file"):
         data[4]
     assert len(data.fingerprint) == 32  # one file that is gone hides nothing of the others
+
+
+def test_faces_that_exif_turns_are_counted_and_can_be_taken_as_stored(folder, caplog):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    for name in ("02.jpg", "07.jpg"):
+        with Image.open(folder / name) as image:
+            image.save(folder / name, exif=exif)
+    upright = FaceLandmarks(str(folder), val_fraction=0.0)
+    assert "EXIF's orientation turns 2 of 10 images" in caplog.text
+    assert "02.jpg, 07.jpg" in caplog.text
+    caplog.clear()
+    stored = FaceLandmarks(str(folder), val_fraction=0.0, orientation="ignore")
+    FaceLandmarks(str(folder), orientation="apply")
+    FaceLandmarks(str(folder), "val")
+    assert not caplog.text
+    assert upright[2]["image"].shape == (3, 40, 32)
+    assert stored[2]["image"].shape == (3, 32, 40)
+    assert upright.fingerprint != stored.fingerprint
+    with pytest.raises(ConfigError, match=r"dataset\.orientation.*apply \| ignore"):
+        FaceLandmarks(str(folder), orientation="turn")
 
 
 def test_wrong_arguments(folder):

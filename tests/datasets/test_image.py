@@ -10,9 +10,10 @@ import pytest
 import torch
 from PIL import EpsImagePlugin, Image
 
-from penstock.datasets.reading.image import read_image
+from penstock.datasets.reading.image import check_reader, encoded_image, read_image, sizes_of
 from penstock.errors import ConfigError, DataError
 from penstock.files.limits import Limits
+from penstock.transforms.image_decoding import DecodeResize
 from tests.program import run
 
 READERS = ["torchvision", "pillow", "skimage"]
@@ -198,6 +199,28 @@ def test_a_format_that_torchvision_lacks(tmp_path, reader):
             read_image(path, reader)
     else:
         assert read_image(path, reader).shape == (3, SIDE, OTHER)
+
+
+@pytest.mark.parametrize("ending", ["jpg", "png", "webp", "tif"])
+@pytest.mark.parametrize("orientation", [1, 3, 6, 7, 8])
+def test_pixels_as_they_are_stored(tmp_path, reader, ending, orientation):
+    if ending == "tif" and reader == "torchvision":
+        return
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    path = saved(tmp_path / f"a.{ending}", exif=exif)
+    stored = check_reader(reader, "ignore")
+    plain = read_image(saved(tmp_path / f"plain.{ending}"), reader)
+    assert torch.equal(read_image(path, stored), plain)
+    assert torch.equal(encoded_image(path, stored).decode(), plain)
+    if ending == "jpg":
+        for decoder in ("auto", "pure"):
+            step = DecodeResize([SIDE, OTHER], decoder=decoder)
+            assert torch.equal(step({"image": encoded_image(path, stored)})["image"], plain)
+    if ending == "tif":  # Pillow turns these by itself
+        swapped = orientation > 4
+        assert sizes_of(path)[1:] == ((OTHER, SIDE), (SIDE, OTHER) if swapped else (OTHER, SIDE))
+        assert read_image(path, reader).shape[1:] == sizes_of(path)[2][::-1]
 
 
 def test_an_unknown_reader_names_the_nearest(tmp_path, reader):

@@ -215,3 +215,15 @@ def test_drawn_scenes_say_what_is_in_them(tmp_path):
         first, second = (next(tmp_path.glob(f"{n}x64*")) / name.decode() for n in (6, 8))
         assert first.read_bytes() == second.read_bytes()
     assert names < {*more.names}
+
+
+def test_positions_in_images_that_exif_turns(folder, tmp_path, caplog):
+    exif = Image.Exif()
+    exif[0x0112] = 3
+    Image.new("RGB", (8, 6)).save(tmp_path / "a.jpg", exif=exif)
+    write(tmp_path / "t.csv", [["a.jpg", 1, 2]], ["path", "x", "y"])
+    ImageTable(str(tmp_path), "t.csv", numbers=["x"])
+    ImageTable(str(tmp_path), "t.csv", numbers=["x", "y"], orientation="ignore")
+    assert not caplog.text
+    ImageTable(str(tmp_path), "t.csv", numbers=["x", "y"])
+    assert "EXIF's orientation turns 1 of 1 images" in caplog.text

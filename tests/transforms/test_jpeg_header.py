@@ -1,9 +1,8 @@
 """Headers of JPEG files, made marker by marker; `None` leaves a file to the dataset's reader."""
 
 import pytest
-import torch
 
-from penstock.transforms.jpeg_header import jpeg_header, scans_too_often, upright
+from penstock.transforms.jpeg_header import jpeg_header, without_exif
 
 
 def segment(marker, body=b""):
@@ -95,34 +94,8 @@ def test_orientations(segments, header):
     assert jpeg_header(file(*segments, frame(), SCAN)) == header
 
 
-@pytest.mark.parametrize(
-    ("scans", "length", "often"),
-    [
-        (65, 650, True),
-        (64, 650, False),
-        (256, 512, False),  # so short that it cannot take long
-        (256, 513, True),
-    ],
-)
-def test_files_of_too_many_scans(scans, length, often):
-    content = (b"\xff\xda" * scans).ljust(length, b"\0")
-    assert scans_too_often(content, pixels=1000, most=1000) == often
-
-
-def test_pixels_are_turned_upright():
-    top, bottom = [0, 1], [2, 3]
-    turned = {
-        0: (top, bottom),
-        1: (top, bottom),
-        2: ([1, 0], [3, 2]),
-        3: ([3, 2], [1, 0]),
-        4: (bottom, top),
-        5: ([0, 2], [1, 3]),
-        6: ([2, 0], [3, 1]),
-        7: ([3, 1], [2, 0]),
-        8: ([1, 3], [0, 2]),
-        9: (top, bottom),
-    }
-    stored = torch.tensor([[top, bottom]])
-    found = {number: upright(stored, number)[0].tolist() for number in turned}
-    assert found == {number: list(rows) for number, rows in turned.items()}
+@pytest.mark.parametrize("segments", [[exif(6)], [exif(6), exif(3, "little")]])
+def test_exif_is_taken_out(segments):
+    other = segment(0xE1, b"http: Exif\0\0")
+    assert without_exif(file(other, *segments, frame(), SCAN)) == file(other, frame(), SCAN)
+    assert without_exif(b"\x89PNG" + segments[0]) == b"\x89PNG" + segments[0]

@@ -109,22 +109,26 @@ def changed(part, number, **values):
         (json.dumps(content()).replace("-4", "NaN"), "bbox is"),
         (changed("annotations", 0, image_id=70), "no image has the id 70"),
         (changed("annotations", 0, category_id=4), "no category has the id 4"),
-        (changed("annotations", 0, category_id="3"), "category_id is '3'"),
+        (changed("annotations", 0, category_id="cat"), "no category has the id 'cat'"),
         (changed("annotations", 0, bbox=[1, 2, -3, 4]), "bbox is"),
         (changed("annotations", 0, bbox=[1, 2, 3]), "bbox is"),
         (changed("annotations", 0, bbox=[1, 2, 3, 1e12]), "bbox is"),
         (changed("annotations", 0, bbox=[30, 2, 3, 4]), "is outside of its image"),
         (changed("annotations", 0, iscrowd="no"), "iscrowd is 'no'"),
+        (changed("annotations", 0, bbox=[2, 2, "wide", 7]), "bbox is"),
         (changed("annotations", 0, keypoints=[1, 2]), "keypoints are"),
         (changed("annotations", 0, keypoints=[1, 2, 0] * 3), "keypoints are"),
-        (changed("images", 0, file_name="../7.png"), "file_name is"),
-        (changed("images", 0, file_name="1.png"), "is missing. Put it there"),
+        (changed("images", 0, file_name=None), "1 of 3 images.*file_name is ''"),
+        (changed("images", 0, file_name="1.png"), "is missing in .*Put it there.*'1.png'"),
+        (changed("images", 0, file_name="/a/8.png"), "occurs twice: the file '8.png'"),
         (changed("images", 0, file_name="8.png"), "occurs twice"),
         (changed("images", 1, id=7), "occurs twice"),
-        (changed("images", 0, width=10**30), "more than limits.pixels"),
+        (changed("images", 0, width=10**8, height=10**8), "more than limits.pixels"),
+        (changed("images", 0, width=60.5), "width is 60.5"),
         (changed("images", 0, height=-1), "height is -1"),
         (changed("categories", 0, id=3), "occurs twice"),
         (changed("categories", 0, name=None), "its name is None"),
+        (changed("categories", 0, name="cat"), "occurs twice: the name 'cat'"),
     ],
 )
 def test_what_cannot_be_is_refused(tmp_path, data, said):
@@ -139,13 +143,16 @@ def test_what_cannot_be_is_refused(tmp_path, data, said):
         (None, "segmentation is None"),
         ([[1, 2, 3, 4, 5]], "a polygon is"),
         ([[1, 2, 3, 4]], "a polygon is"),
-        ([[1, 2, 3, "4", 5, 6]], "a polygon is"),
-        ({"size": [12, 21], "counts": [252]}, "RLE of size"),
-        ({"size": [12, 20], "counts": [10**9]}, "no lengths of runs"),
-        ({"size": [12, 20], "counts": [-5, 245]}, "no lengths of runs"),
-        ({"size": [12, 20], "counts": [200, 100]}, "add up to 300, not 240"),
-        ({"size": [12, 20], "counts": "PPPPPPPPPPPPPPPPPPPPPPPPPPPPPP"}, "no lengths of runs"),
-        ({"size": [12, 20], "counts": "\x00\u1234"}, "no lengths of runs"),
+        ([], r"1 of 4 annotations.*no outline, set dataset.masks=false: segmentation is \[\]"),
+        ([[1, 2, 3, "x", 5, 6]], "segmentation is"),
+        ({"size": [12, 21], "counts": [252]}, r"RLE of another size .*\[12, 21\]"),
+        ({"size": [12, 20], "counts": [10**9]}, "segmentation is"),
+        ({"size": [12, 20], "counts": [-5, 245]}, "segmentation is"),
+        ({"size": [12, 20], "counts": [200, 100]}, "segmentation is"),
+        ({"size": [12, 20], "counts": [20, 30]}, "segmentation is"),
+        ({"size": [12, 20], "counts": "PPPPPPPPPPPPPPPPPPPPPPPPPPPPPP"}, "segmentation is"),
+        ({"size": [12, 20], "counts": "\x00\u1234"}, "segmentation is"),
+        ({"size": [12, 20]}, "segmentation is"),
     ],
 )
 def test_outlines_that_do_not_fit_are_refused(tmp_path, outline, said):
@@ -177,8 +184,128 @@ def test_two_files_have_the_same_categories(tmp_path):
     assert torch.equal(train[0]["boxes"], val[0]["boxes"])
     other["categories"][0]["name"] = "dog"
     (tmp_path / "val.json").write_text(json.dumps(other))
-    with pytest.raises(DataError, match="other categories"):
+    with pytest.raises(DataError, match=r"'dog'.*its classes are cat, owl"):
         Coco(root, "val", val_annotations="val.json")
+
+
+def test_classes_are_numbered_by_the_names_of_training(tmp_path):
+    data = content()
+    data["categories"].append({"id": 1, "name": "ant"})
+    root = written(tmp_path, data)
+    other = content()  # its ids are others, and it has no ant
+    other["categories"] = [{"id": 0, "name": "owl"}, {"id": 5, "name": "cat"}]
+    for own in other["annotations"]:
+        own["category_id"] = {3: 5, 9: 0}[own["category_id"]]
+    (tmp_path / "val.json").write_text(json.dumps(other))
+    train, val = (Coco(root, name, val_annotations="val.json") for name in ("train", "val"))
+    assert train.classes == val.classes == ["background", "ant", "cat", "owl"]
+    assert train[0]["labels"].tolist() == val[0]["labels"].tolist() == [2, 3, 2]
+
+
+def test_a_category_above_others_without_objects_is_no_class(tmp_path, caplog):
+    data = content()
+    data["categories"][0]["supercategory"] = "zoo"
+    data["categories"] += [{"id": 0, "name": "zoo"}, {"id": 4, "name": "dog"}]
+    data["categories"][1]["supercategory"] = "cat"  # as COCO's person is its own
+    root = written(tmp_path, data)
+    one = Coco(root, val_fraction=0.0)
+    assert one.classes == ["background", "cat", "dog", "owl"]
+    assert one[0]["labels"].tolist() == [1, 3, 1]
+    assert "'zoo' made no class" in caplog.text
+    assert "no object has a category of 'dog'" in caplog.text
+    data["annotations"][0]["category_id"] = 0
+    assert "zoo" in Coco(written(tmp_path, data)).classes
+
+
+def windows(name):
+    return f"C:\\data\\images\\{name}"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        windows,
+        "images/{}".format,
+        "/data/upload/7/{}".format,
+        "../../images/{}".format,
+        "/data/local-files/?d=images/{}".format,
+        "s3://bucket/a%20b/{}".format,
+    ],
+)
+def test_paths_of_other_machines_end_in_a_file_of_the_folder(tmp_path, path, caplog):
+    data = content()
+    plain = Coco(written(tmp_path, data), masks=True, val_fraction=0.0)
+    for own in data["images"]:
+        own["file_name"] = path(own["file_name"])
+    data["images"][2]["file_name"] = "9.png"
+    read = Coco(written(tmp_path, data), masks=True, val_fraction=0.0)
+    assert read.fingerprint == plain.fingerprint
+    assert "2 of 3 names of files are read from their end" in caplog.text
+
+
+def test_letters_of_names_are_those_of_the_folder(tmp_path):
+    data = changed("images", 0, file_name="u\u0308b%20er.png")  # as macOS and URLs have them
+    written(tmp_path, data)
+    (tmp_path / "images/7.png").rename(tmp_path / "images/\u00fcb er.png")
+    names = Coco(str(tmp_path), val_fraction=0.0).metadata["path"]
+    assert any(name.endswith("/\u00fcb er.png") for name in names)
+
+
+def test_numbers_and_ids_as_text_and_as_fractions(tmp_path):
+    plain = Coco(written(tmp_path, content()), keypoints=True, masks=True, val_fraction=0.0)
+    data = content()
+    for own in data["images"]:
+        own |= {"width": 20.0, "height": "12", "id": str(own["id"])}
+    for own in data["annotations"]:
+        own |= {"category_id": str(own["category_id"]), "image_id": 7.0, "id": "a"}
+        own |= {
+            "bbox": [str(number) for number in own["bbox"]],
+            "iscrowd": bool(own.get("iscrowd")),
+        }
+    data["annotations"][0] |= {"iscrowd": None, "segmentation": [2, 2, 10, 2, 10, 9, 2, "9"]}
+    for own in data["categories"]:
+        own["id"] = f"{own['id']}.0"
+    root = written(tmp_path, "\ufeff" + json.dumps(data))
+    read = Coco(root, keypoints=True, masks=True, val_fraction=0.0)
+    for name, value in plain[0].items():
+        assert torch.equal(read[0][name], value), name
+
+
+def test_all_that_is_wrong_is_counted_once(tmp_path):
+    data = content()
+    data["annotations"] = [
+        {"id": number, "image_id": number % 3 + 7, "category_id": 3, "bbox": [1, 2, 3]}
+        for number in range(25)
+    ]
+    data["annotations"][4] = {"id": 4, "image_id": 50, "category_id": 60, "bbox": [1, 2, 3, 4]}
+    data["images"][1]["width"] = None
+    with pytest.raises(DataError) as refused:
+        Coco(written(tmp_path, data))
+    said = str(refused.value)
+    assert "1 of 3 images: images[1]: a whole number of pixels is needed: width is None" in said
+    assert "24 of 25 annotations: annotations[0] (id 0)" in said
+    assert "annotations[10] (id 10)" in said
+    assert "annotations[11]" not in said
+    assert "no image has the id 50" in said
+    assert "no category has the id 60" in said
+
+
+def test_what_is_left_out_and_cut_is_counted(tmp_path, caplog):
+    data = content()
+    data["annotations"][0]["bbox"] = [20.4, 2, 3, 4]  # outside by a tool's rounding
+    root = written(tmp_path, data)
+    assert len(Coco(root, val_fraction=0.0)[0]["boxes"]) == 2
+    assert "2 of 4 objects have a box without width or height" in caplog.text
+    assert "2 of 4 objects have a box that is cut" in caplog.text
+    assert "2 of 3 images have no object" in caplog.text
+    for own in data["annotations"]:
+        own["iscrowd"] = 1
+    Coco(written(tmp_path, data))
+    assert "all objects are crowds" in caplog.text
+    for own in data["annotations"]:
+        own["bbox"] = [0.1, 0.2, 0.3, 0.4]
+    with pytest.raises(DataError, match="all boxes lie between 0 and 1"):
+        Coco(written(tmp_path, data))
 
 
 def test_an_outline_of_several_polygons_is_what_any_of_them_covers(tmp_path):
@@ -189,3 +316,52 @@ def test_an_outline_of_several_polygons_is_what_any_of_them_covers(tmp_path):
     each = coco_mask.decode(coco_mask.frPyObjects(several, HEIGHT, WIDTH)).astype(bool)
     assert each.any(-1).sum() > each.sum((0, 1)).max()
     assert np.array_equal(together, each.any(-1))
+
+
+def turned(root, orientation, size, told=None, count=5):
+    """Pictures with a red box at x 4 to 24, y 6 to 20 of their stored pixels."""
+    pixels = np.full((size[1], size[0], 3), 60, np.uint8)
+    pixels[6:20, 4:24] = 230, 30, 30
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    (root / "images").mkdir(parents=True)
+    width, height = told or size
+    data = {"images": [], "annotations": [], "categories": [{"id": 1, "name": "cat"}]}
+    for number in range(count):
+        Image.fromarray(pixels).save(root / f"images/{number}.png", exif=exif if number else None)
+        image = {"file_name": f"{number}.png", "id": number, "width": width, "height": height}
+        box = {"image_id": number, "category_id": 1, "bbox": [4, 6, 20, 14]}
+        data["images"].append(image if number else image | {"width": size[0], "height": size[1]})
+        data["annotations"].append(box)
+    (root / "annotations.json").write_text(json.dumps(data))
+    return str(root)
+
+
+@pytest.mark.parametrize(("orientation", "size"), [(6, (60, 40)), (6, (50, 50)), (3, (60, 40))])
+def test_boxes_of_the_stored_pictures(tmp_path, orientation, size, caplog):
+    root = turned(tmp_path / "a", orientation, size)
+    if size == (60, 40) and orientation == 6:
+        said = r"turns 4 of 5 images, and boxes of 4 .*1\.png, 2\.png.*orientation=ignore"
+        with pytest.raises(DataError, match=said):
+            Coco(root)
+    else:
+        Coco(root), Coco(root, "val"), Coco(root, orientation="apply")
+        assert caplog.text.count("EXIF's orientation turns 4 of 5 images") == 1
+        assert "for 4 no size tells whether their boxes" in caplog.text
+    data = Coco(root, val_fraction=0.0, orientation="ignore")
+    for sample in data:
+        left, top, right, bottom = sample["boxes"][0].int().tolist()
+        red = (sample["image"][0] == 230).numpy()
+        assert red[top:bottom, left:right].all()
+        assert red.sum() == (bottom - top) * (right - left)
+
+
+def test_boxes_of_the_upright_pictures(tmp_path, caplog):
+    root = turned(tmp_path / "a", 6, (60, 40), (40, 60))
+    assert Coco(root, val_fraction=0.0)[1]["image"].shape == (3, 60, 40)
+    assert "EXIF" not in caplog.text
+    with pytest.raises(DataError, match=r"of the images turned: 1\.png.*orientation=apply"):
+        Coco(root, orientation="ignore")
+    root = turned(tmp_path / "b", 6, (60, 40), (61, 40))  # a size that is neither
+    with pytest.raises(DataError, match=r"61 x 40 in its annotations.*dataset\.orientation"):
+        Coco(root, val_fraction=0.0)[1]

@@ -85,3 +85,23 @@ def test_damaged_and_missing_masks_are_refused(tmp_path):
 def test_arguments_that_cannot_be_are_refused(tmp_path, arguments, said):
     with pytest.raises(ConfigError, match=said):
         ImageMasks(written(tmp_path, Image.fromarray(NUMBERS)), **arguments)
+
+
+def test_masks_of_pictures_that_exif_turns(tmp_path, caplog):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    root = written(tmp_path, Image.fromarray(NUMBERS))
+    Image.new("RGB", (4, 2)).save(tmp_path / "images/a.jpg", exif=exif)
+    with pytest.raises(DataError, match=r"turns 1 of 1 .*a\.jpg. Set dataset.orientation=ignore"):
+        ImageMasks(root, NAMES)
+    data = ImageMasks(root, NAMES, val_fraction=0.0, orientation="ignore")
+    assert data[0]["image"].shape == (3, 2, 4)
+    # A mask that is turned as its picture is.
+    Image.fromarray(NUMBERS).save(tmp_path / "masks/a.png", exif=exif)
+    assert not caplog.text
+    turned = ImageMasks(root, NAMES, val_fraction=0.0)[0]["mask"]
+    assert turned.tolist() == np.rot90(NUMBERS, -1).tolist()
+    for name in ("images/a.jpg", "masks/a.png"):
+        Image.new("L", (4, 4)).save(tmp_path / name, exif=exif if name[0] == "i" else None)
+    ImageMasks(root, NAMES)
+    assert "for 1 no size tells whether their masks" in caplog.text

@@ -24,7 +24,13 @@ from penstock.datasets.files import Files
 from penstock.datasets.reading.fingerprint import Part, Sample
 from penstock.datasets.reading.folder import FolderFile, leads_out, open_root
 from penstock.datasets.reading.folder_dataset import FolderDataset
-from penstock.datasets.reading.image import Reader, check_reader, encoded_image, read_image
+from penstock.datasets.reading.image import (
+    Orientation,
+    Reader,
+    check_reader,
+    encoded_image,
+    read_image,
+)
 from penstock.datasets.reading.labels import check_classes
 from penstock.datasets.reading.split import Split, check_split, split_rows
 from penstock.errors import ConfigError, DataError, Problem
@@ -77,6 +83,9 @@ class ImageTable(FolderDataset):
             `penstock.transforms.image_decoding`; the build sets it for those.
         limits: what a file and the table may claim.
         test_fraction: share of the rows, or groups, to keep for a test.
+        orientation: "apply" turns images as their EXIF says; "ignore" takes them as they are
+            stored, for `numbers` that are positions in these; None: "apply", and with several
+            `numbers` a line with the count of such images.
 
     Raises:
         DataError: the table or an image is missing, or the table has a mistake: a path twice or one
@@ -110,10 +119,11 @@ class ImageTable(FolderDataset):
         lazy: bool = False,
         limits: Limits = DEFAULT,
         test_fraction: Fraction = 0.0,
+        orientation: Orientation | None = None,
     ) -> None:
-        check_reader(reader)
+        self.reader = check_reader(reader, orientation)
         check_split(split, val_fraction, test_fraction)
-        self.reader, self.lazy, self.limits = reader, lazy, limits
+        self.lazy, self.limits = lazy, limits
         self._columns = _Roles(label, labels, numbers, caption)
         folder = open_root(root, f"the table {table!r}", files, limits)
         if leads_out(table):
@@ -121,6 +131,8 @@ class ImageTable(FolderDataset):
         cells = read_cells(FolderFile(folder, table), delimiter, encoding, files, limits)
         self.folder = folder.below(images)
         names = self._paths_of(cells, path, repeated)
+        if split == "train" and len(numbers or ()) > 1:
+            self._check_turns(names, "numbers (if they are positions)", orientation)
         facts = _Facts(cells, self._columns, separator, classes, limits)
         self.classes = facts.classes
         by_name = np.argsort(np.array([os.fsencode(name) for name in names]), kind="stable")

@@ -285,7 +285,9 @@ def _readers(options: LoaderOptions, recipe: Recipe, dataset: object) -> LoaderO
 
 def backend_for(dataset: object, recipe: Recipe) -> Backend:
     """Threads where decoders release the interpreter lock, since processes copy pixels."""
-    unlocked = recipe.decoder == "native" or getattr(dataset, "reader", None) == "torchvision"
+    unlocked = recipe.decoder == "native" or str(getattr(dataset, "reader", "")).startswith(
+        "torchvision"
+    )
     return "thread" if unlocked else "process"
 
 

@@ -30,7 +30,7 @@ from penstock.datasets.image_folder import EXTENSIONS
 from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, Sample
 from penstock.datasets.reading.folder import FolderFile, LocalFolder, open_root
 from penstock.datasets.reading.folder_dataset import FolderDataset
-from penstock.datasets.reading.image import Reader, encoded_image, read_image
+from penstock.datasets.reading.image import check_reader, encoded_image, read_image
 from penstock.datasets.reading.labels import check_rows
 from penstock.datasets.reading.mapped_array import MappedArray
 from penstock.errors import ConfigError, DataError, Problem
@@ -73,7 +73,7 @@ class NewData(Split):
         if hasattr(kind, "unlabelled"):
             return self._trained(key, node).unlabelled(self._root)
         if issubclass(kind, FolderDataset) and "reader" in names:
-            reader = node.get("reader", "torchvision")
+            reader = check_reader(node.get("reader", "torchvision"), node.get("orientation"))
             return Pictures(self._root, reader, self.decodes, limits)
         if not isinstance(self._root, str):
             reason = f"{kind.__name__} has no rows of files; name a root"
@@ -131,9 +131,7 @@ class Pictures(FolderDataset):
         DataError: there is none.
     """
 
-    def __init__(
-        self, root: str | Sequence[str], reader: Reader, lazy: bool, limits: Limits
-    ) -> None:
+    def __init__(self, root: str | Sequence[str], reader: str, lazy: bool, limits: Limits) -> None:
         self.reader, self.lazy, self.limits = reader, lazy, limits
         if not isinstance(root, str) or Path(root).is_file():
             paths = [root] if isinstance(root, str) else root

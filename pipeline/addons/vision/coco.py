@@ -9,7 +9,9 @@ Cost: one read of the JSON; 40 bytes of memory an object, and its outline where 
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
+import re
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -18,9 +20,9 @@ from torchvision import tv_tensors
 
 from penstock.datasets.files import Files
 from penstock.datasets.reading.fingerprint import Part, Sample
-from penstock.datasets.reading.folder import FolderFile, leads_out, open_root
+from penstock.datasets.reading.folder import Folder, FolderFile, leads_out, open_root
 from penstock.datasets.reading.folder_dataset import FolderDataset
-from penstock.datasets.reading.image import Reader, check_reader, read_image
+from penstock.datasets.reading.image import Orientation, Reader, check_reader, read_image
 from penstock.datasets.reading.split import Split, check_split, split_rows
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import DEFAULT, Limits
@@ -28,9 +30,10 @@ from penstock.ranges import Fraction, Seed
 
 if TYPE_CHECKING:
     import pandas as pd
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+from unicodedata import normalize
+from urllib.parse import unquote
 
 import numpy.typing as npt
 
@@ -40,162 +43,256 @@ from penstock.files.plain_json import JsonError
 from penstock.files.regular_file import read_regular
 from penstock.order.randomness import IntArray
 
-_POINTS = 1000  # keypoints of an object
-_NUMBERS = 100_000  # of an outline
+_log = logging.getLogger(__name__)
+_ROUNDED = 1.0  # pixels that a tool's rounding may lead out of a picture
 
 
 class CocoFile:
     """The content of a file.
 
+    What tools write in their own ways and has one meaning is read: numbers and ids as text, whole
+    numbers as 60.0, paths of another machine that end in the name of a picture. What cannot be is
+    refused together, ten records of each kind by name.
+
     Attributes:
-        names: of the pictures, by row.
+        names: of the pictures, by row, in the folder `images`.
         sizes: int64[N, 2], width and height of each.
-        categories: names by id, in the order of the ids.
+        categories: names, in the order of the ids.
+        parents: those without objects that are the supercategory of others.
         starts: int64[N + 1]; objects `starts[i]:starts[i + 1]` are those of row i.
         boxes: float32[M, 4], corners in pixels.
-        categories_of: int64[M], ids.
+        kinds: int64[M], positions in `categories`.
         crowd: int64[M], 1 for a group of objects.
-        outlines: M polygons or RLEs, as they stand in the file; None where there is none.
+        outlines: M polygons or RLEs, if they are kept.
         keypoints: float32[M, K, 3], x, y and whether it is visible (0 to 2).
+        notes: what a person may not expect, with counts.
 
     Args:
+        images: the folder of the pictures; None: none of them is looked for.
         outlines, keypoints: whether they are kept.
 
     Raises:
-        DataError: the file is missing, is no JSON of COCO's, or says what cannot be; names the
-            annotation.
+        DataError: the file is missing, is no JSON of COCO's, or says what cannot be.
     """
 
-    def __init__(self, file: FolderFile, outlines: bool, keypoints: bool, limits: Limits) -> None:
+    def __init__(
+        self,
+        file: FolderFile,
+        images: Folder | None,
+        outlines: bool,
+        keypoints: bool,
+        limits: Limits,
+    ) -> None:
         self._file, self._limits = file, limits
+        self._wrong: dict[tuple[str, str], list[str]] = {}
+        self.notes: list[str] = []
         content = _parsed(file, limits)
-        images, categories, annotations = (
+        pictures, categories, annotations = records = [
             self._records(content, name) for name in ("images", "categories", "annotations")
-        )
-        self.categories, counts = self._named(categories)
-        self.names, self.sizes, rows = self._pictures(images)
-        self._keypoints = max(counts, default=0) if keypoints else 0
-        if keypoints and not self._keypoints:
-            raise self._error("categories", "none has keypoints; set dataset.keypoints=false")
-        boxes = np.zeros((len(annotations), 4), np.float32)
-        owners = np.zeros(len(annotations), np.int64)
-        classes, crowd = np.zeros_like(owners), np.zeros_like(owners)
-        points = np.zeros((len(annotations), self._keypoints, 3), np.float32)
-        known = set(self.categories)
+        ]
+        kinds_of = self._named(categories, keypoints)
+        rows_of = self._pictures(pictures, images)
+        shape = (len(annotations), self._points_of if keypoints else 0, 3)
+        boxes, points = np.zeros((shape[0], 4), np.float32), np.zeros(shape, np.float32)
+        owners, kinds, crowd = np.zeros((3, shape[0]), np.int64)
         kept: list[Any] = []
+        beyond = 0
         for number, record in enumerate(annotations):
             where = f"annotations[{number}] (id {str(record.get('id'))[:40]})"
-            row = rows.get(_id(record.get("image_id")))
-            if row is None:
-                raise self._error(where, f"no image has the id {_short(record.get('image_id'))}")
-            owners[number] = row
-            classes[number] = self._id_of(record, "category_id", where)
-            if int(classes[number]) not in known:
-                raise self._error(where, f"no category has the id {classes[number]}")
-            width, height = self.sizes[row]
-            boxes[number] = self._box(record.get("bbox"), where, width, height)
-            flag = record.get("iscrowd", 0)
+            row = rows_of.get(_id(record.get("image_id")))
+            kind = kinds_of.get(_id(record.get("category_id")))
+            flag = _whole(record.get("iscrowd") or 0)
+            for known, key, of in ((row, "image_id", "image"), (kind, "category_id", "category")):
+                if known is None:
+                    self._refuse("annotations", where, f"no {of} has the id", record.get(key))
             if flag not in (0, 1):
-                raise self._error(where, f"iscrowd is {_short(flag)}, neither 0 nor 1")
-            crowd[number] = int(flag)
+                what = "neither 0 nor 1: iscrowd is"
+                self._refuse("annotations", where, what, record.get("iscrowd"))
+            if row is None or kind is None:
+                continue
+            owners[number], kinds[number], crowd[number] = row, kind, flag == 1
+            width, height = self.sizes[row].tolist()
+            corners = self._corners(record.get("bbox"), where, width, height)
+            left, top, right, bottom = corners
+            beyond += min(left, top, width - right, height - bottom) < -_ROUNDED
+            boxes[number] = max(left, 0), max(top, 0), min(right, width), min(bottom, height)
             if outlines:
-                kept.append(record.get("segmentation"))
+                kept.append(self._outline(record.get("segmentation"), where, width, height))
             if keypoints and record.get("keypoints") is not None:
-                points[number] = self._points(record["keypoints"], where)
+                own = self._points(record["keypoints"], where)
+                points[number, : len(own)] = own
+        if self._wrong:
+            counts = dict(
+                zip(("images", "categories", "annotations"), map(len, records), strict=True)
+            )
+            raise DataError(
+                f"{str(file)!r}: "
+                + "; ".join(
+                    f"{len(own)} of {counts[part]} {part}: {_some(own)}"
+                    for (part, _), own in self._wrong.items()
+                )
+                + ". Correct the file."
+            )
+        if boxes.size and boxes.max() <= 1:
+            raise DataError(f"{str(file)!r}: all boxes lie between 0 and 1; pixels are needed.")
         order = np.argsort(owners, kind="stable")
         self.starts: IntArray = np.searchsorted(owners[order], np.arange(len(self.names) + 1))
-        self.boxes, self.categories_of, self.crowd = boxes[order], classes[order], crowd[order]
+        self.boxes, self.kinds, self.crowd = boxes[order], kinds[order], crowd[order]
         self.keypoints = points[order]
         self.outlines = [kept[number] for number in order] if outlines else []
+        empty = sorted(set(range(len(self.categories))) - set(kinds.tolist()))
+        above = {
+            own.get("supercategory")
+            for own in categories
+            if own.get("supercategory") != own["name"]
+        }
+        self.parents = [self.categories[kind] for kind in empty if self.categories[kind] in above]
+        others = [
+            repr(self.categories[kind]) for kind in empty if self.categories[kind] not in above
+        ]
+        flat = int((boxes[:, 2:] <= boxes[:, :2]).any(1).sum())
+        bare = len(pictures) - len(set(owners.tolist()))
+        of = f"of {len(annotations)} objects"
+        parents = _some([repr(name) for name in self.parents])
+        for count, note in (
+            (self.parents, f"{parents} made no class: without objects, and above other categories"),
+            (others, f"no object has a category of {_some(others)}"),
+            (flat, f"{flat} {of} have a box without width or height and are left out"),
+            (beyond, f"{beyond} {of} have a box that is cut at the border of its image"),
+            (bare, f"{bare} of {len(pictures)} images have no object"),
+            (crowd.size and crowd.all(), "all objects are crowds (iscrowd=1), which do not train"),
+        ):
+            self.notes += [note] if count else []
 
-    def _error(self, where: str, wrong: str) -> DataError:
-        return DataError(f"{str(self._file)!r}, {where}: {wrong}. Correct the file.")
+    def _refuse(self, part: str, where: str, what: str, value: Any) -> None:
+        self._wrong.setdefault((part, what), []).append(f"{where}: {what} {_short(value)}")
 
     def _records(self, content: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
         records = content.get(name)
+        wrong = None
         if not isinstance(records, list) or not all(isinstance(own, dict) for own in records):
             has = ", ".join(sorted(map(str, content))[:8])
-            raise self._error(name, f"is missing or no list of mappings; the file has {has}")
-        if len(records) > self._limits.files:
-            raise self._error(name, self._limits.refusal("files", f"{len(records)} of them"))
-        if not records and name != "annotations":
-            raise self._error(name, "there are none")
-        return records
+            wrong = f"is missing or no list of mappings; the file has {has}"
+        elif not records and name != "annotations":
+            wrong = "there are none"
+        if wrong:
+            raise DataError(f"{str(self._file)!r}, {name}: {wrong}. Correct the file.")
+        return records  # type: ignore[return-value]
 
-    def _named(self, records: list[dict[str, Any]]) -> tuple[dict[int, str], list[int]]:
+    def _named(self, records: list[dict[str, Any]], keypoints: bool) -> dict[Any, int]:
+        """The position of each category by its id."""
         check_classes(len(records), str(self._file), self._limits)
-        names: dict[int, str] = {}
-        counts = []
+        names: dict[Any, str] = {}
+        counts = [0]
         for number, record in enumerate(records):
-            where = f"categories[{number}]"
-            key, name = self._id_of(record, "id", where), record.get("name")
-            if key in names:
-                raise self._error(where, f"the id {key} occurs twice")
+            where, key, name = f"categories[{number}]", _id(record.get("id")), record.get("name")
+            if key is None or key in names:
+                wrong = "no id:" if key is None else "occurs twice: the id"
+                self._refuse("categories", where, wrong, record.get("id"))
             if not isinstance(name, str) or not name:
-                raise self._error(where, f"its name is {_short(name)}")
-            names[key] = name
-            points = record.get("keypoints", [])
-            if not isinstance(points, list) or len(points) > _POINTS:
-                raise self._error(where, f"its keypoints are no list of up to {_POINTS} names")
-            counts.append(len(points))
-        return dict(sorted(names.items())), counts
+                self._refuse("categories", where, "a name is needed: its name is", name)
+            if name in names.values():
+                self._refuse("categories", where, "occurs twice: the name", name)
+            names[key] = str(name)
+            points = record.get("keypoints")
+            counts.append(len(points) if isinstance(points, list) else 0)
+        self._points_of = max(counts)
+        if keypoints and not self._points_of:
+            key = "none has keypoints; set dataset.keypoints=false"
+            raise DataError(f"{str(self._file)!r}, categories: {key}.")
+        ids = sorted(names, key=lambda key: (isinstance(key, str), key))
+        self.categories = [names[key] for key in ids]
+        return {key: position for position, key in enumerate(ids)}
 
-    def _pictures(
-        self, records: list[dict[str, Any]]
-    ) -> tuple[list[str], IntArray, dict[Any, int]]:
-        names: list[str] = []
-        sizes = np.zeros((len(records), 2), np.int64)
+    def _pictures(self, records: list[dict[str, Any]], images: Folder | None) -> dict[Any, int]:
+        """The row of each picture by its id."""
+        self.names = [str(record.get("file_name") or "") for record in records]
+        self.sizes: IntArray = np.zeros((len(records), 2), np.int64)
+        if images is not None:
+            self._find(images)
         rows: dict[Any, int] = {}
-        for number, record in enumerate(records):
-            where, name = f"images[{number}]", record.get("file_name")
-            if leads_out(name):
-                wrong = f"file_name is {_short(name)}; a path below the folder of images is needed"
-                raise self._error(where, wrong)
-            assert isinstance(name, str)
-            key = _id(record.get("id"))
+        names: set[str] = set()
+        for number, (record, name) in enumerate(zip(records, self.names, strict=True)):
+            where, key = f"images[{number}]", _id(record.get("id"))
             if key is None or key in rows:
-                wrong = "is no id" if key is None else "occurs twice"
-                raise self._error(where, f"its id {_short(record.get('id'))} {wrong}")
+                wrong = "no id:" if key is None else "occurs twice: the id"
+                self._refuse("images", where, wrong, record.get("id"))
+            if name in names:
+                self._refuse("images", where, "occurs twice: the file", name)
             rows[key] = number
-            for place, side in enumerate(("width", "height")):
-                value = record.get(side)
-                if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                    raise self._error(where, f"{side} is {_short(value)}")
-                sizes[number, place] = min(value, self._limits.pixels + 1)
-            if int(sizes[number, 0]) * int(sizes[number, 1]) > self._limits.pixels:
-                claim = f"{sizes[number, 0]} x {sizes[number, 1]} pixels"
-                raise self._error(where, f"claims {self._limits.refusal('pixels', claim)}")
-            names.append(name)
-        name, count = Counter(names).most_common(1)[0]
-        if count > 1:
-            raise self._error("images", f"{name!r} occurs twice")
-        return names, sizes, rows
+            names.add(name)
+            width, height = size = [_whole(record.get(side)) or 0 for side in ("width", "height")]
+            for side, value in zip(("width", "height"), size, strict=True):
+                if value < 1:
+                    what = f"a whole number of pixels is needed: {side} is"
+                    self._refuse("images", where, what, record.get(side))
+            if width * height > self._limits.pixels:
+                claim = self._limits.refusal("pixels", "a size")
+                self._refuse("images", where, f"claims {claim}:", f"{width} x {height}")
+            self.sizes[number] = size
+        return rows
 
-    def _id_of(self, record: dict[str, Any], name: str, where: str) -> int:
-        value = record.get(name)
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 62:
-            raise self._error(where, f"{name} is {_short(value)}; a whole number is needed")
+    def _find(self, images: Folder) -> None:
+        """Replace names that are no files of `images` by those that they end in."""
+        if not any(map(leads_out, self.names)) and images.first_missing(self.names) is None:
+            return
+        files = images.files() if images.exists() else []
+        there = {normalize("NFC", name): name for name in files}
+        changed = []
+        for number, name in enumerate(self.names):
+            known = [end for end in _ends(name) if end in there]
+            if not known:
+                what = (
+                    f"is missing in {str(images)!r}. Put it there, or set dataset.images to the "
+                    "folder of the images; file_name is"
+                )
+                self._refuse("images", f"images[{number}]", what, name)
+            elif there[known[0]] != name:
+                changed.append(f"{name!r}")
+                self.names[number] = there[known[0]]
+        if changed:
+            count = f"{len(changed)} of {len(self.names)}"
+            self.notes.append(f"{count} names of files are read from their end, as {changed[0]}")
+
+    def _corners(self, value: Any, where: str, width: int, height: int) -> Sequence[float]:
+        numbers = _numbers(value)
+        if numbers is None or len(numbers) != 4 or min(numbers[2:]) < 0:
+            what = "[x, y, width, height] is needed: bbox is"
+            self._refuse("annotations", where, what, value)
+            return 0, 0, 0, 0
+        left, top = numbers[:2]
+        right, bottom = left + numbers[2], top + numbers[3]
+        if max(left - width, top - height, -right, -bottom) > _ROUNDED:
+            where += f" of {width} x {height} pixels"
+            self._refuse("annotations", where, "is outside of its image: bbox", value)
+        return left, top, right, bottom
+
+    def _outline(self, value: Any, where: str, width: int, height: int) -> Any:
+        """An outline whose parts can be read; its numbers are looked at with the picture."""
+        if isinstance(value, Mapping):
+            if value.get("size") != [height, width]:
+                what = "RLE of another size than its image: size is"
+                self._refuse("annotations", where, what, value.get("size"))
+        elif not isinstance(value, list) or not any(value):
+            what = "no outline, set dataset.masks=false: segmentation is"
+            self._refuse("annotations", where, what, value)
+        else:
+            value = value if isinstance(value[0], list) else [value]
+            for polygon in value:
+                if not isinstance(polygon, list) or len(polygon) % 2 or len(polygon) < 6:
+                    what = "x and y of 3 points or more are needed: a polygon is"
+                    self._refuse("annotations", where, what, polygon)
         return value
 
-    def _box(self, value: Any, where: str, width: int, height: int) -> tuple[float, ...]:
-        numbers = _numbers(value, 4)
-        if numbers is None or numbers[2] < 0 or numbers[3] < 0:
-            raise self._error(where, f"bbox is {_short(value)}; [x, y, width, height] is needed")
-        left, top = numbers[0], numbers[1]
-        right, bottom = left + numbers[2], top + numbers[3]
-        if left >= width or top >= height or right < 0 or bottom < 0:
-            wrong = f"bbox {_short(value)} is outside of its image of {width} x {height}"
-            raise self._error(where, wrong)
-        return max(left, 0), max(top, 0), min(right, width), min(bottom, height)
-
     def _points(self, value: Any, where: str) -> npt.NDArray[np.float32]:
-        numbers = _numbers(value, None)
-        if numbers is None or len(numbers) % 3 or len(numbers) > 3 * self._keypoints:
-            most = f"x, y and visibility of up to {self._keypoints} points are needed"
-            raise self._error(where, f"keypoints are {_short(value)}; {most}")
-        points = np.zeros((self._keypoints, 3), np.float32)
-        points[: len(numbers) // 3] = np.array(numbers, np.float32).reshape(-1, 3)
-        return points
+        numbers = _numbers(value)
+        if numbers is None or len(numbers) % 3 or len(numbers) > 3 * self._points_of:
+            what = (
+                f"x, y and visibility of up to {self._points_of} points are needed: keypoints are"
+            )
+            self._refuse("annotations", where, what, value)
+            numbers = []
+        return np.array(numbers, np.float32).reshape(-1, 3)
 
 
 def outline_mask(outline: Any, width: int, height: int, where: str) -> npt.NDArray[np.bool_]:
@@ -204,58 +301,24 @@ def outline_mask(outline: Any, width: int, height: int, where: str) -> npt.NDArr
     Raises:
         DataError: it is none of these, or does not fit the picture.
     """
-    if isinstance(outline, Mapping):
-        return _runs(outline, width, height, where)
-    if not isinstance(outline, list) or not outline:
-        raise DataError(f"{where}: segmentation is {_short(outline)}; polygons or RLE are needed")
     from faster_coco_eval.core import mask as coco_mask
 
-    polygons = []
-    for polygon in outline:
-        numbers = _numbers(polygon, None)
-        if numbers is None or len(numbers) % 2 or len(numbers) < 6 or len(numbers) > _NUMBERS:
-            raise DataError(f"{where}: a polygon is {_short(polygon)}; x and y of 3 points or more")
-        # It fills what a line runs along, so no line may be longer than the picture.
-        flat = np.array(numbers).reshape(-1, 2).clip(0, (width, height))
-        polygons.append(flat.ravel().tolist())
-    # Put together as runs, so that many polygons of a large picture cost its pixels once.
-    runs = coco_mask.merge(coco_mask.frPyObjects(polygons, height, width))
-    mask: npt.NDArray[np.bool_] = coco_mask.decode(runs).astype(np.bool_)
-    return mask
-
-
-def _runs(outline: Mapping[str, Any], width: int, height: int, where: str) -> npt.NDArray[np.bool_]:
-    """The mask of an RLE; decoded by numpy, as the C of COCO's tools trusts the lengths."""
-    size, counts = outline.get("size"), outline.get("counts")
-    if size != [height, width]:
-        raise DataError(f"{where}: RLE of size {_short(size)} for a picture [{height}, {width}]")
-    runs: Any = _unpacked(counts) if isinstance(counts, str) else counts
-    total = width * height
-    valid = isinstance(runs, list) and len(runs) <= total + 1
-    if not valid or not all(type(run) is int and 0 <= run <= total for run in runs):
-        raise DataError(f"{where}: RLE counts are {_short(counts)}, which are no lengths of runs")
-    if sum(runs) != total:
-        raise DataError(f"{where}: RLE counts add up to {sum(runs)}, not {total} pixels")
-    bits = np.repeat(np.arange(len(runs)) % 2 == 1, runs)
-    return bits.reshape(width, height).T
-
-
-def _unpacked(text: str) -> list[int] | None:
-    """The runs of a compressed RLE: five bits a sign, each run less the one two before."""
-    runs: list[int] = []
-    value = shift = 0
-    for sign in text.encode("utf-8", "replace"):
-        bits = sign - 48
-        if not 0 <= bits < 64 or shift > 60:
-            return None
-        value |= (bits & 31) << shift
-        shift += 5
-        if not bits & 32:
-            if bits & 16:
-                value -= 1 << shift
-            runs.append(value + (runs[-2] if len(runs) > 2 else 0))
-            value = shift = 0
-    return None if shift else runs
+    try:
+        if isinstance(outline, Mapping):
+            counts = outline.get("counts")
+            runs: Any = outline
+            if not isinstance(counts, str):
+                runs = coco_mask.frPyObjects(outline, height, width)
+        else:
+            # It fills what a line runs along, so no line may be longer than the picture.
+            points = (np.array(polygon, np.float64).reshape(-1, 2) for polygon in outline)
+            polygons = [own.clip(0, (width, height)).ravel().tolist() for own in points]
+            # As runs, so that many polygons of a large picture cost its pixels once.
+            runs = coco_mask.merge(coco_mask.frPyObjects(polygons, height, width))
+        mask: npt.NDArray[np.bool_] = coco_mask.decode(runs).astype(np.bool_)
+        return mask
+    except (LookupError, TypeError, ValueError, RuntimeError) as error:
+        raise DataError(f"{where}: segmentation is {_short(outline)}: {error}") from error
 
 
 def _parsed(file: FolderFile, limits: Limits) -> dict[str, Any]:
@@ -274,23 +337,51 @@ def _parsed(file: FolderFile, limits: Limits) -> dict[str, Any]:
     return content
 
 
-def _numbers(value: Any, count: int | None) -> list[float] | None:
-    """A list of finite numbers, of that length; else None."""
-    if not isinstance(value, list) or count not in (None, len(value)):
+def _number(value: Any) -> float | None:
+    """A finite number, also where it is written as text."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
         return None
-    if not all(type(number) in (int, float) and abs(number) < 1e9 for number in value):
-        return None
-    return [float(number) for number in value]
+    return number if abs(number) < 1e9 else None
+
+
+def _numbers(value: Any) -> list[float] | None:
+    """A list of finite numbers."""
+    numbers = list(map(_number, value)) if isinstance(value, list) else [None]
+    return None if None in numbers else numbers  # type: ignore[return-value]
+
+
+def _whole(value: Any) -> int | None:
+    number = _number(value)
+    return int(number) if number is not None and number.is_integer() else None
 
 
 def _id(value: Any) -> int | str | None:
-    """An id of a picture, which some files have as text."""
-    return value if isinstance(value, (int, str)) and not isinstance(value, bool) else None
+    """An id, the same as number and as text: 7 for "7" and 7.0."""
+    if isinstance(value, (float, str)):
+        text = str(value).strip()
+        return int(float(text)) if re.fullmatch(r"\d{1,15}(\.0+)?", text) else text
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _ends(name: str) -> list[str]:
+    """The ends of a path of any system, also of one in an address; the longest first."""
+    ends = []
+    for text in (name, unquote(name)):
+        parts = [part for part in re.split(r"[/\\]|\?d=", normalize("NFC", text)) if part]
+        ends += ["/".join(parts[start:]) for start in range(len(parts))]
+    return ends
 
 
 def _short(value: Any) -> str:
     text = repr(value) if not isinstance(value, (list, dict)) else repr(value)[:200]
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _some(names: list[str]) -> str:
+    """The first ten."""
+    return ", ".join(names[:10]) + (" ..." if len(names) > 10 else "")
 
 
 class Coco(FolderDataset):
@@ -302,7 +393,9 @@ class Coco(FolderDataset):
         masks         Mask bool[n, H, W], with `masks`
         keypoints     KeyPoints float32[n, K, 2] and `visibility` int64[n, K], with `keypoints`
 
-    Boxes of no width or height are left out.
+    Boxes of no width or height are left out. Classes are numbered by the names of `annotations`,
+    whatever ids validation gives them; a category without objects that others have as their
+    supercategory is no class.
 
     Args:
         root: folder of the data; a path or an address.
@@ -317,6 +410,9 @@ class Coco(FolderDataset):
         files: access to addresses.
         limits: what a file, a picture and the JSON may claim.
         test_fraction: share of the pictures of `annotations` to keep for a test.
+        orientation: "apply" turns pictures as their EXIF says; "ignore" takes them as they are
+            stored, as the boxes of some tools do; None: "apply", and a line where sizes cannot
+            tell what is right.
 
     Raises:
         DataError: the JSON or a picture is missing, or the JSON says what cannot be.
@@ -341,36 +437,42 @@ class Coco(FolderDataset):
         files: Files | None = None,
         limits: Limits = DEFAULT,
         test_fraction: Fraction = 0.0,
+        orientation: Orientation | None = None,
     ) -> None:
-        check_reader(reader)
+        self.reader = check_reader(reader, orientation)
         check_split(split, val_fraction, test_fraction)
         if masks and importlib.util.find_spec("faster_coco_eval") is None:
             reason = "masks need faster-coco-eval: pip install 'penstock-loader[detection]'"
             raise ConfigError(Problem("dataset.masks", reason))
-        self.reader, self.limits, self.masks, self.points = reader, limits, masks, keypoints
+        self.limits, self.masks, self.points = limits, masks, keypoints
         root_folder = open_root(root, f"{annotations!r} and its images", files, limits)
         validates = split == "val" and val_annotations is not None
         keys = {"annotations": annotations, "val_annotations": val_annotations}
         for key, name in keys.items():
             if name is not None and leads_out(name):
                 raise ConfigError(Problem(f"dataset.{key}", f"{name!r} leads out of dataset.root"))
-        file = FolderFile(root_folder, annotations)
-        own = CocoFile(file, masks, keypoints, limits)
-        ids = list(own.categories)
-        self.classes = ["background", *own.categories.values()]
-        if validates:
-            assert val_annotations is not None
-            file = FolderFile(root_folder, val_annotations)
-            own = CocoFile(file, masks, keypoints, limits)
-            if list(own.categories.items()) != list(zip(ids, self.classes[1:], strict=True)):
-                raise DataError(f"{str(file)!r} has other categories than {annotations!r}.")
         self.folder = root_folder.below((val_images if validates else None) or images)
-        missing = self.folder.first_missing(own.names)
-        if missing is not None:
+        file = FolderFile(root_folder, annotations)
+        own = CocoFile(file, None if validates else self.folder, masks, keypoints, limits)
+        self.classes = ["background", *(n for n in own.categories if n not in own.parents)]
+        if validates:
+            file = FolderFile(root_folder, str(val_annotations))
+            own = CocoFile(file, self.folder, masks, keypoints, limits)
+        numbers = {name: number for number, name in enumerate(self.classes)}
+        unknown = {own.categories[kind] for kind in set(own.kinds.tolist())} - set(numbers)
+        if unknown:
             raise DataError(
-                f"{str(file)!r}, images[{missing}]: {self.folder.path(own.names[missing])!r} is "
-                "missing. Put it there, or set dataset.images to the folder of the images."
+                f"{str(file)!r} has objects of {_some(sorted(map(repr, unknown)))}, and "
+                f"{annotations!r} has no object of such a category: its classes are "
+                f"{_some(self.classes[1:])}. Give a category the same name in both files."
             )
+        self._labels = np.array([numbers.get(n, 0) for n in own.categories], np.int64)[own.kinds]
+        if split == "train" or validates:
+            self._check_turns(
+                own.names, "boxes", orientation, lambda row: tuple(own.sizes[row].tolist())
+            )
+            if own.notes:
+                _log.warning("%s: %s", file, "; ".join(own.notes))
         names = np.array([os.fsencode(name) for name in own.names])
         rows = np.argsort(names, kind="stable")
         if not validates:
@@ -378,8 +480,6 @@ class Coco(FolderDataset):
             by_name = split_rows(names[rows], split, share, split_seed, None, test_fraction)
             rows = rows[by_name]
         self.names, self.rows, self._file = names[rows], rows, own
-        numbers = {key: number for number, key in enumerate(ids, start=1)}
-        self._labels = np.array([numbers[key] for key in own.categories_of.tolist()], np.int64)
 
     def __getitem__(self, index: int) -> Sample:
         image = self._read(
@@ -390,7 +490,8 @@ class Coco(FolderDataset):
         if tuple(image.shape[-2:]) != (height, width):
             raise DataError(
                 f"image {self.path(index)!r} has {image.shape[-1]} x {image.shape[-2]} pixels, and "
-                f"{width} x {height} in its annotations. Correct either."
+                f"{width} x {height} in its annotations. Correct either; if EXIF turns it, set "
+                "dataset.orientation=ignore (pixels as they are stored) or apply."
             )
         objects = np.arange(own.starts[row], own.starts[row + 1])
         boxes = own.boxes[objects]

@@ -22,11 +22,14 @@ from penstock.datasets.reading.fingerprint import Part, Sample
 from penstock.datasets.reading.folder import leads_out, open_root
 from penstock.datasets.reading.folder_dataset import FolderDataset
 from penstock.datasets.reading.image import (
+    Orientation,
     Reader,
     check_reader,
     encoded_image,
+    loaded,
     opened_image,
     read_image,
+    sizes_of,
 )
 from penstock.datasets.reading.labels import check_classes
 from penstock.datasets.reading.split import Split, check_split, split_rows
@@ -62,6 +65,8 @@ class ImageMasks(FolderDataset):
         files: access to addresses.
         limits: what a file and a picture may claim.
         test_fraction: share of the pictures to keep for a test.
+        orientation: "apply" turns pictures and masks as their own EXIF says; "ignore" takes both
+            as they are stored; None: "apply", and a line where sizes cannot tell what is right.
 
     Raises:
         DataError: a folder or a mask is missing. A mask of another size, or with a number or colour
@@ -87,10 +92,12 @@ class ImageMasks(FolderDataset):
         files: Files | None = None,
         limits: Limits = DEFAULT,
         test_fraction: Fraction = 0.0,
+        orientation: Orientation | None = None,
     ) -> None:
-        check_reader(reader)
+        self.reader = check_reader(reader, orientation)
         check_split(split, val_fraction, test_fraction)
-        self.reader, self.limits, self.ignored = reader, limits, ignored
+        self.limits, self.ignored = limits, ignored
+        self._mask_reader = check_reader("pillow", orientation)
         self.classes, self._colors = _classes(classes, ignored, ignored_color)
         check_classes(len(self.classes), "dataset.classes", limits)
         root_folder = open_root(root, f"folders {images!r} and {masks!r}", files, limits)
@@ -129,6 +136,14 @@ class ImageMasks(FolderDataset):
             )
         names = np.array([os.fsencode(name) for name in pictures])
         of_masks = np.array([os.fsencode(there[stem]) for stem in stems])
+        if divided or split == "train":
+            stored = orientation == "ignore"
+
+            def size_of(row: int) -> tuple[int, ...] | None:
+                sizes = self._masks.read(there[stems[row]], lambda path, _: sizes_of(path))
+                return None if sizes is None else sizes[1] if stored else sizes[2]
+
+            self._check_turns(pictures, "masks", orientation, size_of)
         if not whole:
             share = 0.0 if divided else val_fraction
             rows = split_rows(names, split, share, split_seed, None, test_fraction)
@@ -144,7 +159,8 @@ class ImageMasks(FolderDataset):
         if mask.shape != image.shape[-2:]:
             raise DataError(
                 f"mask {self._masks.path(name)!r} has {mask.shape[1]} x {mask.shape[0]} pixels, "
-                f"and its picture {image.shape[-1]} x {image.shape[-2]}."
+                f"and its picture {image.shape[-1]} x {image.shape[-2]}; if EXIF turns one, set "
+                "dataset.orientation=ignore (pixels as they are stored) or apply."
             )
         return {"image": image, "mask": tv_tensors.Mask(torch.from_numpy(mask))}
 
@@ -172,7 +188,7 @@ class ImageMasks(FolderDataset):
     def _mask(self, path: str, shown: str) -> Mask:
         """The classes of the pixels of a file: uint8[H, W]."""
         if self._colors is not None:
-            pixels = read_image(path, "pillow", shown, self.limits).numpy()
+            pixels = read_image(path, self._mask_reader, shown, self.limits).numpy()
             known = np.array(sorted(self._colors), np.uint32)
             numbers = np.array([self._colors[color] for color in known.tolist()], np.uint8)
             mask = np.empty(pixels.shape[1:], np.uint8)
@@ -188,7 +204,7 @@ class ImageMasks(FolderDataset):
                     raise self._unknown(shown, f"the colour {parts}")
                 mask[start : start + rows] = numbers[places]
             return mask
-        mask = _numbers_of(path, shown, self.limits)
+        mask = _numbers_of(path, shown, self.limits, self._mask_reader == "pillow")
         for number in {int(mask.min()), int(mask.max())}:
             if not 0 <= number <= 255:
                 raise self._unknown(shown, f"the number {number}")
@@ -238,7 +254,7 @@ def _classes(
     return names, colors
 
 
-def _numbers_of(path: str, shown: str, limits: Limits) -> npt.NDArray[Any]:
+def _numbers_of(path: str, shown: str, limits: Limits, turns: bool) -> npt.NDArray[Any]:
     """The numbers of a mask of one channel, or the entries of a palette: of its own type [H, W]."""
     content = encoded_image(path, "pillow", shown, limits).content
     try:
@@ -248,7 +264,7 @@ def _numbers_of(path: str, shown: str, limits: Limits) -> npt.NDArray[Any]:
                     f"mask {shown!r} has the colours of mode {image.mode}, not numbers; for "
                     "colours write dataset.classes as a mapping of names to colours"
                 )
-            return np.array(image)
+            return np.array(loaded(image, turns))
     except (MemoryError, DataError):
         raise
     except Exception as error:  # decoders raise any error for a damaged file
