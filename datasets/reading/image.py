@@ -2,19 +2,20 @@
 
     torchvision    JPEG; the fastest, and decodes without Python's lock; PNG, WebP and GIF by Pillow
     pillow         the most formats
-    skimage        scikit-image's `imread`; the most formats, TIFF by tifffile
+    skimage        the same: scikit-image's `imread` reads bytes by Pillow
 
-All give uint8 [3, H, W]: grey, palette, CMYK and 16-bit images become 8-bit RGB, an alpha channel
-is dropped, and the EXIF orientation is applied, unless the reader's name ends in " as stored"
-(`check_reader` makes it so for `orientation=ignore`). In memory the channels of a pixel lie
-together, as decoders give them: nothing is copied, and torchvision resizes that layout fastest.
-Cost for a JPEG of 128 px on one core: 0.1 ms (torchvision), 0.2 ms (pillow), 0.4 ms (skimage).
+All give uint8 [3, H, W]: grey, palette and CMYK become RGB, an alpha channel is dropped, and the
+EXIF orientation is applied, unless the reader's name ends in " as stored" (`check_reader` makes it
+so for `orientation=ignore`). Pixels of more than 8 bits are scaled from `limits.levels` to 256
+levels. What is lost of a file (levels, frames, transparency) is told once, by `notices`. In memory
+the channels of a pixel lie together, as decoders give them: nothing is copied, and torchvision
+resizes that layout fastest. Cost for a JPEG of 128 px on one core: 0.1 ms (torchvision), 0.2 ms
+(pillow).
 """
 
 from __future__ import annotations
 
 import difflib
-import importlib.util
 import io
 import os
 import re
@@ -35,9 +36,9 @@ from penstock.datasets.reading.file_kind import stranger
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import DEFAULT, Limits
 from penstock.files.regular_file import read_regular
-from penstock.loading.encoded import EncodedImage
+from penstock.loading.encoded import EncodedImage, notices
 from penstock.terminal import say
-from penstock.transforms.jpeg_header import jpeg_header, without_exif
+from penstock.transforms.jpeg_header import has_jpeg_end, jpeg_header, without_exif
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -152,6 +153,9 @@ def decode_image(
         detail = re.sub(r"^.*\.cpp:\d+, ", "", str(error).split("\n")[0]) or type(error).__name__
         wrong = f"is truncated or damaged (reader {reader!r}: {detail}). {_REPLACE}"
         other = stranger(content[:256])
+        frame = re.search(rb"\xff[\xc0-\xc3]..(.)", content, re.DOTALL)
+        if content.startswith(b"\xff\xd8") and frame and frame[1] != b"\x08":
+            wrong = f"is a JPEG of {frame[1][0]} bits a colour, not 8. Convert it to PNG."
         if other is not None:
             wrong = f"is not an image: {other}. {_REPLACE}"
         elif "Unsupported image file" in detail:
@@ -178,9 +182,6 @@ def check_reader(reader: str, orientation: Orientation | None = None) -> str:
         near = difflib.get_close_matches(reader, _READERS, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         reason = f"no reader {reader!r}; allowed: {', '.join(_READERS)}{hint}"
-        raise ConfigError(Problem("dataset.reader", reason))
-    if library == "skimage" and importlib.util.find_spec("skimage") is None:
-        reason = "'skimage' needs scikit-image: pip install scikit-image"
         raise ConfigError(Problem("dataset.reader", reason))
     return library + _AS_STORED if orientation == "ignore" else reader
 
@@ -211,9 +212,37 @@ def _with_torchvision(content: bytes, name: str, limits: Limits, turns: bool) ->
 
 def _with_pillow(content: bytes, name: str, limits: Limits, turns: bool) -> torch.Tensor:
     with opened_image(content, name, limits) as image:
+        many, deep = getattr(image, "is_animated", False), ";16" in str(getattr(image, "tile", ""))
+        wide = image.mode.startswith(("I", "F"))  # Pillow's own conversion would clip them
         turned = loaded(image, turns)
-        wide = image.mode.startswith("I")  # 16 bits; Pillow's own conversion would clip them
-        return _rgb(np.array(turned if wide else turned.convert("RGB")))
+        if many and image.format != "MPO":  # a photo with a second one behind it
+            notices["frames"] = (
+                f"image {name!r} has several frames; of such files the first is read"
+            )
+        if (
+            "alpha" not in notices
+            and image.has_transparency_data
+            and not wide
+            and np.array(image.convert("RGBA").getchannel("A")).min() < 255
+        ):
+            notices["alpha"] = (
+                f"image {name!r} has transparent pixels; they are read in the colours that are "
+                "stored below, which may be any"
+            )
+        if deep and content.startswith(_PNG) and image.mode in ("RGB", "RGBA"):
+            # Pillow keeps the upper bytes. This decoder crashes over what Pillow has refused above.
+            data = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+            colours = torch.ops.image.decode_image(data, _RGB, turns).permute(1, 2, 0)
+            return _rgb(colours.numpy(), name, limits)
+        pixels = np.array(turned if wide else turned.convert("RGB"))
+        if deep and not wide:
+            if limits.levels != DEFAULT.levels:
+                raise DataError(
+                    f"image {name!r}: Pillow keeps 8 of 16 bits of colours in {image.format}, so "
+                    f"limits.levels={limits.levels} comes too late. Convert it to PNG."
+                )
+            pixels = pixels * np.uint16(257)
+        return _rgb(pixels, name, limits)
 
 
 def loaded(image: Image.Image, turns: bool) -> Image.Image:
@@ -251,29 +280,10 @@ def sizes_of(path: str) -> tuple[bool, tuple[int, int], tuple[int, int]] | None:
         return None
 
 
-def _with_skimage(content: bytes, name: str, limits: Limits, turns: bool) -> torch.Tensor:
-    from PIL import Image
-    from skimage.io import imread
-
-    # The header comes first: imageio leaves files open that it cannot read.
-    with opened_image(content, name, limits) as header:
-        pixels: Pixels = imread(io.BytesIO(content))
-        if pixels.ndim == 4:  # an animation: its first frame
-            pixels = pixels[0]
-        if header.mode == "CMYK":
-            pixels = np.array(Image.fromarray(pixels, "CMYK").convert("RGB"))
-        if header.mode == "P" and pixels.ndim == 2:  # TIFF: the entries, without their colours
-            palette = header.getpalette("RGB") or []
-            pixels = np.array(palette, np.uint8).reshape(-1, 3)[pixels.astype(np.intp)]
-        image = Image.fromarray(_rgb(pixels).permute(1, 2, 0).numpy())
-        orientation = header.getexif().get(_ORIENTATION, 1)
-        return _rgb(np.array(_turned(image, header.format, orientation, turns)))
-
-
 _READERS: dict[str, Callable[[bytes, str, Limits, bool], torch.Tensor]] = {
     "torchvision": _with_torchvision,
     "pillow": _with_pillow,
-    "skimage": _with_skimage,
+    "skimage": _with_pillow,
 }
 # The number of Pillow's method (`Image.Transpose`) to turn a picture upright, by its orientation.
 _TURNS = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}
@@ -291,22 +301,30 @@ def opened_image(content: bytes, name: str, limits: Limits) -> Image.Image:
     return image
 
 
-def _rgb(pixels: Pixels) -> torch.Tensor:
-    """bool, uint8 or 16-bit [H, W] or [H, W, 1 to 4] -> uint8 [3, H, W]."""
-    if pixels.dtype == np.bool_:
-        pixels = pixels.astype(np.uint8) * 255
-    elif pixels.dtype in (np.uint16, np.int32):  # Pillow keeps some 16-bit images in int32
-        pixels = (pixels.astype(np.int32) >> 8).clip(0, 255).astype(np.uint8)
-    elif pixels.dtype != np.uint8:
-        raise ValueError(f"its pixels are {pixels.dtype}, not 8 or 16 bits")
+def _rgb(pixels: Pixels, name: str, limits: Limits) -> torch.Tensor:
+    """uint8 [H, W, 3], or whole numbers [H, W] or [H, W, 3] -> uint8 [3, H, W]."""
+    if pixels.dtype != np.uint8:
+        lowest, brightest = int(pixels.min()), int(pixels.max())
+        if pixels.dtype.kind == "f" or lowest < 0:
+            raise DataError(
+                f"image {name!r} has pixels of {pixels.dtype} from {pixels.min():g} to "
+                f"{pixels.max():g}; which are black and white is not known. Convert them to whole "
+                "numbers from 0."
+            )
+        if brightest >= limits.levels:
+            refusal = limits.refusal("levels", f"the grey level {brightest}")
+            raise DataError(f"image {name!r} has {refusal}; or remove it from the data.")
+        if 0 < brightest < DEFAULT.levels // 4 and limits.levels == DEFAULT.levels:
+            levels = max(256, 1 << brightest.bit_length())
+            notices["levels"] = (
+                f"image {name!r} has 16 bits, and its brightest pixel is {brightest}, so "
+                f"{(brightest >> 8) + 1} of 256 grey levels are left. If no image has more than "
+                f"{levels} levels, set limits.levels={levels}"
+            )
+        pixels = (pixels.astype(np.int64) * 256 // limits.levels).astype(np.uint8)
     if pixels.ndim == 2:
-        pixels = pixels[:, :, None]
-    channels = pixels.shape[2]
-    if channels in (1, 2):  # grey, and grey with alpha
-        pixels = np.repeat(pixels[:, :, :1], 3, axis=2)
-    elif channels not in (3, 4):
-        raise ValueError(f"it has {channels} channels")
-    return torch.from_numpy(np.ascontiguousarray(pixels[:, :, :3])).permute(2, 0, 1)
+        pixels = np.repeat(pixels[:, :, None], 3, axis=2)
+    return torch.from_numpy(np.ascontiguousarray(pixels)).permute(2, 0, 1)
 
 
 # Damage that decoders ignore, for `task=check`.
@@ -324,7 +342,7 @@ def image_damage(path: str, limits: Limits = DEFAULT) -> str | None:
     """Damage in an image file that can be decoded; None if none is found."""
     content = read_regular(path, limits)
     if content.startswith(b"\xff\xd8"):
-        if content.rfind(b"\xff\xd9") < content.rfind(b"\xff\xda"):  # after the last scan begins
+        if not has_jpeg_end(content):
             return "it has no end marker: it was cut off, or its end was never written"
         warnings = _libjpeg_warnings(content)
         return f"libjpeg warns: {warnings[0]}" if warnings else None

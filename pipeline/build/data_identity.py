@@ -11,6 +11,7 @@ from penstock.build.sampling import lengths_told
 from penstock.config import changes
 from penstock.config.data_rules import mode_of
 from penstock.config.nodes import choosing, of_the_build
+from penstock.files.limits import DEFAULT
 from penstock.loading.dataset_facts import columns_of
 from penstock.loading.known_by import CONTENT, FINGERPRINT, KNOWN_BY, in_fingerprint
 from penstock.loading.wrapped import unfiltered_fingerprint
@@ -33,9 +34,17 @@ class DataIdentity:
         self.mode = mode_of(split.config)
         self._fingerprints: dict[str, str] = {}
 
-    def of(self, dataset: Any) -> str:
+    def of(self, dataset: Any, mode: str | None = None) -> str:
         """The fingerprint of a dataset, in the mode of the configuration."""
-        return fingerprint_of(dataset, self.mode, self._split.config.cache_dir)
+        config = self._split.config
+        own, levels = (
+            fingerprint_of(dataset, mode or self.mode, config.cache_dir),
+            config.limits.levels,
+        )
+        if levels == DEFAULT.levels:
+            return own
+        # All that is kept of the samples, statistics and packs, is of pixels scaled by them.
+        return hashlib.blake2b(f"{own}\nlevels={levels}".encode(), digest_size=16).hexdigest()
 
     def data(self, mode: str | None = None) -> str:
         """The fingerprint of the split's dataset; computed once in each mode.
@@ -45,8 +54,7 @@ class DataIdentity:
         """
         mode = mode or self.mode
         if mode not in self._fingerprints:
-            cache_dir = self._split.config.cache_dir
-            self._fingerprints[mode] = fingerprint_of(self._split.dataset, mode, cache_dir)
+            self._fingerprints[mode] = self.of(self._split.dataset, mode)
         return self._fingerprints[mode]
 
     @property

@@ -80,7 +80,9 @@ DATA = Effect(
 # A resumed run compares the fingerprint of the data instead of what it is read by.
 PACK = Effect(Changes.BATCHES, asks="pack", resumes=Changes.BATCHES, makes=ALL_SPLITS)
 OBJECTIVE = Effect(Changes.WEIGHTS, below={"metrics": CHOOSES_BEST})
-LIMIT = Effect(Changes.BATCHES, asks="limits", makes=ALL_SPLITS, below={"files": STOPS})
+LIMIT = Effect(
+    Changes.BATCHES, asks="limits", makes=ALL_SPLITS, below={"files": STOPS, "levels": BATCHES}
+)
 
 
 class Section(BaseModel):

@@ -21,6 +21,7 @@ class Limits(BaseModel):
             of a table, a member of an archive.
         pixels: width x height of one picture, or of all frames of an animation that are decoded;
             a pixel of more than 8 bytes counts as several.
+        levels: of a pixel of more than 8 bits, scaled to 256: 4096 for 12 bits in files of 16.
         audio_seconds: length of one recording, by its header and as decoded.
         expansion: bytes out of a compressed stream for each byte in, after the first 64 MiB.
         classes: of a column of labels; of whole numbers, the largest + 1.
@@ -33,6 +34,7 @@ class Limits(BaseModel):
 
     record_bytes: Count = 256 * 1024**2
     pixels: Count = 64 * 1024**2
+    levels: Annotated[int, Field(ge=256)] = 65536
     audio_seconds: Annotated[float, Field(gt=0)] = 4 * 3600.0
     expansion: Annotated[float, Field(gt=0)] = 200.0
     classes: Count = 1_000_000

@@ -13,6 +13,11 @@ import numpy.typing as npt
 if TYPE_CHECKING:  # importing it takes seconds, and bytes do without
     from torchvision import tv_tensors
 
+# What this process's readers have lost of files, by kind, with a file that shows it: `Fetch` adds
+# them to the warnings of batches.
+notices: dict[str, str] = {}
+said: set[str] = set()  # kinds that a loader of this process has logged, so that a run says it once
+
 
 @dataclass(frozen=True)
 class EncodedImage:

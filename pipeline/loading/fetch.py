@@ -37,7 +37,7 @@ from penstock.loading.bad_samples import (
 from penstock.loading.bad_samples import SampleError as SampleError  # also public from here
 from penstock.loading.batch import Batch
 from penstock.loading.collate import Mismatch, kinds_of, plain
-from penstock.loading.encoded import EncodedImage
+from penstock.loading.encoded import EncodedImage, notices
 from penstock.loading.named_fields import NAMELESS, Fields, OwnCollate
 from penstock.loading.sample_reader import Recipe, SampleReader
 from penstock.loading.stage_timer import StageTimer
@@ -132,7 +132,11 @@ class Fetch:
             SampleError: the dataset's, a transform's or the collate function's code failed.
         """
         draws = draws if self._keyed else self._own.beside(draws, request.epoch)
-        return self.work(request, self.dataset, draws, StageTimer(self.traced))
+        batch = self.work(request, self.dataset, draws, StageTimer(self.traced))
+        if notices and isinstance(batch, Batch):
+            lost = {f"lost {kind}": text for kind, text in notices.items()}
+            return batch.replace(warnings={**batch.warnings, **lost})
+        return batch
 
     def _steps(self) -> Mapping[str, Callable[[Any], Any]]:
         if self.transform is None:

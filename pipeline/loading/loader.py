@@ -23,6 +23,7 @@ from penstock.files.plain_json import JsonError, integer, mapping, shown
 from penstock.loading.bad_samples import Budget
 from penstock.loading.batch import Batch
 from penstock.loading.dataset_facts import row_counts
+from penstock.loading.encoded import said
 from penstock.loading.fetch import Fetch
 from penstock.loading.known_by import agree
 from penstock.loading.workers.backends import Asked, Backend, Failure, MainBackend
@@ -213,8 +214,8 @@ class Loader:
                     self._check_rows()  # rows that are gone would fail
                     raise result.error
                 for kind, warning in result.warnings.items():
-                    if kind not in self._warned:  # by another worker
-                        self._warned.add(kind)
+                    if kind not in self._warned and kind not in said:  # by another worker or loader
+                        (said if kind.startswith("lost") else self._warned).add(kind)
                         log.warning("%s", warning)
                 self.fetch.repeat_checked = True  # workers that begin later need not
                 batch = result if self._moved_ahead else self._move(result)

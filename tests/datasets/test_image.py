@@ -2,6 +2,7 @@
 
 import io
 import os
+import struct
 import zlib
 from pathlib import Path
 
@@ -10,9 +11,16 @@ import pytest
 import torch
 from PIL import EpsImagePlugin, Image
 
-from penstock.datasets.reading.image import check_reader, encoded_image, read_image, sizes_of
+from penstock.datasets.reading.image import (
+    check_reader,
+    decode_image,
+    encoded_image,
+    read_image,
+    sizes_of,
+)
 from penstock.errors import ConfigError, DataError
 from penstock.files.limits import Limits
+from penstock.loading.encoded import notices
 from penstock.transforms.image_decoding import DecodeResize
 from tests.program import run
 
@@ -79,6 +87,64 @@ def test_sixteen_bits_become_eight(tmp_path, reader):
     assert torch.equal(image, torch.from_numpy((grey >> 8).astype(np.uint8)).expand(3, -1, -1))
 
 
+def png_of_16_bits(pixels):
+    """[H, W, 1 to 4] as PNG, which Pillow can't write."""
+
+    def chunk(kind, content):
+        checksum = struct.pack(">I", zlib.crc32(kind + content))
+        return struct.pack(">I", len(content)) + kind + content + checksum
+
+    height, width, channels = pixels.shape
+    lines = b"".join(b"\0" + line.tobytes() for line in pixels.astype(">u2"))
+    header = struct.pack(">IIBBBBB", width, height, 16, (0, 4, 2, 6)[channels - 1], 0, 0, 0)
+    parts = ((b"IHDR", header), (b"IDAT", zlib.compress(lines)), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*part) for part in parts)
+
+
+def tiff(pixels):
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "TIFF")
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+def test_twelve_bits_in_files_of_sixteen_keep_their_range_by_a_key(reader, channels):
+    grey = np.arange(4096, dtype=np.uint16).reshape(64, 64)
+    pixels = np.stack([grey] * channels, -1)
+    if channels in (2, 4):
+        pixels[..., -1] = 65535
+    content = png_of_16_bits(pixels)
+    notices.clear()
+    assert len(decode_image(content, "a", reader)[0].unique()) == 16
+    assert "brightest pixel is 4095, so 16 of 256 grey levels are left" in notices["levels"]
+    assert notices.pop("levels").endswith("set limits.levels=4096")
+    image = decode_image(content, "a", reader, Limits(levels=4096))
+    assert torch.equal(image, torch.from_numpy((grey >> 4).astype(np.uint8)).expand(3, -1, -1))
+    assert not notices
+    with pytest.raises(DataError, match=r"the grey level 4095, more than limits\.levels=1024"):
+        decode_image(content, "a", reader, Limits(levels=1024))
+
+
+@pytest.mark.parametrize(
+    ("pixels", "said"),
+    [
+        (np.full((4, 4), -5, np.int32), "int32 from -5 to -5"),
+        (np.full((4, 4), 70_000, np.int32), "the grey level 70000"),
+        (np.full((4, 4), 0.5, np.float32), "float32 from 0.5 to 0.5"),
+    ],
+)
+def test_numbers_without_a_known_range_are_refused(reader, pixels, said):
+    with pytest.raises(DataError, match=said):
+        decode_image(tiff(pixels), "a", "skimage" if reader == "torchvision" else reader)
+
+
+def test_a_jpeg_of_twelve_bits_is_named(tmp_path, reader):
+    content = bytearray(Path(saved(tmp_path / "a.jpg")).read_bytes())
+    content[content.index(b"\xff\xc0") + 4] = 12
+    with pytest.raises(DataError, match="is a JPEG of 12 bits a colour"):
+        decode_image(bytes(content), "a", reader)
+
+
 @pytest.mark.parametrize("ending", ["jpg", "png", "webp"])
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_exif_orientation_is_applied(tmp_path, reader, ending, orientation):
@@ -109,6 +175,19 @@ def test_an_animation_gives_its_first_frame(tmp_path, reader):
     image = read_image(str(tmp_path / "a.gif"), reader)
     assert image.shape == (3, 6, 8)
     assert (image == 255).all()
+    assert "has several frames" in notices.pop("frames")
+
+
+def test_hidden_colours_of_transparent_pixels_are_told(tmp_path, reader):
+    image = Image.new("RGBA", (8, 6), (200, 100, 50, 255))
+    image.save(tmp_path / "opaque.png")
+    image.putpixel((0, 0), (1, 2, 3, 0))
+    image.save(tmp_path / "a.png")
+    notices.clear()
+    read_image(str(tmp_path / "opaque.png"), reader)
+    assert not notices
+    assert read_image(str(tmp_path / "a.png"), reader)[:, 0, 0].tolist() == [1, 2, 3]
+    assert "has transparent pixels" in notices.pop("alpha")
 
 
 @pytest.mark.parametrize("ending", ["jpg", "png", "webp"])

@@ -194,6 +194,9 @@ def test_jpegs(tmp_path, kind):
     cases = {
         "whole": (whole, None),
         "junk after its end": (whole + bytes(100) + b"junk", None),
+        "a film after its end": (whole + b"\0\0\0\x18ftypmp42\xff\xda\0\x0c" + bytes(50), None),
+        "a second picture, cut": (whole + whole[:half], None),
+        "cut, with a film": (whole[:half] + b"ftypmp42" + bytes(50), "no end marker"),
         "cut": (whole[:half], "no end marker"),
         "last byte gone": (whole[:-1], "no end marker"),
         "zeros to the end": (whole[:half] + bytes(len(whole) - half), "no end marker"),
