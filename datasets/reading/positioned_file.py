@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from pathlib import Path
 from typing import BinaryIO, TypeVar
@@ -72,27 +71,6 @@ class PositionedFile:
                 raise self._changed()
             content += more
         return content
-
-    def read_into(self, buffer: memoryview, start: int) -> int:
-        """Fill `buffer` from `start` on; returns the bytes read, fewer only at the end."""
-        done = 0
-        while done < len(buffer):
-            count = os.preadv(self.descriptor, [buffer[done:]], start + done)
-            if not count:
-                break
-            done += count
-        return done
-
-    def next_data(self, start: int) -> int:
-        """The first byte from `start` on that is stored; before it are zeros, which take no room.
-
-        `start` itself where the file system doesn't say. A file of 4 KiB on the disk may claim
-        terabytes, and reading its zeros takes as long as any other bytes do.
-        """
-        try:
-            return os.lseek(self.descriptor, start, os.SEEK_DATA)
-        except OSError as error:
-            return max(start, self.size) if error.errno == errno.ENXIO else start
 
     def sample(self, blocks: int) -> list[bytes]:
         """That many blocks of 4 KiB, evenly spread; all of a smaller file."""

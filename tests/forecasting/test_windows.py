@@ -208,3 +208,21 @@ def test_drawn_sales_are_series(tmp_path):
     data = DrawnSeries(str(tmp_path), count=2, days=120, past=14, horizon=7)
     assert data.series.names == ["shop 1", "shop 2"]
     assert len(data) == 2 * (96 - 20)
+
+
+def test_series_that_are_constant_but_for_rounding_have_no_mase_and_are_told(caplog):
+    data = frame(shops=("flat", "north"))
+    flat = data["shop"] == "flat"
+    data.loc[flat, "sold"] = np.resize([0.3, 0.1 + 0.2], flat.sum())
+    made = windows(data)
+    samples = [made[index] for index in range(len(made))]
+    assert max(float(sample["past"].abs().max()) for sample in samples) < 100
+    assert any(sample["naive_error"].isnan().all() for sample in samples)
+    assert "1 of 2 series do not depart" in caplog.text
+    assert "('flat')" in caplog.text
+
+
+def test_a_series_may_be_called_na(caplog):
+    made = windows(frame(shops=("NA", "null")))
+    assert list(made.series.names) == ["NA", "null"]
+    assert "'NA' (100), 'null' (100) are names" in caplog.text

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from penstock.addons.record_files.rows import RowSplit
 from penstock.addons.tables.text import record_index
-from penstock.addons.tables.text.record_index import RecordIndex, join_quoted, line_of
+from penstock.addons.tables.text.record_index import RecordIndex, line_of
 from penstock.datasets.reading.positioned_file import PositionedFile, blocks_of_each, spread
 from penstock.errors import ConfigError, DataError
 
@@ -24,8 +24,7 @@ LINE_ENDS = ["\n", "\r\n"]
 @pytest.fixture
 def small_chunks(monkeypatch):
     """So that files of a few kilobytes have many borders."""
-    monkeypatch.setattr(record_index, "_CHUNK", 4096)
-    monkeypatch.setattr(record_index, "_CHUNKS", 3)
+    monkeypatch.setattr(record_index, "_PIECE", 4096)
 
 
 def written(path, content):
@@ -54,29 +53,6 @@ def test_line_ends_at_the_borders_of_cells_and_chunks(tmp_path, small_chunks):
         text[place] = 10
         index = RecordIndex(written(tmp_path / "a", bytes(text)), "none", "\t", None)
         assert [len(record) for record in all_of(index)] == [place, 19999 - place]
-
-
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize("around", [(b'"a', b'a"'), (b"a", b"a")])
-def test_zeros_without_room_on_the_disk_are_not_read(tmp_path, small_chunks, monkeypatch, around):
-    opened, closed = around
-    head = b"h,i\n" * 2000 + opened
-    tail = closed + b",x\n1,2\n" * 2000
-    dense = written(tmp_path / "dense.csv", head + bytes(1 << 18) + tail)
-    sparse = written(tmp_path / "sparse.csv", head)
-    with sparse.open("r+b") as file:
-        file.seek(1 << 18, os.SEEK_END)
-        file.write(tail)
-    if sparse.stat().st_blocks * 512 > 1 << 17:
-        pytest.skip("this file system stores zeros")
-    expected = all_of(RecordIndex(dense, "standard", ",", None))
-    read: list[int] = []
-    read_into = PositionedFile.read_into
-    monkeypatch.setattr(
-        PositionedFile, "read_into", lambda *given: read.append(given[2]) or read_into(*given)
-    )
-    assert all_of(RecordIndex(sparse, "standard", ",", None)) == expected
-    assert len(read) * 4096 < (1 << 18) // 2
 
 
 FIELD = st.text(st.sampled_from('ab,"\n\r\u00e9 '), max_size=12).filter(lambda t: "\r" not in t)
@@ -182,14 +158,13 @@ def test_a_changed_file_is_indexed_anew(tmp_path):
 
 
 @pytest.mark.parametrize("damage", [b"", b"garbage", None])
-@pytest.mark.parametrize("name", ["places.npy", "bounds.npy"])
-def test_a_torn_index_is_made_again(tmp_path, name, damage):
+def test_a_torn_index_is_made_again(tmp_path, damage):
     path, cache = written(tmp_path / "a.tsv", "a\nb\n"), tmp_path / "cache"
     RecordIndex(path, "none", "\t", str(cache))
-    torn = next(cache.rglob(name))
+    torn = next(cache.rglob("starts.npy"))
     written(torn, damage) if damage is not None else torn.unlink()
     assert all_of(RecordIndex(path, "none", "\t", str(cache))) == [b"a", b"b"]
-    assert len(list(cache.rglob("places.npy"))) == 1
+    assert len(list(cache.rglob("starts.npy"))) == 1
 
 
 def test_a_cache_that_cannot_be_written(tmp_path):
@@ -214,8 +189,8 @@ def test_several_processes_make_it_at_once(tmp_path):
     assert {queue.get(timeout=30) for _ in workers} == {(50000, b"49999")}
     for worker in workers:
         worker.join()
-    assert len(list((tmp_path / "cache").rglob("places.npy"))) == 1
-    assert not list((tmp_path / "cache").rglob(".records-*"))
+    assert len(list((tmp_path / "cache").rglob("starts.npy"))) == 1
+    assert not list((tmp_path / "cache").rglob(".starts-*"))
 
 
 def test_it_travels_to_workers_and_continues_after_a_fork(tmp_path):
@@ -255,16 +230,6 @@ def test_files_that_are_none(tmp_path):
 def test_the_line_of_a_place(tmp_path):
     file = PositionedFile(written(tmp_path / "a", b"a\nbc\n\nd"))
     assert [line_of(file, place) for place in range(7)] == [1, 1, 2, 2, 2, 3, 4]
-
-
-def test_joined_lines():
-    assert join_quoted([b"a", b'"b', b'""', b'c"', b"d", b'"']) == (
-        [b"a", b'"b\n""\nc"', b"d"],
-        [b'"'],
-    )
-
-
-# The split of rows.
 
 
 @pytest.mark.parametrize("fraction", [0, 0.01, 0.2, 0.34, 0.5, 0.7, 0.99, 1])

@@ -2,6 +2,8 @@
 
 import pickle
 import re
+from datetime import time, timedelta
+from decimal import Decimal
 
 import numpy as np
 import pandas as pd
@@ -278,3 +280,132 @@ def test_drawn_customers_are_a_table(tmp_path):
     assert list(train.encoding.categories) == ["plan", "city"]
     assert {"age", "label", "class", "row"} <= set(train.metadata.columns)
     assert DrawnTable(str(tmp_path), "val", "spent", count=100).facts["num_outputs"] == 1
+
+
+NAMES = ("NA", "DE", "None", "nan", "null")
+
+
+def _both(folder, cells, typed=None, **options):
+    """The same column `c` as CSV, as Parquet and as a frame, beside a number and a class."""
+    count = 60
+    others = {"x": range(count), "y": ["u", "v"] * (count // 2)}
+    texts = [cells[row % len(cells)] for row in range(count)]
+    values = texts if typed is None else [typed[row % len(typed)] for row in range(count)]
+    pd.DataFrame({"c": pd.Series(texts, dtype=object), **others}).to_csv(
+        folder / "a.csv", index=False
+    )
+    column = pa.array(values, pa.uint64() if max(map(_size, values)) >= 2**63 else None)
+    pq.write_table(pa.table({"c": column, **others}), folder / "a.parquet")
+    frame = pd.DataFrame({"c": pd.Series(values, dtype=object), **others})
+    sources = (str(folder / "a.csv"), str(folder / "a.parquet"), frame)
+    return [Table(source, **{"target": "y"} | options) for source in sources]
+
+
+def _size(value):
+    return value if isinstance(value, int) else 0
+
+
+def _told(caplog, *parts):
+    lines = [line for line in caplog.messages if all(part in line for part in parts)]
+    return len(lines)
+
+
+def test_categories_that_are_called_na_stay_and_are_told(tmp_path, caplog):
+    for table in _both(tmp_path, NAMES):
+        assert table.encoding.categories["c"] == sorted(NAMES)
+    assert _told(caplog, "column 'c'", "'NA' (12)", "'null' (12)", "dataset.missing") == 3
+    for table in _both(tmp_path, NAMES, missing=["", "NA", "null"]):
+        assert table.encoding.categories["c"] == ["DE", "None", "nan"]
+    for table in _both(tmp_path, NAMES, target="c"):
+        assert table.classes == sorted(NAMES)
+
+
+def test_marks_among_numbers_and_dates_are_no_value_and_are_told(tmp_path, caplog):
+    for table in _both(tmp_path, ["1.5", "NA", "-2", "n/a"], numbers=["c"]):
+        assert table.encoding.names[:2] == ["c", "c missing"]
+    for table in _both(tmp_path, ["2026-01-31", "NA", "9999-12-31"]):
+        dates = table.encoding.numbers[0]
+        assert (dates.is_date, dates.flagged) == (True, True)
+        assert 1.4e6 < dates.mean < 1.6e6
+    assert _told(caplog, "column 'c'", "'NA' (15), 'n/a' (15) stand for no value") == 3
+    assert _told(caplog, "column 'c'", "'NA' (20) stand for no value") == 3
+
+
+@pytest.mark.parametrize(
+    ("cells", "shown"),
+    [
+        (["01234", "10115"], "'01234' (30)"),
+        (["1", "?", "4", "5"], "'?' (15)"),
+        (["1,5", "2,5", "3"], "'1,5' (20), '2,5' (20)"),
+        (["1_000", "2"], "'1_000' (30)"),
+        (["€5", "€7"], "'€5' (30), '€7' (30)"),
+        (["DE", "de", "FR"], "'DE' (20), 'de' (20) are different names"),
+    ],
+)
+def test_what_looks_like_something_else_is_told(tmp_path, caplog, cells, shown):
+    for table in _both(tmp_path, cells):
+        assert table.encoding.categories["c"] == sorted(cells)
+    assert _told(caplog, "column 'c'", shown) == 3
+    caplog.clear()
+    _both(tmp_path, cells, categories=["c"])
+    assert not caplog.messages
+
+
+def test_days_written_as_numbers_are_told(tmp_path, caplog):
+    _both(tmp_path, [20260131, 20260201])
+    assert _told(caplog, "column 'c'", "look like days", "dataset.dates=[c]") == 3
+    for table in _both(tmp_path, [20260131, 20260201], dates=["c"], date_format="%Y%m%d"):
+        assert table.encoding.numbers[0].is_date
+        assert table.encoding.numbers[0].scale < 1
+
+
+@pytest.mark.parametrize("base", [2**53, 2**63, -(2**63)])
+def test_whole_numbers_are_exact_beside_missing_ones(tmp_path, base):
+    names = [base, base + 1, base + 3]
+    for options in ({"target": "c", "without_target": "skip"}, {"categories": ["c"]}):
+        for table in _both(tmp_path, [*names, None], **options):
+            found = table.classes if "target" in options else table.encoding.categories["c"]
+            assert sorted(map(int, found)) == names
+
+
+def test_whole_numbers_that_pandas_has_merged_are_refused():
+    frame = pd.DataFrame({"c": [2**53 + 1, None, 2**53 + 3] * 20, "y": range(60)})
+    with pytest.raises(DataError, match=r"row 0, column 'c'.*2\^53.*Int64"):
+        Table(frame, "y", kind="number", categories=["c"])
+
+
+def test_exact_numbers_of_python_are_numbers(tmp_path):
+    typed = [Decimal("1.25"), timedelta(seconds=90), time(0, 1, 30)]
+    for first, number in zip(typed, (1.25, 90.0, 90.0), strict=True):
+        frame = pd.DataFrame({"c": [first, None] * 30, "x": range(60), "y": ["u", "v"] * 30})
+        scaled = Table(frame, "y", numbers=["c"]).encoding.numbers[0]
+        assert (scaled.name, scaled.mean) == ("c", number)
+    large = [Decimal(2**60), Decimal(2**60 + 1)]
+    for table in _both(tmp_path, [int(value) for value in large], large, target="c"):
+        assert table.classes == [str(2**60), str(2**60 + 1)]
+
+
+@pytest.mark.parametrize("cell", [[1, 2], b"a", {"a": 1}, 1 + 2j, pd.Period("2026"), object()])
+def test_cells_that_are_no_values_are_refused(cell):
+    frame = pd.DataFrame({"c": pd.Series([cell] * 60), "x": range(60), "y": ["u", "v"] * 30})
+    with pytest.raises(DataError, match=r"column 'c' is .*exclude=\[c\]"):
+        Table(frame, "y")
+    assert len(Table(frame, "y", exclude=["c"])) == 48
+
+
+def test_a_column_that_is_constant_but_for_rounding_is_not_scaled_and_is_told(caplog):
+    for low, high in ((0.3, 0.1 + 0.2), (1.0, 1.0 + 1e-12), (2**60, 2**60 + 1)):
+        frame = pd.DataFrame({"z": [low, high] * 30, "x": np.arange(60.0), "y": ["a", "b"] * 30})
+        caplog.clear()
+        train, val = Table(frame, "y"), Table(frame, "y", "val")
+        assert _told(caplog, "column 'z'", "no more than rounding") == 1
+        frame.loc[val.rows, "z"] = 7.0
+        val = Table(frame, "y", "val")
+        assert max(float(val[row]["numbers"][0].abs()) for row in range(len(val))) <= 2**60
+        regression = Table(frame.iloc[train.rows], "z")
+        assert regression.target_scale == [1.0] or regression.classes
+    single = pd.DataFrame({"z": np.array([0.3, 0.3 + 3e-8] * 30, np.float32), "y": range(60)})
+    assert Table(single, "y", kind="number").encoding.numbers[0].scale == 1.0
+    small = pd.DataFrame({"z": np.arange(60) * 1e-15, "y": range(60)})
+    assert Table(small, "y", kind="number").encoding.numbers[0].scale < 1e-13  # a unit of its own
+    assert _told(caplog, "column 'z'", "if that is rounding, leave it out")

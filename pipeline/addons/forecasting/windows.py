@@ -24,11 +24,11 @@ from torch.utils.data import Dataset
 
 from penstock.addons.forecasting.series import series_of
 from penstock.addons.tabular.frames import (
-    MISSING,
     Frame,
     TextFormat,
     check_columns,
     floats,
+    oddities,
     read_frame,
 )
 from penstock.datasets.files import Files
@@ -44,6 +44,7 @@ from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import DEFAULT, Limits
 from penstock.order.randomness import IntArray
 from penstock.ranges import Count, Fraction, Index
+from penstock.transforms.statistics import scales
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -116,7 +117,7 @@ class Windows(FileDataset, Dataset[Sample]):
         delimiter: str | None = None,
         decimal: str = ".",
         encoding: str = "utf-8",
-        missing: Sequence[str] = MISSING,
+        missing: Sequence[str] | None = None,
         files: Files | None = None,
         limits: Limits = DEFAULT,
         test_fraction: Fraction = 0.0,
@@ -138,6 +139,13 @@ class Windows(FileDataset, Dataset[Sample]):
         format = TextFormat(delimiter, decimal, encoding, missing)
         texts = roles["series"]
         frame = read_frame(self._source, chosen, texts, format, self._files, limits)
+        if split == "train":
+            kinds = dict.fromkeys([*self._values, *known], "number") | dict.fromkeys(
+                texts, "category"
+            )
+            for name, kind in kinds.items():
+                for oddity in oddities(frame, name, kind, True):
+                    _log.warning("%s, column %r: %s", frame.name, name, oddity)
         self.series = series_of(frame, time, series, date_format)
         self.past, self.horizon, self.season = past, horizon, season
         self._known = len(known)
@@ -147,7 +155,7 @@ class Windows(FileDataset, Dataset[Sample]):
         if not training.any():
             reason = f"{val_fraction} and a gap of {gap} leave no step to train on"
             raise ConfigError(Problem("dataset.val_fraction", reason))
-        self._learn(cells, training, scale)
+        self._learn(cells, training, scale, split == "train")
         self._reading = {
             "time": time,
             "series": series,
@@ -176,7 +184,9 @@ class Windows(FileDataset, Dataset[Sample]):
             test_fraction,
         )
 
-    def _learn(self, cells: Floats, training: npt.NDArray[np.bool_], scale: Scale) -> None:
+    def _learn(
+        self, cells: Floats, training: npt.NDArray[np.bool_], scale: Scale, says: bool
+    ) -> None:
         """Means, deviations and naive errors of each series, float64[S, C + K], by the training
         part; those of a series that has none of it are all series' together."""
         count, columns = len(self.series.names), cells.shape[1]
@@ -192,14 +202,25 @@ class Windows(FileDataset, Dataset[Sample]):
                     mean, deviation = _moments(own[:, column : column + 1])
                     self.location[code, column] = mean[0]
                     self.spread[code, column] = deviation[0]
+                values = np.abs(own[:, column])
                 errors = np.abs(own[self.season :, column] - own[: -self.season, column])
                 errors = errors[np.isfinite(errors)]
-                if errors.any():
-                    self.naive_error[code, column] = errors.mean()
-        if np.isnan(self.naive_error[:, : len(self._values)]).all():
+                error = errors.mean() if len(errors) else 0.0
+                largest = np.max(values, where=np.isfinite(values), initial=0.0)
+                if scales(error, largest) == error:
+                    self.naive_error[code, column] = error
+        without = np.isnan(self.naive_error[:, : len(self._values)]).any(1)
+        if without.any() and says:
+            names = [repr(self.series.names[code]) for code in np.flatnonzero(without).tolist()]
             _log.warning(
-                "MASE will be nan: in the training part, no series departs from what it was a "
-                "season (dataset.season) before; monitor mae: trainer.monitor=mae"
+                "MASE %s: in the training part, %d of %d series do not depart from what they were "
+                "a season (dataset.season) before, but for rounding (%s%s); monitor mae: "
+                "trainer.monitor=mae",
+                "will be nan" if without.all() else "leaves series out",
+                len(names),
+                count,
+                ", ".join(names[:10]),
+                " ..." * (len(names) > 10),
             )
         self._whole = whole
         if scale == "none":
@@ -373,7 +394,7 @@ def _moments(cells: Floats) -> tuple[Floats, Floats]:
     count = np.maximum(there.sum(0), 1)
     mean = np.where(there, cells, 0).sum(0) / count
     spread = np.sqrt((np.where(there, cells - mean, 0.0) ** 2).sum(0) / count)
-    return mean, np.where(spread > 0, spread, 1.0)
+    return mean, scales(spread, np.where(there, np.abs(cells), 0).max(0))
 
 
 def carried(values: Floats) -> Floats:

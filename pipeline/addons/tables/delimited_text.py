@@ -4,7 +4,7 @@
     ham<tab>Ok lar... Joking wif u oni...
 
 The file is indexed once (`text.record_index`), so every sampler works on files larger than memory:
-half a second and an index of 8 MB for 2 GB; a record is one read of about 4 KiB. Labels and lengths
+5 s for 2 GB and 8 bytes a record; a record is one read. Labels and lengths
 take another pass if they are needed (`ColumnScan`), 5 s for 2 GB, and are also kept: in pieces of
 about 1 MiB, masks of line ends and delimiters give the bounds of every field; labels are gathered
 into rows of equal width, and equal rows get one code. So Python handles every class once a piece,

@@ -28,7 +28,7 @@ from penstock.addons.tables.arrow.columns import (
     kinds_of,
     label_codes,
 )
-from penstock.addons.tables.arrow.files import in_one_piece
+from penstock.addons.tables.arrow.files import exact_frame, in_one_piece
 from penstock.addons.tables.arrow.table import ArrowTable
 from penstock.datasets.reading.fingerprint import Sample
 from penstock.datasets.reading.image import Reader
@@ -190,7 +190,7 @@ class Parquet(ArrowTable, Dataset[Sample]):
             )
             rows = self.rows_in(group)
             parts.append(part if len(rows) == part.num_rows else part.take(pa.array(rows)))
-        frame: pd.DataFrame = pa.concat_tables(parts).unify_dictionaries().to_pandas()
+        frame = exact_frame(pa.concat_tables(parts).unify_dictionaries())
         if _CLASS in made:
             names = pd.Index(self.classes)
             frame[_CLASS] = pd.Categorical.from_codes(frame[_CLASS].to_numpy(), categories=names)

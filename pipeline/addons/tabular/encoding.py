@@ -12,18 +12,24 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date, time, timedelta
+from decimal import Decimal
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.addons.tabular.frames import Frame, floats, moments, words
+from penstock.addons.tabular.frames import Frame, floats, kinds_in, moments, noise_of, words
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import Limits
 from penstock.order.randomness import IntArray
+from penstock.transforms.statistics import scales
+
+_log = logging.getLogger(__name__)
 
 Kind = Literal["number", "category", "date"]
 Floats = npt.NDArray[np.float64]
@@ -33,6 +39,7 @@ _ISO = re.compile(r"\d{4}-\d\d?-\d\d?([T ]\d\d?:\d\d.*)?")
 _LOOKED_AT = 200  # cells by which a text is taken for a date
 _MANY = 100  # texts, all different, that are names of rows and no categories
 _DAY = np.timedelta64(1, "D")
+_NUMBERS = (int, float, Decimal, time, timedelta, np.number)
 _YEAR, _WEEK = 365.2425, 7.0  # days
 
 
@@ -41,16 +48,19 @@ def kind_of(frame: Frame, column: str) -> Kind:
     cells = frame.table[column]
     if cells.dtype.kind == "M":
         return "date"
-    if cells.dtype.kind in "iuf":
+    if cells.dtype.kind in "iufm":
         return "number"
-    if cells.dtype.kind == "b":
+    if cells.dtype.kind == "b" or hasattr(cells, "cat"):
         return "category"
-    present = cells[cells.notna()].head(_LOOKED_AT)
-    if not len(present):
-        return "number"  # an empty column
-    if all(hasattr(cell, "year") for cell in present):  # dates of Arrow
+    kinds = kinds_in(cells)
+    if kinds and all(issubclass(kind, date) for kind in kinds):  # dates of Arrow
         return "date"
-    if all(isinstance(cell, str) and _ISO.fullmatch(cell.strip()) for cell in present):
+    if not kinds or all(issubclass(kind, _NUMBERS) and kind is not bool for kind in kinds):
+        return "number"  # or an empty column
+    texts = cells[~cells.isin(frame.marks)].dropna().head(_LOOKED_AT)
+    if not len(texts):
+        return "number" if len(frame.marks) else "category"
+    if all(isinstance(cell, str) and _ISO.fullmatch(cell.strip()) for cell in texts):
         return "date"
     return "category"
 
@@ -88,6 +98,12 @@ class Scaled:
         return made + [missing.astype(np.float64)] * self.flagged
 
 
+NOISE = (
+    "%s, column %r: training rows differ by %.1e, which is no more than rounding, so it counts as "
+    "constant; subtract what they have in common, or leave it out"
+)
+TINY = "%s, column %r: no training row has more than %.1e; if that is rounding, leave it out"
+_TINY = 1e-12
 _PARTS = ("sine", "cosine")
 
 
@@ -141,6 +157,7 @@ def learned(
     rare: int,
     date_format: str | None,
     limits: Limits,
+    says: bool,
 ) -> Encoding:
     """The facts of a table's training rows.
 
@@ -149,6 +166,7 @@ def learned(
         kinds: of the columns, in order.
         chosen: columns of categories that a person has named, of which any number may be.
         rare: categories of fewer training rows count as unknown.
+        says: whether columns that are constant but for rounding are logged.
 
     Raises:
         DataError: a cell is no number, or no date; there are more categories than `limits.classes`.
@@ -158,8 +176,7 @@ def learned(
     numbers, categories = [], {}
     for name, kind in kinds.items():
         if kind != "category":
-            values = _values(frame, name, plain, kind == "date")[rows]
-            numbers.append(_scaled(name, values, kind == "date"))
+            numbers.append(_scaled(frame, name, rows, plain, kind == "date", says))
             continue
         texts = [text for text in words(frame, name)[rows] if text is not None]
         counts: dict[str, int] = {}
@@ -184,22 +201,31 @@ def _values(frame: Frame, name: str, encoding: Encoding, is_date: bool) -> Float
     if not is_date:
         return floats(frame, name)
     dates = moments(frame, name, encoding.date_format)
-    days = (dates - np.datetime64("1970-01-01", "ns")) / _DAY
+    days = (dates - np.datetime64("1970-01-01", "us")) / _DAY
     return np.where(np.isnat(dates), np.nan, days)
 
 
-def _scaled(name: str, values: Floats, is_date: bool) -> Scaled:
+def _scaled(
+    frame: Frame, name: str, rows: IntArray, encoding: Encoding, is_date: bool, says: bool
+) -> Scaled:
+    values = _values(frame, name, encoding, is_date)[rows]
     present = values[~np.isnan(values)]
     # Deviations from the first value: squares of dates or of large numbers would lose their digits.
     shift = float(present[0]) if len(present) else 0.0
     with np.errstate(over="ignore", invalid="ignore"):
         mean = shift + float((present - shift).mean()) if len(present) else 0.0
-        scale = float((present - mean).std()) if len(present) else 1.0
-    if not (np.isfinite(mean) and np.isfinite(scale)):
+        deviation = float((present - mean).std()) if len(present) else 0.0
+    if not (np.isfinite(mean) and np.isfinite(deviation)):
         raise DataError(f"column {name!r}: its values are too large to be standardised.")
     daily = is_date and bool((present % 1).any())
     flagged = len(present) < len(values)
-    return Scaled(name, is_date, mean, scale or 1.0, flagged, daily)
+    largest = float(np.abs(present).max(initial=0.0))
+    scale = float(scales(deviation, largest, noise_of(frame, name)))
+    if says and scale != deviation and frame.table[name].iloc[rows].nunique() > 1:
+        _log.warning(NOISE, frame.name, name, deviation)
+    elif says and deviation and largest < _TINY:
+        _log.warning(TINY, frame.name, name, largest)
+    return Scaled(name, is_date, mean, scale, flagged, daily)
 
 
 def summary(encoding: Encoding) -> dict[str, Any]:

@@ -12,6 +12,7 @@ columns takes about a second for each split, and a sample 5 us.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -30,12 +31,12 @@ from penstock.addons.tabular.encoding import (
     summary,
 )
 from penstock.addons.tabular.frames import (
-    MISSING,
     Frame,
     TextFormat,
     check_columns,
     floats,
     listed,
+    oddities,
     read_frame,
     words,
 )
@@ -53,9 +54,12 @@ from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import DEFAULT, Limits
 from penstock.order.randomness import IntArray
 from penstock.ranges import Count, Fraction, Seed
+from penstock.transforms.statistics import scales
 
 if TYPE_CHECKING:
     import pandas as pd
+
+_log = logging.getLogger(__name__)
 
 TargetKind = Literal["auto", "class", "number"]
 WithoutTarget = Literal["refuse", "skip"]
@@ -116,7 +120,7 @@ class Table(FileDataset, Dataset[Sample]):
         delimiter: str | None = None,
         decimal: str = ".",
         encoding: str = "utf-8",
-        missing: Sequence[str] = MISSING,
+        missing: Sequence[str] | None = None,
         val_fraction: Fraction = 0.2,
         split_seed: Seed = 0,
         files: Files | None = None,
@@ -126,11 +130,11 @@ class Table(FileDataset, Dataset[Sample]):
         check_split(split, val_fraction, test_fraction)
         self._files = files or Files()
         self._split = (split, val_fraction, split_seed, test_fraction)
-        targets = [target] if isinstance(target, str) else list(target)
+        self._names = targets = [target] if isinstance(target, str) else list(target)
         roles = _Roles(targets, columns, exclude, numbers, categories, dates)
         goal = _Goal(targets, kind, classes, without_target, limits)
         format = TextFormat(delimiter, decimal, encoding, missing)
-        texts = [*categories, *(targets if goal.is_named else [])]
+        texts = [*categories, *dates, *(targets if goal.is_named else [])]
 
         def read(name: str | None) -> Frame:
             self._source: Any = root
@@ -151,10 +155,17 @@ class Table(FileDataset, Dataset[Sample]):
         if not len(places):
             raise ConfigError(Problem("dataset.val_fraction", "leaves no row to train on"))
         kinds, training = roles.kinds(frame), goals.rows[places]
-        self._learning = kinds, categories, rare, date_format, limits
+        if split == "train":
+            of_targets = dict.fromkeys(targets, "category" if goals.classes else "number")
+            for name, column in [*of_targets.items(), *kinds.items()]:
+                for oddity in oddities(frame, name, column, name in [*numbers, *texts]):
+                    _log.warning("%s, column %r: %s", frame.name, name, oddity)
+        self._learning = kinds, categories, rare, date_format, limits, split == "train"
         self.encoding = learned(frame, training, *self._learning)
         self.classes: list[str] = goals.classes
-        self.target_mean, self.target_scale = _scale(goals.values[places])
+        self.target_mean, self.target_scale = _scale(
+            frame, targets, goals.values[places], split == "train"
+        )
         if split == "val" and val_file is not None:
             frame = read(val_file)
             goals = goal.encoded(frame, goals.classes)
@@ -195,7 +206,9 @@ class Table(FileDataset, Dataset[Sample]):
     def learn_from(self, rows: IntArray) -> None:
         """Encode by what these samples say, int64[n]: `dataset.split` has them train."""
         self.encoding = learned(self._frame, self.rows[rows], *self._learning)
-        self.target_mean, self.target_scale = _scale(self._targets[rows])
+        self.target_mean, self.target_scale = _scale(
+            self._frame, self._names, self._targets[rows], self._split[0] == "train"
+        )
         self._numbers, self._categories = self.encoding.encoded(self._frame, self.rows)
 
     @property
@@ -463,15 +476,21 @@ class _Goal:
 def _in_order(texts: set[Any]) -> list[str]:
     """Classes by name; whole numbers by size."""
     try:
-        return sorted(texts, key=int)
+        return sorted(texts, key=lambda text: (int(text), text))
     except ValueError:
         return sorted(texts)
 
 
-def _scale(values: npt.NDArray[Any]) -> tuple[list[float], list[float]]:
+def _scale(
+    frame: Frame, names: Sequence[str], values: npt.NDArray[Any], says: bool
+) -> tuple[list[float], list[float]]:
     """Mean and deviation of each target that is a number."""
     if values.dtype.kind == "i":
         return [], []
     columns = values.reshape(len(values), -1)
-    scales = columns.std(0)
-    return columns.mean(0).tolist(), np.where(scales > 0, scales, 1.0).tolist()
+    deviations, noise = columns.std(0), 8 * float(np.finfo(np.float32).eps)  # as samples hold them
+    usable = scales(deviations, np.abs(columns).max(0), noise)
+    for position in np.flatnonzero((usable != deviations) & says).tolist():
+        wrong = "training rows differ by no more than rounding: there is nothing to learn"
+        _log.warning("%s, column %r: %s", frame.name, names[position], wrong)
+    return columns.mean(0).tolist(), usable.tolist()

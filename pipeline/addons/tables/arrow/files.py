@@ -32,6 +32,7 @@ from penstock.order.randomness import IntArray
 from penstock.terminal import watched
 
 if TYPE_CHECKING:
+    import pandas as pd
     import pyarrow as pa
 
     from penstock.datasets.files import Files
@@ -428,3 +429,18 @@ def empty(kind: pa.DataType) -> pa.Array:
     storage = pa.array([], kind.storage_type)
     tensors = isinstance(kind, pa.FixedShapeTensorType)
     return pa.ExtensionArray.from_storage(kind, storage) if tensors else storage
+
+
+def exact_frame(table: pa.Table) -> pd.DataFrame:
+    """A table as pandas has it, but whole numbers with gaps as such: as floats, those above 2^53
+    would become their neighbours."""
+    import pandas as pd
+    import pyarrow as pa
+
+    frame: pd.DataFrame = table.to_pandas(ignore_metadata=True)
+    for field in table.schema:
+        cells = table[field.name]
+        if pa.types.is_integer(field.type) and cells.null_count:
+            gaps = cells.is_null().to_numpy()
+            frame[field.name] = pd.arrays.IntegerArray(cells.fill_null(0).to_numpy(), gaps)
+    return frame
