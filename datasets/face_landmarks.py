@@ -33,7 +33,7 @@ from penstock.datasets.reading.image import Orientation, Reader, check_reader, r
 from penstock.datasets.reading.split import Split, check_split, split_rows
 from penstock.errors import DataError
 from penstock.files.limits import DEFAULT, Limits
-from penstock.ranges import Count, Fraction, Seed
+from penstock.ranges import Fraction, Seed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 POSES = ("ahead", "left", "right")  # as seen in the image
 _JAW_LEFT, _JAW_RIGHT, _NOSE_TIP = 0, 16, 30  # of 68 landmarks
 _MIDDLE = (0.4, 0.6)
-_MOST = float(np.finfo(np.float32).max)
 
 
 class FaceLandmarks(FolderDataset):
@@ -58,9 +57,8 @@ class FaceLandmarks(FolderDataset):
         images: the folder that the names in the table start from, relative to `root`.
         reader: "torchvision", "pillow" or "skimage".
         val_fraction, split_seed: share of the images that validate, and the seed of the split.
-        num_landmarks: how many the table must have; None takes what it has.
         files: access to addresses.
-        limits: what a file and the table may claim.
+        limits: what a file may claim.
         test_fraction: share of the images that are kept for a test.
         orientation: "apply" turns images as their EXIF says; "ignore" takes them as they are
             stored, as the tool may have done in which they were marked; None: "apply", and a line
@@ -84,7 +82,6 @@ class FaceLandmarks(FolderDataset):
         reader: Reader = "torchvision",
         val_fraction: Fraction = 0.2,
         split_seed: Seed = 0,
-        num_landmarks: Count | None = None,
         files: Files | None = None,
         limits: Limits = DEFAULT,
         test_fraction: Fraction = 0.0,
@@ -94,9 +91,7 @@ class FaceLandmarks(FolderDataset):
         check_split(split, val_fraction, test_fraction)
         folder = open_root(root, f"the images and {csv!r}", files, limits)
         file = FolderFile(folder, csv)
-        read, landmarks = file.read(
-            lambda path: _read_table(path, str(file), num_landmarks, limits)
-        )
+        read, landmarks = file.read(lambda path: _read_table(path, str(file)))
         self.limits = limits
         self.folder = folder.below(images)
         encoded = np.array([os.fsencode(name) for name in read])
@@ -134,8 +129,7 @@ class FaceLandmarks(FolderDataset):
         """
         import pandas as pd
 
-        columns = {"path": self._paths(), "name": self._names(), "line": self.lines}
-        table = pd.DataFrame(columns)
+        table = pd.DataFrame({"path": self._paths(), "name": self._names(), "line": self.lines})
         if self.landmarks.shape[1] == 68:
             label = head_poses(self.landmarks)
             table["pose"], table["label"] = np.array(POSES)[label], label
@@ -169,9 +163,7 @@ NAME = "image_name"
 _COORDINATE = re.compile(r"part_(\d{1,18})_[xy]")
 
 
-def _read_table(
-    path: str, shown: str, num_landmarks: int | None, limits: Limits
-) -> tuple[dict[str, int], npt.NDArray[np.float32]]:
+def _read_table(path: str, shown: str) -> tuple[dict[str, int], npt.NDArray[np.float32]]:
     """The line of each image by its name, from 1 (the header), and float32[N, L, 2] in pixels.
 
     Args:
@@ -183,12 +175,11 @@ def _read_table(
     """
     lines: dict[str, int] = {}
     values: list[npt.NDArray[np.float32]] = []
-    reader = None
     try:
         with Path(path).open(newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file)
             header = [name.strip() for name in next(reader, [])]
-            named, *coordinates = _columns(shown, header, num_landmarks, limits)
+            named, *coordinates = _columns(shown, header)
             for row in filter(None, reader):  # no blank lines, as editors leave at the end
                 where = f"{shown!r}, line {reader.line_num}"
                 if len(row) != len(header):
@@ -206,7 +197,7 @@ def _read_table(
                     raise DataError(f"{where}, column {NAME!r}: {wrong}. Correct the row.")
                 lines[name] = reader.line_num
                 numbers = np.array([_number(row[column]) for column in coordinates])
-                finite = np.abs(numbers) < _MOST
+                finite = np.abs(numbers) < 3.4e38  # of float32
                 if not finite.all():
                     column = coordinates[int(finite.argmin())]
                     raise DataError(
@@ -219,37 +210,32 @@ def _read_table(
             f"cannot read the landmarks {shown!r}: {error.strerror}. "
             "Set dataset.root to their folder, or dataset.csv to their name in it."
         ) from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{shown!r} is not UTF-8: {error}. Save it as CSV in UTF-8.") from error
-    except csv.Error as error:
-        raise DataError(f"{shown!r}: {error}. Save it as CSV.") from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataError(
+            f"{shown!r} is not UTF-8, or no CSV: {error}. Save it as CSV in UTF-8."
+        ) from error
     if not lines:
         raise DataError(f"{shown!r} has a header and no rows: there is nothing to train on.")
     return lines, np.stack(values).reshape(len(lines), -1, 2)
 
 
-def _columns(path: str, header: list[str], num_landmarks: int | None, limits: Limits) -> list[int]:
+def _columns(path: str, header: list[str]) -> list[int]:
     """The places of the column of names, and of part_0_x, part_0_y, part_1_x ..."""
     if not header:
         raise DataError(f"{path!r} is empty: it needs a header ({NAME},part_0_x,part_0_y,...)")
-    if len(header) > limits.columns:
-        refusal = limits.refusal("columns", f"{len(header)} columns")
-        raise DataError(f"{path!r}, line 1 has {refusal}.")
     places = {name: column for column, name in enumerate(header)}
     if len(places) < len(header):
         double = Counter(header).most_common(1)[0][0]
         raise DataError(f"{path!r}, line 1: column {double!r} appears twice. Remove one.")
     parts = {int(match[1]) for match in map(_COORDINATE.fullmatch, places) if match}
-    count = max(parts, default=0) + 1 if num_landmarks is None else num_landmarks
+    count = max(parts, default=0) + 1
     # Not a list: a column may claim to be the 10^11th, and the first missing one ends the loop.
     needed = chain([NAME], (f"part_{part}_{axis}" for part in range(count) for axis in "xy"))
     missing = next((name for name in needed if name not in places), None)
     if missing is not None:
-        differs = num_landmarks is not None and len(parts) != num_landmarks
-        hint = f", or set dataset.num_landmarks={len(parts)}" if differs else ""
         raise DataError(
             f"{path!r}, line 1: column {missing!r} is missing (it has {len(header)} columns: "
-            f"{', '.join(header[:4])} ...). Add it{hint}."
+            f"{', '.join(header[:4])} ...). Add it."
         )
     return [
         places[NAME],

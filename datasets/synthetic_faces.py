@@ -74,8 +74,8 @@ class SyntheticFaces(FaceLandmarks):
                 reader,
                 val_fraction,
                 split_seed,
-                num_landmarks=68,
                 test_fraction=test_fraction,
+                orientation="apply",  # nothing turns drawn images
             )
 
 

@@ -20,7 +20,7 @@ from penstock.order.randomness import IntArray
 
 T = TypeVar("T")
 
-_LOOKED_AT = 5000  # headers of images on this machine: half a second
+_LOOKED_AT = 2000  # headers of images on this machine: 0.2 s
 _FETCHED = 64  # images at an address
 
 _log = logging.getLogger(__name__)
@@ -112,9 +112,9 @@ class FolderDataset(FileDataset, Dataset[Sample]):
         total = "" if len(places) == len(names) else f" looked at (of {len(names)})"
         said = f"EXIF's orientation turns {turned} of {len(places)} images{total}"
         if wrong:
-            made, key = "as they are stored", "ignore"
-            if orientation == "ignore":
-                made, key = "turned", "apply"
+            made, key = (
+                ("turned", "apply") if orientation == "ignore" else ("as they are stored", "ignore")
+            )
             raise DataError(
                 f"{str(self.folder)!r}: {said}, and {what} of {len(wrong)} have the size of the "
                 f"images {made}: {', '.join(wrong[:10])}. Set dataset.orientation={key}."

@@ -270,11 +270,8 @@ def sizes_of(path: str) -> tuple[bool, tuple[int, int], tuple[int, int]] | None:
         with Image.open(path, formats=_FORMATS) as image:
             # Pillow's own method of PNG would decode it.
             orientation = Image.Image.getexif(image).get(_ORIENTATION, 1)
-            size, swapped = (
-                image.size,
-                image.size[::-1] if orientation in (5, 6, 7, 8) else image.size,
-            )
-            sizes = (swapped, size) if image.format == "TIFF" else (size, swapped)
+            size = image.size[::-1] if orientation in (5, 6, 7, 8) else image.size
+            sizes = (image.size, size) if image.format != "TIFF" else (size, image.size)
             return orientation in _TURNS, *sizes
     except Exception:  # any error, for a damaged file; reading it says so
         return None

@@ -257,9 +257,12 @@ def fused(transform: Compose, batch: BatchCompose) -> tuple[Compose, BatchCompos
     if last is None or first is None:
         return transform, batch
     decode, normalize = steps[last], rest.pop(first)
-    if not isinstance(decode, Decode) or type(normalize) is not BatchNormalize:
-        return transform, batch
-    if normalize.channels_last or len(normalize.mean) != 3:
+    if not (
+        isinstance(decode, Decode)
+        and type(normalize) is BatchNormalize
+        and not normalize.channels_last
+        and len(normalize.mean) == 3
+    ):
         return transform, batch
     steps[last] = decode.normalizing(normalize)
     return Compose(steps), BatchCompose(rest, batch.seed)

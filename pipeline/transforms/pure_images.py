@@ -87,7 +87,7 @@ def _resized(image: Any, crop: Crop, size: Sides, divisor: int = 1) -> Pixels:
         left, top, right, bottom = left - x, top - y, right - x, bottom - y
     box = (left, top, right, bottom)
     resized = image.resize(size[::-1], Image.Resampling.BILINEAR, box=box)
-    return _mirrored(np.asarray(resized).transpose(2, 0, 1), crop)
+    return np.asarray(resized).transpose(2, 0, 1)[:, :, :: -1 if crop.flip else 1]
 
 
 def _cut(pixels: torch.Tensor, crop: Crop, size: Sides) -> Pixels:
@@ -98,8 +98,4 @@ def _cut(pixels: torch.Tensor, crop: Crop, size: Sides) -> Pixels:
     part = np.ascontiguousarray(pixels.permute(1, 2, 0).numpy()[top:bottom, left:right])
     channels_last = torch.from_numpy(part).permute(2, 0, 1)[None]
     resized = interpolate(channels_last, size, mode="bilinear", antialias=True)
-    return _mirrored(resized[0].numpy(), crop)
-
-
-def _mirrored(pixels: Pixels, crop: Crop) -> Pixels:
-    return pixels[:, :, ::-1] if crop.flip else pixels
+    return resized[0].numpy()[:, :, :: -1 if crop.flip else 1]

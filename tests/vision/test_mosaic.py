@@ -6,7 +6,7 @@ import torch
 
 from penstock import command
 from penstock.addons.vision.drawn_shapes import DrawnShapes
-from penstock.addons.vision.mosaic import BoxMixUp, ListSome, Mosaic
+from penstock.addons.vision.mosaic import ListSome, Mosaic
 from penstock.errors import DataError
 from penstock.loading.batch import Batch
 from penstock.loading.collate import kinds_of
@@ -68,18 +68,6 @@ def test_a_mosaic_follows_from_the_address():
     )
 
 
-def test_a_mean_of_two_has_the_boxes_of_both():
-    batch, plain = (made(s, range(5)) for s in (BoxMixUp(p=1.0), lambda batch, random: batch))
-    for row, other in ((0, 1), (1, 0), (2, 3), (3, 2)):
-        for name in FIELDS:
-            both = torch.cat([plain[name][row], plain[name][other]])
-            assert torch.equal(batch[name][row], both)
-        pair = torch.stack([plain["image"][row], plain["image"][other]]).float()
-        low, high = pair.aminmax(dim=0)
-        assert ((low - 1 <= batch["image"][row]) & (batch["image"][row] <= high + 1)).all()
-    assert torch.equal(batch["image"][4], plain["image"][4])
-
-
 def test_what_cannot_be_put_together_is_reported():
     from penstock.loading.collate import List
 
@@ -94,9 +82,8 @@ def test_what_cannot_be_put_together_is_reported():
 @pytest.mark.thorough
 def test_digests_are_equal_for_all_readers(capsys):
     """Of detection with a mosaic; by two workers, too."""
-    step = "transform.train_batch.{}={{_target_: penstock.addons.vision.mosaic.{}}}"
     common = ["task=digest", "experiment=detection", "dataset.count=50", "trainer.max_epochs=1"]
-    common += [step.format("mosaic", "Mosaic"), step.format("mixup", "BoxMixUp")]
+    common += ["transform.train_batch.mosaic={_target_: penstock.addons.vision.mosaic.Mosaic}"]
     totals = []
     for words in (["loader.num_workers=0"], ["loader.num_workers=2"], ["loader=threads"]):
         assert command.main([*common, *words]) == 0

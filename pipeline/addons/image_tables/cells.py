@@ -7,10 +7,9 @@ reading that file costs far more.
 from __future__ import annotations
 
 import csv
-import io
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -20,7 +19,6 @@ from penstock.datasets.reading.folder import FolderFile
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import Limits
 
-_LONGEST_LINE = 1 << 23  # characters
 _ARROW = (".parquet", ".arrow", ".feather")
 
 Cell = str | list[str]  # a list where a column of Parquet has lists
@@ -110,7 +108,7 @@ def _of_text(path: str, name: str, delimiter: str, encoding: str, limits: Limits
     if encoding.lower().replace("_", "-") in ("utf-8", "utf8"):
         encoding = "utf-8-sig"  # as some programs mark it, or not
     with Path(path).open(newline="", encoding=encoding) as file:
-        reader = csv.reader(_bounded(file, name), delimiter=delimiter, strict=True)
+        reader = csv.reader(file, delimiter=delimiter, strict=True)
         try:
             header = [column.strip() for column in next(reader, [])]
             _check_header(name, header, limits)
@@ -148,19 +146,6 @@ def _check_header(name: str, header: list[str], limits: Limits) -> None:
     column, count = Counter(header).most_common(1)[0]
     if count > 1:
         raise DataError(f"{name!r}: column {column!r} occurs {count} times. Rename one.")
-
-
-def _bounded(file: io.TextIOBase, name: str) -> Iterator[str]:
-    """The lines of a file; without line ends, at most one long line of it is read."""
-    number = 1
-    while line := file.readline(_LONGEST_LINE):
-        if len(line) == _LONGEST_LINE:
-            raise DataError(
-                f"{name!r}, line {number} is longer than {_LONGEST_LINE} characters. Save the "
-                "table as CSV, a row a line."
-            )
-        yield line
-        number += 1
 
 
 def _of_arrow(name: str, files: Files, limits: Limits) -> Cells:

@@ -153,9 +153,12 @@ class CocoFile:
         flat = int((boxes[:, 2:] <= boxes[:, :2]).any(1).sum())
         bare = len(pictures) - len(set(owners.tolist()))
         of = f"of {len(annotations)} objects"
-        parents = _some([repr(name) for name in self.parents])
         for count, note in (
-            (self.parents, f"{parents} made no class: without objects, and above other categories"),
+            (
+                self.parents,
+                f"no class is made of {_some([repr(name) for name in self.parents])}, which have "
+                "no object and are above other categories",
+            ),
             (others, f"no object has a category of {_some(others)}"),
             (flat, f"{flat} {of} have a box without width or height and are left out"),
             (beyond, f"{beyond} {of} have a box that is cut at the border of its image"),
@@ -198,8 +201,9 @@ class CocoFile:
             counts.append(len(points) if isinstance(points, list) else 0)
         self._points_of = max(counts)
         if keypoints and not self._points_of:
-            key = "none has keypoints; set dataset.keypoints=false"
-            raise DataError(f"{str(self._file)!r}, categories: {key}.")
+            raise DataError(
+                f"{str(self._file)!r}, categories: none has keypoints; set dataset.keypoints=false."
+            )
         ids = sorted(names, key=lambda key: (isinstance(key, str), key))
         self.categories = [names[key] for key in ids]
         return {key: position for position, key in enumerate(ids)}
@@ -323,14 +327,11 @@ def outline_mask(outline: Any, width: int, height: int, where: str) -> npt.NDArr
 
 def _parsed(file: FolderFile, limits: Limits) -> dict[str, Any]:
     try:
-        text = file.read(lambda path: read_regular(path, limits))
-        content = plain_json.parse(text)
-    except DataError as error:
-        raise DataError(f"{str(file)!r}: {error}.") from error
+        content = plain_json.parse(file.read(lambda path: read_regular(path, limits)))
     except OSError as error:
         hint = "Put it there or set dataset.annotations"
         raise DataError(f"{str(file)!r} cannot be read: {error.strerror}. {hint}.") from error
-    except JsonError as error:
+    except (DataError, JsonError) as error:
         raise DataError(f"{str(file)!r} cannot be read: {error}.") from error
     if not isinstance(content, dict):
         raise DataError(f"{str(file)!r} holds a {type(content).__name__}, not COCO's mapping.")

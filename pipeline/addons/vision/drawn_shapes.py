@@ -151,22 +151,18 @@ class DrawnShapes(FileDataset, Dataset[Sample]):
         shapes = scene(self.seed, row, size, self.most)
         pixels, masks = picture(self.seed, row, size, shapes)
         labels = [self.classes.index(shape.kind) for shape in shapes]
-        sample: Sample = {"image": tv_tensors.Image(torch.from_numpy(pixels))}
-        if "boxes" in self.fields:
-            corners = torch.tensor([_box(mask) for mask in masks], dtype=torch.float32)
-            sample["boxes"] = tv_tensors.BoundingBoxes(
-                corners, format="XYXY", canvas_size=(size, size)
-            )
-        if "labels" in self.fields:
-            sample["labels"] = torch.tensor(labels)
-        if "masks" in self.fields:
-            sample["masks"] = tv_tensors.Mask(torch.from_numpy(np.stack(masks)))
-        if "mask" in self.fields:
-            whole = np.zeros((size, size), np.uint8)
-            for mask, label in zip(masks, labels, strict=True):
-                whole[mask] = label
-            sample["mask"] = tv_tensors.Mask(torch.from_numpy(whole))
-        return sample
+        corners = torch.tensor([_box(mask) for mask in masks], dtype=torch.float32)
+        whole = np.zeros((size, size), np.uint8)
+        for mask, label in zip(masks, labels, strict=True):
+            whole[mask] = label
+        sample: Sample = {
+            "image": tv_tensors.Image(torch.from_numpy(pixels)),
+            "boxes": tv_tensors.BoundingBoxes(corners, format="XYXY", canvas_size=(size, size)),
+            "labels": torch.tensor(labels),
+            "masks": tv_tensors.Mask(torch.from_numpy(np.stack(masks))),
+            "mask": tv_tensors.Mask(torch.from_numpy(whole)),
+        }
+        return {name: value for name, value in sample.items() if name in ("image", *self.fields)}
 
     def fingerprint_parts(self, sized: bool) -> list[Part]:
         """All that the drawings depend on."""

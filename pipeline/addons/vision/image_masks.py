@@ -137,11 +137,10 @@ class ImageMasks(FolderDataset):
         names = np.array([os.fsencode(name) for name in pictures])
         of_masks = np.array([os.fsencode(there[stem]) for stem in stems])
         if divided or split == "train":
-            stored = orientation == "ignore"
 
             def size_of(row: int) -> tuple[int, ...] | None:
                 sizes = self._masks.read(there[stems[row]], lambda path, _: sizes_of(path))
-                return None if sizes is None else sizes[1] if stored else sizes[2]
+                return None if sizes is None else sizes[1] if orientation == "ignore" else sizes[2]
 
             self._check_turns(pictures, "masks", orientation, size_of)
         if not whole:

@@ -1,8 +1,8 @@
-"""Batch transforms that put pictures with boxes together: a mosaic of four, and a mean of two.
+"""A batch transform that puts four pictures with boxes together, and what goes with boxes.
 
-Rows 4k to 4k + 3 of the global batch (2k and 2k + 1 for a mean) belong together, and always lie on
-one rank (`together`), so what a row gets follows from its address alone. Which picture lies where
-is drawn by each row's own key. A row whose group is not whole, or has padding, stays as it is.
+Rows 4k to 4k + 3 of the global batch belong together, and always lie on one rank (`together`), so
+what a row gets follows from its address alone. Which picture lies where is drawn by each row's own
+key. A row whose group is not whole, or has padding, stays as it is.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from torchvision import tv_tensors
 from torchvision.transforms.v2 import functional as F
 
-from penstock.errors import ConfigError, DataError, Problem
+from penstock.errors import DataError
 from penstock.loading.batch import Batch
 from penstock.loading.collate import columns, plain, stack
 from penstock.order.randomness import KeyedRandom
@@ -105,19 +105,36 @@ def groups(batch: Batch, size: int) -> Tensor:
     return torch.where(whole[:, None], table, -1)
 
 
-class _Together:
-    """The common part of transforms of images and their boxes: fields that are lists by picture.
+class Mosaic:
+    """Four pictures around a point, each reduced and cut to its quarter (Bochkovskiy et al.:
+    "YOLOv4", 2020); boxes and masks go with them.
 
     Args:
+        scale: by which pictures are reduced, [least, largest] of at most 1; none is smaller than
+            its quarter.
+        centre: where the quarters meet, as a share of width and of height, [least, largest].
+        visible: boxes of which a smaller share of the area is left are left out.
         p: probability that a row is changed.
-        epochs: epochs in which it works, from the first; null: all.
+        epochs: epochs in which it works, from the first; null: all. The last are often trained
+            without.
         fields: those with a row for each box, where a batch has them.
     """
 
-    together: int
+    together = 4
 
-    def __init__(self, p: float, epochs: int | None, fields: Sequence[str]) -> None:
+    def __init__(
+        self,
+        scale: Sequence[float] = (0.5, 1.0),
+        centre: Sequence[float] = (0.3, 0.7),
+        visible: float = 0.3,
+        p: float = 0.5,
+        epochs: int | None = None,
+        fields: Sequence[str] = OF_BOXES,
+    ) -> None:
         self.p, self.epochs, self.fields = probability(p, "p"), epochs, tuple(fields)
+        self.scale = interval(scale, "scale", 0.0, 1.0)
+        self.centre = interval(centre, "centre", 0.05, 0.95)
+        self.visible = probability(visible, "visible")
 
     def __call__(self, batch: Batch, random: KeyedRandom) -> Batch:
         images = images_of(batch, self)
@@ -142,22 +159,22 @@ class _Together:
             chosen = torch.zeros_like(chosen)
         before = batch[field]
         objects = [{own: batch[own][row] for own in names} for row in range(len(before))]
-        draws = self.draws(random)
+        draws = {
+            "order": random.permutation(4),
+            "centre": random.uniform(*self.centre, size=(2,)),
+            "scale": random.uniform(*self.scale, size=(4,)),
+        }
         pixels, made = before.clone(), list(objects)
         for row in chosen.nonzero().flatten().tolist():
             own = {key: values[row].tolist() for key, values in draws.items()}
             rows = table[row].tolist()
-            pixels[row], made[row] = self.put(before, objects, row, rows, own)
+            pixels[row], made[row] = self._put(before, objects, row, rows, own)
         batch[field] = pixels
         for name_of_rows in names:
             batch[name_of_rows] = [row[name_of_rows] for row in made]
         return batch
 
-    def draws(self, random: KeyedRandom) -> Mapping[str, Tensor]:
-        """The numbers of each row by name, [B, ...]."""
-        raise NotImplementedError
-
-    def put(
+    def _put(
         self,
         images: Tensor,
         objects: Sequence[Objects],
@@ -165,59 +182,7 @@ class _Together:
         rows: Sequence[int],
         draws: Mapping[str, Any],
     ) -> tuple[Tensor, Objects]:
-        """The picture of a row, [C, H, W], and its objects.
-
-        Args:
-            images, objects: of all rows, as they were.
-            rows: of its group.
-            draws: its own numbers.
-        """
-        raise NotImplementedError
-
-
-class Mosaic(_Together):
-    """Four pictures around a point, each reduced and cut to its quarter (Bochkovskiy et al.:
-    "YOLOv4", 2020); boxes and masks go with them.
-
-    Args:
-        scale: by which pictures are reduced, [least, largest] of at most 1; none is smaller than
-            its quarter.
-        centre: where the quarters meet, as a share of width and of height, [least, largest].
-        visible: boxes of which a smaller share of the area is left are left out.
-        p, epochs, fields: see `_Together`; the last epochs are often trained without.
-    """
-
-    together = 4
-
-    def __init__(
-        self,
-        scale: Sequence[float] = (0.5, 1.0),
-        centre: Sequence[float] = (0.3, 0.7),
-        visible: float = 0.3,
-        p: float = 0.5,
-        epochs: int | None = None,
-        fields: Sequence[str] = OF_BOXES,
-    ) -> None:
-        super().__init__(p, epochs, fields)
-        self.scale = interval(scale, "scale", 0.0, 1.0)
-        self.centre = interval(centre, "centre", 0.05, 0.95)
-        self.visible = probability(visible, "visible")
-
-    def draws(self, random: KeyedRandom) -> Mapping[str, Tensor]:
-        return {
-            "order": random.permutation(4),
-            "centre": random.uniform(*self.centre, size=(2,)),
-            "scale": random.uniform(*self.scale, size=(4,)),
-        }
-
-    def put(
-        self,
-        images: Tensor,
-        objects: Sequence[Objects],
-        row: int,
-        rows: Sequence[int],
-        draws: Mapping[str, Any],
-    ) -> tuple[Tensor, Objects]:
+        """The picture of a row, [C, H, W], and its objects, of those of its group."""
         height, width = images.shape[-2:]
         x, y = round(draws["centre"][0] * width), round(draws["centre"][1] * height)
         made, parts = torch.empty_like(images[row]), []
@@ -283,45 +248,3 @@ def _placed(
         :, top - int(down) : bottom - int(down), left - int(across) : right - int(across)
     ]
     return placed
-
-
-class BoxMixUp(_Together):
-    """A weighted mean of each picture and its partner's, with the boxes of both (Zhang et al.: "Bag
-    of freebies for training object detection", 2019). Losses are not weighted.
-
-    Args:
-        alpha: both shapes of the beta distribution of the share; of 8, both pictures can be seen.
-        p, epochs, fields: see `_Together`.
-    """
-
-    together = 2
-
-    def __init__(
-        self,
-        alpha: float = 8.0,
-        p: float = 0.5,
-        epochs: int | None = None,
-        fields: Sequence[str] = OF_BOXES,
-    ) -> None:
-        super().__init__(p, epochs, fields)
-        if alpha <= 0:
-            raise ConfigError(Problem("alpha", f"got {alpha}, expected a number above 0"))
-        self.alpha = float(alpha)
-
-    def draws(self, random: KeyedRandom) -> Mapping[str, Tensor]:
-        return {"share": random.beta(self.alpha, self.alpha)}
-
-    def put(
-        self,
-        images: Tensor,
-        objects: Sequence[Objects],
-        row: int,
-        rows: Sequence[int],
-        draws: Mapping[str, Any],
-    ) -> tuple[Tensor, Objects]:
-        (other,) = (member for member in rows if member != row)
-        share = draws["share"]
-        mixed = images[row] * share + images[other] * (1 - share)
-        mixed = mixed if images.is_floating_point() else mixed.round_().to(images.dtype)
-        own, partner = objects[row], objects[other]
-        return mixed, {name: torch.cat([own[name], partner[name]]) for name in own}
