@@ -134,6 +134,7 @@ def made_up(folder, values, mode="min", **manifest):
             "wait_share": manifest.get("waited", 0.0),
             "samples_per_second": 100.0,
             "ms/read": manifest.get("work", 1.0),
+            **{name: column[epoch] for name, column in manifest.get("losses", {}).items()},
         }
         for epoch, value in enumerate(values)
     ]
@@ -151,26 +152,58 @@ def made_up(folder, values, mode="min", **manifest):
         "sessions": [{"world": 1}],
         **manifest,
     }
-    return RunRecord(folder, {"loader": loader}, facts)
+    return RunRecord(folder, {"loader": loader, "optimizer": {"lr": 0.005}}, facts)
 
 
 @pytest.mark.parametrize(
     ("values", "mode", "constant", "said"),
     [
-        ([0.5, 0.4], "min", 0.8, "x reached 0.4 in epoch 1, better than the best constant"),
-        ([0.9], "min", 0.8, "worse than the best constant prediction's 0.8."),
-        ([0.9], "max", 0.8, "better than the best constant prediction's 0.8."),
-        ([0.1], "max", 0.0, "better than the best constant prediction's 0."),
-        ([0.5], "max", 0.5, "no better than the best constant prediction."),
+        ([0.5, 0.4], "min", 0.8, "x reached 0.4 in epoch 1, better than 0.8 of mean target."),
+        ([0.9], "min", 0.8, "worse than 0.8 of mean target."),
+        ([0.9], "max", 0.8, "better than 0.8 of mean target."),
+        ([0.1], "max", 0.0, "better than 0 of mean target."),
+        ([0.5], "max", 0.5, "no better than 0.5 of mean target."),
         ([0.5], "max", None, "x reached 0.5 in epoch 0."),
     ],
 )  # fmt: skip
 def test_a_result_is_told_beside_a_constant(values, mode, constant, said, tmp_path):
     baseline = {} if constant is None else {"x": constant}
-    found = made_up(tmp_path, values, mode, baseline=baseline)
+    found = made_up(tmp_path, values, mode, baseline=baseline, baseline_name="mean target")
     assert said in verdict.sentence(found)
     names = [name for name, *_ in verdict.figures(found)]
-    assert ("best constant" in names) == (constant is not None)
+    assert ("mean target" in names) == (constant is not None)
+
+
+RATE = " A smaller learning rate may help: optimizer.lr=0.0005."
+
+
+@pytest.mark.parametrize(
+    ("train", "val", "said"),
+    [
+        ([0.7, 0.5], [0.6, 0.5], ""),
+        ([1.3, 3.8], [0.7, 18.0], f"Training diverged: its loss rose from 1.3 to 3.8.{RATE}"),
+        ([3.8, 1.3], [18.0, 0.7], "It learned nothing: neither the training loss, 1.3, nor"),
+        ([0.69, 0.69, 0.689], [0.68] * 3, "The training loss stayed at 0.689: a larger"),
+        ([0.6, 0.4, 0.1], [0.5, 0.6, 0.9], "It overfits: after epoch 0 the validation loss rose"),
+        ([0.6, 0.5], [9.0, 0.8], "The validation loss, 0.8 at best, is worse than 0.69 of a const"),
+        ([0.6, 0.5], [0.6, None], "The validation loss was not a number in the last epoch."),
+        ([0.6], [0.6], ""),
+    ],
+)
+def test_losses_that_went_wrong_are_told(train, val, said, tmp_path):
+    """Also where the monitored metric is the best so far; then nobody is told to train longer."""
+    values = [0.1 * (epoch + 1) for epoch in range(len(train))]
+    losses = {"train/loss": train, "val/loss": val}
+    found = made_up(tmp_path, values, "max", baseline={"x": 0.0, "loss": 0.69}, losses=losses)
+    assert verdict.concern(found).startswith(said)
+    assert bool(verdict.concern(found)) == bool(said)
+    longer = [what for _, what in verdict.to_type(found) if "still getting better" in what]
+    assert bool(longer) == (len(train) > 1 and not said)
+
+
+def test_a_result_at_chance_is_not_getting_better(tmp_path):
+    found = made_up(tmp_path, [0.4, 0.5], "max", baseline={"x": 0.5})
+    assert not [what for _, what in verdict.to_type(found) if "still getting better" in what]
 
 
 @pytest.mark.parametrize(

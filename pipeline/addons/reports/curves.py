@@ -12,6 +12,7 @@ from penstock.addons.reports import page
 from penstock.addons.reports.charts import COLORS, MUTED, Curve, Mark, chart
 from penstock.addons.reports.page import Section
 from penstock.addons.reports.values import Steps, furthest, number, numeral, thinned
+from penstock.addons.reports.verdict import baseline_of
 from penstock.runs.measurements import Series
 from penstock.runs.record import Ledger, RunRecord
 
@@ -109,7 +110,7 @@ def _loss(run: RunRecord, steps: Steps, marks: list[Mark], axis: dict[str, Any])
         marks=marks,
         wide=True,
         log=bool(values) and min(values) > 0 and max(values) > 20 * min(values),
-        levels={} if level is None else {"best constant": level},
+        levels={} if level is None else {baseline_of(run): level},
         **axis,
     )
 
@@ -150,7 +151,7 @@ def _metrics(run: RunRecord, steps: Steps, marks: list[Mark], axis: dict[str, An
 
 def _levels(run: RunRecord) -> dict[str, Any]:
     """The metrics that the run is compared with, by name."""
-    baseline = {"best constant": run.manifest.get("baseline")}
+    baseline = {baseline_of(run): run.manifest.get("baseline")}
     return {**baseline, **(run.manifest.get("comparisons") or {})}
 
 

@@ -26,6 +26,7 @@ from penstock.config.announcement import name_of
 from penstock.loading.stage_timer import WAITS, slower_side
 from penstock.runs.record import RunRecord
 
+_MUCH, _LITTLE = 0.1, 0.01  # of a loss: a rise that means something, and a fall that does not
 _ADDRESS = re.compile(r"epoch (\d{1,12}), step (\d{1,12})", re.ASCII)
 _STOPPED = {
     "preempted": "It was asked to stop",
@@ -53,8 +54,13 @@ def lead(run: RunRecord) -> Markup:
 
 def sentence(run: RunRecord) -> str:
     """The verdict in a line, without the state."""
-    parts = [_stopped(run), _reached(run), _bound(run)]
+    parts = [_stopped(run), result(run), _bound(run)]
     return " ".join(part for part in parts if part) or "It ended before the first step."
+
+
+def result(run: RunRecord) -> str:
+    """The best value beside the baseline's, and what is wrong with the losses."""
+    return f"{_reached(run)} {concern(run)}".strip()
 
 
 def _stopped(run: RunRecord) -> str:
@@ -68,7 +74,7 @@ def _stopped(run: RunRecord) -> str:
 
 
 def monitored(run: RunRecord) -> tuple[str, float | None, float | None, int | None]:
-    """The metric that decides, its best value, that of the best constant, and the epoch."""
+    """The metric that decides, its best value, that of the baseline, and the epoch."""
     name, record = str(run.manifest.get("monitor") or "loss"), run.manifest.get("best")
     epoch = number(record, "epoch")
     return (
@@ -85,15 +91,66 @@ def _reached(run: RunRecord) -> str:
         if "monitor" in run.manifest and run.manifest["monitor"] is None:
             return "It had no validation."
         seen = run.epochs.column(f"val/{name}")[run.epochs.finite(f"val/{name}")]
-        return f"{name} was {numeral(seen[-1])} when last measured." if len(seen) else ""
+        if not len(seen):
+            return f"{name} was never a number." if len(run.epochs) else ""
+        return f"{name} was {numeral(seen[-1])} when last measured."
     text = f"{name} reached {numeral(own)} in epoch {epoch}"
     if constant is None:
         return f"{text}."
-    if own == constant:
-        return f"{text}, no better than the best constant prediction."
-    is_better = (own > constant) == (run.manifest.get("mode") == "max")
-    how = "better" if is_better else "worse"
-    return f"{text}, {how} than the best constant prediction's {numeral(constant)}."
+    how = "no better" if own == constant else "better" if is_better(run) else "worse"
+    return f"{text}, {how} than {numeral(constant)} of {baseline_of(run)}."
+
+
+def is_better(run: RunRecord) -> bool:
+    """Whether the best value is better than the baseline's, as far as there is one."""
+    _, own, constant, _ = monitored(run)
+    if own is None or constant is None:
+        return own is not None
+    return own != constant and (own > constant) == (run.manifest.get("mode") == "max")
+
+
+def baseline_of(run: RunRecord) -> str:
+    """What the result is compared with."""
+    return str(run.manifest.get("baseline_name") or "a constant prediction")
+
+
+def concern(run: RunRecord) -> str:
+    """What is wrong with the losses, and the likely way out; empty where nothing is."""
+    train, val = (run.epochs.column(name) for name in ("train/loss", "val/loss"))
+    level, rate = number(run.manifest.get("baseline"), "loss"), _smaller(run)
+    if not len(train) or not np.isfinite(train[-1]):
+        return ""
+    measured = run.epochs.finite("val/loss")
+    if "val/loss" in run.epochs.names and not np.isfinite(val[-1]):
+        return f"The validation loss was not a number in the last epoch.{rate}"
+    best = measured[val[measured].argmin()] if len(measured) else -1
+    first, last, least = float(train[0]), float(train[-1]), float(val[best])
+    if last > first + _MUCH * abs(first):
+        return f"Training diverged: its loss rose from {numeral(first)} to {numeral(last)}.{rate}"
+    if level is not None and last >= level and least >= level:
+        return (
+            f"It learned nothing: neither the training loss, {numeral(last)}, nor the validation "
+            f"loss is below {numeral(level)} of {baseline_of(run)}.{rate}"
+        )
+    if len(train) > 2 and np.ptp(train) < _LITTLE * abs(first):
+        return f"The training loss stayed at {numeral(last)}: a larger optimizer.lr may help."
+    if val[-1] > least + _MUCH * abs(least) and last < train[best]:
+        return (
+            f"It overfits: after epoch {run.epochs.column('epoch')[best]} the "
+            f"validation loss rose from {numeral(least)} to {numeral(float(val[-1]))}, and the "
+            "training loss fell."
+        )
+    if level is not None and least > level:
+        return (
+            f"The validation loss, {numeral(least)} at best, is worse than {numeral(level)} of "
+            f"{baseline_of(run)}.{rate}"
+        )
+    return ""
+
+
+def _smaller(run: RunRecord) -> str:
+    rate = number(run.config.get("optimizer"), "lr")
+    return "" if not rate else f" A smaller learning rate may help: optimizer.lr={rate / 10:g}."
 
 
 def _bound(run: RunRecord) -> str:
@@ -141,7 +198,7 @@ def figures(run: RunRecord) -> list[tuple[str, object, object]]:
     if own is not None:
         numbers.append((f"best {name}", numeral(own), f"in epoch {epoch}"))
     if constant is not None and own is not None:
-        numbers.append(("best constant", numeral(constant), f"{name} of a constant prediction"))
+        numbers.append((baseline_of(run), numeral(constant), f"{name} to beat"))
     numbers += [(f"test {name}", numeral(value), "measured once") for value in _tested(run, name)]
     if run.epochs:
         numbers.append(("epochs", len(run.epochs), counted(run.epochs[-1]["step"], "step")))
@@ -181,7 +238,7 @@ def to_type(run: RunRecord) -> list[tuple[str, str]]:
     *_, epoch = monitored(run)
     if epoch is not None and run.epochs and run.manifest.get("reason") == "max_epochs":
         last = run.epochs[-1]["epoch"]
-        if epoch == last and _improves(run):
+        if epoch == last and _improves(run) and is_better(run) and not concern(run):
             more = command(run, resume, f"trainer.max_epochs={2 * (last + 1)}")
             lines.append((more, "It was still getting better. To train longer:"))
         elif last - epoch > 2:
