@@ -329,6 +329,12 @@ def test_a_model_is_exported_and_computes_the_same(trained, place, capsys, forma
     assert about["outputs"] == [{"dtype": "float32", "shape": ["batch", 2]}]
     means = about["transform"]["samples"]["normalize"]["statistics"]
     assert len(means["mean"]) == 3  # numbers, where the configuration says "dataset"
+    # And beside the input all that makes it of a file.
+    assert field["layout"] == "batch, channels, height, width"
+    assert field["channels"] == "red, green, blue"
+    assert [field["height"], field["width"]] == field["shape"][2:]
+    assert field["values"].startswith("(pixels / 255 - mean) / std of each channel")
+    assert {"mean": field["mean"], "std": field["std"]} == means
     model = Run(trained).model()
     pictures = torch.rand(7, *field["shape"][1:])
     with torch.no_grad():

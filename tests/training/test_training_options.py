@@ -6,6 +6,7 @@ import math
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -173,6 +174,15 @@ def test_the_loss_falls_fastest_where_it_is_steepest():
     losses = [1 / (1 + math.exp(4 * (math.log10(rate) + 3))) for rate in rates]
     assert suggestion(rates, losses) == pytest.approx(1e-3, rel=0.3)
     assert smoothed([2.0] * 5) == pytest.approx([2.0] * 5)
+
+
+def test_noise_of_the_smallest_rates_suggests_nothing():
+    rates = np.geomspace(1e-7, 1, 100)
+    falling = 0.7 / (1 + (rates / 3e-3) ** 1.5)
+    for seed in range(20):
+        noise = np.random.default_rng(seed).normal(0, 0.05, 100)
+        assert suggestion(rates, 0.7 + noise) is None
+        assert 1e-3 < suggestion(rates, falling + noise) < 1e-2
 
 
 @pytest.mark.thorough

@@ -6,7 +6,7 @@
 
 The first dimension of inputs and outputs, the batch, may have any size; or it is one sample, where
 the model (most detectors) cannot be traced for any. FILE.json beside it says what goes in and comes
-out, and which transforms come before. The file is read again and compared with the model on a batch
+out, and what makes it of pixels. The file is read again and compared with the model on a batch
 of validation before it gets its name.
 """
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import tempfile
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -217,21 +217,37 @@ def _described(
     parts = ready.parts
     steps = parts.config.transform
     leaves = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, Tensor)]
+    done = {"samples": _steps(ready, steps.val), "batches": _steps(ready, steps.val_batch)}
     return {
         "format": format,
         "model": parts.config.model,
         "checkpoint": str(ready.path),
         "torch": torch.__version__,
         "inputs": [
-            {"name": name, **_shape(field, batch)}
+            {"name": name, **_shape(field, batch), **_pictures(field, done)}
             for name, field in zip(ready.objective.inputs, inputs, strict=True)
         ],
         "outputs": [_shape(leaf, batch) for leaf in leaves],
         "classes": classes_of(parts.data.train.dataset),
-        "transform": {
-            "samples": _steps(ready, steps.val),
-            "batches": _steps(ready, steps.val_batch),
-        },
+        "transform": done,
+    }
+
+
+def _pictures(field: Tensor, transform: Mapping[str, Any]) -> dict[str, Any]:
+    """How pictures become an input: all that a program needs that has nothing but the file."""
+    steps = [step or {} for part in transform.values() for step in dict(part or {}).values()]
+    scales = [step["statistics"] for step in steps if isinstance(step.get("statistics"), dict)]
+    if field.ndim not in (4, 5) or not scales:
+        return {}
+    channels, height, width = field.shape[-3:]
+    frames = ", frames" * (field.ndim == 5)
+    return {
+        "layout": f"batch{frames}, channels, height, width",
+        "height": height,
+        "width": width,
+        "channels": {1: "grey", 3: "red, green, blue"}.get(channels, channels),
+        "values": "(pixels / 255 - mean) / std of each channel, of pixels from 0 to 255",
+        **scales[-1],
     }
 
 

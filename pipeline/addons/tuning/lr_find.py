@@ -2,7 +2,7 @@
 
 The learning rate of a new model rises exponentially from `lr_find.lowest` to `lr_find.highest` over
 `steps` optimizer steps, with the batches of a run. The rate at which the loss falls fastest is
-suggested for `optimizer.lr`. Only lr.csv is kept.
+suggested for `optimizer.lr`, if it falls by more than noise. Only lr.csv is kept.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
 from torch.optim.lr_scheduler import ExponentialLR
 
 from penstock.addons.tuning.profile import all_batches
@@ -68,7 +69,7 @@ def run(config: Config) -> None:
         )
     rates, losses = [rate for rate, _ in pairs], [loss for _, loss in pairs]
     smooth = smoothed(losses)
-    best = suggestion(rates, smooth)
+    best = suggestion(rates, losses)
     folder = RunFolder.claim(Path(config.run_dir), config.plain())
     text = io.StringIO(newline="")
     rows = zip(rates, losses, smooth, strict=True)
@@ -78,7 +79,10 @@ def run(config: Config) -> None:
     end = "where the loss exploded" if len(pairs) < steps else "to the end"
     put(f"{len(pairs)} learning rates, {rates[0]:.3g} to {rates[-1]:.3g}, {end}")
     put(f"losses       {folder.path / 'lr.csv'}")
-    put(f"the loss falls fastest at optimizer.lr={best:.2g}")
+    if best is None:
+        put("no suggestion: the loss fell by no more than its noise; take more steps: steps=300")
+    else:
+        put(f"the loss falls fastest at about optimizer.lr={best:.2g}")
 
 
 def rates_and_losses(
@@ -118,11 +122,20 @@ def smoothed(losses: Sequence[float]) -> list[float]:
     return means
 
 
-def suggestion(rates: Sequence[float], smooth: Sequence[float]) -> float:
-    """The rate at which the smoothed loss falls fastest, over the logarithm of the rate."""
-    logs = [math.log(rate) for rate in rates]
-    places = range(1, len(rates) - 1)
-    slopes = {
-        at: (smooth[at + 1] - smooth[at - 1]) / (logs[at + 1] - logs[at - 1]) for at in places
-    }
-    return rates[min(slopes, key=lambda at: slopes[at])]
+def suggestion(rates: Sequence[float], losses: Sequence[float]) -> float | None:
+    """The rate at which the loss has fallen half of its way, with which it falls about fastest.
+
+    The steepest slope by itself is noise: of losses that do not fall yet, at the smallest rates.
+    None where the whole fall could be noise: less than four deviations of the means it is made of.
+    """
+    values, half = np.array(losses), max(len(losses) // 20, 1)
+    early = values[: max(len(values) // 5, 3)]
+    means = np.array(
+        [values[max(at - half, 0) : at + half + 1].mean() for at in range(len(values))]
+    )
+    lowest = int(means.argmin())
+    fall = early.mean() - means[lowest]
+    noise = early.std(ddof=1) * math.sqrt(1 / len(early) + 1 / (2 * half + 1))
+    if fall <= 4 * noise:
+        return None
+    return rates[int(np.flatnonzero(means[: lowest + 1] > early.mean() - fall / 2)[-1])]
