@@ -1,6 +1,6 @@
 """The parts of torch that Penstock uses and that are not public.
 
-    ExceptionWrapper, pin_memory    as torch's own workers and pinning use them
+    ExceptionWrapper, wrapped, pin_memory    as torch's own workers and pinning use them
     worker_info                     sets the answer of `torch.utils.data.get_worker_info()`
     numpy_seed                      (seed, worker) -> what torch's workers seed numpy with
     shared_storage, share_by        CPU memory that other processes can map; who makes it
@@ -14,6 +14,7 @@ Tested with torch 2.15. With a torch that lacks one of them, importing this file
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -54,7 +55,27 @@ __all__ = [
     "share_by",
     "shared_storage",
     "worker_info",
+    "wrapped",
 ]
+
+
+def wrapped(error: BaseException, where: str) -> ExceptionWrapper:
+    """An error as it travels to the process that raises it again: its type and its text.
+
+    A type that cannot be sent, or made of a text, becomes RuntimeError: torch's wrapper would raise
+    an error about the type, and lose the text. So does SystemExit, which would end that process.
+    """
+    wrapper: Any = ExceptionWrapper((type(error), error, error.__traceback__), where=where)
+    try:
+        pickle.dumps(wrapper.exc_type)
+        if getattr(wrapper.exc_type, "message", None):  # to which the wrapper gives the text
+            wrapper.exc_type(message="")
+        can_travel = isinstance(error, Exception)
+    except Exception:
+        can_travel = False
+    if not can_travel:
+        wrapper.exc_type = RuntimeError
+    return wrapper
 
 
 @contextmanager

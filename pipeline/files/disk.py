@@ -35,7 +35,10 @@ _LEFTOVER = re.compile(r"\..+\.\d+-[0-9a-f]{8}\.tmp")
 _BLOCK = 1 << 16
 HELD = "writing"  # the file that is locked for a folder in progress
 
+_FILES = "as many files are open as this process may have (ulimit -n). Raise that limit"
 _CAUSES = {
+    errno.EMFILE: _FILES,
+    errno.ENFILE: _FILES,
     errno.ENOSPC: "the disk is full. Free some space there, or move run_dir to another disk",
     errno.EDQUOT: "the disk quota is used up. Free some space, or move run_dir to another disk",
     errno.EFBIG: "the file is larger than this process may write (ulimit -f). Raise that limit",

@@ -1170,3 +1170,74 @@ def test_a_damaged_state_is_refused_and_takes_no_memory(name):
         tracemalloc.stop()
     loader.load_state_dict(state)
     assert len(list(loader)) == 4
+
+
+class Keyword(Exception):
+    def __init__(self, *, path):
+        super().__init__(f"{path} is broken")
+
+
+class WithMessage(Exception):
+    message = "its class has one"
+
+    def __init__(self, path, code):
+        super().__init__(path, code)
+
+
+class Raising(Squares):
+    def __init__(self, fail):
+        super().__init__(4)
+        self.fail = fail
+
+    def __getitem__(self, row):
+        self.fail()
+
+
+def raise_local():
+    class Local(Exception):
+        pass
+
+    raise Local("scan17")
+
+
+def raise_keyword():
+    raise Keyword(path="scan17")
+
+
+def raise_with_message():
+    raise WithMessage("scan17", 3)
+
+
+def raise_group():
+    raise ExceptionGroup("scan17", [ValueError("x"), OSError("y")])
+
+
+def raise_base_group():
+    raise BaseExceptionGroup("two", [KeyboardInterrupt("scan17")])
+
+
+def leave():
+    raise SystemExit("scan17")
+
+
+def raise_with_a_note():
+    error = ValueError("x")
+    error.add_note("scan17")
+    raise error
+
+
+@pytest.mark.parametrize(
+    "fail",
+    [
+        raise_local,
+        raise_keyword,
+        raise_with_message,
+        raise_group,
+        raise_base_group,
+        leave,
+        raise_with_a_note,
+    ],
+)
+def test_the_text_of_a_samples_error_arrives_whatever_its_class(fail):
+    with pytest.raises((RuntimeError, ValueError), match="scan17"):
+        list(DataLoader(Raising(fail), batch_size=2, num_workers=1))

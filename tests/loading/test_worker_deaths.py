@@ -3,6 +3,8 @@
 import os
 import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from torch.utils.data import get_worker_info
 from penstock.loading.workers.options import LoaderOptions
 from penstock.runs import checkpoint
 from tests import deaths, toy
+from tests.program import ROOT
 from tests.resuming import Case, Rows
 
 
@@ -64,3 +67,30 @@ def test_a_worker_is_weighed_while_it_works(tmp_path, caplog):
     )
     toy.hashes(loader)
     assert re.search(r"It had \d+\.\d\d GiB of memory when last looked at", caplog.text)
+
+
+PROGRAM = """
+import torch
+from penstock import DataLoader
+from penstock.errors import ConfigError
+
+if __name__ == "__main__":
+    try:
+        list(DataLoader(torch.arange(4), num_workers=1, multiprocessing_context="forkserver"))
+    except ConfigError as error:
+        print(error)
+"""
+
+
+def test_a_temporary_folder_with_a_long_path_is_named(tmp_path):
+    folder = tmp_path / ("t" * 120)
+    folder.mkdir()
+    (tmp_path / "program.py").write_text(PROGRAM)
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "program.py")],
+        env={**os.environ, "TMPDIR": str(folder), "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert str(folder) in done.stdout, done
+    assert "TMPDIR" in done.stdout, done

@@ -28,7 +28,7 @@ from penstock.order.private_generators import PrivateDraws, PrivateGenerators
 from penstock.order.randomness import GLOBAL, Draws, begin_sample, hash64, sample_keys, scope
 from penstock.order.seeding import UNSEEDED, Seeding
 from penstock.order.streams import forwards
-from penstock.torch_internals import ExceptionWrapper, WorkerInfo, pin_memory, worker_info
+from penstock.torch_internals import ExceptionWrapper, WorkerInfo, pin_memory, worker_info, wrapped
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +186,7 @@ def portable(error: Exception, remote: bool) -> object:
         return error
     info = get_worker_info()
     where = f"in DataLoader worker process {info.id if info else os.getpid()}"
-    return ExceptionWrapper((type(error), error, error.__traceback__), where=where)
+    return wrapped(error, where)
 
 
 @dataclass(frozen=True, slots=True)

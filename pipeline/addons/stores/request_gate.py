@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from errno import ENOLCK, ENOSPC, ENOTSUP
+from errno import EMFILE, ENFILE, ENOLCK, ENOSPC, ENOTSUP
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -289,6 +289,8 @@ def unusable(folder: Path, error: OSError) -> UnreachableError:
     advice = "Set dataset.files.cache_dir to another folder."
     if error.errno == ENOSPC:
         advice = "Make room on that disk, or lower dataset.files.cache_size."
+    elif error.errno in (EMFILE, ENFILE):
+        advice = "Raise the limit of open files (ulimit -n), or use fewer workers."
     elif error.errno in (ENOLCK, ENOTSUP):
         advice = "It needs a file system with locks: set dataset.files.cache_dir to another."
     return UnreachableError(

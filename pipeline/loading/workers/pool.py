@@ -12,6 +12,7 @@ A result is noticed at once, a death too, one that hangs within 0.2 s.
 
 from __future__ import annotations
 
+import errno
 import logging
 import multiprocessing
 import os
@@ -19,6 +20,7 @@ import pickle
 import queue
 import signal
 import socket
+import tempfile
 import threading
 import time
 from collections import deque
@@ -465,6 +467,18 @@ class ProcessBackend(PoolBackend):
             if problems:
                 raise ConfigError(problems) from error
             raise
+        except OSError as error:
+            reason = str(error)
+            if "AF_UNIX" in reason:  # of the server's socket
+                reason = (
+                    f"the path of the temporary folder {tempfile.gettempdir()!r} is too long for "
+                    "its socket. Set TMPDIR to a shorter one"
+                )
+            elif error.errno == errno.EMFILE:
+                reason += " (ulimit -n). Raise that limit, or use fewer workers"
+            raise ConfigError(
+                Problem("loader.num_workers", f"{self._method} cannot start workers: {reason}")
+            ) from error
 
 
 def start_method(options: LoaderOptions) -> str:

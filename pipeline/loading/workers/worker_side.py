@@ -32,7 +32,7 @@ from penstock.loading.fetch import Fetch
 from penstock.loading.workers.backends import attempt
 from penstock.loading.workers.channel import Receiver, pack, send, share_anonymously, unpack
 from penstock.loading.workers.request_queue import QueueReader
-from penstock.torch_internals import ExceptionWrapper, WorkerInfo, numpy_seed, worker_info
+from penstock.torch_internals import WorkerInfo, numpy_seed, worker_info, wrapped
 
 DUMP = getattr(signal, "SIGRTMAX", signal.SIGUSR2)  # asks a worker for its stack
 
@@ -133,13 +133,13 @@ def run(context: WorkerContext) -> None:
         try:
             if context.worker_init_fn is not None:
                 context.worker_init_fn(number)
-        except Exception:
-            error = ExceptionWrapper(where=where)  # the first result
+        except Exception as failed:
+            error = wrapped(failed, where)  # the first result
         while (request := requests.get()) is not None:
             try:
                 result = error or attempt(fetch, request)
-            except Exception:
-                result = ExceptionWrapper(where=where)
+            except BaseException as failed:  # sys.exit() in a sample, too
+                result = wrapped(failed, where)
             error = None
             requests.put(result)
             del request, result  # the next one may need their memory
@@ -220,9 +220,9 @@ class PoolConnection:
     def _send(self, result: object) -> None:
         try:
             packed = pack(result)
-        except Exception:
+        except Exception as error:
             where = f"in loader worker process {os.getpid()}, while its batch was sent"
-            packed = pack(ExceptionWrapper(where=where))
+            packed = pack(wrapped(error, where))
         del result
         try:
             send(self._sock, packed)
