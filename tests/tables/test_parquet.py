@@ -11,6 +11,7 @@ import pytest
 import torch
 from torchvision import tv_tensors
 
+from penstock.addons.filters.expressions import matching
 from penstock.addons.record_files.rows import ListedRows, RowSplit, rows_before
 from penstock.addons.tables.arrow.table import RowGroups
 from penstock.addons.tables.parquet import Parquet
@@ -571,3 +572,42 @@ def test_files_at_an_address(table, tmp_path_factory):
     assert data.fingerprint == everything(table).fingerprint
     with pytest.raises(DataError, match=r"memory://tables/b\.parquet', row 1, column 'label'"):
         everything("memory://tables", files=files, classes=["dog"])[26]
+
+
+@pytest.mark.parametrize("ending", ["parquet", "arrow", "feather"])
+@pytest.mark.parametrize("kind", [Parquet, ParquetStream])
+@pytest.mark.parametrize("names", [("a", "b"), ("train", "val")])
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"z": [1.5] * 8}, "column 'z' is double, but in .* it is missing"),
+        ({"x": [0.5] * 8}, "column 'x' is double, but in .* it is int64"),
+        ({"x": None}, "column 'x' is missing, but in .* it is int64"),
+    ],
+)
+def test_files_of_other_columns_are_refused_by_both_names(
+    tmp_path, ending, kind, names, other, said
+):
+    columns = {"x": list(range(8)), "label": ["u", "v"] * 4}
+    both = columns, {name: of for name, of in (columns | other).items() if of is not None}
+    for name, of in zip(names, both, strict=True):
+        path = tmp_path / f"{name}.{ending}"
+        if ending == "parquet":
+            pq.write_table(pa.table(of), path)
+        else:
+            with pa.ipc.new_file(path, pa.table(of).schema) as file:
+                file.write_table(pa.table(of))
+    split = "val" if names[1] == "val" else "train"
+    with pytest.raises(DataError, match=rf"{names[1]}\.{ending}.*{said}") as refused:
+        kind(str(tmp_path), split)
+    assert f"{names[0]}.{ending}" in str(refused.value)
+    assert len(kind(str(tmp_path), split, fields={"label": None}).files)
+
+
+def test_the_table_of_metadata_keeps_whole_numbers_with_gaps(tmp_path):
+    numbers = [2**53, None, 2**53 + 1, 2**53 + 3]
+    table = pa.table({"id": pa.array(numbers * 5, pa.int64()), "label": ["u", "v"] * 10})
+    pq.write_table(table, tmp_path / "a.parquet")
+    data = Parquet(str(tmp_path), fields={"label": None}, val_fraction=0.0)
+    assert data.metadata["id"].dropna().unique().tolist() == numbers[:1] + numbers[2:]
+    assert matching(data.metadata, f"id == {2**53 + 1}").sum() == 5

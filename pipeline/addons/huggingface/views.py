@@ -144,8 +144,8 @@ class FeatureFiles(ArrowFiles):
         """The stored columns of some columns."""
         return list(dict.fromkeys(self._views[name].column for name in names))
 
-    def check(self, columns: Sequence[str]) -> None:
-        super().check(self._columns(columns))
+    def check(self, columns: Sequence[str], trained: ArrowFiles, whole: bool) -> None:
+        super().check(self._columns(columns), trained, whole)
 
     def addresses_of(self, group: int, columns: tuple[str, ...]) -> tuple[str, ...]:
         return super().addresses_of(group, tuple(self._columns(columns)))

@@ -156,27 +156,33 @@ class ArrowFiles:
         path = self._files.read(self.name(file), lambda path: PositionedFile(Path(path)))
         return path.size, path.sample(blocks)
 
-    def check(self, columns: Sequence[str]) -> None:
+    def check(self, columns: Sequence[str], trained: ArrowFiles, whole: bool) -> None:
         """Refuse files whose `columns` are missing or of other types than in the first file.
 
+        Args:
+            trained: the files of training, whose first one counts.
+            whole: whether no file may have more columns, either, for nobody has chosen.
+
         Raises:
-            DataError: names the file, the column and both types.
+            DataError: names both files, the column and both types.
         """
-        expected: dict[str, pa.DataType] = {}
+        first = trained._stored
         for number, schema in [(0, self._stored), *self._others]:
-            for column in columns:
-                types = [
-                    schema.field(position).type for position in schema.get_all_field_indices(column)
-                ]
-                if len(types) == 1 and types[0] == expected.setdefault(column, types[0]):
+            others = set(schema.names) ^ set(first.names) if whole else set()
+            for column in [*columns, *sorted(others)]:
+                here, there = (
+                    [of.field(position).type for position in of.get_all_field_indices(column)]
+                    for of in (schema, first)
+                )
+                if len(here) == 1 and here == there:
                     continue
-                problem = f"is {types[0]}" if types else "is missing"
-                if len(types) > 1:
-                    problem = f"occurs {len(types)} times"
-                problem += f", but in {self.name(0)!r} it is {expected[column]}" if number else ""
+                what = [f"is {of[0]}" if of else "is missing" for of in (here, there)]
+                if len(here) > 1:
+                    what[0] = f"occurs {len(here)} times"
                 raise DataError(
-                    f"{self.name(number)!r}: column {column!r} {problem}. All files need one "
-                    "schema: write the file again, or take it out."
+                    f"{self.name(number)!r}: column {column!r} {what[0]}, but in "
+                    f"{trained.name(0)!r} it {what[1]}. All files need the same columns: write one "
+                    "of them again, take it out, or choose columns that all have (dataset.fields)."
                 )
 
     def read(self, group: int, columns: Sequence[str]) -> tuple[pa.Table, int]:

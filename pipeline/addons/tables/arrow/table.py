@@ -122,12 +122,13 @@ class ArrowTable(FileDataset):
         self._columns = list(
             dict.fromkeys(column for field in self.fields for column in field.sources)
         )
-        self.files.check([*self._columns, *([split_column] if split_column else [])])
         labels = [field for field in self.fields if field.kind == "label"]
         labels.sort(key=lambda field: field.name != "label")
         trained = self.files
-        if shards.whole and classes is None and labels:
+        if shards.whole and (fields is None or (classes is None and labels)):
             trained = self._opened(self._shards(root, "train"))
+        needed = [*self._columns, *([split_column] if split_column else [])]
+        self.files.check(needed, trained, fields is None)
         self.label_classes = find_classes(trained, labels, classes, self._limits)
         self.classes = next(iter(self.label_classes.values()), [])
         total = int(self.files.bounds[-1])
