@@ -409,3 +409,24 @@ def test_a_column_that_is_constant_but_for_rounding_is_not_scaled_and_is_told(ca
     small = pd.DataFrame({"z": np.arange(60) * 1e-15, "y": range(60)})
     assert Table(small, "y", kind="number").encoding.numbers[0].scale < 1e-13  # a unit of its own
     assert _told(caplog, "column 'z'", "if that is rounding, leave it out")
+
+
+def test_predictions_have_the_cells_of_the_table_and_new_categories_are_told(tmp_path, caplog):
+    rows = [f"{2**53 + row},0{row % 5},{'NA' if row % 3 else 'DE'},{row}.5" for row in range(60)]
+    (tmp_path / "a.csv").write_text("\n".join(["id,zip,country,price", *rows]))
+    (tmp_path / "new.csv").write_text(f"id,row,zip,country\n{2**53 + 1},7,01,FR\n,8,,NA\n")
+    table = Table(str(tmp_path / "a.csv"), "price", exclude=["id"])
+    assert table.about(0) == {"zip": "00", "country": "DE"}
+    caplog.clear()
+    new = table.unlabelled(str(tmp_path / "new.csv"))
+    assert new.about(0) == {"id": 2**53 + 1, "table/row": 7, "zip": "01", "country": "FR"}
+    assert new.about(1) == {"id": None, "table/row": 8, "zip": None, "country": "NA"}
+    assert [row["categories"].tolist() for row in (new[0], new[1])] == [[3, 1], [0, 3]]
+    assert _told(caplog, "column 'country'", "1 cells", "'FR'") == 1
+
+
+def test_a_validation_file_without_a_column_is_refused(tmp_path):
+    (tmp_path / "a.csv").write_text("x,z,y\n" + "1,2,u\n3,4,v\n" * 5)
+    (tmp_path / "b.csv").write_text("x,y\n1,u\n3,v\n")
+    with pytest.raises(ConfigError, match=r"'.*b\.csv' has no column 'z'"):
+        Table(str(tmp_path), "y", "val", "a.csv", "b.csv")

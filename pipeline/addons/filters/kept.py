@@ -255,7 +255,7 @@ def _repeated(mask: Mask, table: Any, column: str, key: str) -> IntArray:
     return rows[(values.duplicated(keep="first") & values.notna()).to_numpy()]
 
 
-_OF_A_ROW = frozenset({"path", "check"})  # methods of one row
+_OF_A_ROW = frozenset({"path", "check", "about"})  # methods of one row
 
 _OF_ROWS = frozenset({"locality", "files_of", "fetch_batch"})  # of several
 

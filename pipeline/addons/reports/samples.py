@@ -279,7 +279,15 @@ def _samples(
             scale = (image.shape[-1] / seen.shape[-1], image.shape[-2] / seen.shape[-2])
             pictures[row] = tiles.tile(image, marks, scale, kind == "clips")
     else:
-        words = [_words(batch, objective, row) for row in range(len(words))]
+        about = getattr(split.dataset, "about", None)
+        words = [
+            _words(batch, objective, row)
+            if about is None
+            else ", ".join(
+                f"{name} {cell}" for name, cell in about(index).items() if cell is not None
+            )
+            for row, index in enumerate(batch.indices.tolist())
+        ]
     samples = []
     for row in (
         range(len(words)) if batch.valid is None else batch.valid.nonzero().flatten().tolist()

@@ -126,9 +126,12 @@ class Encoding:
         return [FIRST + len(values) for values in self.categories.values()]
 
     def encoded(
-        self, frame: Frame, rows: IntArray
+        self, frame: Frame, rows: IntArray, is_new: bool = False
     ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
         """Numbers [n, F] and indices of categories [n, C] of rows of a table.
+
+        Args:
+            is_new: whether categories that training rows don't have are logged.
 
         Raises:
             DataError: a cell is no number, or no date.
@@ -146,6 +149,14 @@ class Encoding:
             indices[:, place] = [
                 MISSING if text is None else codes.get(text, UNKNOWN) for text in texts
             ]
+            new = set(texts[indices[:, place] == UNKNOWN].tolist()) if is_new else set()
+            if new:
+                shown = ", ".join(sorted(map(repr, new))[:10]) + " ..." * (len(new) > 10)
+                count = int((indices[:, place] == UNKNOWN).sum())
+                message = (
+                    "%s, column %r: %d cells have categories that training rows don't have: %s"
+                )
+                _log.warning(message, frame.name, name, count, shown)
         return numbers, indices
 
 

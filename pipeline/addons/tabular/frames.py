@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from datetime import date, time, timedelta
 from decimal import Decimal
 from difflib import get_close_matches
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -113,6 +113,18 @@ class Frame:
     def __len__(self) -> int:
         return len(self.table)
 
+    @cached_property
+    def plain(self) -> dict[str, list[Any]]:
+        """The cells of each column as numbers, truth values or texts; None where one is missing."""
+        made = {}
+        for name, cells in self.table.items():
+            there, objects = cells.notna(), cells.astype(object)
+            made[str(name)] = [
+                None if not ok else cell if isinstance(cell, (int, float, str)) else str(cell)
+                for ok, cell in zip(there, objects, strict=True)
+            ]
+        return made
+
     def error(self, row: int, column: str, wrong: str) -> DataError:
         """The error of a cell, which `wrong` completes: "is not a number. Correct it"."""
         value = self.table[column].iloc[row]
@@ -131,6 +143,7 @@ def read_frame(
     format: TextFormat | None = None,
     files: Files | None = None,
     limits: Limits | None = None,
+    beside: bool = False,
 ) -> Frame:
     """Read a table.
 
@@ -141,6 +154,7 @@ def read_frame(
         texts: columns of a CSV that are texts, even if all their cells look like numbers.
         format: of a CSV or TSV; `missing` is for all sources.
         limits: `columns`, `files` for the rows, `record_bytes` for a line.
+        beside: whether the other columns of a file are read as well, those that can be.
 
     Raises:
         DataError: it is missing, empty, damaged, in another encoding, or too large for the memory;
@@ -151,10 +165,10 @@ def read_frame(
     if not isinstance(source, str):
         return _checked(_of_frame(source, choose, limits), format)
     if source.lower().endswith(_ARROW):
-        return _checked(_of_arrow(source, choose, files or Files(), limits), format)
+        return _checked(_of_arrow(source, choose, files or Files(), limits, beside), format)
     text = _Text(source, format.of(source), limits)
     try:
-        read = (files or Files()).read(source, lambda path: text.read(path, choose, texts))
+        read = (files or Files()).read(source, lambda path: text.read(path, choose, texts, beside))
     except LookupError as error:
         raise ConfigError(Problem("dataset.encoding", f"{format.encoding!r}: {error}")) from error
     except OSError as error:
@@ -173,12 +187,12 @@ def _checked(frame: Frame, format: TextFormat) -> Frame:
     for name in table.columns:
         cells = table[name]
         if cells.dtype.kind not in "biufmMO":
-            raise _no_values(frame, name, cells.dtype)
+            raise _no_values(frame.name, name, cells.dtype)
         if cells.dtype.kind != "O":
             continue
         strange = {kind.__name__ for kind in kinds_in(cells) if not issubclass(kind, _PLAIN)}
         if strange:
-            raise _no_values(frame, name, ", ".join(sorted(strange)))
+            raise _no_values(frame.name, name, ", ".join(sorted(strange)))
         texts = cells.astype(object)
         none = texts.map(lambda cell: isinstance(cell, str) and cell.strip() in empty).astype(bool)
         if none.any():
@@ -187,9 +201,9 @@ def _checked(frame: Frame, format: TextFormat) -> Frame:
     return replace(frame, table=table, marks=format.marks, marked=marked)
 
 
-def _no_values(frame: Frame, name: str, kind: object) -> DataError:
+def _no_values(file: str, name: str, kind: object) -> DataError:
     return DataError(
-        f"{frame.name!r}, column {name!r} is {kind}; a table has numbers, texts, truth values, "
+        f"{file!r}, column {name!r} is {kind}; a table has numbers, texts, truth values, "
         f"dates and durations. Leave it out: dataset.exclude=[{name}]."
     )
 
@@ -231,10 +245,10 @@ class _Text:
     format: TextFormat
     limits: Limits
 
-    def read(self, path: str, choose: Choose, texts: Sequence[str]) -> Frame:
+    def read(self, path: str, choose: Choose, texts: Sequence[str], beside: bool) -> Frame:
         import pandas as pd
 
-        names, columns = self._cells(path, choose)
+        names, columns = self._cells(path, choose, beside)
         table, marked = {}, {}
         for name, cells in columns.items():
             column = table[name] = pd.Series(cells, dtype=object)
@@ -243,7 +257,9 @@ class _Text:
         read = pd.DataFrame(table)
         return Frame(self.name, read, names, partial(self._line, path), marked=marked)
 
-    def _cells(self, path: str, choose: Choose) -> tuple[list[str], dict[str, list[str]]]:
+    def _cells(
+        self, path: str, choose: Choose, beside: bool
+    ) -> tuple[list[str], dict[str, list[str]]]:
         """The names of all columns, and the cells of the chosen ones without blanks around them."""
         number, size = 0, Path(path).stat().st_size
         with Path(path).open(newline="", encoding=self.format.encoding) as file:
@@ -252,7 +268,8 @@ class _Text:
                 names = [name.strip() for name in next(reader, [])]
                 _check_names(self.name, names, self.limits)
                 width = len(names)
-                columns: dict[str, list[str]] = {name: [] for name in choose(names, self.name)}
+                chosen = [*choose(names, self.name), *(names if beside else [])]
+                columns: dict[str, list[str]] = {name: [] for name in chosen}
                 read = [(names.index(name), cells.append) for name, cells in columns.items()]
                 _check_memory(self.name, 2 * size)
                 for record in reader:
@@ -364,7 +381,7 @@ def _undecoded(path: str) -> int:
     return 0
 
 
-def _of_arrow(name: str, choose: Choose, files: Files, limits: Limits) -> Frame:
+def _of_arrow(name: str, choose: Choose, files: Files, limits: Limits, beside: bool) -> Frame:
     try:
         import pyarrow as pa
 
@@ -380,6 +397,12 @@ def _of_arrow(name: str, choose: Choose, files: Files, limits: Limits) -> Frame:
     if not rows:
         raise DataError(f"{name!r} has no rows: there is nothing to read.")
     chosen = list(choose(names, name))
+    odd = {column for column in names if _is_odd(opened.schema.field(column).type)}
+    for column in chosen:
+        if column in odd:
+            raise _no_values(name, column, opened.schema.field(column).type)
+    if beside:
+        chosen += [column for column in names if column not in chosen and column not in odd]
     _check_memory(name, rows * len(chosen) * _CELL)
     parts, size = [], 0
     for group in range(len(opened)):
@@ -389,11 +412,14 @@ def _of_arrow(name: str, choose: Choose, files: Files, limits: Limits) -> Frame:
         _check_memory(name, 2 * size)
     whole = pa.concat_tables(parts)
     for column in chosen:
-        kind = whole.schema.field(column).type
-        if pa.types.is_nested(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-            raise _no_values(Frame(name, whole, names), column, kind)
         check_texts(whole[column], name, column, f"leave it out: dataset.exclude=[{column}]")
     return Frame(name, exact_frame(whole.replace_schema_metadata(None)), names)
+
+
+def _is_odd(kind: Any) -> bool:
+    from pyarrow import types
+
+    return bool(types.is_nested(kind) or types.is_binary(kind) or types.is_large_binary(kind))
 
 
 def _of_frame(table: pd.DataFrame, choose: Choose, limits: Limits) -> Frame:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -136,14 +136,14 @@ class Table(FileDataset, Dataset[Sample]):
         format = TextFormat(delimiter, decimal, encoding, missing)
         texts = [*categories, *dates, *(targets if goal.is_named else [])]
 
-        def read(name: str | None) -> Frame:
+        def read(name: str | None, roles: _Roles) -> Frame:
             self._source: Any = root
             if isinstance(root, str) and name is not None:
                 self._source = f"{root.rstrip('/')}/{name}"
             return read_frame(self._source, roles.chosen, texts, format, self._files, limits)
 
-        self._reading = format, texts, limits
-        frame = read(file)
+        self._reading = format, limits
+        frame = read(file, roles)
         goals = goal.learned(frame)
         share = 0.0 if val_file is not None else val_fraction
         labels = goals.values if goals.classes else None
@@ -167,14 +167,15 @@ class Table(FileDataset, Dataset[Sample]):
             frame, targets, goals.values[places], split == "train"
         )
         if split == "val" and val_file is not None:
-            frame = read(val_file)
+            frame = read(val_file, replace(roles, columns=list(kinds)))
             goals = goal.encoded(frame, goals.classes)
             places = np.arange(len(goals.rows))
         elif split != "train":
             places = divided(split)
         self.rows = goals.rows[places]
         self._targets = goals.values[places]
-        self._numbers, self._categories = self.encoding.encoded(frame, self.rows)
+        is_new = split == "val" and val_file is not None
+        self._numbers, self._categories = self.encoding.encoded(frame, self.rows, is_new)
         self._frame = frame
         own = {"row", "label", "class"}
         self.columns = ["row", *(["label", "class"] if self.classes else [])]
@@ -214,9 +215,7 @@ class Table(FileDataset, Dataset[Sample]):
     @property
     def learned(self) -> dict[str, Any]:
         """The facts of the training rows, as plain values, and how the file is written."""
-        format, texts, _ = self._reading
-        inputs = [name for name in texts if name in self.encoding.categories]
-        return {"encoding": summary(self.encoding), "texts": inputs, "format": vars(format)}
+        return {"encoding": summary(self.encoding), "format": vars(self._reading[0])}
 
     @classmethod
     def of_learned(
@@ -227,11 +226,16 @@ class Table(FileDataset, Dataset[Sample]):
             reason = "a table is one file: name its path"
             raise ConfigError(Problem("dataset.root", reason))
         format, encoding = TextFormat(**learned["format"]), encoding_of(learned["encoding"])
-        return Unlabelled(root, encoding, format, learned["texts"], limits, files or Files())
+        return Unlabelled(root, encoding, format, limits, files or Files())
 
     def unlabelled(self, root: str) -> Unlabelled:
         """The same, with what this table has learned."""
-        return self.of_learned(root, self.learned, self._files, self._reading[2])
+        return self.of_learned(root, self.learned, self._files, self._reading[1])
+
+    def about(self, index: int) -> dict[str, Any]:
+        """The cells that a model gets of a sample, as they stand in the file."""
+        cells, row = self._frame.plain, int(self.rows[index])
+        return {name: of[row] for name, of in cells.items() if name not in self._names}
 
     @property
     def metadata(self) -> pd.DataFrame:
@@ -290,7 +294,6 @@ class Unlabelled(FileDataset, Dataset[Sample]):
         root: str,
         encoding: Encoding,
         format: TextFormat,
-        texts: Sequence[str],
         limits: Limits,
         files: Files,
     ) -> None:
@@ -300,8 +303,10 @@ class Unlabelled(FileDataset, Dataset[Sample]):
             check_columns(names, wanted, "dataset.root", name)
             return wanted
 
-        frame = read_frame(root, chosen, texts, format, files, limits)
-        self._numbers, self._categories = encoding.encoded(frame, np.arange(len(frame)))
+        texts = [*encoding.categories, *(of.name for of in encoding.numbers if of.is_date)]
+        self._frame = read_frame(root, chosen, texts, format, files, limits, beside=True)
+        rows = np.arange(len(self._frame))
+        self._numbers, self._categories = encoding.encoded(self._frame, rows, is_new=True)
         self._root, self._files = root, files
 
     def __len__(self) -> int:
@@ -313,12 +318,22 @@ class Unlabelled(FileDataset, Dataset[Sample]):
             "categories": torch.from_numpy(self._categories[index].copy()),
         }
 
+    def about(self, index: int) -> dict[str, Any]:
+        """The cells of a row as they stand in the file, for a table of predictions."""
+        return {
+            f"table/{name}" if name in _OWN or name.startswith("score/") else name: cells[index]
+            for name, cells in self._frame.plain.items()
+        }
+
     def fingerprint_parts(self, sized: bool) -> list[Part]:
         """The arrays."""
         return ["unlabelled", *([self._numbers, self._categories] if sized else [self._root])]
 
     def data_files(self) -> list[DataFile]:
         return [data_file(self._root.rpartition("/")[2], self._root, self._files)]
+
+
+_OWN = ("row", "path", "predicted", "error")  # columns of a table of predictions
 
 
 @dataclass(frozen=True)
