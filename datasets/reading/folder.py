@@ -6,8 +6,10 @@ machine; see `penstock.datasets.files` for an address.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from penstock.order.randomness import IntArray
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 
 class Folder(Protocol):
@@ -148,6 +152,22 @@ class LocalFolder:
 
     def data_file(self, name: str) -> DataFile:
         return DataFile(name, self.path(name))
+
+
+def with_endings(names: Sequence[str], endings: tuple[str, ...], where: str | None) -> list[str]:
+    """Those of `names` with one of `endings`, in small or capital letters.
+
+    One warning counts the others by their endings, unless `where`, the name of their folder, is
+    None: of two splits of a folder one warns.
+    """
+    found = [name for name in names if name.lower().endswith(endings)]
+    if where is not None and len(found) < len(names):
+        others = set(names).difference(found)
+        kinds = Counter(Path(name).suffix.lower() or "without an ending" for name in others)
+        counts = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(10))
+        message = "%s: left out %d file(s): %s. Read are files that end in %s."
+        _log.warning(message, where, len(others), counts, ", ".join(endings))
+    return found
 
 
 def open_root(

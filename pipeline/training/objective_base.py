@@ -163,7 +163,7 @@ class Objective(ABC):
                     )
                 )
             else:
-                values |= self._named(name, result)
+                values |= self._named(name, _of_present(metric, result))
         return values
 
     def _named(self, name: str, result: Tensor) -> dict[str, float]:
@@ -304,6 +304,24 @@ def explained(model: nn.Module, objective: Objective, batch: Batch) -> Iterator[
             f"({', '.join(batch)}) for objective.inputs"
         )
         raise ConfigError(Problem("model", reason)) from error
+
+
+def _of_present(metric: Any, result: Tensor) -> Tensor:
+    """The values of a metric of classes, NaN for those that occur neither in targets nor in
+    predictions: torchmetrics gives these 0, or 1, or -1. A mean over one class says nothing either.
+    """
+    counts: Any = getattr(metric, "num_batches", None)
+    confusions = getattr(metric, "confmat", None)
+    if isinstance(confusions, Tensor) and confusions.ndim == 2:
+        counts = confusions.sum(0) + confusions.sum(1)
+    elif isinstance(getattr(metric, "tp", None), Tensor):
+        counts = metric.tp + metric.fp + metric.fn
+    if not isinstance(counts, Tensor) or counts.ndim != 1 or not is_known(metric):
+        return result
+    if result.shape == counts.shape:
+        return result.float().where(counts > 0, torch.nan)
+    alone = type(metric).__name__.startswith("Multiclass") and (counts > 0).sum() < 2 <= len(counts)
+    return torch.full_like(result, torch.nan) if alone and result.ndim == 0 else result
 
 
 def is_known(metric: object) -> bool:

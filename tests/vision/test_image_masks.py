@@ -1,11 +1,14 @@
 """Pictures and masks of numbers or colours."""
 
+import re
+
 import numpy as np
 import pytest
 from PIL import Image
 
 from penstock.addons.vision.image_masks import ImageMasks
 from penstock.errors import ConfigError, DataError
+from tests.program import run
 
 NAMES = ["background", "cat", "owl"]
 COLORS = {"background": [0, 0, 0], "cat": [255, 0, 0], "owl": [0, 9, 200]}
@@ -66,7 +69,7 @@ def test_damaged_and_missing_masks_are_refused(tmp_path):
     with pytest.raises(DataError, match="is no image, truncated or damaged"):
         ImageMasks(root, NAMES, val_fraction=0.0)[0]
     path.unlink()
-    with pytest.raises(DataError, match=r"has no mask .*masks/a.png"):
+    with pytest.raises(DataError, match=r"have no mask, the first .*masks/a.png"):
         ImageMasks(root, NAMES)
     with pytest.raises(DataError, match=r"dataset.masks: .*labels' is missing"):
         ImageMasks(root, NAMES, masks="labels")
@@ -105,3 +108,82 @@ def test_masks_of_pictures_that_exif_turns(tmp_path, caplog):
         Image.new("L", (4, 4)).save(tmp_path / name, exif=exif if name[0] == "i" else None)
     ImageMasks(root, NAMES)
     assert "for 1 no size tells whether their masks" in caplog.text
+
+
+def many(folder, values, ending="png"):
+    """Four pictures, and masks of 0 with one half of each value in turn."""
+    for kind in ("images", "masks"):
+        (folder / kind).mkdir(parents=True)
+    for row in range(4):
+        mask = np.zeros((8, 8), np.uint8)
+        mask[4:] = values[row % len(values)]
+        Image.new("RGB", (8, 8)).save(folder / "images" / f"{row}.png")
+        Image.fromarray(mask).save(folder / "masks" / f"{row}.{ending}")
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("values", "classes", "said"),
+    [
+        ([255], ["floor", "cat"], "'cat' .number 1.; 1 of 2 classes have none, and 50% of the"),
+        ([0], ["floor", "cat"], "'cat' .number 1.; 1 of 2 classes have none, and 0% of the"),
+        ([0, 1], NAMES, "in 4 masks of train, no pixel is of the class 'owl' .number 2."),
+        ([0, 1], ["floor", "cat"], None),
+    ],
+)
+def test_classes_without_a_pixel_are_told_before_training(tmp_path, caplog, values, classes, said):
+    ImageMasks(many(tmp_path / "a", values), classes, val_fraction=0.0)
+    assert (re.search(said, caplog.text) is not None) if said else not caplog.text
+
+
+def test_masks_of_0_and_255_are_read_by_colours(tmp_path, caplog):
+    root = many(tmp_path / "a", [255])
+    ImageMasks(root, ["floor", "cat"])
+    assert '"dataset.classes={floor: [0,0,0], cat: [255,255,255]}"' in caplog.text
+    caplog.clear()
+    colors = {"floor": [0, 0, 0], "cat": [255, 255, 255]}
+    mask = ImageMasks(root, colors, val_fraction=0.0)[0]["mask"]
+    assert not caplog.text
+    assert mask.unique().tolist() == [0, 1]
+
+
+def test_a_class_in_no_mask_has_no_perfect_score(tmp_path, capsys):
+    root = many(tmp_path / "a", [0])
+    done = run(
+        capsys, "dataset=image_masks", f"dataset.root={root}", "dataset.classes=[floor,cat]",
+        "trainer=quick", "batch.size=2", "loader.num_workers=0", "trainer.report=false",
+        "tracker=none", f"run_dir={tmp_path / 'run'}", "model.width=2",
+    )  # fmt: skip
+    assert done.code == 0
+    said = done.out + done.err
+    assert re.search(r"^miou +nan", said, re.MULTILINE)
+    assert re.search(r"^iou/cat +nan", said, re.MULTILINE)
+    assert "no pixel is of the class 'cat'" in said
+
+
+def test_files_that_are_left_out_are_counted(tmp_path, caplog):
+    root = many(tmp_path / "a", [0, 1])
+    Image.new("RGB", (8, 8)).save(tmp_path / "a/images/x.bmp")
+    Image.new("L", (8, 8)).save(tmp_path / "a/masks/y.png")
+    Image.new("L", (8, 8)).save(tmp_path / "a/masks/0.bmp")
+    ImageMasks(root, ["floor", "cat"])
+    ImageMasks(root, ["floor", "cat"], "val")
+    assert caplog.text.count("images: left out 1 file(s): 1 .bmp") == 1
+    assert caplog.text.count("2 of 6 masks have no picture, or share one with another") == 1
+
+
+def test_jpegs_are_no_masks(tmp_path):
+    root = many(tmp_path / "a", [1], "jpg")
+    with pytest.raises(
+        DataError, match=r"4 of 4 pictures .* have no mask, .*\d\.jpg is none: \.png"
+    ):
+        ImageMasks(root, ["floor", "cat"])
+
+
+@pytest.mark.parametrize("mode", ["1", "I;16", "I;16B", "I"])
+def test_masks_of_other_depths(tmp_path, mode):
+    numbers = np.array([[0, 1, 1, 0], [1, 1, 0, 0]])
+    kinds = {"1": bool, "I;16": "<u2", "I;16B": ">u2", "I": "<i4"}
+    image = Image.fromarray(numbers.astype(kinds[mode]))
+    root = written(tmp_path, image, name="a.tif")
+    assert ImageMasks(root, NAMES, val_fraction=0.0)[0]["mask"].tolist() == numbers.tolist()

@@ -8,8 +8,10 @@ Cost: one walk over both folders, no picture opened; a picture and a mask read a
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -19,7 +21,7 @@ from torchvision import tv_tensors
 
 from penstock.datasets.files import Files
 from penstock.datasets.reading.fingerprint import Part, Sample
-from penstock.datasets.reading.folder import leads_out, open_root
+from penstock.datasets.reading.folder import leads_out, open_root, with_endings
 from penstock.datasets.reading.folder_dataset import FolderDataset
 from penstock.datasets.reading.image import (
     Orientation,
@@ -43,7 +45,11 @@ if TYPE_CHECKING:
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp")
 _MASKS = (".png", ".bmp", ".gif", ".tif", ".tiff")  # which lose nothing; a JPEG changes numbers
 _BLOCK = 1 << 20  # pixels whose colours are looked up at a time, 30 bytes each
+_LOOKED_AT = 1000  # masks on this machine, where a class is in none: a few seconds
+_FETCHED = 64  # at an address
 Mask = npt.NDArray[np.uint8]
+
+_log = logging.getLogger(__name__)
 
 
 class ImageMasks(FolderDataset):
@@ -117,26 +123,35 @@ class ImageMasks(FolderDataset):
                 self.folder.below(split_folder),
                 self._masks.below(split_folder),
             )
-        pictures = [n for n in self.folder.files() if n.lower().endswith(EXTENSIONS)]
+        warns = divided or split == "train"
+        pictures = with_endings(
+            self.folder.files(), EXTENSIONS, str(self.folder) if warns else None
+        )
         if not pictures:
             ends = ", ".join(EXTENSIONS)
             raise DataError(f"{str(self.folder)!r} has no images (files that end in {ends}).")
-        there = {
-            name.rpartition(".")[0]: name
-            for name in self._masks.files()
-            if name.lower().endswith(_MASKS)
-        }
+        mask_files = self._masks.files()
+        own = with_endings(mask_files, _MASKS, str(self._masks) if warns else None)
+        there = {name.rpartition(".")[0]: name for name in own}
         stems = [name.rpartition(".")[0] + suffix for name in pictures]
-        lacking = next((name for name in stems if name not in there), None)
-        if lacking is not None:
+        lacking = [name for name in stems if name not in there]
+        if lacking:
+            wrong = set(mask_files).difference(own)
+            other = next((n for n in wrong if n.rpartition(".")[0] in lacking), None)
+            hint = f" ({other} is none: {', '.join(_MASKS)} keep numbers)" if other else ""
             raise DataError(
-                f"{self.folder.path(pictures[stems.index(lacking)])!r} has no mask "
-                f"{self._masks.path(lacking)}.png. Put it there or remove the picture; "
-                "dataset.suffix is what names of masks have more than names of pictures."
+                f"{len(lacking)} of {len(pictures)} pictures in {str(self.folder)!r} have no mask, "
+                f"the first {self._masks.path(lacking[0])}.png{hint}. Put them "
+                "there or remove the pictures; dataset.suffix is what names of masks have more "
+                "than names of pictures."
             )
+        left = sorted(set(own) - {there[stem] for stem in stems})
+        if warns and left:
+            message = "%s: %d of %d masks have no picture, or share one with another ending: %s"
+            _log.warning(message, self._masks, len(left), len(own), ", ".join(left[:10]))
         names = np.array([os.fsencode(name) for name in pictures])
         of_masks = np.array([os.fsencode(there[stem]) for stem in stems])
-        if divided or split == "train":
+        if warns:
 
             def size_of(row: int) -> tuple[int, ...] | None:
                 sizes = self._masks.read(there[stems[row]], lambda path, _: sizes_of(path))
@@ -148,6 +163,38 @@ class ImageMasks(FolderDataset):
             rows = split_rows(names, split, share, split_seed, None, test_fraction)
             names, of_masks = names[rows], of_masks[rows]
         self.names, self._mask_names = names, of_masks
+        self._check_classes(split)
+
+    def _check_classes(self, split: str) -> None:
+        """Look before training at masks until each class has had a pixel; say which have none."""
+        most = _LOOKED_AT if self._masks.remote_files is None else _FETCHED
+        names = self._mask_names[:: -(-len(self._mask_names) // most) or 1].tolist()
+        counts, looked = np.zeros(256, np.int64), 0
+        for name in names:
+            with suppress(DataError):  # reading it says so, or leaves it out
+                mask = self._masks.read(os.fsdecode(name), self._mask)
+                counts += np.bincount(mask.ravel(), minlength=256)
+                looked += 1
+            if counts[: len(self.classes)].all():
+                return
+        absent = [name for name, count in zip(self.classes, counts, strict=False) if not count]
+        if not looked:
+            return
+        total = "" if looked == len(self) else f" looked at (of {len(self)})"
+        shown = ", ".join(f"{name!r} (number {self.classes.index(name)})" for name in absent[:10])
+        said = (
+            f"{str(self._masks)!r}: in {looked} masks of {split}{total}, no pixel is of the class "
+            f"{shown}; {len(absent)} of {len(self.classes)} classes have none, and "
+            f"{counts[self.ignored] / counts.sum():.0%} of the pixels have the ignored number "
+            f"{self.ignored}."
+        )
+        if len(self.classes) == 2 and counts[self.ignored] and self._colors is None:
+            first, second = self.classes
+            said += (
+                f' For masks of 0 and {self.ignored} set "dataset.classes={{{first}: [0,0,0], '
+                f'{second}: [{self.ignored},{self.ignored},{self.ignored}]}}".'
+            )
+        _log.warning("%s No run can learn it", said)
 
     def __getitem__(self, index: int) -> Sample:
         image = self._read(
@@ -258,7 +305,7 @@ def _numbers_of(path: str, shown: str, limits: Limits, turns: bool) -> npt.NDArr
     content = encoded_image(path, "pillow", shown, limits).content
     try:
         with opened_image(content, shown, limits) as image:
-            if image.mode not in ("1", "L", "P", "I", "I;16"):
+            if image.mode not in ("1", "L", "P") and not image.mode.startswith("I"):
                 raise DataError(
                     f"mask {shown!r} has the colours of mode {image.mode}, not numbers; for "
                     "colours write dataset.classes as a mapping of names to colours"
