@@ -181,6 +181,20 @@ def divided_rows(split: Split, dataset: Any, division: Mapping[str, Any]) -> Any
     return divided(split, dataset, division)
 
 
+def with_the_runs_classes(split: Split, dataset: Any) -> Any:
+    """The dataset of a split, numbered as the run's classes are."""
+    from penstock.addons.splits.classes import with_the_runs_classes
+
+    return with_the_runs_classes(split, dataset)
+
+
+def classes_of_run(checkpoint: Path) -> list[str]:
+    """Names of the classes of the run that a checkpoint is of; none where that is unknown."""
+    from penstock.addons.predicting.learned import classes_of_run
+
+    return classes_of_run(checkpoint)
+
+
 def costs(split: Split) -> Costs:
     """The costs of rows, by which `batch.balance` deals them to ranks."""
     from penstock.addons.filters.costs import costs_of

@@ -56,10 +56,14 @@ class DataParts:
     Args:
         config: checked by preflight.
         world: this process among the others; from the environment when None.
+
+    Attributes:
+        recorded: names of the classes of the run that the weights are of, in the order of their
+            numbers; empty where none is known. All splits then have these numbers.
     """
 
     def __init__(self, config: Config, world: World | None = None) -> None:
-        self.config = config
+        self.config, self.recorded = config, list[str]()
         self.world = world or from_environment(config.trainer.device)
         self._splits = {name: Split(self, name) for name in ("train", "val", "test")}
         self.train, self.val = self._splits["train"], self._splits["val"]
@@ -199,6 +203,9 @@ class Split:
         else:
             dataset = self.read(lazy=self.decodes)
         length_of(dataset)  # refuses what is no number of rows
+        both = (dataset, vars(self.data.train).get("dataset"))
+        if any(hasattr(one, name) for one in both for name in ("classes", "datasets")):
+            dataset = seams.with_the_runs_classes(self, dataset)
         if self.data.chosen:
             dataset, self._left_out = seams.chosen_rows(self, dataset)
         return seams.divided_rows(self, dataset, division) if division else dataset

@@ -86,6 +86,9 @@ def _tried(config: Config, folder: str) -> Config:
 
 def _fit(config: Config) -> float | None:
     parts = TrainingParts(config)
+    old = Path(config.run_dir if config.resume in (None, "auto") else config.resume)
+    if config.resume is not None and (old.is_file() or checkpoint.has_checkpoint(old)):
+        parts.data.recorded = seams.classes_of_run(old)
     if parts.world.size == 1:
         resumption.source(config)  # a wrong path is told of before data is read
     spare_cores(parts.world)

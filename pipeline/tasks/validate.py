@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from penstock import seams
 from penstock.build.data import DataParts, Split
 from penstock.build.training import TrainingParts
 from penstock.config.changes import differing, recorded, value_in
@@ -63,6 +64,7 @@ def run(config: Config) -> float:
         say(f"the configuration is that of {one_line(folder)}")
     config, _ = asked_of(config)
     parts = TrainingParts(config)
+    parts.data.recorded = seams.classes_of_run(path)
     wanted = config.distributed
     with join(parts.world, wanted.backend, wanted.timeout) as group:
         return _run(config, parts, group, path)

@@ -17,8 +17,8 @@ from penstock.addons.huggingface.saved import SPLITS, saved
 from penstock.addons.huggingface.views import FeatureFiles
 from penstock.addons.record_files.shard_files import ShardFiles
 from penstock.addons.tables.arrow.cells import CellError
-from penstock.addons.tables.arrow.columns import Fields, Kind, TableField, features_of
-from penstock.addons.tables.arrow.files import ArrowFiles
+from penstock.addons.tables.arrow.columns import Fields, Kind, TableField
+from penstock.addons.tables.arrow.files import ArrowFiles, features_of
 from penstock.addons.tables.arrow.table import ArrowTable
 from penstock.addons.tables.parquet import Parquet
 from penstock.addons.tables.parquet_stream import ParquetStream

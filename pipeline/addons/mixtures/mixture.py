@@ -16,9 +16,11 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset, IterableDataset
 
+from penstock.addons.splits.classes import united
 from penstock.datasets.reading.fingerprint import DataFile
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.loading.collate import joined
+from penstock.loading.dataset_facts import classes_of
 from penstock.loading.whole_batches import reads_whole
 from penstock.order.columns import EndToEnd
 from penstock.order.randomness import hash64
@@ -31,13 +33,18 @@ IntArray = npt.NDArray[np.int64]
 
 
 class NamedSources(ABC):
-    """Several datasets by name.
+    """Several datasets by name, with one numbering of their classes.
 
     Attributes:
         sources: the datasets by name.
     """
 
     sources: dict[str, Any]
+
+    @property
+    def classes(self) -> list[str]:
+        """The classes of all sources; none if one of them has none."""
+        return min(map(classes_of, self.sources.values()), key=len)
 
     @abstractmethod
     def _joined(self, fingerprints: Iterable[str]) -> str:
@@ -113,7 +120,7 @@ class Mixture(NamedSources, Dataset[Any]):
                         "all sources forwards",
                     )
                 )
-        self.sources = dict(sources)
+        self.sources = united(sources, "dataset.sources")
         self.mixing = {
             "weights": weights,
             "linear": linear,
@@ -222,12 +229,6 @@ class Mixture(NamedSources, Dataset[Any]):
         codes: npt.NDArray[np.integer[Any]] = np.repeat(numbers, [len(table) for table in tables])
         whole.insert(0, "source", pd.Categorical.from_codes(codes, pd.Index(names)))
         return whole
-
-    @property
-    def classes(self) -> list[str]:
-        """The classes, if all sources have the same ones; else none."""
-        classes = [list(getattr(source, "classes", ())) for source in self._parts]
-        return classes[0] if all(names == classes[0] for names in classes) else []
 
     @property
     def fingerprint(self) -> str:

@@ -17,6 +17,7 @@ import numpy as np
 from torch.utils.data import IterableDataset
 
 from penstock.addons.mixtures.mixture import NamedSources, is_stream
+from penstock.addons.splits.classes import united
 from penstock.errors import ConfigError, Problem
 from penstock.order.permutation import Permutation
 from penstock.order.randomness import hash64, uniform
@@ -55,7 +56,7 @@ class StreamMixture(NamedSources, IterableDataset[Record]):
         if weights is None:
             weights = {name: float(len(source)) for name, source in sources.items()}
         _check(sources, weights, stop)
-        self.sources = dict(sources)
+        self.sources = united(sources, "dataset.sources")
         self.weights = [float(weights[name]) for name in sources]
         self.stop = stop if split == "train" else "all"
         self.seed = seed

@@ -78,6 +78,12 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} is no plain value")
 
 
+def classes_of_run(checkpoint: Path) -> list[str]:
+    """Names of the classes of the run that a checkpoint is of; none where that is unknown."""
+    learned = Learned.read(checkpoint)
+    return [] if learned is None else learned.classes
+
+
 class Learned:
     """Stands for the training data: its facts and classes, and no rows.
 

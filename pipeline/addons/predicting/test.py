@@ -2,6 +2,9 @@
 
 No training reads that split. Its first measurement goes into the run's manifest and report; the
 task then shows that one, because what is looked at again and again is a validation split.
+
+A class that is only asked whether rows validate gives training rows for `split="test"`. So it has
+to declare its test split, and the first rows must not be those of training or validation.
 """
 
 from __future__ import annotations
@@ -9,15 +12,28 @@ from __future__ import annotations
 import json
 import math
 from contextlib import closing
+from copy import copy
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from penstock.addons.predicting.trained import trained
+from penstock.build.data import DataParts, Split
+from penstock.config.nodes import called, walk
 from penstock.config.schema import Config
+from penstock.config.signatures import arguments
 from penstock.distributed.group import join
 from penstock.errors import ConfigError, PenstockError, Problem
 from penstock.files.disk import write_atomically
+from penstock.loading.collate import List
+from penstock.loading.loader import Loader
+from penstock.loading.stream_fetch import StreamFetch
+from penstock.loading.wrapped import unfiltered
+from penstock.order.plan import Plan
+from penstock.order.samplers import Subset
+from penstock.order.skipped import Skipped
+from penstock.order.streams import StreamOrder
 from penstock.runs.manifest import NAME, read_manifest
 from penstock.runs.record import RunRecord
 from penstock.runs.run_folder import finite
@@ -25,6 +41,8 @@ from penstock.tasks import progress
 from penstock.tasks.validate import baselines, monitored, print_table
 from penstock.terminal import put, say
 from penstock.training.runner import validate
+
+_COMPARED = 16  # rows of a test with those of the other splits
 
 
 def run(config: Config) -> float | None:
@@ -45,10 +63,13 @@ def run(config: Config) -> float | None:
         raise ConfigError(Problem("run", f"{folder} is still training; test it when it has ended"))
     with join(ready.parts.world, wanted.backend, wanted.timeout) as group:
         shows = ready.parts.config.trainer.progress if group.is_first else "none"
+        check_declared(data.split("test"))
         with (
             data.split("test").loader() as loader,
             closing(progress.make(shows, loader, 0)) as display,
         ):
+            with group.all_or_none():
+                _check_other_rows(data, loader)
             precision, watching = ready.parts.config.trainer.precision, [display]
             measured = validate(
                 ready.model, ready.objective, loader, precision, group, observers=watching
@@ -65,6 +86,65 @@ def run(config: Config) -> float | None:
         text = json.dumps(manifest, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
         write_atomically(folder / NAME, text.encode(errors="backslashreplace"))
         return _shown(columns, name, ready.path)
+
+
+def check_declared(split: Split) -> None:
+    """Refuse a configuration and a class of which neither says that there is a test split.
+
+    Raises:
+        ConfigError: says how it is declared.
+    """
+    key, node = split.node
+    if key == "dataset.test" or split.data.division:
+        return
+    reason = "does not give other rows for the test than for training and validation"
+    for _, inner in walk(node, key):
+        kind = called(inner)
+        taken = arguments(kind)
+        if "split" in taken.names and "split" not in inner:
+            known = str(getattr(kind, "__module__", "")).startswith(("penstock.", "torchvision."))
+            if known or "test" in get_args(taken.hints.get("split")):
+                return  # torchvision's refuse a name that they do not know
+            reason = "takes `split`, and does not say that it knows one named test"
+        elif "train" in taken.names:
+            reason = "knows `train` as true or false, and no test"
+    raise ConfigError(
+        Problem(
+            key,
+            f"{node['_target_']} {reason}; annotate it, `split: Literal['train', 'val', 'test']`, "
+            "or write a dataset.test beside dataset.train and dataset.val, or divide the rows: "
+            "dataset.split={val: 0.1, test: 0.1} (docs/predicting.md)",
+        )
+    )
+
+
+def _check_other_rows(data: DataParts, loader: Loader) -> None:
+    """Refuse a test split whose first rows are those of training or of validation."""
+    own = _first_rows(data.split("test"), loader)
+    for other in data.splits:
+        if len(set(own)) > 1 and own == _first_rows(other, loader)[: len(own)]:
+            reason = (
+                f"{type(unfiltered(other.dataset)).__name__} gives the rows of the {other.name} "
+                f"split for the test: the first {len(own)} are equal, byte by byte. A measurement "
+                "on them says nothing; give the test split rows of its own"
+            )
+            raise ConfigError(Problem(data.split("test").node[0], reason))
+
+
+def _first_rows(split: Split, loader: Loader) -> list[bytes]:
+    """Hashes of the first rows; a worker reads them, as what is opened must not be forked."""
+    fetch = replace(split.fetch(hashed=True), transform=None, batch_transform=None, collate=List())
+    plan: Any = copy(split.plan)
+    if isinstance(fetch, StreamFetch):
+        plan.sampler = fetch.order = StreamOrder(0)
+        plan.most, plan.skipped = 1, Skipped()
+    else:
+        rows = list(range(min(len(split.dataset), _COMPARED)))
+        plan = Plan(Subset(len(split.dataset), 0, indices=rows, shuffle=False), _COMPARED)
+    workers = min(loader.options.num_workers, 1)
+    options = replace(loader.options, num_workers=workers, persistent_workers=False)
+    with Loader(plan, fetch, options, replace(loader.world, rank=0, size=1)) as batches:
+        return next((list(batch.hashes or ()) for batch in batches.epoch(0)), [])[:_COMPARED]
 
 
 def _shown(columns: dict[str, Any], name: str, path: object) -> float | None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from torch import nn
 
-from penstock.addons.predicting.learned import Learned
+from penstock.addons.predicting.learned import Learned, classes_of_run
 from penstock.build.training import TrainingParts
 from penstock.config.schema import Config
 from penstock.distributed.world import World
@@ -58,6 +58,7 @@ def loaded(
         learned: of the training data, which is not opened then.
     """
     parts = TrainingParts(config if learned is None else learned.completed(config), world)
+    parts.data.recorded = classes_of_run(path)
     if learned is not None:
         parts.data.train.dataset = learned
     model, objective = parts.model(), parts.objective()

@@ -21,7 +21,6 @@ Cost: 1 to 5 us a cell, beside decoding an image; a row group is prepared in abo
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
@@ -29,7 +28,12 @@ from typing import TYPE_CHECKING, Literal, get_args
 import numpy as np
 
 from penstock.addons.record_files.rows import no_column
-from penstock.addons.tables.arrow.files import ArrowFiles, in_one_piece
+from penstock.addons.tables.arrow.files import (
+    ArrowFiles,
+    features_of,
+    in_one_piece,
+    written_classes,
+)
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import Limits
 from penstock.order.randomness import IntArray
@@ -219,22 +223,6 @@ def own_kind(kind: pa.DataType, field: str, feature: Mapping[str, object]) -> Ki
     if "bytes" in possible and written == "Audio":
         return "bytes"
     return possible[0] if possible and possible != ("texts",) else None
-
-
-def written_classes(schema: pa.Schema, column: str) -> list[str] | None:
-    """Names of the classes of a label column, if the schema has them."""
-    names = features_of(schema).get(column, {}).get("names")
-    return [str(name) for name in names] if names and isinstance(names, list) else None
-
-
-def features_of(schema: pa.Schema) -> dict[str, dict[str, object]]:
-    """Column -> its description by Hugging Face's `datasets`; empty if that did not write it."""
-    try:
-        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
-    except (KeyError, TypeError, ValueError, RecursionError):
-        return {}
-    features = features if isinstance(features, dict) else {}
-    return {name: value for name, value in features.items() if isinstance(value, dict)}
 
 
 def num_features(schema: pa.Schema, fields: Sequence[TableField]) -> int | None:

@@ -10,8 +10,9 @@ at an address no more is fetched before its rows are read; other files at addres
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import lru_cache
@@ -64,6 +65,8 @@ class ArrowFiles:
     Attributes:
         schema: of the columns, in the first file; `check` compares the others with it.
         bounds: int64[groups + 1], the first row of each row group, and the number of rows.
+        classes: label column -> names of its numbers, set by `number_by`; a file that describes
+            other numbers for them gets these as it is read.
 
     Raises:
         DataError: a file is missing, cut off or of another format.
@@ -78,10 +81,14 @@ class ArrowFiles:
         self._fetch_footers()
         self.schema = self._stored = self._opened[0].schema
         self._others: list[tuple[int, pa.Schema]] = []  # of files whose schema is another
+        self.classes: dict[str, Sequence[str]] = {}
+        self._schemas: list[pa.Schema] = []  # of each file, with what it says of its columns
         lengths = []
         for number in watched(range(len(addresses)), len(addresses), "reading footers"):
             opened = self._opened[number]
             lengths.append(opened.lengths)
+            same = opened.schema.equals(self.schema, check_metadata=True)
+            self._schemas.append(self.schema if same else opened.schema)
             if not opened.schema.equals(self.schema):
                 self._others.append((number, opened.schema))
         self._first = np.cumsum([0, *map(len, lengths)])  # row group of each file
@@ -199,7 +206,41 @@ class ArrowFiles:
                 raise ValueError(
                     f"it has {table.num_rows} rows, and the file says {opened.lengths[within]}"
                 )
-            return table, size
+            return self._by_name(table, file), size
+
+    def number_by(self, classes: Mapping[str, Sequence[str]]) -> None:
+        """Give the numbers of label columns these names, whatever a file's own numbers are.
+
+        Raises:
+            DataError: a file describes a class that is not among them.
+        """
+        self.classes = dict(classes)
+        for file, schema in enumerate(self._schemas):
+            for column, names in classes.items() if not file or schema is not self._stored else ():
+                own = written_classes(schema, column) or ()
+                unknown = [name for name in own if name not in names]
+                if unknown:
+                    raise DataError(
+                        f"{self.name(file)!r}, column {column!r}: it has the class {unknown[0]!r}, "
+                        f"and training has {', '.join(names[:10])}. Write the file again with "
+                        "these names, or leave its rows out."
+                    )
+
+    def _by_name(self, table: pa.Table, file: int) -> pa.Table:
+        """A table whose labels have the numbers of `classes`."""
+        import pyarrow as pa
+
+        for column, names in self.classes.items():
+            own = written_classes(self._schemas[file], column)
+            if own in (None, list(names)) or column not in table.column_names:
+                continue
+            old = table[column].cast(pa.int64()).to_numpy()
+            known = (old >= 0) & (old < len(own))
+            numbers = np.array([*map(list(names).index, own), -1], np.int64)
+            made = numbers[np.where(known, old, -1).astype(np.int64)]
+            made = pa.array(made, mask=table[column].is_null().to_numpy())
+            table = table.set_column(table.column_names.index(column), column, made)
+        return table
 
     @contextmanager
     def reading(self, group: int) -> Iterator[None]:
@@ -228,6 +269,22 @@ class ArrowFiles:
         """The file of a row group, and its number there."""
         file = int(self.of_groups(np.array(group)))
         return file, group - int(self._first[file])
+
+
+def written_classes(schema: pa.Schema, column: str) -> list[str] | None:
+    """Names of the classes of a label column, if the schema has them."""
+    names = features_of(schema).get(column, {}).get("names")
+    return [str(name) for name in names] if names and isinstance(names, list) else None
+
+
+def features_of(schema: pa.Schema) -> dict[str, dict[str, object]]:
+    """Column -> its description by Hugging Face's `datasets`; empty if that did not write it."""
+    try:
+        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+    except (KeyError, TypeError, ValueError, RecursionError):
+        return {}
+    features = features if isinstance(features, dict) else {}
+    return {name: value for name, value in features.items() if isinstance(value, dict)}
 
 
 def open_file(file: str | RemoteBytes, name: str) -> ArrowFile:

@@ -40,6 +40,7 @@ from penstock.addons.tables.arrow.files import (
     damage_errors,
     first_line,
     in_one_piece,
+    written_classes,
 )
 from penstock.addons.tables.arrow.gathering import (
     Gatherer,
@@ -131,6 +132,11 @@ class ArrowTable(FileDataset):
         self.files.check(needed, trained, fields is None)
         self.label_classes = find_classes(trained, labels, classes, self._limits)
         self.classes = next(iter(self.label_classes.values()), [])
+        named = {field.column: self.label_classes[field.name] for field in labels}
+        if classes is not None and labels:  # they may be new names for the numbers of the first
+            written = written_classes(trained.schema, labels[0].column)
+            named[labels[0].column] = written or self.classes
+        self.files.number_by(named)
         total = int(self.files.bounds[-1])
         self.rows: TableRows
         if split_column is not None:
