@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from penstock import build_train_loader, build_val_loader, compose
 from penstock.addons.huggingface.huggingface import HuggingFace, HuggingFaceStream
 from penstock.errors import ConfigError, DataError
 from penstock.loading.collate import Pad
@@ -22,6 +23,7 @@ from tests.huggingface import written
 from tests.program import ROOT, run
 
 pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
 NULLS = {"number or null": -7, "text or null": "none", "holes": [[0, 0], [0, 0]]}
 UNREAD = {"nothing", "texts", "structs.name"}  # which have no field by default
 
@@ -394,3 +396,37 @@ def test_two_ranks_and_a_killed_run_have_the_same_batches(pictures, capfd, tmp_p
     process.wait()
     assert run(capfd, *words, "resume=part").code == 0
     assert ledger.read_text() == (tmp_path / "whole" / "ledger.jsonl").read_text()
+
+
+def described(path, names, rows):
+    """A file whose `label` numbers the classes in its own order; `x` says which each row is."""
+    feature = {"label": {"_type": "ClassLabel", "names": names}}
+    schema = pa.schema(
+        [("x", pa.float32()), ("label", pa.int64())],
+        {"huggingface": json.dumps({"info": {"features": feature}})},
+    )
+    numbers = [names.index(row) for row in rows]
+    made = pa.table({"x": ["abcd".index(row) for row in rows], "label": numbers}, schema=schema)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(made, path)
+
+
+@pytest.mark.parametrize("reader", ["huggingface", "huggingface_stream", "parquet"])
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_each_file_may_number_the_classes_in_its_own_way(reader, split, tmp_path):
+    data, count = tmp_path / "data", 1 + (split == "train")
+    described(data / f"train-00000-of-0000{count}.parquet", list("abc"), "abc")
+    other = data / ("train-00001-of-00002.parquet" if split == "train" else "val.parquet")
+    if split == "train":
+        described(data / "val.parquet", list("abc"), "abc")
+    words = [f"dataset={reader}", f"dataset.root={data}", "dataset.fields={x: null, label: null}"]
+    words += ["transform=none", "loader=debug", "batch.size=8"]
+    build = build_train_loader if split == "train" else build_val_loader
+    for names in ("cba", "bc"):
+        described(other, list(names), names)
+        with build(compose(*words)) as loader:
+            (batch,) = loader
+        assert batch["x"].tolist() == batch["label"].tolist()
+    described(other, list("bcd"), "bc")
+    with pytest.raises(DataError, match=r"column 'label': it has the class 'd', and training has"):
+        build(compose(*words))

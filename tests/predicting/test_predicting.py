@@ -2,6 +2,7 @@
 
 import csv
 import json
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -83,7 +84,12 @@ def test_a_metric_of_nan_leaves_a_manifest_that_can_be_read(trained, capsys):
 
 def test_rows_of_new_files_and_the_damaged_by_name(trained, place, capsys):
     words = ["task=predict", "run=run", "dataset.root=new"]
-    assert "1: new/03.png" in program.run(capsys, *words, "out=rows.csv").out
+    (place / "new" / "a.tga").touch()
+    done = program.run(capsys, *words, "out=rows.csv")
+    assert "1: new/03.png" in done.out
+    assert "left out: 1 files in new that do not end in" in done.err
+    assert "a.tga" in done.err
+    (place / "new" / "a.tga").unlink()
     assert program.run(capsys, *words, "out=rows.parquet", "batch.val_size=5").code == 0
     with (place / "rows.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -153,6 +159,7 @@ def test_what_cannot_be_predicted(trained, place, capsys):
         (["dataset.root=empty", "out=a.csv"], "has no pictures"),
         (["dataset.root=nowhere", "out=a.csv"], "is missing"),
         (["out=a.csv"], "dataset.root: is missing"),
+        (["dataset.root=new", "out=/proc/a.csv"], "'/proc/a.csv' cannot be written"),
         (["dataset.root=new", "out=a.csv", "model.width=9"], "would make another one of it"),
     ):
         assert message in program.run(capsys, *words, *more).err
@@ -163,6 +170,101 @@ def test_what_cannot_be_predicted(trained, place, capsys):
     refused = program.run(capsys, *words, "dataset.root=new", "out=c.csv").err
     assert "is no list of predictions" in refused
     assert {path.read_bytes()[:2] for path in place.glob("[bc].csv.part")} == {b'{"', b"my"}
+
+
+class Points:
+    """Eight rows of two classes; it only knows which rows validate, as many classes do."""
+
+    classes = ("low", "high")
+
+    def __init__(self, root, split="train"):
+        self.root, self.first = root, 100 if split == "val" else 0
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        if self.root != "data":
+            raise FileNotFoundError(self.root)
+        value = float(self.first + index)
+        return {"input": torch.tensor([value, 1.0]), "label": index % 2}
+
+    @property
+    def facts(self):
+        return {"num_features": 2, "num_classes": 2, "num_outputs": 2}
+
+
+class Said(Points):
+    """It says that it has a test split, and has none."""
+
+    def __init__(self, root, split: Literal["train", "val", "test"] = "train"):
+        super().__init__(root, split)
+
+
+class Kept(Said):
+    def __init__(self, root, split: Literal["train", "val", "test"] = "train"):
+        super().__init__(root, split)
+        self.first += 50 * (split == "test")
+
+
+class Train(Points):
+    def __init__(self, root, train=True):
+        super().__init__(root, "train" if train else "val")
+
+
+def test_a_test_split_is_one_that_the_class_declares(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "conf" / "dataset").mkdir(parents=True)
+    for name, said in (
+        ("Points", "takes `split`, and does not say that it knows one named test"),
+        ("Train", "knows `train` as true or false, and no test"),
+        ("nodes", "gives the rows of the val split for the test"),
+        ("Said", "gives the rows of the train split for the test: the first 8 are equal"),
+        ("Kept", None),
+    ):
+        node = f"_target_: {__name__}.{name}\nroot: data\n"
+        if name == "nodes":
+            of = f"{{_target_: {__name__}.Points, root: data, split: "
+            node = f"train: {of}train}}\nval: {of}val}}\ntest: {of}val}}\n"
+        (tmp_path / "conf" / "dataset" / "own.yaml").write_text(node)
+        words = ["--config-dir", "conf", "--trust", "tests"]
+        data = ["dataset=own", "transform=none", "model=linear", "objective=classification"]
+        data += ["objective.inputs=[input]", *QUICK, f"run_dir={name}"]
+        done = program.run(capsys, *words, *data)
+        assert done.code == 0, done.err
+        done = program.run(capsys, "--trust", "tests", "task=test", f"run={name}")
+        assert (done.code, said or "") == (2 if said else 0, said or ""), done.err
+        assert said is None or said in done.err
+        kept = json.loads((tmp_path / name / "manifest.json").read_text())
+        assert ("test" in kept) == (said is None)
+        predict = ["task=predict", f"run={name}", "dataset.root=new", f"out={name}.csv"]
+        done = program.run(capsys, "--trust", "tests", *predict)
+        said = "give it a method unlabelled(root)"
+        assert (done.code, said in done.err, "Traceback" in done.err) == (2, True, False), done.err
+
+
+def test_other_folders_have_the_numbers_of_the_run(trained, place, capsys):
+    """A run knows cat and dog; a folder of dogs alone has the number 1."""
+    if not (place / "dogs").exists():
+        for split in ("train", "val"):
+            (place / "dogs" / split / "dog").mkdir(parents=True)
+            for number in range(4):
+                content = (place / "pictures" / "dog" / f"{number:02}.png").read_bytes()
+                (place / "dogs" / split / "dog" / f"{number:02}.png").write_bytes(content)
+    words = ["task=validate", "run=run", "dataset.root=dogs", "trainer.baseline=false"]
+    done = program.run(capsys, *words)
+    assert done.code == 0, done.err
+    rows = dict(line.split()[:2] for line in done.out.splitlines() if len(line.split()) == 2)
+    asked = program.run(capsys, "task=predict", "run=run", "dataset.root=dogs/val", "out=dogs.csv")
+    assert asked.code == 0
+    with (place / "dogs.csv").open() as file:
+        right = [row["predicted"] == "dog" for row in csv.DictReader(file)]
+    assert float(rows["accuracy"]) == pytest.approx(np.mean(right), abs=1e-4)
+    for split in ("train", "val"):
+        (place / "dogs" / split / "dog").rename(place / "dogs" / split / "wolf")
+    refused = program.run(capsys, *words)
+    assert refused.code == 2
+    assert "has 'wolf', and training has the classes cat, dog" in refused.err
 
 
 def test_columns_of_parquet_have_the_type_of_all_rows(tmp_path, monkeypatch):

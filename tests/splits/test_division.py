@@ -1,11 +1,18 @@
-"""Every row has one split; shares are exact, groups whole, and the order of rows is nothing."""
+"""Every row has one split; shares are exact, groups whole, and the order of rows is nothing.
+All splits have the numbers that classes have in training, whatever reads them.
+"""
+
+import unicodedata
 
 import numpy as np
+import pandas as pd
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
-from penstock import compose
+from penstock import build_train_loader, build_val_loader, compose
 from penstock.addons.splits.division import Division
 from penstock.build.data import DataParts
 from penstock.errors import ConfigError
@@ -153,3 +160,134 @@ def test_windows_are_not_dealt_out(capsys):
     refused = program.run(capsys, *words)
     assert refused.code == 2
     assert "windows are divided by time" in refused.err
+
+
+CLASSES = {"train": "abc", "fewer": "cb", "other": "bd"}
+OURS, TORCHS = "penstock.datasets.image_folder.ImageFolder", "torchvision.datasets.ImageFolder"
+TABLE = {"_target_": "penstock.addons.image_tables.image_table.ImageTable", "root": "."}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """For each of CLASSES a folder of pictures, a CSV and a table; "a" is black, "d" the lightest.
+
+    Each row has `x`, the place of its class in the alphabet.
+    """
+    root = tmp_path_factory.mktemp("classes")
+    for name, classes in CLASSES.items():
+        rows = []
+        for number, label in enumerate(classes * 4):
+            path, x = f"{name}/{label}/{number}.png", "abcd".index(label)
+            (root / path).parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (8, 8), (x, x, x)).save(root / path)
+            rows.append({"path": path, "label": label, "text": str(x), "x": float(x)})
+        table = pd.DataFrame(rows)
+        table.to_csv(root / f"{name}.csv", index=False)
+        table[["label", "x"]].to_parquet(root / f"{name}.parquet")
+    return root
+
+
+def node(reader, name, validates):
+    share = {"val_fraction": float(validates)}
+    tables = "penstock.addons.tables"
+    return {
+        "folder": {"_target_": OURS, "root": name, **share},
+        "torchvision": {"_target_": TORCHS, "root": name},
+        "concatenated": {
+            "_target_": "torch.utils.data.ConcatDataset",
+            "datasets": [{"_target_": TORCHS, "root": name}] * 2,
+        },
+        "mixture": {
+            "_target_": "penstock.addons.mixtures.mixture.Mixture",
+            "sources": {"one": {"_target_": OURS, "root": name, **share}},
+        },
+        "text": {
+            "_target_": f"{tables}.delimited_text.DelimitedText", "root": f"{name}.csv", **share
+        },
+        "parquet": {"_target_": f"{tables}.parquet.Parquet", "root": f"{name}.parquet", **share},
+        "stream": {
+            "_target_": f"{tables}.parquet_stream.ParquetStream", "root": f"{name}.parquet", **share
+        },
+        "images": {**TABLE, "table": f"{name}.csv", "path": "path", "label": "label", **share},
+        "labels": {**TABLE, "table": f"{name}.csv", "path": "path", "labels": "label", **share},
+    }[reader]  # fmt: skip
+
+
+SAMPLERS = {"stream": ["sampler=stream"], "mixture": ["sampler=mixture"]}
+READERS = ["folder", "torchvision", "concatenated", "mixture", "text", "parquet", "stream"]
+READERS += ["images", "labels"]
+
+
+def pairs(reader, batch):
+    """What a row shows, and the number that its class has."""
+    shown = next(batch[name] for name in ("x", "image", "text") if name in batch)
+    said = next(batch[name] for name in ("label", "labels") if name in batch)
+    for x, label in zip(shown, said, strict=True):
+        number = label.tolist().index(1.0) if reader == "labels" else int(label)
+        yield int(x if isinstance(x, str) else np.asarray(x).max()), number
+
+
+def opened(reader, train, val, monkeypatch, files, build=build_val_loader):
+    monkeypatch.chdir(files)
+    (files / "conf" / "dataset").mkdir(parents=True, exist_ok=True)
+    nodes = {"train": node(reader, train, False), "val": node(reader, val, True)}
+    (files / "conf" / "dataset" / "two.yaml").write_text(yaml.safe_dump(nodes))
+    words = ["transform=none", "collate=list", "loader=debug", "batch.size=8"]
+    words += ["objective=classification", *SAMPLERS.get(reader, [])]
+    return build(compose("dataset=two", *words, config_dir=str(files / "conf")))
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_validation_set_has_the_numbers_of_training(reader, files, monkeypatch):
+    for name in ("train", "fewer"):
+        with opened(reader, "train", name, monkeypatch, files) as loader:
+            met = {pair for batch in loader for pair in pairs(reader, batch)}
+        assert met == {(x, x) for x in map("abcd".index, CLASSES[name])}
+    with pytest.raises(ConfigError, match=r"dataset.val: the val split has 'd', and training has"):
+        opened(reader, "train", "other", monkeypatch, files)
+
+
+def test_a_name_that_is_spelled_otherwise_is_no_guess(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    composed, apart = (unicodedata.normalize(form, "caf\u00e9") for form in ("NFC", "NFD"))
+    for folder, names in (("train", [composed, "Tea"]), ("fewer", [apart, "Tea"])):
+        for number, name in enumerate(names):
+            (tmp_path / folder / name).mkdir(parents=True)
+            Image.new("RGB", (8, 8)).save(tmp_path / folder / name / f"{number}.png")
+    with pytest.raises(ConfigError, match=r"is spelled '.*' there"):
+        opened("torchvision", "train", "fewer", monkeypatch, tmp_path)
+    (tmp_path / "train" / "tea").mkdir()
+    Image.new("RGB", (8, 8)).save(tmp_path / "train" / "tea" / "0.png")
+    opened("torchvision", "train", "train", monkeypatch, tmp_path, build_train_loader).close()
+    assert "'Tea' and 'tea'" in capsys.readouterr().err
+
+
+def test_a_validation_file_of_texts_has_the_numbers_of_training(files, monkeypatch):
+    monkeypatch.chdir(files)
+    words = ["dataset=delimited_text", "dataset.root=.", "dataset.file=train.csv"]
+    words += ["transform=none", "collate=list", "loader=debug"]
+    batch = next(iter(build_val_loader(compose(*words, "dataset.val_file=fewer.csv"))))
+    assert set(pairs("text", batch)) == {(1, 1), (2, 2)}
+    with pytest.raises(ConfigError, match="'d', and training has the classes a, b, c"):
+        build_val_loader(compose(*words, "dataset.val_file=other.csv"))
+
+
+def test_sources_of_a_mixture_have_one_numbering(files, monkeypatch):
+    monkeypatch.chdir(files)
+    sources = {name: node("folder", name, False) for name in ("fewer", "other")}
+    mixture = {"_target_": "penstock.addons.mixtures.mixture.Mixture", "sources": sources}
+    parts = {
+        "_target_": "torch.utils.data.ConcatDataset",
+        "datasets": [node("torchvision", name, False) for name in ("fewer", "other")],
+    }
+    for train, sampler in ((mixture, "mixture"), (parts, "random")):
+        nodes = {"train": train, "val": node("folder", "other", True)}
+        (files / "conf" / "dataset" / "both.yaml").write_text(yaml.safe_dump(nodes))
+        words = ["transform=none", "collate=list", "loader=debug", f"sampler={sampler}"]
+        words += ["dataset=both", "objective=classification"]
+        config = compose(*words, config_dir=str(files / "conf"))
+        want = {(1, 0), (2, 1), (3, 2)}  # b, c of the first source, and d
+        with build_train_loader(config) as loader:
+            assert {pair for batch in loader for pair in pairs("folder", batch)} == want
+        with build_val_loader(config) as loader:
+            assert {pair for batch in loader for pair in pairs("folder", batch)} == {(1, 0), (3, 2)}

@@ -61,7 +61,11 @@ class Journal:
         """
         hold = None
         while hold is None or not hold.is_on(self.path):  # unless it was deleted meanwhile
-            hold = Hold.take(self.path, os.O_RDWR | os.O_CREAT)
+            try:
+                hold = Hold.take(self.path, os.O_RDWR | os.O_CREAT)
+            except OSError as error:
+                reason = f"{str(self.out)!r} cannot be written: {error.strerror or error}"
+                raise ConfigError(Problem("out", f"{reason}; name another file")) from error
             if hold is None:
                 reason = "another process predicts into it at this moment; name another file"
                 raise ConfigError(Problem("out", f"{str(self.out)!r}: {reason}"))

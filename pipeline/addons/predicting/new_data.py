@@ -33,12 +33,13 @@ from penstock.datasets.reading.folder_dataset import FolderDataset
 from penstock.datasets.reading.image import check_reader, encoded_image, read_image
 from penstock.datasets.reading.labels import check_rows
 from penstock.datasets.reading.mapped_array import MappedArray
-from penstock.errors import ConfigError, DataError, Problem
+from penstock.errors import ConfigError, DataError, PenstockError, Problem
 from penstock.files.limits import Limits
 from penstock.loading.wrapped import unfiltered
 from penstock.order.plan import Plan
 from penstock.order.randomness import IntArray
 from penstock.order.samplers import Subset
+from penstock.terminal import say
 
 
 class NewData(Split):
@@ -72,21 +73,34 @@ class NewData(Split):
                 return kind.of_learned(self._root, learned.of_dataset, files, limits)
         if hasattr(kind, "unlabelled"):
             return self._trained(key, node).unlabelled(self._root)
-        if issubclass(kind, FolderDataset) and "reader" in names:
+        is_class = isinstance(kind, type)  # and no function
+        if is_class and issubclass(kind, FolderDataset) and "reader" in names:
             reader = check_reader(node.get("reader", "torchvision"), node.get("orientation"))
             return Pictures(self._root, reader, self.decodes, limits)
         if not isinstance(self._root, str):
-            reason = f"{kind.__name__} has no rows of files; name a root"
+            reason = f"{node['_target_']} has no rows of files; name a root"
             raise ConfigError(Problem("dataset.root", reason))
-        if issubclass(kind, Arrays):
+        if is_class and issubclass(kind, Arrays):
             return Inputs(self._root, str(self.data.config.dataset.get("inputs")), limits)
-        if "root" not in node:
-            reason = (
-                f"{kind.__name__} does not say how rows without labels are read; give it "
-                "a method unlabelled(root), which returns a dataset of samples without the target"
-            )
-            raise ConfigError(Problem(key, reason))
-        return self.data.train.built(key, {**node, **self._elsewhere(names, node)}, self.decodes)
+        # One that divides rows by itself would leave some of the new ones out.
+        ours = kind.__module__.startswith("penstock.")
+        if "root" not in node or (not ours and {"split", "train"} & set(names)):
+            raise self.refusal("does not say how rows without labels are read")
+        try:
+            new = {**node, **self._elsewhere(names, node)}
+            return self.data.train.built(key, new, self.decodes)
+        except PenstockError:
+            raise
+        except Exception as error:  # of a person's own class, made for files with labels
+            reason = f"cannot read {self._root!r}: {type(error).__name__}: {error}"
+            raise self.refusal(reason) from error
+
+    def refusal(self, reason: str) -> ConfigError:
+        """The error of a dataset that rows without labels are not for."""
+        key, node = self.data.train.node
+        advice = "give it a method unlabelled(root), which returns a dataset of samples without the"
+        reason = f"{node['_target_']} {reason}; {advice} target (docs/predicting.md)"
+        return ConfigError(Problem(key, reason))
 
     def _trained(self, key: str, node: Mapping[str, Any]) -> Any:
         """The training rows themselves."""
@@ -141,6 +155,12 @@ class Pictures(FolderDataset):
             self.folder = open_root(root, "the pictures", None, limits)
             files = self.folder.files()
             names = [name for name in files if name.lower().endswith(EXTENSIONS)]
+            others = sorted(set(files) - set(names))
+            if others:
+                say(
+                    f"left out: {len(others)} files in {root} that do not end in "
+                    f"{', '.join(EXTENSIONS)}: {', '.join(others[:10])}"
+                )
         if not names:
             raise DataError(
                 f"dataset.root: {root!r} has no pictures: files that end in {', '.join(EXTENSIONS)}"

@@ -29,6 +29,7 @@ from penstock.distributed.preemption import Preempted, Stop
 from penstock.errors import ConfigError, Problem
 from penstock.loading.bad_samples import path_of
 from penstock.loading.batch import Batch
+from penstock.loading.fetch import SampleError
 from penstock.runs.resumption import key_of
 from penstock.terminal import put, say, watched
 from penstock.training.train_step import autocast
@@ -58,6 +59,8 @@ def run(config: Config) -> None:
             for rows in predicted(ready, data, group):
                 if group.is_first:
                     journal.add(rows)
+        except SampleError as error:
+            raise data.refusal(f"fails where there are no labels: {error}") from error
         except Stop as stop:
             kept = f"{len(journal)} rows are kept; the same command continues"
             if stop.name != "SIGINT":
