@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from penstock import DataLoader, compose
-from tests.frameworks.test_torch_loader import SMALL, Rows, configured, dropin, values
+from tests.frameworks.test_torch_loader import SMALL, OwnOrder, Rows, configured, dropin, values
 
 pl = pytest.importorskip("pytorch_lightning")
 from pytorch_lightning.callbacks import ModelCheckpoint  # noqa: E402
@@ -59,6 +59,23 @@ def test_a_checkpoint_resumes_in_mid_epoch_and_at_its_end(kind, tmp_path):
         module = Module()
         trainer(tmp_path / "again").fit(
             module, ckpt_path=str(tmp_path / f"{step}.ckpt"), weights_only=False, **loaders(kind)
+        )
+        assert module.seen == whole.seen[step:]
+
+
+def test_a_sampler_that_learns_the_epoch_has_its_order_behind_a_checkpoint(tmp_path):
+    def own():
+        rows = Rows()
+        return DataLoader(rows, batch_size=4, sampler=OwnOrder(len(rows)))
+
+    whole = Module()
+    trainer(tmp_path).fit(whole, train_dataloaders=own())
+    steps = len(own())
+    assert sorted(map(str, whole.seen[:steps])) != sorted(map(str, whole.seen[steps:]))
+    for step in (2, steps, steps + 1):
+        module, checkpoint = Module(), str(tmp_path / f"{step}.ckpt")
+        trainer(tmp_path / "again").fit(
+            module, train_dataloaders=own(), ckpt_path=checkpoint, weights_only=False
         )
         assert module.seen == whole.seen[step:]
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils import data as torch_data
 from torch.utils._pytree import tree_map
-from torch.utils.data import DistributedSampler, default_convert
+from torch.utils.data import DistributedSampler, Sampler, default_convert
 
 from penstock import DataLoader, TorchLoader, build_train_loader, compose
 from penstock.addons.frameworks.torch_loader import Address
@@ -196,16 +196,35 @@ def epochs(loader, count):
 """
 
 
+class OwnOrder(Sampler):
+    """Has set_epoch, as a person writes it: without telling which epoch it was."""
+
+    def __init__(self, rows):
+        self.rows, self._seed = rows, 0
+
+    def set_epoch(self, epoch):
+        self._seed = epoch
+
+    def __len__(self):
+        return self.rows
+
+    def __iter__(self):
+        generator = torch.Generator().manual_seed(self._seed)
+        return iter(torch.randperm(self.rows, generator=generator).tolist())
+
+
+@pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("done", [1, 2, 3, 4, 6])
-def test_fabric_continues_with_the_epoch_of_a_divided_sampler(done):
+def test_fabric_continues_with_the_epoch_of_a_sampler(done, own):
     def divided():
-        sampler = DistributedSampler(loops.Rows(), 2, 0)
+        divided = DistributedSampler(loops.Rows(), 2, 0)
+        sampler = OwnOrder(len(divided)) if own else divided
         return DataLoader(loops.Rows(), batch_size=loops.SIZE, sampler=sampler, seed=3)
 
     fabric = {"__name__": "lightning_fabric.wrappers", "loops": loops}
     exec(AS_FABRIC, fabric)
     whole = list(fabric["epochs"](divided(), 4))
-    assert len(whole) == 12
+    assert len({seen for seen, _ in whole}) == len(whole) == 12
     resumed = divided()
     resumed.load_state_dict(whole[done - 1][1])
     rest = [seen for seen, _ in fabric["epochs"](resumed, 4 - done // 3)]

@@ -110,7 +110,6 @@ class DataLoader(KeptByAccelerate, torch_data.DataLoader[Sample]):
         self._progress: Progress | None = None  # of the pass that was made last
         self._kept: tuple[LoaderOptions, Backend] | None = None  # of persistent workers
         self._seeding = Seeding()
-        self._ahead = 0  # epochs
         self._rank = 0  # of those that share its batches
         self._pending: dict[str, Any] | None = None  # a state that was loaded
         self._begun: dict[str, Any] = {}  # from where the last epoch was drawn
@@ -165,26 +164,15 @@ class DataLoader(KeptByAccelerate, torch_data.DataLoader[Sample]):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         """One epoch, or the rest of the one whose state was loaded."""
         frame = sys._getframe(1)
-        if fabric := is_fabric(frame):
-            self._count_on()
         if self._pending is not None and is_lightning(frame):
-            behind = self._one_further if fabric else self._get_iterator
-            return or_next(self._get_iterator(), behind)
-        return self._get_iterator()
+            return or_next(self._in_its_epoch(), self._in_its_epoch)
+        return self._in_its_epoch() if is_fabric(frame) else self._get_iterator()
 
-    def _count_on(self) -> None:
-        """Let the sampler continue from the epoch of a state, where Fabric counts from 0 again."""
-        sampler = self._with_epochs()
-        if sampler is not None:
-            if self._pending is not None:
-                self._ahead = self._pending["epoch"] - sampler.epoch
-            sampler.set_epoch(sampler.epoch + self._ahead)
-
-    def _one_further(self) -> EpochIterator:
-        """The epoch behind one of which nothing is left; Fabric does not count that one."""
+    def _in_its_epoch(self) -> EpochIterator:
+        """An epoch whose sampler has its number: behind a state, Fabric counts from 0 again, and
+        Lightning says it too late."""
         if (sampler := self._with_epochs()) is not None:
-            self._ahead += 1
-            sampler.set_epoch(sampler.epoch + 1)
+            sampler.set_epoch(self._next_epoch)
         return self._get_iterator()
 
     def _get_iterator(self) -> Any:  # torch's name, for classes that are derived from it
