@@ -68,6 +68,8 @@ def _quoted(word: str) -> str:
         return word
     if not word.isprintable():
         return f"$'{''.join(map(_escaped, word))}'"
+    if "'" in word and not re.search(r'["$`!\\]', word):
+        return f'"{word}"'  # which a person can read
     # Not as shlex does it: in fish, a backslash keeps the quote after it from ending a string.
     parts = re.findall(r"[^'\\]+|'+|\\+", word) or [""]
     return "".join(

@@ -74,6 +74,7 @@ class Composed:
         lines: the overrides that it was made from.
         problems: overrides that are wrong.
         unset: keys without a value, and interpolations that lead nowhere.
+        files: of YAML that it was made from.
         complete: whether there is a configuration at all.
     """
 
@@ -83,6 +84,7 @@ class Composed:
     lines: list[str] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     unset: list[Problem] = field(default_factory=list)
+    files: list[str] = field(default_factory=list)
     complete: bool = False
 
 
@@ -130,7 +132,7 @@ class Composer:
 
     def parse(self, lines: Iterable[str]) -> tuple[list[Override], list[Problem]]:
         """The overrides that can be parsed, and what is wrong with the others."""
-        overrides, problems = [], []
+        overrides, problems, before = [], [], ""
         for line in lines:
             try:
                 if line.startswith("="):  # hydra takes it for an override of nothing
@@ -142,10 +144,22 @@ class Composer:
                 elif line.startswith("=") or ("=" not in line and not line.startswith("~")):
                     lacks = "key" if "=" in line else "'='"
                     reason = f"it has no {lacks}; write key and value as one word, without spaces"
+                    reason += self._in_quotes(f"{before} {line}") if "=" in before else ""
                 else:
-                    reason = str(error).split("\nSee https")[0]
+                    reason = str(error).splitlines()[0] + self._in_quotes(line)
                 problems.append(Problem(line, f"cannot be parsed as key=value: {reason}"))
+            before = line
         return overrides, problems
+
+    def _in_quotes(self, line: str) -> str:
+        """How to write an override whose value is text with letters of Hydra's grammar."""
+        key, _, value = line.partition("=")
+        word = program.override(key, str(Path(value).expanduser()) if value[:2] == "~/" else value)
+        try:
+            self._parser.parse_overrides([word])
+        except HydraException:  # the key is wrong, too
+            return ""
+        return f"; if the value is text, quote it for Hydra and the shell: {program.joined([word])}"
 
     @preemption.held()
     def compose(self, overrides: Sequence[Override], multirun: bool = False) -> Composed:
@@ -168,6 +182,7 @@ class Composer:
                 pass
             else:
                 self.kept = Kept(self.name, tuple(lines), mode, config)
+                composed.files = self.loader.files
                 _finish(composed, config, lines)
                 return composed
         wrong = {problem.key for problem in composed.problems}
@@ -192,6 +207,7 @@ class Composer:
                 lines.append(str(override.input_line))
                 config.hydra.overrides.task.append(lines[-1])  # as hydra would have
                 composed.problems += self._apply(override, config)
+        composed.files = self.loader.files
         _finish(composed, config, lines)
         return composed
 

@@ -9,6 +9,7 @@ import copy
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
 from typing import Any, TextIO
 
 import yaml
@@ -55,6 +56,7 @@ __all__ = [
     "raw_node",
     "raw_value",
     "replaced",
+    "scalars",
     "swept_by",
     "with_plugin",
 ]
@@ -92,6 +94,7 @@ class HookedLoader(ConfigLoaderImpl):
     def __init__(self, config_search_path: ConfigSearchPath) -> None:
         super().__init__(config_search_path)
         self.repository = _Repository(config_search_path)
+        self.files: list[str] = []  # of the last composition, in their order
 
     def check_search_path(self, primary: DictConfig | None, overrides: Sequence[Override]) -> None:
         """Called before packages of `hydra.searchpath` are imported."""
@@ -129,12 +132,15 @@ class HookedLoader(ConfigLoaderImpl):
     def _compose_config_from_defaults_list(self, defaults: list[Any], repo: Any) -> DictConfig:
         config = OmegaConf.create()
         files: list[tuple[str, bool, Any]] = []
+        read: list[str] = []
         with flag_override(config, "no_deepcopy_set_nodes", True):
             for default in defaults:
                 merged_file = super()._compose_config_from_defaults_list([default], repo)
                 path = str(default.config_path)
                 source = repo.load_config(path)
                 theirs = source is not None and source.provider == "command-line"
+                if source is not None and source.path.startswith("file://"):
+                    read.append(f"{source.path.removeprefix('file://')}/{path}.yaml")
                 # Before it is merged, as the two share nodes from then on.
                 files.append((path, theirs, OmegaConf.to_container(merged_file, resolve=False)))
                 try:
@@ -144,6 +150,7 @@ class HookedLoader(ConfigLoaderImpl):
                         f"In '{default.config_path}': {type(error).__name__} raised while "
                         f"composing config:\n{error}"
                     ) from error
+        self.files = read
         self.merged(config, files)
         return config
 
@@ -171,6 +178,20 @@ def _load(file: TextIO) -> DictConfig | ListConfig:
     """A file of a configuration, as OmegaConf reads it."""
     values = yaml.load(file, _Loader)
     return OmegaConf.create({} if values is None else values)
+
+
+def scalars(file: str, key: str) -> list[str]:
+    """The texts, as they are written, of the values below a key that YAML takes for no text."""
+    found, nodes = [], [(yaml.compose(Path(file).read_text(encoding="utf-8"), _Loader), False)]
+    for node, below in nodes:  # which grows, and is None for an empty file
+        if isinstance(node, yaml.MappingNode):
+            nodes += [(name, below and name.tag[-4:] != ":int") for name, _ in node.value]
+            nodes += [(value, below or name.value == key) for name, value in node.value]
+        elif isinstance(node, yaml.SequenceNode):
+            nodes += [(value, below) for value in node.value]
+        elif below and node.tag != "tag:yaml.org,2002:str":
+            found.append(node.value or "(nothing)")
+    return found
 
 
 def apply_override(override: Override, config: DictConfig) -> None:

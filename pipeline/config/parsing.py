@@ -46,9 +46,9 @@ def _construct(model: type[Any], values: Mapping[str, object], wrong: set[tuple[
     for name, field in model.model_fields.items():
         if name not in values or (name,) in wrong:
             continue
-        value, section = values[name], _section(field.annotation)
-        if section is not None and isinstance(value, Mapping):
-            value = _construct(section, value, {path[1:] for path in wrong if path[0] == name})
+        value, below = values[name], section(field.annotation)
+        if below is not None and isinstance(value, Mapping):
+            value = _construct(below, value, {path[1:] for path in wrong if path[0] == name})
         valid[name] = value
     return model.model_construct(**valid)
 
@@ -82,7 +82,7 @@ def _problem(container: Mapping[str, object], path: tuple[str, ...], kind: str) 
                 allowed = f"a name of letters, digits and . : _ - with {describe(entry)}"
             return Problem(".".join(path), not_allowed(value, allowed))
         annotation, metadata = fields[name].annotation, fields[name].metadata
-        model = _section(annotation)
+        model = section(annotation)
     allowed, key = describe(annotation, metadata), ".".join(path)
     if kind == "missing":
         return Problem(key, f"is missing; expected {allowed}")
@@ -110,7 +110,7 @@ def unknown_key(
     return Problem(key, f"unknown {what} {name!r}{nearest(name, known)}; allowed: {allowed}")
 
 
-def _section(annotation: object) -> type[BaseModel] | None:
+def section(annotation: object) -> type[BaseModel] | None:
     """The section that a field holds, if it holds one."""
     for member in members(annotation):
         if isinstance(member, type) and issubclass(member, BaseModel):

@@ -21,7 +21,7 @@ from typing import Any
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
-from penstock import seams
+from penstock import program, seams
 from penstock.config import (
     allow_list,
     announcement,
@@ -30,6 +30,7 @@ from penstock.config import (
     parsing,
 )
 from penstock.config.composition import Composed, Composer, plain, with_run_dir
+from penstock.config.hydra_internals import scalars
 from penstock.config.schema import Config
 from penstock.distributed.world import launched_size
 from penstock.errors import ConfigError, Problem
@@ -180,7 +181,8 @@ def run(
         Problem(
             override.key_or_group,
             f"{override.input_line} is several values: add -m to sweep over them, "
-            f"or write a list as {override.key_or_group}=[a,b]",
+            f"write a list as {override.key_or_group}=[a,b], or quote a text, as in "
+            + program.joined([program.override(*override.input_line.partition("=")[::2])]),
         )
         for override in overrides
         if override.is_sweep_override()
@@ -215,10 +217,32 @@ def check_job(
     config, more = examine(composed.config, begin, bool(problems))
     # A key is not reported twice, nor a section for a key below it.
     return config, problems + [
-        problem
+        _quoting(problem, composed)
         for problem in more
         if problem.key not in said and not any(key.startswith(f"{problem.key}.") for key in said)
     ]
+
+
+def _quoting(problem: Problem, composed: Composed) -> Problem:
+    """A problem of a text that YAML or hydra reads as something else, with the quotes it needs."""
+    got, _, expected = problem.message.partition(", expected ")
+    if not got.startswith("got ") or not re.search("text|mapping", expected):
+        return problem
+    for line in reversed(composed.lines):
+        key, _, value = line.partition("=")
+        if key.lstrip("+") == problem.key:
+            several = value[:1] == "[" and "list" in expected
+            entries = value[1:-1].split(",") if several else [value]
+            words = ",".join(program.literal(entry.strip()) for entry in entries)
+            word = f"{key}=[{words}]" if several else f"{key}={words}"
+            way = f"if {value} is text, quote it for Hydra and the shell: {program.joined([word])}"
+            return Problem(problem.key, f"{problem.message}; {way}")
+    for file in reversed(composed.files):
+        if texts := scalars(file, problem.key.rpartition(".")[2]):
+            quotes = ", ".join(f"'{text}'" for text in texts[:10])
+            way = f"{file} has {', '.join(texts[:10])}, which YAML reads otherwise; quote it for"
+            return Problem(problem.key, f"{problem.message}; {way} text: {quotes}")
+    return problem
 
 
 def hydra_problems(composed: Composed, importing: bool = True) -> list[Problem]:

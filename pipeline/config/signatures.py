@@ -10,6 +10,7 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from functools import lru_cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -169,13 +170,14 @@ def _name(function: Callable[..., Any]) -> str:
 
 
 def _hints(function: Callable[..., object]) -> dict[str, object]:
-    try:
-        return typing.get_type_hints(
-            getattr(function, "__init__", function) if isinstance(function, type) else function,
-            include_extras=True,
-        )
-    except Exception:  # an annotation for type checkers only, which cannot be evaluated here
-        return {}
+    made = getattr(function, "__init__", function) if isinstance(function, type) else function
+    names = getattr(inspect.unwrap(made), "__globals__", {})
+    hints: dict[str, object] = {}
+    for name, annotation in getattr(made, "__annotations__", {}).items():
+        with suppress(Exception):  # one for type checkers only, which cannot be evaluated here
+            one = types.SimpleNamespace(__annotations__={name: annotation})
+            hints |= typing.get_type_hints(one, names, include_extras=True)
+    return hints
 
 
 def fits(value: Any, hint: Any) -> bool:
@@ -200,7 +202,9 @@ def fits(value: Any, hint: Any) -> bool:
     if origin is tuple:
         return isinstance(value, (list, tuple))
     if origin in (dict, Mapping):
-        return isinstance(value, Mapping)
+        entries = value.values() if isinstance(value, Mapping) else ()
+        hints = (*get_args(hint), Any, Any)[:2]
+        return isinstance(value, Mapping) and all(fits(entry, hints[1]) for entry in entries)
     # A configuration cannot write a tensor. By name: `--help` does not wait for torch.
     name = f"{getattr(hint, '__module__', '')}.{getattr(hint, '__qualname__', '')}"
     return name != "torch.Tensor"

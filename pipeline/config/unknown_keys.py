@@ -13,12 +13,13 @@ from typing import Any
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from penstock.config import allow_list, familiar_names, signatures
+from penstock import program
+from penstock.config import allow_list, familiar_names, parsing, signatures
 from penstock.config.gone import instead
 from penstock.config.hydra_loader import ConfigLoader
 from penstock.config.messages import nearest
 from penstock.config.nodes import KEPT, OF_OPTIMIZERS, OF_THE_BUILD
-from penstock.config.schema import TASK_KEYS
+from penstock.config.schema import TASK_KEYS, Config
 from penstock.errors import ConfigError, Problem
 
 _PLUGINS = {
@@ -81,8 +82,21 @@ def key(key: str, value: str, config: DictConfig, loader: ConfigLoader) -> Probl
     if way:
         return Problem(key, f"unknown key {name!r}{familiar_names.hint(way)}")
     allowed = f"; {where} has {', '.join(known)}" if known else f"; {where} has no keys"
+    if not rest and (function is None or signatures.arguments(function).open) and _is_open(where):
+        allowed += f"; to add one: {program.joined([f'+{key}={value}'])}"
     hint = nearest(name, known) or _elsewhere(name, config)
     return Problem(key, f"unknown key {name!r}{hint}{allowed}")
+
+
+def _is_open(where: str) -> bool:
+    """Whether the schema leaves the names in a mapping open."""
+    model: Any = Config
+    for part in where.split("."):
+        field = model.model_fields.get(part)
+        model = parsing.section(field.annotation) if field else None
+        if model is None:
+            return True
+    return False
 
 
 def _at_the_top(
