@@ -77,12 +77,9 @@ def main(
             project.importable(),
             terminal.harmless_libraries(),
         ):
-            if any(word.startswith("resume=") for word in overrides):
-                overrides, resumed = seams.resumed_sweep(overrides)
-                if resumed and not {"-m", "--multirun"} & set(options):
-                    options = [*options, "--multirun"]
             overrides = with_overrides_of_run(with_run_dir(overrides))
-            return _main(options, overrides, entry, argv)
+            with own_options.environment_with(seams.sweep_variables(options, overrides)):
+                return _main(options, overrides, entry, argv)
     except BaseException as error:
         return report(error)
 
@@ -113,7 +110,7 @@ def _main(
     kept = composer.kept if single or only_looks else None
     sweeps = args.multirun and not only_looks
     loads = hydra_loader.checked(single, kept, sweeps=sweeps)
-    runs = seams.run_sweep(composer, overrides, typed) if sweeps else nullcontext()
+    runs = seams.run_sweep(composer, typed) if sweeps else nullcontext()
     try:
         checked = preflight.carried(composer)
         with hydra_internals.replaced(sys, argv=words), looks, loads, checked, runs:

@@ -400,11 +400,13 @@ def check_sweep(*arguments: Any) -> list[Problem]:
     return check(*arguments)
 
 
-def resumed_sweep(words: Sequence[str]) -> tuple[list[str], bool]:
-    """Overrides with those of the sweep that `resume` names before them; whether it names one."""
-    from penstock.addons.sweeps.stored_sweep import resumed
+def sweep_variables(options: Sequence[str], words: Sequence[str]) -> dict[str, str]:
+    """The variable with the name of a sweep's folder, which follows from its command."""
+    if not {"-m", "--multirun"} & set(options):
+        return {}
+    from penstock.addons.sweeps.stored_sweep import name_of
 
-    return resumed(words)
+    return {"PENSTOCK_SWEEP": name_of(options, words)}
 
 
 def run_sweep(*arguments: Any) -> AbstractContextManager[None]:

@@ -145,6 +145,8 @@ class Composer:
                     lacks = "key" if "=" in line else "'='"
                     reason = f"it has no {lacks}; write key and value as one word, without spaces"
                     reason += self._in_quotes(f"{before} {line}") if "=" in before else ""
+                    if sentence := instead(f"--help {line}"):
+                        reason = f"--help {line} {sentence}"
                 else:
                     reason = str(error).splitlines()[0] + self._in_quotes(line)
                 problems.append(Problem(line, f"cannot be parsed as key=value: {reason}"))

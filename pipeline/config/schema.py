@@ -319,10 +319,6 @@ class SweepSection(Section):
 
     on_preempted: Literal["stop", "continue"] = "stop"
     on_failure: Literal["continue", "stop"] = "continue"
-    retries: Index = 0
-    jobs: Count | Literal["auto"] = 1
-    seeds: Count | None = None
-    folds: Literal["all"] | None = None
     optuna: StudySection | None = None
 
 

@@ -17,8 +17,6 @@ from pathlib import Path
 from penstock.distributed import slurm
 from penstock.errors import ConfigError, Problem
 
-JOBS = "PENSTOCK_JOBS"  # of a sweep that run side by side
-THREADS = "PENSTOCK_THREADS"  # of torch in each of them
 MEETING = "PENSTOCK_MEETING"  # names the folder in which the ranks of one machine meet
 
 
@@ -201,21 +199,6 @@ def default_processes() -> int:
 
 
 def usable_cpus() -> int:
-    """Cores that this run may use: all, or its share where jobs of a sweep run side by side."""
-    return max(1, cores() // jobs_at_once())
-
-
-def jobs_at_once() -> int:
-    """How many jobs of a sweep share this machine."""
-    return max(1, _number(os.environ, JOBS, 1))
-
-
-def threads_of_job() -> int | None:
-    """Threads for torch in all ranks of this job of a sweep; None if this is none."""
-    return _number(os.environ, THREADS, 0) or None
-
-
-def cores() -> int:
     """Cores that this process may use: of its affinity, and of its container's quota."""
     count = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):

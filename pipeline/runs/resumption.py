@@ -83,6 +83,9 @@ def source(config: Config) -> Source | None:
         return Source(path)
     if path.is_file() or run_of(path) is not None:
         return Source(None, path)
+    if (path / "multirun.yaml").exists():
+        reason = f"{path} is a sweep's folder: type its command again, and it resumes"
+        raise ConfigError(Problem("resume", reason))
     raise ConfigError(
         Problem(
             "resume", f"{path} is neither a run's folder (it has no manifest.json) nor a checkpoint"

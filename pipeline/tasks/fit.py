@@ -29,7 +29,7 @@ from penstock.config.schema import Config
 from penstock.distributed.group import Group, join
 from penstock.distributed.parallel import Parallel, prepare
 from penstock.distributed.preemption import Preempted, Preemption, Stop
-from penstock.distributed.world import World, starts_again, threads_of_job, usable_cpus
+from penstock.distributed.world import World, starts_again, usable_cpus
 from penstock.errors import ConfigError, PenstockError, Problem
 from penstock.loading.loader import Loader
 from penstock.order.plan import Plan
@@ -406,10 +406,8 @@ def spare_cores(world: World) -> None:
     not depend on the workers, because sums in another number of threads round differently.
     """
     if world.device == "cpu":
-        threads = threads_of_job()  # the same whenever and however the sweep is resumed
-        most = torch.get_num_threads() if threads is None else threads
-        share = (usable_cpus() // 2 if threads is None else threads) // world.local_size
-        torch.set_num_threads(max(1, min(most, share)))
+        share = usable_cpus() // 2 // world.local_size
+        torch.set_num_threads(max(1, min(torch.get_num_threads(), share)))
 
 
 def make_options(config: Config, objective: Objective) -> TrainOptions:

@@ -59,20 +59,6 @@ def by_manifest(words):
     return Attack(["resume=FOLDER/run"], {"run/manifest.json": json.dumps({"overrides": words})})
 
 
-def by_stored_sweep(words):
-    stored = {
-        "words": ["seed=1,2", *words],
-        "fixed": words,
-        "keys": ["seed"],
-        "threads": 1,
-        "began": 0.0,
-        "ends": [],
-        "jobs": [{"folder": "0", "overrides": ["seed=1"]}],
-        "version": 1,
-    }
-    return Attack(["-m", "resume=FOLDER/sweep"], {"sweep/sweep.json": json.dumps(stored)})
-
-
 def logs(**entries):
     return {"version": 1, "root": {"level": "INFO"}, **entries}
 
@@ -137,7 +123,7 @@ SCRIPTS = {
     "name of a job": {"job": {"name": "x\\'\"\ntouch CANARY\n#"}},
     "partition": {"launcher": {"partition": "x\ntouch CANARY\n#"}},
 }
-# Words of a run's manifest or a sweep's file.
+# Words of a run's manifest.
 WORDS = {
     "folder of groups": ["--config-dir=FOLDER", "experiment=evil"],
     "package of configurations": ["--config-path=pkg://stranger"],
@@ -184,10 +170,9 @@ def attacks():
         yield f"script: {name}", by_slurm(section)
     evil = by_experiment(SECTIONS["path of ours"]).files
     for name, words in WORDS.items():
-        for way in (by_manifest, by_stored_sweep):
-            attack = way(words)
-            files = {**evil, "other.yaml": evil["experiment/evil.yaml"], **attack.files}
-            yield f"{way.__name__}: {name}", Attack(attack.words, files)
+        attack = by_manifest(words)
+        files = {**evil, "other.yaml": evil["experiment/evil.yaml"], **attack.files}
+        yield f"by_manifest: {name}", Attack(attack.words, files)
     for name, words in TYPED.items():
         yield f"typed: {name}", Attack(words)
     for name, parts in NODES.items():

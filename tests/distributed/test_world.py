@@ -106,26 +106,6 @@ def test_a_gpu_that_is_not_there_is_refused(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("cores", "jobs", "usable"),
-    [(8, "", 8), (8, "1", 8), (8, "2", 4), (8, "3", 2), (1, "2", 1), (8, "0", 8)],
-)
-def test_jobs_of_a_sweep_share_the_cores(cores, jobs, usable, monkeypatch):
-    monkeypatch.setenv(world.JOBS, jobs)
-    monkeypatch.setattr(world, "cores", lambda: cores)
-    assert world.usable_cpus() == usable
-    for gpus in (0, 3):
-        monkeypatch.setattr(torch.cuda, "device_count", lambda gpus=gpus: gpus)
-        assert world.default_processes() == (gpus or usable)
-
-
-def test_threads_of_a_job(monkeypatch):
-    monkeypatch.delenv(world.THREADS, raising=False)
-    assert world.threads_of_job() is None
-    monkeypatch.setenv(world.THREADS, "3")
-    assert world.threads_of_job() == 3
-
-
-@pytest.mark.parametrize(
     ("quota", "affinity", "cores"),
     [
         ("max 100000", 6, 6),
@@ -149,7 +129,7 @@ def test_cores_are_those_of_the_affinity_and_of_the_container(quota, affinity, c
         monkeypatch.delattr(world.os, "sched_getaffinity")
     else:
         monkeypatch.setattr(world.os, "sched_getaffinity", lambda pid: [set(range(6)), {0}][pid])
-    assert world.cores() == cores
+    assert world.usable_cpus() == cores
 
 
 def test_a_machine_that_does_not_count_its_cores_has_one(monkeypatch):
@@ -159,7 +139,7 @@ def test_a_machine_that_does_not_count_its_cores_has_one(monkeypatch):
     monkeypatch.setattr(world, "Path", unreadable)
     monkeypatch.setattr(world.os, "cpu_count", lambda: None)
     monkeypatch.delattr(world.os, "sched_getaffinity")
-    assert world.cores() == 1
+    assert world.usable_cpus() == 1
 
 
 TASK = {"SLURM_NTASKS": "2", "SLURM_PROCID": "1", "SLURM_LOCALID": "1"}

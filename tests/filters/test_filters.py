@@ -3,7 +3,6 @@
 import csv
 import json
 import shutil
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +14,6 @@ import yaml
 from torch.utils.data import Sampler
 
 import penstock
-from penstock.addons.sweeps.stored_sweep import StoredSweep
 from penstock.build.data import DataParts
 from penstock.command import main
 from penstock.config.composition import quoted
@@ -498,14 +496,6 @@ def by_stored_configuration(folder, text, trained):
     return ["task=where", f"run={run}", "sample=0", "epochs=0"]
 
 
-def by_sweep(folder, text, trained):
-    """The words of a sweep that is resumed."""
-    words = [*FIT, quoted(f"+dataset.filter={text}"), "seed=1,2"]
-    stored = asdict(StoredSweep(words=words, fixed=words[:-1], keys=["seed"]))
-    (folder / "sweep.json").write_text(json.dumps(stored))
-    return [f"resume={folder}"]
-
-
 def by_sample(folder, text, trained):
     return ["task=where", *SEQUENCES, quoted(f"sample={text}"), "epochs=0"]
 
@@ -517,7 +507,6 @@ DOORS = {
     "a group of a folder, digest": by_group,
     "a manifest": by_manifest,
     "the configuration of a run": by_stored_configuration,
-    "a sweep": by_sweep,
     "a sample": by_sample,
 }
 

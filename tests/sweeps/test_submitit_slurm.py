@@ -1,19 +1,15 @@
 """Sweeps through `hydra/launcher=submitit_slurm`: real jobs of tests/fake_slurm.py."""
 
-import json
 import os
 import pickle
 import signal
 import subprocess
 import sys
 import time
-from dataclasses import fields
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from penstock.addons.sweeps import batch_scripts, launching
+from penstock.addons.sweeps import launching
 from penstock.addons.sweeps.job_result import read_results
 from penstock.errors import ConfigError
 from tests import fake_slurm
@@ -120,21 +116,10 @@ def test_pickles_in_a_strangers_sweep_are_not_read(tmp_path):
         place.mkdir(parents=True)
         for name in (f"{job}_0_result.pkl", f"{job}_submitted.pkl"):
             (place / name).write_bytes(pickle.dumps(("success", Evil(canary))))
-    words = [*WORDS[5:], "trainer.max_epochs=1"]
-    stored = {
-        "words": words,
-        "fixed": None,
-        "keys": ["seed"],
-        "threads": 1,
-        "began": 0.0,
-        "ends": [],
-        "jobs": [],
-        "version": 1,
-    }
-    (folder / "sweep.json").write_text(json.dumps(stored))
     environment = {**fake_slurm.installed(tmp_path / "slurm"), "OMP_NUM_THREADS": "1"}
     environment.pop("PYTHONPATH", None)
-    typed = [sys.executable, str(ROOT / "run.py"), *WORDS[:5], f"resume={folder}", *SLURM]
+    typed = [sys.executable, str(ROOT / "run.py"), *WORDS, "trainer.max_epochs=1", *SLURM]
+    typed.append(f"hydra.sweep.dir={folder}")
     done = subprocess.run(
         typed,
         cwd=tmp_path,
@@ -162,93 +147,6 @@ def test_every_launch_has_a_folder_of_its_own(tmp_path):
         with pytest.raises(ConfigError, match=r"hydra\.sweep\.dir: got"):
             launching.folder_of_jobs(f"{tmp_path}/{name}/.submitit/%j")
         assert not (tmp_path / name).exists()
-
-
-def script(folder, parameters):
-    """The script that submitit makes of a launcher's parameters; None if we refuse them."""
-    import submitit
-
-    if [*batch_scripts.problems(parameters)]:
-        return None
-    general = ("name", "timeout_min", "mem_gb", "nodes", "stderr_to_stdout")
-    executor = submitit.AutoExecutor(folder, cluster="slurm")
-    executor.update_parameters(
-        **{
-            name if name in general else f"slurm_{name}": value
-            for name, value in parameters.items()
-        }
-    )
-    return executor._executor._make_submission_file_text("true", "uid")
-
-
-def options(text):
-    """The lines of a script that Slurm reads, and what it reads in them."""
-    lines = text.partition("# Parameters\n")[2].partition("\n\n")[0].split("\n")
-    assert all(line.startswith("#SBATCH ") for line in lines), text
-    words = [fake_slurm.arguments(line.removeprefix("#SBATCH")) for line in lines]
-    assert all(len(found) == 1 for found in words), words
-    return dict(found[0].removeprefix("--").partition("=")[::2] for found in words)
-
-
-HARD = st.text(st.one_of(st.characters(), st.sampled_from("'\"\\\n\r #$`;&|-=%\x85\u2028")))
-
-
-@pytest.fixture
-def slurm(tmp_path, monkeypatch):
-    """Puts Slurm's commands on PATH, of which srun does nothing."""
-    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
-    monkeypatch.setenv("PATH", fake_slurm.installed(tmp_path / "slurm")["PATH"])
-    (tmp_path / "slurm" / "srun").write_text("#!/bin/sh\n")
-    return tmp_path / "slurm"
-
-
-@pytest.mark.thorough
-def test_slurm_and_bash_read_a_value_as_it_was_meant(slurm):
-    met, texts = [], st.one_of(HARD, st.text("'\"#$`;&|<>-=%*[]{}() ä€a:,"))
-
-    @settings(max_examples=300, database=None)
-    @given(texts, texts, st.one_of(st.just("mail-type"), HARD), texts)
-    def check(name, comment, option, value):
-        parameters = {"name": name, "comment": comment, "additional_parameters": {option: value}}
-        text = script(slurm, parameters)
-        met.append(text is not None)
-        if text is not None:
-            found = options(text)
-            assert (found["job-name"], found["comment"]) == (name, comment)
-            assert found[option.replace("_", "-")] == value
-
-    check()
-    for value in ("it's", 'say "a"', "[a|b]*2", "gpu:a100:2,x", "käse & brot", "$(id) `id`; id #"):
-        found = options(script(slurm, {"name": value, "partition": value, "gres": value}))
-        assert {found[name] for name in ("job-name", "partition", "gres")} == {value}
-    assert 10 < sum(met) < len(met)
-
-
-def test_a_script_runs_nothing_but_its_job(slurm, tmp_path):
-    evil = f"' ; touch {tmp_path}/canary # $(touch {tmp_path}/canary) `touch {tmp_path}/canary`"
-    text = script(
-        slurm,
-        {
-            "name": evil,
-            "comment": evil,
-            "partition": "gpu",
-            "setup": [f"touch {tmp_path}/ready"],
-            "additional_parameters": {"mail-type": "END", "requeue": True},
-        },
-    )
-    (tmp_path / "script").write_text(text)
-    subprocess.run(["bash", str(tmp_path / "script")], check=True, cwd=tmp_path)
-    assert (tmp_path / "ready").exists()
-    assert not (tmp_path / "canary").exists()
-    assert options(text)["comment"] == evil
-
-
-def test_all_parameters_of_the_plugin_are_known():
-    config = pytest.importorskip("hydra_plugins.hydra_submitit_launcher.config")
-    names = {
-        one.name for kind in (config.SlurmQueueConf, config.LocalQueueConf) for one in fields(kind)
-    }
-    assert names - {"_target_"} <= batch_scripts._PARAMETERS
 
 
 def test_several_tasks_of_a_job_are_refused(capsys, tmp_path, monkeypatch):

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
+import penstock
 from penstock import command, seams
 from penstock.addons.reports.sweep_report import SweepRecord
-from penstock.addons.sweeps import stored_sweep
 from penstock.addons.sweeps.job_result import JobResult, best_of, read_results
 from penstock.addons.sweeps.sweep import table
-from penstock.errors import DataError
+from penstock.errors import ConfigError, DataError
+from penstock.runs import resumption
 
 
 @pytest.fixture
@@ -191,10 +192,11 @@ def test_a_sweep_that_is_left_says_how_far_it_came_and_continues(sweep, capsys, 
         ["2", "3", "not"],
     ]
     assert "Traceback" not in err
-    line = err.splitlines()[err.splitlines().index("to resume the sweep:") + 1]
+    line = err.splitlines()[err.splitlines().index("to resume the sweep, the same command:") + 1]
     words = shlex.split(line)
     assert words[0] == "python"
-    assert words[2:] == ["-m", "resume=sweep"]
+    given = ["-m", "seed=1,2,3", "batch.size=8", "model=landmark_net", "hydra.sweep.dir=sweep"]
+    assert words[2:] == given
     begun.clear()
     monkeypatch.setattr(seams, "runner", lambda name: lambda config: task(config, stops=False))
     assert command.main(words[2:]) == 0
@@ -203,6 +205,8 @@ def test_a_sweep_that_is_left_says_how_far_it_came_and_continues(sweep, capsys, 
     assert "1 of 3 jobs are done" in err
     assert "3 jobs in sweep" in out
     assert "best: nme 0.1 by job 0" in out
+    with pytest.raises(ConfigError, match="is a sweep's folder: type its command again"):
+        resumption.source(penstock.compose("resume=sweep"))
 
 
 @pytest.mark.stress
@@ -220,12 +224,6 @@ def test_jobs_are_known_by_their_overrides(sweep):
     assert sweep(task, "seed=1,2", "batch.size=32,8")[0] == 0
     assert begun[3:] == [("3", 1, 32), ("4", 1, 8), ("5", 2, 32), ("6", 2, 8)]
     assert [name for name, _ in read_results(folder)] == list("0123456")
-
-
-def test_words_that_a_folder_never_gives():
-    given = ["trainer.max_epochs=3", "~scheduler", "hydra.sweep.dir=sweep", "+dataset.folds=3"]
-    typed = ["--trust=own", "fit", "hydra.job.name=x", "hydra/launcher=basic"]
-    assert [word for word in [*given, *typed] if stored_sweep.must_be_typed(word)] == typed
 
 
 def test_long_values_that_differ_at_their_end_are_two(sweep):

@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from penstock import command, seams
-from penstock.addons.sweeps import sweep_grid
+from penstock.addons.sweeps import stored_sweep
 from penstock.addons.sweeps.job_result import read_results
-from penstock.addons.sweeps.stored_sweep import job_lock, read_sweep, resumed
-from penstock.distributed import world
-from penstock.errors import ConfigError, DataError
+from penstock.addons.sweeps.stored_sweep import job_lock
+from penstock.errors import DataError
 from penstock.runs.run_folder import RunFolder
 from tests.program import run
 
@@ -21,46 +20,50 @@ def sweep(tmp_path, monkeypatch):
     """Runs a sweep whose task is a function; gives the exit code and the sweep's folder."""
     monkeypatch.chdir(tmp_path)
 
-    def go(task, *words):
+    def go(task, *words, at=("hydra.sweep.dir=sweep",)):
         monkeypatch.setattr(seams, "runner", lambda name: task)
-        code = command.main(["-m", *words])
+        code = command.main(["-m", *words, *at])
         return code, tmp_path / "sweep"
 
-    return lambda task, *words: go(task, *words, "hydra.sweep.dir=sweep")
+    return go
 
 
-@pytest.mark.thorough
-def test_seeds_are_the_axis_that_varies_fastest(sweep):
-    begun = []
-    words = ("sampler=random,sequential", "seed=3", "sweep.seeds=2")
-    code, folder = sweep(
-        lambda config: begun.append((config.sampler["_target_"], config.seed)), *words
-    )
-    assert code == 0
-    assert [seed for _, seed in begun] == [3, 4, 3, 4]
-    assert len({name for name, _ in begun[:2]}) == 1
-    overrides = [one.overrides for _, one in read_results(folder)]
-    assert overrides[0] == ["sampler=random", "seed=3"], "what the sweep does is no part of a job"
-    assert sweep(lambda config: begun.append(config.seed), *words[:-1], "sweep.seeds=3")[0] == 0
-    assert begun[4:] == [5, 5]
-
-
-def test_a_job_that_fails_is_tried_again(sweep, capsys):
+def test_the_same_command_tries_what_failed_again(sweep, capsys):
     begun = []
 
     def task(config):
         begun.append(config.seed)
-        if config.seed == 2 and begun.count(2) < 3:
+        if config.seed == 2 and begun.count(2) < 2:
             raise DataError("the disk is away")
-        if config.seed == 3:
-            raise ConfigError("this never works")
         return 0.5
 
-    code, folder = sweep(task, "seed=1,2,3", "sweep.retries=2")
-    assert code == 2
-    assert begun == [1, 2, 2, 2, 3]
-    assert [one.status for _, one in read_results(folder)] == ["done", "done", "failed"]
-    assert capsys.readouterr().err.count("job 1: tried again") == 2
+    assert sweep(task, "seed=range(1,4)")[0] == 3
+    code, folder = sweep(task, "seed=range(1,4)")
+    assert code == 0
+    assert begun == [1, 2, 3, 2]
+    assert [one.status for _, one in read_results(folder)] == ["done"] * 3
+
+
+def test_a_command_has_one_folder(sweep, capsys):
+    """It follows from the overrides that change a result, in any order."""
+    made = []
+    commands = [
+        ["seed=1,2", "batch.size=8"],
+        ["batch.size=8", "seed=1,2", "loader.num_workers=1", "trainer.progress=none"],
+        ["seed=1,2", "batch.size=16"],
+        ["seed=1,3", "batch.size=8"],
+        ["seed=range(1,3)", "batch.size=8", f"tracker.x={'a' * 300}"],
+    ]
+    for words in commands[:4]:
+        begun = []
+        code, _ = sweep(lambda config, begun=begun: begun.append(config.run_dir), *words, at=())
+        assert code == 0
+        made.append(Path(begun[0]).parent if begun else None)
+    assert made[1] is None, "the same command: all is done"
+    assert len({*made}) == 4
+    assert re.fullmatch(r"seed-[0-9a-f]{8}", made[0].name)
+    assert "2 of 2 jobs are done in multirun/seed-" in capsys.readouterr().err
+    assert len(stored_sweep.name_of([], commands[4] * 30)) <= 100
 
 
 @pytest.mark.stress
@@ -78,29 +81,23 @@ def test_a_sweep_can_end_at_its_first_failure(sweep, capsys):
     out, err = capsys.readouterr()
     assert "1 of 3 jobs in sweep are done" in out
     assert "not started" in out
-    assert "-m resume=sweep\n" in err
+    assert "-m seed=1,2,3 sweep.on_failure=stop hydra.sweep.dir=sweep\n" in err
     code, _ = sweep(lambda config: task(config, fails=False), "seed=1,2,3")
     assert (code, begun) == (0, [1, 2, 2, 3])
 
 
-def test_another_sweep_in_the_same_folder_is_refused_by_key(sweep, capsys):
-    words = ("seed=1,2", "batch.size=8", "trainer.max_epochs=3")
-    assert sweep(lambda config: 0.5, *words)[0] == 0
-    before = Path("sweep/sweep.json").read_bytes()
-    code, folder = sweep(
-        lambda config: pytest.fail("a job ran"),
-        "seed=1,2,3",
-        "batch.size=16",
-        "model=linear",
-        "trainer.progress=none",
-    )
-    assert code == 2
-    err = capsys.readouterr().err
-    assert "batch.size: is 16 here and 8 in the sweep in sweep" in err
-    assert "model: is linear here and not given in the sweep" in err
-    assert "trainer.max_epochs: is not given here and 3 in the sweep" in err
-    assert "trainer.progress" not in err
-    assert (folder / "sweep.json").read_bytes() == before
+def test_another_sweep_in_the_same_folder_adds_jobs(sweep, capsys):
+    begun = []
+
+    def task(config):
+        begun.append((config.seed, config.batch.size))
+        return 0.5
+
+    assert sweep(task, "seed=1,2", "batch.size=8")[0] == 0
+    code, folder = sweep(task, "seed=1,2", "batch.size=16", "trainer.progress=none")
+    assert code == 0
+    assert begun == [(1, 8), (2, 8), (1, 16), (2, 16)]
+    assert [name for name, _ in read_results(folder)] == list("0123")
 
 
 @pytest.mark.thorough
@@ -114,8 +111,8 @@ def test_folds_are_repetitions_and_a_failed_one_is_named(sweep, capsys):
             raise DataError("faces.csv is gone")
         return 10.0 * large + fold + config.seed / 10
 
-    words = ("dataset=sequences", "+dataset.folds=3", "sweep.folds=all", "sweep.seeds=2")
-    words = (*words, "batch.size=8,16", "sweep.out_of_fold=null")
+    words = ("dataset=sequences", "+dataset.folds=3", "batch.size=8,16")
+    words = (*words, "seed=range(2)", "+dataset.fold=range(3)")
     code, folder = sweep(task, *words)
     assert code == 3
     # The other setting reached more, but lacks a fold.
@@ -142,13 +139,11 @@ def read_rows(path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["+dataset.folds=2,3", "sweep.folds=all"], "sweep.folds: runs all folds of one dataset.f"),
-        (["sweep.folds=all"], "sweep.folds: runs all folds, and dataset.folds says of how many"),
-        (["seed=1,2", "sweep.seeds=2"], "sweep.seeds: adds an axis of seeds, and seed is swept"),
-        (["sweep.retries=1,2"], "sweep.retries: is the same for all jobs of a sweep"),
-        (["seed=1,2", "sweep.jobs=0"], "sweep.jobs: got 0"),
-        (["seed=1,2", "sweep.jobs=2", "hydra/launcher=joblib"], "sweep.jobs: is for jobs that"),
-        (["sweep.seeds=1000000"], "a sweep of 100001 jobs; 100000 is the most"),
+        (["seed=1,2", "sweep.folds=all"], "sweep.folds: is no longer there: sweep over them: +d"),
+        (["sweep.seeds=2"], "sweep.seeds: is no longer there: sweep over them: seed=range(5)"),
+        (["sweep.on_failure=stop,continue"], "sweep.on_failure: is the same for all jobs of a"),
+        (["seed=1,2", "sweep.jobs=2"], "sweep.jobs: is no longer there: hydra/launcher=joblib"),
+        (["seed=range(1000000)"], "has more than 100000 values"),
     ],
 )
 def test_a_sweep_that_cannot_be_is_refused(words, message, sweep, capsys):
@@ -168,7 +163,7 @@ def test_a_job_of_another_process_is_left_alone(sweep, capsys):
         out, err = capsys.readouterr()
         assert "1 run in other processes" in err
         assert re.search(r"1 +2 +running", out)
-        assert "-m resume=sweep" in err
+        assert "-m seed=1,2 hydra.sweep.dir=sweep" in err
     assert [one.status for _, one in read_results(folder)] == ["done", "failed"]
     assert sweep(lambda config: 0.5, "seed=1,2")[0] == 0
     assert [one.status for _, one in read_results(folder)] == ["done", "done"]
@@ -196,19 +191,6 @@ DAMAGES = {
         lambda text: text.replace('"folder": "0"', '"folder": "1"'),
         "two jobs have the folder '1'",
     ),
-    "of hydra": (
-        lambda text: text.replace('"seed=1,2"', '"hydra.launcher.setup=[evil]"'),
-        "Launchers are taken from a command line only",
-    ),
-    "a launcher": (
-        lambda text: text.replace('"seed=1,2"', '"hydra/launcher=submitit_slurm"'),
-        "holds 'hydra/launcher=submitit_slurm'. Launchers are taken from",
-    ),
-    "a sweeper": (
-        lambda text: text.replace('"seed=1,2"', '"++hydra/sweeper=basic"'),
-        "Launchers are taken from a command line only",
-    ),
-    "a key": (lambda text: text.replace('"seed=1,2"', '"evil.key=1"'), "is not a key of a run"),
 }
 
 
@@ -220,7 +202,7 @@ def test_a_stored_sweep_of_a_stranger_is_checked(damage, sweep, capsys):
     path = Path("sweep/sweep.json")
     path.write_text(change(path.read_text()))
     capsys.readouterr()
-    assert command.main(["resume=sweep"]) == 2
+    assert sweep(lambda config: 0.5, "seed=1,2")[0] == 2
     err = capsys.readouterr().err
     assert message in err
     assert "sweep.json" in err
@@ -232,24 +214,6 @@ def test_a_sweep_replaces_what_it_has_made(sweep):
     for words in ("seed=1,2", "seed=1,2,3"):
         assert sweep(lambda config: 0.5, words)[0] == 0
     assert len(Path("sweep/sweep.csv").read_text().splitlines()) == 4
-
-
-def test_what_is_not_written_down_is_asked_for_again(sweep):
-    launcher = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
-    folder = Path("sweep")
-    folder.mkdir()
-    stored = sweep_grid.StoredSweep(words=["seed=1,2", *launcher])
-    asked = sweep_grid.stored_sweep.extend(folder, stored)[0]
-    assert read_sweep(folder) == asked
-    with pytest.raises(ConfigError, match=r"holds 'hydra/launcher=joblib', 'hydra\.launcher\.n_j"):
-        resumed(["resume=sweep", "seed=3"])
-    for again in (launcher, ["hydra/launcher=basic"]):
-        words, _ = resumed(["resume=sweep", "seed=3", *again])
-        assert words == ["seed=3", *again, "hydra.sweep.dir=sweep"]
-    (folder / "sweep.json").unlink()
-    sweep_grid.stored_sweep.extend(folder, sweep_grid.StoredSweep(words=["seed=1,2"]))
-    with pytest.raises(ConfigError, match=r"hydra\.sweep\.dir: resume=sweep continues"):
-        resumed(["resume=sweep", "hydra.sweep.dir=other"])
 
 
 def test_a_run_that_was_killed_while_it_claimed_its_folder_claims_it_again(tmp_path):
@@ -268,20 +232,6 @@ def test_a_run_that_was_killed_while_it_claimed_its_folder_claims_it_again(tmp_p
     assert RunFolder.claim(path, {}).path.name == "run-3", "it has begun"
 
 
-def test_jobs_share_the_cores_of_the_machine(monkeypatch):
-    monkeypatch.setattr(world, "cores", lambda: 16)
-    assert (world.usable_cpus(), world.jobs_at_once(), world.threads_of_job()) == (16, 1, None)
-    monkeypatch.setenv(world.JOBS, "3")
-    monkeypatch.setenv(world.THREADS, "2")
-    assert (world.usable_cpus(), world.jobs_at_once(), world.threads_of_job()) == (5, 3, 2)
-    monkeypatch.setattr(sweep_grid, "available", lambda: 9 << 30)
-    assert sweep_grid.at_once_of("auto", 64, "cpu") == 4
-    assert sweep_grid.at_once_of("auto", 3, "cpu") == 3
-    assert sweep_grid.at_once_of(8, 64, "cpu") == 8
-    monkeypatch.setattr(sweep_grid, "available", lambda: 0)  # not known
-    assert sweep_grid.at_once_of("auto", 64, "cpu") == 16
-
-
 @pytest.mark.stress
 def test_jobs_in_parallel_give_what_jobs_in_turn_give(faces, capsys, tmp_path):
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
@@ -290,14 +240,14 @@ def test_jobs_in_parallel_give_what_jobs_in_turn_give(faces, capsys, tmp_path):
         *faces,
         "optimizer.lr=0.01,0.003",
         "trainer.max_epochs=1",
-        "sweep.seeds=2",
+        "seed=range(2)",
         "trainer.pictures=false",
         "tracker=none",
         "trainer.digest=true",
     ]
     found = {}
-    for jobs in ("1", "2"):
-        done = run(capsys, *words, f"sweep.jobs={jobs}", f"hydra.sweep.dir={tmp_path / jobs}")
+    for jobs, launcher in {"1": [], "2": ["hydra/launcher=joblib"]}.items():
+        done = run(capsys, *words, *launcher, f"hydra.sweep.dir={tmp_path / jobs}")
         assert done.code == 0, done.err
         assert "4 jobs in" in done.out
         found[jobs] = [
@@ -311,4 +261,3 @@ def test_jobs_in_parallel_give_what_jobs_in_turn_give(faces, capsys, tmp_path):
             for name, one in read_results(tmp_path / jobs)
         ]
     assert found["1"] == found["2"]
-    assert run(capsys, f"resume={tmp_path / '2'}").code == 0

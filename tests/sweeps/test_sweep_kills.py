@@ -107,18 +107,18 @@ class Sweep:
         return re.findall(r"^job (\w+) [^:]*: .*\bseed=", self.log.read_text(), re.MULTILINE)
 
 
-def killed_and_resumed(sweep, kills, seed, again):
+def killed_and_resumed(sweep, kills, seed):
     """Kill a sweep at random moments; how many of the kills met it alive."""
     random_ = random.Random(seed)
     met = 0
     for _ in range(kills):
         before, at = sweep.done(), sweep.steps()
-        pid = sweep.start(*again() if sweep.folder.exists() else ())
+        pid = sweep.start()
         met += sweep.kill(pid, at + random_.randrange(25), random_.random() * 0.2)
         after = sweep.done()
         assert {name: after[name] for name in before} == before, "a job that was done ran again"
     before = sweep.done()
-    sweep.whole(*again())
+    sweep.whole()
     after = sweep.done()
     assert {name: after[name] for name in before} == before
     return met
@@ -141,12 +141,7 @@ def test_a_sweep_that_is_killed_does_every_job_once(grid, kills, seed, faces, tm
     whole = Sweep(tmp_path / "whole", faces, *grid)
     whole.whole()
     killed = Sweep(tmp_path / "killed", faces, *grid)
-    met = killed_and_resumed(
-        killed,
-        kills,
-        seed,
-        lambda: (f"resume={killed.folder}",) if (killed.folder / "sweep.json").exists() else (),
-    )
+    met = killed_and_resumed(killed, kills, seed)
     assert met >= kills // 2
     assert killed.outcome() == whole.outcome()
     names = sorted(path.name for path in killed.folder.iterdir() if path.is_dir())
@@ -154,7 +149,7 @@ def test_a_sweep_that_is_killed_does_every_job_once(grid, kills, seed, faces, tm
     # An extended grid runs only what is new.
     killed.log.write_text("")
     jobs = len(killed.done())
-    killed.whole(f"resume={killed.folder}", "seed=1,9", "optimizer.lr=0.01")
+    killed.whole(*killed.words, "seed=1,9", "optimizer.lr=0.01")
     fresh = json.loads((killed.folder / "sweep.json").read_text())["jobs"][jobs:]
     assert killed.begun() == [one["folder"] for one in fresh]
     assert all("seed=9" in one["overrides"] for one in fresh)

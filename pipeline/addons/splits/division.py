@@ -325,7 +325,7 @@ def _folds(folds: Any, fold: Any, share: float, ways: list[str]) -> Iterator[str
     if type(folds) is not int or folds < 2:
         yield f"dataset.folds: {not_allowed(folds, 'a whole number from 2 on')}"
     elif type(fold) is not int or not 0 <= fold < folds:
-        every = "; -m sweep.folds=all runs all of them" if fold is None else ""
+        every = f"; -m +dataset.fold=range({folds}) runs all of them" if fold is None else ""
         yield f"dataset.fold: {not_allowed(fold, f'0 to {folds - 1}')}{every}"
     if share:
         yield f"{_KEY}.val: a fold validates; leave it out, or dataset.folds"

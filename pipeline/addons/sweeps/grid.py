@@ -39,15 +39,9 @@ class Grid:
         """The override lines of each job."""
         return itertools.product(*self.axes.values())
 
-    @property
-    def fixed(self) -> list[str]:
-        """The override lines that all jobs have."""
-        return [lines[0] for key, lines in self.axes.items() if key not in self.swept]
-
 
 def of(
     overrides: Sequence[Override],
-    base: Mapping[str, Any],
     folder: str | None = None,
     lines: Callable[[Override], list[str]] | None = None,
 ) -> tuple[Grid, list[Problem]]:
@@ -56,9 +50,6 @@ def of(
     Args:
         overrides: of the sweeper's own parameters and the command line, whose last one for a key
             wins; none of hydra's.
-        base: the configuration with the values that are fixed. Its `sweep.folds` adds the folds of
-            its `dataset.folds`, and `sweep.seeds` the seeds from its `seed` on, as the keys that
-            vary fastest.
         lines: those of one override; `values` when None.
     """
     axes = {override.get_key_element(): (lines or values)(override) for override in overrides}
@@ -68,36 +59,10 @@ def of(
         for key in swept
         if _FOR_ALL.fullmatch(key.lstrip("+~"))
     ]
-    if base.get("sweep", {}).get("folds") is not None:
-        problems += _with_folds(axes, swept, (base.get("dataset") or {}).get("folds"))
-    seeds = base.get("sweep", {}).get("seeds")
-    if seeds is not None and "seed" in swept:
-        reason = "adds an axis of seeds, and seed is swept over already; leave one of them out"
-        problems.append(Problem("sweep.seeds", reason))
-    elif isinstance(seeds, int) and isinstance(base.get("seed"), int):
-        axes.pop("seed", None)
-        axes["seed"] = [f"seed={base['seed'] + more}" for more in range(min(seeds, MOST_JOBS + 1))]
-        swept.append("seed")
     grid = Grid(axes, list(dict.fromkeys(swept)), folder)
     if len(grid) > MOST_JOBS:
         problems.append(Problem("", f"a sweep of {len(grid)} jobs; {MOST_JOBS} is the most"))
     return grid, problems
-
-
-def _with_folds(axes: dict[str, list[str]], swept: list[str], folds: object) -> list[Problem]:
-    """Add the folds of the data to a grid; returns what keeps them out."""
-    for key in [key for key in axes if key.lstrip("+") in ("dataset.folds", "dataset.fold")]:
-        if key in swept:
-            reason = f"runs all folds of one dataset.folds, and {key.lstrip('+')} is swept over"
-            return [Problem("sweep.folds", f"{reason}; give it one value, or leave this out")]
-        if key.endswith("fold"):
-            del axes[key]
-    if type(folds) is not int or not 2 <= folds <= MOST_JOBS:
-        reason = "runs all folds, and dataset.folds says of how many; set +dataset.folds=5"
-        return [Problem("sweep.folds", reason)]
-    axes["dataset.fold"] = [f"++dataset.fold={fold}" for fold in range(folds)]
-    swept.append("dataset.fold")
-    return []
 
 
 def values(override: Override) -> list[str]:

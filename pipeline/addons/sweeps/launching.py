@@ -19,46 +19,42 @@ from typing import Any
 
 import penstock
 from penstock import program
-from penstock.addons.sweeps import batch_scripts, sweep, sweep_grid
+from penstock.addons.sweeps import plugins, sweep, sweep_grid
 from penstock.addons.sweeps.optuna_sweeper import OptunaSweeper
 from penstock.config.composition import Composer
 from penstock.config.hydra_internals import before_launch, called_back, swept_by, with_plugin
+from penstock.config.messages import show
 from penstock.config.own_options import environment_with
 from penstock.config.preflight import raise_if
 from penstock.distributed import preemption
 from penstock.distributed.preemption import Preempted, Stop
-from penstock.errors import PenstockError
+from penstock.errors import ConfigError, PenstockError, Problem
 from penstock.files.disk import private_folder, refuse
-
-_KEY = "hydra.sweep.dir"
 
 
 @contextmanager
-def running(composer: Composer, overrides: Sequence[str], typed: Sequence[str]) -> Iterator[None]:
+def running(composer: Composer, typed: Sequence[str]) -> Iterator[None]:
     """Let hydra run the jobs of a sweep in here.
 
     Args:
         composer: with the grid that was checked.
-        overrides: of the command line, with those of a sweep that it resumes.
-        typed: the command line itself.
+        typed: the command line.
 
     Raises:
         Preempted: a signal came.
     """
-    OptunaSweeper.given, OptunaSweeper.typed = overrides, typed
     try:
         with ExitStack() as stack:
             stack.enter_context(environment_with(for_jobs()))
             stack.enter_context(preemption.job())
             if composer.sweep is not None:
-                grid = partial(sweep_grid.run_grid, composer.sweep, overrides, typed)
-                stack.enter_context(swept_by(grid))
+                stack.enter_context(swept_by(partial(sweep_grid.run_grid, composer.sweep)))
             stack.enter_context(with_plugin(OptunaSweeper))
-            stack.enter_context(called_back(sweep.SweepTable()))
-            stack.enter_context(before_launch(batch_scripts.PLUGIN, _prepare))
+            stack.enter_context(called_back(sweep.SweepTable(typed)))
+            stack.enter_context(before_launch(plugins.SUBMITIT, _prepare))
             yield
     except BaseException as error:
-        sweep.say_how_far(typed)
+        sweep.say_how_far()
         if isinstance(error, Stop):
             text = "stopped in the sweep, where nothing is lost"
             raise Preempted(f"{error.name}: {text}") from None
@@ -84,17 +80,19 @@ def _prepare(launcher: Any) -> None:
         SystemExit: caused by a PenstockError; hydra catches exceptions of other kinds.
     """
     try:
-        raise_if([*batch_scripts.problems(launcher.params)])
-        folder = folder_of_jobs(launcher.params[batch_scripts.FOLDER])
-        launcher.params = {**launcher.params, batch_scripts.FOLDER: f"{folder}/%j"}
+        raise_if([*plugins.of_script(launcher.params)])
+        folder = folder_of_jobs(launcher.params["submitit_folder"])
+        launcher.params = {**launcher.params, "submitit_folder": f"{folder}/%j"}
     except PenstockError as error:
         raise SystemExit(error.exit_code) from error
 
 
 def folder_of_jobs(pattern: str) -> Path:
     """A new folder below the one that a pattern such as `FOLDER/%j` names."""
-    base = Path(batch_scripts.base_of(pattern)).expanduser().absolute()
-    raise_if([*batch_scripts.folder_problems(base)])
+    base = Path(pattern.removesuffix("/%j")).expanduser().absolute()
+    if "%" in str(base) or "\\" in str(base) or not str(base).isprintable():
+        reason = f"got {show(str(base))}: Slurm and bash read other letters in it"
+        raise ConfigError(Problem("hydra.sweep.dir", reason))
     try:
         folder = private_folder(base) / secrets.token_hex(8)
         folder.mkdir(mode=0o700)

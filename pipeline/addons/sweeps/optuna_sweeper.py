@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import BrokenExecutor
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep, Sweep
@@ -41,25 +41,20 @@ from penstock.addons.sweeps.sweep_job import metric_of
 from penstock.config import preflight
 from penstock.config.composition import plain
 from penstock.config.hydra_internals import hydra_config, raw_value
-from penstock.config.own_options import environment_with
 from penstock.config.schema import Config, StudySection
-from penstock.distributed import world
 from penstock.errors import ConfigError, PenstockError, Problem
 from penstock.files.disk import prepare
-from penstock.runs.resumption import key_of
+from penstock.runs.resumption import is_harmless, key_of
 from penstock.terminal import say
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 _SUBDIR = "${hydra.job.num}"
-_OF_A_START = ("resume=", "hydra.sweep.dir=")  # overrides that another start has otherwise
 
 
 class OptunaSweeper(Sweeper):
     """Runs the trials of a study as jobs.
-
-    Its class knows the command line that `penstock.command` has taken.
 
     Args:
         params: values and ranges by key, as on a command line, which comes after them.
@@ -67,8 +62,6 @@ class OptunaSweeper(Sweeper):
 
     config: DictConfig
     hydra_context: HydraContext
-    given: ClassVar[Sequence[str]] = ()  # overrides, with those of a sweep that is resumed
-    typed: ClassVar[Sequence[str]] = ()  # the command line after the program's own words
 
     def __init__(self, params: Mapping[str, Any] | None = None) -> None:
         self._params = [f"{key}={value}" for key, value in (params or {}).items()]
@@ -109,8 +102,6 @@ class OptunaSweeper(Sweeper):
             "preempted": config.sweep.on_preempted,
         }
         self._command = StoredSweep(
-            words=[word for word in self.given if not word.startswith(_OF_A_START)],
-            fixed=[line for key, line in self._lines.items() if key not in self._space],
             keys=[key_of(key) for key in self._space],
             began=time.time(),
             ends=[status for status, then in ends.items() if then == "stop"],
@@ -122,19 +113,18 @@ class OptunaSweeper(Sweeper):
         about = {
             "metric": metric,
             "mode": mode,
-            "fixed": self._command.fixed,
+            "fixed": sorted(
+                line
+                for key, line in self._lines.items()
+                if key not in self._space and not is_harmless(line)
+            ),
             "space": {key: str(words[key].input_line) for key in self._space},
         }
-        at_once = sweep_grid.at_once_of(config.sweep.jobs, options.trials, config.trainer.device)
         with study.held(folder):
             trials = Study.open(folder, options, mode, about)
             self._check_same(folder, trials, about)
-            before = read_sweep(folder)
-            threads = (before and before.threads) or sweep_grid.threads_of(at_once)
-            self._command = replace(self._command, threads=threads)
-            variables = {world.JOBS: str(at_once), world.THREADS: str(threads)}
-            with environment_with(variables), sweep_grid.context_of(self.launcher):
-                self._run(folder, trials, options, at_once)
+            with sweep_grid.context_of(self.launcher):
+                self._run(folder, trials, options)
 
     def _config(self) -> Config:
         """The configuration of a job with the first value of every key."""
@@ -182,18 +172,13 @@ class OptunaSweeper(Sweeper):
     def _check_same(self, folder: Path, trials: Study, about: Mapping[str, Any]) -> None:
         """Raise ConfigError if the study, or what else is in its folder, is of another sweep."""
         then = {**dict.fromkeys(about), **trials.about}
-        fixed = then["fixed"] if isinstance(then["fixed"], list) else []
-        before = StoredSweep(fixed=list(map(str, fixed)), keys=self._command.keys)
-        problems = stored_sweep.incompatible(
-            before, self._command.fixed or [], self._command.keys, folder
-        )
-        problems += [
+        problems = [
             Problem(
                 "hydra.sweep.dir",
                 f"the study in {trials.path} has the {name} "
                 f"{str(then[name])[:300]}, and this one {about[name]}; give another folder",
             )
-            for name in ("metric", "mode", "space")
+            for name in ("metric", "mode", "fixed", "space")
             if then[name] != about[name]
         ]
         stored = read_sweep(folder)
@@ -214,7 +199,7 @@ class OptunaSweeper(Sweeper):
             )
         preflight.raise_if(problems)
 
-    def _run(self, folder: Path, trials: Study, options: StudySection, at_once: int) -> None:
+    def _run(self, folder: Path, trials: Study, options: StudySection) -> None:
         """Run the trials that are not finished, and new ones up to their number."""
         begun, unfinished = time.monotonic(), trials.unfinished
         if number := len(trials.trials):
@@ -224,12 +209,8 @@ class OptunaSweeper(Sweeper):
                 f"finished and {len(unfinished)} were begun"
             )
         for trial in unfinished:
-            if self._launch(folder, trials, [trial]):
+            if self._launch(folder, trials, trial):
                 return
-        if at_once > 1:
-            self.launcher = sweep_grid.side_by_side(
-                self.launcher, self.config, self.hydra_context, at_once
-            )
         while (room := options.trials - len(trials.trials)) > 0:
             if options.timeout is not None and time.monotonic() - begun > options.timeout:
                 say(
@@ -237,12 +218,8 @@ class OptunaSweeper(Sweeper):
                     f"{options.trials} trials are left"
                 )
                 return
-            some = [
-                trials.begin(self._space, at_once > 1, self._accept)
-                for _ in range(min(room, at_once))
-            ]
-            jobs = [trial for trial in some if trial is not None]
-            if not jobs or self._launch(folder, trials, jobs):  # a grid has come to its end
+            trial = trials.begin(self._space, self._accept)
+            if trial is None or self._launch(folder, trials, trial):  # a grid comes to its end
                 return
 
     def _accept(self, values: Mapping[str, Any]) -> None:
@@ -253,37 +230,31 @@ class OptunaSweeper(Sweeper):
         chosen = {key: f"{key}={value}" for key, value in values.items()}
         return [chosen.get(key, line) for key, line in self._lines.items()]
 
-    def _launch(self, folder: Path, trials: Study, jobs: Sequence[FrozenTrial]) -> bool:
-        """Run trials with successive numbers; whether the sweep ends after them."""
+    def _launch(self, folder: Path, trials: Study, trial: FrozenTrial) -> bool:
+        """Run a trial; whether the sweep ends after it."""
         known = [
-            StoredJob(str(trial.number), of_job(self._overrides(trial.params)))
-            for trial in trials.trials
+            StoredJob(str(one.number), of_job(self._overrides(one.params))) for one in trials.trials
         ]
         stored_sweep.store(folder, replace(self._command, jobs=known))
         if sweep.running:
             sweep.running[0].mine = [job.folder for job in known]
-            sweep.running[0].typed = self.typed
-        words = [self._overrides(trial.params) for trial in jobs]
+        words = [self._overrides(trial.params)]
         try:
-            for done in self.launcher.launch(words, initial_job_idx=jobs[0].number):
+            for done in self.launcher.launch(words, initial_job_idx=trial.number):
                 _ = done.return_value  # raises what a job raised: a bug, as jobs report errors
         except BrokenExecutor as error:
             reason = "the process of a job died; maybe the machine was out of memory"
             raise PenstockError(reason) from error
-        ends = False
-        for job in jobs:
-            result = result_of(folder / str(job.number))
-            stale = (
-                result and result.status not in FINISHED and result.started < self._command.began
-            )
-            if result is None or stale:
-                continue  # not begun, or another process runs it
-            ends = ends or result.status in self._command.ends
-            if result.status in (*FINISHED, "failed"):
-                measured = result.status == "done" and result.metric == trials.about["metric"]
-                value = result.value if measured else None
-                trials.end(job.number, value, result.status == "pruned")
-        return ends
+        result = result_of(folder / str(trial.number))
+        if result is None or (
+            result.status not in FINISHED and result.started < self._command.began
+        ):
+            return False  # not begun, or another process runs it
+        if result.status in (*FINISHED, "failed"):
+            measured = result.status == "done" and result.metric == trials.about["metric"]
+            value = result.value if measured else None
+            trials.end(trial.number, value, result.status == "pruned")
+        return result.status in self._command.ends
 
 
 def distribution(override: Override) -> Any:

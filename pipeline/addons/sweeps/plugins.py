@@ -6,7 +6,7 @@ hydra imports and calls what they name, before any of our code runs. So
 2. text for a plugin is what the plugin ships or what was typed on the command line, at that very
    key: some plugins run it (submitit's `setup`) or import it (optuna's `custom_search_space`). So
    are the names of a launcher's arguments, which become options of Slurm or variables of Ray;
-3. what becomes a line of a batch script is one (`batch_scripts`).
+3. what becomes a line of submitit's batch script is one line, and bash and Slurm read it alike.
 
 The other rules on this section are in `penstock.config.hydra_section`. Cost: below 1 ms.
 """
@@ -27,13 +27,14 @@ from hydra.plugins.sweeper import Sweeper
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from penstock.addons.sweeps import batch_scripts
-from penstock.config.hydra_section import called, mapping, typed_values
+from penstock.config.hydra_section import called, mapping, texts, typed_values
 from penstock.config.messages import show
 from penstock.errors import Problem
 
 SWEEPER = "penstock.addons.sweeps.optuna_sweeper.OptunaSweeper"
 
+SUBMITIT = "hydra_plugins.hydra_submitit_launcher"
+_FOR_SHELLS = ("setup", "teardown", "srun_args")  # lines that are taken as they were typed
 _PLUGINS = ("hydra.launcher", "hydra.sweeper")
 
 
@@ -51,10 +52,18 @@ def problems(node: Any, section: Mapping[str, Any], lines: Sequence[str]) -> lis
         problems += _plugin(section.get(name), f"hydra.{name}", kind, typed)
     launcher = mapping(section.get("launcher"))
     problems += _tasks(launcher)
-    if str(launcher.get("_target_")).startswith(batch_scripts.PLUGIN):
-        problems += batch_scripts.lines_with_interpolations(launcher)
-        problems += batch_scripts.problems(_resolved(node, "launcher", launcher))
+    if str(launcher.get("_target_")).startswith(SUBMITIT):
+        problems += of_script(_resolved(node, "launcher", launcher))
     return problems
+
+
+def of_script(parameters: Mapping[str, object]) -> Iterator[Problem]:
+    """Values that end their line of a batch script, of which bash would run the rest."""
+    for key, text in texts(parameters, "hydra.launcher"):
+        typed = key.split(".")[2].partition("[")[0] in _FOR_SHELLS
+        if not text.isprintable() or ("\\" in text and not typed):
+            reason = "has to be one printable line of a batch script, without backslashes"
+            yield Problem(key, f"got {show(text)}: it {reason}")
 
 
 def _plugin(node: Any, key: str, kind: type, typed: Mapping[str, Any]) -> Iterator[Problem]:

@@ -1,7 +1,6 @@
 """sweep.json in a sweep's folder: its command, and which folder belongs to which job.
 
-    words, fixed, keys   the command's overrides; those that all jobs share; what jobs differ in
-    threads              of torch in each job, as sums over another number round differently
+    keys                 what jobs differ in
     began, ends          of the last command: when, in seconds since 1970, and the statuses of jobs
                          after which no other starts
     jobs                 folder and overrides of each job, of this command and of those before
@@ -21,6 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, field, replace
+from hashlib import sha256
 from itertools import count
 from pathlib import Path, PurePath
 from typing import Annotated
@@ -28,7 +28,6 @@ from typing import Annotated
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from penstock import program
 from penstock.addons.sweeps.job_result import (
     FINISHED,
     RESULT,
@@ -42,8 +41,7 @@ from penstock.files import plain_json
 from penstock.files.disk import Hold, is_locked, one_writer, refuse, write_atomically
 from penstock.files.plain_json import JsonError, mapping, shown
 from penstock.runs.manifest import has_manifest
-from penstock.runs.resumption import is_harmless, key_of, why_not
-from penstock.terminal import one_line
+from penstock.runs.resumption import is_harmless, key_of
 
 NAME = "sweep.json"
 LOCK = "job.lock"
@@ -66,10 +64,7 @@ class StoredJob:
 class StoredSweep:
     """The content of sweep.json; see the module."""
 
-    words: Words = field(default_factory=list)
-    fixed: Words | None = None  # unknown for a folder from before there was this file
     keys: Words = field(default_factory=list)
-    threads: Annotated[int, Field(strict=True, ge=1, le=4096)] | None = None
     began: Annotated[float, Field(strict=True)] = 0.0
     ends: Words = field(default_factory=list)
     jobs: Annotated[list[StoredJob], Field(max_length=MOST_JOBS)] = field(default_factory=list)
@@ -86,6 +81,19 @@ class StoredSweep:
         old = zip(_identities([job.overrides for job in self.jobs], known), self.jobs, strict=True)
         folders = {identity: job.folder for identity, job in old}
         return [folders.get(identity) for identity in _identities(jobs, known)]
+
+
+def name_of(options: Sequence[str], overrides: Sequence[str]) -> str:
+    """The name of a sweep's folder, by what a result depends on of its command, in any order."""
+    words = [
+        word
+        for word in overrides
+        if not key_of(word).startswith("hydra")
+        and (key_of(word) == "sweep" or not is_harmless(word))
+    ]
+    about = json.dumps([sorted({*options} - {"-m", "--multirun"}), sorted(words)]).encode()
+    keys = [re.split(r"[./@]", key_of(word))[-1] for word in words if re.search(r"[,(]", word)]
+    return "-".join([*sorted({*keys}), sha256(about).hexdigest()[:8]])[-100:]
 
 
 def read_sweep(folder: Path) -> StoredSweep | None:
@@ -141,37 +149,6 @@ def of_job(lines: Sequence[str]) -> list[str]:
     return [line for line in lines if re.split(r"[./]", key_of(line))[0] not in _NO_PART_OF_A_JOB]
 
 
-def incompatible(
-    stored: StoredSweep, fixed: Sequence[str], keys: Sequence[str], folder: Path
-) -> list[Problem]:
-    """Overrides that all jobs of a command share, and that all jobs before had otherwise.
-
-    Args:
-        fixed, keys: of the command, without secrets.
-    """
-    if stored.fixed is None:
-        return []
-    varied = {*stored.keys, *keys}
-    then, now = (
-        {
-            key_of(line): line.partition("=")[2]
-            for line in of_job(lines)
-            if key_of(line) not in varied and not is_harmless(line)
-        }
-        for lines in (stored.fixed, fixed)
-    )
-    return [
-        Problem(
-            one_line(key),
-            f"is {now.get(key, 'not given')} here and {one_line(then.get(key, 'not given'))} in "
-            f"the sweep in {folder}, whose results depend on it; give it as there, or begin "
-            "another sweep with another hydra.sweep.dir",
-        )
-        for key in sorted(then.keys() | now.keys())
-        if then.get(key) != now.get(key)
-    ]
-
-
 def extend(
     folder: Path, command: StoredSweep, name: Callable[[int, int], str] | None = None
 ) -> tuple[StoredSweep, list[str]]:
@@ -185,7 +162,7 @@ def extend(
         What is stored now, and the folders of the command's jobs, in their order.
 
     Raises:
-        ConfigError: what is stored is damaged, or of another sweep (`incompatible`).
+        ConfigError: what is stored is damaged.
     """
     with one_writer(folder / NAME, "plans the same sweep"):
         stored = read_sweep(folder)
@@ -194,8 +171,6 @@ def extend(
                 StoredJob(path, of_job(result.overrides)) for path, result in read_results(folder)
             ]
             stored = StoredSweep(jobs=old)
-        if problems := incompatible(stored, command.fixed or [], command.keys, folder):
-            raise ConfigError(problems)
         jobs = [job.overrides for job in command.jobs]
         known = stored.find(jobs, command.keys)
         taken = {job.folder for job in stored.jobs}
@@ -220,7 +195,6 @@ def extend(
         stored = replace(
             command,
             keys=sorted({*stored.keys, *command.keys}),
-            threads=stored.threads or command.threads,
             began=time.time(),
             jobs=list({**{job.folder: job for job in stored.jobs}, **now}.values()),
         )
@@ -231,66 +205,6 @@ def extend(
 def store(folder: Path, sweep: StoredSweep) -> None:
     """Write a sweep's file; for sweeps that plan their jobs themselves (else `extend`)."""
     write_atomically(folder / NAME, (json.dumps(asdict(sweep), indent=1) + "\n").encode())
-
-
-def resumed(overrides: Sequence[str]) -> tuple[list[str], bool]:
-    """A command line's overrides, preceded by those of the sweep that it resumes, if it does.
-
-    Overrides given now win. They are as they were if `resume` names no sweep.
-
-    Raises:
-        ConfigError: the sweep's file is damaged, or holds what is taken from a command line only.
-    """
-    words = [word for word in overrides if word.startswith("resume=")]
-    value = program.text_of(words[-1].partition("=")[2]) if words else ""
-    folder = Path(value)
-    stored = read_sweep(folder) if value else None
-    if stored is None:
-        return list(overrides), False
-    rest = [word for word in overrides if not word.startswith("resume=")]
-    now = {_place(word) for word in rest}
-    if _KEY in now:
-        reason = f"resume={value} continues the sweep in its own folder; leave this out"
-        raise ConfigError(Problem(_KEY, reason))
-    kept = [word for word in stored.words if not {*_above(_place(word))} & now]
-    if of_hydra := [word for word in kept if _is_of_hydra(word)]:
-        shown_words = ", ".join(f"{word[:80]!r}" for word in of_hydra[:10])
-        raise ConfigError(
-            Problem(
-                "resume",
-                f"{folder / NAME} holds {shown_words}. Launchers are taken "
-                "from a command line only: if you want one, type it again; hydra/launcher=basic "
-                "runs the jobs here",
-            )
-        )
-    for word in kept:
-        if refusal := why_not(word):
-            where = f"{folder / NAME} holds {word[:80]!r}"
-            raise ConfigError(Problem("resume", f"{where}, which {refusal}"))
-    return [*kept, *rest, program.override(_KEY, value)], True
-
-
-def _place(word: str) -> str:
-    return key_of(word).partition("@")[0]
-
-
-def _above(key: str) -> Iterator[str]:
-    """The keys by which a person replaces what stands at `place`: itself, and its group."""
-    parts = key.split(".")
-    yield from (key, parts[0])
-    if parts[0] == "hydra":
-        yield "/".join(parts[:2])
-
-
-def _is_of_hydra(word: str) -> bool:
-    return key_of(word).startswith("hydra")
-
-
-def must_be_typed(word: str) -> bool:
-    """Whether sweep.json does not give this word: an option, or something of hydra's."""
-    if word.startswith("-") or ("=" not in word and not word.startswith("~")):
-        return True
-    return _is_of_hydra(word) and key_of(word) != _KEY
 
 
 @contextmanager

@@ -149,19 +149,18 @@ class Study:
         return [trial for trial in self.trials if not trial.state.is_finished()]
 
     def begin(
-        self, space: Mapping[str, BaseDistribution], liar: bool, accept: Callable[[Any], None]
+        self, space: Mapping[str, BaseDistribution], accept: Callable[[Any], None]
     ) -> FrozenTrial | None:
         """Choose the next trial and write it down; None after the last one of a grid.
 
         Args:
             space: the distribution of each key.
-            liar: other trials are running; do not try the same.
             accept: called with the values before they are written; may raise.
         """
         import optuna
 
         trials = self.trials
-        values = self._chosen(space, trials, liar)
+        values = self._chosen(space, trials)
         if values is None:
             return None
         accept(values)
@@ -176,7 +175,7 @@ class Study:
         return self.trials[len(trials)]
 
     def _chosen(
-        self, space: Mapping[str, BaseDistribution], trials: list[FrozenTrial], liar: bool
+        self, space: Mapping[str, BaseDistribution], trials: list[FrozenTrial]
     ) -> dict[str, Any] | None:
         """The values of the next trial, as a function of the seed and the trials before it."""
         import optuna
@@ -191,9 +190,7 @@ class Study:
             sampler: optuna.samplers.BaseSampler = (
                 optuna.samplers.RandomSampler(seed)
                 if self._section.sampler == "random"
-                else optuna.samplers.TPESampler(
-                    seed=seed, n_startup_trials=self._section.startup, constant_liar=liar
-                )
+                else optuna.samplers.TPESampler(seed=seed, n_startup_trials=self._section.startup)
             )
         # In memory, as asking a study writes a trial down before its values are known.
         copy = optuna.create_study(direction=self._study.direction, sampler=sampler)

@@ -2,8 +2,8 @@
 
 Results are files, so they also arrive from joblib's processes and other machines. If a job fails or
 is asked to stop, `sweep.on_failure` and `sweep.on_preempted` say whether others start; the sweep's
-exit code is that of the first job that failed. The same command with the same hydra.sweep.dir, or
-resume=<folder>, resumes it: jobs that are done are passed over (`sweep_grid`).
+exit code is that of the first job that failed. The same command resumes it: its folder follows from
+its overrides, and jobs that are done are passed over (`sweep_grid`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from omegaconf import DictConfig
 from penstock import program
 from penstock.addons.sweeps import job_result
 from penstock.addons.sweeps.job_result import FINISHED, JobResult, best_of, read_results
-from penstock.addons.sweeps.stored_sweep import jobs_of, must_be_typed, read_sweep
+from penstock.addons.sweeps.stored_sweep import jobs_of, read_sweep
 from penstock.distributed import preemption
 from penstock.errors import PenstockError
 from penstock.files.disk import check_replaceable, replace_own
@@ -44,10 +44,13 @@ class SweepTable(Callback):
     that were repeated another one, means.csv.
     """
 
+    def __init__(self, typed: Sequence[str]) -> None:
+        self._typed = typed
+
     def on_multirun_start(self, config: DictConfig, **kwargs: object) -> None:
         if "joblib" in str(config.hydra.launcher._target_):
             preemption.keep_from_children()
-        sweep = Running(Path(str(config.hydra.sweep.dir)), time.time(), config)
+        sweep = Running(Path(str(config.hydra.sweep.dir)), time.time(), config, self._typed)
         running[:] = [sweep]
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: object) -> None:
@@ -84,15 +87,15 @@ class Running:
         folder: the sweep's.
         began: seconds since 1970.
         config: that its jobs start from.
-        mine: the folders of this command's jobs; empty if only the sweeper knows them.
         typed: the words of the command line, after the program's own.
+        mine: the folders of this command's jobs; empty if only the sweeper knows them.
     """
 
     folder: Path
     began: float
     config: DictConfig
+    typed: Sequence[str]
     mine: list[str] = field(default_factory=list)
-    typed: Sequence[str] = ()
 
     def jobs(self) -> list[tuple[str, JobResult]]:
         """Name and result of each job, or its state if it has none yet."""
@@ -120,14 +123,11 @@ class Running:
 
     def say_how_to_resume(self) -> None:
         """Print the command that does what is not done."""
-        if self.mine:
-            again = [word for word in self.typed if must_be_typed(word)]
-            again.append(program.override("resume", self.folder))
-        else:
-            own = ("resume=", "hydra.sweep.dir=")
-            again = [word for word in self.typed if not word.startswith(own)]
+        again = [word for word in self.typed if not word.startswith("hydra.sweep.dir=")]
+        if len(again) < len(self.typed):
             again.append(program.override("hydra.sweep.dir", self.folder))
-        say(f"to resume the sweep:\n  {program.joined([*program.words(), *again])}")
+        line = program.joined([*program.words(), *again])
+        say(f"to resume the sweep, the same command:\n  {line}")
 
 
 def check_folder(folder: Path) -> None:
@@ -145,16 +145,11 @@ def _make_pages(config: DictConfig, in_between: bool) -> None:
 running: list[Running] = []  # the sweep whose own process this is; one at most
 
 
-def say_how_far(words: Sequence[str]) -> None:
-    """Print the progress of an interrupted sweep, and the command that resumes it.
-
-    Args:
-        words: of this command line, after the program's own.
-    """
+def say_how_far() -> None:
+    """Print the progress of an interrupted sweep, and the command that resumes it."""
     if not running:
         return
     sweep = running.pop()
-    sweep.typed = words
     if jobs := sweep.jobs():
         sweep.show(jobs)
         sweep.say_how_to_resume()

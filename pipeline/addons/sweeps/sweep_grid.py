@@ -12,8 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Future
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, replace
-from importlib.util import find_spec
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,12 +29,8 @@ from penstock.addons.sweeps.stored_sweep import LOCK, StoredJob, StoredSweep, re
 from penstock.config import preflight
 from penstock.config.composition import Composed, Composer
 from penstock.config.hydra_internals import BASIC_LAUNCHER, BASIC_SWEEPER, raw_value
-from penstock.config.own_options import environment_with
-from penstock.config.preflight import raise_if
-from penstock.distributed import preemption, world
 from penstock.errors import PenstockError, Problem
-from penstock.files.disk import is_locked
-from penstock.loading.memory import available
+from penstock.files.disk import is_locked, prepare
 from penstock.runs.resumption import key_of
 from penstock.terminal import say
 
@@ -44,7 +39,6 @@ if TYPE_CHECKING:
 
 
 _BY_NUMBER = "${hydra.job.num}"
-_MEMORY = 2 << 30  # bytes that are there for each job if sweep.jobs is auto
 
 
 def undone(asked: Grid) -> Iterator[Sequence[str]]:
@@ -58,7 +52,6 @@ def undone(asked: Grid) -> Iterator[Sequence[str]]:
     if stored is None:
         return asked.jobs()
     command = _command(asked)
-    raise_if(stored_sweep.incompatible(stored, command.fixed or [], command.keys, folder))
     names = stored.find([job.overrides for job in command.jobs], command.keys)
     jobs = zip(asked.jobs(), names, strict=True)
     return (job for job, name in jobs if name is None or not _is_done(folder / name))
@@ -67,42 +60,27 @@ def undone(asked: Grid) -> Iterator[Sequence[str]]:
 def _command(asked: Grid) -> StoredSweep:
     """A grid as it is stored."""
     return StoredSweep(
-        fixed=list(asked.fixed),
         keys=[key_of(key) for key in asked.swept],
         jobs=[StoredJob("", list(job)) for job in asked.jobs()],
     )
 
 
-def run_grid(
-    asked: Grid,
-    words: Sequence[str],
-    typed: Sequence[str],
-    launcher: Any,
-    config: DictConfig,
-    context: Any,
-) -> None:
+def run_grid(asked: Grid, launcher: Any, config: DictConfig, context: Any) -> None:
     """Run the jobs of a grid.
 
     Args:
-        words: overrides of the command line, with those of a sweep that it resumes.
-        typed: the command line itself.
         launcher, config, context: hydra's; the configuration is what the jobs start from.
 
     Raises:
-        PenstockError: processes of jobs died more often than `sweep.retries`.
+        PenstockError: the process of a job died.
     """
     folder = Path(str(config.hydra.sweep.dir))
-    folder.mkdir(parents=True, exist_ok=True)
+    prepare(folder)
     sweep.check_folder(folder)
     OmegaConf.save(config, folder / "multirun.yaml")
-    options = config.sweep
-    ends = {"failed": options.on_failure, "preempted": options.on_preempted}
-    at_once = at_once_of(options.jobs, len(asked), str(config.trainer.device))
+    ends = {"failed": config.sweep.on_failure, "preempted": config.sweep.on_preempted}
     command = replace(
-        _command(asked),
-        words=[word for word in words if not word.startswith(("resume=", "hydra.sweep.dir="))],
-        ends=[status for status, then in ends.items() if then == "stop"],
-        threads=threads_of(at_once),
+        _command(asked), ends=[status for status, then in ends.items() if then == "stop"]
     )
     jobs = list(asked.jobs())
     pattern = raw_value(config.hydra.sweep, "subdir")
@@ -112,39 +90,31 @@ def run_grid(
         else (lambda at, number: _name(config, context, jobs[at], number))
     )
     stored, names = stored_sweep.extend(folder, command, naming)
-    sweep.running[0].mine, sweep.running[0].typed = names, typed
-    if at_once > 1:
-        launcher = side_by_side(launcher, config, context, at_once)
-    variables = {world.JOBS: str(at_once), world.THREADS: str(stored.threads)}
+    sweep.running[0].mine = names
     lines = dict(zip(names, jobs, strict=True))
-    left, deaths = _todo(folder, names, stored), 0
-    if len(left) < len(names):
+    todo = _todo(folder, names, stored)
+    if len(todo) < len(names):
         done = sum(_is_done(folder / name) for name in names)
-        others = len(names) - done - len(left)
+        others = len(names) - done - len(todo)
         say(
-            f"{done} of {len(names)} jobs are done"
+            f"{done} of {len(names)} jobs are done in {folder}"
             + (f", {others} run in other processes" if others else "")
+            + ("; delete it to run them again" if done == len(names) else "")
         )
-    with environment_with(variables), context_of(launcher):
-        before: list[str] = []
-        while (todo := _todo(folder, names, stored)) and todo != before:
-            before = todo
-            words_of_jobs = [
-                [
-                    *lines[name],
-                    program.override("hydra.sweep.dir", folder),
-                    program.override("hydra.sweep.subdir", name),
-                ]
-                for name in todo
-            ]
-            try:
-                _launch(launcher, words_of_jobs, todo, config)
-            except BrokenExecutor as error:
-                deaths += 1
-                if deaths > options.retries:
-                    reason = "the process of a job died; maybe the machine was out of memory"
-                    raise PenstockError(reason) from error
-                say("the process of a job died; its job is resumed")
+    words_of_jobs = [
+        [
+            *lines[name],
+            program.override("hydra.sweep.dir", folder),
+            program.override("hydra.sweep.subdir", name),
+        ]
+        for name in todo
+    ]
+    try:
+        with context_of(launcher):
+            _launch(launcher, words_of_jobs, todo, config)
+    except BrokenExecutor as error:
+        reason = "the process of a job died; maybe the machine was out of memory"
+        raise PenstockError(reason) from error
 
 
 def context_of(launcher: object) -> AbstractContextManager[object]:
@@ -209,22 +179,6 @@ def _is_done(folder: Path) -> bool:
     return result is not None and result.status in FINISHED
 
 
-def at_once_of(most: int | str, jobs: int, device: str) -> int:
-    """How many jobs run at the same time."""
-    if most != "auto":
-        return min(int(most), jobs)
-    if device != "cpu" and world.has_accelerator():
-        return 1  # each of them would take the first GPU
-    return max(1, min(jobs, world.cores(), available() // _MEMORY or jobs))
-
-
-def threads_of(at_once: int) -> int:
-    """Threads that torch has in each job, with all its ranks: half of the job's cores."""
-    import torch
-
-    return max(1, min(torch.get_num_threads(), world.cores() // (2 * at_once)))
-
-
 def _name(config: DictConfig, context: Any, job: Sequence[str], number: int) -> str:
     """The folder of a job by `hydra.sweep.subdir`."""
     made = context.config_loader.load_sweep_config(config, list(job))
@@ -237,18 +191,6 @@ def _name(config: DictConfig, context: Any, job: Sequence[str], number: int) -> 
         return str(made.hydra.sweep.subdir)
     finally:
         state.cfg = kept
-
-
-def side_by_side(launcher: Any, config: DictConfig, context: Any, count: int) -> Any:
-    """A launcher that runs so many jobs at the same time, each in a process."""
-    from hydra_plugins.hydra_joblib_launcher.config import JobLibLauncherConf
-    from hydra_plugins.hydra_joblib_launcher.joblib_launcher import JoblibLauncher
-
-    options = {**asdict(JobLibLauncherConf()), "n_jobs": count, "batch_size": 1}
-    made = JoblibLauncher(**{name: value for name, value in options.items() if name != "_target_"})
-    made.setup(hydra_context=context, task_function=launcher.task_function, config=config)
-    preemption.keep_from_children()
-    return made
 
 
 MOST_JOBS = 200  # of a sweep are looked at beforehand; every job is looked at when it starts
@@ -281,28 +223,17 @@ def check(
     swept = [*more, *(override for override in overrides if not override.is_hydra_override())]
     folder = OmegaConf.select(base.node, "sweep.dir", throw_on_resolution_failure=False)
     lines = grid.bounds if chooses else grid.values
-    asked, of_grid = grid.of(swept, base.config, folder and str(folder), lines)
+    asked, of_grid = grid.of(swept, folder and str(folder), lines)
     problems += of_grid
-    options = base.config.get("sweep", {})
-    if chooses and options.get("seeds") is not None:
-        reason = "is for grids; here every trial has the one seed. Leave it out"
-        problems.append(Problem("sweep.seeds", reason))
-    if chooses and options.get("folds") is not None:
-        reason = "is for grids; here every trial has one fold, dataset.fold. Leave it out"
-        problems.append(Problem("sweep.folds", reason))
-    if options.get("jobs", 1) != 1:
-        problems += _in_parallel(base.hydra.get("launcher", {}).get("_target_"))
     over = [str(override.input_line) for override in swept if override.is_sweep_override()]
     if chooses:
-        if not problems and options.get("optuna"):
-            announce(of_study(over, options["optuna"].get("trials")))
+        options = base.config.get("sweep", {}).get("optuna")
+        if not problems and options:
+            announce(of_study(over, options.get("trials")))
         jobs = [] if of_grid else list(_each(asked.axes))
     else:
         composer.sweep = asked
         if not problems:
-            over += [
-                line for line in asked.fixed if line.startswith(("sweep.seeds=", "sweep.folds="))
-            ]
             announce(of_sweep(over, list(map(len, asked.axes.values()))))
         jobs = [] if of_grid else list(_jobs(composer, asked))
     seen: dict[Problem, list[Sequence[str]]] = {}
@@ -318,19 +249,6 @@ def check(
             problem = Problem(problem.key, f"{problem.message} (in the job {varied})")
         problems.append(problem)
     return problems
-
-
-def _in_parallel(launcher: object) -> list[Problem]:
-    """Why `sweep.jobs` cannot be used."""
-    if launcher != BASIC_LAUNCHER:
-        reason = "is for jobs that this machine runs; hydra/launcher has options of its own"
-        return [Problem("sweep.jobs", reason)]
-    try:
-        launcher_found = find_spec("hydra_plugins.hydra_joblib_launcher")
-    except ModuleNotFoundError:
-        launcher_found = None
-    reason = "needs hydra-joblib-launcher: pip install 'penstock-loader[sweep]'"
-    return [] if launcher_found else [Problem("sweep.jobs", reason)]
 
 
 def _jobs(composer: Composer, asked: Grid) -> Iterator[Sequence[str]]:

@@ -24,8 +24,6 @@ from penstock.runs.manifest import has_manifest, read_manifest
 from penstock.runs.resumption import key_of
 from penstock.terminal import left, say
 
-_HOPELESS = (ConfigError.exit_code, PREEMPTED)  # exit codes of jobs that are not tried again
-
 
 @dataclass(frozen=True)
 class Job:
@@ -95,13 +93,6 @@ def run_job(job: Job, in_turn: bool) -> float | None:
             return math.nan
         say(f"job {name}{_ahead(job.sweep)}: {_differing(job) or '(defaults)'}")
         config, result, failure = _attempt(job)
-        retries = config.sweep.retries if config else 0
-        for more in reversed(range(retries)):
-            if result.status != "failed" or result.exit_code in _HOPELESS:
-                break
-            say(f"job {name}: tried again; {more} more times after this")
-            preemption.forget()
-            config, result, failure = _attempt(job)
     if isinstance(failure, KeyboardInterrupt):
         raise KeyboardInterrupt
     if result.status == "preempted" and slurm.is_of_submitit(os.environ):
