@@ -11,7 +11,7 @@ def test_a_name_that_is_gone_is_answered_by_its_row(name, capsys, tmp_path):
     word = name.replace("*", "x")
     if not word.startswith("--") and "=" not in word:
         word = f"{word}=1"
-    done = run(capsys, word, "trainer.max_epoch=1")
+    done = run(capsys, *word.split(), "trainer.max_epoch=1")
     assert done.code == 2, done.err
     assert GONE[name] in done.err
     assert "unknown key 'max_epoch'" in done.err or word.startswith("--")

@@ -18,6 +18,7 @@ import pytest
 from PIL import Image
 
 from penstock import build_train_loader, command, compose
+from penstock.addons.stores.direct import S3
 from penstock.addons.tokens.token_files import TokenFiles
 from penstock.datasets.arrays import Arrays
 from penstock.datasets.face_landmarks import FaceLandmarks
@@ -239,6 +240,48 @@ def test_credentials_come_from_the_environment_only(server, tmp_path, capsys, mo
     assert outcome.code == 3
     assert "needs credentials, and none were found" in outcome.err
     assert "+dataset.files.options.anon=true" in outcome.err
+
+
+SETTINGS = {
+    "a variable": ({"AWS_ENDPOINT_URL": "URL"}, ""),
+    "a variable of S3's, before the other": (
+        {"AWS_ENDPOINT_URL_S3": "URL", "AWS_ENDPOINT_URL": "http://127.0.0.1:1"},
+        "",
+    ),
+    "the file": ({}, "[default]\nendpoint_url = URL\nregion = eu-west-1\n"),
+    "a profile with services": (
+        {"AWS_PROFILE": "minio"},
+        "[profile minio]\nservices = own\ns3 =\n  addressing_style = path\n"
+        "[services own]\ns3 =\n  endpoint_url = URL\n",
+    ),
+    "a host that no proxy serves": (
+        {"AWS_ENDPOINT_URL": "URL", "http_proxy": "http://127.0.0.1:1", "no_proxy": "127.0.0.1"},
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("way", SETTINGS)
+def test_an_endpoint_is_read_as_tools_of_aws_read_it(way, server, data, tmp_path, monkeypatch):
+    """The own client asks it: a GET for each file, and not one HEAD, which s3fs sends."""
+    variables, file = SETTINGS[way]
+    url = server.options["endpoint_url"]
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value.replace("URL", url))
+    (tmp_path / ".aws").mkdir()
+    if file:
+        (tmp_path / ".aws" / "config").write_text(file.replace("URL", url))
+    before = len(server.requests())
+    timeout = 50.0 + list(SETTINGS).index(way)  # each has a client of its own
+    files = Files(cache_dir=str(tmp_path / "cache"), timeout=timeout)
+    root = "s3://data/insects/val"
+    names = [one.name for one in files.list(root)]
+    for name in names:
+        read = files.local(f"{root}/{name}").read_bytes()
+        assert read == (data / "insects/val" / name).read_bytes()
+    assert S3({}).url("data", "a b") == f"{url}/data/a%20b"
+    assert len([line for line in server.requests()[before:] if line.endswith(".jpg")]) == len(names)
+    assert not [line for line in server.requests()[before:] if line.startswith("HEAD")]
 
 
 @pytest.mark.thorough

@@ -40,13 +40,7 @@ _BEFORE_PATH = re.compile(r"[^/?#]*")
 _PLAIN_BUCKET = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
 _PORTS = {"http": ":80", "https": ":443"}
 _OF_NOTHING = hashlib.sha256().hexdigest()
-_ELSEWHERE = (
-    "AWS_ENDPOINT_URL",
-    "AWS_ENDPOINT_URL_S3",
-    "AWS_USE_FIPS_ENDPOINT",
-    "AWS_USE_DUALSTACK_ENDPOINT",
-)
-
+_OTHERWISE = ("use_fips_endpoint", "use_dualstack_endpoint", "use_accelerate_endpoint")
 _OF_BOTOCORE = (
     "AWS_PROFILE",
     "AWS_DEFAULT_PROFILE",
@@ -54,6 +48,7 @@ _OF_BOTOCORE = (
     "AWS_SHARED_CREDENTIALS_FILE",
     "AWS_CREDENTIAL_EXPIRATION",
     "AWS_CA_BUNDLE",
+    "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS",
 )
 
 
@@ -309,7 +304,7 @@ class _Credentials(NamedTuple):
         return self
 
 
-def _of_environment(options: Mapping[str, Any]) -> tuple[str, str, Any] | None:
+def _of_environment(options: Mapping[str, Any]) -> tuple[str, str, Any, str | None] | None:
     """As `_of_botocore`, where environment variables have all: its import takes 0.1 s.
 
     None where botocore would look at anything else.
@@ -332,33 +327,42 @@ def _of_environment(options: Mapping[str, Any]) -> tuple[str, str, Any] | None:
             return None
         tokens = (os.environ.get(f"AWS_{kind}_TOKEN") for kind in ("SECURITY", "SESSION"))
         credentials = _Credentials(access, secret, next(filter(None, tokens), None))
-    return certifi.where(), os.environ.get("AWS_DEFAULT_REGION") or "us-east-1", credentials
+    region = os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
+    named = filter(None, map(os.environ.get, ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")))
+    return certifi.where(), region, credentials, next(named, None)
 
 
-def _of_botocore(options: Mapping[str, Any]) -> tuple[str, str, Any]:
-    """File of the certificates to trust, region and credentials.
+def _of_botocore(options: Mapping[str, Any]) -> tuple[str, str, Any, str | None]:
+    """File of the certificates to trust, region, credentials and endpoint.
 
     Raises:
         UnusualError: there are none, or settings for which requests are otherwise.
     """
     import botocore.session
+    from botocore.configprovider import ConfiguredEndpointProvider
     from botocore.httpsession import get_cert_path
 
     session = botocore.session.Session(profile=options.get("profile"))
-    if session.get_config_variable("config_file") and session.get_scoped_config().keys() & {
-        "s3",
-        "services",
-        "endpoint_url",
-        "use_fips_endpoint",
-        "use_dualstack_endpoint",
-    }:
+    settings = session.get_scoped_config()
+    own = settings.get("s3") or {}
+    addressing = own.get("addressing_style", "auto")
+    if (
+        (settings | own).keys() & {*_OTHERWISE}
+        or addressing not in ("auto", "path")
+        or own.get("signature_version", "s3v4") != "s3v4"
+    ):
         raise UnusualError("settings of the profile")
+    endpoint = ConfiguredEndpointProvider(session.full_config, settings, "s3").provide()
+    if session.get_config_variable("ignore_configured_endpoint_urls"):
+        endpoint = None
+    if addressing == "path" and not endpoint and not options.get("endpoint_url"):
+        raise UnusualError("paths at Amazon")
     authorities = session.get_config_variable("ca_bundle") or get_cert_path(True)
     region = session.get_config_variable("region") or "us-east-1"
     credentials = None if options.get("anon") else session.get_credentials()
     if credentials is None and not options.get("anon"):
         raise UnusualError("no credentials")
-    return authorities, region, credentials
+    return authorities, region, credentials, endpoint
 
 
 class S3:
@@ -375,16 +379,19 @@ class S3:
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
-        endpoint = options.get("endpoint_url")
-        if any(os.environ.get(name) for name in _ELSEWHERE) or urllib.request.getproxies():
+        if any(os.environ.get(f"AWS_{name.upper()}") for name in _OTHERWISE):
             raise UnusualError("settings of the environment")
+        read = _of_environment(options) or _of_botocore(options)
+        self.authorities, self._region, self._credentials, endpoint = read
+        endpoint = options.get("endpoint_url") or endpoint
+        parts = urlsplit(str(endpoint or "https://s3.amazonaws.com"))
+        proxied = parts.scheme in urllib.request.getproxies()
+        if proxied and not urllib.request.proxy_bypass(parts.netloc):
+            raise UnusualError("a proxy")
         if endpoint is not None and not re.match("https?://", str(endpoint)):
             raise UnusualError("an endpoint of another kind")
         self._endpoint = None if endpoint is None else str(endpoint).rstrip("/")
         self._day = "", "", b""  # secret, scope and key of the last signature
-        self.authorities, self._region, self._credentials = _of_environment(
-            options
-        ) or _of_botocore(options)
 
     def url(self, bucket: str, key: str) -> str:
         """The URL of a key, or of the bucket.
