@@ -182,8 +182,11 @@ def _load(file: TextIO) -> DictConfig | ListConfig:
 
 def scalars(file: str, key: str) -> list[str]:
     """The texts, as they are written, of the values below a key that YAML takes for no text."""
-    found, nodes = [], [(yaml.compose(Path(file).read_text(encoding="utf-8"), _Loader), False)]
-    for node, below in nodes:  # which grows, and is None for an empty file
+    found: list[str] = []
+    nodes: list[tuple[Any, bool]] = [
+        (yaml.compose(Path(file).read_text(encoding="utf-8"), _Loader), False)
+    ]
+    for node, below in nodes:  # which grows
         if isinstance(node, yaml.MappingNode):
             nodes += [(name, below and name.tag[-4:] != ":int") for name, _ in node.value]
             nodes += [(value, below or name.value == key) for name, value in node.value]

@@ -182,7 +182,7 @@ def run(
             override.key_or_group,
             f"{override.input_line} is several values: add -m to sweep over them, "
             f"write a list as {override.key_or_group}=[a,b], or quote a text, as in "
-            + program.joined([program.override(*override.input_line.partition("=")[::2])]),
+            + program.joined([program.override(*str(override.input_line).partition("=")[::2])]),
         )
         for override in overrides
         if override.is_sweep_override()

@@ -218,8 +218,8 @@ class OptunaSweeper(Sweeper):
                     f"{options.trials} trials are left"
                 )
                 return
-            trial = trials.begin(self._space, self._accept)
-            if trial is None or self._launch(folder, trials, trial):  # a grid comes to its end
+            new = trials.begin(self._space, self._accept)
+            if new is None or self._launch(folder, trials, new):  # a grid comes to its end
                 return
 
     def _accept(self, values: Mapping[str, Any]) -> None:
