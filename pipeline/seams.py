@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from penstock.loading.loader import Loader
     from penstock.loading.workers.backends import Backend
     from penstock.loading.workers.options import LoaderOptions
-    from penstock.order.address import Address
     from penstock.order.plan import Costs
     from penstock.tasks.fit import Fit
     from penstock.training.observer import Observer
@@ -301,18 +300,6 @@ def observers(fit: Fit) -> list[Observer]:
 
         made += tracking.observers(fit)
     return made
-
-
-def explain_mixture(
-    problems: list[Problem], saved: Mapping[str, str], own: Mapping[str, str], at: Address
-) -> list[Problem]:
-    """Problems of a run that resumes, with those of a mixture's weights and sources in one."""
-    changed = ("dataset.sources.", "dataset.weights.")
-    if not any(problem.key.startswith(changed) for problem in problems):
-        return problems
-    from penstock.addons.mixtures.in_runs import explained
-
-    return explained(problems, saved, own, at)
 
 
 def print_overlaps(data: DataParts) -> None:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock import seams
 from penstock.build.data import Split
 from penstock.config.changes import differing
 from penstock.config.hydra_loader import overrides
@@ -235,7 +234,6 @@ class Opening:
             if problem.key == "dataset" and file:
                 text = f"{file}; its fingerprint {problem.message}"
                 problems[number] = Problem(problem.key, text)
-        problems = seams.explain_mixture(problems, saved, same_way, at)
         if len(problems) > _NAMED:
             problems[_NAMED:] = [Problem("", f"{len(problems) - _NAMED} more keys differ")]
         if problems:

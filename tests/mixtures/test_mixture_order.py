@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.addons.mixtures.order import MixtureOrder
-from penstock.addons.mixtures.weights import Mixing, change
+from penstock.addons.mixtures.weights import Mixing
 from penstock.errors import ConfigError
 from penstock.order.samplers import Sequential, Weighted
 
@@ -182,24 +182,6 @@ def test_what_is_added_later_leaves_earlier_addresses_as_they_were():
     )
     assert np.array_equal(before.indices(0, 0, 8 * 90), after.indices(0, 0, 8 * 90))
     assert not np.array_equal(before.indices(0, 0, 8 * 200), after.indices(0, 0, 8 * 200))
-
-
-@pytest.mark.parametrize(
-    ("given_weights", "step"),
-    [
-        ({"a": 2, "b": [[0, 1], [50, 4]]}, None),
-        ({"a": 1, "b": [[0, 0.5], [50, 2]]}, None),  # the same shares
-        ({"a": 2, "b": [[0, 1], [50, 4], [70, 5]]}, 70),
-        ({"a": 2, "b": [[0, 1], [40, 4]]}, 40),
-        ({"a": 2, "b": [[0, 1], [50, 4]], "c": [[0, 0], [60, 1]]}, 60),
-        ({"a": 2, "b": [[0, 1], [50, 4]], "c": 1}, 0),
-    ],
-)
-def test_where_two_mixtures_begin_to_differ(given_weights, step):
-    lengths = dict.fromkeys("abc", 50)
-    before = Mixing({"a": 50, "b": 50}, {"a": 2, "b": [[0, 1], [50, 4]]})
-    after = Mixing({name: lengths[name] for name in given_weights}, given_weights)
-    assert change(before, after) == step
 
 
 def test_any_position_is_found_without_those_before():

@@ -142,25 +142,6 @@ class Mixing:
         return pairs
 
 
-def change(before: Mixing, after: Mixing) -> int | None:
-    """The first step (or sample, see `knots`) from which shares differ; None if none do.
-
-    A source that is only in one of them has no share in the other.
-    """
-    names = [*before.lengths, *(name for name in after.lengths if name not in before.lengths)]
-
-    def at(mixing: Mixing, stages: list[tuple[int, FloatArray]], step: int) -> list[float]:
-        shares = next(shares for start, shares in reversed(stages) if start <= step)
-        named = dict(zip(mixing.lengths, shares.tolist(), strict=True))
-        return [named.get(name, 0.0) for name in names]
-
-    first, other = before.stages(), after.stages()
-    for step in sorted({start for start, _ in first + other}):
-        if at(before, first, step) != at(after, other, step):
-            return step
-    return None
-
-
 def _stairs(start: int, end: int) -> list[int]:
     count = min(end - start, _STAIRS)
     return [start + (end - start) * stair // count for stair in range(count)]

@@ -1,14 +1,13 @@
-"""Rows of predictions while they are made: FILE.part, a line of JSON each below what they are of.
+"""FILE.part: predicted rows as lines of JSON, the first line of which says what they are of.
 
 A process that is killed leaves its rows there, and the next one continues. Only the process that
-holds the file's lock writes to it. Memory: 16 bytes a row, which say where rows lie in the file.
+holds the file's lock writes to it. Memory: the rows.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +23,6 @@ from penstock.order.randomness import IntArray
 from penstock.terminal import say
 
 Row = dict[str, Any]
-_NAMED = 5  # damaged rows that a message names
 
 
 class Journal:
@@ -35,9 +33,7 @@ class Journal:
         weights: the checkpoint that they are of.
 
     Attributes:
-        columns: all columns of the rows so far, `error` last.
-        damaged: how many rows have an error.
-        named: the paths of the first of these.
+        rows: by number.
     """
 
     def __init__(self, out: Path, weights: Path) -> None:
@@ -46,18 +42,15 @@ class Journal:
         self._weights = f"{weights.absolute()} {stat.st_size} {stat.st_mtime_ns}"
         self._head: Row | None = None
         self._is_new = False  # whether this process has written it from the beginning
-        self._numbers, self._starts = array("q"), array("q")
-        self._end = 0
-        self._columns: dict[str, None] = {}
-        self._damaged: list[tuple[int, str]] = []
-        self.damaged = 0
+        self.rows: dict[int, Row] = {}
 
     @contextmanager
     def held(self) -> Iterator[None]:
         """Write to it, and nobody else does; it is deleted when FILE is there.
 
         Raises:
-            ConfigError: another process holds it, or FILE has come to be there.
+            ConfigError: another process holds it, FILE has come to be there, or nothing can be
+                written there.
         """
         hold = None
         while hold is None or not hold.is_on(self.path):  # unless it was deleted meanwhile
@@ -74,13 +67,13 @@ class Journal:
                 raise ConfigError(Problem("out", f"{str(self.out)!r} exists already"))
             yield
         finally:
-            begun_for_nothing = self._is_new and not self._numbers
+            begun_for_nothing = self._is_new and not self.rows
             if self.out.exists() or begun_for_nothing or not self.path.stat().st_size:
                 self.path.unlink()
             hold.release()
 
     def read(self, repairs: bool) -> None:
-        """Look at what an earlier process has left.
+        """Read what an earlier process has left.
 
         Args:
             repairs: cut off a last line that it wrote in part.
@@ -88,18 +81,19 @@ class Journal:
         Raises:
             ConfigError: it is no list of predictions.
         """
+        end = 0
         try:
             if not self.path.exists():
                 return
             with self.path.open("rb") as file:
                 for number, line in plain_json.lines_of(file):
-                    length = file.tell() - self._end - 1
+                    end = file.tell()
                     if number == 1:
-                        self._head, self._end = line, length + 1
+                        self._head = line
                     else:
-                        self._know(line, plain_json.integer(line, "row"), length)
-            if repairs and self._end < self.path.stat().st_size:
-                os.truncate(self.path, self._end)
+                        self.rows[plain_json.integer(line, "row")] = line
+            if repairs and end < self.path.stat().st_size:
+                os.truncate(self.path, end)
         except (OSError, plain_json.JsonError) as error:
             reason = f"{self.path} is no list of predictions: {error}; delete it"
             raise ConfigError(Problem("out", reason)) from error
@@ -110,59 +104,28 @@ class Journal:
         if self._head is None:
             self._is_new = True
             append(self.path, [json.dumps(head)])
-            self._end = len(json.dumps(head)) + 1
         elif self._head != head:
             reason = (
                 f"{self.path} was begun with other weights or other data; delete it, or name "
                 "another file"
             )
             raise ConfigError(Problem("out", reason))
-        elif self._numbers:
-            say(f"{len(self._numbers)} rows are there already, in {self.path}")
+        elif self.rows:
+            say(f"{len(self.rows)} rows are there already, in {self.path}")
 
     def add(self, rows: Sequence[Row]) -> None:
         """Append the rows of a batch."""
         try:
-            lines = [json.dumps(row) for row in rows]
+            append(self.path, [json.dumps(row) for row in rows])
         except (TypeError, ValueError) as error:
             reason = f"a row is no plain JSON: {error}; give numbers, texts, lists and mappings"
             raise PenstockError(f"objective: {reason}") from error
-        append(self.path, lines)
-        for row, line in zip(rows, lines, strict=True):
-            self._know(row, int(row["row"]), len(line))
+        self.rows |= {int(row["row"]): row for row in rows}
 
     def left(self, rows: int) -> IntArray:
         """Which of so many rows are not there, int64[n], ascending."""
-        missing = np.ones(rows, np.bool_)
-        known = np.frombuffer(self._numbers, np.int64)
-        missing[known[known < rows]] = False
-        return np.flatnonzero(missing)
+        return np.setdiff1d(np.arange(rows), np.array([*self.rows], np.int64))
 
-    def __len__(self) -> int:
-        return len(self._numbers)
-
-    def __iter__(self) -> Iterator[Row]:
-        """All rows in the order of the data, read one by one."""
-        numbers = np.frombuffer(self._numbers, np.int64)
-        with self.path.open("rb") as file:
-            for place in np.argsort(numbers, kind="stable").tolist():
-                file.seek(self._starts[place])
-                yield plain_json.mapping(plain_json.parse(file.readline(plain_json.LONGEST_LINE)))
-
-    @property
-    def columns(self) -> list[str]:
-        return sorted(self._columns, key=lambda name: name == "error")
-
-    @property
-    def named(self) -> list[str]:
-        return [path for _, path in self._damaged]
-
-    def _know(self, row: Row, number: int, length: int) -> None:
-        """A row that begins where the last one ends; JSON of Python's is ASCII."""
-        self._numbers.append(number)
-        self._starts.append(self._end)
-        self._end += length + 1
-        self._columns |= dict.fromkeys(row)
-        if row.get("error"):
-            self.damaged += 1
-            self._damaged = sorted([*self._damaged, (number, str(row.get("path")))])[:_NAMED]
+    def in_order(self) -> list[Row]:
+        """All rows in the order of the data."""
+        return [self.rows[number] for number in sorted(self.rows)]

@@ -35,6 +35,7 @@ from penstock.terminal import put, say, watched
 from penstock.training.train_step import autocast
 
 ROOT = "dataset.root"
+_NAMED = 5  # damaged rows that are named
 
 
 def run(config: Config) -> None:
@@ -62,7 +63,7 @@ def run(config: Config) -> None:
         except SampleError as error:
             raise data.refusal(f"fails where there are no labels: {error}") from error
         except Stop as stop:
-            kept = f"{len(journal)} rows are kept; the same command continues"
+            kept = f"{len(journal.rows)} rows are kept; the same command continues"
             if stop.name != "SIGINT":
                 raise Preempted(f"{stop.name}: {kept}") from None
             if group.is_first:
@@ -70,13 +71,15 @@ def run(config: Config) -> None:
             raise
         if not group.is_first:
             return
-        write(out, journal.columns, lambda: journal)
-        put(f"{'predicted':<10} {len(journal) - journal.damaged} rows: {out}")
-        if journal.damaged:
-            others = journal.damaged - len(journal.named)
-            more = f" and {others} more" if others else ""
-            named = ", ".join(journal.named)
-            put(f"{'damaged':<10} {journal.damaged}: {named}{more}; column error says why")
+        made = journal.in_order()
+        columns = sorted({name: None for row in made for name in row}, key=lambda n: n == "error")
+        write(out, columns, lambda: made)
+        damaged = [str(row.get("path")) for row in made if row.get("error")]
+        put(f"{'predicted':<10} {len(made) - len(damaged)} rows: {out}")
+        if damaged:
+            more = f" and {len(damaged) - _NAMED} more" if len(damaged) > _NAMED else ""
+            named = ", ".join(damaged[:_NAMED])
+            put(f"{'damaged':<10} {len(damaged)}: {named}{more}; column error says why")
 
 
 def _out(config: Config) -> Path:
