@@ -11,7 +11,6 @@ from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import penstock
@@ -164,16 +163,6 @@ def test_labels_in_quotes(indexed):
     assert data.classes == ['a "b"', "c"]
     assert data.metadata["label"].tolist() == [0, 1, 1, 1]
     assert [data[index]["label"] for index in range(4)] == [0, 1, 1, 1]
-
-
-def test_equal_keys_of_different_labels_are_distinguished():
-    rows = np.random.default_rng(0).integers(0, 3, (1000, 2)).astype(np.uint64)
-    _, firsts, inverse = delimited_text._distinct(rows)
-    assert np.array_equal(rows[firsts[inverse]], rows)
-    second = (5 - 0x9E3779B97F4A7C15) % 2**64  # gives both rows the same key
-    lost = np.array([[0, 5], [1, second]], np.uint64)
-    _, firsts, inverse = delimited_text._distinct(lost)
-    assert np.array_equal(lost[firsts[inverse]], lost)
 
 
 def test_what_was_found_is_kept(indexed, monkeypatch, tmp_path):
@@ -334,9 +323,8 @@ def test_a_stream_gives_the_same_as_the_index(stream, indexed, tmp_path, quoting
     assert table(indexed(content, quoting=quoting).__getitems__(range(3000))) == rows
 
 
-@pytest.mark.parametrize("shard_bytes", [None, 4096, 10000])
 @pytest.mark.parametrize("quoting", ["standard", "none"])
-def test_shards_are_the_stream_in_pieces(stream, tmp_path, quoting, shard_bytes):
+def test_shards_are_the_stream_in_pieces(stream, tmp_path, quoting):
     for number in range(3):
         quoted = quoting == "standard" and number < 2
         rows = rows_of(900 + number, quoted=quoted)
@@ -346,9 +334,9 @@ def test_shards_are_the_stream_in_pieces(stream, tmp_path, quoting, shard_bytes)
             else:
                 file.write(tsv(rows))
     (tmp_path / "3.tsv.gz").write_bytes(gzip.compress(tsv(rows_of(40)).encode()))
-    data = stream(quoting=quoting, shard_bytes=shard_bytes)
+    data = stream(quoting=quoting)
     shards = data.shards()
-    assert len(shards) == 4 if shard_bytes is None else len(shards) > 10
+    assert len(shards) == 4
     pieces = [list(data.read_shard(pickle.loads(pickle.dumps(shard)))) for shard in shards]
     assert list(chain(*pieces)) == list(data) == list(stream(quoting=quoting))
     assert list(data.read_shard(shards[1], 7)) == pieces[1][7:]
@@ -365,7 +353,6 @@ def test_a_stream_divides_records_for_good(stream, tmp_path):
     assert 340 < len(val) < 460
     (tmp_path / "a.tsv").write_text(tsv(rows + rows_of(500)))
     assert table(read(stream("val", val_fraction=0.2)))[: len(val)] == val
-    assert table(read(stream("val", val_fraction=0.2, shard_bytes=4096)))[: len(val)] == val
 
 
 def test_file_names_divide_a_stream(stream, tmp_path):
@@ -513,7 +500,6 @@ def test_memory_is_in_proportion_to_a_record_whatever_is_in_it(indexed, tmp_path
     ("arguments", "said"),
     [
         ({"classes": None}, r"dataset\.classes: is not set, .*list them"),
-        ({"shard_bytes": 10}, r"dataset\.shard_bytes: 10; allowed: 4096 or more"),
         ({"val_fraction": -1}, r"dataset\.val_fraction"),
     ],
 )
@@ -577,7 +563,7 @@ def test_a_batch_and_its_loss(tmp_path, monkeypatch, sampler, kind):
     assert outputs.shape == (8, 2)
 
 
-@pytest.mark.parametrize("sharded", [[], ["dataset.shard_bytes=4096", "sampler.buffer=50"]])
+@pytest.mark.parametrize("sharded", [[], ["sampler.buffer=50"]])
 def test_a_stream_gives_each_record_once_to_any_readers(tmp_path, sharded):
     rows = rows_of(400)
     (tmp_path / "a.tsv").write_text(tsv(rows[:300]))

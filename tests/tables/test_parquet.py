@@ -1,6 +1,5 @@
 """Tables: every kind of column from every format, rows divided once, clear words for bad files."""
 
-import logging
 import os
 import pickle
 import sys
@@ -354,16 +353,16 @@ def test_row_groups_are_kept_up_to_a_number_of_bytes():
 def test_row_groups_of_a_batch_count_as_used_together_and_only_if_all_are_kept(monkeypatch):
     loaded = []
     groups = RowGroups(lambda group: (loaded.append(group) or group * 10, 40), limit=100)
-    assert groups.held([1], 8) is None
+    assert groups.held([1]) is None
     groups.get(1), groups.get(2)
-    assert groups.held([1, 3], 8) is None
-    assert groups.held([2, 1], 8) == [20, 10]
+    assert groups.held([1, 3]) is None
+    assert groups.held([2, 1]) == [20, 10]
     groups.get(3)  # puts 2 out, as 1 was used last
-    assert groups.held([2], 8) is None
-    assert groups.held([1, 3], 8) == [10, 30]
+    assert groups.held([2]) is None
+    assert groups.held([1, 3]) == [10, 30]
     assert loaded == [1, 2, 3]
     monkeypatch.setattr(os, "getpid", lambda: -1)
-    assert groups.held([1, 3], 8) is None  # in a fork, whose lock may be held by nobody
+    assert groups.held([1, 3]) is None  # in a fork, whose lock may be held by nobody
 
 
 def abs_and_size(group):
@@ -381,17 +380,6 @@ def test_a_fork_begins_with_nothing_held(monkeypatch):
         reader.join(5)
         assert not reader.is_alive()
     assert list(groups._held) == [2]
-
-
-def test_an_order_that_reads_row_groups_in_vain_is_reported_once(caplog):
-    caplog.set_level(logging.WARNING)
-    scattered = RowGroups(abs_and_size, 3, "scattered")
-    for number in range(2000):
-        scattered.get(number * 7 % 100)
-    sequential = RowGroups(abs_and_size, 3, "sequential")
-    for number in range(20000):
-        sequential.get(number // 10 % 100)
-    assert [record.getMessage() for record in caplog.records] == ["scattered"]
 
 
 def test_rows_before_bounds():

@@ -7,8 +7,6 @@ every sampler.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from itertools import chain, compress, islice, repeat
 from pathlib import Path
 
@@ -22,7 +20,7 @@ from penstock.addons.tables.text.delimited_format import (
     DelimitedFormat,
     class_codes,
 )
-from penstock.addons.tables.text.record_index import Quoting, RecordIndex, text_bounds
+from penstock.addons.tables.text.record_index import Quoting
 from penstock.addons.tables.text.record_reader import compression_of, line_at, read_records
 from penstock.datasets.files import Files, Remote
 from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, Sample, data_file
@@ -32,8 +30,7 @@ from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.disk import is_remote
 from penstock.files.limits import DEFAULT, Limits
 from penstock.order.randomness import hash64, uniform
-from penstock.ranges import Count, Fraction, Seed
-from penstock.terminal import watched
+from penstock.ranges import Fraction, Seed
 
 Record = tuple[int, int, bytes]  # number of the file, place of the record in its text, its bytes
 
@@ -45,29 +42,11 @@ SUFFIXES = tuple(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class TextShard:
-    """A file or a range of one.
-
-    Attributes:
-        file: its number.
-        start, stop: of a range, bytes; stop None goes to the end of the file.
-        first: whether it contains the file's first record.
-    """
-
-    file: int
-    start: int = 0
-    stop: int | None = None
-    first: bool = True
-
-
 class DelimitedStream(FileDataset, IterableDataset[Record]):
     """Samples are `text` (str) and, with a label column, `label` (int).
 
     Raw records are the bytes of a line and their place; the executor that owns a record decodes it.
-    Shards are whole files, or with `shard_bytes` ranges of plain files, cut where a record begins:
-    with quoting "none" at a line end; with "standard" line ends may be in quotes, so each process
-    scans the files once (1 to 4 GB/s).
+    Shards are whole files.
 
     The split of a record is a hash of its file's name and its place there: no count of records is
     needed, the share is met within chance, and a record keeps its split when others are appended.
@@ -82,7 +61,6 @@ class DelimitedStream(FileDataset, IterableDataset[Record]):
         classes: names of the classes, numbered in this order; needed with a label column.
         val_fraction: share of the records that validate, unless file names divide them.
         split_seed: another seed, another split.
-        shard_bytes: approximate bytes of a shard of a plain file; None takes whole files.
         files: access to addresses.
         limits: `record_bytes`, `columns` and `expansion`.
         test_fraction: share of the records to keep for a test.
@@ -108,24 +86,17 @@ class DelimitedStream(FileDataset, IterableDataset[Record]):
         encoding: str = "utf-8",
         val_fraction: Fraction = 0.2,
         split_seed: Seed = 0,
-        shard_bytes: Count | None = None,
         files: Files | None = None,
         limits: Limits = DEFAULT,
         test_fraction: Fraction = 0.0,
     ) -> None:
         check_split(split, val_fraction, test_fraction)
-        problems = []
         if label is not None and not classes:
             reason = (
                 f"is not set, and the classes of column {label!r} are only known at the end of the "
                 "stream; list them: dataset.classes=[ham,spam] (or dataset.label=null)"
             )
-            problems.append(Problem("dataset.classes", reason))
-        if shard_bytes is not None and shard_bytes < 4096:
-            reason = f"{shard_bytes}; allowed: 4096 or more, or null for whole files"
-            problems.append(Problem("dataset.shard_bytes", reason))
-        if problems:
-            raise ConfigError(problems)
+            raise ConfigError(Problem("dataset.classes", reason))
         self._limits = limits
         self._counted = 0  # bytes read to count the lines of bad records
         self._files = files or Files()
@@ -138,7 +109,6 @@ class DelimitedStream(FileDataset, IterableDataset[Record]):
             val, self._test = shards.shares(val_fraction, test_fraction)
             whole = shards.whole or (shards.divided and split == "train" and not self._test)
         self._share = None if whole else (split, val, split_seed)
-        self._shard_bytes = shard_bytes
         self.format = DelimitedFormat.of(self._names[0], delimiter, quoting, encoding, self._limits)
         self._given = (header, columns, text, label)
         batches = read_records(self._path(0), quoting, limits)
@@ -151,20 +121,20 @@ class DelimitedStream(FileDataset, IterableDataset[Record]):
     def __iter__(self) -> Iterator[Record]:
         return chain.from_iterable(self.read_shard(shard) for shard in self.shards())
 
-    def shards(self) -> list[TextShard]:
-        """The files, or their ranges, in order."""
-        return self._shards
+    def shards(self) -> range:
+        """The files, by number."""
+        return range(len(self._addresses))
 
     @property
     def remote_files(self) -> Remote | None:
         """The fetcher of the files, if they are at an address."""
         return self._files.remote if is_remote(self._addresses[0]) else None
 
-    def files_of_shard(self, shard: TextShard) -> list[str]:
+    def files_of_shard(self, shard: int) -> list[str]:
         """The address of a shard's file."""
-        return [self._addresses[shard.file]] if shard.first else []
+        return [self._addresses[shard]]
 
-    def read_shard(self, shard: TextShard, start: int = 0) -> Iterator[Record]:
+    def read_shard(self, shard: int, start: int = 0) -> Iterator[Record]:
         """Raw records of a shard, from its record `start` on."""
         return islice(self._records(shard), start, None)
 
@@ -206,45 +176,19 @@ class DelimitedStream(FileDataset, IterableDataset[Record]):
         pairs = zip(self._names, self._addresses, strict=True)
         return [data_file(name, address, self._files) for name, address in pairs]
 
-    @cached_property
-    def _shards(self) -> list[TextShard]:
-        shards: list[TextShard] = []
-        count = len(self._addresses)
-        for number in watched(range(count), count, "looking for shards"):
-            starts = self._starts(number)
-            stops = [*starts[1:], None]
-            bounds = enumerate(zip(starts, stops, strict=True))
-            shards += [TextShard(number, *bound, position == 0) for position, bound in bounds]
-        return shards
-
-    def _starts(self, number: int) -> list[int]:
-        """The first byte of each shard of a file."""
-        if self._shard_bytes is None:  # a file at an address is not fetched yet
-            return [0]
-        path = self._path(number)
-        if compression_of(path) is not None:
-            return [0]
-        if self.format.quoting == "standard":
-            index = RecordIndex(path, "standard", self.format.delimiter, cache_dir=None)
-            return [start for _, start, _ in index.blocks(self._shard_bytes)] or [0]
-        return _line_starts(PositionedFile(path), self._shard_bytes)
-
-    def _records(self, shard: TextShard) -> Iterator[Record]:
-        path = self._path(shard.file)
-        header = shard.first
-        for places, records in read_records(
-            path, self.format.quoting, self._limits, shard.start, shard.stop
-        ):
+    def _records(self, shard: int) -> Iterator[Record]:
+        header = True
+        for places, records in read_records(self._path(shard), self.format.quoting, self._limits):
             if header and records:
-                if self._columns_of(shard.file, records[0]).in_file:
+                if self._columns_of(shard, records[0]).in_file:
                     places, records = places[1:], records[1:]
                 header = False
-            numbered = zip(repeat(shard.file), places, records)
+            numbered = zip(repeat(shard), places, records)
             if self._share is None or not places:
                 yield from numbered
             else:
                 split, fraction, seed = self._share
-                key = hash64(seed, "split", self._names[shard.file])
+                key = hash64(seed, "split", self._names[shard])
                 draws = uniform(key, np.array(places, np.int64))
                 tests = (draws >= fraction) & (draws >= 1 - self._test)
                 chosen = tests if split == "test" else (draws < fraction) == (split == "val")
@@ -252,7 +196,7 @@ class DelimitedStream(FileDataset, IterableDataset[Record]):
                     chosen &= ~tests
                 yield from compress(numbered, chosen.tolist())
         if header:
-            raise DataError(f"{self._addresses[shard.file]!r} is empty. Remove it from the data.")
+            raise DataError(f"{self._addresses[shard]!r} is empty. Remove it from the data.")
 
     def _columns_of(self, number: int, first: bytes) -> Columns:
         """The columns of a file, the same for all files; `first` is its first record."""
@@ -267,18 +211,3 @@ class DelimitedStream(FileDataset, IterableDataset[Record]):
 
     def _path(self, number: int) -> Path:
         return self._files.local(self._addresses[number])
-
-
-def _line_starts(file: PositionedFile, size: int) -> list[int]:
-    """The first line start after each multiple of `size`; reads about 4 KiB at each."""
-    first, stop = text_bounds(file)
-    starts = [first]
-    for least in range(size, stop, size):
-        at = least - 1
-        while starts[-1] < least and at < stop:
-            text = file.read(at, min(at + 4096, stop))
-            end = text.find(b"\n")
-            if end >= 0:
-                starts.append(at + end + 1)
-            at += len(text)
-    return starts

@@ -4,11 +4,9 @@
     ham<tab>Ok lar... Joking wif u oni...
 
 The file is indexed once (`text.record_index`), so every sampler works on files larger than memory:
-5 s for 2 GB and 8 bytes a record; a record is one read. Labels and lengths
-take another pass if they are needed (`ColumnScan`), 5 s for 2 GB, and are also kept: in pieces of
-about 1 MiB, masks of line ends and delimiters give the bounds of every field; labels are gathered
-into rows of equal width, and equal rows get one code. So Python handles every class once a piece,
-and no record.
+5 s for 2 GB and 8 bytes a record; a record is one read. Labels and lengths take another pass if
+they are needed (`ColumnScan`), 10 s for 2 GB, and are also kept: in pieces of about 1 MiB, a mask
+of delimiters gives the bounds of every field.
 """
 
 from __future__ import annotations
@@ -199,9 +197,8 @@ class DelimitedText(FileDataset, Dataset[Sample]):
 
 
 _PIECE = 1 << 20
-_GATHERED = 1 << 22  # bytes of labels that are compared at once
 _LONGEST = 256  # bytes; a longer label is a text in the wrong column
-_NEWLINE, _RETURN, _QUOTE = b'\n\r"'
+_RETURN, _QUOTE = b'\r"'
 
 Codes = npt.NDArray[np.int32]
 
@@ -209,7 +206,7 @@ Codes = npt.NDArray[np.int32]
 class ColumnScan:
     """Lengths and labels of the records of a file, without the header.
 
-    Cost: about 0.4 GB/s on one core, once; the result is kept beside the index, 8 bytes a record,
+    Cost: about 0.2 GB/s on one core, once; the result is kept beside the index, 8 bytes a record,
     and mapped.
 
     Args:
@@ -304,11 +301,12 @@ class ColumnScan:
             if stop - start > limit + 2 * _PIECE:
                 self._index.check_lengths(start, stop)
             header = first == 0 and self._columns.in_file
-            piece = _Piece(self._index.file.read(start, stop), first, header, self._format)
+            text = self._index.file.read(start, stop)
+            piece = _Piece(text, self._index.starts(start, stop), first, header, self._format)
             wrong = piece.miscounted(len(self._columns.names))
             if wrong is not None:
                 number = piece.first + wrong
-                del piece  # a record may be most of it
+                del piece, text  # a record may be most of it
                 record = self._index[number]
                 try:  # a wrong encoding or wrong quotes say more
                     count = len(self._format.fields(record))
@@ -318,7 +316,7 @@ class ColumnScan:
             if int(piece.lengths.max(initial=0)) > limit:
                 self._index[piece.first + int(piece.lengths.argmax())]  # raises DataError
             yield piece
-            del piece  # before the next one is read
+            del piece, text  # before the next one is read
 
     def _labels_of(self, piece: _Piece, known: _Classes) -> Codes:
         assert self._columns.label is not None
@@ -331,23 +329,12 @@ class ColumnScan:
                 f"{_LONGEST} are allowed. Is dataset.label the right column?",
             )
         codes = np.empty(len(begin), dtype=np.int32)
-        # Some rows at a time: all get the width of the longest label among them.
-        step = max(1, _GATHERED // max(8, longest))
-        for at in range(0, len(begin), step):
-            rows = slice(at, at + step)
-            # As rows of equal width, padded with a byte that UTF-8 doesn't use.
-            width = max(8, -(-int((end - begin)[rows].max()) // 8) * 8)
-            places = begin[rows, None] + np.arange(width)
-            padded = piece.text.take(places, mode="clip")
-            padded[places >= end[rows, None]] = 0xFF
-            _, firsts, inverse = _distinct(padded.view(np.uint64))
-            distinct = []
-            for row in (firsts + at).tolist():
-                try:
-                    distinct.append(known.code(piece.text[begin[row] : end[row]].tobytes()))
-                except BadRecord as bad:
-                    raise self._bad(piece.first + row, str(bad)) from None
-            codes[rows] = np.array(distinct, dtype=np.int32)[inverse]
+        text = piece.text.tobytes()
+        for row, (first, last) in enumerate(zip(begin.tolist(), end.tolist(), strict=True)):
+            try:
+                codes[row] = known.code(text[first:last])
+            except BadRecord as bad:
+                raise self._bad(piece.first + row, str(bad)) from None
         return codes
 
     def _bad(self, number: int, reason: str) -> DataError:
@@ -382,37 +369,34 @@ class _Classes:
 
 
 class _Piece:
-    """The records of `text` from number `first` on, without a header, and their fields' bounds."""
+    """The records of `text` from number `first` on, without a header, and their fields' bounds.
 
-    def __init__(self, text: bytes, first: int, header: bool, format: DelimitedFormat) -> None:
+    Args:
+        starts: of all of them, int64[n]; and one more, behind the last line end.
+    """
+
+    def __init__(
+        self, text: bytes, starts: IntArray, first: int, header: bool, format: DelimitedFormat
+    ) -> None:
         self.first = first + header
         self.text = np.frombuffer(text, dtype=np.uint8)
         self._delimiters = np.empty(len(text), dtype=np.bool_)
         quoted = format.quoting == "standard" and b'"' in text
-        inside, line_ends = False, []
-        # One block as a rule. A record may have `limits.record_bytes`, and five masks of it at once
-        # would take more than the record.
+        inside = False
+        # One block as a rule. A record may have `limits.record_bytes`, and several masks of it at
+        # once would take more than the record.
         for start in range(0, len(text), 2 * _PIECE):
             block = self.text[start : start + 2 * _PIECE]
-            newlines = block == _NEWLINE
             delimiters = self._delimiters[start : start + len(block)]
             np.equal(block, ord(format.delimiter), out=delimiters)
             if quoted:
                 outside = np.logical_xor.accumulate(block == _QUOTE) == inside
-                newlines &= outside
                 delimiters &= outside
                 inside = not outside[-1]
-            line_ends.append(start + np.flatnonzero(newlines))
-        # A piece that is not the last one ends with a line end, after which no record begins.
-        ends = np.concatenate(line_ends) if line_ends else np.zeros(0, np.int64)
-        if not len(ends) or int(ends[-1]) < len(text) - 1:
-            ends = np.append(ends, len(text))
-        self._starts = np.concatenate([[0], ends[:-1] + 1])[header:]
-        ends = ends[header:]
-        before = self.text[np.maximum(ends - 1, 0)]
-        self._stops = ends - ((before == _RETURN) & (ends > self._starts))
+        self._starts, self._ends = starts[header:-1], starts[1 + header :] - 1
+        before = self.text[np.maximum(self._ends - 1, 0)]
+        self._stops = self._ends - ((before == _RETURN) & (self._ends > self._starts))
         self.lengths: IntArray = self._stops - self._starts
-        self._ends = ends
 
     def __len__(self) -> int:
         return len(self._starts)
@@ -443,16 +427,3 @@ class _Piece:
     @cached_property
     def _first_place(self) -> IntArray:
         return np.searchsorted(self._places, self._starts)
-
-
-def _distinct(rows: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.uint64], IntArray, IntArray]:
-    """Distinct rows: (one key each, a row of each, which one each row is)."""
-    keys = rows[:, 0].copy()
-    for lane in range(1, rows.shape[1]):
-        keys = (keys ^ (keys >> np.uint64(29))) * np.uint64(0x9E3779B97F4A7C15) + rows[:, lane]
-    distinct, firsts, inverse = np.unique(keys, return_index=True, return_inverse=True)
-    if not np.array_equal(rows, rows[firsts[inverse]]):  # two rows of one key: compare them whole
-        whole = rows.view(np.dtype((np.void, rows.shape[1] * 8))).reshape(-1)
-        _, firsts, inverse = np.unique(whole, return_index=True, return_inverse=True)
-        distinct = keys[firsts]
-    return distinct, firsts, inverse

@@ -85,11 +85,6 @@ class Parquet(ArrowTable, Dataset[Sample]):
     """
 
     draws = False  # reading a sample takes no random numbers
-    advice = (
-        "rows are read in an order in which nearly every one costs a whole row group. Use "
-        "dataset=parquet_stream, a larger dataset.cache_mb, smaller row groups, or uncompressed "
-        "Arrow files"
-    )
 
     def __init__(
         self,

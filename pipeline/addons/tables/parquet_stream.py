@@ -36,11 +36,6 @@ class ParquetStream(ArrowTable, IterableDataset[Record]):
         DataError, ConfigError: as `penstock.addons.tables.parquet.Parquet`.
     """
 
-    advice = (
-        "row groups are read again and again, since more of them are shuffled together than are "
-        "kept. Use a larger dataset.cache_mb or a smaller sampler.buffer"
-    )
-
     def __iter__(self) -> Iterator[Record]:
         for group in self.shards():
             yield from self.read_shard(group)

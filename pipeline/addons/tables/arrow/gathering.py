@@ -339,10 +339,10 @@ class Group(Protocol):
 class Groups(Protocol):
     """Row groups by number, the last used of which are in memory."""
 
-    def get(self, group: int, rows: int) -> Group:
+    def get(self, group: int) -> Group:
         """One, of which `rows` rows are going to be used."""
 
-    def held(self, groups: Sequence[int], rows: int) -> Sequence[Group] | None:
+    def held(self, groups: Sequence[int]) -> Sequence[Group] | None:
         """Several, if all of them are in memory."""
 
 
@@ -408,7 +408,7 @@ class Gatherer:
             if self._missing.any():
                 groups = np.searchsorted(self._firsts, indices, side="right") - 1
                 for group in np.unique(groups[self._missing[groups]]).tolist():
-                    self._fill(group, int(np.count_nonzero(groups == group)))
+                    self._fill(group)
             if self._any_bad and self._is_bad[indices].any():
                 raise BadRowsError(_BAD)
             for block, kept in zip(self._blocks, self._kept, strict=True):
@@ -421,9 +421,9 @@ class Gatherer:
                 made |= self._gathered_by_group(others, groups, rows)
         return {field.name: made[field.name] for field in self._fields}
 
-    def _fill(self, number: int, used: int) -> None:
+    def _fill(self, number: int) -> None:
         """Keep the numbers of a row group. Two threads that do so write the same."""
-        group = self._groups.get(number, used)
+        group = self._groups.get(number)
         first, last = self._firsts[number : number + 2].tolist()
         found = self._rows_in(number)
         begin, end = int(found[0]), int(found[-1]) + 1
@@ -444,7 +444,7 @@ class Gatherer:
         made: dict[str, Any] = {}
         if len(rows) >= _FEW * len(numbers):
             return made
-        held = self._groups.held(numbers, len(rows))
+        held = self._groups.held(numbers)
         if held is None:
             return made
         for name in names:
@@ -477,7 +477,7 @@ class Gatherer:
         for number, begin, end in zip(
             numbers.tolist(), begins, [*begins[1:], len(rows)], strict=True
         ):
-            group = self._groups.get(number, end - begin)
+            group = self._groups.get(number)
             for name, values in texts:
                 group.column(name).write(values, places[begin:end], row_list[begin:end])
             for name, ragged in lists.items():

@@ -12,10 +12,9 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
-from torch.utils.data import get_worker_info
 
 from penstock.addons.record_files.remote_bytes import side_by_side
 from penstock.addons.record_files.rows import (
@@ -71,9 +70,6 @@ _log = logging.getLogger(__name__)
 _PREPARED = 4096  # bytes of a prepared column beside its data, about,
 _PER_ROW = 8  # and for each of its rows (offsets, codes)
 _SPREAD = 1 << 16  # rows of the split, likewise
-# The advice is given if of the last _LOADS loads, more than this share were of row groups that had
-# been loaded before, and fewer rows than this were used of each.
-_LOADS, _AGAIN, _ROWS = 200, 0.5, 4
 
 T = TypeVar("T")
 
@@ -89,10 +85,8 @@ class ArrowTable(FileDataset):
         label_classes: label field -> names of its classes.
         classes: of the first label field.
         rows: which rows of the files belong to the split.
-        advice: logged once when most of what is read goes unused.
     """
 
-    advice: ClassVar[str] = ""
     lazy: bool = False  # images stay undecoded
     outside: Callable[[str], bytes] | None = None  # reads a file that a cell has the path of
 
@@ -146,7 +140,7 @@ class ArrowTable(FileDataset):
         if len(self) == 0 and split != "test":  # of which there may be none
             raise DataError(f"dataset.root: {root!r} has no rows for the split {split!r}.")
         self._most = cache_mb << 20
-        self._groups = RowGroups(self._prepare, self._most, self.advice)
+        self._groups = RowGroups(self._prepare, self._most)
         self._gatherer: Gatherer | None = None
 
     def __getstate__(self) -> dict[str, object]:
@@ -231,7 +225,7 @@ class ArrowTable(FileDataset):
         Raises:
             DataError: names the file, the row in it and the column.
         """
-        prepared = self._groups.get(group, len(rows)).cells
+        prepared = self._groups.get(group).cells
         return [
             {field: self._cell(group, row, field, cells) for field, cells in prepared.items()}
             for row in rows
@@ -402,13 +396,11 @@ class RowGroups(Generic[T]):
     Args:
         load: number -> (value, bytes of memory that it takes).
         limit: bytes that are kept at most.
-        advice: logged once, when row groups are loaded again and again for a few rows each.
     """
 
-    def __init__(self, load: Callable[[int], tuple[T, int]], limit: int, advice: str = "") -> None:
+    def __init__(self, load: Callable[[int], tuple[T, int]], limit: int) -> None:
         self._load = load
         self.limit = limit
-        self._advice = advice
         self._begin()
 
     def _begin(self) -> None:
@@ -416,15 +408,12 @@ class RowGroups(Generic[T]):
         self._lock = threading.Lock()
         self._held: OrderedDict[int, tuple[T, int]] = OrderedDict()
         self._size = 0
-        self._seen: set[int] = set()
-        self._used = self._loads = self._again = 0
 
-    def get(self, group: int, rows: int = 1) -> T:
-        """A row group, of which `rows` rows are going to be used."""
+    def get(self, group: int) -> T:
+        """A row group."""
         if self._process != os.getpid():  # a fork copies also a lock that another thread held
             self._begin()
         with self._lock:
-            self._used += rows
             if group in self._held:
                 self._held.move_to_end(group)
                 return self._held[group][0]
@@ -435,33 +424,18 @@ class RowGroups(Generic[T]):
             while self._size > self.limit and len(self._held) > 1:
                 _, (_, freed) = self._held.popitem(last=False)
                 self._size -= freed
-            self._count(group)
         return value
 
-    def held(self, groups: Sequence[int], rows: int) -> list[T] | None:
-        """Row groups of which `rows` rows are going to be used, if all of them are in the cache."""
+    def held(self, groups: Sequence[int]) -> list[T] | None:
+        """Row groups, if all of them are in the cache."""
         if self._process != os.getpid():
             return None
         with self._lock:
             if not all(group in self._held for group in groups):
                 return None
-            self._used += rows
             for group in groups:
                 self._held.move_to_end(group)
             return [self._held[group][0] for group in groups]
 
-    def _count(self, group: int) -> None:
-        self._loads += 1
-        self._again += group in self._seen
-        self._seen.add(group)
-        if self._loads < _LOADS:
-            return
-        if self._used < _ROWS * _LOADS and self._again > _AGAIN * _LOADS and self._advice:
-            worker = get_worker_info()
-            if worker is None or worker.id == 0:  # the others see the same
-                _log.warning("%s", self._advice)
-            self._advice = ""
-        self._used = self._loads = self._again = 0
-
     def __reduce__(self) -> tuple[type[RowGroups[T]], tuple[Any, ...]]:
-        return type(self), (self._load, self.limit, self._advice)
+        return type(self), (self._load, self.limit)

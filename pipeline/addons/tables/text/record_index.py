@@ -165,6 +165,12 @@ class RecordIndex:
         ends = [*starts[cuts[1:]].tolist(), stop]
         return list(zip(cuts.tolist(), starts[cuts].tolist(), ends, strict=True))
 
+    def starts(self, start: int, stop: int) -> IntArray:
+        """Where the records between two of the places of `blocks` begin, counted from the first;
+        and behind the line end of the last one."""
+        first, last = np.searchsorted(self._starts, [start, stop]).tolist()
+        return self._starts[first : last + 1] - start
+
     def line(self, number: int) -> int:
         """The line of the file, from 1, in which a record begins; reads the file up to there."""
         return line_of(self.file, int(self._starts[number]))

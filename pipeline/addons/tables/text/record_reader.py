@@ -32,9 +32,7 @@ _WINDOW = 27  # log2 of the bytes that a frame of zstd may look back, the defaul
 Batch = tuple[list[int], list[bytes]]
 
 
-def read_records(
-    path: Path, quoting: Quoting, limits: Limits, start: int = 0, stop: int | None = None
-) -> Iterator[Batch]:
+def read_records(path: Path, quoting: Quoting, limits: Limits) -> Iterator[Batch]:
     """Batches of records, without line ends, and their places in the (unpacked) text.
 
     Blank lines at the end of the file are not records.
@@ -43,8 +41,6 @@ def read_records(
         path: of the file.
         quoting: "standard" allows line ends in quotes.
         limits: `record_bytes` and `expansion`.
-        start, stop: of a plain file, begin and end in bytes, both at borders of records. None goes
-            to the end.
 
     Raises:
         DataError: the file cannot be read or is damaged, a quote is not closed, or a record is
@@ -54,8 +50,7 @@ def read_records(
         start, pieces = 0, unpacked(path, limits)
     else:
         file = PositionedFile(path)
-        first, last = text_bounds(file)
-        start, stop = max(start, first), last if stop is None else min(stop, last)
+        start, stop = text_bounds(file)
         bounds = range(start, stop, _PIECE)
         pieces = (file.read(at, min(at + _PIECE, stop)) for at in bounds)
     yield from _Splitter(path, quoting, start, limits).records(pieces)
