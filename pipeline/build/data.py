@@ -39,7 +39,7 @@ from penstock.order.plan import Plan
 from penstock.order.streams import StreamPlan, length_of
 from penstock.runs import quarantine
 from penstock.transforms.batch import BatchCompose
-from penstock.transforms.image import Compose, Normalize
+from penstock.transforms.image import Compose, Normalize, fill_masks
 
 if TYPE_CHECKING:
     from penstock.addons.lanes.lanes import Lanes
@@ -122,6 +122,7 @@ class DataParts:
             **facts,
             **{name: facts[fact] for name, fact in SAME_FACTS.items() if fact in facts},
             **({"classes": classes} if classes else {}),
+            **{key: of for key, of in self.config.objective.items() if key == "ignored"},
         }
 
         def explained(problem: Problem) -> Problem:
@@ -285,6 +286,9 @@ class Split:
             name: make(self.data.with_statistics(node, key), key)
             for name, key, node in self._steps(self.steps)
         }
+        if (ignored := self.config.objective.get("ignored")) is not None:
+            for step in steps.values():
+                fill_masks(step, ignored)
         views = self.config.transform.views
         return Compose({"views": Views(steps, views)} if views > 1 else steps)
 

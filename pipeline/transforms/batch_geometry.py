@@ -226,6 +226,7 @@ class Affine(Geometric):
         shear: largest angle of shearing along x to either side in degrees, or [least, largest].
         p: probability of doing anything.
         fill: value outside of the picture, in the pixels' units.
+        ignored: the number outside of masks of whole numbers; the build puts in the objective's.
     """
 
     def __init__(
@@ -236,6 +237,7 @@ class Affine(Geometric):
         shear: float | Range = 0.0,
         p: float = 1.0,
         fill: float = 0.0,
+        ignored: int = 0,
     ) -> None:
         if len(translate) != 2 or not all(0 <= share <= 1 for share in translate):
             raise ConfigError(
@@ -249,10 +251,11 @@ class Affine(Geometric):
         self.scale = positive(scale, "scale")
         self.shear = around(shear, "shear", least=-89.0, most=89.0)
         self.p = probability(p, "p")
-        self.fill = fill
+        self.fill, self.ignored = fill, ignored
 
     def move(self, random: KeyedRandom, height: int, width: int) -> Move:
-        return affine_move(self.matrices(random, height, width), height, width, self.fill)
+        matrices = self.matrices(random, height, width)
+        return affine_move(matrices, height, width, self.fill, self.ignored)
 
     def matrices(self, random: KeyedRandom, height: int, width: int) -> Tensor:
         """float64[B, 2, 3], as `forward` gives them."""
@@ -281,7 +284,7 @@ def forward(angle: Tensor, scale: Tensor, shear: Tensor, shift: Tensor) -> Tenso
     return torch.stack([x, y], 1)
 
 
-def affine_move(matrices: Tensor, height: int, width: int, fill: float) -> Move:
+def affine_move(matrices: Tensor, height: int, width: int, fill: float, ignored: int = 0) -> Move:
     (a, b, c), (d, e, f) = (row.unbind(1) for row in matrices.unbind(1))
     area = a * e - b * d
     x = torch.stack([e / area, -b / area, (b * f - e * c) / area], -1)
@@ -295,10 +298,14 @@ def affine_move(matrices: Tensor, height: int, width: int, fill: float) -> Move:
         moved = [x * a + y * b + c + width / 2, x * d + y * e + f + height / 2]
         return torch.stack(moved, dim=-1)
 
+    def mask(masks: Tensor) -> Tensor:
+        numbers = masks.dtype != torch.bool and not masks.is_floating_point()
+        return affine(masks, inverse, ignored if numbers else 0.0, nearest=True)
+
     return Move(
         height,
         width,
         lambda images: affine(images, inverse, fill),
-        lambda masks: affine(masks, inverse, 0.0, nearest=True),
+        mask,
         points,
     )

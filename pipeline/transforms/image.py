@@ -6,10 +6,12 @@ They draw from torch's global generator, as torchvision's do; fetch seeds it fro
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torchvision import tv_tensors
+from torchvision.transforms.v2 import CenterCrop
 from torchvision.transforms.v2 import functional as F
 
 from penstock.errors import ConfigError, DataError, Problem
@@ -29,6 +31,29 @@ _IBUG68_PAIRS = (
     + [(48, 54), (49, 53), (50, 52), (55, 59), (56, 58)]
     + [(60, 64), (61, 63), (65, 67)]
 )
+
+
+def fill_masks(step: Any, ignored: int) -> None:
+    """Let a step, and those inside of it, fill what they uncover of masks of classes with the
+    number that is ignored. torchvision's and Albumentations' own choice is class 0.
+    """
+    if isinstance(getattr(step, "_fill", None), dict):  # by kind of field, of torchvision
+        step._fill = {tv_tensors.Mask: ignored, **step._fill}
+    if getattr(step, "fill_mask", None) == 0:  # of Albumentations
+        step.fill_mask = ignored
+    if type(step) is CenterCrop:  # it takes no `fill`
+        step.transform = partial(_centre, size=step.size, ignored=ignored)
+    inside = getattr(step, "transforms", None)
+    for part in inside if isinstance(inside, (list, tuple, torch.nn.ModuleList)) else ():
+        fill_masks(part, ignored)
+
+
+def _centre(value: Any, params: object, size: Sequence[int], ignored: int) -> Any:
+    if isinstance(value, tv_tensors.Mask):
+        down, across = (max(a - b, 0) for a, b in zip(size, value.shape[-2:], strict=True))
+        sides = [across // 2, down // 2, (across + 1) // 2, (down + 1) // 2]
+        value = F.pad(value, sides, fill=ignored)
+    return F.center_crop(value, list(size)) if isinstance(value, torch.Tensor) else value
 
 
 class Normalize:

@@ -91,7 +91,7 @@ def affine(images: Tensor, inverse: Tensor, fill: float = 0.0, nearest: bool = F
         inverse: float64[B, 2, 3], from an output's pixel to the input's, both counted from the
             picture's centre.
         fill: value outside of the picture, in the pixels' units.
-        nearest: take the nearest pixel instead of a mean of four; for masks.
+        nearest: take the nearest pixel instead of a mean of four; for masks, of any whole numbers.
     """
     if not row_by_row(images):
         return _affine(images, inverse, fill, nearest)
@@ -118,7 +118,8 @@ def _affine(images: Tensor, inverse: Tensor, fill: float, nearest: bool) -> Tens
     pixels = pixels - fill if fill else pixels
     mode = "nearest" if nearest else "bilinear"
     warped = F.grid_sample(pixels, grid, mode, padding_mode="zeros", align_corners=False)
-    warped = _rounded(warped + fill if fill else warped, images.dtype)
+    warped = warped + fill if fill else warped
+    warped = warped.round_().to(images.dtype) if nearest else _rounded(warped, images.dtype)
     return warped.contiguous(memory_format=layout(images))
 
 

@@ -20,7 +20,13 @@ from penstock.order.samplers import Random, Sequential
 from penstock.transforms import warping
 from penstock.transforms.batch import BatchCompose
 from penstock.transforms.batch_colors import BatchNormalize, ColorJitter, RandomErasing
-from penstock.transforms.batch_geometry import Affine, HorizontalFlip, RandomResizedCrop, forward
+from penstock.transforms.batch_geometry import (
+    Affine,
+    HorizontalFlip,
+    RandomResizedCrop,
+    affine_move,
+    forward,
+)
 from penstock.transforms.image import LandmarkFlip, Normalize
 from penstock.transforms.mixing import CutMix, MixUp
 from penstock.transforms.warping import affine, crop_nearest, crop_resize, crop_resize_dense, layout
@@ -300,6 +306,15 @@ def test_where_no_box_fits_the_largest_is_taken():
     assert crop.boxes(keyed(2), 100, 10).tolist() == [[43, 0, 13, 10]] * 2
 
 
+def test_numbers_of_masks_survive_an_affine_map():
+    turned = forward(*torch.tensor([[45.0], [1.0], [0.0]]), torch.zeros(1, 2))
+    masks = torch.full((1, 1, 16, 16), 300)
+    masks[:, :, 8:] = -100
+    found = affine_move(turned, 16, 16, 0.0, -100).mask(masks)
+    assert found.unique().tolist() == [-100, 300]
+    assert not affine_move(turned, 16, 16, 0.0, 255).mask(masks < 0)[0, 0, 0, 0]
+
+
 def test_masks_are_cropped_without_new_values():
     masks = torch.randint(0, 4, (8, 1, 64, 80), dtype=torch.uint8)
     found, boxes = crop_nearest(masks, boxes_of(), (32, 32)), boxes_of()
@@ -318,8 +333,6 @@ PARAMETERS = [(0, 1, 0, (0, 0)), (30, 1, 0, (0, 0)), (-15, 1.3, 8, (5, -3)), (90
 
 @pytest.mark.parametrize(("angle", "scale", "shear", "shift"), PARAMETERS)
 def test_an_affine_map_is_torchvisions(angle, scale, shear, shift):
-    from penstock.transforms.batch_geometry import affine_move
-
     batch = batch_of(Marked(), rows=2)
     images = batch_of()["image"][:2]
     matrices = forward(

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from penstock import build_train_loader, compose
 from penstock.addons.vision.image_masks import ImageMasks
 from penstock.errors import ConfigError, DataError
 from tests.program import run
@@ -187,3 +188,34 @@ def test_masks_of_other_depths(tmp_path, mode):
     image = Image.fromarray(numbers.astype(kinds[mode]))
     root = written(tmp_path, image, name="a.tif")
     assert ImageMasks(root, NAMES, val_fraction=0.0)[0]["mask"].tolist() == numbers.tolist()
+
+
+V2 = "torchvision.transforms.v2"
+STEPS = [
+    f"{{_target_: {V2}.RandomRotation, degrees: [45, 45]}}",
+    f"{{_target_: {V2}.RandomAffine, degrees: [45, 45], fill: 9}}",
+    f"{{_target_: {V2}.Pad, padding: 4}}",
+    f"{{_target_: {V2}.RandomZoomOut, p: 1.0, side_range: [2.0, 2.0]}}",
+    f"{{_target_: {V2}.RandomCrop, size: [24, 24], pad_if_needed: true}}",
+    f"{{_target_: {V2}.CenterCrop, size: [23, 24]}}",
+    f"{{_target_: {V2}.Compose, transforms: [{{_target_: {V2}.Pad, padding: 4}}]}}",
+]
+TURNED = "{_target_: penstock.transforms.batch_geometry.Affine, degrees: [45, 45]}"
+
+
+@pytest.mark.parametrize("ignored", [255, 7])
+@pytest.mark.parametrize("step", [*STEPS, TURNED])
+def test_what_transforms_uncover_of_masks_is_ignored(tmp_path, step, ignored):
+    section = "train_batch" if step is TURNED else "train"
+    config = compose(
+        "dataset=image_masks", f"dataset.root={many(tmp_path / 'a', [1])}", "batch.size=2",
+        "dataset.classes=[floor,cat]", f"+transform.{section}.own={step}", "loader=debug",
+        f"cache_dir={tmp_path}", "transform.train.resize.size=[16,16]",
+        f"objective.ignored={ignored}",
+    )  # fmt: skip
+    with build_train_loader(config) as loader:
+        masks = next(iter(loader))["mask"]
+    assert masks.unique().tolist() == sorted([0, 1, ignored])
+    if "RandomCrop" not in step:
+        corners = masks[:, [0, 0, -1, -1], [0, -1, 0, -1]]
+        assert (corners == ignored).sum() >= corners.numel() // 2
