@@ -106,7 +106,7 @@ class FaceLandmarks(FolderDataset):
                 "set dataset.images to their folder)."
             )
         if split == "train":
-            self._check_turns(names, "landmarks", orientation)
+            self.check_turns(names, "landmarks", orientation)
         rows = split_rows(encoded, split, val_fraction, split_seed, None, test_fraction)
         self.names, self.lines = encoded[rows], lines[rows]
         self.landmarks = landmarks[order][rows]

@@ -73,7 +73,7 @@ class FolderDataset(FileDataset, Dataset[Sample]):
         """`function(path, shown)` for the file of a sample; see `Folder.read`."""
         return self.folder.read(os.fsdecode(self.names[index]), function)
 
-    def _check_turns(
+    def check_turns(
         self,
         names: Sequence[str],
         what: str,

@@ -43,7 +43,14 @@ from penstock.transforms.jpeg_header import has_jpeg_end, jpeg_header, without_e
 if TYPE_CHECKING:
     from PIL import Image
 
-Reader = Literal["torchvision", "pillow", "skimage"]
+Reader = Literal[
+    "torchvision",
+    "pillow",
+    "skimage",
+    "torchvision as stored",
+    "pillow as stored",
+    "skimage as stored",
+]
 Orientation = Literal["apply", "ignore"]  # of EXIF
 Pixels = npt.NDArray[np.generic]
 

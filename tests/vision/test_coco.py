@@ -282,10 +282,10 @@ def test_all_that_is_wrong_is_counted_once(tmp_path):
     with pytest.raises(DataError) as refused:
         Coco(written(tmp_path, data))
     said = str(refused.value)
-    assert "1 of 3 images: images[1]: a whole number of pixels is needed: width is None" in said
-    assert "24 of 25 annotations: annotations[0] (id 0)" in said
-    assert "annotations[10] (id 10)" in said
-    assert "annotations[11]" not in said
+    assert "1 of 3 images: a whole number of pixels is needed: width is None (images[1])" in said
+    assert "17 of 25 annotations: [x, y, width, height] is needed: bbox is [1, 2, 3] (" in said
+    assert "(annotations[14], id 14)" in said
+    assert "annotations[15]" not in said
     assert "no image has the id 50" in said
     assert "no category has the id 60" in said
 

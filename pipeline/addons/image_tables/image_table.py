@@ -132,7 +132,7 @@ class ImageTable(FolderDataset):
         self.folder = folder.below(images)
         names = self._paths_of(cells, path, repeated)
         if split == "train" and len(numbers or ()) > 1:
-            self._check_turns(names, "numbers (if they are positions)", orientation)
+            self.check_turns(names, "numbers (if they are positions)", orientation)
         facts = _Facts(cells, self._columns, separator, classes, limits)
         self.classes = facts.classes
         by_name = np.argsort(np.array([os.fsencode(name) for name in names]), kind="stable")

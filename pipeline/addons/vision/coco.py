@@ -98,7 +98,7 @@ class CocoFile:
         kept: list[Any] = []
         beyond = 0
         for number, record in enumerate(annotations):
-            where = f"annotations[{number}] (id {str(record.get('id'))[:40]})"
+            where = f"annotations[{number}], id {str(record.get('id'))[:40]}"
             row = rows_of.get(_id(record.get("image_id")))
             kind = kinds_of.get(_id(record.get("category_id")))
             flag = _whole(record.get("iscrowd") or 0)
@@ -108,7 +108,7 @@ class CocoFile:
             if flag not in (0, 1):
                 what = "neither 0 nor 1: iscrowd is"
                 self._refuse("annotations", where, what, record.get("iscrowd"))
-            if row is None or kind is None:
+            if row is None or kind is None or not self.sizes[row].all():
                 continue
             owners[number], kinds[number], crowd[number] = row, kind, flag == 1
             width, height = self.sizes[row].tolist()
@@ -128,8 +128,8 @@ class CocoFile:
             raise DataError(
                 f"{str(file)!r}: "
                 + "; ".join(
-                    f"{len(own)} of {counts[part]} {part}: {_some(own)}"
-                    for (part, _), own in self._wrong.items()
+                    f"{len(own)} of {counts[part]} {part}: {what} {_some(own)}"
+                    for (part, what), own in self._wrong.items()
                 )
                 + ". Correct the file."
             )
@@ -168,7 +168,7 @@ class CocoFile:
             self.notes += [note] if count else []
 
     def _refuse(self, part: str, where: str, what: str, value: Any) -> None:
-        self._wrong.setdefault((part, what), []).append(f"{where}: {what} {_short(value)}")
+        self._wrong.setdefault((part, what), []).append(f"{_short(value)} ({where})")
 
     def _records(self, content: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
         records = content.get(name)
@@ -469,7 +469,7 @@ class Coco(FolderDataset):
             )
         self._labels = np.array([numbers.get(n, 0) for n in own.categories], np.int64)[own.kinds]
         if split == "train" or validates:
-            self._check_turns(
+            self.check_turns(
                 own.names, "boxes", orientation, lambda row: tuple(own.sizes[row].tolist())
             )
             if own.notes:

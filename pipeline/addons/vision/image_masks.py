@@ -157,7 +157,7 @@ class ImageMasks(FolderDataset):
                 sizes = self._masks.read(there[stems[row]], lambda path, _: sizes_of(path))
                 return None if sizes is None else sizes[1] if orientation == "ignore" else sizes[2]
 
-            self._check_turns(pictures, "masks", orientation, size_of)
+            self.check_turns(pictures, "masks", orientation, size_of)
         if not whole:
             share = 0.0 if divided else val_fraction
             rows = split_rows(names, split, share, split_seed, None, test_fraction)
