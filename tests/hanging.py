@@ -11,7 +11,7 @@ import threading
 import time
 
 from penstock.distributed.group import Group
-from penstock.runs import checkpoint_file, sharded_checkpoint
+from penstock.runs import checkpoint_file
 from penstock.tasks import fit
 from penstock.training.train_step import TrainStep
 from tests.own_parts import Numbers
@@ -83,7 +83,6 @@ if here.place != "nowhere":
     before(Group, "gather", "gather", 6)
     before(TrainStep, "update", "update", 9)
     before(checkpoint_file, "write_file", "background save", 2)
-    before(sharded_checkpoint, "_write_shard", "background shard", 2)
     before(fit, "baseline", "end")
 
 

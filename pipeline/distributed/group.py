@@ -153,13 +153,6 @@ class Group:
         dist.all_reduce(said, op=dist.ReduceOp.MAX, group=self._control)
         return tuple(bool(value) for value in said.tolist())
 
-    def second(self) -> tuple[Group, dist.ProcessGroup | None]:
-        """A group of the same ranks for one purpose, and torch's of it; every rank calls this."""
-        if self._control is None:
-            return Group(self.world), None
-        control: Any = dist.new_group(backend="gloo", timeout=self._limit)
-        return Group(self.world, control, limit=self._limit), control
-
     def hint(self, text: str) -> None:
         """How to resume the run, for the message about a rank that hangs."""
         if self._presence is not None:

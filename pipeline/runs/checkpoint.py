@@ -14,15 +14,14 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 
 from penstock.distributed.group import Group
 from penstock.files.disk import Hold, beside, discard, prepare, refuse, sync_folder
-from penstock.runs import checkpoint_file, sharded_checkpoint
-from penstock.runs.checkpoint_file import save
-from penstock.runs.run_state import CheckpointError, NoCheckpointError, State, encode, is_sharded
+from penstock.runs import checkpoint_file
+from penstock.runs.checkpoint_file import load, save
+from penstock.runs.run_state import CheckpointError, NoCheckpointError, State, encode
 
 __all__ = [
     "CheckpointError",
@@ -38,33 +37,18 @@ __all__ = [
 ]
 
 BEST = "best.safetensors"
-BEST_FOLDER = "best"
-BESTS = (BEST, BEST_FOLDER)
 
-_NAME = re.compile(r"step-(\d+)(?:-(\d+))?(?:\.safetensors)?")
+_NAME = re.compile(r"step-(\d+)\.safetensors")
 _NONE = "it holds no checkpoint; give the folder of a run, or one of its checkpoints"
 
 log = logging.getLogger(__name__)
 
 
-def load(path: Path) -> State:
-    """The state saved to a file or a folder, with whole tensors on the CPU.
-
-    Raises:
-        CheckpointError: no checkpoint, a damaged one, or one of a newer version.
-    """
-    if path.is_dir() and (path / sharded_checkpoint.STATE).exists():
-        return sharded_checkpoint.load(path)
-    if path.is_dir() and _NAME.fullmatch(path.name):
-        raise checkpoint_file.damaged(path, "it has no state.json")
-    return checkpoint_file.load(path)
-
-
 class Checkpoints:
     """The checkpoints of a run: the last few, and the best.
 
-    Every rank has one of these and makes the same calls. Rank 0 alone writes what all ranks hold;
-    all of them write what is sharded (FSDP).
+    Every rank has one of these and makes the same calls. Rank 0 alone writes. What is sharded
+    (FSDP) is made whole on it, a tensor at a time: its memory has to hold the state.
 
     Args:
         folder: made at the first save.
@@ -80,7 +64,6 @@ class Checkpoints:
         self.keep_last = keep_last
         self._background = background
         self._group = group or Group()
-        self._own: tuple[Group, object] | None = None  # of the same ranks, for writing alone
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._passing: Path | None = None
@@ -99,30 +82,16 @@ class Checkpoints:
         self.flush()
         text, tensors = encode(state)
         path = self.folder / f"step-{step:08d}.safetensors"
-        write: Callable[[], None]
-        if any(is_sharded(tensor) for tensor in tensors.values()):
-            copies = sharded_checkpoint.copied(tensors)
-            if self._own is None:
-                self._own = self._group.second()
-            # A folder cannot be replaced in one step, so one of the same step gets a number.
-            there = [_number(path)[1] for path in self.saved() if _number(path)[0] == step]
-            path = self.folder / (path.stem + (f"-{max(there) + 1}" if there else ""))
-            write = partial(sharded_checkpoint.write_folder, path, text, copies, *self._own)
-        elif self._group.is_first:
-            copies = checkpoint_file.copied(tensors)
-
-            def write() -> None:
-                prepare(self.folder, CheckpointError)
-                checkpoint_file.write_file(path, text, copies)
-        else:
+        copies = checkpoint_file.copied(tensors, self._group.is_first)
+        if not self._group.is_first:
             return path
 
         def work() -> None:
             try:
-                write()
-                if self._group.is_first:
-                    self._settle(path, step, best)
-                    self._passing = path if passing else None
+                prepare(self.folder, CheckpointError)
+                checkpoint_file.write_file(path, text, copies)
+                self._settle(path, step, best)
+                self._passing = path if passing else None
             except BaseException as error:
                 self._failure = error
 
@@ -166,14 +135,13 @@ class Checkpoints:
 
     def latest(self) -> int:
         """Optimizer steps of the newest one; 0 without any."""
-        return max((_number(path)[0] for path in self.saved()), default=0)
+        return max(map(_number, self.saved()), default=0)
 
     def best(self) -> Path | None:
         """The best one, or else the last one; waits for the one that is being written."""
         self._wait()
-        paths = [path for name in BESTS if (path := self.folder / name).exists()]
-        if paths:  # both, if the run was killed after a resume in the other format
-            return max(paths, key=lambda path: path.lstat().st_mtime_ns)
+        if (best := self.folder / BEST).exists():
+            return best
         return next(reversed(self.saved()), None)
 
     def set_aside_after(self, step: int) -> list[Path]:
@@ -184,10 +152,10 @@ class Checkpoints:
         """
         moved = []
         for path in self.saved():
-            if _number(path)[0] > step:
-                for best in (self.folder / name for name in BESTS):
-                    if best.exists() and best.samefile(path):
-                        best.unlink()
+            if _number(path) > step:
+                best = self.folder / BEST
+                if best.exists() and best.samefile(path):
+                    best.unlink()
                 name, number = path.with_name(f"set-aside-{path.name}"), 1
                 while name.exists():
                     number += 1
@@ -204,18 +172,12 @@ class Checkpoints:
         """After `path` is on the disk: link the best, delete old ones."""
         if best:
             _link(path, self.folder)
-        known = [file for file in self.saved() if _number(file)[0] <= step]
-        replaced = [
-            file
-            for file in known
-            if file != path and (_number(file)[0] == step or file == self._passing)
-        ]
+        known = [file for file in self.saved() if _number(file) <= step]
+        replaced = [file for file in known if file == self._passing != path]
         old = [file for file in known if file not in replaced][: -self.keep_last]
-        held = (self.folder / BEST_FOLDER).resolve().name
         for file in [*replaced, *old]:
-            if file.name != held:
-                with suppress(OSError):  # then the next save tries again
-                    discard(file)
+            with suppress(OSError):  # then the next save tries again
+                discard(file)
 
 
 def find(path: Path) -> Path:
@@ -224,7 +186,7 @@ def find(path: Path) -> Path:
     Raises:
         CheckpointError: there is none.
     """
-    if path.is_file() or (path / sharded_checkpoint.STATE).exists():
+    if path.is_file():
         return path
     best = Checkpoints(_folder_of(path)).best()
     if best is None:
@@ -286,9 +248,9 @@ def _newest_first(path: Path) -> Iterator[Path]:
     folder = _folder_of(path)
     numbered = sorted(_numbered(folder), key=_number, reverse=True)
     yield from numbered
-    for best in (folder / name for name in BESTS):
-        if best.exists() and not any(best.samefile(file) for file in numbered if file.exists()):
-            yield best
+    best = folder / BEST
+    if best.exists() and not any(best.samefile(file) for file in numbered if file.exists()):
+        yield best
 
 
 def _folder_of(path: Path) -> Path:
@@ -303,35 +265,31 @@ def _numbered(folder: Path) -> Iterator[Path]:
         yield from (path for path in folder.iterdir() if _NAME.fullmatch(path.name))
 
 
-def _number(path: Path) -> tuple[int, int]:
-    """The step, and which of several of that step."""
+def _number(path: Path) -> int:
+    """The optimizer steps of one that has them in its name."""
     match = _NAME.fullmatch(path.name)
     assert match, path
-    return int(match[1]), int(match[2] or 1)
+    return int(match[1])
 
 
 def steps_of(path: Path) -> int | None:
     """The number of optimizer steps in a checkpoint's name; None if it has none."""
-    return _number(path)[0] if _NAME.fullmatch(path.name) else None
+    return _number(path) if _NAME.fullmatch(path.name) else None
 
 
 def _link(path: Path, folder: Path) -> None:
-    """Make `path` the best one, atomically: a folder by a symbolic link to it, a file by a hard
-    link, which outlives the first name, or a copy on a file system without hard links.
+    """Make `path` the best one, atomically, by a hard link, which outlives the first name, or a
+    copy on a file system without hard links.
     """
-    best, other = (folder / name for name in (BESTS[::-1] if path.is_dir() else BESTS))
+    best = folder / BEST
     hidden, hold = beside(best), None
     try:
-        if path.is_dir():
-            hidden.symlink_to(path.name)
-        else:
-            hold = Hold.take(path)  # or another process deletes the hidden name
-            try:
-                os.link(path, hidden)
-            except OSError:
-                shutil.copyfile(path, hidden)
+        hold = Hold.take(path)  # or another process deletes the hidden name
+        try:
+            os.link(path, hidden)
+        except OSError:
+            shutil.copyfile(path, hidden)
         hidden.replace(best)
-        other.unlink(missing_ok=True)
         sync_folder(folder)
     except OSError as error:
         hidden.unlink(missing_ok=True)

@@ -12,6 +12,7 @@ import os
 import struct
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -63,13 +64,23 @@ def save(path: Path, state: State) -> None:
     write_file(path, text, copied(tensors))
 
 
-def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies of tensors on the CPU; raises TypeError as `save` does."""
+def copied(tensors: Mapping[str, Tensor], keeps: bool = True) -> dict[str, Tensor]:
+    """Copies of whole tensors on the CPU; raises TypeError as `save` does.
+
+    Args:
+        keeps: whether this rank wants them; if any is sharded, all ranks make this call.
+    """
     for name, tensor in tensors.items():
-        if tensor.dtype not in DTYPES or is_sharded(tensor):
-            what = "sharded tensor" if is_sharded(tensor) else f"tensor of {tensor.dtype}"
-            raise TypeError(f"{name} is a {what}, which a checkpoint's file cannot hold")
-    return {name: on_cpu(tensor) for name, tensor in tensors.items()}
+        if tensor.dtype not in DTYPES:
+            reason = f"a tensor of {tensor.dtype}, which a checkpoint's file cannot hold"
+            raise TypeError(f"{name} is {reason}")
+    copies: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        part: Any = tensor
+        whole = part.full_tensor() if is_sharded(tensor) else tensor
+        if keeps:
+            copies[name] = on_cpu(whole)
+    return copies
 
 
 def on_cpu(tensor: Tensor) -> Tensor:

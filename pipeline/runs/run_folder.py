@@ -123,7 +123,6 @@ Status = Literal["running", "done", "failed", "interrupted", "preempted"]
 
 _OF_OTHERS = ("result.json", "job.lock", HOLDER, ".hydra")  # allowed in an unclaimed folder
 BY_ADDRESS = ("ledger.jsonl", "digests.jsonl")
-BEST_FOLDER = "best"  # the one link in a run's folder: to a sharded checkpoint beside it
 
 
 class RunFolder:

@@ -92,22 +92,20 @@ def _name_tensor(
             f"{path} is a tensor without plain data ({tensor.layout}, {tensor.dtype}, "
             f"{tensor.device}), which a checkpoint cannot hold"
         )
-    part: Any = tensor.detach()
-    placements = getattr(part, "placements", None)
-    if placements is not None:
-        part = part.to_local()
-    same = (
-        part.device,
-        part.data_ptr(),
-        part.dtype,
-        tensor.shape,
-        part.stride(),
-        part.is_conj(),
-        part.is_neg(),
-        placements,
-    )
-    # Parts without data all lie at the same place.
-    if same not in seen or not part.numel():
+    same: object = path
+    # Tensors without data all lie at the same place. Ranks name what is sharded alike, though some
+    # hold no data of it.
+    if tensor.numel() and not is_sharded(tensor):
+        same = (
+            tensor.device,
+            tensor.data_ptr(),
+            tensor.dtype,
+            tensor.shape,
+            tensor.stride(),
+            tensor.is_conj(),
+            tensor.is_neg(),
+        )
+    if same not in seen:
         name = path.lstrip("/") or "state"
         while name in tensors:  # {"a/b": ...} beside {"a": {"b": ...}}
             name += "'"

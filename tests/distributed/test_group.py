@@ -36,16 +36,14 @@ def talk(rank, size, port, answers):
         mine = torch.full((size * (rank + 1), 2), float(rank))  # rank + 1 rows for each
         weights = torch.tensor([float(rank)])
         group.copy_from_first(weights)
-        apart, _ = group.second()
         answers.put(
             (
                 rank,
                 {
-                    "alone": (group.alone, group.is_first, apart.alone),
+                    "alone": (group.alone, group.is_first),
                     "exchanged": group.exchange(mine, [1, 2, 3]).tolist(),
                     "joined": group.joined(torch.tensor([rank, -rank])).tolist(),
                     "copied": weights.tolist(),
-                    "apart": apart.gather(rank),
                     "sum": group.sum(torch.tensor([rank + 1.0])).item(),
                     "gather": group.gather({"rank": rank}),
                     "first": group.from_first(("from", rank)),
@@ -70,11 +68,10 @@ def test_ranks_hear_each_other():
         assert found[rank]["sum"] == 6.0
         assert found[rank]["gather"] == [{"rank": 0}, {"rank": 1}, {"rank": 2}]
         assert found[rank]["first"] == ("from", 0)
-        assert found[rank]["alone"] == (False, rank == 0, False)
+        assert found[rank]["alone"] == (False, rank == 0)
         assert found[rank]["exchanged"] == [[0.0, 0.0]] + [[1.0, 1.0]] * 2 + [[2.0, 2.0]] * 3
         assert found[rank]["joined"] == [0, 0, 1, -1, 2, -2]
         assert found[rank]["copied"] == [0.0]
-        assert found[rank]["apart"] == [0, 1, 2]
         raised = "ValueError: of this rank" if rank == 1 else "PenstockError: rank 1: ValueError: "
         assert found[rank]["raised"].startswith(raised)
         # Said and heard by all at the third call.
@@ -88,8 +85,6 @@ def test_alone_nothing_is_waited_for():
         assert group.from_first("x") == "x"
         assert group.agree(True, False) == (True, False)
         assert group.sum(torch.ones(2)).tolist() == [1, 1]
-        assert group.second()[0].alone
-        assert group.second()[1] is None
         group.copy_from_first(torch.ones(1))
         group.meet()
         group.hint("")

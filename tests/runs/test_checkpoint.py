@@ -7,6 +7,7 @@ import os
 import pickle
 import shutil
 import struct
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from torch import nn
 from penstock.errors import PenstockError
 from penstock.runs import checkpoint, checkpoint_file
 from penstock.runs.checkpoint import CheckpointError, Checkpoints
+from tests import shard_files, warm
 
 
 def small_state() -> dict[str, Any]:
@@ -510,7 +512,6 @@ def test_how_far_the_last_ones_are(tmp_path: Path) -> None:
         kept.save({}, step)
     assert kept.latest() == 12
     assert [checkpoint.steps_of(path) for path in kept.saved()] == [3, 12]
-    assert checkpoint.steps_of(tmp_path / "step-00000007-2") == 7
     assert checkpoint.steps_of(tmp_path / "best.safetensors") is None
 
 
@@ -524,24 +525,6 @@ def test_several_are_set_aside_under_names_of_their_own(tmp_path: Path) -> None:
     aside = ["set-aside", "set-aside-2", "set-aside-3", "set-aside-4"]
     assert names == [f"{first}-{name}" for first in aside]
     assert kept.saved() == []
-
-
-@pytest.mark.filterwarnings("ignore:torch.distributed is")
-def test_folders_of_one_step_are_numbered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint, "is_sharded", lambda tensor: True)
-    kept = Checkpoints(tmp_path / "c", keep_last=9)
-    for step in (2, 5):
-        kept.save({"w": torch.ones(2)}, step)
-    monkeypatch.setattr(kept, "_settle", lambda *_: None)  # or it deletes those it replaces
-    paths = [kept.save({"w": torch.full((2,), n)}, 5) for n in range(2)]
-    assert [path.name for path in paths] == ["step-00000005-2", "step-00000005-3"]
-    assert [path.name for path in kept.saved()][:2] == ["step-00000002", "step-00000005"]
-    newest = checkpoint.find_newest(kept.folder)
-    assert newest.path == paths[1]
-    assert newest.state["w"].tolist() == [1, 1]
-    (paths[1] / "state.json").unlink()
-    with pytest.raises(CheckpointError, match=r"it has no state\.json"):
-        checkpoint.load(paths[1])
 
 
 def test_the_thread_of_a_save_keeps_a_process_alone_from_ending(tmp_path: Path) -> None:
@@ -572,3 +555,40 @@ def test_a_failed_save_does_not_hide_another_error(
     with pytest.raises(ValueError, match="of the training"):
         train(ValueError("of the training"))
     assert str(tmp_path) in caplog.text
+
+
+@pytest.fixture(scope="module")
+def worlds(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which worlds of 1, 2, 4 and 3 ranks with parts have followed each other."""
+    folder = tmp_path_factory.mktemp("shards")
+    done = warm.run(
+        [sys.executable, "-m", "tests.shard_files", str(folder)],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_each_world_went_on_from_the_checkpoint_of_the_one_before(worlds: Path) -> None:
+    seen = [json.loads((worlds / f"world-{size}.json").read_text()) for size in (1, 2, 4, 3)]
+    assert [one["updates"] for one in seen] == [2, 4, 6, 8]
+    assert seen[3]["saved"] == ["step-00000007.safetensors", "step-00000008.safetensors"]
+    best = Checkpoints(worlds / "legs").best()
+    assert best is not None
+    assert checkpoint.load(best)["updates"] == 3
+
+
+def test_a_model_in_one_piece_continues_from_what_ranks_held_in_parts(worlds: Path) -> None:
+    state = checkpoint.find_newest(worlds / "legs").state
+    model = shard_files.network()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    for _ in range(8):
+        shard_files.step(model, optimizer)
+    for name, tensor in model.state_dict().items():  # the worlds have taken the same steps
+        torch.testing.assert_close(state["model"][name], tensor)
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    shard_files.step(model, optimizer)
