@@ -207,19 +207,13 @@ class Transform(Protocol):
 
     Draws from `random`, `numpy.random`, torch and from generators that the step holds itself are
     keyed by the sample. `decodes = True` asks datasets that can (`lazy`) for undecoded pictures.
+
+    `keyed = True` promises to draw from no generator: such a step derives its draws from
+    `penstock.order.randomness.key_at_hand()`, its sample's key. Where all steps do and the dataset
+    has `draws = False`, generators are not seeded: 7 us a sample less.
     """
 
     def __call__(self, sample: Any, /) -> Any: ...
-
-
-class KeyedTransform(Transform, Protocol):
-    """A step that promises with `keyed = True` to draw from no generator.
-
-    It derives its draws from `penstock.order.randomness.key_at_hand()`, its sample's key. Where all
-    steps do and the dataset has `draws = False`, generators are not seeded: 7 us a sample less.
-    """
-
-    keyed: bool
 
 
 class OwnLoss(Protocol):
@@ -231,24 +225,6 @@ class OwnLoss(Protocol):
     def loss(self, model: Any, batch: Any, /) -> Any:
         """The loss to train: float32[n], one for each sample; float32[], one for all; or a mapping
         of these by name, of which the sum is trained."""
-
-
-class Renders(Protocol):
-    """An objective that says how its samples and predictions look, for pictures and reports.
-
-    The stock ones have all three. Override one where its answer says too little: the numbers of a
-    small target, or else the first metric.
-    """
-
-    def rendered(self, batch: Any, outputs: Any = None, /) -> Sequence[Any]:
-        """A `penstock.training.rendered.Rendered` for each row of a batch: words, and points to
-        draw on it. Without `outputs`, the truth alone."""
-
-    def examples(self, model: object, dataset: object, transform: object, count: int, /) -> object:
-        """A table of texts with a head, for predictions that no batch has; None: there are none."""
-
-    def by_sample(self, losses: Any, batch: Any, /) -> tuple[Any, Any]:
-        """Places in the batch, int64[n], and a loss for each, of losses that are a token's, say."""
 
 
 class Collate(Protocol):

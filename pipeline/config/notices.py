@@ -12,7 +12,6 @@ from penstock.config.schema import Config
 from penstock.config.signatures import arguments
 from penstock.distributed import world
 from penstock.order.samplers import BatchStrategy, Identity
-from penstock.order.streams import is_stream
 
 # More processes than that wait for a core, whatever they read.
 _MOST_PER_CORE = 2
@@ -46,7 +45,6 @@ def find(config: Config) -> Iterator[str]:
             f"{program.text('distributed=ddp')}"
         )
     yield from nodes.own_steps(config)
-    yield from _rows_read_forwards(config)
 
 
 def _unused_batch_size(config: Config) -> Iterator[str]:
@@ -78,17 +76,4 @@ def _rate_of_another_model(config: Config) -> Iterator[str]:
         yield (
             f"optimizer.lr: {rate:g} is for a small network, and may ruin {name_of(config.model)}; "
             f"optimizer.lr=3e-4 suits networks of torchvision, timm and transformers"
-        )
-
-
-def _rows_read_forwards(config: Config) -> Iterator[str]:
-    """A mixture of streams whose sources are all map-style could be any mixture."""
-    sources = config.dataset.get("sources")
-    if not getattr(nodes.called(config.dataset), "mixes_streams", False) or not sources:
-        return
-    targets = [nodes.called(node) for node in sources.values()]
-    if all(isinstance(target, type) and not is_stream(target) for target in targets):
-        yield (
-            "dataset: all sources have rows that can be chosen; dataset=mixture finds any position "
-            "of their mixture at once, and its weights may change (docs/mixtures.md)"
         )

@@ -43,8 +43,6 @@ class StreamMixture(NamedSources, IterableDataset[Record]):
         seed: another seed, another mixture.
     """
 
-    mixes_streams = True
-
     def __init__(
         self,
         sources: Mapping[str, Any],
