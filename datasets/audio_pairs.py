@@ -1,16 +1,18 @@
 """Recordings and their targets: an audio file and a `.npy` file of the same name.
 
-    root/<name>.wav        the input: a mixture, a noisy recording       (or .flac)
+    root/<name>.wav        the input: a mixture, a noisy recording       (or .flac, .ogg, .mp3 ...)
     root/<name>.npy        its target, float [C, T]: the sources in it, the clean recording
 
-Cost: one walk over the folders (5 us a file), no file opened; a sample reads its two files, 0.2 ms
-and more.
+Cost: one walk over the folders (5 us a file), and on this machine the recordings' headers (100 us a
+file), for what differs between them; a sample reads its two files, 0.2 ms and more.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, ClassVar
@@ -21,7 +23,7 @@ import torch
 from penstock.datasets.files import Files
 from penstock.datasets.reading.audio import EXTENSIONS, AudioFolder, check_soundfile, read_header
 from penstock.datasets.reading.fingerprint import DataFile, Part, Sample
-from penstock.datasets.reading.folder import Folder, FolderFile, open_root
+from penstock.datasets.reading.folder import Folder, FolderFile, open_root, with_endings
 from penstock.datasets.reading.mapped_array import MappedArray, not_finite
 from penstock.datasets.reading.split import Split, check_split, split_rows
 from penstock.errors import DataError
@@ -31,6 +33,8 @@ from penstock.ranges import Fraction, Seed
 
 if TYPE_CHECKING:
     import pandas as pd
+
+_log = logging.getLogger(__name__)
 
 
 class AudioPairs(AudioFolder):
@@ -74,13 +78,17 @@ class AudioPairs(AudioFolder):
         self.limits = limits
         folder = open_root(root, "the audio files and their .npy targets", files, limits)
         self.folder, self.targets = folder.below(inputs), folder.below(targets)
-        inputs_of = _by_stem(self.folder, EXTENSIONS, "dataset.inputs")
-        partners = _by_stem(self.targets, (".npy",), "dataset.targets")
+        warns = split == "train"
+        inputs_of = _by_stem(self.folder, EXTENSIONS, (".npy",), "dataset.inputs", warns)
+        partners = _by_stem(
+            self.targets, (".npy",), EXTENSIONS, "dataset.targets", warns and inputs != targets
+        )
         if not inputs_of:
-            raise DataError(f"{str(self.folder)!r} has no audio (files that end in .wav or .flac).")
+            ends = ", ".join(EXTENSIONS)
+            raise DataError(f"{str(self.folder)!r} has no audio (files that end in {ends}).")
         for names, others, folder, other_folder, kind in (
             (inputs_of, partners, self.folder, self.targets, "target (.npy)"),
-            (partners, inputs_of, self.targets, self.folder, "input (.wav or .flac)"),
+            (partners, inputs_of, self.targets, self.folder, "input (.wav, .flac ...)"),
         ):
             alone = sorted(names.keys() - others.keys())
             if alone:
@@ -95,6 +103,20 @@ class AudioPairs(AudioFolder):
         chosen = [stems[row] for row in rows]
         self.names = np.array([os.fsencode(inputs_of[stem]) for stem in chosen])
         self.target_names = np.array([os.fsencode(partners[stem]) for stem in chosen])
+        if warns and self.folder.remote_files is None:
+            self._compare()
+
+    def _compare(self) -> None:
+        """Warn of recordings at several rates, or of several numbers of channels."""
+        good = self._headers[self._headers[:, 1] > 0]
+        for values, what, instead in (
+            (good[:, 1], "Hz", "put penstock.transforms.audio.Resample first, with both fields"),
+            (good[:, 2], "channels", "make them alike, or use batch.size=1"),
+        ):
+            counts = Counter(values.tolist()).most_common(10)
+            if len(counts) > 1:
+                found = ", ".join(f"{count} of {value} {what}" for value, count in counts)
+                _log.warning("%s: recordings differ: %s; %s.", self.folder, found, instead)
 
     def __getitem__(self, index: int) -> Sample:
         audio, rate = self.audio(index)
@@ -128,7 +150,7 @@ class AudioPairs(AudioFolder):
         """
         import pandas as pd
 
-        lengths, rates = self._headers
+        lengths, rates, _ = self._headers.T
         targets = [self.target_path(index) for index in range(len(self))]
         columns = {"path": self._paths(), "target": targets, "length": lengths, "rate": rates}
         return pd.DataFrame(columns)
@@ -153,14 +175,15 @@ class AudioPairs(AudioFolder):
         return [os.fsdecode(name) for name in self.target_names.tolist()]
 
 
-def _by_stem(folder: Folder, extensions: tuple[str, ...], key: str) -> dict[str, str]:
-    """Names of the files with one of `extensions`, by name without it."""
+def _by_stem(
+    folder: Folder, endings: tuple[str, ...], partners: tuple[str, ...], key: str, warns: bool
+) -> dict[str, str]:
+    """Names of the files with one of `endings`, by name without it; `partners` may be there."""
     if not folder.exists():
         raise DataError(f"{str(folder)!r} is missing. Set {key} to the folder's name.")
     names: dict[str, str] = {}
-    for name in folder.files():
-        if not name.lower().endswith(extensions):
-            continue
+    files = [name for name in folder.files() if not name.lower().endswith(partners)]
+    for name in with_endings(files, endings, str(folder) if warns else None):
         stem = name.rpartition(".")[0]
         if stem in names:
             raise DataError(f"{str(folder)!r} has both {names[stem]!r} and {name!r}.")

@@ -9,7 +9,6 @@ and one image read a sample.
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ import numpy as np
 
 from penstock.datasets.files import Files
 from penstock.datasets.reading.fingerprint import Part, Sample
-from penstock.datasets.reading.folder import Folder, open_root
+from penstock.datasets.reading.folder import Folder, open_root, with_endings
 from penstock.datasets.reading.folder_dataset import FolderDataset
 from penstock.datasets.reading.image import Reader, check_reader, encoded_image, read_image
 from penstock.datasets.reading.labels import check_classes
@@ -32,8 +31,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp")
-
-_log = logging.getLogger(__name__)
 
 
 class ImageFolder(FolderDataset):
@@ -145,24 +142,22 @@ def _images(
         )
     names: list[bytes] = []
     counts: list[int] = []
-    skipped: list[str] = []
+    every: list[str] = []
     for name in classes:
         below = folder.below(name)
-        files = below.files()
-        images = [file for file in files if file.lower().endswith(extensions)]
+        files = [f"{name}/{file}" for file in below.files()]
+        images = with_endings(files, extensions, None)
         if not images and below.exists():
             raise DataError(
                 f"class {name!r}: {str(below)!r} has no {holds}. Put some there or remove the "
                 f"folder. {allowed}"
             )
-        names += [os.fsencode(f"{name}/{image}") for image in images]
+        names += map(os.fsencode, images)
         counts.append(len(images))
-        skipped += [f"{name}/{file}" for file in files if not file.lower().endswith(extensions)]
+        every += files
     if not names:
         raise DataError(f"{str(folder)!r} has no {holds}. {allowed}")
-    if skipped and warns:
-        message = "%s: skipped %d file(s), the first %s. %s"
-        _log.warning(message, folder, len(skipped), skipped[0], allowed)
+    with_endings(every, extensions, str(folder) if warns else None)
     return names, counts
 
 

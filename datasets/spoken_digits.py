@@ -1,6 +1,6 @@
 """Spoken digits: the recordings of the Free Spoken Digit Dataset, or others named like them.
 
-    root/recordings/<digit>_<speaker>_<take>.wav        (or .flac)
+    root/recordings/<digit>_<speaker>_<take>.wav        (or .flac, .ogg, .mp3 ...)
 
 The data: https://github.com/Jakobovski/free-spoken-digit-dataset, 3000 recordings of six speakers
 at 8 kHz, CC BY-SA 4.0. Cost: one listing of the folder (3 us a file) and one file read a sample;
@@ -20,7 +20,7 @@ import numpy as np
 from penstock.datasets.files import Files
 from penstock.datasets.reading.audio import EXTENSIONS, AudioFolder, check_soundfile
 from penstock.datasets.reading.fingerprint import Part, Sample
-from penstock.datasets.reading.folder import Folder, open_root
+from penstock.datasets.reading.folder import Folder, open_root, with_endings
 from penstock.datasets.reading.labels import check_classes
 from penstock.datasets.reading.split import Split, check_split
 from penstock.errors import ConfigError, DataError, Problem
@@ -75,7 +75,9 @@ class SpokenDigits(AudioFolder):
         self.limits = limits
         holds = f"{recordings!r} with <digit>_<speaker>_<take>.wav in it"
         self.folder = open_root(root, holds, files, limits).below(recordings)
-        names, digits, speakers, takes = zip(*_recordings(self.folder), strict=True)
+        names, digits, speakers, takes = zip(
+            *_recordings(self.folder, warns=split == "train"), strict=True
+        )
         self.classes = [str(digit) for digit in range(10)]
         self.speakers = sorted(set(speakers))
         check_classes(len(self.speakers), str(self.folder), limits)
@@ -106,7 +108,7 @@ class SpokenDigits(AudioFolder):
         """
         import pandas as pd
 
-        values = self._paths(), self.labels, self.speaker_codes, self.takes, *self._headers
+        values = self._paths(), self.labels, self.speaker_codes, self.takes, *self._headers.T[:2]
         return pd.DataFrame(dict(zip(self.columns, values, strict=True)))
 
     def fingerprint_parts(self, sized: bool) -> list[Part]:
@@ -114,15 +116,15 @@ class SpokenDigits(AudioFolder):
         return ["spoken_digits", len(self.speakers), *self.speakers, *self._file_parts(sized)]
 
 
-def _recordings(folder: Folder) -> Iterator[tuple[bytes, int, str, int]]:
+def _recordings(folder: Folder, warns: bool) -> Iterator[tuple[bytes, int, str, int]]:
     """Name, digit, speaker and take of each audio file in `folder`, sorted by name."""
     if not folder.exists():
         raise DataError(f"{str(folder)!r} is missing. Set dataset.recordings to its name.")
-    names = [
-        name for name in folder.files() if "/" not in name and name.lower().endswith(EXTENSIONS)
-    ]
+    files = [name for name in folder.files() if "/" not in name]
+    names = with_endings(files, EXTENSIONS, str(folder) if warns else None)
     if not names:
-        raise DataError(f"{str(folder)!r} has no recordings (files that end in .wav or .flac).")
+        ends = ", ".join(EXTENSIONS)
+        raise DataError(f"{str(folder)!r} has no recordings (files that end in {ends}).")
     for name in names:
         match = _NAME.fullmatch(name)
         if match is None:
@@ -134,8 +136,6 @@ def _recordings(folder: Folder) -> Iterator[tuple[bytes, int, str, int]]:
 
 
 def _places(names: Sequence[str], speakers: list[str]) -> list[int]:
-    if isinstance(names, str):
-        raise ConfigError(Problem("dataset.val_speakers", f"{names!r}; write it as [{names}]"))
     for name in names:
         if name not in speakers:
             near = get_close_matches(name, speakers, n=1)

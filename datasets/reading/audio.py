@@ -1,12 +1,13 @@
-"""One WAV or FLAC file to one tensor, by libsndfile (`soundfile`).
+"""One WAV, FLAC, Ogg, MP3 ... file to one tensor, by libsndfile (`soundfile`).
 
-libsndfile reads a WAV that was cut off as a shorter one, so its length is compared with the one in
-its header. Opening a file takes 100 us. Decoding releases Python's lock.
+libsndfile reads a file that was cut off as a shorter one and notes it in its log, which is looked
+at. Opening a file takes 100 us. Decoding releases Python's lock.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -29,8 +30,13 @@ from penstock.terminal import watched
 
 T = TypeVar("T")
 
-EXTENSIONS = (".wav", ".flac")
+EXTENSIONS = (
+    *(".wav", ".wave", ".flac", ".ogg", ".oga", ".opus", ".mp3"),
+    *(".aiff", ".aif", ".aifc", ".au", ".snd", ".w64", ".caf", ".rf64"),
+)
 
+_SHORTER = re.compile(r": (\d+) \(should be (\d+)\)")  # libsndfile, of a length in a header
+_PAGE = 27 + 255 + 255 * 255  # bytes of a page of Ogg, at most
 # Lengths that writers use when they write into a pipe and cannot come back to correct them.
 _OPEN_ENDED = range(0x7FFFF000, 0x1_0000_0000)
 _REPLACE = "Replace it or remove it from the data."
@@ -55,7 +61,9 @@ def check_soundfile() -> Any:
     return soundfile
 
 
-def read_audio(path: str, limits: Limits = DEFAULT) -> tuple[torch.Tensor, int]:
+def read_audio(
+    path: str, limits: Limits = DEFAULT, name: str | None = None
+) -> tuple[torch.Tensor, int]:
     """Read an audio file: float32 [C, T], integers scaled to [-1, 1); and its rate in Hz.
 
     Cost for half a second at 8 kHz: 0.1 ms, most of it for opening the file.
@@ -63,14 +71,15 @@ def read_audio(path: str, limits: Limits = DEFAULT) -> tuple[torch.Tensor, int]:
     Args:
         path: of this machine.
         limits: `audio_seconds`, and `record_bytes` of the decoded samples.
+        name: its path or address, for messages, where this is a copy of it.
 
     Raises:
         DataError: the file is missing, not regular, empty, not audio, without samples, cut short,
             damaged, not finite, or claims more than the limits, for which nothing is allocated.
         ConfigError: `soundfile` is not installed.
     """
-    with _opened(path) as file:
-        return _decoded(file, path, limits)
+    with _opened(path, name or path) as file:
+        return _decoded(file, name or path, limits)
 
 
 def decode_audio(content: bytes, name: str, limits: Limits = DEFAULT) -> tuple[torch.Tensor, int]:
@@ -83,7 +92,9 @@ def _decoded(file: BinaryIO, path: str, limits: Limits) -> tuple[torch.Tensor, i
         header = Header(decoder.frames, decoder.samplerate, decoder.channels)
         _check_header(header, path, limits)
         frames, rate, _ = header
-        values: npt.NDArray[np.float32] = decoder.read(dtype="float32", always_2d=True)
+        values: npt.NDArray[np.float32] = decoder.read(
+            frames, dtype="float32", always_2d=True
+        )
     if frames == 0:
         raise _refusal(path, "has no samples")
     if len(values) < frames:
@@ -99,15 +110,15 @@ def _decoded(file: BinaryIO, path: str, limits: Limits) -> tuple[torch.Tensor, i
     return torch.from_numpy(np.ascontiguousarray(values.T)), rate
 
 
-def read_header(path: str, limits: Limits = DEFAULT) -> Header:
-    """Length, rate and channels of an audio file; 100 us.
+def read_header(path: str, limits: Limits = DEFAULT, name: str | None = None) -> Header:
+    """Length, rate and channels of an audio file; 100 us; arguments as for `read_audio`.
 
     Raises:
         DataError: the file is missing, not audio, a WAV that was cut off, or claims too much.
         ConfigError: `soundfile` is not installed.
     """
-    with _opened(path) as file:
-        return _header(file, path, limits)
+    with _opened(path, name or path) as file:
+        return _header(file, name or path, limits)
 
 
 def header_of(content: bytes, name: str, limits: Limits = DEFAULT) -> Header:
@@ -122,10 +133,8 @@ def _header(file: BinaryIO, path: str, limits: Limits) -> Header:
     return header
 
 
-def lengths_and_rates(
-    folder: Folder, names: Sequence[str], limits: Limits = DEFAULT
-) -> tuple[IntArray, IntArray]:
-    """Frames and Hz of many files: int64[n] each, 0 where a header cannot be read.
+def headers(folder: Folder, names: Sequence[str], limits: Limits = DEFAULT) -> IntArray:
+    """Frames, Hz and channels of many files: int64[n, 3], 0 where a header cannot be read.
 
     One bad file should not hide the table of a million others; reading its sample gives the error.
     """
@@ -137,17 +146,15 @@ def lengths_and_rates(
             return Header(0, 0, 0)
 
     shown = watched(names, len(names), "reading headers of audio")
-    headers = [folder.read(name, header_or_zeros) for name in shown]
-    table = np.array(headers, dtype=np.int64).reshape(-1, 3)
-    return table[:, 0].copy(), table[:, 1].copy()
+    return np.array([folder.read(name, header_or_zeros) for name in shown], np.int64).reshape(-1, 3)
 
 
-def _opened(path: str) -> BinaryIO:
+def _opened(path: str, name: str) -> BinaryIO:
     try:
         return Path(path).open("rb", buffering=512)
     except OSError as error:
         raise DataError(
-            f"audio {path!r} cannot be read: {error.strerror}. "
+            f"audio {name!r} cannot be read: {error.strerror}. "
             "Put it there or remove it from the data."
         ) from error
 
@@ -156,18 +163,20 @@ def _opened(path: str) -> BinaryIO:
 def _decoder(file: BinaryIO, path: str) -> Iterator[Any]:
     """libsndfile's reader of an open file, from its beginning."""
     soundfile = check_soundfile()
-    if isinstance(file, BytesIO):
-        source: BytesIO | int = file
-        _check_length(file.getvalue()[:28], len(file.getvalue()), path)
-    else:
-        source = file.fileno()  # libsndfile reads it by itself, without Python's lock
-        _check_length(os.pread(source, 28, 0), os.fstat(source).st_size, path)
+    # libsndfile reads a file by itself, without Python's lock.
+    source = file if isinstance(file, BytesIO) else file.fileno()
     try:
         with soundfile.SoundFile(source, closefd=False) as decoder:
+            for claimed, there in _SHORTER.findall(decoder.extra_info):
+                if int(claimed) > int(there) and int(claimed) not in _OPEN_ENDED:
+                    claims = f"a length in it is {claimed} bytes, and {there} are there"
+                    raise _refusal(path, f"was cut off: {claims}")
+            if decoder.format == "OGG":
+                _check_last_page(file, path)
             yield decoder
     except soundfile.LibsndfileError as error:
-        head = os.pread(source, 256, 0) if isinstance(source, int) else source.getvalue()[:256]
-        other = stranger(head)
+        file.seek(0)
+        other = stranger(file.read(256))
         if other is not None:
             raise _refusal(path, f"is not audio: {other}") from error
         detail = error.error_string.rstrip(".")
@@ -182,10 +191,6 @@ def _check_header(header: Header, path: str, limits: Limits) -> None:
     size = 4 * frames * channels
     if frames > 1 << 40:  # libsndfile counts 2^63 - 1 frames in some files that were cut off
         raise _refusal(path, "was cut off: it has no end")
-    if rate < 1:
-        raise _refusal(path, f"has a sampling rate of {rate} Hz")
-    if channels < 1:
-        raise _refusal(path, f"has {channels} channels")
     if frames > rate * limits.audio_seconds:
         excess = limits.refusal("audio_seconds", f"{frames / rate:.0f} s")
     elif size > limits.record_bytes:
@@ -195,12 +200,16 @@ def _check_header(header: Header, path: str, limits: Limits) -> None:
     raise _refusal(path, f"claims {frames} frames of {channels} channel(s) at {rate} Hz: {excess}")
 
 
-def _check_length(head: bytes, there: int, path: str) -> None:
-    """Refuse a WAV that is shorter than its header claims; `head` are its first 28 bytes."""
-    is_long = head[:4] == b"RF64"  # of 4 GiB and more
-    claimed = int.from_bytes(head[20:28] if is_long else head[4:8], "little")
-    if (is_long or head[:4] == b"RIFF") and claimed + 8 > there and claimed not in _OPEN_ENDED:
-        raise _refusal(path, f"was cut off: it claims {claimed + 8} bytes, but there are {there}")
+def _check_last_page(file: BinaryIO, path: str) -> None:
+    """Refuse a file of Ogg that does not end where its last page does."""
+    place = file.tell()
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - _PAGE))
+    _, _, page = file.read().rpartition(b"OggS")
+    file.seek(place)
+    parts = page[23 : 23 + page[22]] if len(page) > 22 else b""
+    if len(page) != 23 + len(parts) + sum(parts):
+        raise _refusal(path, "was cut off: its last page is not whole")
 
 
 def _refusal(path: str, what: str) -> DataError:
@@ -214,15 +223,9 @@ class AudioFolder(FolderDataset):
         """The recording of a sample, float32 [C, T], and its rate in Hz."""
         return self._audio(index, read_audio)
 
-    def _audio(self, index: int, function: Callable[[str, Limits], T]) -> T:
-        def named(path: str, shown: str) -> T:
-            try:
-                return function(path, self.limits)
-            except DataError as error:  # it names the copy of a file that was fetched
-                raise DataError(str(error).replace(repr(path), repr(shown))) from error
-
-        return self._read(index, named)
+    def _audio(self, index: int, function: Callable[[str, Limits, str], T]) -> T:
+        return self._read(index, lambda path, shown: function(path, self.limits, shown))
 
     @cached_property
-    def _headers(self) -> tuple[IntArray, IntArray]:
-        return lengths_and_rates(self.folder, self._names(), self.limits)
+    def _headers(self) -> IntArray:
+        return headers(self.folder, self._names(), self.limits)

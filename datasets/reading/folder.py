@@ -161,12 +161,16 @@ def with_endings(names: Sequence[str], endings: tuple[str, ...], where: str | No
     None: of two splits of a folder one warns.
     """
     found = [name for name in names if name.lower().endswith(endings)]
-    if where is not None and len(found) < len(names):
-        others = set(names).difference(found)
+    others = sorted(set(names).difference(found))
+    if where is not None and others:
         kinds = Counter(Path(name).suffix.lower() or "without an ending" for name in others)
-        counts = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(10))
-        message = "%s: left out %d file(s): %s. Read are files that end in %s."
-        _log.warning(message, where, len(others), counts, ", ".join(endings))
+        _log.warning(
+            "%s: left out %d file(s): %s. Read are files that end in %s.",
+            where,
+            len(others),
+            ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(10)),
+            ", ".join(endings),
+        )
     return found
 
 

@@ -4,27 +4,8 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import BinaryIO, TypeVar
 
 from penstock.errors import DataError
-
-
-def open_regular(path: str | Path) -> BinaryIO:
-    """A file, open for reading.
-
-    Raises:
-        OSError: it is missing, or may not be read.
-        DataError: it is a folder.
-    """
-    try:
-        return Path(path).open("rb")
-    except IsADirectoryError as error:
-        raise DataError(f"{str(path)!r} is a folder, not a file. Name the file in it.") from error
-
-
-def check_regular(path: str | Path) -> None:
-    """Refuse others before a library opens them; errors as `open_regular`."""
-    open_regular(path).close()
 
 
 def blocks_of_each(files: int, most: int = 64) -> int:
@@ -95,7 +76,7 @@ class PositionedFile:
 
     def _open(self) -> int:
         try:
-            with open_regular(self.path) as file:
+            with self.path.open("rb") as file:
                 return os.dup(file.fileno())
         except OSError as error:
             raise DataError(
@@ -115,5 +96,3 @@ class PositionedFile:
         if self._descriptor >= 0:
             os.close(self._descriptor)
 
-
-T = TypeVar("T")

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from penstock.errors import ConfigError, DataError, Problem
+from penstock.ranges import Count, Fraction, Index, Positive
 from penstock.transforms.resampling import resample
 
 Sample = dict[str, Any]
@@ -43,8 +44,7 @@ _SCALES: dict[str, tuple[_Conversion, _Conversion]] = {
 class Resample:
     """Convert audio to `rate` Hz (see `transforms/resampling.py`)."""
 
-    def __init__(self, rate: int, fields: Sequence[str] = ("audio",)) -> None:
-        _check("rate", rate, rate > 0, "more than 0 Hz")
+    def __init__(self, rate: Count, fields: Sequence[str] = ("audio",)) -> None:
         self.rate = rate
         self.fields = tuple(fields)
 
@@ -63,8 +63,7 @@ class RandomCrop:
         fields: cropped at the same place; all of one length.
     """
 
-    def __init__(self, seconds: float, fields: Sequence[str] = ("audio",)) -> None:
-        _check("seconds", seconds, seconds > 0, "more than 0")
+    def __init__(self, seconds: Positive, fields: Sequence[str] = ("audio",)) -> None:
         self.seconds = seconds
         self.fields = tuple(fields)
 
@@ -88,9 +87,8 @@ class PadOrCrop:
     """
 
     def __init__(
-        self, seconds: float, random: bool = False, fields: Sequence[str] = ("audio",)
+        self, seconds: Positive, random: bool = False, fields: Sequence[str] = ("audio",)
     ) -> None:
-        _check("seconds", seconds, seconds > 0, "more than 0")
         self.seconds = seconds
         self.random = random
         self.fields = tuple(fields)
@@ -136,9 +134,8 @@ class Noise:
     """
 
     def __init__(
-        self, snr_db: Sequence[float] = (10.0, 40.0), p: float = 1.0, field: str = "audio"
+        self, snr_db: Sequence[float] = (10.0, 40.0), p: Fraction = 1.0, field: str = "audio"
     ) -> None:
-        _check("p", p, 0 <= p <= 1, "0 to 1")
         self.snr_db = _range("snr_db", snr_db)
         self.p = p
         self.field = field
@@ -218,30 +215,25 @@ class LogMel:
 
     def __init__(
         self,
-        rate: int,
+        rate: Count,
         n_fft: int = 256,
-        hop: int = 80,
-        n_mels: int = 40,
+        hop: Count = 80,
+        n_mels: Count = 40,
         window: int | None = None,
         f_min: float = 20.0,
         f_max: float | None = None,
         scale: Scale = "slaney",
-        floor: float = 1e-6,
+        floor: Positive = 1e-6,
         field: str = "audio",
         output: str = "features",
         keep: bool = False,
     ) -> None:
-        _check("rate", rate, rate > 0, "more than 0 Hz")
         _check("n_fft", n_fft, n_fft > 1, "2 or more")
-        _check("hop", hop, hop > 0, "1 or more")
-        _check("n_mels", n_mels, n_mels > 0, "1 or more")
         window = n_fft if window is None else window
         _check("window", window, 1 < window <= n_fft, f"2 to {n_fft} (n_fft)")
         highest = rate / 2 if f_max is None else f_max
         _check("f_max", highest, 0 < highest <= rate / 2, f"up to {rate / 2:g} (half the rate)")
         _check("f_min", f_min, 0 <= f_min < highest, f"0 to {highest:g} (f_max)")
-        _check("scale", scale, scale in ("slaney", "htk"), "slaney, htk")
-        _check("floor", floor, floor > 0, "more than 0")
         self.rate, self.n_fft, self.hop, self.floor = rate, n_fft, hop, floor
         self.field, self.output, self.keep = field, output, keep
         before = (n_fft - window) // 2
@@ -322,11 +314,8 @@ class MaskFeatures:
     """
 
     def __init__(
-        self, bands: int = 6, share: float = 0.15, count: int = 1, field: str = "features"
+        self, bands: Index = 6, share: Fraction = 0.15, count: Index = 1, field: str = "features"
     ) -> None:
-        _check("bands", bands, bands >= 0, "0 or more")
-        _check("share", share, 0 <= share <= 1, "0 to 1")
-        _check("count", count, count >= 0, "0 or more")
         self.bands = bands
         self.share = share
         self.count = count
@@ -357,7 +346,7 @@ def _between(low: float, high: float) -> float:
     return low + (high - low) * torch.rand(()).item()
 
 
-def _frames(seconds: float, rate: int) -> int:
+def _frames(seconds: Positive, rate: int) -> int:
     return max(1, round(seconds * rate))
 
 

@@ -69,6 +69,73 @@ def test_frames_of_a_clip_are_those_that_are_asked_for(tmp_path, name, codec):
     assert video_damage(str(path), DEFAULT) is None
 
 
+OPEN = {"x264-params": "open-gop=1:bframes=5:b-pyramid=normal:b-adapt=0:scenecut=0"}
+SHOWN = {
+    "mpeg4.avi": ("mpeg4", {}, "whole"),
+    "mpeg2.avi": ("mpeg2video", {}, "whole"),
+    "h264.avi": ("libx264", OPEN, "whole"),
+    "no_index.avi": ("mpeg4", {}, "no index"),
+    "joined.mpg": ("mpeg2video", {}, "twice"),
+    "open.mkv": ("libx264", OPEN, "from a key frame"),
+    "refresh.mp4": ("libx264", {"x264-params": "intra-refresh=1:keyint=12"}, "whole"),
+    "trimmed.mp4": ("libx264", {}, "edit list"),
+    "trimmed.mov": ("libx264", OPEN, "edit list"),
+    "late.mp4": ("libx264", {}, "late edit list"),
+    "middle.mkv": ("libx264", OPEN, "from the middle"),
+    "middle.ts": ("libx264", {}, "from the middle"),
+}
+
+
+def shown_kind(path, codec, options, kind):
+    """A video of frames with B-frames, numbered as those of `numbered`, and cut as `kind` says."""
+    whole = path if kind in ("whole", "no index", "twice") else path.with_suffix(".whole.mp4")
+    with av.open(str(whole), "w") as container:
+        stream = container.add_stream(codec, rate=10, options=options)
+        stream.width, stream.height, stream.pix_fmt, stream.gop_size = 96, 64, "yuv420p", 12
+        stream.codec_context.max_b_frames, stream.bit_rate = 2, 2_000_000
+        for number in range(60):
+            row = np.repeat((number >> np.arange(6)) % 2 * 255, 16).astype(np.uint8)
+            pixels = np.broadcast_to(row[None, :, None], (64, 96, 3))
+            frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(pixels))
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    content = bytearray(whole.read_bytes())
+    if kind == "no index":
+        content = content[: content.rindex(b"idx1")]
+    if kind == "late edit list":  # which leaves out packets, too
+        at = content.index(b"elst") + 12
+        content[at : at + 8] = (1000).to_bytes(4, "big") + (48 * 1024).to_bytes(4, "big")
+    if kind in ("no index", "twice", "late edit list"):
+        path.write_bytes(content * 2 if kind == "twice" else content)
+    if whole == path or path.exists():
+        return
+    edits = {"use_editlist": "1", "avoid_negative_ts": "disabled"} if kind == "edit list" else {}
+    with av.open(str(whole)) as source, av.open(str(path), "w", options=edits) as target:
+        stream, begin = target.add_stream_from_template(source.streams.video[0]), None
+        for number, packet in enumerate(source.demux(video=0)):
+            start = number > (27 if kind == "from the middle" else 12)
+            if packet.size and (begin or (start and (packet.is_keyframe or "mid" in kind))):
+                begin = begin or packet.pts + (5 * 1024 if edits else 0)
+                packet.pts, packet.dts = packet.pts - begin, packet.dts - begin
+                packet.stream = stream
+                target.mux(packet)
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_frame_n_is_the_nth_that_a_player_shows(tmp_path, name):
+    shown_kind(tmp_path / name, *SHOWN[name])
+    with av.open(str(tmp_path / name)) as container:
+        frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+    shown = numbers(np.stack(frames))
+    assert len(shown) > 5
+    choices = []
+    for first in range(len(shown)):
+        begin = lambda count, first=first: choices.append(count) or first  # noqa: E731
+        made = read_clip(str(tmp_path / name), name, 4, 1, begin, None, 99, DEFAULT)
+        assert numbers(made) == (shown + shown[-1:] * 3)[first : first + 4]
+    assert set(choices) == {len(shown) - 3}
+
+
 def test_decoding_begins_at_the_nearest_key_frame(tmp_path):
     path = numbered(tmp_path / "a.mp4", key_frames=12)
     with av.open(str(path)) as container:
@@ -87,7 +154,7 @@ def test_frames_are_reduced_and_upright(tmp_path):
     assert clip(path, size=24).shape == (4, 24, 32, 3)
     assert clip(path, size=100).shape == (4, 48, 64, 3)
     top = np.zeros((48, 64, 3), np.uint8)
-    top[:8] = 255
+    top[:8, 20:] = 255
     container = av.open(str(tmp_path / "turned.mp4"), "w")
     stream = container.add_stream("mpeg4", rate=24)
     stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
@@ -97,8 +164,14 @@ def test_frames_are_reduced_and_upright(tmp_path):
     container.close()
     turned = clip(tmp_path / "turned.mp4", frames=1)[0]
     assert turned.shape == (64, 48, 3)
-    assert turned[:, :6].mean() > 230
+    assert turned[:40, :6].mean() > 230
     assert turned[:, 20:].mean() < 25
+    mirrored = bytearray((tmp_path / "turned.mp4").read_bytes())  # as cameras in front do
+    at = mirrored.index(b"tkhd") + 44
+    for place, value in ((0, -1), (4, 0), (12, 0), (16, 1)):
+        mirrored[at + place : at + place + 4] = (value << 16).to_bytes(4, "big", signed=True)
+    (tmp_path / "mirrored.mp4").write_bytes(mirrored)
+    assert (clip(tmp_path / "mirrored.mp4", frames=1)[0] == turned.swapaxes(0, 1)).all()
 
 
 def test_a_header_that_lies_about_the_length_changes_nothing(tmp_path):

@@ -39,11 +39,17 @@ EXTENSIONS = (
     ".avi",
     ".mpg",
     ".mpeg",
+    ".vob",
     ".ts",
+    ".mts",
+    ".m2ts",
     ".wmv",
+    ".asf",
     ".flv",
     ".ogv",
     ".3gp",
+    ".mxf",
+    ".dv",
 )
 
 

@@ -1,10 +1,14 @@
-"""Frames of a video file by PyAV, decoded from the key frame before the first of them.
+"""Frames of a video file by PyAV: frame `n` is the `n`th that a player shows from the beginning.
 
-A file is taken for a stranger's. Its length is that of the frames in it, whatever its header says;
-nothing else is opened on its behalf (a playlist names files and addresses); only known containers
-and codecs are tried, and libav refuses a frame of more pixels than it may have before it makes room
-for one. Cost: the file is read and taken apart, about 10 us a frame, without decoding; then every
-frame from the key frame on is decoded, which takes 100 us at 64 px and 2 ms at 720 px.
+Each packet carries its number in place of a time, and so does the frame that libav makes of it. The
+order in which frames are shown is that of the packets' times; where a file has none to rely on, as
+AVI, frames are counted from a key frame on. Packets that an edit list hides are decoded and not
+shown. A frame that is not exactly the one that is asked for is never given: reading begins at an
+earlier key frame, or the file is refused.
+
+A file is taken for a stranger's: nothing else is opened on its behalf (a playlist names files and
+addresses). Cost: the file is read and taken apart, about 10 us a frame, without decoding; then
+every frame from the key frame on is decoded, which takes 100 us at 64 px and 2 ms at 720 px.
 """
 
 from __future__ import annotations
@@ -13,8 +17,8 @@ import importlib.util
 import io
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import Any
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,14 +31,9 @@ from penstock.order.randomness import IntArray
 Frames = npt.NDArray[np.uint8]
 Begin = Callable[[int], int]  # how many frames can begin a clip -> the one that does
 
-_CONTAINERS = "mov,mp4,matroska,webm,avi,mpeg,mpegts,asf,flv,ogg"
-_CODECS = (
-    "h264,hevc,vp8,vp9,libvpx,libvpx-vp9,av1,libdav1d,mpeg4,mpeg1video,mpeg2video,mjpeg,theora,"
-    "wmv1,wmv2,wmv3,vc1,msmpeg4,msmpeg4v1,msmpeg4v2,flv,h263,ffv1,prores,rawvideo,"
-    "aac,mp3,mp3float,opus,vorbis,flac,ac3,pcm_s16le"  # sound is only recognised
-)
-_STREAMS = 64  # of a file
+_CONTAINERS = "mov,mp4,matroska,webm,avi,mpeg,mpegts,asf,flv,ogg,mxf,dv"
 _MOST = 1 << 18  # frames of a file: 2.4 hours at 30 a second, 0.4 kB of memory each
+_REORDERED = 17  # frames that may be decoded before the first of them is shown: 16 in H.264
 _REPLACE = "Replace it or remove it from the data."
 
 
@@ -74,73 +73,139 @@ def read_clip(
         DataError: the file is missing, empty, no video, cut off or damaged, changes the size of
             its frames, or claims more than it may.
     """
-    with _opened(path, name, limits) as (stream, packets):
-        times, counted = _times(packets)
-        order = np.sort(times)
-        first = begin(max(len(order) - (frames - 1) * stride, 1))
-        asked = order[np.minimum(first + np.arange(frames) * stride, len(order) - 1)]
-        start = _key_frame(packets, times, asked[0])
-        last = int(np.flatnonzero(times <= asked[-1])[-1])
-        if last - start >= most_decoded:
-            raise DataError(
-                f"video {name!r}: {last - start + 1} frames lie between a key frame and the end of "
-                f"a clip, more than dataset.most_decoded={most_decoded}. Encode it with more key "
-                "frames (ffmpeg -i IN -g 30 OUT), or raise that."
-            )
-        decoded = _decoded(stream, packets[start:], times[start], counted)
+    with _opened(path, name, limits) as film:
+        first = begin(max(film.length - (frames - 1) * stride, 1))
+        asked = np.minimum(first + np.arange(frames) * stride, film.length - 1)
+        keys = [place for place, packet in enumerate(film.packets) if packet.is_keyframe] or [0]
+        stop = int(np.flatnonzero(film.numbers <= asked[-1])[-1]) + 1
+        stop += _REORDERED if film.counted else 0
         pixels = _Pixels(name, frames, size, limits)
-        for place, frame in _shown(decoded, asked):
-            pixels.put(place, frame)
-        return pixels.made()
+        missing = set(asked.tolist())
+        for start in reversed([key for key in keys if film.numbers[key] <= asked[0]]):
+            if stop - start > most_decoded:
+                raise DataError(
+                    f"video {name!r}: {stop - start} frames lie between a key frame and the end of "
+                    f"a clip, more than dataset.most_decoded={most_decoded}. Encode it with more "
+                    "key frames (ffmpeg -i IN -g 30 OUT), or raise that."
+                )
+            begun = None  # the first frame that can be decoded from here on
+            for number, frame in _shown(film, start, stop):
+                begun = number if begun is None else begun
+                if number in missing:
+                    pixels.put(asked == number, frame)
+                    missing.remove(number)
+                if not missing:
+                    return pixels.made
+            if begun is not None and begun <= asked[0]:
+                break
+            # What is shown before its key frame needs the frames before that one, too.
+            film.stream.codec_context.flush_buffers()
+        raise DataError(
+            f"video {name!r}: its frame {min(missing)} of {film.length} cannot be decoded, or is "
+            "stored in two packets, as fields of television are. Encode it again (ffmpeg -i IN "
+            "OUT.mp4), or remove it from the data."
+        )
 
 
 def video_damage(path: str, limits: Limits) -> str | None:
     """The fault of a video whose clips can be read; None if it has none. Decodes all of it."""
     try:
-        with _opened(path, path, limits) as (stream, packets):
-            stream.codec_context.options |= {"err_detect": "explode"}
+        with _opened(path, path, limits) as film:
+            film.stream.codec_context.options |= {"err_detect": "explode"}
             count = 0
-            for frame in _frames(stream, packets):
-                count += 1
+            for count, frame in enumerate(_frames(film.stream, film.packets), 1):
                 if frame.is_corrupt:
                     return f"its frame {count - 1} is damaged"
-            return None if count else "it has no frame that can be decoded"
+            if count < film.length:
+                return f"{count} of its {film.length} frames can be decoded"
+            return None
     except DataError as error:
         return str(error)
 
 
+class _Film(NamedTuple):
+    """The first stream of pictures of a file.
+
+    Attributes:
+        packets: as they are decoded, from the first key frame on; `pts` is the place here.
+        numbers: of the frame that each packet is shown as; for one that is not shown, of the next
+            frame. If `counted`, the least that it can be.
+        length: frames that are shown.
+        counted: whether their order is only known when they are decoded.
+        lost: frames that are shown before the first key frame, and need those that were cut off.
+    """
+
+    stream: Any
+    packets: list[Any]
+    numbers: IntArray
+    length: int
+    counted: bool
+    lost: int = 0
+
+
+def _film(stream: Any, packets: list[Any]) -> _Film:
+    """Number the packets, and find in which order their frames are shown."""
+    packets = list(itertools.dropwhile(lambda packet: not packet.is_keyframe, packets)) or packets
+    times = [packet.pts for packet in packets]
+    shown = np.array([not packet.is_discard for packet in packets])
+    for place, packet in enumerate(packets):
+        packet.pts = place
+    known = [time for time, is_shown in zip(times, shown, strict=True) if is_shown]
+    # AVI has no times, and libav makes up some; files that were joined have the same ones twice.
+    counted = stream.container.format.name == "avi" or None in known
+    if counted or len(set(known)) < len(known):
+        if len(known) < len(packets):
+            raise ValueError("its edit list shows two frames at one time")
+        places, lost = np.arange(len(packets)), 0
+        if stream.codec_context.has_b_frames:
+            numbers = [
+                frame.pts for frame in itertools.islice(_frames(stream, packets), _REORDERED)
+            ]
+            stream.codec_context.flush_buffers()
+            lost = _leading(numbers, 0, len(packets)) - (numbers.index(0) if 0 in numbers else 0)
+        return _Film(stream, packets, places - lost, len(packets) - lost, True, lost)
+    order = np.array(known, np.int64)
+    at = np.array([min(known) - 1 if time is None else time for time in times], np.int64)
+    if order.min() < at[0] and shown[0]:  # shown before the key frame, and decodable or not
+        first = next(_frames(stream, packets), None)
+        order = order[order >= at[first.pts]] if first is not None else order
+        stream.codec_context.flush_buffers()
+    return _Film(stream, packets, np.searchsorted(np.sort(order), at), len(order), False)
+
+
+def _shown(film: _Film, start: int, stop: int) -> Iterator[tuple[int, Any]]:
+    """Frames as they are shown from the key frame at `start` on, each with its number."""
+    stop = min(stop, len(film.packets))
+    frames = _frames(film.stream, film.packets[start:stop])
+    if not film.counted:
+        yield from ((int(film.numbers[frame.pts]), frame) for frame in frames)
+        return
+    if start:
+        frames = itertools.dropwhile(lambda frame: frame.pts != start, frames)
+    ahead = list(itertools.islice(frames, _REORDERED))
+    number = start and start - film.lost + _leading([frame.pts for frame in ahead], start, stop)
+    yield from enumerate(itertools.chain(ahead, frames), number)
+
+
+def _leading(places: list[int], key: int, stop: int) -> int:
+    """Packets that follow a key frame and are shown before it, by what is shown after it."""
+    after = places[places.index(key) + 1 :] if key in places else []
+    return min(after, default=stop) - key - 1
+
+
 @contextmanager
-def _opened(path: str, name: str, limits: Limits) -> Iterator[tuple[Any, list[Any]]]:
-    """The first video stream of a file, and its packets in the order in which they are decoded."""
+def _opened(path: str, name: str, limits: Limits) -> Iterator[_Film]:
+    """The first video stream of a file."""
     av = check_av()
     content = _content(path, name, limits)
     if not content:
         raise DataError(f"video {name!r} is empty. {_REPLACE}")
-    only = {
-        "format_whitelist": _CONTAINERS,
-        "codec_whitelist": _CODECS,
-        "protocol_whitelist": "none",
-        "max_streams": str(_STREAMS),
-    }
-    # Of what is allocated, borders included; the sizes of frames are looked at below.
-    most = {"max_pixels": str(2 * limits.pixels + (1 << 16))}
-
-    def opened(stream_options: list[dict[str, str]]) -> Any:
-        return av.open(
-            io.BytesIO(content),
-            container_options=only,
-            stream_options=stream_options,
-            io_open=_refused,
-            buffer_size=1 << 18,
-        )
-
+    only = {"format_whitelist": _CONTAINERS, "protocol_whitelist": "none"}
     try:
         # The file and its packets are in memory at once.
-        with ExitStack() as stack:
-            try:
-                container = stack.enter_context(opened([most] * _STREAMS))
-            except ValueError:  # MPEG's program streams tell no streams before they are read
-                container = stack.enter_context(opened([]))
+        with av.open(
+            io.BytesIO(content), container_options=only, io_open=_refused, buffer_size=1 << 18
+        ) as container:
             if not container.streams.video:
                 kinds = sorted({stream.type for stream in container.streams})
                 has = f"it has {' and '.join(kinds)}" if kinds else "it has none at all"
@@ -150,7 +215,8 @@ def _opened(path: str, name: str, limits: Limits) -> Iterator[tuple[Any, list[An
                 known = "H.264, H.265, VP8, VP9, AV1 and MPEG are"
                 raise DataError(f"video {name!r} has a codec that is not read; {known}. {_REPLACE}")
             stream.codec_context.thread_count = 1  # workers share the cores
-            stream.codec_context.options = dict(most)
+            # Of what is allocated, borders included; the sizes of frames are looked at below.
+            stream.codec_context.options = {"max_pixels": str(2 * limits.pixels + (1 << 16))}
             _check_size(stream.width, stream.height, name, limits)
             packets = [
                 packet
@@ -161,12 +227,14 @@ def _opened(path: str, name: str, limits: Limits) -> Iterator[tuple[Any, list[An
                 raise DataError(f"video {name!r} has more than {_MOST} frames. Cut it into pieces.")
             if not packets:
                 raise DataError(f"video {name!r} has no frames. {_REPLACE}")
-            if stream.frames > len(packets) and "mp4" in container.format.name:
+            # Of MP4: what its edit list leaves. Elsewhere it grows as the file is read.
+            listed = len(stream.index_entries)
+            if listed > len(packets) and "mp4" in container.format.name:
                 raise DataError(
-                    f"video {name!r} was cut off: its header lists {stream.frames} frames, and "
+                    f"video {name!r} was cut off: its header lists {listed} frames, and "
                     f"{len(packets)} are there. {_REPLACE}"
                 )
-            yield stream, packets
+            yield _film(stream, packets)
     except (av.error.FFmpegError, ValueError, EOFError) as error:
         detail = (getattr(error, "strerror", None) or str(error)).partition("\n")[0][:160]
         if isinstance(error, av.error.ArgumentError):  # as libav says of too many pixels
@@ -193,60 +261,9 @@ def _refused(url: str, flags: int, options: object) -> object:
     raise ValueError("it names another file or address, which is not opened")
 
 
-def _times(packets: Sequence[Any]) -> tuple[IntArray, bool]:
-    """When the frame of each packet is shown, and whether that is only its number.
-
-    AVI has no times, and libav makes up some that do not survive reordering; in files that were put
-    together they begin again. There, frames are counted.
-    """
-    known = {packet.pts for packet in packets}
-    counted = None in known or len(known) < len(packets)
-    counted = counted or packets[0].stream.container.format.name == "avi"
-    times = range(len(packets)) if counted else [packet.pts for packet in packets]
-    return np.array(times, np.int64), counted
-
-
-def _key_frame(packets: Sequence[Any], times: IntArray, time: int) -> int:
-    """The last key frame that is shown at `time` or before, else the first packet."""
-    keys = np.array([packet.is_keyframe for packet in packets])
-    before = np.flatnonzero(keys & (times <= time))
-    return int(before[-1]) if len(before) else 0
-
-
 def _frames(stream: Any, packets: Sequence[Any]) -> Iterator[Any]:
     for packet in [*packets, None]:
         yield from stream.codec_context.decode(packet)
-
-
-def _decoded(
-    stream: Any, packets: Sequence[Any], start: int, counted: bool
-) -> Iterator[tuple[int, Any]]:
-    """Frames as they are shown, each with its time, from that of the first packet on."""
-    numbers = itertools.count(start)
-    begun = not packets[0].is_keyframe
-    for frame in _frames(stream, packets):
-        # What is shown before its key frame needs the frames before that one, too.
-        begun = begun or bool(frame.key_frame)
-        if begun and (counted or frame.pts is None or frame.pts >= start):
-            number = next(numbers)
-            yield (number if counted or frame.pts is None else frame.pts), frame
-
-
-def _shown(frames: Iterator[tuple[int, Any]], asked: IntArray) -> Iterator[tuple[int, Any]]:
-    """For each time that is asked for, ascending, the frame that is shown then."""
-    place, held = 0, None
-    for time, frame in frames:
-        while place < len(asked) and time > asked[place] and held is not None:
-            yield place, held
-            place += 1
-        held = frame
-        while place < len(asked) and time == asked[place]:
-            yield place, held
-            place += 1
-        if place == len(asked):
-            return
-    for rest in range(place, len(asked)) if held is not None else ():
-        yield rest, held
 
 
 def _check_size(width: int, height: int, name: str, limits: Limits) -> None:
@@ -265,46 +282,32 @@ def _exact() -> int:
 class _Pixels:
     """The pixels of a clip, for which room is made at its first frame."""
 
+    made: Frames
+
     def __init__(self, name: str, frames: int, size: int | None, limits: Limits) -> None:
         self._name, self._frames, self._size, self._limits = name, frames, size, limits
-        self._pixels: Frames | None = None
-        self._last: Any = None
+        self._first: tuple[int, int] | None = None
 
-    def put(self, place: int, frame: Any) -> None:
-        """Convert a frame; one that stands at several places is converted once."""
-        if frame is self._last and self._pixels is not None:
-            self._pixels[place] = self._pixels[place - 1]
-            return
+    def put(self, places: npt.NDArray[np.bool_], frame: Any) -> None:
+        """Convert a frame, which may stand at several places."""
         if frame.is_corrupt:
             raise DataError(f"video {self._name!r}: a frame of it is damaged. {_REPLACE}")
-        if self._last is None:
-            self._first = (frame.width, frame.height)
-            self._turns = round(frame.rotation / 90) % 4
-            self._make_room()
+        if self._first is None:
+            self._make_room(frame)
         elif (frame.width, frame.height) != self._first:
             before, now = (f"{w} x {h}" for w, h in (self._first, (frame.width, frame.height)))
             raise DataError(
                 f"video {self._name!r}: its frames change their size from {before} to {now} "
                 "pixels. Encode it again with one size, or remove it from the data."
             )
-        self._last = frame
         width, height = self._scaled
         made = frame.to_ndarray(
             format="rgb24", width=width, height=height, interpolation=_exact(), threads=1
         )
-        assert self._pixels is not None
-        self._pixels[place] = np.rot90(made, self._turns)
+        self.made[places] = (made.swapaxes(0, 1) if self._turned else made)[self._upright]
 
-    def made(self) -> Frames:
-        if self._pixels is None:
-            raise DataError(
-                f"video {self._name!r} has no frame that can be decoded where a clip begins. "
-                f"{_REPLACE}"
-            )
-        return self._pixels
-
-    def _make_room(self) -> None:
-        width, height = self._first
+    def _make_room(self, frame: Any) -> None:
+        width, height = self._first = (frame.width, frame.height)
         _check_size(width, height, self._name, self._limits)
         factor = min(1.0, (self._size or min(width, height)) / min(width, height))
         self._scaled = width, height = (
@@ -318,5 +321,14 @@ class _Pixels:
                 f"video {self._name!r}: a clip of {self._frames} frames of {width} x {height} has "
                 f"{claim}; or set dataset.size or fewer dataset.frames."
             )
-        shape = (width, height) if self._turns % 2 else (height, width)
-        self._pixels = np.empty((self._frames, *shape, 3), np.uint8)
+        # Where a pixel at (x, y) is shown: (x, y) times this, the axes swapped and mirrored.
+        matrix = frame.side_data.get("DISPLAYMATRIX")
+        x, y = np.frombuffer(matrix, np.int32).reshape(3, 3)[:2, :2] if matrix else np.eye(2)
+        self._turned = bool(abs(x[1]) > abs(x[0]))
+        across, down = (y[0], x[1]) if self._turned else (x[0], y[1])
+        self._upright = (
+            slice(None, None, -1 if down < 0 else 1),
+            slice(None, None, -1 if across < 0 else 1),
+        )
+        shape = (width, height) if self._turned else (height, width)
+        self.made = np.empty((self._frames, *shape, 3), np.uint8)

@@ -30,7 +30,7 @@ from penstock.addons.record_files.shard_files import (
     check_expansion,
     decompressed_gzip,
 )
-from penstock.datasets.reading.positioned_file import PositionedFile, open_regular
+from penstock.datasets.reading.positioned_file import PositionedFile
 from penstock.errors import DataError
 from penstock.files.limits import Limits
 
@@ -100,7 +100,7 @@ class GzipTar(TarBytes):
         super().__init__(name)
         self._limits = limits
         try:
-            self._raw = open_regular(path)
+            self._raw = Path(path).open("rb")  # noqa: SIM115  (closed by `__exit__`)
         except OSError as error:
             raise DataError(f"{name!r} cannot be read: {error.strerror}.") from error
         self._file = decompressed_gzip(self._raw)

@@ -26,7 +26,7 @@ from penstock.addons.record_files.remote_bytes import RemoteBytes
 from penstock.addons.record_files.shard_files import OpenFiles
 from penstock.datasets.files import WholeFilesError
 from penstock.datasets.reading.file_kind import stranger
-from penstock.datasets.reading.positioned_file import PositionedFile, check_regular
+from penstock.datasets.reading.positioned_file import PositionedFile
 from penstock.errors import DataError
 from penstock.files.disk import is_remote
 from penstock.order.randomness import IntArray
@@ -294,10 +294,8 @@ def open_file(file: str | RemoteBytes, name: str) -> ArrowFile:
         DataError: it is missing, cut off, not a regular file, or of another format than its suffix.
     """
     try:
-        if isinstance(file, str):
-            check_regular(file)
-            if not name.endswith(".parquet"):
-                return IpcFile(file)
+        if isinstance(file, str) and not name.endswith(".parquet"):
+            return IpcFile(file)
         return ParquetFile(file)
     except FileNotFoundError as error:
         raise DataError(f"{name!r} is missing.") from error

@@ -20,7 +20,7 @@ from penstock.addons.record_files.shard_files import (
     decompressed_gzip,
 )
 from penstock.addons.tables.text.record_index import QUOTES, Quoting, line_of, text_bounds
-from penstock.datasets.reading.positioned_file import PositionedFile, open_regular
+from penstock.datasets.reading.positioned_file import PositionedFile
 from penstock.errors import DataError
 from penstock.files.limits import Limits
 
@@ -177,7 +177,7 @@ class _Splitter:
 def compression_of(path: Path) -> str | None:
     """ "gzip", "zstd" or None; raises DataError if the file cannot be read."""
     try:
-        with open_regular(path) as file:
+        with path.open("rb") as file:
             start = file.read(4)
     except OSError as error:
         raise DataError(
@@ -195,7 +195,7 @@ def unpacked(path: Path, limits: Limits) -> Iterator[bytes]:
     kind = compression_of(path)
     done = 0
     try:
-        with open_regular(path) as raw:
+        with path.open("rb") as raw:
             text: BinaryIO | Decompressed = raw
             if kind is not None:
                 text = decompressed_gzip(raw) if kind == "gzip" else _decompressed_zstd(raw, name)
