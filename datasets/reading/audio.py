@@ -92,9 +92,7 @@ def _decoded(file: BinaryIO, path: str, limits: Limits) -> tuple[torch.Tensor, i
         header = Header(decoder.frames, decoder.samplerate, decoder.channels)
         _check_header(header, path, limits)
         frames, rate, _ = header
-        values: npt.NDArray[np.float32] = decoder.read(
-            frames, dtype="float32", always_2d=True
-        )
+        values: npt.NDArray[np.float32] = decoder.read(frames, dtype="float32", always_2d=True)
     if frames == 0:
         raise _refusal(path, "has no samples")
     if len(values) < frames:

@@ -95,4 +95,3 @@ class PositionedFile:
     def __del__(self) -> None:
         if self._descriptor >= 0:
             os.close(self._descriptor)
-

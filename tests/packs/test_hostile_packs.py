@@ -50,36 +50,6 @@ def changed(pack, name, **values):
 
 
 @pytest.mark.parametrize(
-    ("name", "values"),
-    [
-        ("image", {"type": "Nothing"}),
-        ("image", {"kind": "picture"}),
-        ("image", {"dtype": "|O"}),
-        ("image", {"dtype": "(9,)f4"}),
-        ("image", {"dtype": ">f4"}),
-        ("image", {"attributes": {"device": "cuda"}}),
-        ("image", {"attributes": {"requires_grad": 1}}),
-        ("boxes", {"attributes": {}}),
-        ("boxes", {"attributes": {"format": "round"}}),
-        ("label", {"ndim": 1}),
-        ("label", {"dtype": "<f4"}),
-        ("label", {"type": "Image"}),
-        ("text", {"dtype": "<i8"}),
-        ("text", {"kind": "scalar"}),
-        ("", {"facts": [1]}),
-        ("", {"classes": "ab"}),
-        ("", {"classes": [1]}),
-        ("", {"reader": 3}),
-        ("", {"fingerprint": {}}),
-    ],
-)
-def test_what_no_field_can_be_is_refused_when_it_is_opened(pack, name, values):
-    changed(pack, name, **values)
-    with pytest.raises(DataError, match=r"pack\.json"):
-        Packed(str(pack))
-
-
-@pytest.mark.parametrize(
     ("file", "array"),
     [
         ("image", np.zeros((4, 4, 5), np.uint8)),

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchvision import tv_tensors
 
-from penstock.addons.shards import tar_shards
+from penstock.addons.shards.indexed_tars import IndexedTars
 from penstock.addons.shards.tar.archive import (
     GzipTar,
     TarBytes,
@@ -31,7 +31,6 @@ from penstock.loading.stream_fetch import StreamFetch
 from penstock.loading.workers.options import LoaderOptions
 from penstock.order.streams import StreamOrder, StreamPlan
 from tests import toy
-from tests.support.store_server import InThread, Shelf
 
 
 def picture(number):
@@ -182,23 +181,6 @@ def test_patterns_of_braces(root):
         everything(root / "s-{9..1}.tar")
     with pytest.raises(ConfigError, match="its braces do not match"):
         everything(root / "s-{0..1.tar")
-
-
-@pytest.mark.parametrize("front", [512, 2048, 4096])
-def test_the_first_sample_of_a_remote_archive_comes_alone(tmp_path, monkeypatch, front):
-    pytest.importorskip("aiohttp")
-    monkeypatch.setattr(tar_shards, "_FRONT", front)
-    content = archive([(f"{n}.{end}", b"7") for n in range(30) for end in ("cls", "txt")])
-    (tmp_path / "a.tar").write_bytes(content)
-    shelf = Shelf({"data/a.tar": content})
-    with InThread(shelf) as port:
-        files = Files(cache_dir=str(tmp_path / "cache"))
-        remote = everything(f"http://127.0.0.1:{port}/data/a.tar", files=files)
-        # A sample is whole where the next one's header follows: 2 x (512 + 512) bytes before.
-        assert shelf.sent == front + (0 if front == 4096 else len(content))
-        local = everything(tmp_path / "a.tar")
-        assert remote.fields == local.fields
-        assert [remote.decode(each) for each in remote] == [local.decode(each) for each in local]
 
 
 def test_the_fingerprint(root, tmp_path):
@@ -382,8 +364,14 @@ def without(number, ending):
 
 
 SAMPLES = {
-    "a part is missing": (without(2, ".cls"), r"sample 1 \('d/0002'\) has no part 'cls', as"),
-    "a part too many": ([*samples(2), ("d/0002.seg", b"")], r"has a part 'seg', which the first"),
+    "a part is missing": (
+        without(2, ".cls"),
+        r"sample 1 \('d/0002'\) has no part 'cls', which .*sample 0",
+    ),
+    "a part too many": (
+        [*samples(2), ("d/0002.seg", b"")],
+        r"has a part 'seg', which .*sample 0 .* has not",
+    ),
     "a part twice": ([*samples(2), ("d/0002.cls", b"1")], r"'d/0002\.cls' occurs twice"),
     "not together": (
         [*without(2, ".cls"), *samples(3), ("d/0002.cls", b"1")],
@@ -397,6 +385,47 @@ SAMPLES = {
 def test_samples_that_differ(tmp_path, name):
     files, match = SAMPLES[name]
     refused(tmp_path, archive([*samples(1), *files]), match)
+
+
+def dotted(root, *names, **arguments):
+    """The labels that each reader finds in an archive of pictures and classes of these names."""
+    files = [(f"{n}.{end}", parts(i)[end]) for i, n in enumerate(names) for end in ("png", "cls")]
+    (root / "a.tar").write_bytes(archive(files))
+    common = {"val_fraction": 0.0, "classes": ["a", "b", "c"], **arguments}
+    stream = TarShards(str(root), **common)
+    rows = IndexedTars(str(root), cache_dir=str(root / "cache"), **common)
+    assert [stream.decode(one)["label"] for one in stream] == [row["label"] for row in rows]
+    return [row["label"] for row in rows]
+
+
+@pytest.mark.parametrize("name", ["day_1.{}", "0.{}5", "at 10.{}.30", "v.1/a.{}"])
+def test_dots_in_names_of_samples_are_refused_until_somebody_says_where_names_end(tmp_path, name):
+    names = [name.format(number) for number in range(8)]
+    with pytest.raises(ConfigError, match=r"dataset\.dots: .*after the first dot.*dots=last"):
+        dotted(tmp_path, *names)
+    assert dotted(tmp_path, *names, dots="last") == [number % 3 for number in range(8)]
+    fields = {"label": "cls"}
+    first, last = (everything(tmp_path, fields=fields, dots=dots) for dots in ("first", "last"))
+    assert first.fingerprint != last.fingerprint
+
+
+def test_words_behind_the_first_dot_are_parts_and_said_to_be(tmp_path, caplog):
+    (tmp_path / "a.tar").write_bytes(archive([*samples(1, 2), ("README", b"x"), ("d/3", b"x")]))
+    for _ in range(2):
+        everything(tmp_path)
+    TarShards(str(tmp_path), "val", val_fraction=1.0)
+    parts_of, _, unnamed = sorted(caplog.messages)
+    assert "left.npy after the first dot of a name. They are parts of one sample." in parts_of
+    assert "left out 2 file(s) without an ending, the first 'README'" in unnamed
+    caplog.clear()
+    everything(tmp_path, dots="first")
+    assert not caplog.messages
+
+
+def test_names_with_words_and_dots_have_the_advice_when_they_differ(tmp_path):
+    with pytest.raises(ConfigError, match=r"both be 'smith'.*dots=last"):
+        dotted(tmp_path, "anna.smith", "ben.jones")
+    assert dotted(tmp_path, "anna.smith", "ben.jones", dots="last") == [0, 1]
 
 
 CONTENTS = {
@@ -479,8 +508,6 @@ def test_the_program(root, tmp_path, capsys, monkeypatch):
 
 def test_archives_at_an_address(root, tmp_path):
     from fsspec.implementations.memory import MemoryFileSystem
-
-    from penstock.datasets.files import Files
 
     for path in root.glob("*.tar"):
         MemoryFileSystem().pipe(f"/tar-shards/{path.name}", path.read_bytes())

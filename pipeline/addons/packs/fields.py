@@ -6,7 +6,6 @@ each row of a crop is then one run of bytes.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,9 +29,6 @@ _TYPES = {
 }
 _PLAIN_KINDS = "biufc"  # numpy maps booleans, whole numbers, floats, complex numbers
 _CONTENT = {"str": str, "bytes": bytes, "file": EncodedImage}
-_NUMBERS_BY_KIND = {kind.__name__: dtype for kind, dtype in _NUMBERS.items()}
-_KINDS = {"tensor", "array", "scalar", *_NUMBERS_BY_KIND, *_CONTENT}
-_ATTRIBUTES = {"format", "clamping_mode"}  # of torchvision's boxes
 
 
 @dataclass(frozen=True)
@@ -70,22 +66,6 @@ class Field:
         """Stored numbers [..., *shape] as the tensor that a sample or a batch of them holds."""
         made = torch.from_numpy(stored)
         return made.movedim(-1, -3) if self.channels_last else made
-
-    def check(self) -> None:
-        """Raise ValueError or DataError where no value can have this field: packs are foreign."""
-        numbers = re.fullmatch(r"[<>|][biufc]\d{1,2}", self.dtype)
-        fixed = _NUMBERS_BY_KIND.get(self.kind) or ("|u1" if self.kind in _CONTENT else self.dtype)
-        ndim = 1 if self.kind in _CONTENT else self.ndim if self.kind in ("tensor", "array") else 0
-        if self.kind not in _KINDS or not numbers or (self.dtype, self.ndim) != (fixed, ndim):
-            raise ValueError(f"a {self.kind!r} of {self.dtype} in {self.ndim} dimensions")
-        if self.type not in ("", *_TYPES) or (self.type and self.kind not in ("tensor", "file")):
-            raise ValueError(f"a {self.kind!r} of type {self.type!r}")
-        if self.attributes.keys() - _ATTRIBUTES:
-            raise ValueError(f"attributes {', '.join(self.attributes)}"[:200])
-        last = {"KeyPoints": 2, "BoundingBoxes": 4}.get(self.type, 3)
-        if self.kind == "tensor":  # as torch and torchvision will have it
-            shape = (1,) * (self.ndim - 1) + (last,) * (self.ndim > 0)
-            self.value(np.zeros(shape, self.dtype), (1, 1) if self.has_canvas else None)
 
     def value(self, stored: Numbers, canvas: Sequence[int] | None = None) -> Any:
         """The value of one sample, of the type it had; it shares the numbers.

@@ -25,22 +25,16 @@ import re
 import struct
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from annotated_types import Ge, Le
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
-from pydantic import Field as Alias
 
 from penstock import program
 from penstock.addons.packs.fields import Column, Field, Numbers, difference
-from penstock.config.schema import Section
 from penstock.errors import DataError
 from penstock.files import plain_json
-from penstock.files.plain_json import shown
 from penstock.files.regular_file import map_npy, size_of
-from penstock.ranges import Index
 
 # What lies beside a field's numbers: its type and dimensions.
 _LAID_OUT = {"offsets": ("<i8", 1), "shapes": ("<i4", 2), "canvas": ("<i4", 2)}
@@ -339,68 +333,7 @@ def read_record(path: Path, folder: str) -> dict[str, Any]:
         raise DataError(
             f"{name!r} has version {record.get('version')} of packed data, not {VERSION}. {_REMEDY}"
         )
-    try:
-        _Record.model_validate(record)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = shown(".".join(map(str, first["loc"]))) if first["loc"] else "it"
-        raise damaged(name, f"{where}: {first['msg']}") from error
     return record
-
-
-class _Field(Section):
-    """A field of pack.json: a `Field`, and where it lies."""
-
-    file: str
-    even: bool
-    name: str
-    kind: str
-    dtype: str
-    ndim: Annotated[int, Ge(0), Le(64)]
-    type: str
-    attributes: dict[str, Any]
-
-
-class _Column(BaseModel):
-    """A column of the table, which `table.py` reads."""
-
-    model_config = ConfigDict(strict=True)
-    name: str
-    file: str
-    kind: str
-
-
-class _Record(BaseModel):
-    """The content that `PackWriter.finish` writes; packs are foreign."""
-
-    model_config = ConfigDict(strict=True)
-    count: Annotated[int, Ge(0), Le((1 << 53) - 1)]
-    described: list[_Field] = Alias(alias="fields")
-    files: dict[str, Index]
-    fingerprint: str | None
-    table: list[_Column] | None
-    lengths: bool
-    path: _Column | None
-    text: str | None
-    columns: list[str] | None
-    checks: bool
-    reader: str | None = None
-    facts: dict[str, Any] | None = None
-    classes: list[str] | None = None
-
-    @model_validator(mode="after")
-    def _fits_together(self) -> Self:
-        for field in self.described:
-            if f"{field.file}.npy" not in self.files:
-                raise ValueError(f"a field is in the file {shown(field.file)}, which is not listed")
-            try:
-                Field(**field.model_dump(exclude={"file", "even"})).check()
-            except (ValueError, DataError) as error:
-                raise ValueError(f"field {shown(field.name)}: {error}") from error
-        texts = [field.name for field in self.described if field.kind == "str"]
-        if self.text and self.text not in texts:
-            raise ValueError(f"its field of texts, {shown(self.text)}, is none")
-        return self
 
 
 _HEADER = 256  # bytes; room for a shape that is known only at the end

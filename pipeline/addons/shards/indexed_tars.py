@@ -27,7 +27,7 @@ from torch.utils.data import Dataset
 from penstock.addons.record_files.remote_bytes import RemoteBytes, side_by_side
 from penstock.addons.record_files.shard_files import OpenFiles, ShardFiles
 from penstock.addons.shards.tar import index
-from penstock.addons.shards.tar.archive import PLAIN, PlainTar, read_parts
+from penstock.addons.shards.tar.archive import PLAIN, Dots, PlainTar, read_parts
 from penstock.addons.shards.tar.fields import NUMBERS, TEXTS, choose_fields, make_fields
 from penstock.datasets.files import Files, Remote, WholeFilesError
 from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, Sample, data_file
@@ -70,6 +70,8 @@ class IndexedTars(FileDataset, Dataset[Sample]):
         lazy: give images undecoded, for a transform that decodes; the build sets it.
         limits: `record_bytes` of a sample, `expansion`, `classes`.
         test_fraction: share of the samples that are kept for a test.
+        dots: at which dot of a file's name that of its sample ends, "first" or "last"; None: the
+            first, and names that have digits before another one are refused.
 
     Raises:
         DataError: there are no archives, or no samples; one is damaged, or has another index. Names
@@ -93,9 +95,11 @@ class IndexedTars(FileDataset, Dataset[Sample]):
         lazy: bool = False,
         limits: Limits = DEFAULT,
         test_fraction: Fraction = 0.0,
+        dots: Dots | None = None,
     ) -> None:
         check_split(split, val_fraction, test_fraction)
         check_reader(reader)
+        self._dots: Dots = dots or "first"
         self.classes, self.reader, self._limits = list(classes or []), reader, limits
         self.lazy = lazy
         self._files, self._cache_dir = files or Files(), cache_dir
@@ -113,11 +117,11 @@ class IndexedTars(FileDataset, Dataset[Sample]):
         if not total:
             raise DataError(f"dataset.root: there are no samples in the archives at {root!r}.")
         self._rows = self._shards.rows(total, split, val_fraction, split_seed, test_fraction)
-        self._all_parts = fields is None
         if not len(self._rows):
             raise DataError(f"dataset.root: {root!r} has no sample of the split {split!r}.")
         where, parts = self._parts(0)
-        self.fields = choose_fields(fields, list(parts), where)
+        self._whole = where if fields is None else ""
+        self.fields = choose_fields(fields, list(parts), where, dots, split == "train")
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -125,7 +129,7 @@ class IndexedTars(FileDataset, Dataset[Sample]):
     def __getitem__(self, row: int) -> Sample:
         where, parts = self._parts(row)
         sample = make_fields(
-            parts, self.fields, self._all_parts, where, self.reader, self._limits, self.lazy
+            parts, self.fields, self._whole, where, self.reader, self._limits, self.lazy
         )
         check_label(sample.get("label"), self.classes, where)
         return sample
@@ -144,7 +148,7 @@ class IndexedTars(FileDataset, Dataset[Sample]):
         rows = []
         for row in watched(range(len(self)), len(self), "reading samples of archives"):
             where, parts = self._parts(row)
-            rows.append(make_fields(parts, fields, False, where, self.reader, self._limits))
+            rows.append(make_fields(parts, fields, "", where, self.reader, self._limits))
         return pd.DataFrame(rows, columns=[field.name for field in fields])
 
     def path(self, row: int) -> str:
@@ -196,7 +200,7 @@ class IndexedTars(FileDataset, Dataset[Sample]):
             claim = f"it has {stop - start} bytes, headers and all"
             raise DataError(f"{where}: {self._limits.refusal('record_bytes', claim)}.")
         content = self._content(shard, row, start, stop)
-        key, parts = read_parts(where, content)
+        key, parts = read_parts(where, content, self._dots)
         return f"{where} ({key!r})", parts
 
     def _content(self, shard: int, row: int, start: int, stop: int) -> bytes:
@@ -217,12 +221,13 @@ class IndexedTars(FileDataset, Dataset[Sample]):
     def _index(self, shard: int) -> IntArray:
         """The index beside an archive, or one that is made."""
         address, name = self._shards.addresses[shard], self._shards.names[shard]
+        beside = self._dots == "first"  # the index beside an archive is for that
         if is_remote(address):
             remote = self._files.remote
             info = remote.look(address)
             size, version = info.size or 0, info.version
             folder = remote.folder(address.removesuffix(name).rstrip("/"))
-            if folder.first_missing([name + index.SUFFIX]) is None:
+            if beside and folder.first_missing([name + index.SUFFIX]) is None:
                 return remote.read(
                     folder.path(name + index.SUFFIX), lambda path: index.read(path, address, size)
                 )
@@ -230,12 +235,17 @@ class IndexedTars(FileDataset, Dataset[Sample]):
             path = str(self._files.local(address))
             file = PositionedFile(Path(path))
             size, version = file.size, str(file.mtime_ns)
-            if Path(path + index.SUFFIX).is_file():
+            if beside and Path(path + index.SUFFIX).is_file():
                 return index.read(path + index.SUFFIX, address, size)
-        key = hashlib.blake2b(repr((address, size, version)).encode(), digest_size=12).hexdigest()
+        parts = (address, size, version) + ("last",) * (not beside)
+        key = hashlib.blake2b(repr(parts).encode(), digest_size=12).hexdigest()
         kept = CacheFolder(self._cache_dir, key).arrays(
             "places",
-            lambda: {"index": self._files.read(address, lambda path: index.make(address, path))},
+            lambda: {
+                "index": self._files.read(
+                    address, lambda path: index.make(address, path, self._dots)
+                )
+            },
             lambda arrays: index.is_sound(arrays["index"], size),
         )
         return np.array(kept["index"])
@@ -244,6 +254,7 @@ class IndexedTars(FileDataset, Dataset[Sample]):
         """The fields, the rows of this split, where samples lie, and blocks of the archives."""
         parts: list[Part] = ["indexed_tars", self.reader, *self.classes]
         parts += [f"{field.name} {' '.join(field.endings)}" for field in self.fields]
+        parts += ["last dot"] * (self._dots == "last")
         spread = np.linspace(0, len(self) - 1, min(len(self), 4096)).astype(np.int64)
         parts += [*self._shards.names, len(self), self._rows.rows(spread)]
         if sized:

@@ -26,9 +26,9 @@ from penstock.addons.record_files.shard_files import OpenFiles, ShardFiles
 from penstock.addons.shards.tar.archive import (
     COMPRESSED,
     PLAIN,
+    Dots,
     GzipTar,
     PlainTar,
-    TarBytes,
     read_parts,
     read_samples,
 )
@@ -39,7 +39,7 @@ from penstock.datasets.reading.image import Reader, check_reader
 from penstock.datasets.reading.labels import check_label
 from penstock.datasets.reading.positioned_file import PositionedFile
 from penstock.datasets.reading.split import Split, check_split
-from penstock.errors import ConfigError, DataError, Problem, UnreachableError
+from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.disk import is_remote
 from penstock.files.limits import Limits
 from penstock.order.randomness import IntArray
@@ -49,7 +49,6 @@ from penstock.terminal import watched
 # Shard, number in it, and where it lies: start and stop, or the bytes themselves.
 Record = tuple[int, int, int, int | bytes]
 
-_FRONT = 512 << 10  # bytes of an archive in which its first sample is looked for
 _BLOCKS = 16  # of 4 KiB of an archive that the fingerprint is made of
 
 
@@ -73,6 +72,8 @@ class TarShards(FileDataset, IterableDataset[Record]):
         lazy: give images undecoded, for a transform that decodes; the build sets it.
         limits: what the archives may claim: `record_bytes` of a sample, `expansion`, `classes`.
         test_fraction: share of the samples to keep for a test.
+        dots: at which dot of a file's name that of its sample ends, "first" or "last"; None: the
+            first, and names that have digits before another one are refused.
 
     Raises:
         DataError: there are no archives, or no samples; an archive is cut off or damaged, a sample
@@ -96,9 +97,11 @@ class TarShards(FileDataset, IterableDataset[Record]):
         lazy: bool = False,
         limits: Limits | None = None,
         test_fraction: Fraction = 0.0,
+        dots: Dots | None = None,
     ) -> None:
         check_split(split, val_fraction, test_fraction)
         check_reader(reader)
+        self._dots: Dots = dots or "first"
         self.classes = list(classes or [])
         self.reader, self.lazy = reader, lazy
         self._limits = limits or Limits()
@@ -115,9 +118,9 @@ class TarShards(FileDataset, IterableDataset[Record]):
         self._open = OpenFiles(self._opened)
         plain = all(address.lower().endswith(PLAIN) for address in shards.addresses)
         self._index = self._indexed() if index and plain and not is_remote(root) else None
-        self._all_parts = fields is None
-        where, parts = self._first_in_front() or self._first()
-        self.fields = choose_fields(fields, list(parts), where)
+        where, parts = self._first()
+        self._whole = where if fields is None else ""
+        self.fields = choose_fields(fields, list(parts), where, dots, split == "train")
 
     def _first(self) -> tuple[str, dict[str, bytes]]:
         """The first sample: its name for messages, and its parts."""
@@ -128,29 +131,6 @@ class TarShards(FileDataset, IterableDataset[Record]):
                 "the archives."
             )
         return self._parts(record)
-
-    def _first_in_front(self) -> tuple[str, dict[str, bytes]] | None:
-        """The same, by the first bytes of a remote archive: all of it takes longer to come.
-
-        None where the sample is not whole in them.
-        """
-        address = self._address(0)
-        if not is_remote(address) or address.lower().endswith(COMPRESSED):
-            return None
-        remote, size = self._files.remote, self._files.remote.look(address).size or 0
-        if size <= _FRONT:
-            return None
-        try:
-            source = TarBytes(address, remote.content(remote.part(address, 0, _FRONT)))
-            sample = next(read for read in read_samples(source) if self._holds(read.key))
-            self._check_size((0, sample.number, sample.start, sample.stop))
-            where = f"{address!r}, sample {sample.number}"
-            key, parts = read_parts(where, source.read(sample.start, sample.stop))
-        except UnreachableError:
-            raise
-        except (DataError, StopIteration):
-            return None
-        return f"{where} ({key!r})", parts
 
     def _holds(self, key: bytes) -> bool:
         return self._share is None or self._share.holds(key)
@@ -201,7 +181,7 @@ class TarShards(FileDataset, IterableDataset[Record]):
         """
         where, parts = self._parts(record)
         sample = make_fields(
-            parts, self.fields, self._all_parts, where, self.reader, self._limits, self.lazy
+            parts, self.fields, self._whole, where, self.reader, self._limits, self.lazy
         )
         check_label(sample.get("label"), self.classes, where)
         return sample
@@ -218,12 +198,12 @@ class TarShards(FileDataset, IterableDataset[Record]):
         """Records of one archive in this split, found by reading its headers."""
         name = self._address(shard)
         if not name.lower().endswith(COMPRESSED):
-            for sample in read_samples(self._open[shard]):
+            for sample in read_samples(self._open[shard], self._dots):
                 if self._holds(sample.key):
                     yield shard, sample.number, sample.start, sample.stop
             return
         with self._files.read(name, lambda path: GzipTar(name, path, self._limits)) as source:
-            for sample in read_samples(source):
+            for sample in read_samples(source, self._dots):
                 source.forget(sample.start)
                 if self._holds(sample.key):
                     yield shard, sample.number, 0, source.read(sample.start, sample.stop)
@@ -242,7 +222,7 @@ class TarShards(FileDataset, IterableDataset[Record]):
         self._check_size(record)
         where = f"{self._address(shard)!r}, sample {number}"
         content = stop if isinstance(stop, bytes) else self._open[shard].read(start, stop)
-        key, parts = read_parts(where, content)
+        key, parts = read_parts(where, content, self._dots)
         return f"{where} ({key!r})", parts
 
     def _indexed(self) -> tuple[IntArray, IntArray]:
@@ -262,6 +242,7 @@ class TarShards(FileDataset, IterableDataset[Record]):
         if self._share is not None and self._share.test_fraction:
             parts.append(repr(self._share.test_fraction))
         parts += [f"{field.name} {' '.join(field.endings)}" for field in self.fields]
+        parts += ["last dot"] * (self._dots == "last")
         for shard, name in enumerate(self._names.tolist()):
             parts.append(name)
             address = self._address(shard)

@@ -5,13 +5,14 @@ extracted to a file system. Links, devices, sparse files and names that lead out
 refused. Cost: 5 us a member, where `tarfile` takes 30; every checksum is verified. `tarfile` would
 do if it were as fast, bounded what a header claims, and kept no list of all members.
 
-Files that stand next to each other and share a name up to its dot are a sample:
+Files that stand next to each other and share a name up to its first dot are a sample:
 
     digits/000017.jpg       sample "digits/000017", part "jpg"
-    digits/000017.seg.png   the same sample, part "seg.png"
+    digits/000017.seg.png   the same sample, part "seg.png"; up to the last dot: another sample
     digits/000017.cls       the same sample, part "cls"
 
-Files without an ending, and those that begin with a dot (as macOS adds to archives), are skipped.
+Files without an ending are left out with a warning, and those that begin with a dot (as macOS adds
+to archives) without one.
 
 Format: https://www.gnu.org/software/tar/manual/html_node/Standard.html and, for pax,
 https://pubs.opengroup.org/onlinepubs/9699919799/utilities/pax.html
@@ -19,11 +20,13 @@ https://pubs.opengroup.org/onlinepubs/9699919799/utilities/pax.html
 
 from __future__ import annotations
 
+import logging
 import zlib
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from penstock.addons.record_files.shard_files import (
     DamagedError,
@@ -34,6 +37,7 @@ from penstock.datasets.reading.positioned_file import PositionedFile
 from penstock.errors import DataError
 from penstock.files.limits import Limits
 
+Dots = Literal["first", "last"]  # at which the name of a sample ends
 PLAIN = (".tar",)
 COMPRESSED = (".tar.gz", ".tgz")
 
@@ -326,7 +330,7 @@ class TarSample(NamedTuple):
     stop: int
 
 
-def read_samples(source: TarBytes) -> Iterator[TarSample]:
+def read_samples(source: TarBytes, dots: Dots = "first") -> Iterator[TarSample]:
     """The samples of an archive, in order; reads headers only.
 
     Raises:
@@ -334,9 +338,11 @@ def read_samples(source: TarBytes) -> Iterator[TarSample]:
     """
     seen: set[int] = set()  # hashes of keys
     current: TarSample | None = None
+    unnamed: list[bytes] = []
     for member in read_members(source):
-        split = split_name(member.name)
+        split = split_name(member.name, dots)
         if split is None:
+            unnamed += [member.name] * (b"." not in member.name.rpartition(b"/")[2])
             if current is None:
                 source.forget(member.end)
             continue
@@ -357,9 +363,17 @@ def read_samples(source: TarBytes) -> Iterator[TarSample]:
         seen.add(hash(key))
     if current is not None:
         yield current
+    if unnamed:
+        _warn_once(source.name, len(unnamed), _shown(unnamed[0]))
 
 
-def read_parts(where: str, content: bytes) -> tuple[str, dict[str, bytes]]:
+@cache
+def _warn_once(archive: str, count: int, first: str) -> None:
+    message = "%s: left out %d file(s) without an ending, the first %s."
+    logging.getLogger(__name__).warning(message, archive, count, first)
+
+
+def read_parts(where: str, content: bytes, dots: Dots = "first") -> tuple[str, dict[str, bytes]]:
     """The one sample that whole members in memory make up: its key, and ending -> content.
 
     Raises:
@@ -367,7 +381,7 @@ def read_parts(where: str, content: bytes) -> tuple[str, dict[str, bytes]]:
     """
     key, parts, source = b"", dict[str, bytes](), TarBytes(where, content)
     for member in read_members(source, 0, len(content)):
-        split = split_name(member.name)
+        split = split_name(member.name, dots)
         if split is None:
             continue
         key, ending = split[0], split[1].decode("utf-8", "replace").lower()
@@ -380,10 +394,11 @@ def read_parts(where: str, content: bytes) -> tuple[str, dict[str, bytes]]:
     return key.decode("utf-8", "replace"), parts
 
 
-def split_name(name: bytes) -> tuple[bytes, bytes] | None:
+def split_name(name: bytes, dots: Dots = "first") -> tuple[bytes, bytes] | None:
     """Key and ending of a file's name; None for one that belongs to no sample."""
     folder, slash, base = name.rpartition(b"/")
-    stem, _, ending = base.partition(b".")
+    cut = base.partition if dots == "first" or base[:1] == b"." else base.rpartition
+    stem, _, ending = cut(b".")
     if not stem or not ending:
         return None
     return folder.removeprefix(b"./") + slash + stem if slash else stem, ending

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import math
 import tokenize
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from penstock.addons.shards.tar.archive import Dots
 from penstock.datasets.reading.fingerprint import Sample
 from penstock.datasets.reading.image import decode_image, undecoded
 from penstock.datasets.reading.mapped_array import plain_tensor
@@ -37,6 +39,13 @@ PICKLES = ("pyd", "pkl", "pickle", "pt", "pth")
 _NAMES = {**dict.fromkeys(IMAGES, "image"), "cls": "label", "txt": "text"}
 
 
+_DOTS = (
+    "If names of samples have dots in them, set dataset.dots=last: a name ends at its last dot. If "
+    "these are parts of one sample, set dataset.dots=first."
+)
+_log = logging.getLogger(__name__)
+
+
 class TarField(NamedTuple):
     """A field of the samples."""
 
@@ -45,7 +54,11 @@ class TarField(NamedTuple):
 
 
 def choose_fields(
-    fields: Mapping[str, str | None] | None, parts: Sequence[str], where: str
+    fields: Mapping[str, str | None] | None,
+    parts: Sequence[str],
+    where: str,
+    dots: Dots | None,
+    warns: bool,
 ) -> list[TarField]:
     """The fields of the samples.
 
@@ -54,10 +67,20 @@ def choose_fields(
             makes a field of each of `parts`: `image` of jpg, `label` of cls, `seg` of seg.png.
         parts: endings of the first sample.
         where: the first sample, for messages.
+        dots: at which names end; None if nobody has said so: "first".
+        warns: tell where names could end elsewhere.
 
     Raises:
-        ConfigError: two parts would be one field, or a field would be a pickle.
+        ConfigError: two parts would be one field, a field would be a pickle, or names of samples
+            seem to have dots in them.
     """
+    inner = [part for part in parts if "." in part]
+    if inner and fields is None and dots is None:
+        has = f"{where} has {', '.join(inner[:10])} after the first dot of a name."
+        if any(part[0].isdigit() for part in inner):  # as of 0.5 or 12.30
+            raise ConfigError(Problem("dataset.dots", f"{has} {_DOTS}"))
+        if warns:
+            _log.warning("%s They are parts of one sample. %s", has, _DOTS)
     if fields is None:
         asked = [TarField(_own_name(ending), (ending,)) for ending in parts]
     else:
@@ -80,7 +103,7 @@ def choose_fields(
             first, second = other.endings[0], field.endings[0]
             reason = (
                 f"{where} has {first!r} and {second!r}, which would both be {field.name!r}; name "
-                f"them: dataset.fields={{{field.name}: {first}, other: {second}}}"
+                f"them: dataset.fields={{{field.name}: {first}, other: {second}}}. {_DOTS}"
             )
             raise ConfigError(Problem("dataset.fields", reason))
     return asked
@@ -94,7 +117,7 @@ def _own_name(ending: str) -> str:
 def make_fields(
     parts: Mapping[str, bytes],
     fields: Sequence[TarField],
-    all_parts: bool,
+    first: str,
     where: str,
     reader: str,
     limits: Limits,
@@ -104,7 +127,7 @@ def make_fields(
 
     Args:
         parts: ending -> content.
-        all_parts: no part may be left over.
+        first: the first sample, whose parts all others have; "" where parts may be left over.
         where: the sample, for messages.
         reader: of images.
         limits: `classes`, of labels.
@@ -118,9 +141,10 @@ def make_fields(
         ending = next((end for end in field.endings if end in parts), None)
         if ending is None:
             raise DataError(
-                f"{where} has no part {' or '.join(field.endings)!r}, as others have (it has "
-                f"{', '.join(parts)}). Add it, or take the sample out; the files of a sample have "
-                "to stand together in the archive."
+                f"{where} has no part {' or '.join(field.endings)!r}, which "
+                f"{first or 'another sample'} has (it has {', '.join(parts)}). Add it, or take the "
+                "sample out; the files of a sample have to stand together in the archive. If names "
+                "of samples have dots in them, set dataset.dots=last."
             )
         shown = f"{where}, part {ending!r}"
         value = sample[field.name] = _value(parts[ending], ending, shown, reader, limits, lazy)
@@ -128,10 +152,11 @@ def make_fields(
             raise DataError(f"{shown}: {limits.refusal('classes', f'label {value}')}.")
     known = {ending for field in fields for ending in field.endings}
     unknown = [ending for ending in parts if ending not in known]
-    if all_parts and unknown:
+    if first and unknown:
         raise DataError(
-            f"{where} has a part {unknown[0]!r}, which the first sample has not. Add it there, "
-            "take it out here, or say with dataset.fields which parts are wanted."
+            f"{where} has a part {unknown[0]!r}, which {first} has not. Add it there, "
+            "take it out here, or say with dataset.fields which parts are wanted. If names of "
+            "samples have dots in them, set dataset.dots=last."
         )
     return sample
 

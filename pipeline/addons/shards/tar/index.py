@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock.addons.shards.tar.archive import PLAIN, PlainTar, read_samples
+from penstock.addons.shards.tar.archive import PLAIN, Dots, PlainTar, read_samples
 from penstock.datasets.files import walk
 from penstock.errors import DataError, PenstockError
 from penstock.files.disk import replace_own
@@ -27,18 +27,19 @@ SUFFIX = ".index"
 _NPY = re.compile(rb"\x93NUMPY")
 
 
-def make(name: str, path: str) -> IntArray:
+def make(name: str, path: str, dots: Dots = "first") -> IntArray:
     """The index of an archive, by reading its headers.
 
     Args:
         name: for messages.
         path: of the archive on this machine.
+        dots: see `IndexedTars`.
 
     Raises:
         DataError: it is damaged.
     """
     size = Path(path).stat().st_size
-    places = [(sample.start, sample.stop) for sample in read_samples(PlainTar(name, path))]
+    places = [(sample.start, sample.stop) for sample in read_samples(PlainTar(name, path), dots)]
     return np.array([*places, (size, size)], np.int64)
 
 
