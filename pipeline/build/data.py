@@ -161,10 +161,8 @@ class DataParts:
         from penstock.transforms.statistics import statistics_of
 
         dataset, config = self.train.dataset, self.config
-        own, options = self.train.identity.cache_key(dataset), None
-        if config.loader.backend == "ray":
-            options = self.train.loader_options(config.loader.backend)
-        return statistics_of(dataset, config.cache_dir, own, self.fields, options)
+        own = self.train.identity.cache_key(dataset)
+        return statistics_of(dataset, config.cache_dir, own, self.fields)
 
     @property
     def on_device(self) -> bool:

@@ -1,7 +1,6 @@
 """Mean and standard deviation of the training images, computed once and kept as JSON.
 
-Threads decode, or the workers of a loader; sums are added in the order of the rows, so neither
-their number nor their kind changes the result.
+Threads decode; sums are added in the order of the rows, so their number does not change the result.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import os
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,28 +19,19 @@ import numpy.typing as npt
 import torch
 from torchvision import tv_tensors
 
-from penstock.distributed.world import World
 from penstock.errors import DataError
 from penstock.files import plain_json
 from penstock.files.disk import private_folder, write_atomically
-from penstock.files.plain_json import JsonError, mapping, shown
-from penstock.loading.collate import Stack
+from penstock.files.plain_json import mapping
 from penstock.loading.encoded import EncodedImage
-from penstock.loading.fetch import Fetch
-from penstock.loading.loader import Loader
 from penstock.loading.named_fields import Fields
-from penstock.loading.workers.options import LoaderOptions
-from penstock.order.plan import Plan
 from penstock.order.randomness import begin_sample, sample_keys
-from penstock.order.samplers import Sequential
 from penstock.terminal import watched
 
 log = logging.getLogger(__name__)
 
 Sums = tuple[int, torch.Tensor, torch.Tensor]
-_MOST_CHANNELS = 10_000
 _AHEAD = 4  # images in flight per thread
-_TOGETHER = 32  # images of a batch
 _NOISE = (
     1e-11  # relative deviation of float64 numbers that differ by rounding alone, or little more
 )
@@ -71,7 +60,6 @@ def statistics_of(
     cache_dir: str | Path,
     fingerprint: str | None = None,
     names: Fields | None = None,
-    options: LoaderOptions | None = None,
 ) -> dict[str, list[float]]:
     """Per-channel statistics of all images of `dataset`, scaled to [0, 1].
 
@@ -81,7 +69,6 @@ def statistics_of(
         fingerprint: of the data; None takes `dataset.fingerprint`. Without one, or if it is "", the
             result is not kept.
         names: for samples that are not dicts.
-        options: of the workers that decode; None: threads of this process.
 
     Returns:
         {"mean": [C], "std": [C]}; every pixel has the same weight, so large images have more. The
@@ -97,7 +84,7 @@ def statistics_of(
     if named and os.path.lexists(path):
         return _usable(_kept(path))
     log.info("computing image statistics of %d training samples", len(dataset))
-    result = _computed(dataset, names or Fields(), options)
+    result = _computed(dataset, names or Fields())
     if named:
         private_folder(folder)
         write_atomically(path, (json.dumps(result, indent=2) + "\n").encode())
@@ -121,28 +108,22 @@ def _usable(found: dict[str, list[float]]) -> dict[str, list[float]]:
 
 
 def _kept(path: Path) -> dict[str, list[float]]:
-    """The statistics in a file: as many means as deviations, all finite."""
+    """The statistics in a file."""
     try:
         kept = mapping(plain_json.read(path))
-        numbers = {key: kept.get(key) for key in ("mean", "std")}
-        for key, values in numbers.items():
-            if not isinstance(values, list) or not all(
-                type(value) in (int, float) for value in values
-            ):
-                raise JsonError(f"{key} is {shown(values)}, and must be a list of numbers")
-        if not 1 <= len(kept["mean"]) == len(kept["std"]) <= _MOST_CHANNELS:
-            raise JsonError(f"mean and std must have one length from 1 to {_MOST_CHANNELS}")
-        return {key: [float(value) for value in kept[key]] for key in numbers}
-    except (OSError, ValueError, OverflowError) as error:
+        numbers = {key: [float(value) for value in kept[key]] for key in ("mean", "std")}
+        if len(numbers["mean"]) == len(numbers["std"]) and np.isfinite([*numbers.values()]).all():
+            return numbers
+        reason: object = "it has not as many finite means as deviations"
+    except (OSError, ValueError, TypeError, KeyError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise DataError(f"{path} is damaged: {reason}. Delete it to compute it again") from error
+    raise DataError(f"{path} is damaged: {reason}. Delete it to compute it again")
 
 
-def _computed(dataset: Any, names: Fields, options: LoaderOptions | None) -> dict[str, list[float]]:
+def _computed(dataset: Any, names: Fields) -> dict[str, list[float]]:
     pixels, total, squares = 0, torch.zeros(()), torch.zeros(())
     total_rows = len(dataset)
-    batches = _sums(dataset, names) if options is None else _sums_by(options, dataset, names)
-    shown = watched(batches, total_rows, "computing image statistics")
+    shown = watched(_sums(dataset, names), total_rows, "computing image statistics")
     for count, sums, square_sums in shown:
         pixels, total, squares = pixels + count, total + sums, squares + square_sums
     if not pixels:
@@ -163,25 +144,6 @@ def _sums(dataset: Any, names: Fields) -> Iterator[Sums]:
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()
-
-
-def _sums_by(options: LoaderOptions, dataset: Any, names: Fields) -> Iterator[Sums]:
-    """The same by the workers of a loader."""
-    options = replace(options, pin_memory=False, in_order=True, persistent_workers=False)
-    fetch = Fetch(dataset, _ToSums(), Stack(), 0, fields=names)
-    plan = Plan(Sequential(len(dataset)), _TOGETHER)
-    with Loader(plan, fetch, options, World()) as loader:
-        for batch in loader.epoch(0):
-            yield from zip(batch["pixels"].tolist(), batch["sums"], batch["squares"], strict=True)
-
-
-class _ToSums:
-    """A transform: a sample to the sums of its image."""
-
-    keyed = True  # it draws nothing
-
-    def __call__(self, sample: Any) -> dict[str, Any]:
-        return dict(zip(("pixels", "sums", "squares"), _sums_of(sample, ""), strict=True))
 
 
 def _image_sums(dataset: Any, row: int, names: Fields) -> Sums:

@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp")
 _MASKS = (".png", ".bmp", ".gif", ".tif", ".tiff")  # which lose nothing; a JPEG changes numbers
-_BLOCK = 1 << 20  # pixels whose colours are looked up at a time, 30 bytes each
 _LOOKED_AT = 1000  # masks on this machine, where a class is in none: a few seconds
 _FETCHED = 64  # at an address
 Mask = npt.NDArray[np.uint8]
@@ -237,18 +236,16 @@ class ImageMasks(FolderDataset):
             pixels = read_image(path, self._mask_reader, shown, self.limits).numpy()
             known = np.array(sorted(self._colors), np.uint32)
             numbers = np.array([self._colors[color] for color in known.tolist()], np.uint8)
-            mask = np.empty(pixels.shape[1:], np.uint8)
-            rows = max(1, _BLOCK // mask.shape[1])
-            for start in range(0, len(mask), rows):
-                block = pixels[:, start : start + rows].astype(np.uint32)
-                colors = (block[0] << 16) | (block[1] << 8) | block[2]
-                places = np.minimum(np.searchsorted(known, colors), len(known) - 1)
-                strange = colors[known[places] != colors]
-                if strange.size:
-                    color = int(strange.min())
-                    parts = [color >> 16, color >> 8 & 255, color & 255]
-                    raise self._unknown(shown, f"the colour {parts}")
-                mask[start : start + rows] = numbers[places]
+            wide = pixels.astype(np.uint32)
+            colors = (wide[0] << 16) | (wide[1] << 8) | wide[2]
+            places = np.minimum(np.searchsorted(known, colors), len(known) - 1)
+            strange = colors[known[places] != colors]
+            if strange.size:
+                color = int(strange.min())
+                raise self._unknown(
+                    shown, f"the colour {[color >> 16, color >> 8 & 255, color & 255]}"
+                )
+            mask: Mask = numbers[places]
             return mask
         mask = _numbers_of(path, shown, self.limits, self._mask_reader == "pillow")
         for number in {int(mask.min()), int(mask.max())}:
