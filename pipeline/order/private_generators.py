@@ -8,6 +8,7 @@ look, and about 10 us a sample for each generator that is found.
 
 from __future__ import annotations
 
+import io
 import random
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -20,7 +21,7 @@ import torch
 
 from penstock.order.generator_states import comparable
 from penstock.order.randomness import Draws, hash64
-from penstock.order.seeding import ThreadRandomness, held_by_parts
+from penstock.order.seeding import ThreadRandomness, held_by_parts, opened_by_parts
 
 _MOST_ITEMS = 256  # of a container; longer ones hold data
 _MOST_LOOKS = 4096
@@ -88,6 +89,7 @@ _DATA = frozenset(
         "threading",
         "weakref",
         "zarr",
+        "zipfile",
     }
 )
 # Code of these packages gives the same sample for the same key.
@@ -122,6 +124,7 @@ class PrivateGenerators:
         self._parts = dict(parts)
         self._epoch: int | None = None
         self._found: dict[str, object] = {}
+        self._files: list[str] = []
         self.is_foreign = False
         self.refreshed = False
 
@@ -132,11 +135,13 @@ class PrivateGenerators:
         """`draws`, and the generators that parts hold in `epoch`; `draws` itself if there are none.
 
         Raises:
-            SharedGeneratorError: there are some, and `draws` are those of a thread.
+            SharedGeneratorError: there are some, or open files, and `draws` are those of a thread.
         """
         if epoch != self._epoch:
-            self._found, self.is_foreign = generators_in(self._parts)
+            self._found, self._files, self.is_foreign = held_in(self._parts)
             self._epoch = epoch
+        if self._files and isinstance(draws, ThreadRandomness):
+            raise opened_by_parts(self._files)
         if not self._found:
             return draws
         if isinstance(draws, ThreadRandomness):
@@ -147,7 +152,7 @@ class PrivateGenerators:
         """Look again; whether there are others than before."""
         self.refreshed = True
         before = {id(generator) for generator in self._found.values()}
-        self._found, self.is_foreign = generators_in(self._parts)
+        self._found, self._files, self.is_foreign = held_in(self._parts)
         return {id(generator) for generator in self._found.values()} != before
 
 
@@ -187,12 +192,15 @@ class PrivateDraws:
         ]
 
 
-def generators_in(parts: Mapping[str, object]) -> tuple[dict[str, object], bool]:
-    """The generators of `parts` by path, and whether the parts contain code of other packages.
+def held_in(parts: Mapping[str, object]) -> tuple[dict[str, object], list[str], bool]:
+    """What `parts` hold: generators by path, the paths of open files, and whether there is code of
+    other packages.
 
-    Global generators are left out. An object that can be reached in two ways has the shorter path.
+    Global generators are left out, and files of Penstock's own, which are read at positions. An
+    object that can be reached in two ways has the shorter path.
     """
     generators: dict[str, object] = {}
+    files: list[str] = []
     foreign = False
     seen: dict[int, object] = {}  # keeps objects alive, whose ids would be used again
     waiting = deque(parts.items())
@@ -209,8 +217,17 @@ def generators_in(parts: Mapping[str, object]) -> tuple[dict[str, object], bool]
             kind = type(thing)
             runs = callable(thing) or hasattr(kind, "__getitem__") or hasattr(kind, "__iter__")
             foreign = foreign or (runs and _root(thing) not in _REPEATABLE)
-            waiting.extend((path + step, inner) for step, inner in _inside(thing))
-    return generators, foreign
+            for step, inner in _inside(thing):
+                if not isinstance(inner, io.IOBase):
+                    waiting.append((path + step, inner))
+                elif _root(thing) != "penstock" and _has_position(inner):
+                    files.append(path + step)
+    return generators, files, foreign
+
+
+def _has_position(file: io.IOBase) -> bool:
+    """Whether reading moves a position of an open file."""
+    return not file.closed and file.readable() and file.seekable()
 
 
 def _is_generator(thing: Any) -> bool:

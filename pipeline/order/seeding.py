@@ -227,6 +227,13 @@ def held_by_parts(names: list[str]) -> SharedGeneratorError:
     return _refusal(f"there is a generator in {where}, which threads would share")
 
 
+def opened_by_parts(names: list[str]) -> SharedGeneratorError:
+    """The error for open files that parts hold; `names` tell where they are."""
+    return _refusal(
+        f"{' and '.join(names)} is a file opened before, whose position threads would share"
+    )
+
+
 def _drawn_from(names: list[str]) -> SharedGeneratorError:
     drawn = " and ".join(names)
     return _refusal(

@@ -2,18 +2,22 @@
 
 import base64
 import collections
+import contextlib
 import copy
 import gc
+import gzip
 import json
 import os
 import pickle
 import random
 import re
 import signal
+import tarfile
 import threading
 import time
 import tracemalloc
 import zlib
+from functools import partial
 from pathlib import Path
 from unittest.mock import MagicMock
 
@@ -41,6 +45,7 @@ from torch.utils.data import (
 
 from penstock.addons.dataloader.dataloader import DataLoader
 from penstock.addons.dataloader.epoch_draws import wrapped
+from penstock.order.seeding import SharedGeneratorError
 from tests.deaths import until
 
 Pair = collections.namedtuple("Pair", "a b")
@@ -1241,3 +1246,52 @@ def raise_with_a_note():
 def test_the_text_of_a_samples_error_arrives_whatever_its_class(fail):
     with pytest.raises((RuntimeError, ValueError), match="scan17"):
         list(DataLoader(Raising(fail), batch_size=2, num_workers=1))
+
+
+class Opened(Dataset):
+    """Rows of a file that was opened before there were workers; also inside of other things."""
+
+    def __init__(self, path, opening):
+        self.opened = [opening(path)]
+
+    def __len__(self):
+        return 200
+
+    def __getitem__(self, row):
+        file = self.opened[0]
+        file = file if hasattr(file, "seek") else file.extractfile("rows")
+        file.seek(row * 512)
+        return row, int.from_bytes(file.read(8), "little")
+
+
+@pytest.fixture
+def row_files(tmp_path):
+    rows = b"".join(row.to_bytes(8, "little") * 64 for row in range(200))
+    (tmp_path / "rows").write_bytes(rows)
+    (tmp_path / "rows.gz").write_bytes(gzip.compress(rows))
+    with tarfile.open(tmp_path / "rows.tar", "w") as archive:
+        archive.add(tmp_path / "rows", "rows")
+    return tmp_path
+
+
+OPENINGS = {
+    "rows": partial(open, mode="rb", buffering=0),
+    "rows.gz": gzip.open,
+    "rows.tar": tarfile.open,
+}
+
+
+@pytest.mark.parametrize("name", OPENINGS)
+def test_a_file_that_was_open_before_the_fork_gives_each_worker_its_rows(name, row_files):
+    data = Opened(row_files / name, OPENINGS[name])
+    with contextlib.closing(data.opened[0]):
+        loader = DataLoader(data, batch_size=8, num_workers=3, multiprocessing_context="fork")
+        for rows, values in loader:
+            assert rows.tolist() == values.tolist()
+
+
+def test_threads_do_not_share_the_position_of_a_file(row_files):
+    data = Opened(row_files / "rows", OPENINGS["rows"])
+    refused = pytest.raises(SharedGeneratorError, match=r"dataset\.opened\[0\] is a file")
+    with contextlib.closing(data.opened[0]), refused:
+        list(DataLoader(data, batch_size=8, num_workers=2, backend="thread"))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import fcntl
 import gc
 import os
 import queue
@@ -17,10 +18,13 @@ import random
 import select
 import signal
 import socket
+import stat
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -104,6 +108,7 @@ def run(context: WorkerContext) -> None:
     # copied nothing, and at its end what is frozen would be reported as leaked.
     if not context.spawned:
         gc.freeze()
+        _reopen_files({0, 1, 2, context.stack.fileno()})
     _end_with(context.owner, context.steady)
     # Enabled twice, it would not take its signals back from others, such as Ray.
     faulthandler.disable()
@@ -143,6 +148,22 @@ def run(context: WorkerContext) -> None:
             error = None
             requests.put(result)
             del request, result  # the next one may need their memory
+
+
+def _reopen_files(kept: set[int]) -> None:
+    """Give files that were open for reading before the fork positions of this process's own.
+
+    A fork shares the positions: what one worker reads by seek() and read() would be what another
+    has sought. Linux only; elsewhere workers are spawned, and an open file cannot be sent there.
+    """
+    for descriptor in {int(path.name) for path in Path("/proc/self/fd").glob("*")} - kept:
+        with suppress(OSError):  # the one of the listing is closed again
+            mode = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE
+            if mode != os.O_WRONLY and stat.S_ISREG(os.fstat(descriptor).st_mode):
+                own = os.open(f"/proc/self/fd/{descriptor}", mode)
+                os.lseek(own, os.lseek(descriptor, 0, os.SEEK_CUR), os.SEEK_SET)
+                os.dup2(own, descriptor, inheritable=False)
+                os.close(own)
 
 
 def _end_with(owner: int, steady: bool) -> None:
