@@ -74,11 +74,11 @@ def test_blocks_are_valid(page):
 def test_commands_name_keys_that_there_are(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for _, text in blocks(page):  # the files that it says to write
-        first, _, rest = text.partition("\n")
-        if first.startswith("# file: "):
-            path = tmp_path / first.removeprefix("# file: ")
+        if named := re.match(r"(?:#.*\n)?# file: (\S+)\n", text):
+            path = tmp_path / named[1]
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(rest)
+            path.write_text(text)  # whole, as a person copies it
+            assert not path.suffix == ".yaml" or text.startswith("# @package "), "read by Hydra"
     monkeypatch.syspath_prepend(tmp_path)
     wrong = []
     for command in commands(page):
