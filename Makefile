@@ -5,7 +5,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: run test check accept docs thorough stress setup
 
-run: setup  ## train on the embedded default
+run: .venv/.run  ## train on the embedded default
 	$(BIN)/python run.py
 
 test: setup  ## every property by at least one test: about five minutes on 2 cores
@@ -35,7 +35,13 @@ stress: setup  ## kills of workers and trainers by the hundred; minutes
 
 setup: .venv/.ready
 
-.venv/.ready: pyproject.toml constraints.txt setup.py $(wildcard pipeline/native/*.[ch])
+.venv/.run: pyproject.toml constraints.txt setup.py $(wildcard pipeline/native/*.[ch])
+	@echo "installs about 6 GB into .venv, nearly all of it PyTorch with its CUDA libraries"
 	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	touch $@
+
+.venv/.ready: .venv/.run
+	@echo "installs about 1.5 GB more into .venv: what tests compare with, and tools"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	touch $@

@@ -50,7 +50,16 @@ def source(tmp_path_factory):
     """A checkout without what earlier builds left in it."""
     folder = tmp_path_factory.mktemp("source")
     for name in tracked(
-        "penstock", "pipeline", "datasets", "conf", "*.toml", "*.py", "*.in", "*.md", "LICENSE"
+        "penstock",
+        "src",
+        "pipeline",
+        "datasets",
+        "conf",
+        "*.toml",
+        "*.py",
+        "*.in",
+        "*.md",
+        "LICENSE",
     ):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, folder / name, follow_symlinks=False)
@@ -364,3 +373,18 @@ def test_a_fresh_environment_trains_on_faces_and_on_a_new_project(source, tmp_pa
     said = "trusting my_birds and reading conf/, as pyproject.toml says\n"
     assert done.stderr.count(said) == 1
     penstock("-m", "pytest", "-q", "-p", "no:cacheprovider", folder=project, program="python")
+
+
+def test_a_clone_named_penstock_does_not_hide_an_editable_installation(source, tmp_path):
+    """A script beside the clone: the folder of that name has no code, and comes first."""
+    editable = build("build_editable", source, tmp_path / "wheel")
+    zipfile.ZipFile(editable).extractall(tmp_path / "site")
+    (tmp_path / "penstock").symlink_to(source)
+    lines = (
+        "import site, sys; site.addsitedir(sys.argv[1]); import penstock; print(penstock.compose)"
+    )
+    (tmp_path / "script.py").write_text(lines)
+    words = [sys.executable, str(tmp_path / "script.py"), str(tmp_path / "site")]
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    done = subprocess.run(words, capture_output=True, text=True, env=clean, cwd=tmp_path)
+    assert "function compose" in done.stdout, done.stderr

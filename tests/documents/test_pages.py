@@ -78,7 +78,7 @@ def test_commands_name_keys_that_there_are(page, tmp_path, monkeypatch):
             path = tmp_path / named[1]
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)  # whole, as a person copies it
-            assert not path.suffix == ".yaml" or text.startswith("# @package "), "read by Hydra"
+            assert path.suffix != ".yaml" or text.startswith("# @package "), "read by Hydra"
     monkeypatch.syspath_prepend(tmp_path)
     wrong = []
     for command in commands(page):
