@@ -340,7 +340,7 @@ class Groups(Protocol):
     """Row groups by number, the last used of which are in memory."""
 
     def get(self, group: int) -> Group:
-        """One, of which `rows` rows are going to be used."""
+        """One of them."""
 
     def held(self, groups: Sequence[int]) -> Sequence[Group] | None:
         """Several, if all of them are in memory."""
