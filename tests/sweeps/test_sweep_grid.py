@@ -180,6 +180,23 @@ def test_folders_named_by_the_jobs(sweep):
     assert sorted(path.parent.name for path in folder.glob("*/result.json")) == names
 
 
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        (f"hydra.sweep.subdir={'a' * 300}-${{hydra.job.num}}", "names a folder by more than 255"),
+        ("hydra.sweep.dir=/proc/sweep", "/proc/sweep cannot be written"),
+        ("hydra.sweep.dir=file/sweep", "file/sweep cannot be written: Not a directory"),
+    ],
+)
+def test_a_folder_that_cannot_be_made_is_one_message(word, message, sweep, capsys, tmp_path):
+    (tmp_path / "file").touch()
+    code, _ = sweep(lambda config: pytest.fail("a job ran"), "seed=1,2", word, at=())
+    assert code != 0
+    err = capsys.readouterr().err
+    assert message in err
+    assert "Traceback" not in err
+
+
 DAMAGES = {
     "cut off": (lambda text: text[:100], "is damaged: it is cut off"),
     "version": (lambda text: text.replace('"version": 1', '"version": 2'), "its version is 2"),

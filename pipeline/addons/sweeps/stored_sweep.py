@@ -191,6 +191,9 @@ def extend(
         if odd := next((path for path in folders if not is_below(path)), None):
             reason = f"gives a job the folder {shown(odd)}, which is not one below the sweep's"
             raise ConfigError(Problem("hydra.sweep.subdir", reason))
+        if any(len(os.fsencode(part)) > 255 for path in folders for part in PurePath(path).parts):
+            reason = "names a folder by more than 255 bytes; leave it out, or use ${hydra.job.num}"
+            raise ConfigError(Problem("hydra.sweep.subdir", reason))
         now = {path: StoredJob(path, of_job(job)) for path, job in zip(folders, jobs, strict=True)}
         stored = replace(
             command,
