@@ -82,14 +82,3 @@ def loader(options=None, transform=None, dataset=None, collate=None, size=8, sam
     return port.loader(
         dataset, sampler, size, transform=transform, collate=collate, options=options
     )
-
-
-class Touches:
-    """Leaves a file in a folder for each sample."""
-
-    def __init__(self, folder):
-        self.folder = folder
-
-    def __call__(self, sample):
-        (self.folder / str(int(sample["image"][0, 0, 1]))).touch()
-        return sample

@@ -148,7 +148,6 @@ class Loader:
         self._next = (0, 0)
         self._broken_off = False
         self._warned: set[str] = set()
-        self._begun: tuple[tuple[int, int], Generator[Batch | Failure | End | None]] | None = None
 
     @cached_property
     def fingerprint(self) -> dict[str, str]:
@@ -191,8 +190,6 @@ class Loader:
             DataError: the dataset's length has changed, or more was left out than the budget
                 allows; after the batch that went over.
         """
-        others = share is not None and [share] != [*self.shares]
-        begun = self._take_begun(None if others else (epoch, start))
         self.stats = LoaderStats()
         self._next, self._broken_off = (epoch, start), True
         if self.budget is not None:
@@ -202,11 +199,9 @@ class Loader:
         deaths = self.deaths
         asked = began = time.perf_counter()
         shares, parts = self.shares if share is None else [share], list[Batch]()
-        results = begun or self._results(epoch, start, shares)
+        results = self._results(epoch, start, shares)
         with self._ahead or nullcontext(), closing(results):
             for result in results:
-                if result is None:
-                    continue  # workers were handed their first requests
                 self.stats.deaths = self.deaths - deaths
                 if isinstance(result, End):
                     break
@@ -249,32 +244,10 @@ class Loader:
         self.stats.total_seconds = time.perf_counter() - began
         self.stats.deaths = self.deaths - deaths  # with those that were found when it ended
 
-    def begin(self, epoch: int, start: int = 0) -> None:
-        """Let worker processes begin with what `epoch` will be asked for, and return at once.
-
-        Nothing begins where files are fetched ahead. A request for another epoch drops it.
-        """
-        if not (self._begun or self._ahead):
-            self._begun = (epoch, start), self._results(epoch, start, self.shares)
-            next(self._begun[1])
-
-    def _take_begun(
-        self, address: tuple[int, int] | None
-    ) -> Generator[Batch | Failure | End | None] | None:
-        """The batches begun at that address; those at another one are dropped."""
-        begun, self._begun = self._begun, None
-        if begun is None or begun[0] == address:
-            return begun and begun[1]
-        begun[1].close()
-        return None
-
     def _results(
         self, epoch: int, step: int, shares: Sequence[tuple[int, int]]
-    ) -> Generator[Batch | Failure | End | None]:
-        """Results from `step` on, of each step's shares in turn.
-
-        None comes first, when requests have been handed out.
-        """
+    ) -> Generator[Batch | Failure | End]:
+        """Results from `step` on, of each step's shares in turn."""
         limit = self.plan.limit(epoch)
         steps, delivered = (self.plan.skipped.steps(epoch, step, limit) for _ in range(2))
         requests: Iterator[Asked]
@@ -283,7 +256,6 @@ class Loader:
         if self._ahead is not None:
             requests = self._ahead.requests(epoch, step, requests)
         with self._backend.run(requests) as results:
-            yield None
             for result in self._transfer(results) if self._transfer else results:
                 yield result
                 part += 1
@@ -376,7 +348,6 @@ class Loader:
 
     def close(self) -> None:
         """Stop the workers."""
-        self._take_begun(None)
         self._backend.close()
         if self._ahead is not None:
             self._ahead.close()

@@ -1,4 +1,4 @@
-"""How much memory is left, what a process takes, and what limits it; Linux tells, elsewhere 0."""
+"""How much memory is left, and what limits it; Linux tells, elsewhere 0."""
 
 from __future__ import annotations
 
@@ -33,11 +33,6 @@ def available() -> int:
     # Cached files count as taken, but give way.
     left = max(most - taken + _field(_CGROUP / "memory.stat", "inactive_file", 1), 0)
     return min(free, left)
-
-
-def size_of(process: int) -> int:
-    """Bytes that a process has in memory, with what it shares with others; 0: unknown."""
-    return _field(_PROC / str(process) / "status", "VmRSS")
 
 
 def limit() -> tuple[int, str]:

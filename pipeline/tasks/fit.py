@@ -109,8 +109,6 @@ def _run(config: Config, parts: TrainingParts, group: Group) -> float | None:
         try_stream(data.train, train)
         if val is not None:
             try_stream(data.val, val)
-        if config.resume is None:  # workers make the first batches while the rest is built
-            train.begin(0)
         fit = Fit(config, parts, group, train, val)
         with fit.watched(), group.explained():
             fit.train()

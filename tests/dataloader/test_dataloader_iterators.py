@@ -254,3 +254,73 @@ def test_a_worker_that_is_killed_out_of_order_reads_its_part_again():
     for worker in batches._workers:
         os.kill(worker.pid, signal.SIGKILL)
     assert sorted(found + plain(list(batches))) == expected
+
+
+class GoesOn(IterableDataset):
+    """Begins where its last state says in each epoch, as streams of Hugging Face do."""
+
+    def __init__(self, rows=24):
+        self.rows, self.start, self.at, self.epoch = rows, 0, 0, 0
+
+    def set_epoch(self, epoch):
+        self.start, self.epoch = (self.start if epoch == self.epoch else 0), epoch
+
+    def __iter__(self):
+        info = get_worker_info()
+        own = range(info.id, self.rows, info.num_workers) if info else range(self.rows)
+        for row in range(self.start, len(own)):
+            self.at = row + 1
+            yield 1000 * self.epoch + own[row]
+
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.start = self.at = state["at"]
+
+
+def shuffled_stream(seed=1):
+    datasets = pytest.importorskip("datasets")
+    rows = datasets.Dataset.from_dict({"x": list(range(24))}).to_iterable_dataset(num_shards=2)
+    return rows.shuffle(seed=seed, buffer_size=7)
+
+
+@pytest.mark.parametrize("dataset", [GoesOn, shuffled_stream])
+@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
+def test_epochs_behind_a_resumed_one_are_whole(dataset, workers, persistent):
+    def made(state=None):
+        loader = DataLoader(dataset(), 3, num_workers=workers, persistent_workers=persistent)
+        if state is not None:
+            loader.load_state_dict(json.loads(json.dumps(state)))
+        return loader
+
+    def part(loader, count):
+        batches = iter(loader)
+        return plain([next(batches) for _ in range(count)]), loader.state_dict()
+
+    loader = made()
+    whole = [plain(list(loader)) for _ in range(3)]
+    assert [len(batches) for batches in whole] == [8, 8, 8]
+    first, state = part(made(), 4)
+    second, state = part(made(state), 2)
+    loader = made(state)
+    rest = [plain(list(loader)) for _ in range(3)]
+    assert [first + second + rest[0], *rest[1:]] == whole
+
+
+@pytest.mark.parametrize("dataset", [GoesOn, shuffled_stream])
+def test_a_stream_resumes_in_the_epoch_that_it_was_told(dataset):
+    loader = DataLoader(dataset(), 3)
+    loader.dataset.set_epoch(2)
+    whole, batches = plain(list(loader)), iter(loader)
+    next(batches)
+    resumed = DataLoader(dataset(), 3)
+    resumed.load_state_dict(loader.state_dict())
+    assert plain(list(resumed)) == whole[1:]
+
+
+def test_a_buffer_that_was_shuffled_otherwise_is_refused():
+    loader = DataLoader(shuffled_stream(), 3)
+    next(iter(loader))
+    with pytest.raises(ValueError, match="shuffle buffers is"):
+        DataLoader(shuffled_stream(2), 3).load_state_dict(loader.state_dict())

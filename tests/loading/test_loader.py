@@ -208,29 +208,6 @@ def test_state_is_the_next_address_to_deliver_and_not_what_is_prefetched():
     assert got == expected[2:]
 
 
-@pytest.mark.parametrize("name", ["1 process", "persistent", "3 threads", "no worker"])
-def test_what_was_begun_is_what_the_epoch_gives_or_is_dropped(name):
-    expected = [toy.hashes(toy.loader(MAIN, AUGMENT), epoch) for epoch in (0, 1)]
-    with toy.loader(OPTIONS[name], AUGMENT) as loader:
-        loader.begin(0)
-        loader.begin(0)  # it has
-        assert toy.hashes(loader, 0) == expected[0]
-        loader.begin(0)
-        assert toy.hashes(loader, 1) == expected[1]
-        loader.begin(1, 3)
-        assert toy.hashes(loader, 1, start=3) == expected[1][3:]
-        loader.begin(0)  # and is closed
-
-
-def test_workers_work_from_the_beginning_on(tmp_path):
-    with toy.loader(Options("process", 2), toy.Touches(tmp_path)) as loader:
-        loader.begin(0)
-        ends = time.monotonic() + 60
-        while len(list(tmp_path.iterdir())) < 16 and time.monotonic() < ends:
-            time.sleep(0.01)
-        assert len(list(tmp_path.iterdir())) >= 16  # two batches, and nobody has asked
-
-
 def test_a_state_of_other_addresses_is_refused():
     loader = toy.loader(MAIN)
     loader.fingerprint = {"seed": "0", "sampler": "random"}

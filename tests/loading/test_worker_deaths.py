@@ -1,7 +1,6 @@
 """Workers that died: all of them are counted, and memory is named with its limit."""
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -59,14 +58,6 @@ def test_a_worker_that_dies_when_nobody_asks_is_counted():
         os.kill(pids[0], signal.SIGKILL)
         assert deaths.until(lambda: deaths.is_gone(pids[0]))
     assert loader.deaths == 1
-
-
-def test_a_worker_is_weighed_while_it_works(tmp_path, caplog):
-    loader = toy.loader(
-        LoaderOptions("process", 1), deaths.Doom("SIGKILL", 7, tmp_path), deaths.Files()
-    )
-    toy.hashes(loader)
-    assert re.search(r"It had \d+\.\d\d GiB of memory when last looked at", caplog.text)
 
 
 PROGRAM = """

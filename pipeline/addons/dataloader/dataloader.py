@@ -39,7 +39,13 @@ from penstock.addons.dataloader.epoch_draws import (
     plain,
     wrapped,
 )
-from penstock.addons.dataloader.item_fetch import FetchResult, ItemFetch, ShardFetch, is_pipe
+from penstock.addons.dataloader.item_fetch import (
+    FetchResult,
+    ItemFetch,
+    ShardFetch,
+    is_pipe,
+    shuffled_by,
+)
 from penstock.addons.dataloader.progress import Progress, RowsProgress, ShardsProgress, State, check
 from penstock.distributed.world import has_accelerator
 from penstock.files.plain_json import JsonError, integer, mapping, shown
@@ -110,6 +116,7 @@ class DataLoader(KeptByAccelerate, torch_data.DataLoader[Sample]):
         self._progress: Progress | None = None  # of the pass that was made last
         self._kept: tuple[LoaderOptions, Backend] | None = None  # of persistent workers
         self._seeding = Seeding()
+        self._originals: dict[int, Any] = {}  # of a stream into which a state was loaded here
         self._rank = 0  # of those that share its batches
         self._pending: dict[str, Any] | None = None  # a state that was loaded
         self._begun: dict[str, Any] = {}  # from where the last epoch was drawn
@@ -171,7 +178,7 @@ class DataLoader(KeptByAccelerate, torch_data.DataLoader[Sample]):
     def _in_its_epoch(self) -> EpochIterator:
         """An epoch whose sampler has its number: behind a state, Fabric counts from 0 again, and
         Lightning says it too late."""
-        if (sampler := self._with_epochs()) is not None:
+        if not self.is_stream and (sampler := self._with_epochs()) is not None:
             sampler.set_epoch(self._next_epoch)
         return self._get_iterator()
 
@@ -217,7 +224,7 @@ class DataLoader(KeptByAccelerate, torch_data.DataLoader[Sample]):
                 self.in_order,
                 saved,
                 carried,
-                is_stateful(self.dataset),
+                is_stateful(self.dataset) and not shuffled_by(self.dataset),
             )
         batches_here = self.batch_sampler is not None and self.batch_size is not None
         source = self.batch_sampler
@@ -282,6 +289,8 @@ class DataLoader(KeptByAccelerate, torch_data.DataLoader[Sample]):
             remote,
             self.worker_init_fn,
             self.keyed,
+            not shuffled_by(self.dataset),  # else what was delivered is read again
+            self._originals,
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -403,17 +412,20 @@ class DataLoader(KeptByAccelerate, torch_data.DataLoader[Sample]):
             length = None if self.is_stream else len(self.dataset)  # type: ignore[arg-type]
         except (TypeError, NotImplementedError):
             length = None
+        buffers = shuffled_by(self.dataset) if self.is_stream else []
         return {
             "batch_size": self.batch_size,
             "drop_last": self.drop_last,
             "samples": length,
             "iterable": self.is_stream,
+            "shuffle buffers": hash64(repr(buffers)) if buffers else None,
         }
 
     def _with_epochs(self) -> Any:
-        """The sampler that learns the epoch (`DistributedSampler`), or None."""
+        """The sampler (`DistributedSampler`) or the stream that learns the epoch, or None."""
         sampler = self.sampler if self.batch_sampler is None else self.batch_sampler
-        return next((part for part in wrapped(sampler) if hasattr(part, "set_epoch")), None)
+        parts = [self.dataset] if self.is_stream else wrapped(sampler)
+        return next((part for part in parts if hasattr(part, "set_epoch")), None)
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies, which begin their own epochs."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
@@ -224,6 +225,9 @@ class ShardFetch(BackendFetch):
         every: batches of a shard between two states that are sent along.
         worker_init_fn: called for shards that are read from a copy.
         keyed: whether each batch's draws come from a key of its own.
+        stateful: whether a state of the dataset says all that comes after it.
+        originals: the dataset before a state was loaded into it in this process, if one was; by
+            worker where each has a copy, else by -1.
     """
 
     in_turn: ClassVar[bool] = True  # a shard is read by the worker that it is asked of
@@ -236,6 +240,8 @@ class ShardFetch(BackendFetch):
     remote: bool
     worker_init_fn: Callable[[int], None] | None = None
     keyed: bool = True
+    stateful: bool = True
+    originals: dict[int, Any] = field(default_factory=dict, repr=False)
     _shards: dict[int, StreamShard] = field(default_factory=dict, repr=False)
     _process: int = -1
 
@@ -283,6 +289,7 @@ class StreamShard:
         self._ended = False
         self._dataset = deepcopy(fetch.dataset) if step.copied else fetch.dataset
         self.next, state = step.state or (0, {})
+        self._original: Any = None  # to read an epoch from its beginning again
         # The dataset shall see the worker whose shard this is.
         self._info = (
             WorkerInfo(
@@ -304,11 +311,36 @@ class StreamShard:
                     data.graph_settings.apply_sharding(self._dataset, step.workers, step.worker)
             if step.copied and step.workers and fetch.worker_init_fn is not None:
                 fetch.worker_init_fn(step.worker)
-            _load(self._dataset, state.get("dataset"))
+            self._begin_at(state.get("dataset"))
             self._records: Iterator[Any] = iter(self._dataset)
             _load(self._records, state.get("iterator"))
             # Only now: some datasets have no state before there is an iterator.
             self.begun = None if state else self.begin_state()
+        self._forwards = forwards(self._records)
+
+    def _begin_at(self, state: Any) -> None:
+        """Load a state, or the dataset's own where one was loaded for an earlier epoch."""
+        key, originals = self._step.worker if self._step.copied else -1, self._fetch.originals
+        if state is None and (self._step.copied or not originals):
+            return
+        own: Any = None
+        with suppress(Exception):  # some have none before there is an iterator
+            own = self._dataset.state_dict()
+        with suppress(Exception):  # arrays cannot be compared so, and not everything can be copied
+            if state == own and not originals:
+                return
+        with suppress(Exception):
+            originals[key] = originals.get(key) or deepcopy(self._dataset)
+        self._original = originals.get(key)
+        _load(self._dataset, own if state is None else state)
+
+    def _begin_again(self) -> None:
+        """Read the dataset as it was before a state was loaded into it, in its present epoch."""
+        epoch = getattr(self._dataset, "epoch", None)
+        self._dataset = deepcopy(self._original)
+        if isinstance(epoch, int) and hasattr(self._dataset, "set_epoch"):
+            self._dataset.set_epoch(epoch)
+        self._records = iter(self._dataset)
         self._forwards = forwards(self._records)
 
     def batch(self, number: int) -> Any:
@@ -323,27 +355,39 @@ class StreamShard:
         """Of the dataset and of its iterator, those which have one."""
         if self._records is self._dataset:
             return _states(iterator=self._records)
-        return _states(dataset=self._dataset, iterator=self._records)
+        stateful = self._fetch.stateful
+        return _states(dataset=self._dataset, iterator=self._records) if stateful else None
 
     def begin_state(self) -> dict[str, Any] | None:
         """Of the dataset alone, with which an epoch begins."""
-        return _states(dataset=self._dataset)
+        return _states(dataset=self._dataset) if self._fetch.stateful else None
 
     def _read(self) -> Any:
         size = self._fetch.size
-        with worker_info(self._info):
-            self._seed()
+        begins = not self.next
+        try:
+            with worker_info(self._info):
+                samples = self._samples(size or 1)
+                if not samples and begins and self._original is not None:
+                    # The state of an epoch's end, for a dataset that goes on where it was told to.
+                    self._begin_again()
+                    samples = self._samples(size or 1)
+        finally:
             self.next += 1
-            worker_status.report(0, worker_status.READ)
-            samples = []
-            for position, sample in enumerate(islice(self._forwards, size or 1)):
-                samples.append(sample)
-                worker_status.report(position + 1, worker_status.READ)
         short = size is not None and len(samples) < size
         self._ended = not samples or short
         if not samples or (short and self._fetch.drop_last):
             return None
         return samples[0] if size is None else samples
+
+    def _samples(self, most: int) -> list[Any]:
+        self._seed()
+        worker_status.report(0, worker_status.READ)
+        samples = []
+        for position, sample in enumerate(islice(self._forwards, most)):
+            samples.append(sample)
+            worker_status.report(position + 1, worker_status.READ)
+        return samples
 
     def _seed(self) -> None:
         if self._fetch.keyed:
@@ -359,6 +403,19 @@ def is_pipe(dataset: object) -> bool:
 def _load(part: Any, state: Any) -> None:
     if state is not None and is_stateful(part):
         part.load_state_dict(deepcopy(state))
+
+
+def shuffled_by(dataset: Any) -> list[Any]:
+    """Generators of the shuffle buffers in a stream of Hugging Face's, whose states omit them."""
+    parts, found = [dataset], list[Any]()
+    for part in parts:
+        inner = getattr(part, "__dict__", {})
+        if type(part).__name__ == "BufferShuffledExamplesIterable":
+            found.append(part.generator.bit_generator.state)
+        parts += [value for value in inner.values() if isinstance(value, data.IterableDataset)]
+        parts += [inner[name] for name in ("_ex_iterable", "ex_iterable") if name in inner]
+        parts += inner.get("ex_iterables", ())
+    return found
 
 
 def _states(**parts: Any) -> dict[str, Any] | None:

@@ -116,23 +116,19 @@ def by_exit_code(code: int) -> str:
     return f"was killed by signal {-code}{name}"
 
 
-def hint_for(code: int, size: int = 0, kills: int = 0) -> str:
+def hint_for(code: int, kills: int = 0) -> str:
     """A hint on an exit code.
 
     Args:
-        size: bytes of memory that the process had when it was last looked at; 0: not known.
         kills: processes that the kernel had ended for want of memory before.
     """
     if code == -signal.SIGKILL:
-        most, what = memory.limit()
-        had = f"It had {size / 2**30:.2f} GiB of memory when last looked at; " if size else ""
-        why = (
+        if memory.kills() > kills:
+            return "SIGKILL: the kernel ended it because memory ran out"
+        return (
             "SIGKILL leaves no stack behind; the system also sends it when memory runs out "
             "(dmesg tells)"
         )
-        if memory.kills() > kills:
-            why = "SIGKILL: the kernel ended it because memory ran out"
-        return f"{why}. {had}the limit is {most / 2**30:.2f} GiB, {what}"
     if code == -signal.SIGBUS:
         return "SIGBUS also comes when shared memory or a mapped file runs out of space"
     return ""

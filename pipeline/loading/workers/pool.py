@@ -276,7 +276,7 @@ class WorkerPool:
             code = worker.exitcode
             if code is not None:
                 self._receive(worker)
-                hint = failures.hint_for(code, worker.size, self._kills)
+                hint = failures.hint_for(code, self._kills)
                 self._reap(worker, failures.by_exit_code(code), worker.stack, hint)
                 continue
             worker.look(passed)

@@ -19,7 +19,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from penstock.distributed.preemption import asked
-from penstock.loading import memory, worker_status
+from penstock.loading import worker_status
 from penstock.loading.worker_status import WorkerStatus
 from penstock.loading.workers import failures
 from penstock.loading.workers.backends import Failure, WorkerError
@@ -29,7 +29,6 @@ from penstock.loading.workers.window import Task
 from penstock.loading.workers.worker_side import DUMP, WorkerContext, run
 
 _KILL_SECONDS = 2.0  # for a killed process to be gone
-_SIZE_SECONDS = 0.1  # between two looks at its memory
 _QUIET = 1.0  # seconds without a sign of life from which on more is asked
 
 
@@ -68,7 +67,6 @@ class Worker:
         silent: seconds without a sign of life, as the main process has seen it.
         stopped, locked: seconds of these in which it was stopped by a signal, or each of its
             threads waited for a lock and did not wake once.
-        size: bytes that it had in memory when it was last looked at; 0: not known.
         unsent: parts of tasks that did not fit into the socket.
         is_cut_off: whether nothing more can come from its process.
         is_reported: whether the end of its process is known, or intended.
@@ -92,7 +90,6 @@ class Worker:
     def _reset(self) -> None:
         self.rests = self.is_cut_off = self.is_reported = False
         self.silent = self.stopped = self.locked = 0.0
-        self.size, self._sized = 0, 0.0
         self._seen: tuple[Any, ...] = ()
         self._waits: Any = None
         worker_status.clear(self._cell)
@@ -190,10 +187,6 @@ class Worker:
         """Count the time without a sign of life: a change of its status, or bytes that came."""
         self.note_claims()
         seen = (self.status, self._receiver.arrived)
-        now = time.monotonic()
-        if now - self._sized >= _SIZE_SECONDS:
-            # A process that has just ended has no size any more.
-            self.size, self._sized = memory.size_of(self.process.pid) or self.size, now
         idle = not self.tasks and not (self._queue and self._queue.has_open)
         alive = seen != self._seen or idle
         self.silent = 0.0 if alive else self.silent + passed
