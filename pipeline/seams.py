@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from penstock.addons.ray.cluster import RayOptions
     from penstock.addons.stores.read_ahead import ReadAhead
     from penstock.build.data import DataParts, Split
+    from penstock.build.training import TrainingParts
     from penstock.config.schema import Config, RaySection
     from penstock.datasets.files import Files, Remote
     from penstock.distributed.world import World
@@ -185,6 +186,13 @@ def with_the_runs_classes(split: Split, dataset: Any) -> Any:
     from penstock.addons.splits.classes import with_the_runs_classes
 
     return with_the_runs_classes(split, dataset)
+
+
+def parts_of_run(config: Config, checkpoint: Path) -> TrainingParts:
+    """The parts of a configuration, with the classes and statistics of the run of a checkpoint."""
+    from penstock.addons.predicting.learned import parts_of_run
+
+    return parts_of_run(config, checkpoint)
 
 
 def classes_of_run(checkpoint: Path) -> list[str]:

@@ -63,8 +63,7 @@ def run(config: Config) -> float:
         config = config.model_copy(update={"run": str(folder)})
         say(f"the configuration is that of {one_line(folder)}")
     config, _ = asked_of(config)
-    parts = TrainingParts(config)
-    parts.data.recorded = seams.classes_of_run(path)
+    parts = seams.parts_of_run(config, path)
     wanted = config.distributed
     with join(parts.world, wanted.backend, wanted.timeout) as group:
         return _run(config, parts, group, path)

@@ -87,8 +87,7 @@ def test_rows_of_new_files_and_the_damaged_by_name(trained, place, capsys):
     (place / "new" / "a.tga").touch()
     done = program.run(capsys, *words, "out=rows.csv")
     assert "1: new/03.png" in done.out
-    assert "left out: 1 files in new that do not end in" in done.err
-    assert "a.tga" in done.err
+    assert "new: left out 1 file(s): 1 .tga" in done.err
     (place / "new" / "a.tga").unlink()
     assert program.run(capsys, *words, "out=rows.parquet", "batch.val_size=5").code == 0
     with (place / "rows.csv").open() as file:
@@ -476,3 +475,17 @@ def test_a_model_that_is_not_exported_leaves_no_file(trained, place, capsys, mon
     kept = program.run(capsys, "task=export", "run=run", "format=torch", "out=mine.pt2")
     assert kept.code == 2
     assert (place / "mine.pt2.json").read_text() == "mine"
+
+
+def test_another_table_is_not_measured_by_scales_of_its_own(tmp_path, capsys):
+    for name, shift in (("a", 0), ("b", 1000)):
+        rows = "".join(f"{row + shift},{'uv'[row % 2]}\n" for row in range(60))
+        (tmp_path / f"{name}.csv").write_text(f"x,y\n{rows}")
+    words = ["dataset=table", f"dataset.root={tmp_path / 'a.csv'}", "dataset.target=y"]
+    quick = ["trainer=quick", "trainer.report=false", f"run_dir={tmp_path / 'run'}"]
+    assert program.run(capsys, *words, *quick).code == 0
+    measure = ["task=validate", f"run={tmp_path / 'run'}"]
+    assert program.run(capsys, *measure).code == 0
+    done = program.run(capsys, *measure, f"dataset.root={tmp_path / 'b.csv'}")
+    assert done.code == 2
+    assert "scales and categories of its training rows are others" in done.err

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.build.training import TrainingParts
 from penstock.config.schema import Config
 from penstock.errors import ConfigError, Problem
 from penstock.files import plain_json
@@ -30,6 +31,7 @@ from penstock.runs.resumption import run_of
 
 if TYPE_CHECKING:
     from penstock.build.data import DataParts
+    from penstock.distributed.world import World
     from penstock.tasks.fit import Fit
 
 NAME, FOLDER = "learned.json", "learned"
@@ -82,6 +84,31 @@ def classes_of_run(checkpoint: Path) -> list[str]:
     """Names of the classes of the run that a checkpoint is of; none where that is unknown."""
     learned = Learned.read(checkpoint)
     return [] if learned is None else learned.classes
+
+
+def parts_of_run(config: Config, checkpoint: Path, world: World | None = None) -> TrainingParts:
+    """The parts of a configuration, with the classes and statistics of the run of a checkpoint.
+
+    Raises:
+        ConfigError: its table gives another encoding than the one that the model was trained with.
+    """
+    learned = Learned.read(checkpoint)
+    if learned is None:
+        return TrainingParts(config, world)
+    parts = TrainingParts(learned.completed(config), world)
+    parts.data.recorded = learned.classes
+    there = plain_json.mapping(learned.of_dataset or {}).get("encoding")
+    own = getattr(unfiltered(parts.data.train.dataset), "learned", {}) if there else {}
+    if there and json.loads(json.dumps(own.get("encoding"), default=_plain)) != there:
+        raise ConfigError(
+            Problem(
+                "dataset",
+                "scales and categories of its training rows are others than those of the run, so "
+                "the model would get other numbers. task=predict reads another table as the run "
+                "read its own; a run with dataset.val_file measures on one",
+            )
+        )
+    return parts
 
 
 class Learned:

@@ -28,7 +28,7 @@ from penstock.config.signatures import arguments
 from penstock.datasets.arrays import Arrays
 from penstock.datasets.image_folder import EXTENSIONS
 from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, Sample
-from penstock.datasets.reading.folder import FolderFile, LocalFolder, open_root
+from penstock.datasets.reading.folder import FolderFile, LocalFolder, open_root, with_endings
 from penstock.datasets.reading.folder_dataset import FolderDataset
 from penstock.datasets.reading.image import check_reader, encoded_image, read_image
 from penstock.datasets.reading.labels import check_rows
@@ -39,7 +39,6 @@ from penstock.loading.wrapped import unfiltered
 from penstock.order.plan import Plan
 from penstock.order.randomness import IntArray
 from penstock.order.samplers import Subset
-from penstock.terminal import say
 
 
 class NewData(Split):
@@ -153,14 +152,7 @@ class Pictures(FolderDataset):
             names = [str(Path(path).absolute())[1:] for path in paths]
         else:
             self.folder = open_root(root, "the pictures", None, limits)
-            files = self.folder.files()
-            names = [name for name in files if name.lower().endswith(EXTENSIONS)]
-            others = sorted(set(files) - set(names))
-            if others:
-                say(
-                    f"left out: {len(others)} files in {root} that do not end in "
-                    f"{', '.join(EXTENSIONS)}: {', '.join(others[:10])}"
-                )
+            names = with_endings(self.folder.files(), EXTENSIONS, root)
         if not names:
             raise DataError(
                 f"dataset.root: {root!r} has no pictures: files that end in {', '.join(EXTENSIONS)}"

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from torch import nn
 
-from penstock.addons.predicting.learned import Learned, classes_of_run
+from penstock.addons.predicting.learned import Learned, parts_of_run
 from penstock.build.training import TrainingParts
 from penstock.config.schema import Config
 from penstock.distributed.world import World
@@ -57,10 +57,11 @@ def loaded(
         world: this process among the others; from the environment when None.
         learned: of the training data, which is not opened then.
     """
-    parts = TrainingParts(config if learned is None else learned.completed(config), world)
-    parts.data.recorded = classes_of_run(path)
-    if learned is not None:
-        parts.data.train.dataset = learned
+    if learned is None:
+        parts = parts_of_run(config, path, world)
+    else:
+        parts = TrainingParts(learned.completed(config), world)
+        parts.data.recorded, parts.data.train.dataset = learned.classes, learned
     model, objective = parts.model(), parts.objective()
     load_weights(model, path, config)
     device = parts.world.device

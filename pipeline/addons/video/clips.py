@@ -22,7 +22,7 @@ from penstock.addons.video.decoding import check_av, read_clip, video_damage
 from penstock.datasets.files import Files
 from penstock.datasets.image_folder import ImageFolder
 from penstock.datasets.reading.fingerprint import Part, Sample
-from penstock.datasets.reading.folder import LocalFolder, open_root
+from penstock.datasets.reading.folder import LocalFolder, open_root, with_endings
 from penstock.datasets.reading.folder_dataset import FolderDataset
 from penstock.datasets.reading.split import Split
 from penstock.errors import ConfigError, DataError, Problem
@@ -206,7 +206,7 @@ class NewClips(ClipDataset):
             names = [str(Path(path).absolute())[1:] for path in paths]
         else:
             self.folder = open_root(root, "the videos", None, limits)
-            names = [name for name in self.folder.files() if name.lower().endswith(EXTENSIONS)]
+            names = with_endings(self.folder.files(), EXTENSIONS, root)
         if not names:
             allowed = ", ".join(EXTENSIONS)
             raise DataError(f"dataset.root: {root!r} has no videos: files that end in {allowed}")
