@@ -6,7 +6,6 @@ the branches that need them, so a run that does not ask for an add-on does not l
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from penstock.errors import Problem
     from penstock.loading.batch import Batch
     from penstock.loading.fetch import Fetch
-    from penstock.loading.loader import Loader
     from penstock.loading.workers.backends import Backend
     from penstock.loading.workers.options import LoaderOptions
     from penstock.order.plan import Costs
@@ -134,14 +132,6 @@ def ray_options(section: RaySection) -> RayOptions:
     from penstock.addons.ray.cluster import RayOptions
 
     return RayOptions(**section.model_dump(exclude={"num_actors"}))
-
-
-def warn_of_accelerate(loader: Loader) -> None:
-    """Warn where an Accelerator, which does not know our loaders, iterates one."""
-    if "accelerate.state" in sys.modules:
-        from penstock.addons.frameworks.unprepared import warn
-
-        warn(loader)
 
 
 def open_pack(split: Split) -> Any:

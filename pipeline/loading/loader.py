@@ -170,7 +170,6 @@ class Loader:
         return len(self.plan)
 
     def __iter__(self) -> Iterator[Batch]:
-        seams.warn_of_accelerate(self)
         epoch, step = self._next
         if self._broken_off:  # as with torch's loader, leaving an epoch early ends it
             epoch, step = epoch + 1, 0

@@ -17,6 +17,7 @@ import threading
 import time
 import tracemalloc
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from unittest.mock import MagicMock
@@ -846,6 +847,28 @@ def test_a_killed_worker_reads_its_part_of_a_stream_again():
 def test_a_worker_that_hangs_is_a_runtime_error_after_the_timeout():
     with pytest.raises(RuntimeError, match=r"no sign of life for 0\.3 s"):
         everything(Sleeping(), num_workers=1, worker_timeout=0.3)
+
+
+class Threaded(Squares):
+    """Works in a thread of its own, as libraries such as polars do."""
+
+    def __init__(self):
+        super().__init__()
+        self.pool = ThreadPoolExecutor(1)
+        self.pool.submit(int).result()
+
+    def __getitem__(self, row):
+        return self.pool.submit(super().__getitem__, row).result()
+
+
+def test_what_waits_for_a_thread_that_a_fork_left_behind_ends_at_once_and_is_named(caplog):
+    options = {"multiprocessing_context": "fork", "worker_timeout": 3}
+    loader = DataLoader(Threaded(), 4, num_workers=1, **options)
+    with pytest.raises(RuntimeError, match="forkserver") as raised:
+        list(loader)
+    assert re.search(r"test_dataloader\.py, line \d+ in __getitem__", str(raised.value))
+    assert "Look at its samples" not in str(raised.value)
+    assert "another process makes the same batches" not in caplog.text
 
 
 def test_an_interrupt_leaves_no_worker():

@@ -1,9 +1,7 @@
 """Batches in the hands of others: a batch stays one where its type does, with every field."""
 
 import copy
-import logging
 import pickle
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +11,6 @@ from torch.utils import _pytree
 from torch.utils.data import default_collate, default_convert
 
 from penstock import TorchLoader
-from penstock.addons.frameworks import unprepared
 from penstock.loading.batch import Batch
 from penstock.torch_internals import pin_memory
 from tests.frameworks.test_torch_loader import configured, values
@@ -128,19 +125,3 @@ def test_what_frameworks_ask_of_a_loader():
     assert len(loader) == len(loader.sampler) == 6
     assert (loader.sampler.batch_size, loader.sampler.drop_last) == (4, False)
     assert len(loader.dataset) == sum(len(batch["image"]) for batch in loader)
-
-
-def test_a_loader_that_accelerate_does_not_know_says_so_once(caplog, monkeypatch):
-    state = SimpleNamespace(AcceleratorState=SimpleNamespace(_shared_state={}))
-    monkeypatch.setitem(unprepared.sys.modules, "accelerate.state", state)
-    monkeypatch.setattr(unprepared, "_said", False)
-    caplog.set_level(logging.WARNING)
-    loader = configured()
-    next(iter(loader))
-    assert not caplog.text
-    state.AcceleratorState._shared_state["device"] = "cpu"
-    next(iter(TorchLoader(loader)))  # what prepare takes
-    assert not caplog.text
-    for _ in range(2):
-        next(iter(loader))
-    assert caplog.text.count("accelerator.prepare(penstock.TorchLoader(loader))") == 1

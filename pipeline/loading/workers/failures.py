@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -27,6 +28,8 @@ _SWITCHES = re.compile(r"voluntary_ctxt_switches:\s*(\d+)")
 # a stack as text, in which our files have no other mark than their names. A file that is renamed
 # makes stacks longer, and nothing wrong.
 _OWN_THREAD = re.compile(r"worker_side\.py.* in _\w+$", re.MULTILINE)
+_FRAME = re.compile(r'File "(.*)", line (\d+) in (.*)')
+_STANDARD = str(Path(os.__file__).parent)
 _START_OF_WORK = re.compile(r"\n[^\n]*loading/workers/(?:results|worker_side)\.py")
 
 
@@ -141,6 +144,27 @@ def hint_for_state(state: str) -> str:
     if state == "D":
         return "it waits inside the kernel, often for a disk or a network file system"
     return ""
+
+
+def threads() -> int:
+    """Of this process, those of libraries included, as far as the system tells."""
+    tasks = Path("/proc/self/task")
+    return len(list(tasks.iterdir())) if tasks.is_dir() else threading.active_count()
+
+
+def hint_for_fork(stack: str, threads: int) -> str:
+    """A hint on a process that waits for a thread which its fork has not copied."""
+    frames = (
+        f"{path}, line {line} in {name}"
+        for path, line, name in _FRAME.findall(stack)
+        if "site-packages" in path or not path.startswith(_STANDARD)
+    )
+    return (
+        f"it was forked while {threads} other thread(s) of this program were alive. A fork copies "
+        f"no threads, and what waits for one ({next(frames, 'unknown')}) waits for ever. "
+        "Start workers by forkserver or spawn (loader.multiprocessing_context, or "
+        "multiprocessing_context= of a DataLoader), or use that library in the workers alone"
+    )
 
 
 def waits_for_locks(pid: int) -> Any:

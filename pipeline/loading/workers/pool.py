@@ -58,7 +58,7 @@ _POLL = 0.2  # seconds between two looks at workers that report nothing
 # A worker that is stopped (SIGSTOP) does not continue by itself; nor does one of which every thread
 # waits for a lock, as after a fork that copied a lock in use (Linux tells). One that sleeps, reads
 # or waits for the network may well be at work.
-_STOPPED, _LOCKED = 5.0, 30.0  # seconds
+_STOPPED, _LOCKED = 5.0, 60.0  # seconds
 # A fault of the code, which comes again where it is not for the memory of the machine.
 _FAULTS = (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS, -signal.SIGFPE, -signal.SIGILL)
 _START = 60.0  # seconds that a process may take to start, whatever the limit
@@ -285,28 +285,33 @@ class WorkerPool:
                 state = failures.state_of(worker.pid)
                 stack = partial(worker.stack, state in ("T", "t"))
                 hint = failures.hint_for_state(state)
-                self._reap(worker, f"{how} and was killed", stack, hint)
+                is_lost = bool(worker.threads and worker.locked)
+                self._reap(worker, f"{how} and was killed", stack, hint, is_lost)
 
     def _hangs(self, worker: Worker) -> str:
         """The sign that it hangs; "" if there is none."""
         limit = self._options.limit
-        if not limit:
+        if not (limit or worker.threads):
             return ""
-        if worker.stopped >= _STOPPED:
+        if limit and worker.stopped >= _STOPPED:
             return f"had been stopped for {_STOPPED:g} s"
         # Another worker that works may hold the lock that this one waits for.
         others = (other for other in self.workers if other.tasks and other is not worker)
         if worker.locked >= _LOCKED and all(other.locked for other in others):
             return f"waited for a lock that nobody was there to release, for {_LOCKED:g} s,"
-        if worker.silent < limit:
+        if not limit or worker.silent < limit:
             return ""
         starts = worker.status.stage == worker_status.STARTING and worker.silent < _START
         if starts and failures.state_of(worker.pid) not in ("T", "t"):
             return ""
         return f"gave no sign of life for {limit:g} s (loader.timeout)"
 
-    def _reap(self, worker: Worker, how: str, stack: Any, hint: str) -> None:
-        """Report a death, and continue with another process or with an error."""
+    def _reap(self, worker: Worker, how: str, stack: Any, hint: str, is_lost: bool = False) -> None:
+        """Report a death, and continue with another process, or with an error.
+
+        Args:
+            is_lost: it waits for a thread that its fork has not copied, as any other fork would.
+        """
         if self._shared.is_done:
             worker.end()
             return
@@ -316,6 +321,8 @@ class WorkerPool:
         who = f"DataLoader worker {worker.number} (pid {worker.pid})"
         held = [task.request for task in worker.tasks]
         report = FailureReport(who, how, worker.status, held, stack(), hint)
+        if is_lost:
+            report.hint = failures.hint_for_fork(report.stack, worker.threads)
         text = report.report(self._dataset)
         worker.end()
         worker.note_claims()
@@ -339,7 +346,7 @@ class WorkerPool:
             and address == task.request.address
         )
         limit = self._options.max_deaths
-        if task.deaths < limit and not repeats:
+        if task.deaths < limit and not (repeats or is_lost):
             log.warning(
                 "%s\n    death %d of %d at this address; another process makes the same batches",
                 text,
@@ -350,11 +357,12 @@ class WorkerPool:
             return
         again = "at the same place as the one before, so that it would come again"
         why = again if repeats else f"and loader.max_deaths={limit}"
-        error = WorkerError(
-            f"{text}\n    death {task.deaths} at this address, {why}. Look at its samples "
+        advice = (
+            f"\n    death {task.deaths} at this address, {why}. Look at its samples "
             "(task=replay makes that one batch again in this process), or leave them out"
         )
-        error.died = None if code is None else (worker.pid, code)
+        error = WorkerError(text + ("" if is_lost else advice))
+        error.died = None if code is None or is_lost else (worker.pid, code)
         self._fail(worker, task, error)
         if self._is_slow_to_start:
             self._take_back(worker)
@@ -363,22 +371,9 @@ class WorkerPool:
             self._replace(worker)
 
     def _replace(self, worker: Worker) -> None:
-        """Have what a dead worker held made again, as soon as can be.
-
-        A fork is there at once. Where a process takes seconds to start, one that is there makes it
-        meanwhile. From a queue, any free worker does.
-        """
-        if self._queue is not None:
-            self._take_back(worker)
-            worker.start()
-            return
-        others = [other for other in self.workers if other is not worker and other.is_alive()]
-        ready = [other for other in others if other.status.stage != worker_status.STARTING]
-        if self._is_slow_to_start and ready:
-            min(ready, key=lambda other: len(other.tasks)).take_over(worker)
-            worker.start()  # for the tasks to come
-        else:
-            worker.replace()
+        """Have what a dead worker held made again: from a queue by any free one, else by it."""
+        self._take_back(worker)
+        worker.replace()
 
     def _take_back(self, dead: Worker) -> None:
         """Put what a dead worker had taken before everything else in the queue."""

@@ -64,6 +64,7 @@ class Worker:
         deaths: of its processes.
         rests: whether its process died and another is not to be started with the next task.
         process: None before the first, and between two.
+        threads: of this program, besides the one that forked it; 0 where it is no fork.
         silent: seconds without a sign of life, as the main process has seen it.
         stopped, locked: seconds of these in which it was stopped by a signal, or each of its
             threads waited for a lock and did not wake once.
@@ -77,7 +78,7 @@ class Worker:
     ) -> None:
         self.number, self._queue = number, queue
         self.tasks: deque[Task] = deque()
-        self.deaths = 0
+        self.deaths = self.threads = 0
         self.process: Any = None
         self.sock: socket.socket | None = None
         self._context, self._given = context, shared_context
@@ -140,6 +141,7 @@ class Worker:
         steady = threading.current_thread() is threading.main_thread()
         with theirs:
             method = self._context.get_start_method()
+            self.threads = failures.threads() - 1 if method == "fork" else 0
             own = replace(
                 self._given,
                 number=self.number,
@@ -172,11 +174,6 @@ class Worker:
         self.rests = False
         if self.tasks or (self._queue is not None and self._queue.has_open):
             self.start()
-
-    def take_over(self, dead: Worker) -> None:
-        """Make what another one had not handed over, after its own tasks."""
-        while dead.tasks:
-            self.take(dead.tasks.popleft())
 
     def note_claims(self) -> None:
         """Learn what its process has taken from the queue."""
