@@ -63,9 +63,21 @@ def test_a_checkpoint_resumes_in_mid_epoch_and_at_its_end(kind, tmp_path):
         assert module.seen == whole.seen[step:]
 
 
-def test_a_sampler_that_learns_the_epoch_has_its_order_behind_a_checkpoint(tmp_path):
+class OwnBatches(OwnOrder):
+    def __iter__(self):
+        rows = list(super().__iter__())
+        return iter([rows[start : start + 4] for start in range(0, len(rows), 4)])
+
+    def __len__(self):
+        return -(-super().__len__() // 4)
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_a_sampler_that_learns_the_epoch_has_its_order_behind_a_checkpoint(batched, tmp_path):
     def own():
         rows = Rows()
+        if batched:  # which Lightning tells nothing
+            return DataLoader(rows, batch_sampler=OwnBatches(len(rows)))
         return DataLoader(rows, batch_size=4, sampler=OwnOrder(len(rows)))
 
     whole = Module()

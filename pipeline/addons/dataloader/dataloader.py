@@ -171,8 +171,11 @@ class DataLoader(KeptByAccelerate, torch_data.DataLoader[Sample]):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         """One epoch, or the rest of the one whose state was loaded."""
         frame = sys._getframe(1)
+        # Lightning tells no batch sampler its epoch, so that behind a state there is none either.
+        untold = not is_fabric(frame) and self._with_epochs() is self.batch_sampler
+        begin = self._get_iterator if untold else self._in_its_epoch
         if self._pending is not None and is_lightning(frame):
-            return or_next(self._in_its_epoch(), self._in_its_epoch)
+            return or_next(begin(), begin)
         return self._in_its_epoch() if is_fabric(frame) else self._get_iterator()
 
     def _in_its_epoch(self) -> EpochIterator:

@@ -355,8 +355,9 @@ class StreamShard:
         """Of the dataset and of its iterator, those which have one."""
         if self._records is self._dataset:
             return _states(iterator=self._records)
-        stateful = self._fetch.stateful
-        return _states(dataset=self._dataset, iterator=self._records) if stateful else None
+        if not self._fetch.stateful:
+            return None
+        return _states(dataset=self._dataset, iterator=self._records)
 
     def begin_state(self) -> dict[str, Any] | None:
         """Of the dataset alone, with which an epoch begins."""
