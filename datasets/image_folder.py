@@ -134,7 +134,8 @@ def _images(
     allowed = (
         f"{holds.capitalize()} are files that end in {', '.join(extensions)} (dataset.extensions)."
     )
-    others = sorted(set(folder.folders()) - set(classes))
+    there = set(folder.folders())
+    others = sorted(there - set(classes))
     if others:
         raise DataError(
             f"{folder.path(others[0])!r}: the training split has no class {others[0]!r} (it has "
@@ -145,9 +146,9 @@ def _images(
     every: list[str] = []
     for name in classes:
         below = folder.below(name)
-        files = [f"{name}/{file}" for file in below.files()]
+        files = [f"{name}/{file}" for file in below.files()] if name in there else []
         images = with_endings(files, extensions, None)
-        if not images and below.exists():
+        if not images and name in there:
             raise DataError(
                 f"class {name!r}: {str(below)!r} has no {holds}. Put some there or remove the "
                 f"folder. {allowed}"

@@ -151,6 +151,8 @@ def monitored(config: Config, objective: Objective) -> tuple[str, Mode]:
     if config.trainer.monitor is not None:
         return config.trainer.monitor.removeprefix("val/"), config.trainer.mode
     name, metric = next(iter(objective.metrics.items()), ("loss", None))
+    if shown := getattr(metric, "shown", None):  # of several values, the first one
+        name = f"{name}/{shown[0]}"
     if metric is None or metric.higher_is_better is None:
         return name, config.trainer.mode
     return name, "max" if metric.higher_is_better else "min"
