@@ -142,19 +142,6 @@ class StreamDataset(Protocol):
     def __iter__(self) -> Iterator[object]: ...
 
 
-class ShardedStream(Protocol):
-    """A stream in shards, whose order an epoch may shuffle."""
-
-    def shards(self) -> Sequence[Any]:
-        """Arguments of `read_shard`, one a shard, in a fixed order."""
-
-    def read_shard(self, shard: Any, start: int = 0) -> Iterator[Any]:
-        """Raw records of a shard, from its `start`th on."""
-
-    def shard_lengths(self) -> Sequence[int] | None:
-        """Records in each shard, so that a resumed run skips whole shards; None: unknown."""
-
-
 class Described(Protocol):
     """Facts about a dataset's rows, for samplers, models and manifests; all are optional.
 

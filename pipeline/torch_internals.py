@@ -70,10 +70,9 @@ def wrapped(error: BaseException, where: str) -> ExceptionWrapper:
         pickle.dumps(wrapper.exc_type)
         if getattr(wrapper.exc_type, "message", None):  # to which the wrapper gives the text
             wrapper.exc_type(message="")
-        can_travel = isinstance(error, Exception)
     except Exception:
-        can_travel = False
-    if not can_travel:
+        wrapper.exc_type = RuntimeError
+    if not isinstance(error, Exception):
         wrapper.exc_type = RuntimeError
     return wrapper
 

@@ -21,7 +21,6 @@ from penstock.order.randomness import IntArray
 T = TypeVar("T")
 
 _LOOKED_AT = 2000  # headers of images on this machine: 0.2 s
-_FETCHED = 64  # images at an address
 
 _log = logging.getLogger(__name__)
 
@@ -92,10 +91,17 @@ class FolderDataset(FileDataset, Dataset[Sample]):
         """
         from penstock.datasets.reading.image import sizes_of  # imports torchvision
 
-        if size_of is None and orientation is not None:
+        in_a_store = self.folder.remote_files is not None  # which gives files as they are needed
+        if in_a_store and orientation is None:
+            _log.warning(
+                "%s: in a store nobody looks first at images that EXIF turns. If %s were made for "
+                "images as they are stored, set dataset.orientation=ignore; =apply ends this line",
+                *(self.folder, what),
+            )
+        if in_a_store or (size_of is None and orientation is not None):
             return
-        most = _LOOKED_AT if self.folder.remote_files is None else _FETCHED
-        places = np.unique(np.linspace(0, len(names) - 1, min(most, len(names))).astype(int))
+        looked_at = min(_LOOKED_AT, len(names))
+        places = np.unique(np.linspace(0, len(names) - 1, looked_at).astype(int))
         turned, unknown, wrong = 0, [], []
         for place in places.tolist():
             turns, *sizes = self.folder.read(names[place], lambda path, _: sizes_of(path)) or [

@@ -220,14 +220,9 @@ def held_in(parts: Mapping[str, object]) -> tuple[dict[str, object], list[str], 
             for step, inner in _inside(thing):
                 if not isinstance(inner, io.IOBase):
                     waiting.append((path + step, inner))
-                elif _root(thing) != "penstock" and _has_position(inner):
+                elif _root(thing) != "penstock" and not inner.closed and inner.readable():
                     files.append(path + step)
     return generators, files, foreign
-
-
-def _has_position(file: io.IOBase) -> bool:
-    """Whether reading moves a position of an open file."""
-    return not file.closed and file.readable() and file.seekable()
 
 
 def _is_generator(thing: Any) -> bool:

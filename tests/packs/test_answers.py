@@ -196,7 +196,7 @@ def of(words, *more):
 
 def members():
     """The optional members of map-style datasets, whose protocols stand before `Transform`."""
-    others = {"StreamDataset", "ShardedStream", "Column", "MapDataset"}
+    others = {"StreamDataset", "Column", "MapDataset"}
     classes = [
         one
         for one in vars(protocols).values()

@@ -286,7 +286,7 @@ def web(faces):
 def dataset_at(web, cache, **options):
     given = {"retries": 6, "first_wait": 0.02, **options}
     files = Files(cache_dir=str(cache), **given)
-    return FaceLandmarks(web.address, val_fraction=0.0, files=files)
+    return FaceLandmarks(web.address, val_fraction=0.0, files=files, orientation="apply")
 
 
 def loader_of(dataset, world=None, order=Random, **options):

@@ -223,7 +223,7 @@ def test_a_file_that_changed_in_the_meantime(tmp_path):
 def test_files_that_are_none(tmp_path):
     with pytest.raises(DataError, match="cannot be read: No such file"):
         PositionedFile(tmp_path / "none")
-    with pytest.raises(DataError, match="is a folder"):
+    with pytest.raises(DataError, match="cannot be read: Is a directory"):
         PositionedFile(tmp_path)
 
 

@@ -29,14 +29,13 @@ def blocks(page, language):
 
 
 def write_files(page, folder):
-    """Write every block that begins with `# file: name`."""
+    """Write every block that names its file, `# file: name`, whole."""
     for language in ("python", "yaml"):
         for block in blocks(page, language):
-            first, _, rest = block.partition("\n")
-            if first.startswith("# file: "):
-                path = folder / first.removeprefix("# file: ")
+            if name := re.search(r"^# file: (.+)$", block, re.MULTILINE):
+                path = folder / name[1]
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(rest)
+                path.write_text(block)
 
 
 @pytest.fixture

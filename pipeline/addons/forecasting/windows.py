@@ -23,12 +23,12 @@ import torch
 from torch.utils.data import Dataset
 
 from penstock.addons.forecasting.series import series_of
+from penstock.addons.tabular.encoding import oddities
 from penstock.addons.tabular.frames import (
     Frame,
     TextFormat,
     check_columns,
     floats,
-    oddities,
     read_frame,
 )
 from penstock.datasets.files import Files

@@ -1,6 +1,6 @@
 """The report of a sweep: `report.html` in its folder, made from the folder's files only.
 
-    multirun/DATE/TIME/0/result.json, manifest.json, metrics.jsonl
+    multirun/KEYS-HASH/0/result.json, manifest.json, metrics.jsonl
                        1/...
 
 Jobs are known by the overrides they were given. What is damaged becomes the `trouble` of its job.
@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
 
 from markupsafe import Markup
 
@@ -186,7 +185,7 @@ def is_due(folder: Path) -> bool:
 
 def make(sweep: SweepRecord) -> str:
     """The report of a sweep as HTML."""
-    makes = (leaderboard, keys, curves, same_data, settings)
+    makes = (leaderboard, keys, curves, settings)
     parts = [section for make in makes if (section := report.part_of(make, sweep))]
     foot = f"Made from the files in {sweep.path}; task=report makes it again."
     return page.render(f"Sweep {sweep.path.name}", "a sweep", _lead(sweep), parts, foot)
@@ -462,24 +461,6 @@ def _mean(lines: Sequence[Curve], label: str, color: str) -> Curve:
         f"epoch {x:.0f}" + (f", mean of {len(lines)}" if len(lines) > 1 else "") for x, _ in kept
     ]
     return Curve(label, [x for x, _ in kept], [y for _, y in kept], notes, color)
-
-
-def same_data(sweep: SweepRecord) -> Section | None:
-    """Which jobs that are done read the same rows of the same data in the same order."""
-    groups: dict[tuple[str, str], list[str]] = {}
-    for job in sweep.jobs:
-        order = job.run.manifest.get("order") if job.run is not None else None
-        if job.run is not None and order:
-            prints: Any = job.run.manifest.get("data") or {}
-            groups.setdefault((str(order), str(prints.get("train", ""))), []).append(job.name)
-    if not groups:
-        return None
-    rows = [(*key, ", ".join(names)) for key, names in groups.items()]
-    head = ("order of the samples", "fingerprint of the data", "jobs")
-    caption = (
-        "Jobs of a row read the same rows in the same batches; task=verify compares two of them"
-    )
-    return Section("Same data", page.table(caption, head, rows))
 
 
 def settings(sweep: SweepRecord) -> Section:

@@ -105,7 +105,7 @@ def _renumbered(
         shown = ", ".join(map(repr, unknown[:_NAMED]))
         more = f" and {len(unknown) - _NAMED} more" if len(unknown) > _NAMED else ""
         known = ", ".join(names[:_NAMED]) + (" ..." if len(names) > _NAMED else "")
-        alike = [(name, like) for name in unknown for like in names if _alike(name, like)]
+        alike = [(name, like) for name in unknown for like in names if _plain(name) == _plain(like)]
         hint = "".join(f"; {name!r} is spelled {like!r} there" for name, like in alike[:1])
         reason = f"{what} has {shown}{more}, and training has the classes {known}{hint}"
         raise ConfigError(Problem(key, f"{reason}. Rename it, or leave its rows out"))
@@ -116,10 +116,6 @@ def _renumbered(
 
 def _plain(name: str) -> str:
     return unicodedata.normalize("NFKC", name).casefold().strip()
-
-
-def _alike(first: str, second: str) -> bool:
-    return _plain(first) == _plain(second)
 
 
 def _say_alike(names: Sequence[str]) -> None:

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, time, timedelta
 from decimal import Decimal
@@ -23,7 +24,17 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from penstock.addons.tabular.frames import Frame, floats, kinds_in, moments, noise_of, words
+from penstock.addons.tabular.frames import (
+    MARKS,
+    PADDED,
+    Frame,
+    floats,
+    kinds_in,
+    moments,
+    noise_of,
+    short,
+    words,
+)
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import Limits
 from penstock.order.randomness import IntArray
@@ -37,6 +48,10 @@ Floats = npt.NDArray[np.float64]
 MISSING, UNKNOWN, FIRST = 0, 1, 2  # indices of categories
 _ISO = re.compile(r"\d{4}-\d\d?-\d\d?([T ]\d\d?:\d\d.*)?")
 _LOOKED_AT = 200  # cells by which a text is taken for a date
+_LIKE_DAY = re.compile(r"(19|20)\d\d(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01])")
+_LIKE_NUMBER = re.compile(
+    r"[^\w.,]{0,3}\d[\d.,_' \u00a0\u202f]*([eE][+-]?\d+)?[^\w.,]{0,3}|[?.*-]+"
+)
 _MANY = 100  # texts, all different, that are names of rows and no categories
 _DAY = np.timedelta64(1, "D")
 _NUMBERS = (int, float, Decimal, time, timedelta, np.number)
@@ -256,3 +271,61 @@ def encoding_of(said: Mapping[str, Any]) -> Encoding:
     categories = {str(name): [*map(str, of)] for name, of in said["categories"].items()}
     numbers = [Scaled(**column) for column in said["numbers"]]
     return Encoding(numbers, categories, said.get("date_format"))
+
+
+def oddities(frame: Frame, column: str, kind: str, is_named: bool) -> Iterator[str]:
+    """What of a column that is read as of a kind ("number", "category", "date") may be otherwise.
+
+    Args:
+        is_named: whether a person says the kind.
+    """
+    cells = frame.table[column]
+    marked = dict(frame.marked.get(column, {}))
+    texts = Counter[str]()
+    if cells.dtype.kind == "O":
+        texts.update(cell.strip() for cell in cells if isinstance(cell, str))
+    marks = {text: count for text, count in texts.items() if text in MARKS}
+    if kind == "category" and marks:
+        yield f"{_counted(marks)} are names; if they stand for no value, say so: dataset.missing"
+    elif kind != "category":
+        marked |= {text: count for text, count in texts.items() if text in frame.marks}
+    if any(marked):
+        yield f"{_counted(marked)} stand for no value (dataset.missing says which texts do)"
+    if is_named:
+        return
+    whole = kind == "number" and cells.dtype.kind in "iuO"
+    days = cells.dropna().unique()[:1000] if whole else ()
+    if len(days) and all(_LIKE_DAY.fullmatch(str(day)) for day in days):
+        yield (
+            "its numbers look like days, such as 20260131; to read them so: "
+            f"dataset.dates=[{column}] dataset.date_format='%Y%m%d'"
+        )
+    if kind != "category":
+        return
+    texts -= Counter(marks)
+    padded = {text: count for text, count in texts.items() if PADDED.fullmatch(text)}
+    like = {text: count for text, count in texts.items() if _LIKE_NUMBER.fullmatch(text)}
+    if padded or 2 * sum(like.values()) > sum(texts.values()):
+        shown = padded or {text: n for text, n in texts.items() if not _is_number(text)} or like
+        yield (
+            f"it looks like numbers and is read as names, for {_counted(shown)}; for numbers: "
+            f"dataset.numbers=[{column}], with dataset.missing or dataset.decimal, or other cells; "
+            f"for names: dataset.categories=[{column}]"
+        )
+    alike = Counter(text.casefold() for text in texts)
+    twins = {text: count for text, count in texts.items() if alike[text.casefold()] > 1}
+    if twins:
+        yield f"{_counted(twins)} are different names, though only by upper and lower case"
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return text.isascii() and "_" not in text and float(text) is not None
+    except ValueError:
+        return False
+
+
+def _counted(texts: Mapping[str, int]) -> str:
+    """Up to ten texts, each with how often it occurs."""
+    shown = ", ".join(f"{short(text)} ({count})" for text, count in list(texts.items())[:10])
+    return shown + (f" and {len(texts) - 10} more" if len(texts) > 10 else "")

@@ -3,8 +3,8 @@
 A CSV is read once, a record at a time, so that what is wrong has a line. Its columns are numbers
 if all cells are, beside those that stand for no value: whole ones stay exact, whatever their size.
 Anything else is text, as it stands. A text such as "NA" is no value among numbers and dates, and a
-name among texts, in Parquet and frames as well; `oddities` says what may be meant otherwise. Cost:
-0.3 us a cell.
+name among texts, in Parquet and frames as well; `encoding.oddities` says what may be meant
+otherwise. Cost: 0.3 us a cell.
 """
 
 from __future__ import annotations
@@ -40,11 +40,7 @@ _LINE = 1 << 20  # bytes of a line that are looked at
 _SHOWN = 12  # columns that a message lists
 MARKS = ("", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL", "None", "#N/A", "<NA>", "NaT")
 _WHOLE = re.compile(r"[+-]?\d+", re.ASCII)
-_PADDED = re.compile(r"[+-]?0\d+", re.ASCII)
-_LIKE_NUMBER = re.compile(
-    r"[^\w.,]{0,3}\d[\d.,_' \u00a0\u202f]*([eE][+-]?\d+)?[^\w.,]{0,3}|[?.*-]+"
-)
-_LIKE_DAY = re.compile(r"(19|20)\d\d(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01])")
+PADDED = re.compile(r"[+-]?0\d+", re.ASCII)
 _PLAIN = (str, bool, int, float, Decimal, date, time, timedelta, np.generic)
 
 
@@ -128,7 +124,7 @@ class Frame:
     def error(self, row: int, column: str, wrong: str) -> DataError:
         """The error of a cell, which `wrong` completes: "is not a number. Correct it"."""
         value = self.table[column].iloc[row]
-        return DataError(f"{self.where(row)}, column {column!r}: {_short(value)} {wrong}.")
+        return DataError(f"{self.where(row)}, column {column!r}: {short(value)} {wrong}.")
 
     def where(self, row: int) -> str:
         """The file and the row, for messages."""
@@ -232,7 +228,7 @@ def listed(names: Sequence[str]) -> str:
     return shown + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 
-def _short(value: object) -> str:
+def short(value: object) -> str:
     text = repr(value if isinstance(value, (str, bool)) else str(value))
     return text if len(text) <= 60 else f"{text[:57]}..."
 
@@ -343,7 +339,7 @@ def _typed(cells: pd.Series, format: TextFormat) -> tuple[pd.Series, Mapping[str
     codes, found = pd.factorize(cells)
     there = np.array([text not in format.marks for text in found])
     present = [str(text) for text in found[there]]
-    if any(map(_PADDED.fullmatch, present)):  # postcodes, numbers of accounts
+    if any(map(PADDED.fullmatch, present)):  # postcodes, numbers of accounts
         return cells, {}
     values: Any = np.full(len(found), None)
     kind = "float64"
@@ -565,64 +561,6 @@ def noise_of(frame: Frame, column: str) -> float:
     kind = frame.table[column].dtype
     is_plain = isinstance(kind, np.dtype) and kind.kind == "f"
     return max(1e-11, 8 * float(np.finfo(str(kind)).eps)) if is_plain else 1e-11
-
-
-def oddities(frame: Frame, column: str, kind: str, is_named: bool) -> Iterator[str]:
-    """What of a column that is read as of a kind ("number", "category", "date") may be otherwise.
-
-    Args:
-        is_named: whether a person says the kind.
-    """
-    cells = frame.table[column]
-    marked = dict(frame.marked.get(column, {}))
-    texts = Counter[str]()
-    if cells.dtype.kind == "O":
-        texts.update(cell.strip() for cell in cells if isinstance(cell, str))
-    marks = {text: count for text, count in texts.items() if text in MARKS}
-    if kind == "category" and marks:
-        yield f"{_counted(marks)} are names; if they stand for no value, say so: dataset.missing"
-    elif kind != "category":
-        marked |= {text: count for text, count in texts.items() if text in frame.marks}
-    if any(marked):
-        yield f"{_counted(marked)} stand for no value (dataset.missing says which texts do)"
-    if is_named:
-        return
-    whole = kind == "number" and cells.dtype.kind in "iuO"
-    days = cells.dropna().unique()[:1000] if whole else ()
-    if len(days) and all(_LIKE_DAY.fullmatch(str(day)) for day in days):
-        yield (
-            "its numbers look like days, such as 20260131; to read them so: "
-            f"dataset.dates=[{column}] dataset.date_format='%Y%m%d'"
-        )
-    if kind != "category":
-        return
-    texts -= Counter(marks)
-    padded = {text: count for text, count in texts.items() if _PADDED.fullmatch(text)}
-    like = {text: count for text, count in texts.items() if _LIKE_NUMBER.fullmatch(text)}
-    if padded or 2 * sum(like.values()) > sum(texts.values()):
-        shown = padded or {text: n for text, n in texts.items() if not _is_number(text)} or like
-        yield (
-            f"it looks like numbers and is read as names, for {_counted(shown)}; for numbers: "
-            f"dataset.numbers=[{column}], with dataset.missing or dataset.decimal, or other cells; "
-            f"for names: dataset.categories=[{column}]"
-        )
-    alike = Counter(text.casefold() for text in texts)
-    twins = {text: count for text, count in texts.items() if alike[text.casefold()] > 1}
-    if twins:
-        yield f"{_counted(twins)} are different names, though only by upper and lower case"
-
-
-def _is_number(text: str) -> bool:
-    try:
-        return text.isascii() and "_" not in text and float(text) is not None
-    except ValueError:
-        return False
-
-
-def _counted(texts: Mapping[str, int]) -> str:
-    """Up to ten texts, each with how often it occurs."""
-    shown = ", ".join(f"{_short(text)} ({count})" for text, count in list(texts.items())[:10])
-    return shown + (f" and {len(texts) - 10} more" if len(texts) > 10 else "")
 
 
 def _zoned(cells: Any) -> bool:

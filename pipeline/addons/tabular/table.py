@@ -28,6 +28,7 @@ from penstock.addons.tabular.encoding import (
     encoding_of,
     kind_of,
     learned,
+    oddities,
     summary,
 )
 from penstock.addons.tabular.frames import (
@@ -36,7 +37,6 @@ from penstock.addons.tabular.frames import (
     check_columns,
     floats,
     listed,
-    oddities,
     read_frame,
     words,
 )

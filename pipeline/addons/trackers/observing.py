@@ -128,17 +128,10 @@ class Guarded:
         if self._refused is not None:
             raise self._refused
 
-    def call(self, call: Call) -> None:
-        """Have the tracker called soon; never waits and never raises."""
+    def call(self, call: Call | None) -> None:
+        """Have the tracker called soon, or end (None); never waits and never raises."""
         try:
             self._calls.put_nowait(call)
-        except queue.Full:
-            self.warn(f"it hangs, with {MOST_WAITING:,} calls waiting")
-
-    def end(self) -> None:
-        """Let the thread end after the calls that wait; `wait` for it."""
-        try:
-            self._calls.put_nowait(None)
         except queue.Full:
             self.warn(f"it hangs, with {MOST_WAITING:,} calls waiting")
 
@@ -163,7 +156,7 @@ class Guarded:
             self._refused = error
             return
         except BaseException as error:
-            self._failed(error)
+            self.warn(reason(error))
             return
         finally:
             self._made.set()
@@ -171,10 +164,7 @@ class Guarded:
             try:
                 call(tracker)
             except BaseException as error:
-                self._failed(error)
-
-    def _failed(self, error: BaseException) -> None:
-        self.warn(reason(error))
+                self.warn(reason(error))
 
 
 class Trackers:
@@ -212,7 +202,7 @@ class Trackers:
             )
         )
         for tracker in self.guarded:
-            tracker.end()
+            tracker.call(None)
         deadline = time.monotonic() + END_SECONDS.get(ending, STOPPED_SECONDS)
         for tracker in self.guarded:
             tracker.wait(deadline - time.monotonic())
