@@ -36,7 +36,7 @@ from penstock.datasets.reading.file_kind import stranger
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import DEFAULT, Limits
 from penstock.files.regular_file import read_regular
-from penstock.loading.encoded import EncodedImage, notices
+from penstock.loading.encoded import TURNED, EncodedImage, notices
 from penstock.terminal import say
 from penstock.transforms.jpeg_header import has_jpeg_end, jpeg_header, without_exif
 
@@ -141,6 +141,9 @@ def decode_image(
     library = reader.removesuffix(_AS_STORED)
     if library not in _READERS:
         check_reader(reader)
+    looks = library == reader and b"Exif" in content[:64]
+    if looks and (header := jpeg_header(content)) is not None and header.orientation > 1:
+        notices.setdefault("turned", TURNED.format(name))
     try:
         if content.startswith(_PNG):  # readers look at few of its checksums
             opened_image(content, name, limits).verify()

@@ -16,7 +16,7 @@ from penstock.errors import ConfigError, Problem
 from penstock.loading.dataset_facts import lengths_of, table_of, tokenizer_of, with_token_lengths
 from penstock.loading.named_fields import Fields
 from penstock.order.columns import LengthTable
-from penstock.order.plan import Costs, Plan, not_empty
+from penstock.order.plan import Plan, not_empty
 from penstock.order.samplers import BatchStrategy, Order, Sequential
 from penstock.order.streams import StreamOrder, StreamPlan, is_stream, length_of
 
@@ -41,7 +41,8 @@ def plan_of(split: Split) -> Plan | StreamPlan:
     rows = length_of(dataset)
     if not rows:
         raise split.empty(rows)
-    costs = _costs_of(split) if split.is_train else None
+    is_balanced = split.is_train and split.config.batch.balance is not None
+    costs = seams.costs(split) if is_balanced else None
     sampler: Order | BatchStrategy = Sequential(rows)
     if split.is_train:
         sampler = sampler_of(split, None)
@@ -50,10 +51,6 @@ def plan_of(split: Split) -> Plan | StreamPlan:
     together = split.batch_transform.together
     plan = Plan(sampler, split.batch_size, tail, together, *short, costs=costs)
     return not_empty(plan, rows, config.sampler["_target_"].rpartition(".")[2])
-
-
-def _costs_of(split: Split) -> Costs | None:
-    return None if split.config.batch.balance is None else seams.costs(split)
 
 
 def sampler_of(split: Split, order: Order | None) -> Order | BatchStrategy:

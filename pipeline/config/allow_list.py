@@ -185,10 +185,6 @@ _OF_TORCHVISION = frozenset(
 )
 
 
-def _is_class_or_function(obj: object) -> bool:
-    return _is_class(obj) or _is_function(obj)
-
-
 def _is_of_data(obj: object) -> bool:
     known = getattr(obj, "__name__", "") in _OF_TORCH
     return known or _subclass("torch.utils.data.Sampler")(obj)
@@ -325,7 +321,10 @@ RULES = (
         "a tracker",
         _subclass("penstock.addons.trackers.tracker.Tracker"),
     ),
-    *(Rule(f"penstock.{name}", "a model", _is_class_or_function) for name in _OUR_MODELS),
+    *(
+        Rule(f"penstock.{name}", "a model", lambda obj: _is_class(obj) or _is_function(obj))
+        for name in _OUR_MODELS
+    ),
     *(Rule(f"penstock.{name}", kind, _is_class) for name, kind in _OURS.items()),
 )
 

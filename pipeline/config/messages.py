@@ -74,17 +74,15 @@ def _describe_one(member: Any, metadata: Iterable[Any]) -> str:
         return " | ".join(map(str, get_args(member)))
     if member in (int, float):
         return _NAMES[member] + _bounds(metadata)
-    if origin in (list, Sequence) and all(map(_is_number, get_args(member))):
+    if origin in (list, Sequence) and all(
+        getattr(entry, "__origin__", entry) in (int, float) for entry in get_args(member)
+    ):
         return f"a list, each entry {describe(get_args(member)[0])}"
     if origin in (list, Sequence) and get_args(member) == (str,):
         return "a list of texts"
     if hasattr(member, "model_fields"):  # a section
         return "a mapping"
     return _NAMES.get(origin or member, str(getattr(member, "__name__", member)))
-
-
-def _is_number(annotation: object) -> bool:
-    return getattr(annotation, "__origin__", annotation) in (int, float)
 
 
 def _bounds(metadata: Iterable[Any]) -> str:

@@ -16,6 +16,10 @@ if TYPE_CHECKING:  # importing it takes seconds, and bytes do without
 # What this process's readers have lost of files, by kind, with a file that shows it: `Fetch` adds
 # them to the warnings of batches.
 notices: dict[str, str] = {}
+TURNED = (
+    "image {!r} is turned as its EXIF says: places (boxes, masks, points) that were measured on "
+    'the stored picture are not where they were; for these set dataset.reader="pillow as stored"'
+)
 said: set[str] = set()  # kinds that a loader of this process has logged, so that a run says it once
 
 

@@ -132,11 +132,21 @@ class Fetch:
             SampleError: the dataset's, a transform's or the collate function's code failed.
         """
         draws = draws if self._keyed else self._own.beside(draws, request.epoch)
-        batch = self.work(request, self.dataset, draws, StageTimer(self.traced))
-        if notices and isinstance(batch, Batch):
-            lost = {f"lost {kind}": text for kind, text in notices.items()}
-            return batch.replace(warnings={**batch.warnings, **lost})
-        return batch
+        return self.with_notices(self.work(request, self.dataset, draws, StageTimer(self.traced)))
+
+    def with_notices(self, batch: Batch) -> Batch:
+        """A batch whose warnings name what reading has lost of files so far in this process."""
+        if not notices:
+            return batch
+        # Boxes, masks or points, perhaps, of images that nobody has looked at before.
+        has_places = not hasattr(self.dataset, "check_turns") and any(
+            getattr(value[0] if isinstance(value, list) and value else value, "ndim", 0) in (2, 3)
+            for value in batch.values()
+        )
+        lost = {
+            f"lost {kind}": text for kind, text in notices.items() if kind != "turned" or has_places
+        }
+        return batch.replace(warnings={**batch.warnings, **lost})
 
     def _steps(self) -> Mapping[str, Callable[[Any], Any]]:
         if self.transform is None:

@@ -260,7 +260,7 @@ class StreamFetch(Fetch):
         else:
             rows = partial(self._numbers.rows, request.epoch)
             records = _Unread(self.dataset, numbers.tolist(), read, first, self.seed, rows)
-        return self.work(share, records, draws, timer)
+        return self.with_notices(self.work(share, records, draws, timer))
 
     def substitutes(self, rows: Any) -> Substitutes:
         return rows  # `_Decoded` knows all records of the batch

@@ -20,7 +20,7 @@ from torchvision import tv_tensors
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import Limits
 from penstock.loading import output_buffers
-from penstock.loading.encoded import EncodedImage, StoredPictures
+from penstock.loading.encoded import TURNED, EncodedImage, StoredPictures, notices
 from penstock.order.randomness import KeyArray, key_at_hand
 from penstock.transforms import native_images, pure_images
 from penstock.transforms.batch import BatchCompose
@@ -291,6 +291,8 @@ def checked_header(image: EncodedImage) -> JpegHeader | None:
     header = jpeg_header(image.content)
     if header is None:
         return None
+    if header.orientation > 1:
+        notices.setdefault("turned", TURNED.format(image.name))
     pixels = header.width * header.height
     if pixels > image.most_pixels:
         refusal = Limits(pixels=image.most_pixels).refusal("pixels", f"{pixels} pixels")

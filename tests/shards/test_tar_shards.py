@@ -11,8 +11,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 from torchvision import tv_tensors
 
+from penstock import build_train_loader, compose
 from penstock.addons.shards.indexed_tars import IndexedTars
 from penstock.addons.shards.tar.archive import (
     GzipTar,
@@ -25,6 +27,7 @@ from penstock.addons.shards.tar_shards import TarShards
 from penstock.datasets.files import Files
 from penstock.errors import ConfigError, DataError
 from penstock.files.limits import Limits
+from penstock.loading import encoded
 from penstock.loading.collate import List
 from penstock.loading.loader import Loader
 from penstock.loading.stream_fetch import StreamFetch
@@ -518,3 +521,29 @@ def test_archives_at_an_address(root, tmp_path):
     assert data.fingerprint != everything(root).fingerprint
     some = everything("memory://tar-shards/s-{1..1}.tar", files=files)
     assert decoded(some) == list(range(10, 15))
+
+
+@pytest.mark.parametrize("kind", ["tar_shards", "indexed_tars"])
+@pytest.mark.parametrize("has_boxes", [True, False])
+def test_boxes_of_pictures_that_exif_turns_are_said_once(tmp_path, kind, has_boxes, caplog):
+    exif, files = Image.Exif(), {}
+    exif[0x0112] = 6
+    for number in range(4):
+        photo = io.BytesIO()
+        Image.new("RGB", (8, 6)).save(photo, "JPEG", exif=exif)
+        files |= {f"{number}.jpg": photo.getvalue(), f"{number}.cls": b"0"}
+        if has_boxes:
+            files[f"{number}.npy"] = array([[0.0, 0.0, 2.0, 3.0]])
+    (tmp_path / "a.tar").write_bytes(archive(files.items()))
+    words = [f"dataset={kind}", f"dataset.root={tmp_path}", "dataset.classes=[]", "transform=none"]
+    words += ["loader.num_workers=0"]
+    for reader, said in (("torchvision", has_boxes), ("pillow as stored", False)):
+        caplog.clear()
+        encoded.notices.clear()
+        encoded.said.clear()
+        config = compose(
+            *words, "batch.size=2", "loader.num_workers=0", f"dataset.reader='{reader}'"
+        )
+        with build_train_loader(config) as loader:
+            list(loader)
+        assert caplog.text.count("is turned as its EXIF says") == said

@@ -219,3 +219,10 @@ def test_what_transforms_uncover_of_masks_is_ignored(tmp_path, step, ignored):
     if "RandomCrop" not in step:
         corners = masks[:, [0, 0, -1, -1], [0, -1, 0, -1]]
         assert (corners == ignored).sum() >= corners.numel() // 2
+
+
+def test_pictures_that_share_a_mask_are_refused(tmp_path):
+    root = many(tmp_path / "a", [0, 1])
+    Image.new("RGB", (8, 8)).save(tmp_path / "a/images/0.webp")
+    with pytest.raises(DataError, match=r"1 masks in .* have several pictures"):
+        ImageMasks(root, ["floor", "cat"])

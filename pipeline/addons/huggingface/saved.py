@@ -116,8 +116,11 @@ def saved(root: str, splits: Mapping[str, str], files: Files) -> Saved:
         return _of_dict(root, files, there)
     if _STATE in there:
         return _of_folder(root, "", files, there)
-    tables = [name for name in names if name.endswith(SUFFIXES)]
-    tables = [name for name in tables if not _is_left_over(name)]
+    tables = [
+        name
+        for name in names  # without the results that `datasets` has kept
+        if name.endswith(SUFFIXES) and not name.rpartition("/")[2].startswith(("cache-", "_"))
+    ]
     if not tables:
         raise DataError(
             f"dataset.root: {root!r} has none of {_DICT}, {_STATE} and files that end in "
@@ -206,11 +209,6 @@ def _features(info: Mapping[str, Any], name: str) -> dict[str, Any]:
     if not isinstance(features, dict):
         raise DataError(f"{name!r}: `features` is no mapping. Save the dataset again.")
     return features
-
-
-def _is_left_over(name: str) -> bool:
-    """Whether a file is a result that `datasets` has kept, or no data."""
-    return name.rpartition("/")[2].startswith(("cache-", "_"))
 
 
 def _split_of(name: str, known: set[str]) -> str | None:

@@ -503,7 +503,8 @@ def moments(
 
     cells = frame.table[column]
     if cells.dtype.kind == "M":
-        whole = cells.dt.tz_convert("UTC").dt.tz_localize(None) if _zoned(cells) else cells
+        has_zone = getattr(cells.dtype, "tz", None) is not None
+        whole = cells.dt.tz_convert("UTC").dt.tz_localize(None) if has_zone else cells
         return whole.to_numpy("datetime64[us]")
     texts = cells.astype(object).map(lambda cell: _day(cell, frame.marks))
     try:
@@ -561,7 +562,3 @@ def noise_of(frame: Frame, column: str) -> float:
     kind = frame.table[column].dtype
     is_plain = isinstance(kind, np.dtype) and kind.kind == "f"
     return max(1e-11, 8 * float(np.finfo(str(kind)).eps)) if is_plain else 1e-11
-
-
-def _zoned(cells: Any) -> bool:
-    return getattr(cells.dtype, "tz", None) is not None

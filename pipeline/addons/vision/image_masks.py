@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -144,10 +145,18 @@ class ImageMasks(FolderDataset):
                 "there or remove the pictures; dataset.suffix is what names of masks have more "
                 "than names of pictures."
             )
+        shared = [name for name, count in Counter(stems).items() if count > 1]
+        if shared:
+            raise DataError(
+                f"{len(shared)} masks in {str(self._masks)!r} have several pictures, which differ "
+                f"in their endings, the first {there[shared[0]]}. Keep one of each."
+            )
         left = sorted(set(own) - {there[stem] for stem in stems})
         if warns and left:
-            message = "%s: %d of %d masks have no picture, or share one with another ending: %s"
-            _log.warning(message, self._masks, len(left), len(own), ", ".join(left[:10]))
+            _log.warning(
+                "%s: %d of %d masks have no picture, or share one with another ending: %s",
+                *(self._masks, len(left), len(own), ", ".join(left[:10])),
+            )
         names = np.array([os.fsencode(name) for name in pictures])
         of_masks = np.array([os.fsencode(there[stem]) for stem in stems])
         if warns:

@@ -57,7 +57,10 @@ def code_and_arguments(node: object, dataset: object, has_fingerprint: bool) -> 
     targets = {key: allow_list.resolve(one["_target_"], key) for key, one in walk(node, "")}
     kinds = [*targets.values(), type(unfiltered(dataset))]
     code = dict(one for kind in kinds for one in modules_of(kind))
-    own = {key: not _is_ours(target) for key, target in targets.items()}
+    own = {
+        key: not str(getattr(target, "__module__", "")).startswith(_OURS)
+        for key, target in targets.items()
+    }
     if has_fingerprint and not any(own.values()):
         return {}
     facts: dict[str, str] = {}
@@ -98,10 +101,6 @@ def _text(value: Any) -> str:
         return text
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
     return f"{text[: _MOST_TEXT // 2]}... {digest}"
-
-
-def _is_ours(target: object) -> bool:
-    return str(getattr(target, "__module__", "")).startswith(_OURS)
 
 
 def _leaves(node: Any, key: str) -> Iterator[tuple[str, Any]]:
