@@ -304,3 +304,12 @@ def test_reports_show_what_was_predicted_and_say_how(monkeypatch, tmp_path, capf
         assert said in shown
         assert shown.count("data:image/") >= 4
         assert ("in green" in shown) == (experiment == "detection")
+
+
+def test_objects_are_learned_without_a_recipe_and_the_first_value_is_monitored(
+    monkeypatch, tmp_path, capfd
+):
+    monkeypatch.chdir(tmp_path)
+    words = ["dataset=drawn_shapes", "dataset.count=20", "batch.size=4", "trainer.max_steps=1"]
+    assert command.main([*words, "loader=debug", "trainer.report=false", "run_dir=run"]) == 0
+    assert "map/map" in capfd.readouterr().out

@@ -190,6 +190,15 @@ def test_masks_of_other_depths(tmp_path, mode):
     assert ImageMasks(root, NAMES, val_fraction=0.0)[0]["mask"].tolist() == numbers.tolist()
 
 
+def test_a_mask_of_several_pages_is_refused(tmp_path):
+    pages = [Image.fromarray(np.full((2, 4), page, np.uint8)) for page in range(2)]
+    root = written(tmp_path, pages[0], name="a.tif")
+    (path,) = tmp_path.rglob("masks/a.tif")
+    pages[0].save(path, save_all=True, append_images=pages[1:])
+    with pytest.raises(DataError, match="several pages"):
+        ImageMasks(root, NAMES, val_fraction=0.0)[0]
+
+
 V2 = "torchvision.transforms.v2"
 STEPS = [
     f"{{_target_: {V2}.RandomRotation, degrees: [45, 45]}}",

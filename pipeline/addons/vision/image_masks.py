@@ -311,10 +311,13 @@ def _numbers_of(path: str, shown: str, limits: Limits, turns: bool) -> npt.NDArr
     content = encoded_image(path, "pillow", shown, limits).content
     try:
         with opened_image(content, shown, limits) as image:
-            if image.mode not in ("1", "L", "P") and not image.mode.startswith("I"):
+            if (image.mode not in ("1", "L", "P") and not image.mode.startswith("I")) or getattr(
+                image, "n_frames", 1
+            ) > 1:
                 raise DataError(
-                    f"mask {shown!r} has the colours of mode {image.mode}, not numbers; for "
-                    "colours write dataset.classes as a mapping of names to colours"
+                    f"mask {shown!r} has the colours of mode {image.mode}, or several pages, and "
+                    "not one of numbers; for colours write dataset.classes as a mapping of names "
+                    "to colours"
                 )
             return np.array(loaded(image, turns))
     except (MemoryError, DataError):
