@@ -42,10 +42,10 @@ _CAUSES = {
     errno.ENOSPC: "the disk is full. Free some space there, or move run_dir to another disk",
     errno.EDQUOT: "the disk quota is used up. Free some space, or move run_dir to another disk",
     errno.EFBIG: "the file is larger than this process may write (ulimit -f). Raise that limit",
-    errno.EROFS: "the disk is read-only. Move run_dir to another one",
-    errno.EACCES: "no permission. Make its folder writable, or move run_dir elsewhere",
-    errno.EPERM: "no permission. Make its folder writable, or move run_dir elsewhere",
-    errno.ENOENT: "its folder is gone. Put it back, or move run_dir elsewhere",
+    errno.EROFS: "the disk is read-only. Move run_dir or cache_dir to another one",
+    errno.EACCES: "no permission. Make its folder writable, or move run_dir or cache_dir elsewhere",
+    errno.EPERM: "no permission. Make its folder writable, or move run_dir or cache_dir elsewhere",
+    errno.ENOENT: "its folder is gone. Put it back, or move run_dir or cache_dir elsewhere",
 }
 
 

@@ -21,7 +21,7 @@ from torchvision import tv_tensors
 
 from penstock.errors import DataError
 from penstock.files import plain_json
-from penstock.files.disk import private_folder, write_atomically
+from penstock.files.disk import prepare, write_atomically
 from penstock.files.plain_json import mapping
 from penstock.loading.encoded import EncodedImage
 from penstock.loading.named_fields import Fields
@@ -86,7 +86,7 @@ def statistics_of(
     log.info("computing image statistics of %d training samples", len(dataset))
     result = _computed(dataset, names or Fields())
     if named:
-        private_folder(folder)
+        prepare(folder)
         write_atomically(path, (json.dumps(result, indent=2) + "\n").encode())
     return _usable(result)
 

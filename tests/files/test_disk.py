@@ -302,7 +302,7 @@ def test_a_folder_gets_a_leftovers_name_before_it_goes(tmp_path, monkeypatch):
     [
         (OSError("odd"), "odd. Check the disk"),
         (OSError(5, "bad sector"), "bad sector. Check the disk"),
-        (OSError(30, "any"), "the disk is read-only. Move run_dir to another one"),
+        (OSError(30, "any"), "the disk is read-only. Move run_dir or cache_dir to another one"),
     ],
 )
 def test_an_error_of_the_disk_has_its_cause(error, message):

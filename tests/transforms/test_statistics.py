@@ -8,6 +8,7 @@ import torch
 from torchvision import tv_tensors
 
 from penstock.errors import ConfigError, DataError
+from penstock.files.disk import DiskError
 from penstock.transforms.image import Normalize
 from penstock.transforms.statistics import scales, statistics_of
 
@@ -89,3 +90,9 @@ def test_a_scale_is_never_rounding_noise():
 def test_a_deviation_of_zero_is_refused():
     with pytest.raises(ConfigError, match="each must be above 0"):
         Normalize({"mean": [0.5], "std": [0.0]})
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(DiskError, match=r"file/statistics cannot be written: Not a directory"):
+        statistics_of(Images(), tmp_path / "file")

@@ -28,7 +28,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from penstock.config import allow_list
-from penstock.files.disk import one_writer, private_folder, write_atomically
+from penstock.files.disk import one_writer, prepare, write_atomically
 from penstock.order.randomness import hash64
 from penstock.order.streams import is_stream
 from penstock.terminal import watched
@@ -223,7 +223,7 @@ def with_vocabulary(
         )
     size, field = int(node.get("size", 2048)), str(node.get("field", "text"))
     begin = str(node.get("begin", BEGIN))
-    folder = private_folder(private_folder(Path(cache_dir).expanduser()) / "vocabularies")
+    prepare(folder := Path(cache_dir).expanduser() / "vocabularies")
     learned = "" if fingerprint else learn(_texts(dataset, field), size, begin)
     key = hash64("vocabulary", fingerprint or learned, size, field, begin)
     path = folder / f"{key:016x}.json"
