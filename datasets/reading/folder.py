@@ -165,10 +165,11 @@ def with_endings(names: Sequence[str], endings: tuple[str, ...], where: str | No
     if where is not None and others:
         kinds = Counter(Path(name).suffix.lower() or "without an ending" for name in others)
         _log.warning(
-            "%s: left out %d file(s): %s. Read are files that end in %s.",
+            "%s: left out %d file(s): %s, the first '%s'. Read are files that end in %s.",
             where,
             len(others),
             ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(10)),
+            others[0],
             ", ".join(endings),
         )
     return found
