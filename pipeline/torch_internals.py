@@ -1,6 +1,6 @@
 """The parts of torch that Penstock uses and that are not public.
 
-    ExceptionWrapper, wrapped, pin_memory    as torch's own workers and pinning use them
+    ExceptionWrapper, wrap_exception, pin_memory    as torch's own workers and pinning use them
     worker_info                     sets the answer of `torch.utils.data.get_worker_info()`
     numpy_seed                      (seed, worker) -> what torch's workers seed numpy with
     shared_storage, share_by        CPU memory that other processes can map; who makes it
@@ -55,11 +55,11 @@ __all__ = [
     "share_by",
     "shared_storage",
     "worker_info",
-    "wrapped",
+    "wrap_exception",
 ]
 
 
-def wrapped(error: BaseException, where: str) -> ExceptionWrapper:
+def wrap_exception(error: BaseException, where: str) -> ExceptionWrapper:
     """An error as it travels to the process that raises it again: its type and its text.
 
     A type that cannot be sent, or made of a text, becomes RuntimeError: torch's wrapper would raise

@@ -141,7 +141,7 @@ def decode_image(
     library = reader.removesuffix(_AS_STORED)
     if library not in _READERS:
         check_reader(reader)
-    looks = library == reader and b"Exif" in content[:64]
+    looks = library == reader and "turned" not in notices and b"Exif" in content[:64]
     if looks and (header := jpeg_header(content)) is not None and header.orientation > 1:
         notices.setdefault("turned", TURNED.format(name))
     try:

@@ -138,7 +138,7 @@ class PrivateGenerators:
             SharedGeneratorError: there are some, or open files, and `draws` are those of a thread.
         """
         if epoch != self._epoch:
-            self._found, self._files, self.is_foreign = held_in(self._parts)
+            self._found, self._files, self.is_foreign = generators_and_files_in(self._parts)
             self._epoch = epoch
         if self._files and isinstance(draws, ThreadRandomness):
             raise opened_by_parts(self._files)
@@ -152,7 +152,7 @@ class PrivateGenerators:
         """Look again; whether there are others than before."""
         self.refreshed = True
         before = {id(generator) for generator in self._found.values()}
-        self._found, self._files, self.is_foreign = held_in(self._parts)
+        self._found, self._files, self.is_foreign = generators_and_files_in(self._parts)
         return {id(generator) for generator in self._found.values()} != before
 
 
@@ -192,7 +192,9 @@ class PrivateDraws:
         ]
 
 
-def held_in(parts: Mapping[str, object]) -> tuple[dict[str, object], list[str], bool]:
+def generators_and_files_in(
+    parts: Mapping[str, object],
+) -> tuple[dict[str, object], list[str], bool]:
     """What `parts` hold: generators by path, the paths of open files, and whether there is code of
     other packages.
 

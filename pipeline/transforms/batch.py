@@ -28,7 +28,7 @@ from penstock.errors import ConfigError, DataError, PenstockError, Problem
 from penstock.loading.batch import Batch
 from penstock.loading.fetch import SampleError, hash_sample
 from penstock.order.generator_states import moved, take
-from penstock.order.private_generators import held_in
+from penstock.order.private_generators import generators_and_files_in
 from penstock.order.randomness import KeyedRandom
 from penstock.transforms import warping
 
@@ -58,7 +58,7 @@ class BatchCompose:
         self.seed = seed
         self.together = math.lcm(*(getattr(step, "together", 1) for step in self.steps.values()))
         # Rows of a batch have a key each, so a generator of a step could not be seeded.
-        generators = held_in(self.steps)[0]
+        generators = generators_and_files_in(self.steps)[0]
         if generators:
             raise ConfigError(
                 f"there is a generator in {' and in '.join(generators)}, a transform of whole "

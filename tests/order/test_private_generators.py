@@ -23,7 +23,7 @@ from penstock.loading.loader import Loader
 from penstock.loading.stream_fetch import StreamFetch
 from penstock.loading.workers.options import LoaderOptions
 from penstock.order.plan import Plan
-from penstock.order.private_generators import PrivateDraws, held_in
+from penstock.order.private_generators import PrivateDraws, generators_and_files_in
 from penstock.order.randomness import GLOBAL, scope
 from penstock.order.samplers import Random
 from penstock.order.seeding import SharedGeneratorError
@@ -232,9 +232,9 @@ def test_the_global_generators_are_nobodys_own():
             self.a, self.b, self.c = np.random.mtrand._rand, random._inst, torch.default_generator
             self.d = np.random
 
-    assert held_in({"it": Uses()})[0] == {}
-    assert held_in({"it": toy.Everywhere()}) == ({}, [], True)
-    assert held_in({"it": v2.RandomHorizontalFlip()}) == ({}, [], False)
+    assert generators_and_files_in({"it": Uses()})[0] == {}
+    assert generators_and_files_in({"it": toy.Everywhere()}) == ({}, [], True)
+    assert generators_and_files_in({"it": v2.RandomHorizontalFlip()}) == ({}, [], False)
 
 
 @pytest.mark.parametrize("kind", GENERATORS)

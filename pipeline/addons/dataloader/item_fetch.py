@@ -29,7 +29,13 @@ from penstock.order.private_generators import PrivateDraws, PrivateGenerators
 from penstock.order.randomness import GLOBAL, Draws, begin_sample, hash64, sample_keys, scope
 from penstock.order.seeding import UNSEEDED, Seeding
 from penstock.order.streams import forwards
-from penstock.torch_internals import ExceptionWrapper, WorkerInfo, pin_memory, worker_info, wrapped
+from penstock.torch_internals import (
+    ExceptionWrapper,
+    WorkerInfo,
+    pin_memory,
+    worker_info,
+    wrap_exception,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +193,7 @@ def portable(error: Exception, remote: bool) -> object:
         return error
     info = get_worker_info()
     where = f"in DataLoader worker process {info.id if info else os.getpid()}"
-    return wrapped(error, where)
+    return wrap_exception(error, where)
 
 
 @dataclass(frozen=True, slots=True)

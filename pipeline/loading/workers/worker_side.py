@@ -36,7 +36,7 @@ from penstock.loading.fetch import Fetch
 from penstock.loading.workers.backends import attempt
 from penstock.loading.workers.channel import Receiver, pack, send, share_anonymously, unpack
 from penstock.loading.workers.request_queue import QueueReader
-from penstock.torch_internals import WorkerInfo, numpy_seed, worker_info, wrapped
+from penstock.torch_internals import WorkerInfo, numpy_seed, worker_info, wrap_exception
 
 DUMP = getattr(signal, "SIGRTMAX", signal.SIGUSR2)  # asks a worker for its stack
 
@@ -139,12 +139,12 @@ def run(context: WorkerContext) -> None:
             if context.worker_init_fn is not None:
                 context.worker_init_fn(number)
         except Exception as failed:
-            error = wrapped(failed, where)  # the first result
+            error = wrap_exception(failed, where)  # the first result
         while (request := requests.get()) is not None:
             try:
                 result = error or attempt(fetch, request)
             except BaseException as failed:  # sys.exit() in a sample, too
-                result = wrapped(failed, where)
+                result = wrap_exception(failed, where)
             error = None
             requests.put(result)
             del request, result  # the next one may need their memory
@@ -243,7 +243,7 @@ class PoolConnection:
             packed = pack(result)
         except Exception as error:
             where = f"in loader worker process {os.getpid()}, while its batch was sent"
-            packed = pack(wrapped(error, where))
+            packed = pack(wrap_exception(error, where))
         del result
         try:
             send(self._sock, packed)
