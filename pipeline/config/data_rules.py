@@ -1,4 +1,4 @@
-"""Rules on the keys of `dataset` and `transform` that are ours, for `config/contradictions.py`.
+"""Rules on the keys of `dataset` and `transform` that are ours, for `config/rules.py`.
 
 A rule gets the configuration and the callable of each part by key.
 """

@@ -1,6 +1,6 @@
 """Rules on samplers, and on what they need of datasets, batches and collate functions.
 
-For `config/contradictions.py`. A rule gets the configuration and the callable of each part by key.
+For `config/rules.py`. A rule gets the configuration and the callable of each part by key.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """All that is wrong with a run, found before anything is built, written or downloaded.
 
     argv -> composition -> schema, names of targets      without torch
-         -> arguments of targets -> contradictions       with torch and the targets' modules
+         -> arguments of targets -> rules                with torch and the targets' modules
 
 One ConfigError has all problems. Where the first line finds some, the second is left out unless
 torch is imported already: a typo is answered in 1 s instead of 3 s. Cost: about 0.12 s a
@@ -60,13 +60,13 @@ def examine(
         return config, problems
     if begin is not None and not wrong:
         begin(config)
-    from penstock.config import contradictions  # imports torch
+    from penstock.config import rules  # imports torch
 
     called = {}
     for part in nodes.parts(config):
         called[part.key], more = nodes.check(part)
         problems += more
-    return config, problems + contradictions.find(config, called, partly=wrong)
+    return config, problems + rules.find(config, called, partly=wrong)
 
 
 def _parts(container: Mapping[str, object]) -> Iterator[Problem]:

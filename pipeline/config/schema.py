@@ -1,7 +1,7 @@
 """The typed schema of all of Penstock's keys in a configuration; docs/keys.md lists them.
 
 The comments in conf/ say what a key does; here are its type, its bounds, and what changes with it,
-which `config/changes.py` answers from. `config/parsing.py` makes a `Config` of plain values.
+which `config/identity.py` answers from. `config/parsing.py` makes a `Config` of plain values.
 pydantic's import costs 0.1 s, once.
 """
 
@@ -36,7 +36,7 @@ class Effect:
     Attributes:
         changes: the careful answer: for any two values, whatever else is configured.
         why: where it is not plain.
-        asks: a question of `config/changes.py` that may find less for two runs.
+        asks: a question of `config/identity.py` that may find less for two runs.
         resumes: the most that may change with it in a run that is resumed.
         makes: the splits whose batches are made by it.
         cuts: whether it decides at which addresses a run trains.

@@ -24,8 +24,8 @@ from typing import Any
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from penstock.config.changes import leaves
 from penstock.config.hydra_internals import apply_override, is_mapping, raw_node, raw_value
+from penstock.config.identity import leaves
 from penstock.config.messages import show
 from penstock.errors import Problem
 

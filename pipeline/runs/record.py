@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from penstock.config.changes import Known, leaves
+from penstock.config.identity import Known, leaves
 from penstock.errors import ConfigError, PenstockError, Problem
 from penstock.files import plain_json
 from penstock.files.disk import is_locked

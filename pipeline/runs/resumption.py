@@ -14,7 +14,7 @@ from pathlib import Path
 import yaml
 
 from penstock import program
-from penstock.config import allow_list, changes, signatures
+from penstock.config import allow_list, identity, signatures
 from penstock.config.composition import CONF
 from penstock.config.schema import Changes, Config
 from penstock.errors import ConfigError, Problem
@@ -170,16 +170,16 @@ def is_harmless(line: str) -> bool:
     one sweep.
     """
     key, value = key_of(line).replace("/", "."), line.partition("=")[2]
-    if changes.effect_of(key).changes == Changes.NOTHING:
+    if identity.effect_of(key).changes == Changes.NOTHING:
         return True
     # An option of a section such as `loader`, of which not every key is harmless.
     option = CONF / key / f"{value}.yaml"
     if not re.fullmatch(r"\w+=\w+", line) or not option.is_file():
         return False
     content = yaml.safe_load(option.read_text(encoding="utf-8"))
-    keys = changes.leaves({name: one for name, one in content.items() if name != "defaults"}, key)
+    keys = identity.leaves({name: one for name, one in content.items() if name != "defaults"}, key)
     return all(
-        changes.effect_of(name).changes == Changes.NOTHING or changes.is_default(name, one)
+        identity.effect_of(name).changes == Changes.NOTHING or identity.is_default(name, one)
         for name, one in keys
     )
 
@@ -200,7 +200,7 @@ def fingerprint(config: Config, data: Mapping[str, str], moves: int) -> dict[str
             folder may move.
         moves: of the scheduler in the whole run; 0 without one.
     """
-    parts = changes.recorded(config) | dict(data)
+    parts = identity.recorded(config) | dict(data)
     if config.trainer.skip is not None:
         parts[SKIP] = str(Skipped.of(config.trainer.skip))
     if config.scheduler is not None:
@@ -223,14 +223,14 @@ def differences(
             "would not be the same run; give the old value, or resume regardless with "
             f"{_despite(key)}",
         )
-        for key in changes.differing(saved, own)
+        for key in identity.differing(saved, own)
         if not any(key == name or key.startswith(name + ".") for name in despite)
     ]
 
 
 def _differs(key: str, saved: Mapping[str, str], own: Mapping[str, str]) -> str:
-    then = one_line(changes.value_in(saved, key))
-    return f"is {changes.value_in(own, key)} here and was {then}"
+    then = one_line(identity.value_in(saved, key))
+    return f"is {identity.value_in(own, key)} here and was {then}"
 
 
 def _despite(key: str) -> str:

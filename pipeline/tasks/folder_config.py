@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.config import hydra_loader, preflight
-from penstock.config.changes import effect_of
+from penstock.config.identity import effect_of
 from penstock.config.schema import TASK_KEYS, Config
 from penstock.errors import ConfigError, Problem
 from penstock.runs.resumption import is_harmless, key_of, run_of

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from penstock.build.data import Split
-from penstock.config.changes import differing
 from penstock.config.hydra_loader import overrides
+from penstock.config.identity import differing
 from penstock.config.schema import Config
 from penstock.distributed.group import Group
 from penstock.distributed.world import launcher_start, restarts

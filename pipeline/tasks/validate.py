@@ -24,8 +24,8 @@ from torch import nn
 from penstock import seams
 from penstock.build.data import DataParts, Split
 from penstock.build.training import TrainingParts
-from penstock.config.changes import differing, recorded, value_in
 from penstock.config.hydra_loader import overrides
+from penstock.config.identity import differing, recorded, value_in
 from penstock.config.schema import Config
 from penstock.distributed.group import Group, join
 from penstock.errors import ConfigError, PenstockError, Problem

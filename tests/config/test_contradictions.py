@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import penstock
-from penstock.config import contradictions, notices
+from penstock.config import notices, rules
 from penstock.errors import ConfigError
 
 OWN = [
@@ -49,7 +49,7 @@ def test_no_workers_alone_is_fine():
 def test_a_start_method_that_the_platform_lacks(monkeypatch):
     message = only("loader.multiprocessing_context", "loader.multiprocessing_context=spwan")
     assert re.search(r"no 'spwan' \(did you mean 'spawn'\?\); it has ", message)
-    monkeypatch.setattr(contradictions.multiprocessing, "get_all_start_methods", lambda: ["spawn"])
+    monkeypatch.setattr(rules.multiprocessing, "get_all_start_methods", lambda: ["spawn"])
     message = only("loader.multiprocessing_context", "loader.multiprocessing_context=fork")
     assert message == "this platform has no 'fork'; it has spawn"
 

@@ -1,4 +1,4 @@
-"""Each key of the schema, set to two values: what differs is what `config/changes.py` says of it.
+"""Each key of the schema, set to two values: what differs is what `config/identity.py` says of it.
 
 A row of ROWS is a key with two values of it, and the other words without which it does nothing.
 Both are trained, in process: batches, weights and measurements are compared; a checkpoint of the
@@ -22,8 +22,8 @@ from torch.utils.data import get_worker_info
 import penstock
 from penstock import command
 from penstock.build.data import DataParts
-from penstock.config import changes
-from penstock.config.changes import between, effect_of
+from penstock.config import identity
+from penstock.config.identity import between, effect_of
 from penstock.config.schema import TASK_KEYS, Changes
 from penstock.distributed.world import World
 from penstock.runs import checkpoint
@@ -374,9 +374,9 @@ IGNORED = {
 
 
 def test_every_key_has_a_row_or_a_word():
-    known = set(changes.fields())
+    known = set(identity.fields())
     for key in ("dataset", "objective"):
-        known |= {f"{key}.{name}" for name in changes.fields()[key].effect.below}
+        known |= {f"{key}.{name}" for name in identity.fields()[key].effect.below}
     ignored = {key for key in known for name in IGNORED if f"{key}.".startswith(f"{name}.")}
     assert known - ROWS.keys() - ignored == set(), "give them a row in ROWS, or a word in IGNORED"
     assert ROWS.keys() - known == set() == ignored & ROWS.keys()

@@ -6,8 +6,8 @@ import pytest
 import yaml
 
 import penstock
-from penstock.config.changes import leaves
 from penstock.config.composition import Composer
+from penstock.config.identity import leaves
 from penstock.config.preflight import compose
 from penstock.errors import ConfigError
 from tests.config.test_conf import FILES, NEEDS

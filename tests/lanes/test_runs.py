@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from penstock.addons.lanes.lane_step import kind
-from penstock.config.changes import Known, between
+from penstock.config.identity import Known, between
 from penstock.config.schema import Changes
 from tests.lanes.worlds import QUIET, on_ranks, verify
 from tests.program import run

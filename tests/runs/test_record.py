@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock.config.changes import Known
+from penstock.config.identity import Known
 from penstock.errors import ConfigError, PenstockError
 from penstock.runs import record
 from penstock.runs.left_out import Entry

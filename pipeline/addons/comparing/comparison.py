@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.config.changes import between, leaves
+from penstock.config.identity import between, leaves
 from penstock.config.schema import TASK_KEYS, Changes
 from penstock.errors import PenstockError
 from penstock.loading.known_by import PREFIX, relation

@@ -17,7 +17,7 @@ from penstock.addons.comparing.comparison import (
     settings,
 )
 from penstock.addons.comparing.weight_comparison import compare_weights
-from penstock.config.changes import between
+from penstock.config.identity import between
 from penstock.config.schema import Changes, Config
 from penstock.errors import PenstockError
 from penstock.runs.record import RunRecord, two_runs

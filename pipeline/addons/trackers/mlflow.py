@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.addons.trackers.tracker import Points, TrackedRun, Tracker
-from penstock.config.changes import leaves
+from penstock.config.identity import leaves
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric

@@ -4,8 +4,8 @@ import pytest
 import yaml
 
 import penstock
-from penstock.config import changes
-from penstock.config.changes import Known, between, differing, effect_of, recorded
+from penstock.config import identity
+from penstock.config.identity import Known, between, differing, effect_of, recorded
 from penstock.config.schema import Changes
 from penstock.runs.left_out import COLUMNS
 from penstock.runs.record import RunRecord
@@ -17,15 +17,15 @@ NOTHING, RESULTS, WEIGHTS, BATCHES = Changes
 
 def test_every_key_of_the_schema_says_what_it_changes():
     """A section without fields, such as a part, says it for what is below it."""
-    assert len(changes.fields()) > 120
-    assert "trainer.checkpoint.keep_last" in changes.fields()
-    for key, field in changes.fields().items():
+    assert len(identity.fields()) > 120
+    assert "trainer.checkpoint.keep_last" in identity.fields()
+    for key, field in identity.fields().items():
         assert field.effect is not None, f"{key} needs an Effect in pipeline/config/schema.py"
-    asked = {field.effect.asks for field in changes.fields().values()}
+    asked = {field.effect.asks for field in identity.fields().values()}
     asked |= {
-        one.asks for field in changes.fields().values() for one in field.effect.below.values()
+        one.asks for field in identity.fields().values() for one in field.effect.below.values()
     }
-    assert asked - {""} == set(changes.QUESTIONS)
+    assert asked - {""} == set(identity.QUESTIONS)
 
 
 def test_no_question_finds_more_than_the_careful_answer():
@@ -41,7 +41,7 @@ def test_no_question_finds_more_than_the_careful_answer():
         for device, alone in ((None, None), ("cpu", True), ("cuda", False))
         for decoder, left_out in ((False, None), (True, set()), (False, {("train", 1)}))
     ]
-    for key in (*changes.fields(), "dataset.packed", "dataset.facts", "objective.metrics.x"):
+    for key in (*identity.fields(), "dataset.packed", "dataset.facts", "objective.metrics.x"):
         for first in runs:
             for second in runs[::7]:
                 assert between(key, first, second)[0] <= effect_of(key).changes
@@ -52,7 +52,7 @@ def test_every_key_of_every_option_is_known():
         text = path.read_text()
         tree = {name: value for name, value in yaml.safe_load(text).items() if name != "defaults"}
         whole = "# @package _global_" in text
-        keys = [key for key, _ in changes.leaves(tree if whole else {path.parent.name: tree})]
+        keys = [key for key, _ in identity.leaves(tree if whole else {path.parent.name: tree})]
         assert keys, path
         for key in keys:
             assert effect_of(key).why != "unknown to this version", (path, key)
