@@ -27,7 +27,7 @@ from penstock.loading.stream_fetch import StreamFetch
 from penstock.order.plan import Request
 from penstock.order.randomness import Draws, sample_keys
 from penstock.tasks.check import Suspicious, make_loader
-from penstock.tasks.recording import put_rows
+from penstock.tasks.summary import put_rows
 from penstock.terminal import one_line, put, watched
 
 MOST = 200_000  # samples of a split that are compared

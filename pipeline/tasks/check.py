@@ -38,7 +38,7 @@ from penstock.order.streams import StreamOrder, StreamPlan, length_of
 from penstock.runs.left_out import NAME, Entry
 from penstock.runs.quarantine import QuarantineFile, entries
 from penstock.runs.run_folder import RunFolder
-from penstock.tasks.recording import put_rows
+from penstock.tasks.summary import put_rows
 from penstock.terminal import ProgressDisplay, one_line, put, say
 
 

@@ -42,9 +42,9 @@ from penstock.runs.left_out import NAME as QUARANTINE
 from penstock.runs.only_shown import only_shown
 from penstock.runs.resumption import spans
 from penstock.runs.run_folder import RunFolder, Status
-from penstock.tasks import opening, outcome, progress
+from penstock.tasks import opening, progress, summary
+from penstock.tasks.observers import Digests, Ledger, Metrics, Quarantine
 from penstock.tasks.opening import Opened, Opening
-from penstock.tasks.recording import Digests, Ledger, Metrics, Quarantine
 from penstock.tasks.validate import baselines, load_weights, monitored, try_one_batch, try_stream
 from penstock.terminal import put, say
 from penstock.training.epoch_metrics import NonFiniteLossError
@@ -180,8 +180,8 @@ class Fit:
             "data": {
                 "fingerprint": mode,
                 **fingerprints,
-                **outcome.known_by(data),
-                **outcome.left_out(data),
+                **summary.known_by(data),
+                **summary.left_out(data),
             },
             "code": code_of(config),
         }
@@ -203,7 +203,7 @@ class Fit:
         ).open()
         if opened.folder and config.trainer.progress != "none":
             with only_shown("the summary"):
-                text = outcome.summary(
+                text = summary.summary(
                     config, data, self.model, self.train_loader, group, opened.folder.path
                 )
                 say(text)
@@ -303,7 +303,7 @@ class Fit:
             "worker_deaths": sum(record["worker_deaths"] for record in result.history),
         }
         with only_shown("the table of results"):
-            outcome.print_report(result, self.levels, manifest["monitor"])
+            summary.print_report(result, self.levels, manifest["monitor"])
         self.show("run", self.folder.path)
         if best := self.best:
             self.show("checkpoint", best)

@@ -28,7 +28,7 @@ from penstock.order.randomness import scope
 from penstock.order.streams import End
 from penstock.runs.only_shown import only_shown
 from penstock.runs.run_folder import RunFolder
-from penstock.tasks.recording import put_rows
+from penstock.tasks.summary import put_rows
 from penstock.terminal import one_line, put, say
 
 

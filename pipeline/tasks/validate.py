@@ -8,7 +8,6 @@ alone is in its run's folder, or it needs the overrides of its run.
 from __future__ import annotations
 
 import math
-import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
@@ -42,7 +41,8 @@ from penstock.runs.only_shown import only_shown
 from penstock.runs.resumption import run_of
 from penstock.tasks import progress
 from penstock.tasks.folder_config import asked_of, may_be_typed
-from penstock.terminal import console, one_line, put, say, watched
+from penstock.tasks.summary import print_table
+from penstock.terminal import one_line, put, say, watched
 from penstock.training.objective_base import Objective
 from penstock.training.observer import Observer, Record
 from penstock.training.own_objective import OwnObjective
@@ -303,21 +303,3 @@ def try_stream(split: Split, loader: Loader) -> None:
     with Loader(plan, fetch, options, loader.world) as batches:
         for _ in batches.epoch(0):
             pass
-
-
-def print_table(columns: Mapping[str, Mapping[str, float]], monitor: str | None) -> None:
-    """Print metrics to stdout: a row a metric, a column a model; the monitored one stands out."""
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    table.add_column("")
-    for title in columns:
-        table.add_column(title, justify="right")
-    for name in next(iter(columns.values())):
-        values = [column.get(name) for column in columns.values()]
-        cells = [
-            "" if value is None else f"{value:.4f}" if abs(value) >= 0.001 else f"{value:.3g}"
-            for value in values
-        ]
-        table.add_row(name, *cells, style="bold" if name == monitor else None)
-    console(sys.stdout, highlight=False).print(table)

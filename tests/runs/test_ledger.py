@@ -5,7 +5,7 @@ import pytest
 from penstock.distributed.group import Group
 from penstock.files.disk import DiskError, cut
 from penstock.order.samplers import Random
-from penstock.tasks.recording import Ledger
+from penstock.tasks.observers import Ledger
 from penstock.training.epoch_metrics import EpochMetrics, Step
 from tests.toy import loader
 

@@ -16,7 +16,7 @@ from penstock.errors import ConfigError
 from penstock.runs import checkpoint
 from penstock.tasks import fit
 from penstock.tasks.fit import scheduler_moves, spare_cores
-from penstock.tasks.outcome import print_report
+from penstock.tasks.summary import print_report
 from penstock.training.runner import Result
 from penstock.training.train_step import TrainOptions
 from tests.program import run

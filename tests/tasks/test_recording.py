@@ -9,7 +9,7 @@ from penstock.loading.fetch import batch_hash
 from penstock.order.address import Address
 from penstock.order.skipped import Skipped
 from penstock.runs.run_folder import RunFolder
-from penstock.tasks.recording import Digests, Ledger, Metrics, Quarantine
+from penstock.tasks.observers import Digests, Ledger, Metrics, Quarantine
 from penstock.training.epoch_metrics import EpochMetrics, Step
 from tests.toy import loader
 

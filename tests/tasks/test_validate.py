@@ -13,7 +13,8 @@ import penstock
 from penstock.errors import PenstockError
 from penstock.runs import checkpoint
 from penstock.tasks import validate
-from penstock.tasks.validate import load_weights, monitored, print_table
+from penstock.tasks.summary import print_table
+from penstock.tasks.validate import load_weights, monitored
 from penstock.training.objective import Regression
 from tests.program import run
 

@@ -42,7 +42,7 @@ from penstock.runs.left_out import normal
 from penstock.runs.quarantine import known_rows
 from penstock.runs.record import LEDGER, RunRecord, skipped_in
 from penstock.tasks.folder_config import asked_of
-from penstock.tasks.recording import put_rows
+from penstock.tasks.summary import put_rows
 from penstock.terminal import one_line, put, say
 
 MOST_ROWS, MOST_LINES = 100, 1000  # that are listed

@@ -17,7 +17,7 @@ from penstock.addons.comparing.comparison import TITLES, Comparison, Difference,
 from penstock.config.schema import Config
 from penstock.errors import PenstockError
 from penstock.runs.record import two_runs
-from penstock.tasks.recording import put_rows
+from penstock.tasks.summary import put_rows
 from penstock.terminal import one_line, put
 
 

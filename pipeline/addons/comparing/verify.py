@@ -21,7 +21,7 @@ from penstock.config.identity import between
 from penstock.config.schema import Changes, Config
 from penstock.errors import PenstockError
 from penstock.runs.record import RunRecord, two_runs
-from penstock.tasks.recording import put_rows
+from penstock.tasks.summary import put_rows
 from penstock.terminal import one_line, put
 
 

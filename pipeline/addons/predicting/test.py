@@ -38,7 +38,8 @@ from penstock.runs.manifest import NAME, read_manifest
 from penstock.runs.record import RunRecord
 from penstock.runs.run_folder import finite
 from penstock.tasks import progress
-from penstock.tasks.validate import baselines, monitored, print_table
+from penstock.tasks.summary import print_table
+from penstock.tasks.validate import baselines, monitored
 from penstock.terminal import put, say
 from penstock.training.runner import validate
 

@@ -19,7 +19,7 @@ from penstock.addons.reports.verdict import monitored
 from penstock.config.schema import Config, FindSection
 from penstock.errors import ConfigError, PenstockError, Problem
 from penstock.runs.record import RunRecord, find
-from penstock.tasks.recording import put_rows
+from penstock.tasks.summary import put_rows
 from penstock.terminal import one_line, say, watched
 
 FOLDERS = ("outputs", "multirun")

@@ -29,7 +29,7 @@ from penstock.addons.sweeps.stored_sweep import jobs_of, read_sweep
 from penstock.distributed import preemption
 from penstock.errors import PenstockError
 from penstock.files.disk import check_replaceable, replace_own
-from penstock.tasks.recording import new_table, put_table
+from penstock.tasks.summary import new_table, put_table
 from penstock.terminal import fitted, one_line, put, say
 
 TABLE, MEANS = "sweep.csv", "means.csv"

@@ -35,7 +35,7 @@ from penstock.order.streams import End, StreamPlan
 from penstock.runs.only_shown import only_shown
 from penstock.runs.run_folder import RunFolder
 from penstock.tasks.fit import make_options, spare_cores
-from penstock.tasks.recording import new_table, put_table
+from penstock.tasks.summary import new_table, put_table
 from penstock.terminal import ProgressDisplay, put, say
 from penstock.training.own_steps import make_train_step
 

@@ -1,4 +1,4 @@
-"""Summary of a fit before its first step, and its report at the end.
+"""What tasks print: the summary of a fit before its first step, its results, and tables.
 
 data      SyntheticFaces: 800 samples to train on, 200 to validate; 25 batches of 32 an epoch
 model     LandmarkNet: 1,171,336 parameters, fp32, on cpu
@@ -10,8 +10,10 @@ folder    outputs/2026-11-22/07-31-11
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torch import nn
 
@@ -23,10 +25,12 @@ from penstock.loading.loader import Loader
 from penstock.loading.wrapped import unfiltered
 from penstock.order.streams import length_of
 from penstock.tasks import opening
-from penstock.tasks.validate import print_table
-from penstock.terminal import fitted, put
+from penstock.terminal import console, fitted, put
 from penstock.training.observer import Record
 from penstock.training.runner import Result
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 def summary(
@@ -159,3 +163,43 @@ def _over_time(result: Result, name: str) -> float:
     """The mean of a record's value, each epoch weighing as long as it took."""
     seconds = sum(record["seconds"] for record in result.history)
     return sum(record[name] * record["seconds"] for record in result.history) / seconds
+
+
+def print_table(columns: Mapping[str, Mapping[str, float]], monitor: str | None) -> None:
+    """Print metrics to stdout: a row a metric, a column a model; the monitored one stands out."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("")
+    for title in columns:
+        table.add_column(title, justify="right")
+    for name in next(iter(columns.values())):
+        values = [column.get(name) for column in columns.values()]
+        cells = [
+            "" if value is None else f"{value:.4f}" if abs(value) >= 0.001 else f"{value:.3g}"
+            for value in values
+        ]
+        table.add_row(name, *cells, style="bold" if name == monitor else None)
+    console(sys.stdout, highlight=False).print(table)
+
+
+def put_rows(rows: Sequence[Sequence[str]]) -> None:
+    """Print rows of cells in aligned columns, never cut to the width of a terminal.
+
+    A narrow terminal gets several lines a row.
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        put(fitted("  ".join(map(str.ljust, row, widths)).rstrip(), stream="stdout"))
+
+
+def new_table(title: str | None = None) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    return Table(title=title, title_justify="left", box=box.HORIZONTALS, padding=(0, 1, 0, 0))
+
+
+def put_table(table: Table) -> None:
+    # A file or a pipe has no width; rich would take 80 columns and break the headings.
+    console(sys.stdout, width=None if sys.stdout.isatty() else 160).print(table)

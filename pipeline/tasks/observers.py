@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from penstock.files.disk import append
 from penstock.loading.bad_samples import Budget, LeftOut
@@ -16,13 +14,8 @@ from penstock.order.address import Address
 from penstock.order.skipped import Skipped
 from penstock.runs.quarantine import QuarantineFile, entries, notes
 from penstock.runs.run_folder import RunFolder
-from penstock.terminal import console, fitted, put
 from penstock.training.epoch_metrics import Step
 from penstock.training.observer import Observer, Record
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
 
 _log = logging.getLogger(__name__)
 
@@ -142,25 +135,3 @@ class Ledger(Observer):
             {"epoch": start.epoch, "step": start.step, "skipped_to": stop}
             for start, stop in skipped
         ]
-
-
-def put_rows(rows: Sequence[Sequence[str]]) -> None:
-    """Print rows of cells in aligned columns, never cut to the width of a terminal.
-
-    A narrow terminal gets several lines a row.
-    """
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        put(fitted("  ".join(map(str.ljust, row, widths)).rstrip(), stream="stdout"))
-
-
-def new_table(title: str | None = None) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    return Table(title=title, title_justify="left", box=box.HORIZONTALS, padding=(0, 1, 0, 0))
-
-
-def put_table(table: Table) -> None:
-    # A file or a pipe has no width; rich would take 80 columns and break the headings.
-    console(sys.stdout, width=None if sys.stdout.isatty() else 160).print(table)
