@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Protocol, TypeVar
 
 from penstock import seams
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.files.disk import is_remote, local_path
+from penstock.files.data import size_of
 from penstock.files.limits import DEFAULT, Limits
-from penstock.files.regular_file import size_of
+from penstock.files.paths import is_remote, local_path
 from penstock.ranges import Count, Index
 from penstock.terminal import ProgressDisplay
 

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from io import StringIO
 from typing import TYPE_CHECKING, Any, Literal, TextIO, TypeVar
@@ -292,6 +292,48 @@ class ProgressDisplay:
         task = self._bar.tasks[0].id
         self._bar.update(task, completed=self._done, place=place, numbers=numbers)
         self._bar.refresh()
+
+
+@contextmanager
+def progress(
+    what: str, total: float | None = None, unit: str = ""
+) -> Iterator[Callable[..., None]]:
+    """Show how far a long thing has come, on stderr; `show(done, note="")` is called as it goes on.
+
+        with progress("indexing a.csv", size, "bytes") as show:
+            for place in places:
+                ...
+                show(place)
+
+    On a terminal, a bar appears after a second and goes at the end; elsewhere, a line comes every
+    30 s. Worker processes show nothing. Cost: 0.2 us a call.
+    """
+    draws_bars = _kind == "rich" or (_kind == "auto" and draws(sys.stderr))
+    is_shown = _kind != "none" and _is_main()
+    bars: Progress | None = None
+    due = time.monotonic() + (FIRST_BAR_SECONDS if draws_bars else LINE_SECONDS)
+
+    def show(done: float, note: str = "") -> None:
+        nonlocal due, bars
+        if time.monotonic() < due or not is_shown:
+            return
+        due = time.monotonic() + (REFRESH_SECONDS if draws_bars else LINE_SECONDS)
+        place = f"{done:,.0f}/{'?' if total is None else f'{total:,.0f}'} {unit}".rstrip()
+        if not draws_bars:
+            say("  ".join(filter(None, (what, place, note))))
+            return
+        if bars is None:
+            bars = bar()
+            bars.add_task(one_line(what), total=total, place=place, numbers=note)
+            bars.start()
+        bars.update(bars.task_ids[0], completed=done, place=place, numbers=note)
+        bars.refresh()
+
+    try:
+        yield show
+    finally:
+        if bars is not None:
+            bars.stop()
 
 
 def watched(items: Iterable[Item], total: float | None, what: str) -> Iterator[Item]:

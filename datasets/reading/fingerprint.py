@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import DataError
-from penstock.files.disk import is_remote, local_path
+from penstock.files.paths import is_remote, local_path
 
 if TYPE_CHECKING:
     from penstock.datasets.files import Files

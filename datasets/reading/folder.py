@@ -20,9 +20,9 @@ import numpy as np
 from penstock.datasets.files import Files, Remote, is_folder, walk
 from penstock.datasets.reading.fingerprint import DataFile
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.files.disk import is_remote, local_path
+from penstock.files.data import size_of
 from penstock.files.limits import DEFAULT, Limits
-from penstock.files.regular_file import size_of
+from penstock.files.paths import is_remote, local_path
 from penstock.terminal import watched
 
 if TYPE_CHECKING:

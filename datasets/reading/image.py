@@ -34,8 +34,8 @@ from torchvision import tv_tensors
 
 from penstock.datasets.reading.file_kind import stranger
 from penstock.errors import ConfigError, DataError, Problem
+from penstock.files.data import read_regular
 from penstock.files.limits import DEFAULT, Limits
-from penstock.files.regular_file import read_regular
 from penstock.loading.encoded import TURNED, EncodedImage, notices
 from penstock.terminal import say
 from penstock.transforms.jpeg_header import has_jpeg_end, jpeg_header, without_exif

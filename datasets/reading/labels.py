@@ -9,8 +9,8 @@ import numpy as np
 from penstock.datasets.reading.folder import FolderFile
 from penstock.datasets.reading.mapped_array import MappedArray
 from penstock.errors import DataError
+from penstock.files.data import read_regular
 from penstock.files.limits import DEFAULT, Limits
-from penstock.files.regular_file import read_regular
 from penstock.order.randomness import IntArray
 
 

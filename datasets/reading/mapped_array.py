@@ -14,8 +14,8 @@ from penstock.datasets.reading.fingerprint import DataFile, Part
 from penstock.datasets.reading.folder import FolderFile, LocalFolder
 from penstock.datasets.reading.positioned_file import PositionedFile
 from penstock.errors import DataError
+from penstock.files.data import map_npy
 from penstock.files.limits import DEFAULT, Limits
-from penstock.files.regular_file import map_npy
 
 
 class MappedArray:

@@ -18,13 +18,12 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
-from urllib.parse import quote
 
 from filelock import FileLock, Timeout
 
 from penstock.errors import PenstockError
-from penstock.files import plain_json
-from penstock.files.plain_json import LONGEST_LINE
+from penstock.files import data as plain_json
+from penstock.files.data import LONGEST_LINE
 
 try:
     import fcntl
@@ -359,31 +358,6 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(
         before=_opening.acquire, after_in_parent=_opening.release, after_in_child=_in_forked_child
     )
-
-
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*)://", re.ASCII)
-
-
-def scheme_of(address: str) -> str | None:
-    """The scheme of an address in small letters; None for a path of this machine."""
-    match = _SCHEME.match(address)
-    return match[1].lower() if match else None
-
-
-def is_remote(address: str) -> bool:
-    """Whether files at `address` are to be fetched; not for "file://" and paths."""
-    return scheme_of(address) not in (None, "file")
-
-
-def local_path(address: str) -> str:
-    """A local address without "file://"."""
-    return address[7:] if address[:7].lower() == "file://" else address
-
-
-def join(folder: str, name: str) -> str:
-    """The address of the file `name` in the folder at an address."""
-    web = scheme_of(folder) in ("http", "https")
-    return f"{folder.rstrip('/')}/{quote(name) if web else name}"
 
 
 _log = logging.getLogger(__name__)

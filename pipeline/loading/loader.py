@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from penstock import seams
 from penstock.distributed.world import World, has_accelerator
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.files.plain_json import JsonError, integer, mapping, shown
+from penstock.files.data import JsonError, integer, mapping, shown
 from penstock.loading.bad_samples import Budget
 from penstock.loading.batch import Batch
 from penstock.loading.dataset_facts import row_counts

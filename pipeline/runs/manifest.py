@@ -12,8 +12,8 @@ from typing import Any
 import yaml
 
 from penstock.errors import ConfigError, Problem
-from penstock.files import plain_json
-from penstock.files.plain_json import JsonError, mapping
+from penstock.files import data as plain_json
+from penstock.files.data import JsonError, mapping
 
 NAME = "manifest.json"
 PACKAGES = (

@@ -21,8 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import PenstockError
-from penstock.files import plain_json
-from penstock.files.plain_json import LONGEST_LINE, JsonError, integer, shown
+from penstock.files import data as plain_json
+from penstock.files.data import LONGEST_LINE, JsonError, integer, shown
 
 EVENTS = ("log", "epoch")
 

@@ -22,9 +22,9 @@ import yaml
 
 from penstock.config.identity import Known, leaves
 from penstock.errors import ConfigError, PenstockError, Problem
-from penstock.files import plain_json
+from penstock.files import data as plain_json
+from penstock.files.data import LONGEST_LINE, JsonError, integer, shown
 from penstock.files.disk import is_locked
-from penstock.files.plain_json import LONGEST_LINE, JsonError, integer, shown
 from penstock.order.address import Address
 from penstock.order.skipped import Skipped
 from penstock.runs import left_out, measurements

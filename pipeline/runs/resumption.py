@@ -18,7 +18,7 @@ from penstock.config import allow_list, identity, signatures
 from penstock.config.composition import CONF
 from penstock.config.schema import Changes, Config
 from penstock.errors import ConfigError, Problem
-from penstock.files import plain_json
+from penstock.files import data as plain_json
 from penstock.loading.known_by import PREFIX
 from penstock.order.address import Address
 from penstock.order.skipped import Skipped

@@ -35,7 +35,8 @@ import penstock
 from penstock import program
 from penstock.distributed.world import usable_cpus
 from penstock.errors import ConfigError, PenstockError, Problem
-from penstock.files import plain_json
+from penstock.files import data as plain_json
+from penstock.files.data import JsonError, mapping
 from penstock.files.disk import (
     Hold,
     append,
@@ -47,7 +48,6 @@ from penstock.files.disk import (
     refuse,
     write_atomically,
 )
-from penstock.files.plain_json import JsonError, mapping
 from penstock.loading.known_by import CONTENT, KNOWN_BY, relation
 from penstock.runs.manifest import PACKAGES, has_manifest, read_manifest
 from penstock.terminal import one_line

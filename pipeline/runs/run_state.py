@@ -14,9 +14,9 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from penstock.errors import ConfigError
-from penstock.files import plain_json
+from penstock.files import data as plain_json
+from penstock.files.data import JsonError, mapping, name, shown
 from penstock.files.disk import DiskError
-from penstock.files.plain_json import JsonError, mapping, name, shown
 
 State = dict[str, Any]
 

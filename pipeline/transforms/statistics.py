@@ -20,9 +20,9 @@ import torch
 from torchvision import tv_tensors
 
 from penstock.errors import DataError
-from penstock.files import plain_json
+from penstock.files import data as plain_json
+from penstock.files.data import mapping
 from penstock.files.disk import prepare, write_atomically
-from penstock.files.plain_json import mapping
 from penstock.loading.encoded import EncodedImage
 from penstock.loading.named_fields import Fields
 from penstock.order.randomness import begin_sample, sample_keys

@@ -48,7 +48,7 @@ from penstock.addons.dataloader.item_fetch import (
 )
 from penstock.addons.dataloader.progress import Progress, RowsProgress, ShardsProgress, State, check
 from penstock.distributed.world import has_accelerator
-from penstock.files.plain_json import JsonError, integer, mapping, shown
+from penstock.files.data import JsonError, integer, mapping, shown
 from penstock.loading.loader import open_backend
 from penstock.loading.workers.backends import Backend, Failure, WorkerError
 from penstock.loading.workers.options import SLOW_MEMORY, LoaderOptions

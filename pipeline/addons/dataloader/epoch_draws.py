@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from penstock.files.plain_json import JsonError, integer, shown
+from penstock.files.data import JsonError, integer, shown
 from penstock.order.randomness import hash64, scope, seed_global
 
 Snapshot = dict[str, Any]

@@ -28,8 +28,8 @@ from penstock.datasets.reading.folder import existing_root
 from penstock.datasets.reading.image import Reader
 from penstock.datasets.reading.split import Split
 from penstock.errors import ConfigError, DataError, Problem
+from penstock.files.data import read_regular
 from penstock.files.limits import Limits
-from penstock.files.regular_file import read_regular
 from penstock.ranges import Count, Fraction, Seed
 
 if TYPE_CHECKING:

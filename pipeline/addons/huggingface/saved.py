@@ -23,8 +23,8 @@ from penstock.addons.tables.arrow.files import SUFFIXES
 from penstock.datasets.files import Files
 from penstock.datasets.reading.folder import existing_root, leads_out
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.files import plain_json
-from penstock.files.disk import is_remote, join, local_path
+from penstock.files import data as plain_json
+from penstock.files.paths import is_remote, join, local_path
 
 SPLITS = {
     "train": ("train", "training"),

@@ -33,8 +33,8 @@ import numpy.typing as npt
 from penstock import program
 from penstock.addons.packs.fields import Column, Field, Numbers, difference
 from penstock.errors import DataError
-from penstock.files import plain_json
-from penstock.files.regular_file import map_npy, size_of
+from penstock.files import data as plain_json
+from penstock.files.data import map_npy, size_of
 
 # What lies beside a field's numbers: its type and dimensions.
 _LAID_OUT = {"offsets": ("<i8", 1), "shapes": ("<i4", 2), "canvas": ("<i4", 2)}

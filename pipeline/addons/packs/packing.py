@@ -30,7 +30,8 @@ from penstock.addons.packs.table import write_answers
 from penstock.datasets.files import Files
 from penstock.distributed.world import World, usable_cpus
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.files.disk import is_remote, join, one_writer, private_folder, sync_folder
+from penstock.files.disk import one_writer, private_folder, sync_folder
+from penstock.files.paths import is_remote, join
 from penstock.loading.bad_samples import BadSamples
 from penstock.loading.batch import Batch
 from penstock.loading.encoded import EncodedImage

@@ -30,7 +30,7 @@ from penstock.config.schema import Config
 from penstock.datasets.files import Files
 from penstock.distributed.world import World
 from penstock.errors import ConfigError, Problem
-from penstock.files.disk import is_remote
+from penstock.files.paths import is_remote
 from penstock.loading.encoded import EncodedImage
 from penstock.order.streams import is_stream
 from penstock.runs.identity.fingerprints import other_than_own

@@ -25,7 +25,7 @@ from penstock.addons.packs.folder import RECORD, Indices, Pack, damaged, read_re
 from penstock.datasets.files import Files
 from penstock.datasets.reading.fingerprint import DataFile, data_file
 from penstock.errors import DataError
-from penstock.files.regular_file import map_npy, npy_layout
+from penstock.files.data import map_npy, npy_layout
 
 if TYPE_CHECKING:
     from penstock.datasets.reading.folder import Folder

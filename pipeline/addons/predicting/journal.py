@@ -17,7 +17,7 @@ import numpy as np
 
 from penstock.build.data import Split
 from penstock.errors import ConfigError, PenstockError, Problem
-from penstock.files import plain_json
+from penstock.files import data as plain_json
 from penstock.files.disk import Hold, append
 from penstock.order.randomness import IntArray
 from penstock.terminal import say

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 from penstock.build.training import TrainingParts
 from penstock.config.schema import Config
 from penstock.errors import ConfigError, Problem
-from penstock.files import plain_json
+from penstock.files import data as plain_json
+from penstock.files.data import JsonError
 from penstock.files.disk import write_atomically
-from penstock.files.plain_json import JsonError
 from penstock.loading.dataset_facts import classes_of
 from penstock.loading.wrapped import unfiltered
 from penstock.runs.only_shown import only_shown

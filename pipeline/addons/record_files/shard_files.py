@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from penstock.addons.record_files.rows import RowSplit
 from penstock.datasets.reading.folder import existing_root
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.files.disk import is_remote, join, local_path
+from penstock.files.paths import is_remote, join, local_path
 
 if TYPE_CHECKING:
     from penstock.datasets.files import Files

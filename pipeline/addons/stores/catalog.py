@@ -22,8 +22,8 @@ from penstock.addons.stores.retry import RetryPolicy, is_transient
 from penstock.addons.stores.store import Store, name_in, parse_address
 from penstock.datasets.files import FileInfo
 from penstock.errors import DataError
-from penstock.files.disk import join
 from penstock.files.limits import Limits
+from penstock.files.paths import join
 from penstock.terminal import ProgressDisplay, watched
 
 if TYPE_CHECKING:

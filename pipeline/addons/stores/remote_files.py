@@ -37,7 +37,7 @@ from penstock.addons.stores.store import Store, check_options
 from penstock.datasets.files import FileInfo, Files, is_hidden
 from penstock.datasets.reading.fingerprint import DataFile, data_file
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.files.disk import join
+from penstock.files.paths import join
 from penstock.terminal import ProgressDisplay
 
 if TYPE_CHECKING:

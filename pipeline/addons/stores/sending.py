@@ -30,10 +30,10 @@ from penstock.addons.stores.retry import RetryPolicy
 from penstock.addons.stores.store import Store, parse_address
 from penstock.datasets.files import Files, walk
 from penstock.errors import ConfigError, DataError, Problem, UnreachableError
-from penstock.files import plain_json
-from penstock.files.disk import join, write_atomically
-from penstock.files.plain_json import JsonError
-from penstock.files.regular_file import size_of
+from penstock.files import data as plain_json
+from penstock.files.data import JsonError, size_of
+from penstock.files.disk import write_atomically
+from penstock.files.paths import join
 from penstock.terminal import ProgressDisplay
 
 T = TypeVar("T")

@@ -45,7 +45,7 @@ from penstock.addons.stores.request_gate import RequestGate
 from penstock.addons.stores.retry import asks_to_wait
 from penstock.datasets.files import FileInfo, WholeFilesError
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.files.disk import join, scheme_of
+from penstock.files.paths import join, scheme_of
 
 if TYPE_CHECKING:
     import aiohttp

@@ -13,9 +13,9 @@ from pydantic import AfterValidator, ConfigDict
 from pydantic.dataclasses import dataclass
 
 from penstock.errors import ConfigError, Problem
-from penstock.files import plain_json
+from penstock.files import data as plain_json
+from penstock.files.data import JsonError
 from penstock.files.disk import write_atomically
-from penstock.files.plain_json import JsonError
 from penstock.runs.manifest import check_overrides
 from penstock.terminal import say
 

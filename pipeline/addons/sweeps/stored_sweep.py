@@ -37,9 +37,9 @@ from penstock.addons.sweeps.job_result import (
     read_results,
 )
 from penstock.errors import ConfigError, Problem
-from penstock.files import plain_json
+from penstock.files import data as plain_json
+from penstock.files.data import JsonError, mapping, shown
 from penstock.files.disk import Hold, is_locked, one_writer, refuse, write_atomically
-from penstock.files.plain_json import JsonError, mapping, shown
 from penstock.runs.manifest import has_manifest
 from penstock.runs.resumption import is_harmless, key_of
 

@@ -25,9 +25,9 @@ from filelock import FileLock
 
 from penstock.config.schema import StudySection
 from penstock.errors import ConfigError, PenstockError, Problem
-from penstock.files import plain_json
+from penstock.files import data as plain_json
+from penstock.files.data import LONGEST_LINE, JsonError, integer, mapping
 from penstock.files.disk import one_writer
-from penstock.files.plain_json import LONGEST_LINE, JsonError, integer, mapping
 
 if TYPE_CHECKING:
     import optuna

@@ -27,8 +27,8 @@ from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, S
 from penstock.datasets.reading.positioned_file import PositionedFile
 from penstock.datasets.reading.split import Split, check_split
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.files.disk import is_remote
 from penstock.files.limits import DEFAULT, Limits
+from penstock.files.paths import is_remote
 from penstock.order.randomness import hash64, uniform
 from penstock.ranges import Fraction, Seed
 

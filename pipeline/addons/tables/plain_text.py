@@ -25,9 +25,9 @@ from penstock.datasets.reading.folder import Folder, LocalFolder, open_root
 from penstock.datasets.reading.generated_folder import CacheFolder, generated_data
 from penstock.datasets.reading.split import Split, check_split, split_rows
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.files.disk import is_remote, local_path
+from penstock.files.data import read_regular
 from penstock.files.limits import DEFAULT, Limits
-from penstock.files.regular_file import read_regular
+from penstock.files.paths import is_remote, local_path
 from penstock.ranges import Count, Fraction, Seed
 from penstock.terminal import watched
 

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from penstock.addons.tokens.byte_pairs import BytePairs
 from penstock.config.messages import nearest
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.files import plain_json
+from penstock.files import data as plain_json
+from penstock.files.data import read_regular
 from penstock.files.limits import Limits
-from penstock.files.regular_file import read_regular
 from penstock.terminal import one_line, say
 
 

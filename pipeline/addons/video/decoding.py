@@ -24,8 +24,8 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import ConfigError, DataError, Problem
+from penstock.files.data import read_regular
 from penstock.files.limits import Limits
-from penstock.files.regular_file import read_regular
 from penstock.order.randomness import IntArray
 
 Frames = npt.NDArray[np.uint8]

@@ -38,9 +38,8 @@ from urllib.parse import unquote
 import numpy.typing as npt
 
 from penstock.datasets.reading.labels import check_classes
-from penstock.files import plain_json
-from penstock.files.plain_json import JsonError
-from penstock.files.regular_file import read_regular
+from penstock.files import data as plain_json
+from penstock.files.data import JsonError, read_regular
 from penstock.order.randomness import IntArray
 
 _log = logging.getLogger(__name__)

@@ -18,8 +18,8 @@ import numpy as np
 from penstock.addons.shards.tar.archive import PLAIN, Dots, PlainTar, read_samples
 from penstock.datasets.files import walk
 from penstock.errors import DataError, PenstockError
+from penstock.files.data import map_npy
 from penstock.files.disk import replace_own
-from penstock.files.regular_file import map_npy
 from penstock.order.randomness import IntArray
 from penstock.terminal import put, watched
 
