@@ -43,6 +43,7 @@ KNOW_HYDRA = {
     *(
         f"pipeline/config/{name}.py"
         for name in (
+            "compose",
             "composition",
             "hydra_internals",
             "hydra_loader",
@@ -155,6 +156,7 @@ def test_hydra_is_imported_only_where_configurations_are_composed():
 
 ADAPTERS = {
     "pipeline/torch_internals.py",
+    "pipeline/config/compose.py",
     "pipeline/config/hydra_internals.py",
     "pipeline/distributed/metric_states.py",
 }

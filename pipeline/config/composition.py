@@ -34,7 +34,7 @@ from penstock.config import (
     unknown_keys,
     whole_nodes,
 )
-from penstock.config.gone import instead
+from penstock.config.familiar import instead
 from penstock.config.hydra_loader import JOB_NAME, ConfigLoader, Kept, not_set
 from penstock.config.messages import show
 from penstock.config.schema import Config

@@ -7,6 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+from pydantic import ValidationError
+
+from penstock.errors import Problem
 from penstock.ranges import LARGEST
 
 
@@ -95,3 +98,22 @@ def _bounds(metadata: Iterable[Any]) -> str:
         # Every number ends there, so only the message about a larger one says it.
         if (limit := getattr(bound, name, None)) is not None and limit < LARGEST
     )
+
+
+def of_schema(error: ValidationError, values: Mapping[str, Any]) -> list[Problem]:
+    """A problem for each key that the schema refuses: all of pydantic's reasons in one."""
+    reasons: dict[str, dict[str, Any]] = {}
+    for entry in error.errors(include_url=False):
+        path: list[str] = []
+        node: Any = values
+        for part in entry["loc"]:
+            if isinstance(node, Mapping) and part not in node and entry["type"] != "missing":
+                break  # the name of a member of a union
+            path.append(str(part))
+            node = node.get(part) if isinstance(node, Mapping) else None
+        reasons.setdefault(".".join(path), {})[_reason(entry, ".".join(path))] = entry["input"]
+    return [Problem(key, " or ".join(found)) for key, found in reasons.items()]
+
+
+def _reason(entry: Any, key: str) -> str:
+    return f"{entry['msg']}, got {show(entry['input'])}"

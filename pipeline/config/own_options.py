@@ -21,12 +21,12 @@ import penstock
 from penstock import terminal
 from penstock.config import (
     allow_list,
-    familiar_names,
+    familiar,
     hydra_internals,
     preflight,
     project,
 )
-from penstock.config.gone import instead
+from penstock.config.familiar import instead
 from penstock.distributed import launch
 from penstock.errors import Problem
 from penstock.terminal import put
@@ -122,6 +122,6 @@ def _no_option(word: str, words: list[str]) -> Problem:
         return Problem(name, sentence)
     after = words[words.index(word) + 1 :]
     value = value or (after[0] if after and not set("-=") & set(after[0]) else "...")
-    way = familiar_names.key(name.strip("-"), value)
-    written = familiar_names.hint(way) or "; keys stand without dashes, as in batch.size=32"
+    way = familiar.key(name.strip("-"), value)
+    written = familiar.hint(way) or "; keys stand without dashes, as in batch.size=32"
     return Problem(name, f"there is no such option{written}. All are in --help")

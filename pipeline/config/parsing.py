@@ -11,8 +11,8 @@ from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from penstock.config import familiar_names
-from penstock.config.gone import instead
+from penstock.config import familiar as familiar_names
+from penstock.config.familiar import instead
 from penstock.config.messages import choices, describe, members, nearest, not_allowed, show
 from penstock.config.schema import Config
 from penstock.errors import ConfigError, Problem

@@ -14,8 +14,9 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from penstock import program
-from penstock.config import allow_list, familiar_names, parsing, signatures
-from penstock.config.gone import instead
+from penstock.config import allow_list, parsing, signatures
+from penstock.config import familiar as familiar_names
+from penstock.config.familiar import instead
 from penstock.config.hydra_loader import ConfigLoader
 from penstock.config.messages import nearest
 from penstock.config.nodes import KEPT, OF_OPTIMIZERS, OF_THE_BUILD

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.config.gone import GONE
+from penstock.config.familiar import GONE
 from tests.program import run
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock.config import familiar_names, notices
+from penstock.config import familiar, notices
 from penstock.config.composition import Composer
 from penstock.config.messages import choices
 from penstock.config.schema import Config
@@ -298,13 +298,13 @@ def test_suggestions_exist():
         ]
     )
     composed = composer.compose(overrides).config
-    suggested = [way for known in familiar_names.KEYS.values() for way in ways(known)]
-    suggested += [way for group in familiar_names.CHOICES.values() for way in ways(group)]
+    suggested = [way for known in familiar.KEYS.values() for way in ways(known)]
+    suggested += [way for group in familiar.CHOICES.values() for way in ways(group)]
     assert len(suggested) > 120
     for key, value in suggested:
         if key in composer.loader.list_groups(""):
             options = composer.options(key)
-            assert value in options or value.startswith(familiar_names.VALUE), (key, value)
+            assert value in options or value.startswith(familiar.VALUE), (key, value)
             continue
         *path, name = key.lstrip("+").split(".")
         node = composed
@@ -313,11 +313,11 @@ def test_suggestions_exist():
         assert key.startswith("+") or name in (*node, *Config.model_fields), key
 
 
-@pytest.mark.parametrize("key", familiar_names.VALUES)
+@pytest.mark.parametrize("key", familiar.VALUES)
 def test_suggested_values_are_taken(key):
     section, name = key.split(".")
     annotation = Config.model_fields[section].annotation.model_fields[name].annotation
-    assert set(familiar_names.VALUES[key].values()) <= set(choices(annotation))
+    assert set(familiar.VALUES[key].values()) <= set(choices(annotation))
 
 
 @pytest.mark.stress

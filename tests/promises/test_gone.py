@@ -1,11 +1,11 @@
-"""README, docs, YAML and `--help` name nothing that is gone (`pipeline/config/gone.py`)."""
+"""README, docs, YAML and `--help` name nothing that is gone (`pipeline/config/familiar.py`)."""
 
 import re
 
 import pytest
 import yaml
 
-from penstock.config.gone import GONE
+from penstock.config.familiar import GONE
 from tests.program import ROOT, run
 
 PAGES = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
