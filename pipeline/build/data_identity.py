@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from penstock import seams
 from penstock.build.sampling import lengths_told
-from penstock.config import identity
 from penstock.config.data_rules import mode_of
+from penstock.config.identity import identity, leaves
 from penstock.config.nodes import choosing, of_the_build
 from penstock.files.limits import DEFAULT
 from penstock.loading.dataset_facts import columns_of
@@ -109,12 +109,12 @@ class DataIdentity:
     def entries(self) -> dict[str, str]:
         """The split's fingerprint: everything that its batches depend on, by key."""
         split, config = self._split, self._split.config
-        parts = identity.recorded(config, split.steps)
+        parts = identity(config, split.steps)
         parts |= {"dataset": self.data(), **recorded(self.mode), **in_fingerprint(self.beside)}
         if not split.is_train:
             parts["batch.val_size"] = str(split.batch_size)
         if split.is_train or split.packs:
-            parts |= {key: str(value) for key, value in identity.leaves(config.sampler, "sampler")}
+            parts |= {key: str(value) for key, value in leaves(config.sampler, "sampler")}
             if getattr(split.dataset, "mixing", None) is not None:
                 parts |= seams.mixture_recorded(split)
             parts |= lengths_told(config, split.transform.steps)

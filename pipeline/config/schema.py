@@ -1,14 +1,13 @@
 """The typed schema of all of Penstock's keys in a configuration; docs/keys.md lists them.
 
 The comments in conf/ say what a key does; here are its type, its bounds, and what changes with it,
-which `config/identity.py` answers from. `config/parsing.py` makes a `Config` of plain values.
+which `config/identity.py` compares runs by. `config/parsing.py` makes a `Config` of plain values.
 pydantic's import costs 0.1 s, once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -21,12 +20,14 @@ from penstock.ranges import Count, Index, Seed
 
 
 class Changes(IntEnum):
-    """The effects of a key; each includes those before it."""
+    """What depends on a key, for any two values of it, whatever else is configured."""
 
-    NOTHING = 0  # what only measures, places, speeds up or stops a run
-    RESULTS = 1  # what is measured of the weights, and which epoch is best
-    WEIGHTS = 2  # how they are learned, from how many batches, or by rounding
-    BATCHES = 3  # some training batch (epoch, step), in its samples or in what is made of them
+    NOTHING = 0  # it only measures, places, speeds up or stops a run
+    ROUNDING = 1  # the order of sums: ranks, devices, kernels; a run may continue with another one
+    RESULTS = 2  # what is measured of the weights; and the weights, where validation steers a run
+    WEIGHTS = 3  # how they are learned, and from how many batches
+    BATCHES = 4  # some training batch (epoch, step), in its samples or in what is made of them
+    DATA = 5  # the same by the data, whose fingerprint stands for the key
 
 
 @dataclass(frozen=True)
@@ -34,55 +35,17 @@ class Effect:
     """The effect of a key and of the keys below it.
 
     Attributes:
-        changes: the careful answer: for any two values, whatever else is configured.
-        why: where it is not plain.
-        asks: a question of `config/identity.py` that may find less for two runs.
-        resumes: the most that may change with it in a run that is resumed.
         makes: the splits whose batches are made by it.
-        cuts: whether it decides at which addresses a run trains.
-        below: keys below it with effects of their own.
     """
 
     changes: Changes
-    why: str = ""
-    asks: str = ""
-    resumes: Changes = Changes.NOTHING
     makes: tuple[str, ...] = ()
-    cuts: bool = False
-    below: Mapping[str, Effect] = field(default_factory=dict)
 
 
-ALL_SPLITS = ("train", "val")
-NOTHING, WEIGHTS = Effect(Changes.NOTHING), Effect(Changes.WEIGHTS)
-BATCHES = Effect(Changes.BATCHES, makes=ALL_SPLITS)
-TRAINING = Effect(Changes.BATCHES, makes=("train",))
-VALIDATION = Effect(Changes.WEIGHTS, asks="validation", resumes=Changes.RESULTS, makes=("val",))
-VALIDATES = Effect(Changes.WEIGHTS, asks="validation", resumes=Changes.RESULTS)
-CHOOSES_BEST = Effect(Changes.WEIGHTS, asks="validation")
-LENGTH = Effect(Changes.WEIGHTS, "the length of the run", resumes=Changes.WEIGHTS, cuts=True)
-ROUNDING = Effect(Changes.WEIGHTS, "rounding", resumes=Changes.WEIGHTS)
-RANKS = Effect(Changes.WEIGHTS, asks="ranks", resumes=Changes.WEIGHTS)
-BALANCE = Effect(Changes.WEIGHTS, asks="balance", resumes=Changes.WEIGHTS)
-STOPS = Effect(Changes.NOTHING, "only stops a run")
-TASK = Effect(Changes.RESULTS, "what a task is asked", resumes=Changes.RESULTS)
-DATA = Effect(
-    Changes.BATCHES,
-    asks="data",
-    resumes=Changes.BATCHES,
-    makes=ALL_SPLITS,
-    below={
-        "packed": Effect(Changes.BATCHES, asks="packed", resumes=Changes.BATCHES, makes=ALL_SPLITS),
-        "fields": BATCHES,
-        "facts": Effect(Changes.BATCHES, asks="facts", makes=ALL_SPLITS),
-        "fingerprint": NOTHING,
-    },
-)
-# A resumed run compares the fingerprint of the data instead of what it is read by.
-PACK = Effect(Changes.BATCHES, asks="pack", resumes=Changes.BATCHES, makes=ALL_SPLITS)
-OBJECTIVE = Effect(Changes.WEIGHTS, below={"metrics": CHOOSES_BEST})
-LIMIT = Effect(
-    Changes.BATCHES, asks="limits", makes=ALL_SPLITS, below={"files": STOPS, "levels": BATCHES}
-)
+NOTHING, ROUNDING, RESULTS = map(Effect, (Changes.NOTHING, Changes.ROUNDING, Changes.RESULTS))
+WEIGHTS, DATA = Effect(Changes.WEIGHTS), Effect(Changes.DATA)
+TRAINING, VALIDATION = Effect(Changes.BATCHES, ("train",)), Effect(Changes.RESULTS, ("val",))
+BATCHES = Effect(Changes.BATCHES, ("train", "val"))
 
 
 class Section(BaseModel):
@@ -109,7 +72,7 @@ class BatchSection(Section):
     size: Annotated[Count | None, TRAINING]
     tail: Annotated[Literal["keep", "drop", "pad"], TRAINING]
     val_size: Annotated[Count | None, VALIDATION]
-    balance: Annotated[str | None, BALANCE] = None
+    balance: Annotated[str | None, WEIGHTS] = None
 
 
 class TransformSection(Section):
@@ -125,7 +88,7 @@ class TransformSection(Section):
     views: Annotated[Count, BATCHES] = 1
     batch_on: Annotated[
         Literal["auto", "loader", "device"],
-        Effect(Changes.BATCHES, asks="batch_on", resumes=Changes.BATCHES),
+        ROUNDING,
     ] = "auto"
 
 
@@ -155,12 +118,10 @@ class LoaderSection(Section):
     persistent_workers: Annotated[bool | None, NOTHING]
     pin_memory: Annotated[bool | None, NOTHING]
     timeout: Annotated[Annotated[float, Field(ge=0)] | None, NOTHING]
-    max_deaths: Annotated[Count, STOPS]
-    worker_init_fn: Annotated[
-        str | None, Effect(Changes.BATCHES, "may change a worker's dataset", makes=ALL_SPLITS)
-    ] = None
+    max_deaths: Annotated[Count, NOTHING]
+    worker_init_fn: Annotated[str | None, BATCHES] = None
     multiprocessing_context: Annotated[str | None, NOTHING]
-    in_order: Annotated[bool, Effect(Changes.WEIGHTS, "the order in which batches arrive")] = True
+    in_order: Annotated[bool, WEIGHTS] = True
     generator: Annotated[int | None, NOTHING]
     slow_memory: Annotated[float, Field(ge=0), NOTHING] = 0.25
     ray: Annotated[RaySection, NOTHING] = RaySection()
@@ -171,25 +132,25 @@ class BadSamplesSection(Section):
 
     on_error: Annotated[
         Literal["raise", "substitute", "skip"],
-        Effect(Changes.BATCHES, asks="left_out", makes=ALL_SPLITS),
+        BATCHES,
     ] = "raise"
-    budget: Annotated[Index | Annotated[float, Field(gt=0, le=1)], STOPS]
+    budget: Annotated[Index | Annotated[float, Field(gt=0, le=1)], NOTHING]
     quarantine: Annotated[
         str | None,
-        Effect(Changes.BATCHES, asks="which_left_out", resumes=Changes.BATCHES, makes=ALL_SPLITS),
+        BATCHES,
     ]
 
 
 class DistributedSection(Section):
     """How several processes share a run; see docs/training.md."""
 
-    strategy: Annotated[Literal["none", "ddp", "fsdp"], RANKS]
-    nproc: Annotated[Count | Literal["auto"], RANKS] = "auto"
-    backend: Annotated[str | None, RANKS] = None
-    timeout: Annotated[float, Field(gt=0), STOPS] = 300.0
+    strategy: Annotated[Literal["none", "ddp", "fsdp"], ROUNDING]
+    nproc: Annotated[Count | Literal["auto"], ROUNDING] = "auto"
+    backend: Annotated[str | None, ROUNDING] = None
+    timeout: Annotated[float, Field(gt=0), NOTHING] = 300.0
     max_restarts: Annotated[Index, NOTHING] = 0
-    find_unused_parameters: Annotated[bool, RANKS] = False
-    sync_batchnorm: Annotated[bool, RANKS] = False
+    find_unused_parameters: Annotated[bool, ROUNDING] = False
+    sync_batchnorm: Annotated[bool, ROUNDING] = False
     lanes: Annotated[Count | None, WEIGHTS] = None
 
 
@@ -206,10 +167,8 @@ class CheckpointSection(Section):
 class LimitBatches(Section):
     """Batches of an epoch at most; None: all."""
 
-    train: Annotated[Count | None, Effect(Changes.WEIGHTS, "the length of the run", cuts=True)] = (
-        None
-    )
-    val: Annotated[Count | None, VALIDATES] = None
+    train: Annotated[Count | None, WEIGHTS] = None
+    val: Annotated[Count | None, RESULTS] = None
 
 
 class WarmStartSection(Section):
@@ -231,21 +190,21 @@ class FreezeSection(Section):
 class TrainerSection(Section):
     """The training loop."""
 
-    max_epochs: Annotated[Count, LENGTH]
-    max_steps: Annotated[Count | None, LENGTH]
+    max_epochs: Annotated[Count, WEIGHTS]
+    max_steps: Annotated[Count | None, WEIGHTS]
     accumulate: Annotated[Count, WEIGHTS]
     clip_norm: Annotated[Annotated[float, Field(gt=0)] | None, WEIGHTS]
-    precision: Annotated[Literal["fp32", "bf16", "fp16"], Effect(Changes.WEIGHTS, "rounding")]
+    precision: Annotated[Literal["fp32", "bf16", "fp16"], WEIGHTS]
     compile: Annotated[bool, ROUNDING]
     channels_last: Annotated[bool, ROUNDING]
     device: Annotated[
         Literal["auto", "cpu", "cuda"],
-        Effect(Changes.BATCHES, asks="device", resumes=Changes.BATCHES),
+        ROUNDING,
     ]
     log_every: Annotated[Count, NOTHING]
-    val_every: Annotated[Count, VALIDATES]
-    monitor: Annotated[str | None, CHOOSES_BEST]
-    mode: Annotated[Literal["min", "max"], CHOOSES_BEST]
+    val_every: Annotated[Count, RESULTS]
+    monitor: Annotated[str | None, WEIGHTS]
+    mode: Annotated[Literal["min", "max"], WEIGHTS]
     patience: Annotated[Count | None, WEIGHTS]
     checkpoint: Annotated[CheckpointSection | None, NOTHING]
     baseline: Annotated[bool, NOTHING]
@@ -256,14 +215,12 @@ class TrainerSection(Section):
     report: Annotated[bool, NOTHING]
     ema: Annotated[
         Annotated[float, Field(gt=0, lt=1)] | None,
-        Effect(Changes.WEIGHTS, "those that are validated and predict"),
+        WEIGHTS,
     ] = None
     limit_batches: LimitBatches = LimitBatches()
     overfit_batches: Annotated[Count | None, TRAINING] = None
-    skip: Annotated[
-        list[Any] | None, Effect(Changes.WEIGHTS, "which batches are learned from", cuts=True)
-    ] = None
-    fast_dev_run: Annotated[bool, LENGTH] = False
+    skip: Annotated[list[Any] | None, WEIGHTS] = None
+    fast_dev_run: Annotated[bool, RESULTS] = False
     warm_start: Annotated[WarmStartSection, WEIGHTS] = WarmStartSection()
     freeze: Annotated[FreezeSection, WEIGHTS] = FreezeSection()
     recompute: Annotated[Patterns, NOTHING] = []
@@ -349,16 +306,14 @@ class Config(Section):
     sampler: Annotated[Node, TRAINING]
     collate: Annotated[
         Node,
-        Effect(
-            Changes.BATCHES, "the digest covers samples, not how they are joined", makes=ALL_SPLITS
-        ),
+        BATCHES,
     ]
     loader: LoaderSection
     bad_samples: BadSamplesSection
-    limits: Annotated[Limits, LIMIT] = Limits()
+    limits: Annotated[Limits, BATCHES] = Limits()
     distributed: DistributedSection
     model: Annotated[Node, WEIGHTS]
-    objective: Annotated[Node, OBJECTIVE]
+    objective: Annotated[Node, WEIGHTS]
     optimizer: Annotated[Node, WEIGHTS]
     scheduler: Annotated[Node | None, WEIGHTS]
     trainer: TrainerSection
@@ -366,31 +321,31 @@ class Config(Section):
     resume: Annotated[str | None, NOTHING]
     resume_despite: Annotated[
         list[str],
-        Effect(Changes.BATCHES, "a part of the run had other settings", resumes=Changes.BATCHES),
+        NOTHING,
     ]
-    task: Annotated[Task, TASK]
-    split: Annotated[Literal["train", "val", "both"], TASK] = "train"
-    epoch: Annotated[Index, TASK] = 0
-    step: Annotated[Index, TASK] = 0
-    steps: Annotated[Count | None, TASK] = None
-    checkpoint: Annotated[str | None, TASK] = None
-    runs: Annotated[list[str] | None, TASK] = None
-    run: Annotated[str | None, TASK] = None
-    sample: Annotated[int | str | list[int | str] | None, TASK] = None
-    address: Annotated[Annotated[list[Index], Field(min_length=2, max_length=2)] | None, TASK] = (
-        None
-    )
-    epochs: Annotated[Index | Annotated[str, Field(pattern=r"^\d{1,9}:\d{1,9}$")] | None, TASK] = (
-        None
-    )
-    diff: Annotated[DiffSection, TASK] = DiffSection()
-    pack: Annotated[PackSection, PACK] = PackSection()
+    task: Annotated[Task, RESULTS]
+    split: Annotated[Literal["train", "val", "both"], RESULTS] = "train"
+    epoch: Annotated[Index, RESULTS] = 0
+    step: Annotated[Index, RESULTS] = 0
+    steps: Annotated[Count | None, RESULTS] = None
+    checkpoint: Annotated[str | None, RESULTS] = None
+    runs: Annotated[list[str] | None, RESULTS] = None
+    run: Annotated[str | None, RESULTS] = None
+    sample: Annotated[int | str | list[int | str] | None, RESULTS] = None
+    address: Annotated[
+        Annotated[list[Index], Field(min_length=2, max_length=2)] | None, RESULTS
+    ] = None
+    epochs: Annotated[
+        Index | Annotated[str, Field(pattern=r"^\d{1,9}:\d{1,9}$")] | None, RESULTS
+    ] = None
+    diff: Annotated[DiffSection, RESULTS] = DiffSection()
+    pack: Annotated[PackSection, DATA] = PackSection()
     # The file that predictions or a model go to, and the format of an exported model.
-    out: Annotated[str | None, TASK] = None
-    format: Annotated[Format, TASK] = "weights"
-    find: Annotated[FindSection, TASK] = FindSection()
+    out: Annotated[str | None, RESULTS] = None
+    format: Annotated[Format, RESULTS] = "weights"
+    find: Annotated[FindSection, RESULTS] = FindSection()
     sweep: Annotated[SweepSection, NOTHING] = SweepSection()
-    lr_find: Annotated[LrFindSection, TASK] = LrFindSection()
+    lr_find: Annotated[LrFindSection, RESULTS] = LrFindSection()
 
     def plain(self) -> dict[str, Any]:
         """The configuration as nested dicts."""
@@ -399,5 +354,7 @@ class Config(Section):
 
 # Keys that say what a task is asked.
 TASK_KEYS = tuple(
-    name for name, field in Config.model_fields.items() if name != "task" and TASK in field.metadata
+    name
+    for name, field in Config.model_fields.items()
+    if name != "task" and RESULTS in field.metadata
 )

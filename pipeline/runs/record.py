@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 import yaml
 
-from penstock.config.identity import Known, leaves
 from penstock.errors import ConfigError, PenstockError, Problem
 from penstock.files import data as plain_json
 from penstock.files.data import LONGEST_LINE, JsonError, integer, shown
@@ -127,27 +126,6 @@ class RunRecord:
         """None if the run wrote none (trainer.ledger=false)."""
         path = self.path / LEDGER
         return read_ledger(path) if path.exists() else None
-
-    @cached_property
-    def known(self) -> Known:
-        """The known facts of the run, to compare it with another one."""
-        fingerprint: Any = self.manifest.get("fingerprint")
-        data: Any = self.manifest.get("data")
-        worlds = [
-            session.get("world") if isinstance(session, dict) else None for session in self.sessions
-        ]
-        try:
-            bad = {(entry.split, entry.sample[1]) for entry in self.left_out}
-        except ConfigError:
-            bad = None
-        return Known(
-            {key: str(value) for key, value in leaves(self.config)},
-            data if isinstance(data, Mapping) else {},
-            None if (device := self.manifest.get("device")) is None else str(device),
-            all(world == 1 for world in worlds),
-            isinstance(fingerprint, Mapping) and "decoder" in fingerprint,
-            bad,
-        )
 
     @cached_property
     def left_out(self) -> list[left_out.Entry]:

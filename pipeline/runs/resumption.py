@@ -14,8 +14,10 @@ from pathlib import Path
 import yaml
 
 from penstock import program
-from penstock.config import allow_list, identity, signatures
+from penstock.config import allow_list, signatures
 from penstock.config.composition import CONF
+from penstock.config.identity import NOT_SET, effect_of, identity, leaves
+from penstock.config.identity import differences as differing
 from penstock.config.schema import Changes, Config
 from penstock.errors import ConfigError, Problem
 from penstock.files import data as plain_json
@@ -29,7 +31,6 @@ _KEY = re.compile(
     r"(\+\+|\+|~)?(?P<key>[A-Za-z_]\w*([./][\w-]+)*)(@(?P<package>[\w.]+))?", re.ASCII
 )
 _NOT_KEPT = ("resume", "resume_despite", "run_dir", "task", "hydra")
-LENGTH = ("trainer.max_epochs", "trainer.max_steps")  # may change in a resumed run
 SKIP = "trainer.skip"  # may change from the checkpoint's address on
 SCHEDULES = "scheduler.steps"  # of a fingerprint: the number of steps of each schedule
 _SPANS = re.compile(r"\d{1,16}(\+\d{1,16}){0,999}", re.ASCII)
@@ -170,18 +171,15 @@ def is_harmless(line: str) -> bool:
     one sweep.
     """
     key, value = key_of(line).replace("/", "."), line.partition("=")[2]
-    if identity.effect_of(key).changes == Changes.NOTHING:
+    if effect_of(key).changes == Changes.NOTHING:
         return True
     # An option of a section such as `loader`, of which not every key is harmless.
     option = CONF / key / f"{value}.yaml"
     if not re.fullmatch(r"\w+=\w+", line) or not option.is_file():
         return False
     content = yaml.safe_load(option.read_text(encoding="utf-8"))
-    keys = identity.leaves({name: one for name, one in content.items() if name != "defaults"}, key)
-    return all(
-        identity.effect_of(name).changes == Changes.NOTHING or identity.is_default(name, one)
-        for name, one in keys
-    )
+    keys = leaves({name: one for name, one in content.items() if name != "defaults"}, key)
+    return all(effect_of(name).changes == Changes.NOTHING for name, _ in keys)
 
 
 def _key(override: str) -> str:
@@ -200,9 +198,7 @@ def fingerprint(config: Config, data: Mapping[str, str], moves: int) -> dict[str
             folder may move.
         moves: of the scheduler in the whole run; 0 without one.
     """
-    parts = identity.recorded(config) | dict(data)
-    if config.trainer.skip is not None:
-        parts[SKIP] = str(Skipped.of(config.trainer.skip))
+    parts = {**identity(config), SKIP: str(Skipped.of(config.trainer.skip)), **data}
     if config.scheduler is not None:
         parts[SCHEDULES] = str(moves)
     return parts
@@ -219,18 +215,13 @@ def differences(
     return [
         Problem(
             one_line(key),
-            f"{_differs(key, saved, own)} in the run that is resumed, so it "
-            "would not be the same run; give the old value, or resume regardless with "
-            f"{_despite(key)}",
+            f"is {own.get(key, NOT_SET)} here and was {one_line(saved.get(key, NOT_SET))} in the "
+            "run that is resumed, so it would not be the same run; give the old value, or resume "
+            f"regardless with {_despite(key)}",
         )
-        for key in identity.differing(saved, own)
-        if not any(key == name or key.startswith(name + ".") for name in despite)
+        for key in differing(saved, own)
+        if not any(f"{key}.".startswith(f"{name}.") for name in despite)
     ]
-
-
-def _differs(key: str, saved: Mapping[str, str], own: Mapping[str, str]) -> str:
-    then = one_line(identity.value_in(saved, key))
-    return f"is {identity.value_in(own, key)} here and was {then}"
 
 
 def _despite(key: str) -> str:
@@ -288,8 +279,7 @@ def same_but_for_skips(
     then, now = _skipped(saved), _skipped(own)
     if then is None or now is None or then.before(at) != now.before(at):
         return saved
-    rest = {key: value for key, value in saved.items() if key != SKIP}
-    return {**rest, SKIP: own[SKIP]} if SKIP in own else rest
+    return {**saved, SKIP: own[SKIP]}
 
 
 def other_skips(saved: Mapping[str, str], own: Mapping[str, str], at: Address) -> str:
@@ -314,7 +304,7 @@ def other_skips(saved: Mapping[str, str], own: Mapping[str, str], at: Address) -
 def _skipped(facts: Mapping[str, str]) -> Skipped | None:
     """The ranges in a fingerprint, which anybody may have written; None: they are none."""
     try:
-        return Skipped.of(plain_json.parse(facts[SKIP].encode()) if SKIP in facts else None)
+        return Skipped.of(plain_json.parse(facts.get(SKIP, "[]").encode()))
     except ValueError:
         return None
 

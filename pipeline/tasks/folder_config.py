@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.config import hydra_loader, preflight
-from penstock.config.identity import effect_of
-from penstock.config.schema import TASK_KEYS, Config
+from penstock.config.identity import LENGTH, effect_of
+from penstock.config.schema import TASK_KEYS, Changes, Config
 from penstock.errors import ConfigError, Problem
 from penstock.runs.resumption import is_harmless, key_of, run_of
 
@@ -71,6 +71,8 @@ def may_be_typed(word: str) -> bool:
     key = key_of(word)
     if key.partition(".")[0] in _OF_THE_TASK or is_harmless(word):
         return True
-    effect = effect_of(key)
-    continues = effect.changes <= effect.resumes or effect.asks == "validation"
-    return continues and key != "dataset" and not word.startswith("~")
+    continues = effect_of(key).changes in (Changes.ROUNDING, Changes.RESULTS, Changes.DATA)
+    measures = key in ("trainer.monitor", "trainer.mode") or key.startswith("objective.metrics")
+    return (
+        (continues or measures or key in LENGTH) and key != "dataset" and not word.startswith("~")
+    )

@@ -14,7 +14,7 @@ from typing import Any
 
 from penstock.build.data import Split
 from penstock.config.hydra_loader import overrides
-from penstock.config.identity import differing
+from penstock.config.identity import LENGTH, differences
 from penstock.config.schema import Config
 from penstock.distributed.group import Group
 from penstock.distributed.world import launcher_start, restarts
@@ -158,7 +158,7 @@ class Opening:
             began = {"at": list(at), "resumed": str(newest.path)} if newest else {}
             folder.note(launchers=launchers, **began)
         else:
-            kept = (*resumption.LENGTH, resumption.SKIP)
+            kept = (*LENGTH, resumption.SKIP)
             folder = RunFolder.reopen(
                 old,
                 world=size,
@@ -215,7 +215,7 @@ class Opening:
         own = self.fingerprint
         saved = same_but_for_length(state["fingerprint"], own)
         saved = same_but_for_skips(saved, own, _address(state))
-        if not differing(saved, own):
+        if not differences(saved, own):
             self.fits(state)
 
     def _check_same(self, state: State) -> None:

@@ -24,7 +24,7 @@ from penstock import seams
 from penstock.build.data import DataParts, Split
 from penstock.build.training import TrainingParts
 from penstock.config.hydra_loader import overrides
-from penstock.config.identity import differing, recorded, value_in
+from penstock.config.identity import NOT_SET, differences, identity
 from penstock.config.schema import Config
 from penstock.distributed.group import Group, join
 from penstock.errors import ConfigError, PenstockError, Problem
@@ -123,12 +123,12 @@ def _other_keys(state: checkpoint.State, config: Config | None) -> Iterator[str]
     saved = state.get("fingerprint")
     if config is None or not isinstance(saved, Mapping):
         return
-    own = recorded(config)
-    for key in differing(saved, own):
+    own = identity(config)
+    for key in differences(saved, own):
         if key.startswith(("model.", "dataset.facts.")):
             yield (
-                f"{one_line(key)} is {one_line(value_in(own, key))[:80]} here and was "
-                f"{one_line(value_in(saved, key))[:80]}"
+                f"{one_line(key)} is {one_line(own.get(key, NOT_SET))[:80]} here and was "
+                f"{one_line(saved.get(key, NOT_SET))[:80]}"
             )
 
 

@@ -30,7 +30,7 @@ FIT = (
     "trainer.baseline=false",
     "tracker=none",
 )
-BATCHES, WEIGHTS, NEITHER = Changes.BATCHES, Changes.WEIGHTS, Changes.NOTHING
+NOTHING, ROUNDING, RESULTS, WEIGHTS, BATCHES, DATA = Changes
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ PAIRS = {  # with what digests and weights have to tell; every second one is in 
     "transform.train.flip.p=1.0": BATCHES,
     "batch.size=7": BATCHES,
     "trainer.overfit_batches=2": BATCHES,
-    "dataset.val_fraction=0.3": BATCHES,
+    "dataset.val_fraction=0.3": DATA,
     "optimizer.lr=0.02": WEIGHTS,
     "objective.loss.beta=0.2": WEIGHTS,
     "trainer.max_epochs=1": WEIGHTS,
@@ -92,17 +92,13 @@ PAIRS = {  # with what digests and weights have to tell; every second one is in 
     "trainer.accumulate=2": WEIGHTS,
     "trainer.limit_batches.train=3": WEIGHTS,
     "scheduler=none": WEIGHTS,
-    "loader.num_workers=1": NEITHER,
-    "loader.generator=5": NEITHER,
-    "batch.val_size=3": NEITHER,
-    "transform.val.normalize.statistics=dataset": NEITHER,
-    "dataset.root=drawn_again": NEITHER,
-    "trainer.monitor=loss": NEITHER,
-    "trainer.checkpoint.every_steps=2": NEITHER,
-    "trainer.device=cpu": NEITHER,
-    "bad_samples.on_error=skip": NEITHER,
-    "dataset.fingerprint=content": NEITHER,
-    "cache_dir=elsewhere": NEITHER,
+    "loader.num_workers=1": NOTHING,
+    "loader.generator=5": NOTHING,
+    "batch.val_size=3": RESULTS,
+    "transform.val.normalize.statistics=dataset": RESULTS,
+    "trainer.checkpoint.every_steps=2": NOTHING,
+    "trainer.device=cpu": ROUNDING,
+    "cache_dir=elsewhere": NOTHING,
 }
 
 
@@ -125,7 +121,8 @@ def test_a_key_is_in_the_group_that_digests_and_weights_tell(word, first, fit):
     changed = any(one[address] != other[address] for address in common)
     learned = weights(first) != weights(second)
     assert common
-    assert PAIRS[word] == (BATCHES if changed else WEIGHTS if learned else NEITHER)
+    said = min(BATCHES, PAIRS[word])
+    assert said == BATCHES if changed else said == WEIGHTS if learned else said < WEIGHTS
 
 
 def test_the_answer_of_two_runs(first, fit, capsys):
@@ -137,7 +134,7 @@ def test_the_answer_of_two_runs(first, fit, capsys):
     assert "keys that change batches: none" in lines
     changing = lines.index("keys that change weights, and no batch")
     assert lines[changing + 2].split() == ["optimizer.lr", "0.005", "0.02"]
-    neither = lines.index("keys that change neither")
+    neither = lines.index("keys that change nothing")
     assert lines[neither + 2].split() == ["loader.generator", "null", "5"]
     assert "digests       the same at 10 steps" in lines
     assert lines[-1] == "the same batches, other weights"
@@ -193,7 +190,7 @@ def test_a_run_in_progress_of_an_older_version(pair, capsys):
     assert done.code == 0
     rows = [line.split() for line in done.out.splitlines()]
     assert ["B", str(second), "killed"] in rows
-    assert ["older", "-", "5", "unknown", "to", "this", "version"] in rows
+    assert ["older", "-", "5"] in rows
     assert ["trainer.clip_norm", "1.0", "-"] in rows
     assert ["digests", "the", "same", "at", "4", "steps"] in rows
     assert f"steps         6 are in {first} only" in done.out

@@ -6,8 +6,6 @@ import shutil
 import pytest
 
 from penstock.addons.lanes.lane_step import kind
-from penstock.config.identity import Known, between
-from penstock.config.schema import Changes
 from tests.lanes.worlds import QUIET, on_ranks, verify
 from tests.program import run
 
@@ -93,16 +91,3 @@ def test_what_cannot_be_done_is_refused(capsys):
         done = run(capsys, *words, *more)
         assert done.code == 2, more
         assert text in done.err
-
-
-def test_what_ranks_change():
-    four, eight, none = ({"distributed.lanes": lanes} for lanes in ("4", "8", "None"))
-    for first, second, nproc, balance in (
-        (four, four, Changes.NOTHING, Changes.WEIGHTS),
-        (four, eight, Changes.WEIGHTS, Changes.WEIGHTS),
-        (none, none, Changes.WEIGHTS, Changes.WEIGHTS),
-    ):
-        runs = Known(first, alone=False), Known(second, alone=False)
-        assert between("distributed.nproc", *runs)[0] == nproc
-        assert between("batch.balance", *runs)[0] == balance
-    assert between("batch.balance", Known(none, alone=True), Known(none, alone=True))[0] == 0

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock.config.identity import Known
 from penstock.errors import ConfigError, PenstockError
 from penstock.runs import record
 from penstock.runs.left_out import Entry
@@ -154,37 +153,12 @@ def test_a_run_without_ledger_and_quarantine(written):
     assert len(str(found.value)) <= len(text) + 300
 
 
-@pytest.mark.parametrize(
-    ("manifest", "expected"),
-    [
-        ({}, {}),
-        ({"device": "cuda:0"}, {"device": "cuda:0"}),
-        ({"data": {"train": "f00d"}}, {"data": {"train": "f00d"}}),
-        ({"data": 3}, {}),
-        ({"sessions": [{"world": 1}, {"world": 1}]}, {}),
-        ({"sessions": [{"world": 1}, {"world": 2}]}, {"alone": False}),
-        ({"sessions": [{}]}, {"alone": False}),
-        ({"sessions": [3]}, {"alone": False}),
-        ({"fingerprint": {"decoder": "x"}}, {"decoder": True}),
-        ({"fingerprint": {"lr": "x"}}, {}),
-        ({"fingerprint": "decoder"}, {}),
-    ],
-)
-def test_known_facts_of_a_run(manifest, expected, written):
-    facts = {"data": {}, "alone": True, "decoder": False, "left_out": set()}
-    config = {"seed": "3", "model.hidden": "8"}
-    record = RunRecord(written, {"seed": 3, "model": {"hidden": 8}}, manifest)
-    assert record.known == Known(config, **{**facts, **expected})
-
-
 def test_samples_that_were_left_out_are_known(written):
     entries = [Entry("train", 7, path, 0, 0, 0, "odd", "f") for path in ("", "a.jpg")]
     QuarantineFile(written / "quarantine.csv").add(entries)
     record = RunRecord.read(written)
     assert record.left_out == entries
-    assert record.known.left_out == {("train", entry.sample[1]) for entry in entries}
     (written / "quarantine.csv").write_text("a,b\n")
-    assert RunRecord.read(written).known.left_out is None
 
 
 def test_lines_as_a_fit_writes_them_are_parsed_together():

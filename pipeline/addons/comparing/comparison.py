@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.config.identity import between, leaves
+from penstock.config.identity import effect_of, leaves
 from penstock.config.schema import TASK_KEYS, Changes
 from penstock.errors import PenstockError
 from penstock.loading.known_by import PREFIX, relation
@@ -28,9 +28,12 @@ from penstock.runs.record import DIGESTS, LEDGER, RunRecord, by_address, skipped
 from penstock.terminal import one_line, watched
 
 TITLES = {
+    Changes.DATA: "keys of data, which change batches if they change the data",
     Changes.BATCHES: "keys that change batches",
     Changes.WEIGHTS: "keys that change weights, and no batch",
-    Changes.NOTHING: "keys that change neither",
+    Changes.RESULTS: "keys that change results, and no weights unless validation steers the run",
+    Changes.ROUNDING: "keys that change weights by rounding",
+    Changes.NOTHING: "keys that change nothing",
 }
 # Facts of a manifest, by what they tell.
 FACTS = {
@@ -142,7 +145,7 @@ class Comparison:
             lines.append("only trainer.digest=true tells whether the batches are the same")
         if batches is False and not changing and not self.facts["data"]:
             lines.append(f"no key explains other batches; {self._suspects('code', 'versions')}")
-        learning = changing + self.settings[Changes.WEIGHTS]
+        learning = any(some for kind, some in self.settings.items() if kind > Changes.NOTHING)
         if (batches or rows) and weights is False and not learning:
             where = self._suspects("code", "versions", "hardware")
             lines.append(f"no key explains other weights; {where}")
@@ -161,9 +164,7 @@ def compare(first: RunRecord, second: RunRecord) -> Comparison:
     """All but the weights. A damaged ledger is a finding, as the rest can be compared."""
     grouped: dict[Changes, list[Difference]] = {changes: [] for changes in TITLES}
     for difference in settings(first, second):
-        changes, note = between(difference.key, first.known, second.known)
-        kind = changes if changes in TITLES else Changes.NOTHING
-        grouped[kind].append(replace(difference, note=note))
+        grouped[effect_of(difference.key).changes].append(difference)
     looks = {"ledger": compare_ledgers, "digests": compare_digests, "order": _orders}
     findings: list[Finding] = []
     for what, look in looks.items():

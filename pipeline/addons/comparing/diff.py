@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock.addons.comparing.comparison import TITLES, Comparison, Difference, Finding, compare
-from penstock.config.schema import Config
+from penstock.config.schema import Changes, Config
 from penstock.errors import PenstockError
 from penstock.runs.record import two_runs
 from penstock.tasks.summary import put_rows
@@ -42,7 +42,8 @@ def _put_started(comparison: Comparison) -> None:
     runs = zip("AB", (comparison.first, comparison.second), strict=True)
     put_rows([(name, one_line(run.path), one_line(run.state)) for name, run in runs])
     for effect, some in comparison.settings.items():
-        _put_part(TITLES[effect], some)
+        if some or effect >= Changes.WEIGHTS:
+            _put_part(TITLES[effect], some)
     for title, some in comparison.facts.items():
         if some:
             _put_part(title, some)

@@ -17,7 +17,7 @@ from penstock.addons.comparing.comparison import (
     settings,
 )
 from penstock.addons.comparing.weight_comparison import compare_weights
-from penstock.config.identity import between
+from penstock.config.identity import effect_of
 from penstock.config.schema import Changes, Config
 from penstock.errors import PenstockError
 from penstock.runs.record import RunRecord, two_runs
@@ -63,8 +63,7 @@ def print_started(first: RunRecord, second: RunRecord) -> None:
     """Print differences of the runs' facts and settings; a key that changes a run "matters"."""
 
     def matters(difference: Difference) -> str:
-        changes, _ = between(difference.key, first.known, second.known)
-        return "matters" if changes >= Changes.WEIGHTS else ""
+        return "matters" if effect_of(difference.key).changes >= Changes.WEIGHTS else ""
 
     some = [difference for part in facts(first, second).values() for difference in part]
     rows = [("run", one_line(first.path), one_line(second.path), "")]
