@@ -83,7 +83,7 @@ if here.place != "nowhere":
     before(Group, "gather", "gather", 6)
     before(TrainStep, "update", "update", 9)
     before(checkpoint_file, "write_file", "background save", 2)
-    before(fit, "baseline", "end")
+    before(fit, "baselines", "end")
 
 
 class Hanging(Numbers):

@@ -14,12 +14,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from penstock import seams
 from penstock.build.training import TrainingParts
@@ -29,23 +27,20 @@ from penstock.config.schema import Config
 from penstock.distributed.group import Group, join
 from penstock.distributed.parallel import Parallel, prepare
 from penstock.distributed.preemption import Preempted, Preemption, Stop
-from penstock.distributed.world import World, starts_again, usable_cpus
+from penstock.distributed.world import World, usable_cpus
 from penstock.errors import ConfigError, PenstockError, Problem
 from penstock.loading.loader import Loader
 from penstock.order.plan import Plan
 from penstock.order.skipped import Skipped
 from penstock.order.streams import StreamPlan
 from penstock.runs import checkpoint, resumption
-from penstock.runs.checkpoint import State
 from penstock.runs.identity.sources import code_of
-from penstock.runs.left_out import NAME as QUARANTINE
 from penstock.runs.only_shown import only_shown
-from penstock.runs.resumption import spans
+from penstock.runs.only_shown import reason as reason_of
 from penstock.runs.run_folder import RunFolder, Status
-from penstock.tasks import opening, progress, summary
-from penstock.tasks.observers import Digests, Ledger, Metrics, Quarantine
-from penstock.tasks.opening import Opened, Opening
-from penstock.tasks.validate import baselines, load_weights, monitored, try_one_batch, try_stream
+from penstock.tasks import opening, summary
+from penstock.tasks.observers import Display, recording
+from penstock.tasks.validate import baselines, load_weights, monitored, try_one_batch
 from penstock.terminal import put, say
 from penstock.training.epoch_metrics import NonFiniteLossError
 from penstock.training.objective_base import Objective
@@ -58,73 +53,26 @@ from penstock.training.train_step import TrainOptions
 
 def run(config: Config) -> float | None:
     """Train; returns the best value of the monitored metric, None if it never was finite."""
-    if config.trainer.fast_dev_run:
-        with TemporaryDirectory() as folder:
-            return _fit(_tried(config, folder))
-    return _fit(config)
-
-
-def _tried(config: Config, folder: str) -> Config:
-    """The configuration for `fast_dev_run`: one step and one batch of validation in `folder`."""
-    trainer = config.trainer.model_copy(
-        update={
-            "max_epochs": 1,
-            "max_steps": None,
-            "checkpoint": None,
-        }
-    )
-    scheduler = {**config.scheduler, "warmup": 0} if config.scheduler else None
-    return config.model_copy(
-        update={
-            "trainer": trainer,
-            "scheduler": scheduler,
-            "run_dir": f"{folder}/run",
-            "resume": None,
-        }
-    )
-
-
-def _fit(config: Config) -> float | None:
     parts = TrainingParts(config)
+    data, asked, lanes = parts.data, config.distributed, seams.lanes(config, parts.world)
     old = Path(config.run_dir if config.resume in (None, "auto") else config.resume)
     if config.resume is not None and (old.is_file() or checkpoint.has_checkpoint(old)):
-        parts.data.recorded = seams.classes_of_run(old)
+        data.recorded = seams.classes_of_run(old)
     if parts.world.size == 1:
         resumption.source(config)  # a wrong path is told of before data is read
     spare_cores(parts.world)
-    asked = config.distributed
-    together = asked.strategy != "none"
-    with join(parts.world, asked.backend, asked.timeout, together) as group:
-        return _run(config, parts, group)
-
-
-def _run(config: Config, parts: TrainingParts, group: Group) -> float | None:
-    data = parts.data
-    lanes = seams.lanes(config, parts.world)
     with (
+        join(parts.world, asked.backend, asked.timeout, asked.strategy != "none") as group,
         lanes or nullcontext(),
         data.train.loader(config.trainer.digest, lanes) as train,
         data.val.loader(lanes=lanes) if data.validates else nullcontext() as val,
     ):
-        try_stream(data.train, train)
-        if val is not None:
-            try_stream(data.val, val)
         fit = Fit(config, parts, group, train, val)
         with fit.watched(), group.explained():
             fit.train()
-            with _placed("after the last step"):
-                fit.report()
+            fit.report()
         group.meet()
     return fit.result.best[f"val/{fit.options.monitor}"] if fit.result.best else None
-
-
-@contextmanager
-def _placed(where: str) -> Iterator[None]:
-    """Name the place where a run is stopped."""
-    try:
-        yield
-    except Stop as stop:
-        raise Preempted(f"{stop.name}: stopped {where}; nothing was lost") from None
 
 
 class Fit:
@@ -146,86 +94,56 @@ class Fit:
         self.data, self.train_loader, self.val_loader = parts.data, train, val
         self.objective: Objective = parts.objective()
         self.options = make_options(config, self.objective)
-        opening.check(train.plan, self.options.max_epochs)
-        if group.is_first and (short := opening.short_steps(train.plan, self.options.accumulate)):
-            say(short)
         shared = config.distributed
         self.parallel = Parallel(
             shared.strategy, shared.find_unused_parameters, shared.sync_batchnorm
         )
         # A run that is resumed has weights, and needs no file that it began with.
-        old = checkpoint.has_checkpoint(Path(config.run_dir)) or config.resume != "auto"
-        begins = config.resume is None or not old
-        self.model = prepare(parts.trained(begins), self.parallel, group)
+        auto = config.resume == "auto" and not checkpoint.has_checkpoint(Path(config.run_dir))
+        self.model = prepare(parts.trained(config.resume is None or auto), self.parallel, group)
         moves = scheduler_moves(self.options, train.plan) if config.scheduler else 0
-        self.optimizer, self.scheduler = self._scheduled(moves)
-        self.opened = self._open(moves)
+        own = resumption.fingerprint(config, train.fingerprint, moves)
+        self.opened = opened = opening.find(config, group, own)
+        moves = next(iter(resumption.spans(opened.fingerprint)[-1:]), moves)
+        self.optimizer = parts.optimizer(self.model, moves)
+        self.scheduler = parts.scheduler(self.optimizer, moves)
+        if opened.renewed is not None and opened.state is not None and self.scheduler is not None:
+            opened.state = renewed(opened.state, self.optimizer, self.scheduler)
+        opening.claim(config, group, opened, self._facts())
         self.observers: list[Observer] = []
         self.display = Observer()
         self.result, self.levels = Result(), dict[str, Record]()
-
-    def _scheduled(self, steps: int) -> tuple[Optimizer, LRScheduler | None]:
-        """A new optimizer, and its schedule for that many steps (or epochs)."""
-        optimizer = self.parts.optimizer(self.model, steps)
-        return optimizer, self.parts.scheduler(optimizer, steps)
-
-    def _open(self, moves: int) -> Opened:
-        config, group, data, mode = self.config, self.group, self.data, mode_of(self.config)
-        fingerprints = {split.name: split.identity.data(mode) for split in data.splits}
-        facts = {
-            "seed": config.seed,
-            "device": self.train_loader.world.device,
-            "monitor": self.options.monitor if data.validates else None,
-            "mode": self.options.mode,
-            "data": {
-                "fingerprint": mode,
-                **fingerprints,
-                **summary.known_by(data),
-                **summary.left_out(data),
-            },
-            "code": code_of(config),
-        }
-
-        def fits(state: State) -> None:
-            from penstock.runs import run_state  # a new run has no state to check
-
-            run_state.check_fit(state, self.model, self.optimizer)
-
-        opened = Opening(
-            config,
-            group,
-            data.train,
-            self.train_loader,
-            fits,
-            self._scheduled,
-            moves,
-            facts,
-        ).open()
-        if opened.folder and config.trainer.progress != "none":
-            with only_shown("the summary"):
-                text = summary.summary(
-                    config, data, self.model, self.train_loader, group, opened.folder.path
-                )
-                say(text)
-        last = spans(opened.fingerprint)[-1:]
-        if last and last != [moves]:
-            self.optimizer, self.scheduler = self._scheduled(*last)
-        if opened.renewed is not None and opened.state is not None and self.scheduler is not None:
-            opened.state = renewed(opened.state, self.optimizer, self.scheduler)
         if opened.checkpoints:
             group.hint(how_to_resume(opened.checkpoints.folder.parent))
-        return opened
+        if opened.folder and config.trainer.progress != "none":
+            with only_shown("the summary"):
+                say(summary.summary(self))
+
+    def _facts(self) -> dict[str, Any]:
+        """What the manifest of a new run has beside its configuration."""
+        splits, mode = self.data.splits, mode_of(self.config)
+        data: dict[str, Any] = {"fingerprint": mode}
+        data |= {split.name: split.identity.data(mode) for split in splits}
+        marks = {split.name: split.identity.known_by for split in splits if split.identity.known_by}
+        left_out = {split.name: split.left_out for split in splits if split.left_out}
+        return {
+            "seed": self.config.seed,
+            "device": self.train_loader.world.device,
+            "monitor": self.options.monitor if self.data.validates else None,
+            "mode": self.options.mode,
+            "data": data
+            | ({"identity": marks} if marks else {})
+            | ({"left_out": left_out} if left_out else {}),
+            "code": code_of(self.config),
+        }
 
     def train(self) -> None:
         """All epochs from the address on that this session begins with."""
-        group, opened = self.group, self.opened
-        with _placed("before the first step"):
-            # An objective of a person's own need not take a constant for a model.
-            own = not type(self.objective).__module__.startswith("penstock.")
-            if self.val_loader is not None and (self.config.trainer.baseline or not own):
-                try_one_batch(
-                    self.data.val, self.model, self.objective, self.val_loader, self.options
-                )
+        group, opened, val = self.group, self.opened, self.val_loader
+        # An objective of a person's own need not take a constant for a model.
+        own = not type(self.objective).__module__.startswith("penstock.")
+        if val is not None and (self.config.trainer.baseline or not own):
+            try_one_batch(self.data.val, self.model, self.objective, val, self.options)
         with (
             Preemption(say if group.is_first else None, tell=group.tell) as preemption,
             group.ends_with_others(),
@@ -244,7 +162,7 @@ class Fit:
                 lanes=self.train_loader.lanes,
             )
             self.result = fit(
-                train_step, self.train_loader, self.val_loader, opened, self.observers, preemption
+                train_step, self.train_loader, val, opened, self.observers, preemption
             )
         if opened.checkpoints:
             opened.checkpoints.flush()
@@ -280,15 +198,9 @@ class Fit:
         results, and lets the observers show theirs.
         """
         if self.config.trainer.baseline and self.val_loader is not None:
-            self.levels = baselines(
-                self.data,
-                self.data.val,
-                self.objective,
-                self.options.monitor,
-                self.val_loader,
-                self.group,
-                [self.display],
-            )
+            monitor, watching = self.options.monitor, [self.display]
+            parts = self.data, self.data.val, self.objective, monitor, self.val_loader, self.group
+            self.levels = baselines(*parts, watching)
         if self.opened.folder is None:
             return
         own, result, manifest = self.objective.baseline_name, self.result, self.folder.manifest
@@ -321,69 +233,45 @@ class Fit:
         if self.opened.folder is None:
             yield
             return
-        folder, trainer, plan = self.folder, self.config.trainer, self.train_loader.plan
-        bar = progress.make(
-            trainer.progress, self.train_loader, trainer.max_epochs, trainer.compile
-        )
+        folder, opened, trainer = self.folder, self.opened, self.config.trainer
+        bar = Display(self.train_loader, trainer.max_epochs, trainer.progress)
         self.display = OnlyShows("the progress", bar)
-        datasets = {split.name: split.identity.unfiltered for split in self.data.splits}
-        self.observers += [
-            Metrics(folder),
-            self.display,
-            Quarantine(folder.path / QUARANTINE, datasets, self.data.train.budget),
-        ]
-        if trainer.ledger:
-            start = self.opened.start
-            self.observers.append(Ledger(folder.path / "ledger.jsonl", plan.skipped, start))
-        if trainer.digest:
-            self.observers.append(Digests(folder.path / "digests.jsonl"))
+        self.observers += [*recording(self), self.display]
         status: Status = "failed"
-        reason = ""  # for the manifest
-        refused = False
+        reason, refused = "", False
         try:
-            if not trainer.fast_dev_run:  # which leaves nothing anywhere
-                self.observers += seams.observers(self)
-            try:
-                yield
-            finally:
-                with only_shown("the end of the progress"):
-                    bar.close()
+            self.observers += seams.observers(self)
+            yield
             status = "done"
-        except NonFiniteLossError as error:
-            reason = str(error)
-            again = command_line("task=replay", f"epoch={error.epoch}", f"step={error.step}")
-            text = f"{error}. To see that batch:\n  {again}"
-            if self.opened.checkpoints and self.opened.checkpoints.saved():  # all of before it
-                after = [[error.epoch, error.step], [error.epoch, error.step + 1]]
-                text += f"\n{how_to_skip(folder.path, plan.skipped | Skipped.of(after))}"
-            raise PenstockError(text) from error
-        except (Preempted, Stop) as error:
-            status, reason = "preempted", str(error)
-            if self.opened.checkpoints is None:
-                text = f"{error}; nothing was saved, as trainer.checkpoint is null"
-                raise Preempted(text) from error
-            if is_job():
-                raise Preempted(str(error)) from error  # the sweep says how to resume
-            then = ""
-            if starts_again():
-                then = "Ranks that remain are started again from there. "
-            raise Preempted(f"{error}. {then}{how_to_resume(folder.path)}") from error
-        except KeyboardInterrupt:
-            status, reason = "interrupted", "Ctrl-C"
-            say(f"stopped; the run is in {folder.path}")
-            raise
+        except (Preempted, Stop, KeyboardInterrupt) as error:
+            interrupted = isinstance(error, KeyboardInterrupt)
+            status = "interrupted" if interrupted else "preempted"
+            reason = "Ctrl-C" if interrupted else str(error)
+            if isinstance(error, Stop):
+                where = "after the last step" if self.result.history else "before the first step"
+                reason = f"{error.name}: stopped {where}; nothing was lost"
+            if interrupted:
+                say(f"stopped; the run is in {folder.path}")
+                raise
+            then = how_to_resume(folder.path)
+            if opened.checkpoints is None:
+                then = "Nothing was saved, as trainer.checkpoint is null"
+            raise Preempted(f"{reason}. {then}") from error
         except Exception as error:
-            name = "" if isinstance(error, PenstockError) else f"{type(error).__name__}: "
-            reason = f"{name}{error}"
+            reason = reason_of(error)
             # What the first batch shows of a configuration leaves no folder, like preflight.
             refused = isinstance(error, ConfigError) and folder.is_unused and not is_job()
+            if isinstance(error, NonFiniteLossError):
+                raise PenstockError(self._how_to_see(error)) from error
             raise
         finally:
+            with only_shown("the end of the progress"):
+                bar.close()
             if reason:
-                folder.manifest["sessions"][-1]["reason"] = reason[:1000]
-            unchanged = status != "done" and folder.was_done and not self.opened.came_further()
-            if unchanged:
-                self.opened.put_back()
+                folder.manifest["sessions"][-1]["reason"] = reason
+            unchanged = status != "done" and folder.was_done and not opened.came_further()
+            if unchanged and opened.state is not None:
+                folder.rewind(*opened.start, opened.updates)
             folder.finish(status, unchanged, release=False)
             try:
                 for observer in () if refused else self.observers:
@@ -394,6 +282,16 @@ class Fit:
                     folder.remove()
             finally:
                 folder.release()
+
+    def _how_to_see(self, error: NonFiniteLossError) -> str:
+        """A loss that is not finite, with the commands that show its batch and go on without it."""
+        again = command_line("task=replay", f"epoch={error.epoch}", f"step={error.step}")
+        text = f"{error}. To see that batch:\n  {again}"
+        if self.opened.checkpoints and self.opened.checkpoints.saved():  # all of before it
+            after = Skipped.of([[error.epoch, error.step], [error.epoch, error.step + 1]])
+            skipped = self.train_loader.plan.skipped | after
+            text += f"\n{how_to_skip(self.folder.path, skipped)}"
+        return text
 
 
 def spare_cores(world: World) -> None:
@@ -412,26 +310,15 @@ def make_options(config: Config, objective: Objective) -> TrainOptions:
     """The section `trainer` with null resolved: what is monitored, and when to save."""
     trainer, kept = config.trainer, config.trainer.checkpoint
     monitor, mode = monitored(config, objective)
-    same = trainer.model_dump(include={field.name for field in fields(TrainOptions)})
-    saved = (
-        {}
-        if kept is None
-        else {
+    values = trainer.model_dump(include={field.name for field in fields(TrainOptions)})
+    values |= {"monitor": monitor, "mode": mode}
+    if kept is not None:
+        values |= {
             "save_every": kept.every_epochs,
             "save_every_steps": kept.every_steps,
             "save_every_minutes": kept.every_minutes,
         }
-    )
-    schedule = (config.scheduler or {}).get("interval", "step")
-    return TrainOptions(
-        **{
-            **same,
-            **saved,
-            "monitor": monitor,
-            "mode": mode,
-            "schedule": schedule,
-        }
-    )
+    return TrainOptions(**values, schedule=(config.scheduler or {}).get("interval", "step"))
 
 
 def scheduler_moves(options: TrainOptions, plan: Plan | StreamPlan) -> int:
@@ -447,14 +334,11 @@ def scheduler_moves(options: TrainOptions, plan: Plan | StreamPlan) -> int:
         if size is None:
             if options.schedule == "step" and options.max_steps:
                 return options.max_steps
-            raise ConfigError(
-                Problem(
-                    "scheduler",
-                    "needs the length of the run, and the stream's "
-                    "is unknown; set sampler.steps, trainer.max_steps or "
-                    "scheduler=none",
-                )
+            reason = (
+                "needs the length of the run, and the stream's is unknown; set sampler.steps, "
+                "trainer.max_steps or scheduler=none"
             )
+            raise ConfigError(Problem("scheduler", reason))
         steps += math.ceil(size / options.accumulate)
         epochs += 1
     return int(min(steps, limit)) if options.schedule == "step" else epochs

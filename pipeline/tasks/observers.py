@@ -1,23 +1,56 @@
-"""Observers that write files of a run: its metrics, what it was trained on, what was left out."""
+"""Observers of a fit: what writes the run's files line by line, and the progress on stderr.
+
+    epoch 0 of 12  train/loss 0.0631  val/loss 0.0417  val/nme 0.1312  512 samples/s  7% waiting
+    epoch 1 of 12 ━━━━━━━━━━╸━━━━━━━━━ 13/25 loss 0.0389  498 samples/s  6% waiting
+
+"Waiting" is the share of the time in which training waits for data.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch import Tensor
 
 from penstock.files.disk import append
 from penstock.loading.bad_samples import Budget, LeftOut
 from penstock.loading.batch import Batch
+from penstock.loading.loader import Loader
 from penstock.order.address import Address
 from penstock.order.skipped import Skipped
+from penstock.runs.left_out import NAME as QUARANTINE
 from penstock.runs.quarantine import QuarantineFile, entries, notes
 from penstock.runs.run_folder import RunFolder
+from penstock.terminal import progress, say
 from penstock.training.epoch_metrics import Step
 from penstock.training.observer import Observer, Record
 
+if TYPE_CHECKING:
+    from penstock.tasks.fit import Fit
+
+_LOSS_SECONDS = 0.5  # between two looks at the loss, each of which waits for the device
+
 _log = logging.getLogger(__name__)
+
+
+def recording(fit: Fit) -> list[Observer]:
+    """The observers that write the files of a run."""
+    folder, trainer, data = fit.folder, fit.config.trainer, fit.data
+    datasets = {split.name: split.identity.unfiltered for split in data.splits}
+    quarantine = Quarantine(folder.path / QUARANTINE, datasets, data.train.budget)
+    observers: list[Observer] = [Metrics(folder), quarantine]
+    if trainer.ledger:
+        skipped = fit.train_loader.plan.skipped
+        observers.append(Ledger(folder.path / "ledger.jsonl", skipped, fit.opened.start))
+    if trainer.digest:
+        observers.append(Digests(folder.path / "digests.jsonl"))
+    return observers
 
 
 class Metrics(Observer):
@@ -53,9 +86,7 @@ class Quarantine(Observer):
     """
 
     def __init__(self, path: Path, datasets: Mapping[str, str], budget: Budget) -> None:
-        self.file = QuarantineFile(path)
-        self.datasets = datasets
-        self.budget = budget
+        self.file, self.datasets, self.budget = QuarantineFile(path), datasets, budget
         self._count = 0  # in the epoch
 
     def on_batch(self, batch: Batch) -> None:
@@ -75,13 +106,8 @@ class Quarantine(Observer):
 
     def on_epoch_end(self, record: Record) -> None:
         if self._count:
-            _log.warning(
-                "epoch %d: %d samples left out; %s has %d",
-                record["epoch"],
-                self._count,
-                self.file.path,
-                len(self.file),
-            )
+            counts = self._count, self.file.path, len(self.file)
+            _log.warning("epoch %d: %d samples left out; %s has %d", record["epoch"], *counts)
         self._count = 0
 
     def _add(self, split: str, left_out: Sequence[LeftOut]) -> None:
@@ -93,7 +119,7 @@ class Quarantine(Observer):
 
 
 class Ledger(Observer):
-    """A line of {epoch, step, samples, order, loss} for every batch, for `task=verify`.
+    """A line of {epoch, step, samples, order, loss} for every batch, for `task=diff`.
 
     `order` hashes rows and positions of all ranks; `loss` is their mean as a hexadecimal float.
     Each range that training leaves out has a line of {epoch, step, skipped_to} in its place.
@@ -112,15 +138,9 @@ class Ledger(Observer):
         lines: list[dict[str, object]] = []
         for step in steps:
             lines += self._passed(Address(step.epoch, step.step))
-            lines.append(
-                {
-                    "epoch": step.epoch,
-                    "step": step.step,
-                    "samples": step.samples,
-                    "order": f"{step.order:016x}",
-                    "loss": float(step.loss).hex(),
-                }
-            )
+            order, loss = f"{step.order:016x}", float(step.loss).hex()
+            address = {"epoch": step.epoch, "step": step.step}
+            lines.append({**address, "samples": step.samples, "order": order, "loss": loss})
         append(self.path, map(json.dumps, lines))
 
     def on_epoch_end(self, record: Record) -> None:
@@ -135,3 +155,67 @@ class Ledger(Observer):
             {"epoch": start.epoch, "step": start.step, "skipped_to": stop}
             for start, stop in skipped
         ]
+
+
+class Display(Observer):
+    """A line an epoch, and a bar for the one that runs; lines where stderr is no terminal.
+
+    Args:
+        loader: of the training split, or the one that is measured.
+        kind: `trainer.progress`; "none" shows nothing.
+    """
+
+    def __init__(self, loader: Loader, max_epochs: int, kind: str) -> None:
+        self.loader, self.max_epochs, self._kind = loader, max_epochs, kind
+        self._bar, self._epoch, self._due = ExitStack(), "", 0.0
+        self._losses: Tensor | None = None
+
+    def on_epoch_start(self, epoch: int, steps: int | None, done: int) -> None:
+        self._epoch = f"epoch {epoch:>{len(str(self.max_epochs))}} of {self.max_epochs}"
+        self._begin(self._epoch, steps)
+
+    def on_losses(self, losses: Tensor) -> None:
+        self._losses = losses
+
+    def on_batch(self, batch: Batch) -> None:
+        if time.monotonic() < self._due:
+            return
+        self._due = time.monotonic() + _LOSS_SECONDS
+        stats, losses = self.loader.stats, self._losses
+        loss = f"loss {float(losses.mean()):.4g}  " if losses is not None and len(losses) else ""
+        speed = stats.samples / max(stats.total_seconds, 1e-9)
+        numbers = f"{loss}{speed:,.0f} samples/s  {stats.wait_share:.0%} waiting"
+        self._show(batch.request.step + 1, numbers)
+
+    def on_validation(self, done: int, steps: int | None) -> None:
+        if not done:
+            self._begin(f"{self._epoch}, validation" if self._epoch else "measuring", steps)
+        self._show(done)
+        if done == steps:  # what comes next may take long, too, and have a bar of its own
+            self.close()
+
+    def on_epoch_end(self, record: Record) -> None:
+        self.close()
+        if self._kind != "none":
+            say(f"{self._epoch}  {describe(record)}")
+        self._epoch = ""
+
+    def close(self) -> None:
+        """Leave the screen as it was; what has been printed stays."""
+        self._bar.close()
+
+    def _begin(self, what: str, steps: int | None) -> None:
+        self.close()
+        self._show = self._bar.enter_context(progress(what, steps))
+
+
+def describe(record: Record) -> str:
+    """A record's losses, metrics and speed in one line."""
+    metrics = [
+        f"{name} {value:.4g}"
+        for name, value in record.items()
+        if name.startswith(("train/", "val/")) and name.count("/") == 1  # not one a class
+    ]
+    unit = "tokens" if "tokens_per_second" in record else "samples"
+    speed = f"{record[f'{unit}_per_second']:,.0f} {unit}/s"
+    return "  ".join([*metrics, speed, f"{record['wait_share']:.0%} waiting"])

@@ -39,8 +39,8 @@ from penstock.order.streams import StreamPlan
 from penstock.runs import checkpoint
 from penstock.runs.only_shown import only_shown
 from penstock.runs.resumption import run_of
-from penstock.tasks import progress
 from penstock.tasks.folder_config import asked_of, may_be_typed
+from penstock.tasks.observers import Display
 from penstock.tasks.summary import print_table
 from penstock.terminal import one_line, put, say, watched
 from penstock.training.objective_base import Objective
@@ -78,7 +78,7 @@ def _run(config: Config, parts: TrainingParts, group: Group, path: Path) -> floa
     with (
         parts.data.split(config.split).loader() as loader,
         closing(
-            progress.make(config.trainer.progress if group.is_first else "none", loader, 0)
+            Display(loader, 0, config.trainer.progress if group.is_first else "none")
         ) as display,
     ):
         watching = [display]

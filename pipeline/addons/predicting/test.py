@@ -37,7 +37,7 @@ from penstock.order.streams import StreamOrder
 from penstock.runs.manifest import NAME, read_manifest
 from penstock.runs.record import RunRecord
 from penstock.runs.run_folder import finite
-from penstock.tasks import progress
+from penstock.tasks.observers import Display
 from penstock.tasks.summary import print_table
 from penstock.tasks.validate import baselines, monitored
 from penstock.terminal import put, say
@@ -67,7 +67,7 @@ def run(config: Config) -> float | None:
         check_declared(data.split("test"))
         with (
             data.split("test").loader() as loader,
-            closing(progress.make(shows, loader, 0)) as display,
+            closing(Display(loader, 0, shows)) as display,
         ):
             with group.all_or_none():
                 _check_other_rows(data, loader)
