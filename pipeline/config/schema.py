@@ -220,16 +220,15 @@ class TrainerSection(Section):
     limit_batches: LimitBatches = LimitBatches()
     overfit_batches: Annotated[Count | None, TRAINING] = None
     skip: Annotated[list[Any] | None, WEIGHTS] = None
-    fast_dev_run: Annotated[bool, RESULTS] = False
     warm_start: Annotated[WarmStartSection, WEIGHTS] = WarmStartSection()
     freeze: Annotated[FreezeSection, WEIGHTS] = FreezeSection()
     recompute: Annotated[Patterns, NOTHING] = []
 
     def short(self, split: str) -> tuple[int | None, bool, Skipped]:
-        """`most`, `again` and `skipped` of a split's plan; a trial run skips nothing."""
+        """`most`, `again` and `skipped` of a split's plan."""
         limit = getattr(self.limit_batches, split, None) if self.overfit_batches is None else None
-        most = 1 if self.fast_dev_run else limit or self.overfit_batches
-        skip = self.skip if split == "train" and not self.fast_dev_run else None
+        most = limit or self.overfit_batches
+        skip = self.skip if split == "train" else None
         return most, split == "train" and self.overfit_batches is not None, Skipped.of(skip)
 
 

@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,7 +32,6 @@ __all__ = [
     "find_newest",
     "has_checkpoint",
     "load",
-    "load_checked",
     "save",
 ]
 
@@ -212,21 +211,8 @@ def has_checkpoint(path: Path) -> bool:
     return any(_newest_first(path))
 
 
-def load_checked(path: Path, check: Callable[[State], None]) -> State:
-    """`load` and `check`; raises CheckpointError, also instead of a ValueError of `check`."""
-    state = load(path)
-    try:
-        check(state)
-    except ValueError as error:
-        raise checkpoint_file.damaged(path, error) from error
-    return state
-
-
-def find_newest(path: Path, check: Callable[[State], None] = lambda state: None) -> Newest:
+def find_newest(path: Path) -> Newest:
     """The newest usable checkpoint of a run's folder, or of the folder of its checkpoints.
-
-    Args:
-        check: raises ValueError for a state that cannot be used.
 
     Raises:
         CheckpointError: there is none, or none can be used; with what is wrong with each.
@@ -234,7 +220,7 @@ def find_newest(path: Path, check: Callable[[State], None] = lambda state: None)
     skipped: list[tuple[Path, str]] = []
     for file in _newest_first(path):
         try:
-            return Newest(file, load_checked(file, check), skipped)
+            return Newest(file, load(file), skipped)
         except CheckpointError as error:
             skipped.append((file, str(error).removeprefix(f"{file}: ")))
     if not skipped:

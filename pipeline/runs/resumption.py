@@ -5,6 +5,7 @@ A fingerprint does not depend on who loads the data, the machine or the number o
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -20,7 +21,6 @@ from penstock.config.identity import NOT_SET, effect_of, identity, leaves
 from penstock.config.identity import differences as differing
 from penstock.config.schema import Changes, Config
 from penstock.errors import ConfigError, Problem
-from penstock.files import data as plain_json
 from penstock.loading.known_by import PREFIX
 from penstock.order.address import Address
 from penstock.order.skipped import Skipped
@@ -205,29 +205,37 @@ def fingerprint(config: Config, data: Mapping[str, str], moves: int) -> dict[str
 
 
 def differences(
-    saved: Mapping[str, str], own: Mapping[str, str], despite: Sequence[str]
+    saved: Mapping[str, str], own: Mapping[str, str], at: Address, despite: Sequence[str]
 ) -> list[Problem]:
     """Why a checkpoint with the fingerprint `saved` is not this run's.
+
+    A run may become longer, and leave out other batches from the checkpoint's address `at` on.
 
     Args:
         despite: keys that may differ, with the keys below them.
     """
-    return [
-        Problem(
-            one_line(key),
-            f"is {own.get(key, NOT_SET)} here and was {one_line(saved.get(key, NOT_SET))} in the "
-            "run that is resumed, so it would not be the same run; give the old value, or resume "
-            f"regardless with {_despite(key)}",
+    then, now = (Skipped.of(json.loads(facts.get(SKIP, "null"))) for facts in (saved, own))
+    may_differ, problems = [*despite, SCHEDULES], []
+    if then.before(at) == now.before(at):
+        may_differ.append(SKIP)
+    for key in differing(saved, own):
+        if any(f"{key}.".startswith(f"{name}.") for name in may_differ):
+            continue
+        named = "dataset" if key.startswith(PREFIX) else key
+        reason = (
+            f"is {own.get(key, NOT_SET)} here and was "
+            f"{one_line(saved.get(key, NOT_SET))} in the run that is resumed, so it would "
+            "not be the same run; give the old value"
         )
-        for key in differing(saved, own)
-        if not any(f"{key}.".startswith(f"{name}.") for name in despite)
-    ]
-
-
-def _despite(key: str) -> str:
-    """How to resume although `key`, which a checkpoint names, differs."""
-    key = "dataset" if key.startswith(PREFIX) else key
-    return f"'resume_despite=[{key}]'" if _KEY.fullmatch(key) else "resume_despite"
+        if key == SKIP:
+            reason = (
+                f"leaves out other batches than the run that is resumed before {at}, where its "
+                f"checkpoint stands; keep those that it left out, {SKIP}={then.before(at) | now}, "
+                "or resume from an older checkpoint"
+            )
+        way = f"{reason}, or resume regardless with 'resume_despite=[{named}]'"
+        problems.append(Problem(one_line(key), way))
+    return problems
 
 
 def spans(facts: Mapping[str, str]) -> list[int]:
@@ -270,50 +278,6 @@ def with_schedules(
         left -= kept[-1]
     parts = [*filter(None, kept), moves - done]
     return {**own, SCHEDULES: "+".join(map(str, parts))}, parts[-1]
-
-
-def same_but_for_skips(
-    saved: Mapping[str, str], own: Mapping[str, str], at: Address
-) -> Mapping[str, str]:
-    """`saved` with the `trainer.skip` of `own`, if both leave out the same before `at`."""
-    then, now = _skipped(saved), _skipped(own)
-    if then is None or now is None or then.before(at) != now.before(at):
-        return saved
-    return {**saved, SKIP: own[SKIP]}
-
-
-def other_skips(saved: Mapping[str, str], own: Mapping[str, str], at: Address) -> str:
-    """Why a run cannot resume at `at` with the `trainer.skip` of `own`, and what to do."""
-    then, now = _skipped(saved), _skipped(own)
-    if then is None or now is None:
-        return f"is {own.get(SKIP)} here and was {saved.get(SKIP)} in the run that is resumed"
-    then, regardless = then.before(at), f"or resume regardless with 'resume_despite=[{SKIP}]'"
-    if then | now.before(at) == then:
-        return (
-            f"the run that is resumed has left out {then} before {at}, where its checkpoint "
-            f"stands; keep that: {SKIP}={then | now}, {regardless}"
-        )
-    first = next(skipped for skipped in now.before(at).ranges if skipped not in then.ranges)[0]
-    return (
-        f"leaves out batches from {first} on, and the checkpoint has learned from those before "
-        f"{at}; resume from a checkpoint of {first} or before (trainer.checkpoint.keep_last "
-        f"keeps several), or begin anew, {regardless}"
-    )
-
-
-def _skipped(facts: Mapping[str, str]) -> Skipped | None:
-    """The ranges in a fingerprint, which anybody may have written; None: they are none."""
-    try:
-        return Skipped.of(plain_json.parse(facts.get(SKIP, "[]").encode()))
-    except ValueError:
-        return None
-
-
-def same_but_for_length(saved: Mapping[str, str], own: Mapping[str, str]) -> Mapping[str, str]:
-    """`saved` with the schedules of `own`, if both have any."""
-    if spans(saved) and spans(own):
-        return {**saved, SCHEDULES: own[SCHEDULES]}
-    return saved
 
 
 def _schedule(facts: Mapping[str, str]) -> dict[str, str]:

@@ -31,9 +31,8 @@ def summary(fit: Fit) -> str:
     """The lines of the summary for stderr, without a newline at their end."""
     config, data, train = fit.config, fit.data, fit.train_loader
     lengths = [length_of(split.dataset) for split in data.splits]
-    trained, validated = [
-        "a stream" if length is None else f"{length:,}" for length in [*lengths, 0][:2]
-    ]
+    counts = ["a stream" if length is None else f"{length:,}" for length in lengths]
+    trained, validated = [*counts, "none"][:2]
     steps, size = train.plan.steps(0), train.plan.batch_size
     batches = "" if steps is None else f"{steps:,} "
     sizes = [(weight.numel(), weight.requires_grad) for weight in fit.model.parameters()]
@@ -72,13 +71,15 @@ def print_report(result: Result, levels: Mapping[str, Record], monitor: str | No
         levels: of what they compare with, by name; first the constant.
     """
     history, best, last = result.history, result.best, result.history[-1]
-    columns: dict[str, Record] = {}
     shown = [("best and last", last)] if best is last else [("best", best), ("last", last)]
+    columns: dict[str, Record] = {}
     for title, record in shown:
         if record is not None:
             values = {name[4:]: value for name, value in record.items() if name[:4] == "val/"}
-            values["training loss"] = record["train/loss"]
-            columns[f"{title}, epoch {record['epoch']}"] = values
+            columns[f"{title}, epoch {record['epoch']}"] = {
+                **values,
+                "training loss": record["train/loss"],
+            }
     print_table({**columns, **levels}, monitor)
     if monitor is None:
         put("no validation, as dataset.val is null; the last checkpoint is the result")

@@ -359,7 +359,6 @@ IGNORED = {
     "loader.ray": "needs Ray: tests/ray/test_ray.py",
     "trainer.recompute": "equal to the bit: tests/finetuning/test_finetuning.py",
     "trainer.warm_start": "names files: tests/finetuning/test_finetuning.py",
-    "trainer.fast_dev_run": "leaves no files to compare: tests/training/test_training_options.py",
     "limits.audio_seconds": "as limits.pixels, of sounds",
     "limits.levels": "pictures of 16 bits: tests/datasets/test_image.py",
     "limits.expansion": "as limits.pixels, of compressed data",

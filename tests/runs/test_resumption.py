@@ -123,7 +123,7 @@ OWN = {"a.b": "2", "a.c": "2", "ab": "2", "dataset": "y"}
     ],
 )
 def test_what_may_differ_regardless(despite, left):
-    problems = resumption.differences(SAVED, OWN, despite)
+    problems = resumption.differences(SAVED, OWN, AT, despite)
     assert sorted(problem.key for problem in problems) == left
     texts = {problem.key: str(problem) for problem in problems}
     if "ab" in texts:
@@ -136,13 +136,6 @@ def test_what_may_differ_regardless(despite, left):
 )
 def test_steps_of_schedules(text, spans):
     assert resumption.spans({SCHEDULES: text}) == spans
-    other = {SCHEDULES: "700", "seed": "1"}
-    same = resumption.same_but_for_length({SCHEDULES: text, "seed": "2"}, other)
-    assert same == {SCHEDULES: "700" if spans else text, "seed": "2"}
-    assert resumption.same_but_for_length(other, {SCHEDULES: text}) == {
-        **other,
-        SCHEDULES: text if spans else "700",
-    }
 
 
 COSINE = {"_target_": "torch.optim.lr_scheduler.CosineAnnealingLR"}
@@ -191,49 +184,24 @@ AT = Address(1, 0)
 
 
 @pytest.mark.parametrize(
-    ("then", "now", "same"),
+    ("then", "now", "keep"),
     [
-        (None, None, True),
-        (None, LATE, True),
-        (LATE, None, True),
-        (EARLY, BOTH, True),
-        (BOTH, EARLY, True),
-        (EARLY, None, False),
-        (None, EARLY, False),
-        ("odd", EARLY, False),
-        (EARLY, "odd", False),
+        (None, None, ""),
+        (None, LATE, ""),
+        (LATE, None, ""),
+        (EARLY, BOTH, ""),
+        (BOTH, EARLY, ""),
+        (EARLY, None, EARLY),
+        (EARLY, LATE, BOTH),
+        (None, EARLY, EARLY),
     ],
 )
-def test_what_is_left_out_may_differ_later(then, now, same):
-    saved, own = ({"seed": "1", SKIP: text or "[]"} for text in (then, now))
-    assert resumption.same_but_for_skips(saved, own, AT) == (own if same else saved)
-
-
-@pytest.mark.parametrize(
-    ("then", "now", "said"),
-    [
-        (
-            EARLY,
-            None,
-            f"has left out {EARLY} before {AT}, where its checkpoint stands; keep that: "
-            f"trainer.skip={EARLY}, or resume regardless with 'resume_despite=[trainer.skip]'",
-        ),
-        (EARLY, LATE, f"keep that: trainer.skip={BOTH}, "),
-        (
-            None,
-            EARLY,
-            f"leaves out batches from {Address(0, 1)} on, and the checkpoint has "
-            f"learned from those before {AT}; resume from a checkpoint of {Address(0, 1)} or "
-            "before",
-        ),
-        (EARLY, "[[[0,1],[0,3]],[[0,7],[0,8]]]", f"leaves out batches from {Address(0, 7)} on"),
-        ("odd", EARLY, f"is {EARLY} here and was odd in the run that is resumed"),
-        (EARLY, "odd", f"is odd here and was {EARLY} in the run that is resumed"),
-    ],
-)
-def test_why_what_is_left_out_may_not_differ_before(then, now, said):
+def test_what_is_left_out_may_differ_later(then, now, keep):
     saved, own = ({} if text is None else {SKIP: text} for text in (then, now))
-    assert said in resumption.other_skips(saved, own, AT)
+    said = [str(one) for one in resumption.differences(saved, own, AT, [])]
+    assert len(said) == bool(keep)
+    assert all(f"keep those that it left out, {SKIP}={keep}, " in one for one in said)
+    assert resumption.differences(saved, own, AT, [SKIP]) == []
 
 
 @pytest.mark.parametrize(

@@ -231,7 +231,7 @@ def test_an_interrupted_run_says_so_and_keeps_its_checkpoint(faces, tmp_path, ca
         if len(epochs) == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("penstock.tasks.progress.Lines.on_epoch_end", interrupt)
+    monkeypatch.setattr("penstock.tasks.observers.Display.on_epoch_end", interrupt)
     done = run(capsys, *faces, *QUICK, "trainer.max_epochs=5", "trainer.baseline=false")
     assert done.code == command.INTERRUPTED
     assert "Traceback" not in done.err
@@ -352,16 +352,3 @@ def test_a_model_that_does_not_fit_the_data_is_one_message(faces, tmp_path, caps
         assert re.search(f"error in the configuration: model: {text}", done.err), done.err
         assert "Traceback" not in done.err
         assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
-    ("batches", "said"),
-    [(3, "has 3, so each optimizer step takes 3"), (9, "its last optimizer step takes 1"), (8, "")],
-)
-def test_steps_of_fewer_batches_than_asked_for_are_said(batches, said, faces, capsys):
-    words = [*faces, *QUICK, f"dataset.count={10 * batches}", "dataset.val_fraction=0.2"]
-    done = run(capsys, *words, "trainer.accumulate=8", "trainer.max_epochs=1")
-    assert done.code == 0, done.err
-    lines = [line for line in done.err.splitlines() if line.startswith("trainer.accumulate: ")]
-    assert len(lines) == bool(said)
-    assert said in "".join(lines)

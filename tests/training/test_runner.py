@@ -20,7 +20,7 @@ from penstock.loading.loader import Loader
 from penstock.loading.workers.options import LoaderOptions
 from penstock.order.plan import Plan
 from penstock.order.samplers import Random, Sequential
-from penstock.runs import checkpoint, run_state
+from penstock.runs import checkpoint
 from penstock.runs.checkpoint import Checkpoints
 from penstock.training.epoch_metrics import EpochMetrics
 from penstock.training.objective import Regression
@@ -326,7 +326,7 @@ def test_a_run_that_an_observer_has_ended_can_be_resumed(tmp_path):
     tired = Observer()
     tired.enough = "it is tired"
     assert fitted(Session(Checkpoints(tmp_path)), tired) == ("it is tired", 1)
-    state = checkpoint.find_newest(tmp_path, run_state.check).state
+    state = checkpoint.find_newest(tmp_path).state
     assert fitted(Session(state=state)) == ("max_epochs", 3)
 
 
@@ -351,7 +351,7 @@ def fit_scripted(values, session, **options):
 
 def test_a_resumed_run_knows_its_best_and_how_long_ago_that_was(tmp_path):
     first = fit_scripted([3.0, 1.0, 2.0], Session(Checkpoints(tmp_path)), max_epochs=3)
-    state = checkpoint.find_newest(tmp_path, run_state.check).state
+    state = checkpoint.find_newest(tmp_path).state
     result = fit_scripted([2.5, 2.7], Session(state=state), max_epochs=9, patience=2)
     assert (result.reason, len(result.history)) == ("patience", 4)
     assert result.history[:3] == first.history

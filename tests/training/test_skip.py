@@ -232,8 +232,8 @@ def test_a_range_behind_the_checkpoint_is_refused(whole, tmp_path, capsys):
     refused = run(capsys, *here, "trainer.skip=[[0,5],[0,12]]")
     assert refused.code == 2
     assert (
-        "trainer.skip: leaves out batches from (0, 5) on, and the checkpoint has learned from "
-        "those before (0, 8)"
+        "trainer.skip: leaves out other batches than the run that is resumed before (0, 8), where "
+        "its checkpoint stands"
     ) in refused.err
     assert "resume_despite=[trainer.skip]" in refused.err
     assert not (tmp_path / "b").exists()

@@ -156,19 +156,6 @@ def test_overfitting_sees_the_same_samples_in_every_epoch(fit):
     assert digests[0] != digests[1]
 
 
-def test_one_step_tries_everything_and_leaves_nothing(fit, tmp_path):
-    before = sorted(tmp_path.rglob("*"))
-    done = fit(
-        "trainer.fast_dev_run=true",
-        "trainer.max_epochs=50",
-        "scheduler=cosine",
-        "scheduler.warmup=10",
-    )
-    assert done.code == 0, done.err
-    assert "epochs 1, steps 1," in done.out
-    assert sorted(tmp_path.rglob("*")) == before
-
-
 def test_the_loss_falls_fastest_where_it_is_steepest():
     rates = [10 ** (place / 10) for place in range(-60, 1)]
     losses = [1 / (1 + math.exp(4 * (math.log10(rate) + 3))) for rate in rates]
