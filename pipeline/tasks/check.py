@@ -7,9 +7,8 @@ far. Cost: about an epoch of loading, twice that for JPEG and FLAC.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ import torch
 from penstock import seams
 from penstock.build.data import DataParts, Split
 from penstock.config.schema import Config
-from penstock.distributed.preemption import Preempted, Stop
+from penstock.distributed.preemption import Stop
 from penstock.distributed.world import World
 from penstock.errors import ConfigError, DataError
 from penstock.loading.bad_samples import BadSampleError, LeftOut, Stage, in_one_line, path_of
@@ -39,7 +38,7 @@ from penstock.runs.left_out import NAME, Entry
 from penstock.runs.quarantine import QuarantineFile, entries
 from penstock.runs.run_folder import RunFolder
 from penstock.tasks.summary import put_rows
-from penstock.terminal import ProgressDisplay, one_line, put, say
+from penstock.terminal import one_line, progress, put
 
 
 def run(config: Config) -> None:
@@ -49,33 +48,35 @@ def run(config: Config) -> None:
         DataError: something is wrong with it.
     """
     data = DataParts(config, World())
-    splits = tuple(split.name for split in data.splits)
-    if config.split != "both":
-        splits = (config.split,)
     bad: list[Entry] = []
-    count = 0
-    for split in map(data.split, splits):
-        wrong: list[LeftOut] = []
-        stopped: Stop | None = None
+    count, stopped = 0, None
+    for split in data.splits if config.split == "both" else [data.split(config.split)]:
+        wrong, before = list[LeftOut](), count
         try:
-            count += check(split, wrong)
+            with (
+                make_loader(split) as loader,
+                progress(f"checking {split.name}", length_of(split.dataset)) as show,
+                closing(loader.epoch(0)) as batches,
+            ):
+                for batch in batches:
+                    count += batch.request.valid
+                    wrong += batch.left_out
+                    show(count - before, f"{len(wrong)} wrong")
         except Stop as stop:
             stopped = stop
         bad += entries(wrong, split.name, split.identity.unfiltered)
         if stopped is not None:
-            if bad:
-                print_table(bad)
-            if stopped.name == "SIGINT":
-                raise stopped
-            raise Preempted(
-                f"{stopped.name}: the check was interrupted; the same command starts it again"
-            )
+            break
+    if bad:
+        rows = [(of.split, str(of.index), one_line(of.path), one_line(of.cause)) for of in bad]
+        put_rows([("split", "index", "path", "cause"), *rows])
+    if stopped is not None:
+        raise stopped
     if not bad:
         put(f"{count} samples, nothing wrong with them")
         if config.split == "both":
             seams.print_overlaps(data)
         return
-    print_table(bad)
     folder = RunFolder.claim(Path(config.run_dir), config.plain())
     QuarantineFile(folder.path / NAME).add(bad)
     folder.finish("done")
@@ -83,21 +84,6 @@ def run(config: Config) -> None:
         f"{len(bad)} of {count} samples are bad. Repair or remove them, or leave them out of a "
         f"run: bad_samples.quarantine={folder.path / NAME}"
     )
-
-
-def check(split: Split, wrong: list[LeftOut]) -> int:
-    """Read a split and add its bad samples to `wrong`; returns the number of samples."""
-    count = 0
-    with (
-        make_loader(split) as loader,
-        _counted(split, loader) as show,
-        closing(loader.epoch(0)) as batches,
-    ):
-        for batch in batches:
-            count += batch.request.valid
-            wrong += batch.left_out
-            show(count, len(wrong))
-    return count
 
 
 def make_loader(
@@ -108,22 +94,20 @@ def make_loader(
     Args:
         rows, stream: what makes other batches of a map-style dataset, and of a stream.
     """
-    made, plan = split.loader(), split.plan
-    made.close()
-    own: Plan | StreamPlan
-    fetch: Fetch
-    common = made.fetch.dataset, made.fetch.transform, made.fetch.collate, made.fetch.seed
-    names = made.fetch.fields
+    made, plan, own = split.fetch(), split.plan, World()
+    common = made.dataset, made.transform, made.collate, made.seed
+    options = replace(split.loader_options(), persistent_workers=False)
     if isinstance(plan, StreamPlan):
         order = StreamOrder(plan.sampler.seed, steps=plan.sampler.steps)
-        own = StreamPlan(order, plan.batch_size, length=plan.length)
-        fetch = (stream or CheckStream)(
-            *common, fields=names, order=order, batch_size=plan.batch_size
-        )
-    else:
-        own = Plan(Sequential(len(made.fetch.dataset)), plan.batch_size)
-        fetch = (rows or Check)(*common, fields=names)
-    return Loader(own, fetch, replace(made.options, persistent_workers=False), World())
+        more: dict[str, Any] = {
+            "order": order,
+            "batch_size": plan.batch_size,
+            "fields": made.fields,
+        }
+        once = StreamPlan(order, plan.batch_size, length=plan.length)
+        return Loader(once, (stream or CheckStream)(*common, **more), options, own)
+    rows_once = Plan(Sequential(len(made.dataset)), plan.batch_size)
+    return Loader(rows_once, (rows or Check)(*common, fields=made.fields), options, own)
 
 
 class Check(Fetch):
@@ -182,35 +166,3 @@ def not_finite(sample: object) -> str | None:
             if bad:
                 return f"field {name!r} has {bad} of {tensor.numel()} values that are not finite"
     return None
-
-
-def print_table(bad: Sequence[Entry]) -> None:
-    """Print bad samples to stdout, a line each."""
-    lines = [
-        (entry.split, str(entry.index), one_line(entry.path), one_line(entry.cause))
-        for entry in bad
-    ]
-    put_rows([("split", "index", "path", "cause"), *lines])
-
-
-@contextmanager
-def _counted(split: Split, loader: Loader) -> Iterator[Any]:
-    """A function of samples read and bad samples that shows them."""
-    kind, name = split.config.trainer.progress, split.name
-    length = length_of(loader.fetch.dataset)
-    began = time.perf_counter()
-    numbers = [0, 0]
-    said, of = f"checking {name} was interrupted", f" of {length}" if length else ""
-    try:
-        with ProgressDisplay(f"checking {name}", length) as shown:
-
-            def show(count: int, wrong: int) -> None:
-                numbers[:] = count, wrong
-                shown.to(count, f"{wrong} wrong")
-
-            yield show
-        said, of = f"checked {name}", ""
-    finally:
-        if kind != "none":
-            seconds = time.perf_counter() - began
-            say(f"{said}: {numbers[0]}{of} samples in {seconds:.1f} s, {numbers[1]} wrong")

@@ -37,25 +37,22 @@ def run(config: Config) -> None:
 
 def lines(config: Config, group: Group | None = None) -> Iterator[str]:
     """`epoch step samples hash` of each batch, the same on all ranks of `group`."""
-    group = group or Group()
+    group, epoch = group or Group(), config.epoch
     split = DataParts(config, group.world).split(config.split)
-    steps = split.plan.limit(config.epoch)
+    steps, skipped, done = split.plan.limit(epoch), split.plan.skipped, 0
     total = min((one for one in (steps, config.steps) if one is not None), default=None)
-    skipped, done = split.plan.skipped, 0
-    made = None if total is None else total - skipped.count(config.epoch, 0, total)
+    made = None if total is None else total - skipped.count(epoch, 0, total)
     with split.loader(hashed=True) as loader:
-        batches: Iterator[Batch] = islice(loader.epoch(config.epoch), made)
+        batches: Iterator[Batch] = islice(loader.epoch(epoch), made)
         if not (sys.stdout and sys.stdout.isatty()):  # there the lines show how far it is
             batches = watched(batches, made, f"hashing batches of {config.split}")
         for batch in batches:
-            epoch, step = batch.request.address
+            step = batch.request.address[1]
             yield from (f"{epoch} {one} skipped" for one in range(done, step))
             done = step + 1
             shares = group.gather((batch.request.valid, row_hashes(batch)))
             count = sum(valid for valid, _ in shares)
             digest = hash_of_rows(row for _, rows in shares for row in rows)
             yield f"{epoch} {step} {count} {digest}"
-        rest = range(done, total or 0) if steps is not None else ()  # a stream may have ended
-        for step in rest:
-            if Address(config.epoch, step) in skipped:
-                yield f"{config.epoch} {step} skipped"
+    rest = range(done, total or 0) if steps is not None else ()  # a stream may have ended
+    yield from (f"{epoch} {one} skipped" for one in rest if Address(epoch, one) in skipped)

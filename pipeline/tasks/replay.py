@@ -40,11 +40,12 @@ def run(config: Config) -> None:
     put_rows(describe_rows(split.dataset, batch, data.fields))
     put(f"{config.epoch} {config.step} {batch.request.valid} {batch_hash([batch])}")
     folder = RunFolder.claim(Path(config.run_dir), config.plain())
-    own = {"position": torch.from_numpy(batch.positions), "index": torch.from_numpy(batch.indices)}
-    fields = {name: value for name, value in batch.items() if isinstance(value, torch.Tensor)}
-    tensors = {name: plain(value).contiguous() for name, value in (own | fields).items()}
-    save_file(tensors, folder.path / "batch.safetensors")
-    put(folder.path / "batch.safetensors")
+    fields = {"position": torch.from_numpy(batch.positions), **batch}
+    fields["index"] = torch.from_numpy(batch.indices)
+    tensors = {name: of for name, of in fields.items() if isinstance(of, torch.Tensor)}
+    path = folder.path / "batch.safetensors"
+    save_file({name: plain(of).contiguous() for name, of in tensors.items()}, path)
+    put(path)
     with only_shown("the picture"):
         if (picture := seams.draw_batch(split, batch, folder.path)) is not None:
             put(picture)
@@ -56,16 +57,13 @@ def recompute(split: Split, config: Config) -> Batch:
     plan, where = split.plan, f"epoch {config.epoch} of the {config.split} split"
     steps, address = plan.limit(config.epoch), Address(config.epoch, config.step)
     if steps is not None and config.step >= steps:
-        raise ConfigError(
-            Problem(
-                "step", f"{where} has {steps} steps, 0 to {steps - 1}, and no step {config.step}"
-            )
-        )
+        reason = f"{where} has {steps} steps, 0 to {steps - 1}, and no step {config.step}"
+        raise ConfigError(Problem("step", reason))
     if address in plan.skipped:
         say(f"training leaves this batch out: trainer.skip={plan.skipped}")
-    request: Any = plan.request(config.epoch, config.step)
+    request: Any = plan.request(*address)
     with scope():
-        batch = split.fetch(hashed=True)(request)
+        batch: Batch | End = split.fetch(hashed=True)(request)
     if isinstance(batch, End):
         raise ConfigError(Problem("step", f"{where} ends before step {config.step}"))
     return batch
@@ -78,10 +76,10 @@ def describe_rows(dataset: Any, batch: Batch, fields: Fields | None = None) -> l
     """
     table = table_of(dataset, fields)
     names = [] if table is None else [n for n in ("path", "class", "label") if n in table.columns]
-    filtered = isinstance(dataset, SomeRows)
-    lines = [["position", "index", *(["row"] if filtered else []), *names]]
+    own = ["row"] if isinstance(dataset, SomeRows) else []
+    lines = [["position", "index", *own, *names]]
     for position, index in zip(batch.positions.tolist(), batch.indices.tolist(), strict=True):
         known = [] if table is None else [one_line(table[name].iloc[index]) for name in names]
-        own = [str(dataset.row(index))] if filtered else []
-        lines.append([str(position), str(index), *own, *known])
+        row = [str(dataset.row(index))] if own else []
+        lines.append([str(position), str(index), *row, *known])
     return lines

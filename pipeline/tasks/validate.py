@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from copy import copy
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,17 +25,13 @@ from penstock import seams
 from penstock.build.data import DataParts, Split
 from penstock.build.training import TrainingParts
 from penstock.config.hydra_loader import overrides
-from penstock.config.identity import NOT_SET, differences, identity
 from penstock.config.schema import Config
 from penstock.distributed.group import Group, join
 from penstock.errors import ConfigError, PenstockError, Problem
-from penstock.loading.collate import List
 from penstock.loading.loader import Loader
-from penstock.loading.stream_fetch import StreamFetch
 from penstock.order.plan import Plan
 from penstock.order.randomness import scope
 from penstock.order.samplers import Subset
-from penstock.order.skipped import Skipped
 from penstock.order.streams import StreamPlan
 from penstock.runs import checkpoint
 from penstock.runs.only_shown import only_shown
@@ -50,7 +47,7 @@ from penstock.training.runner import validate
 from penstock.training.train_step import Mode, TrainOptions, autocast
 
 BASELINE_SAMPLES = 1000
-_NAMED = 5  # keys and tensors that differ
+_NAMED = 5  # tensors that differ
 
 
 def run(config: Config) -> float:
@@ -71,7 +68,7 @@ def run(config: Config) -> float:
 
 def _run(config: Config, parts: TrainingParts, group: Group, path: Path) -> float:
     model, objective = parts.model(), parts.objective()
-    load_weights(model, path, config)
+    load_weights(model, path)
     model.to(parts.world.device)
     name, _ = monitored(config, objective)
     precision = config.trainer.precision
@@ -96,54 +93,34 @@ def _run(config: Config, parts: TrainingParts, group: Group, path: Path) -> floa
     return value
 
 
-def load_weights(model: nn.Module, path: Path, config: Config | None = None) -> None:
+def load_weights(model: nn.Module, path: Path) -> None:
     """Load a checkpoint's weights, or their running mean if the run had one.
-
-    Args:
-        config: of the model, to name the keys that differ.
 
     Raises:
         PenstockError: they are of another model.
     """
     state = checkpoint.load(path)
+    weights: Any = state.get("averaged", state.get("model"))
     try:
-        model.load_state_dict(state["averaged" if "averaged" in state else "model"])
-    except (KeyError, RuntimeError, TypeError, AttributeError) as error:
+        model.load_state_dict(weights)
+    except (RuntimeError, TypeError, AttributeError) as error:
+        shapes = [
+            {name: list(getattr(value, "shape", ())) for name, value in one.items()}
+            for one in (model.state_dict(), weights if isinstance(weights, dict) else {})
+        ]
+        own, saved = shapes
+        other = (
+            f"{one_line(name)[:80]} is {own.get(name, 'not there')} in the model and "
+            f"{saved.get(name, 'not there')} in the file"
+            for name in {**saved, **own}
+            if own.get(name) != saved.get(name)
+        )
         folder = run_of(path)
         way = f"run={folder}" if folder is not None else "the overrides of its run"
-        reasons = [*_other_keys(state, config), *_other_tensors(state, model)][:_NAMED]
         raise PenstockError(
             f"{path} does not fit the model of this configuration; give {way}. "
-            + "; ".join(reasons)
+            + "; ".join(islice(other, _NAMED))
         ) from error
-
-
-def _other_keys(state: checkpoint.State, config: Config | None) -> Iterator[str]:
-    """The keys by which the model of a checkpoint is another one."""
-    saved = state.get("fingerprint")
-    if config is None or not isinstance(saved, Mapping):
-        return
-    own = identity(config)
-    for key in differences(saved, own):
-        if key.startswith(("model.", "dataset.facts.")):
-            yield (
-                f"{one_line(key)} is {one_line(own.get(key, NOT_SET))[:80]} here and was "
-                f"{one_line(saved.get(key, NOT_SET))[:80]}"
-            )
-
-
-def _other_tensors(state: checkpoint.State, model: nn.Module) -> Iterator[str]:
-    """The tensors of a checkpoint that a model lacks or has in another shape, and the reverse."""
-    saved = state.get("model")
-    saved = saved if isinstance(saved, Mapping) else {}
-    own = {name: list(value.shape) for name, value in model.state_dict().items()}
-    there = {str(name): list(getattr(value, "shape", ())) for name, value in saved.items()}
-    for name in {**there, **own}:
-        if there.get(name) != own.get(name):
-            yield (
-                f"{one_line(name)[:80]} is {own.get(name, 'not there')} in the model and "
-                f"{there.get(name, 'not there')} in the file"
-            )
 
 
 def monitored(config: Config, objective: Objective) -> tuple[str, Mode]:
@@ -174,7 +151,9 @@ def baselines(
     found: dict[str, Record] = {}
     if objective.baseline_name:
         with only_shown("the baseline"):
-            level = baseline(data, split, objective, monitor, loader, group, observers)
+            model = _constant(data, split, objective, monitor, loader, group)
+            with warnings.catch_warnings(action="ignore", category=UserWarning):  # of constants
+                level = validate(model, objective, loader, group=group, observers=observers)
             found[objective.baseline_name] = level
     if group.is_first and data.validates:
         with only_shown("what else the result is compared with"):
@@ -182,16 +161,10 @@ def baselines(
     return found
 
 
-def baseline(
-    data: DataParts,
-    split: Split,
-    objective: Objective,
-    monitor: str,
-    loader: Loader,
-    group: Group | None = None,
-    observers: Sequence[Observer] = (),
-) -> Record:
-    """Loss and metrics over `loader`, of `split`, of the objective's baseline: a constant, say.
+def _constant(
+    data: DataParts, split: Split, objective: Objective, monitor: str, loader: Loader, group: Group
+) -> nn.Module:
+    """The objective's baseline on `split`, which `loader` measures; a constant, say.
 
     A constant is the best one for the rows that are measured: that of training rows may lose to
     others, and a model that has learned nothing would seem better than it. It is made of about 1000
@@ -200,31 +173,25 @@ def baseline(
     ranks find the same one.
     """
     split = data.train if isinstance(objective, OwnObjective) else split
-    dataset, plan = split.dataset, split.plan
+    plan, val = split.plan, data.val
     fetch = replace(
-        split.fetch(),
-        transform=data.val.transform,
-        batch_transform=data.val.batch_transform or None,
+        split.fetch(), transform=val.transform, batch_transform=val.batch_transform or None
     )
     if isinstance(plan, StreamPlan):  # the first records, whatever trainer.skip leaves out
         plan = StreamPlan(plan.sampler, plan.batch_size, plan.tail, plan.length, plan.most)
     elif getattr(plan.sampler, "packs", False):
         plan = Plan(plan.sampler, plan.batch_size, plan.tail, plan.together, plan.most)
     else:  # not in the sampler's order, which may weigh samples
-        measured = min(len(dataset), (plan.most or len(dataset)) * plan.batch_size)
-        count = min(measured, BASELINE_SAMPLES)
-        rows = np.linspace(0, measured - 1, count).round().astype(np.int64).tolist()
-        plan = Plan(Subset(len(dataset), 0, indices=rows, shuffle=False), plan.batch_size)
+        length = len(split.dataset)
+        last = min(length, (plan.most or length) * plan.batch_size) - 1
+        rows = np.linspace(0, last, min(last + 1, BASELINE_SAMPLES)).round().astype(int).tolist()
+        plan = Plan(Subset(length, 0, indices=rows, shuffle=False), plan.batch_size)
     options = replace(loader.options, persistent_workers=False)
     alone = replace(loader.world, rank=0, size=1)
-    with (group or Group()).all_or_none(), Loader(plan, fetch, options, alone) as batches:
+    with group.all_or_none(), Loader(plan, fetch, options, alone) as batches:
         count, what = math.ceil(BASELINE_SAMPLES / plan.batch_size), objective.baseline_name
-        some = islice(batches.epoch(0), count)
-        model = objective.baseline(watched(some, count, f"finding the {what}"), monitor)
-    with warnings.catch_warnings(action="ignore", category=UserWarning):  # of constant predictions
-        return validate(
-            model.to(loader.world.device), objective, loader, group=group, observers=observers
-        )
+        some = watched(islice(batches.epoch(0), count), count, f"finding the {what}")
+        return objective.baseline(some, monitor).to(loader.world.device)
 
 
 @torch.no_grad()
@@ -240,66 +207,39 @@ def try_one_batch(
     Raises:
         ConfigError: a metric does not take the predictions, or none is called as the monitored one.
     """
-    plan = copy(val.plan)
-    plan.most = 1
-    workers, device = min(loader.options.num_workers, 1), torch.device(loader.world.device)
+    plan, device = copy(val.plan), torch.device(loader.world.device)
+    plan.most, workers = 1, min(loader.options.num_workers, 1)
     one_worker = replace(loader.options, num_workers=workers, persistent_workers=False)
     objective.to(device).reset()
-    with Loader(plan, val.fetch(), one_worker, loader.world) as batches:
+    with (
+        Loader(plan, val.fetch(), one_worker, loader.world) as batches,
+        # No draw may change those of the training; metrics warn of what few rows lack.
+        scope(),
+        warnings.catch_warnings(action="ignore"),
+    ):
         for batch in batches.epoch(0):
-            if isinstance(objective, OwnObjective):
-                # No draw may change those of the training.
-                with scope(), autocast(device, options.precision):
-                    outputs = objective.measure(model.to(device).eval(), batch)[1]
-            elif not batch.request.valid:  # a rank's share is all padding
+            own = isinstance(objective, OwnObjective)
+            if not own and not batch.request.valid:  # a rank's share is all padding
                 continue
-            else:
-                try:
-                    constant = objective.baseline([batch])
-                except PenstockError:
-                    raise
-                except Exception:  # an objective of a person's own that knows no constant
-                    break
-                outputs = objective.measure(constant.to(device), batch)[1]
+            try:
+                tried = model.to(device).eval() if own else objective.baseline([batch]).to(device)
+            except PenstockError:
+                raise
+            except Exception:  # an objective of a person's own that knows no constant
+                continue
+            with autocast(device, options.precision if own else "fp32"):
+                outputs = objective.measure(tried, batch)[1]
             objective.update(outputs, batch)
             try:
-                with warnings.catch_warnings(action="ignore"):  # of what few rows lack
-                    measured = objective.compute()
-            except ConfigError:
-                raise
-            except Exception:
-                if val.plan.steps(0) == 1:
+                measured = objective.compute()
+            except Exception as error:  # a metric may need more rows than these
+                if isinstance(error, ConfigError) or val.plan.steps(0) == 1:
                     raise
-                break  # a metric may need more rows than these
+                continue
             losses = [f"loss/{name}" for name in objective.named]
-            given = [*(["loss", *losses] if objective.validates_loss else []), *measured]
-            if options.monitor not in given and batch.request.valid:
-                raise ConfigError(
-                    Problem(
-                        "trainer.monitor",
-                        f"is {options.monitor!r}, which validation"
-                        f" does not give; it gives {', '.join(given)}",
-                    )
-                )
+            names = [*(["loss", *losses] if objective.validates_loss else []), *measured]
+            if options.monitor not in names and batch.request.valid:
+                reason = f"is {options.monitor!r}, which validation does not give"
+                known = f"{reason}; it gives {', '.join(names)}"
+                raise ConfigError(Problem("trainer.monitor", known))
     objective.reset()
-
-
-def try_stream(split: Split, loader: Loader) -> None:
-    """Read the first batch of a stream, whose emptiness shows only so; nothing for other datasets.
-
-    Raises:
-        ConfigError: it has no batch.
-    """
-    if not isinstance(split.plan, StreamPlan):
-        return
-    plan, order = copy(split.plan), copy(split.plan.sampler)
-    order.buffer = 0  # to find its first records, none have to be shuffled
-    plan.most, plan.skipped, plan.sampler = 1, Skipped(), order
-    fetch = split.fetch()
-    assert isinstance(fetch, StreamFetch)
-    fetch = replace(fetch, transform=None, batch_transform=None, collate=List(), order=order)
-    workers = min(loader.options.num_workers, 1)
-    options = replace(loader.options, num_workers=workers, persistent_workers=False)
-    with Loader(plan, fetch, options, loader.world) as batches:
-        for _ in batches.epoch(0):
-            pass

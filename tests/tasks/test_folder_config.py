@@ -5,13 +5,10 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
-import torch
-from torch import nn
 
 from penstock.loading.wrapped import SomeRows
 from penstock.tasks.folder_config import may_be_typed
 from penstock.tasks.replay import describe_rows
-from penstock.tasks.validate import _other_tensors
 
 
 @pytest.mark.parametrize(
@@ -38,21 +35,6 @@ from penstock.tasks.validate import _other_tensors
 )
 def test_overrides_that_may_stand_beside_a_folder(word, may):
     assert may_be_typed(word) == may
-
-
-def test_tensors_that_are_not_those_of_a_model():
-    model = nn.Linear(2, 3)
-    weights = model.state_dict()
-    assert list(_other_tensors({"model": weights}, model)) == []
-    other = {"weight": torch.zeros(3, 4), "gain": torch.zeros(1), "count": 3, "x" * 81: 3}
-    assert list(_other_tensors({"model": other}, model)) == [
-        "weight is [3, 2] in the model and [3, 4] in the file",
-        "gain is not there in the model and [1] in the file",
-        "count is not there in the model and [] in the file",
-        f"{'x' * 80} is not there in the model and [] in the file",
-        "bias is [3] in the model and not there in the file",
-    ]
-    assert len(list(_other_tensors({"model": 3}, model))) == 2
 
 
 class Rows:

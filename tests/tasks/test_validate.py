@@ -89,12 +89,12 @@ def test_a_folder_gives_the_configuration(faces, capsys, tmp_path):
     assert run(capsys, "task=validate").code == 2
 
 
-def test_weights_of_another_model_are_reported_by_key(faces, capsys):
+def test_weights_of_another_model_are_reported_by_name(faces, capsys):
     words = [*faces, *QUICK]
     assert run(capsys, *words, "run_dir=run").code == 0
     done = run(capsys, *words, "model.width=6", "task=validate", "checkpoint=run")
     assert done.code == 1
-    assert re.search(r"give run=run\. model\.width is 6 here and was \d+", done.err)
+    assert re.search(r"give run=run\. \S+ is \[.*\] in the model and \[.*\] in the file", done.err)
     assert len(done.err) < 1500
 
 
@@ -141,6 +141,8 @@ def test_wrong_checkpoints_are_refused(faces, capsys, tmp_path):
     assert "nowhere: it holds no checkpoint" in done.err
     checkpoint.save(tmp_path / "other", {"model": nn.Linear(2, 3).state_dict()})
     with pytest.raises(PenstockError, match=r"does not fit the model.*overrides of its run"):
+        load_weights(nn.Linear(3, 2), tmp_path / "other")
+    with pytest.raises(PenstockError, match=r"weight is \[2, 3\] in the model and \[3, 2\] in"):
         load_weights(nn.Linear(3, 2), tmp_path / "other")
     checkpoint.save(tmp_path / "none", {"x": 1})
     with pytest.raises(PenstockError, match="does not fit the model"):

@@ -63,6 +63,6 @@ def loaded(
         parts = TrainingParts(learned.completed(config), world)
         parts.data.recorded, parts.data.train.dataset = learned.classes, learned
     model, objective = parts.model(), parts.objective()
-    load_weights(model, path, config)
+    load_weights(model, path)
     device = parts.world.device
     return Trained(parts, model.to(device).eval(), objective.to(device), path, learned)
