@@ -26,7 +26,7 @@ import hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from penstock import late_imports, program, seams, terminal
 from penstock.config import (
@@ -43,6 +43,8 @@ from penstock.distributed.preemption import Preempted, Preemption, Stop
 from penstock.errors import LOST, PREEMPTED, ConfigError, PenstockError, Problem
 from penstock.runs.resumption import with_overrides_of_run
 from penstock.terminal import fitted, say
+
+OmegaConf.register_new_resolver("job_name", seams.job_name, replace=True)  # of hydra.sweep.subdir
 
 INTERRUPTED = 130
 # What gloo says when a process at the other end of a connection is gone.
@@ -111,6 +113,8 @@ def _main(
     sweeps = args.multirun and not only_looks
     loads = hydra_loader.checked(single, kept, sweeps=sweeps)
     runs = seams.run_sweep(composer, typed) if sweeps else nullcontext()
+    if sweeps:  # a pattern such as ${now:%H} may not give each process another folder
+        words.append(program.override("hydra.sweep.dir", composer.sweep[0]))
     try:
         checked = preflight.carried(composer)
         with hydra_internals.replaced(sys, argv=words), looks, loads, checked, runs:

@@ -290,9 +290,9 @@ def observers(fit: Fit) -> list[Observer]:
 
         made += observing.observers(fit)
     if config.sweep.optuna is not None:
-        from penstock.addons.sweeps import study
+        from penstock.addons.sweeps import optuna_sweeper
 
-        made += study.observers(fit)
+        made += optuna_sweeper.observers(fit)
     if config.tracker:
         from penstock.addons.trackers import observing as tracking
 
@@ -380,29 +380,39 @@ def plugin_problems(node: Any, section: Mapping[str, Any], words: Sequence[str])
 
 def check_sweep(*arguments: Any) -> list[Problem]:
     """The problems of all jobs of a command line with `-m`."""
-    from penstock.addons.sweeps.sweep_grid import check
+    from penstock.addons.sweeps.sweep import check_command
 
-    return check(*arguments)
+    return check_command(*arguments)
+
+
+def job_name(words: Sequence[str]) -> str:
+    """The folder's name of a job of a sweep, from its overrides."""
+    from penstock.addons.sweeps.jobs import job_name
+
+    return job_name(words)
 
 
 def sweep_variables(options: Sequence[str], words: Sequence[str]) -> dict[str, str]:
     """The variable with the name of a sweep's folder, which follows from its command."""
     if not {"-m", "--multirun"} & set(options):
         return {}
-    from penstock.addons.sweeps.stored_sweep import name_of
+    about = [word for word in [*options, *words] if not word.startswith("hydra")]
+    return {
+        "PENSTOCK_SWEEP": job_name([word for word in about if word not in ("-m", "--multirun")])
+    }
 
-    return {"PENSTOCK_SWEEP": name_of(options, words)}
 
-
-def run_sweep(*arguments: Any) -> AbstractContextManager[None]:
+def run_sweep(composer: Any, typed: Sequence[str]) -> AbstractContextManager[None]:
     """The context in which hydra runs the jobs of a sweep."""
-    from penstock.addons.sweeps.launching import running
+    from penstock.addons.reports.report import of_sweep
+    from penstock.addons.sweeps.sweep import running
 
-    return running(*arguments)
+    folder, config = composer.sweep
+    return running(Path(folder), partial(of_sweep, config))
 
 
 def run_job(*arguments: Any) -> float | None:
     """Run the job of a sweep that hydra has composed, in its process."""
-    from penstock.addons.sweeps.sweep_job import run
+    from penstock.addons.sweeps.jobs import run_job
 
-    return run(*arguments)
+    return run_job(*arguments)

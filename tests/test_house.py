@@ -36,8 +36,7 @@ KNOW_HYDRA = {
     "pipeline/command.py",
     "pipeline/addons/sweeps/plugins.py",
     "pipeline/addons/sweeps/sweep.py",
-    "pipeline/addons/sweeps/sweep_job.py",
-    "pipeline/addons/sweeps/sweep_grid.py",
+    "pipeline/addons/sweeps/jobs.py",
     "pipeline/addons/sweeps/optuna_sweeper.py",
     "pipeline/addons/trackers/observing.py",
     *(

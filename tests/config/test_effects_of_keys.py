@@ -353,7 +353,7 @@ IGNORED = {
     "task": "chooses what is run, and nothing of how",
     "resume": "says where to begin; what is refused there is measured in each row",
     "resume_despite": "for rows of this table that are refused: tests/tasks/test_fit.py",
-    "sweep": "of sweeps alone: tests/sweeps/test_sweep_grid.py, test_optuna.py",
+    "sweep": "of sweeps alone: tests/sweeps",
     "distributed": "starts processes: tests/distributed; rounding, by `ranks`",
     "loader.in_order": "what arrives first is by chance, and false is refused with checkpoints",
     "loader.ray": "needs Ray: tests/ray/test_ray.py",
@@ -471,7 +471,7 @@ def keeps_a_done_job(key, row):
         code = command.main(
             ["--config-dir", "own", "-m", *given, "task=digest", "steps=1", "hydra.sweep.dir=sweep"]
         )
-        written = {path: path.stat().st_mtime_ns for path in Path("sweep").glob("*/result.json")}
+        written = {path: path.stat().st_mtime_ns for path in Path("sweep").glob("*/manifest.json")}
         if which == 0:
             assert (code, len(written)) == (0, 1)
             before = written

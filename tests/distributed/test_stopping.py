@@ -4,7 +4,6 @@ The data stalls for an hour; limits are generous here, as machines are busy. `ma
 twenty random moments of each kind, and prints the times.
 """
 
-import json
 import os
 import re
 import signal
@@ -15,6 +14,7 @@ import pytest
 import torch
 
 from penstock import compose
+from penstock.addons.sweeps.jobs import jobs_of
 from penstock.config.composition import Composer
 from penstock.distributed import preemption
 from penstock.distributed.group import Group
@@ -181,19 +181,18 @@ def test_a_sweep_stops_between_two_jobs_and_continues(tmp_path):
     )
     whole.whole()
     pids = runs.begin()
-    first = tmp_path / "runs" / "sweep" / "0" / "result.json"
-    runs.wait(first.exists)
+    runs.wait(lambda: any(job.status == "done" for job in jobs_of(tmp_path / "runs" / "sweep")))
     codes, seconds = stop(pids)
     said = runs.log.read_text()
     assert codes == [75], said
     assert seconds < SOON
     assert "Traceback" not in said
     runs.whole()
-    for job in "012":
-        kept = [one / "sweep" / job for one in (tmp_path / "whole", tmp_path / "runs")]
-        ledgers = [(folder / "ledger.jsonl").read_text() for folder in kept]
+    kept = [list(jobs_of(tmp_path / name / "sweep")) for name in ("whole", "runs")]
+    assert [job.status for job in kept[1]] == ["done"] * 3
+    for jobs in zip(*kept, strict=True):
+        ledgers = [(job.path / "ledger.jsonl").read_text() for job in jobs]
         assert ledgers[0] == ledgers[1]
-        assert json.loads((kept[1] / "result.json").read_text())["status"] == "done"
 
 
 def test_data_code_that_catches_every_exception_does_not_keep_a_run():

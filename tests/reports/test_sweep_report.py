@@ -1,11 +1,9 @@
 """The report of a sweep, from real sweeps and from what strangers may send."""
 
 import io
-import json
 import shutil
 import statistics
 from contextlib import redirect_stdout
-from html import escape
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,7 @@ import pytest
 from penstock import command, seams
 from penstock.addons.reports import sweep_report
 from penstock.addons.reports.sweep_report import SweepRecord, is_sweep
-from penstock.addons.sweeps.job_result import JobResult
+from penstock.addons.sweeps.jobs import jobs_of, note
 from tests import conftest
 from tests.program import run
 
@@ -59,22 +57,23 @@ def page_of(folder):
     return sweep_report.write(folder).read_text()
 
 
-def change(path, **facts):
-    path.write_text(json.dumps(json.loads(path.read_text()) | facts))
+def jobs(folder):
+    """Those of the sampler "random" with the seeds 1 and 2, then those of "weighted"."""
+    return [job.path for job in jobs_of(folder)]
 
 
 @pytest.mark.thorough
 def test_the_sweep_of_the_readme_ends_with_a_table_and_the_path_of_its_report(swept):
     folder, out = swept
-    assert "4 jobs in" in out
-    assert "best: nme 0." in out
+    assert "4 of 4 jobs in" in out
+    assert "best: nme, mean 0." in out
     assert out.splitlines()[-1] == f"report       {folder / 'report.html'}"
     assert (folder / "report.html").read_text().startswith("<!doctype html>")
 
 
 def test_seeds_are_folded_into_mean_and_spread(swept):
     folder, _ = swept
-    values = [JobResult.read(folder / name / "result.json").value for name in "0123"]
+    values = [job.value for job in jobs_of(folder)]
     sweep = SweepRecord(folder)
     assert sweep.varying == ["sampler", "seed"]
     groups = {one.settings["sampler"]: one for one in sweep.groups}
@@ -87,19 +86,15 @@ def test_seeds_are_folded_into_mean_and_spread(swept):
     assert '<th scope="row">trainer.max_epochs</th><td>2</td>' in page.replace(' class="words"', "")
 
 
-def test_what_is_missing_is_told_with_the_line_that_resumes(sweep):
-    shutil.rmtree(sweep / "0")
-    change(sweep / "1" / "result.json", status="failed", value=None, error="no <b>luck</b>")
-    (sweep / "2" / "result.json").unlink()
-    change(sweep / "2" / "manifest.json", status="running")
-    (sweep / "3" / "result.json").unlink()
-    for name in ("manifest.json", "config.yaml"):
-        (sweep / "3" / name).unlink()
-    states = {job.name: job.status for job in SweepRecord(sweep).jobs}
-    assert states == {"0": "not started", "1": "failed", "2": "killed", "3": "not started"}
+def test_what_is_missing_is_told(sweep):
+    first, second, third, _ = jobs(sweep)
+    shutil.rmtree(first)
+    note(second, status="failed", error="no <b>luck</b>")
+    note(third, status="running")
+    states = [job.status for job in SweepRecord(sweep).jobs]
+    assert states == ["failed", "killed", "done"]
     page = page_of(sweep)
-    assert "0 of 4 jobs are done; 1 failed, 1 killed, 2 not started" in page
-    assert escape(f"-m resume={sweep}") in page
+    assert "1 of 3 jobs are done; 1 failed, 1 killed" in page
     assert "no &lt;b&gt;luck&lt;/b&gt;" in page
 
 
@@ -108,17 +103,17 @@ EVIL = "<script>alert(1)</script>"
 
 def test_texts_of_strangers_stay_texts(sweep):
     named = f"\"'><img src=x onerror=alert(1)>{EVIL}\x1b[31m\u202e"
-    change(
-        sweep / "0" / "result.json",
-        metric=EVIL,
+    first, second, third, _ = jobs(sweep)
+    note(
+        first,
+        monitor=EVIL,
         error=named,
         status=EVIL,
-        value=None,
         overrides=[f"sampler={EVIL}", f"{EVIL}=1", "seed=1"],
-        others={EVIL: 1.0},
+        best={f"val/{EVIL}": 1.0},
     )
-    change(
-        sweep / "1" / "manifest.json",
+    note(
+        second,
         command=EVIL,
         platform=EVIL,
         order=EVIL,
@@ -127,7 +122,7 @@ def test_texts_of_strangers_stay_texts(sweep):
         code={EVIL: {EVIL: EVIL}},
         sessions=[{"world": EVIL}],
     )
-    (sweep / "2").rename(sweep / "<b>2")
+    third.rename(sweep / "<b>2")
     page = page_of(sweep)
     assert "&lt;script&gt;alert(1)" in page
     for forbidden in (EVIL, "<img", "<b>", "\x1b", "\u202e"):
@@ -137,7 +132,6 @@ def test_texts_of_strangers_stay_texts(sweep):
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("result.json", "{}"),
         ("manifest.json", "[]"),
         ("manifest.json", '{"sessions": 3}'),
         ("metrics.jsonl", '{"event": "epoch", "epoch": "x"}\n'),
@@ -145,18 +139,20 @@ def test_texts_of_strangers_stay_texts(sweep):
     ],
 )
 def test_a_damaged_file_costs_its_job_only(sweep, name, content):
-    (sweep / "1" / name).write_text(content)
+    path = jobs(sweep)[1]
+    (path / name).write_text(content)
     record = SweepRecord(sweep)
-    assert name in record.jobs[1].trouble
+    (job,) = (job for job in record.jobs if job.path == path)
+    assert name in job.trouble
     assert name in page_of(sweep)
-    assert sum(job.value is not None for job in record.jobs) == 4 - (name == "result.json")
+    assert sum(job.value is not None for job in record.jobs) == 4 - (name == "manifest.json")
 
 
 @pytest.mark.thorough
 def test_what_is_no_sweep_is_said(tmp_path, capsys, faces, swept):
     assert not is_sweep(tmp_path)
     assert is_sweep(swept[0])
-    assert not is_sweep(swept[0] / "0")
+    assert not is_sweep(jobs(swept[0])[0])
     told = run(capsys, "task=report", f"runs=[{swept[0]}]")
     assert (told.code, told.out) == (0, f"{swept[0] / 'report.html'}\n")
     (tmp_path / "empty").mkdir()
@@ -188,8 +184,7 @@ def test_a_sweep_that_is_left_has_a_report(tmp_path, monkeypatch, capsys, report
     assert told.code == 130
     assert "report       sweep/report.html" in told.out
     page = (tmp_path / "sweep" / "report.html").read_text()
-    assert "1 of 3 jobs are done; 1 interrupted, 1 not started" in page
-    assert "-m resume=sweep" in page
+    assert "The job is done" in page
 
 
 @pytest.mark.thorough
@@ -214,11 +209,13 @@ def test_a_setting_that_lacks_a_fold_stands_behind_those_that_have_all(tmp_path)
     for number, (lr, fold, value) in enumerate(
         [(1, 0, 0.5), (1, 1, 0.7), (2, 0, 0.1), (2, 1, None)]
     ):
-        status = "failed" if value is None else "done"
-        words = [f"optimizer.lr={lr}", f"dataset.fold={fold}"]
         (tmp_path / str(number)).mkdir()
-        JobResult(words, status, "loss", "min", value, 1.0, None, 0, 0.0).write(
-            tmp_path / str(number)
+        note(
+            tmp_path / str(number),
+            overrides=[f"optimizer.lr={lr}", f"dataset.fold={fold}"],
+            status="failed" if value is None else "done",
+            monitor="loss",
+            best={} if value is None else {"val/loss": value},
         )
     groups = SweepRecord(tmp_path).groups
     assert [group.settings["optimizer.lr"] for group in groups] == ["1", "2"]

@@ -5,13 +5,13 @@ nothing computes; a signal comes at a random moment after that, to all ranks or 
 processes took to end is printed.
 """
 
-import json
 import os
 import random
 import signal
 
 import pytest
 
+from penstock.addons.sweeps.jobs import jobs_of
 from tests.stopping import ROWS, Runs, stop
 
 pytestmark = pytest.mark.stress
@@ -89,13 +89,16 @@ def test_stops_of_sweeps(backend, ranks, tmp_path):
         return Runs(tmp_path / name, backend, more=more)
 
     def ledgers(name):
-        return [(tmp_path / name / "sweep" / job / "ledger.jsonl").read_text() for job in "01"]
+        return [
+            (job.path / "ledger.jsonl").read_text() for job in jobs_of(tmp_path / name / "sweep")
+        ]
 
     sweep("whole").whole()
     for moment in range(MOMENTS):
         runs = sweep(str(moment))
         pids = runs.begin()
-        runs.wait((tmp_path / str(moment) / "sweep" / "0" / "result.json").exists)
+        folder = tmp_path / str(moment) / "sweep"
+        runs.wait(lambda folder=folder: any(job.status == "done" for job in jobs_of(folder)))
         signal.sigtimedwait((), draw.uniform(0, 0.2))
         codes, seconds = stop(pids, draw.choice(SIGNALS))
         assert codes == [75], (moment, runs.log.read_text())
@@ -103,8 +106,7 @@ def test_stops_of_sweeps(backend, ranks, tmp_path):
         times.append(seconds)
         runs.whole()
         assert ledgers(str(moment)) == ledgers("whole"), moment
-        result = tmp_path / str(moment) / "sweep" / "1" / "result.json"
-        assert json.loads(result.read_text())["status"] == "done"
+        assert [job.status for job in jobs_of(folder)] == ["done", "done"]
     tell(f"between two jobs, {backend}, {ranks} rank(s)", times)
 
 

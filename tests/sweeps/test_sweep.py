@@ -1,34 +1,47 @@
-"""Sweeps: every job recorded, a table at the end, the worst exit code out."""
+"""Sweeps: a folder that follows from overrides, jobs that are done once, a table, an exit code."""
 
 import csv
 import json
-import math
 import re
-import shlex
+import shutil
 from pathlib import Path
 
 import pytest
 
-import penstock
 from penstock import command, seams
-from penstock.addons.reports.sweep_report import SweepRecord
-from penstock.addons.sweeps.job_result import JobResult, best_of, read_results
-from penstock.addons.sweeps.sweep import table
-from penstock.errors import ConfigError, DataError
-from penstock.runs import resumption
+from penstock.addons.sweeps.jobs import LOCK, job_name, jobs_of
+from penstock.errors import DataError
+from penstock.files.disk import Hold
+from tests.program import run
 
 
 @pytest.fixture
 def sweep(tmp_path, monkeypatch):
-    """Runs a sweep whose task is a function; gives the exit code and the sweep's folder."""
+    """Runs a sweep whose task is a function; gives the exit code, and the jobs by their seeds."""
     monkeypatch.chdir(tmp_path)
 
-    def go(task, *words):
+    def go(task, *words, at=("hydra.sweep.dir=sweep",)):
         monkeypatch.setattr(seams, "runner", lambda name: task)
-        code = command.main(["-m", *words, "hydra.sweep.dir=sweep"])
-        return code, tmp_path / "sweep"
+        code = command.main(["-m", *words, *at])
+        return code, list(jobs_of(tmp_path / "sweep"))
 
     return go
+
+
+def rows_of(path):
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_name_follows_from_what_changes_a_result():
+    words = ["optimizer.lr=0.01", "seed=1", "dataset.root=/data/faces"]
+    name = job_name(words)
+    assert re.fullmatch(r"seed_1-lr_0\.01-[0-9a-f]{8}", name)
+    harmless = ["loader.num_workers=3", "resume=auto", "run_dir=x", "trainer.progress=none"]
+    assert job_name([*reversed(words), *harmless]) == name
+    for other in ("seed=2", "optimizer.lr=0.001", "+model.depth=3", "loader=foreign", "~scheduler"):
+        assert job_name([*words, other]) != name, other
+    assert len(job_name([f"tracker.x={'a' * 300}", *(f"model.a{n}={n}" for n in range(99))])) < 150
 
 
 def test_a_sweep_over_parts_and_seeds(sweep, capsys):
@@ -38,46 +51,73 @@ def test_a_sweep_over_parts_and_seeds(sweep, capsys):
         folders.append(Path(config.run_dir))
         return config.seed / 10
 
-    code, folder = sweep(task, "sampler=random,sequential", "seed=2,1", "batch.size=8")
+    code, jobs = sweep(task, "sampler=random,sequential", "seed=10,2", "batch.size=8")
     assert code == 0
-    assert folders == [folder / str(number) for number in range(4)]
-    out, err = capsys.readouterr()
-    assert "4 jobs in sweep" in out
-    assert "best: nme 0.1 by job 1" in out
-    assert re.search(r"job 2 \(3 of 4, \d+ s left\): sampler=sequential seed=2\n", err)
-    with (folder / "sweep.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert [(r["job"], r["sampler"], r["seed"], r["status"], r["nme"]) for r in rows] == [
-        ("0", "random", "2", "done", "0.2"),
-        ("1", "random", "1", "done", "0.1"),
-        ("2", "sequential", "2", "done", "0.2"),
-        ("3", "sequential", "1", "done", "0.1"),
+    assert sorted(folders) == sorted(job.path for job in jobs)
+    out, _ = capsys.readouterr()
+    assert "4 of 4 jobs in sweep are done" in out
+    assert "all: batch.size=8" in out
+    assert "best: value, mean 0.6 with sampler=random" in out
+    rows = rows_of(Path("sweep/sweep.csv"))
+    assert [(row["sampler"], row["seed"], row["value"], row["status"]) for row in rows] == [
+        ("random", "2", "0.2", "done"),
+        ("random", "10", "1", "done"),
+        ("sequential", "2", "0.2", "done"),
+        ("sequential", "10", "1", "done"),
     ]
-    result = json.loads((folder / "0" / "result.json").read_text())
-    assert result["overrides"] == ["sampler=random", "seed=2", "batch.size=8"]
-    assert (result["status"], result["metric"], result["mode"]) == ("done", "nme", "min")
-    assert result["value"] == 0.2
 
 
-@pytest.mark.thorough
-def test_a_job_that_fails_is_recorded_and_the_others_go_on(sweep, capsys):
+def test_a_command_has_one_folder_and_does_its_jobs_once(sweep):
+    """It follows from the overrides that change a result, in any order."""
+    made = []
+    for words in (
+        ["seed=1,2", "batch.size=8"],
+        ["batch.size=8", "seed=1,2", "loader.num_workers=1", "trainer.progress=none"],
+        ["seed=1,2", "batch.size=16"],
+        ["seed=1,3", "batch.size=8"],
+    ):
+        begun = []
+        code, _ = sweep(lambda config, begun=begun: begun.append(config.run_dir), *words, at=())
+        assert code == 0
+        made.append(Path(begun[0]).parent if begun else None)
+    assert made[1] is None, "the same command: all is done"
+    assert len({*made}) == 4
+
+
+def test_jobs_that_fail_are_told_and_tried_again(sweep, capsys):
+    begun = []
+
     def task(config):
-        if config.seed == 2:
-            raise DataError("faces.csv, line 3: no number")
-        if config.seed == 3:
+        begun.append(config.seed)
+        if config.seed == 2 and begun.count(2) < 2:
+            raise DataError("faces.csv, line 3: no number\nsee there")
+        if config.seed == 3 and begun.count(3) < 2:
             raise ZeroDivisionError("a bug")
         return 0.5
 
-    code, folder = sweep(task, "seed=1,2,3,4")
+    code, jobs = sweep(task, "seed=range(1,5)")
     assert code == 3, "that of the first job that failed"
+    assert [job.status for job in jobs] == ["done", "failed", "failed", "done"]
+    assert jobs[1].error == "faces.csv, line 3: no number"
     out, err = capsys.readouterr()
-    assert "error: faces.csv, line 3: no number" in err
     assert "ZeroDivisionError: a bug" in err
-    assert "4 jobs in sweep" in out
-    found = [result for _, result in read_results(folder)]
-    assert [one.status for one in found] == ["done", "failed", "failed", "done"]
-    assert [one.exit_code for one in found] == [0, 3, 1, 0]
-    assert found[1].error == "faces.csv, line 3: no number"
+    assert "2 of 4 jobs in sweep are done" in out
+    code, jobs = sweep(task, "seed=range(1,5)")
+    assert code == 0
+    assert begun == [1, 2, 3, 4, 2, 3]
+    assert [job.status for job in jobs] == ["done"] * 4
+
+
+def test_a_sweep_can_end_at_its_first_failure(sweep, capsys):
+    begun = []
+
+    def task(config):
+        begun.append(config.seed)
+        raise DataError("the disk is away")
+
+    assert sweep(task, "seed=1,2,3", "sweep.on_failure=stop")[0] == 3
+    assert begun == [1]
+    assert "0 of 1 jobs in sweep" in capsys.readouterr().out
 
 
 def test_an_interrupted_sweep_stops(sweep, capsys):
@@ -86,150 +126,122 @@ def test_an_interrupted_sweep_stops(sweep, capsys):
             raise KeyboardInterrupt
         return 0.5
 
-    code, folder = sweep(task, "seed=1,2,3")
+    code, jobs = sweep(task, "seed=1,2,3")
     assert code == 130
-    assert [result.status for _, result in read_results(folder)] == ["done", "interrupted"]
+    assert [job.settings["seed"] for job in jobs] == ["1"]
+    assert "1 of 1 jobs in sweep" in capsys.readouterr().out
 
 
-def test_a_sweep_that_is_wrong_runs_no_job(sweep, capsys):
-    code, folder = sweep(lambda config: pytest.fail("a job ran"), "seed=1,2", "batch.size=8,0")
-    assert code == 2
-    assert "batch.size: got 0" in capsys.readouterr().err
-    assert not folder.exists()
+@pytest.mark.parametrize(
+    ("words", "messages"),
+    [
+        (["seed=1,2", "batch.size=8,0"], ["batch.size: got 0"]),
+        (["seed=1,x", "model.widt=3"], ["seed: got 'x'", "(in the job seed=x)", "model.widt"]),
+        (["seed=range(250)", "batch.size=8,0"], ["batch.size: got 0"]),
+    ],
+)
+def test_a_sweep_that_is_wrong_runs_no_job(words, messages, sweep, capsys):
+    code, jobs = sweep(lambda config: pytest.fail("a job ran"), *words)
+    assert (code, jobs) == (2, [])
+    err = capsys.readouterr().err
+    assert all(message in err for message in messages), err
+    assert "Traceback" not in err
+
+
+def test_a_job_of_another_process_is_left_alone(sweep, capsys):
+    assert sweep(lambda config: 1 / 0, "seed=1,2")[0] == 1
+    hold = Hold.take(next(Path("sweep").glob("seed_2*")) / LOCK)
+    code, jobs = sweep(lambda config: 0.5, "seed=1,2")
+    assert code == 0
+    assert "another process runs it" in capsys.readouterr().err
+    assert [job.status for job in jobs] == ["done", "running"]
+    hold.release()
+    code, jobs = sweep(lambda config: 0.5, "seed=1,2")
+    assert [job.status for job in jobs] == ["done", "done"]
+
+
+def test_another_grid_in_the_same_folder_adds_jobs(sweep):
+    begun = []
+
+    def task(config):
+        begun.append((config.seed, config.batch.size))
+        return 0.5
+
+    assert sweep(task, "seed=1,2", "batch.size=8")[0] == 0
+    code, jobs = sweep(task, "seed=1,2", "batch.size=8,16", "trainer.progress=none")
+    assert code == 0
+    assert begun == [(1, 8), (2, 8), (1, 16), (2, 16)] or begun[2:] == [(1, 16), (2, 16)]
+    assert len(jobs) == 4
 
 
 @pytest.mark.thorough
-def test_a_job_that_measures_nothing(sweep, capsys):
-    code, folder = sweep(lambda config: None, "task=digest", "seed=1,2")
+def test_folds_are_repetitions_and_a_failed_one_is_named(sweep, capsys):
+    """Means and deviations by hand; what failed is done by the same command."""
+    fails = [True]
+
+    def task(config):
+        fold, large = (
+            int(Path(config.run_dir).name.partition("fold_")[2][0]),
+            config.batch.size == 16,
+        )
+        if fold == 2 and large and config.seed == 1 and fails:
+            raise DataError("faces.csv is gone")
+        return 10.0 * large + fold + config.seed / 10
+
+    words = ("dataset=sequences", "+dataset.folds=3", "batch.size=8,16")
+    words = (*words, "seed=range(2)", "+dataset.fold=range(3)")
+    assert sweep(task, *words)[0] == 3
+    # The other setting lacks a fold.
+    assert "best: value, mean 1.05 with batch.size=8" in capsys.readouterr().out
+    fails.clear()
+    rows = rows_of(Path("sweep/means.csv"))
+    assert [row["jobs"] for row in rows] == ["6 of 6", "5 of 6"]
+    assert rows[1]["missing"] == "fold 2 seed 1 failed"
+    assert sweep(task, *words)[0] == 0
+    rows = rows_of(Path("sweep/means.csv"))
+    assert [float(row["value, mean"]) for row in rows] == [1.05, 11.05]
+    assert [float(row["over folds"]) for row in rows] == [1, 1]
+    assert [float(row["over seeds"]) for row in rows] == pytest.approx([0.0707107] * 2)  # 0 and 0.1
+
+
+def test_values_that_are_not_finite_are_no_values(sweep, capsys):
+    code, jobs = sweep(lambda config: float("nan") if config.seed == 1 else None, "seed=1,2")
     assert code == 0
-    assert [result.value for _, result in read_results(folder)] == [None, None]
+    assert [(job.status, job.value) for job in jobs] == [("done", None)] * 2
     assert "best" not in capsys.readouterr().out
 
 
-def result(value, mode="min", **changes):
-    fields = {
-        "overrides": ["a=1"],
-        "status": "done",
-        "metric": "nme",
-        "mode": mode,
-        "value": value,
-        "seconds": 1.0,
-        "error": None,
-        "exit_code": 0,
-        "started": 5.0,
-    }
-    return JobResult(**{**fields, **changes})
+def test_a_job_whose_yaml_has_changed_is_not_taken_for_done(faces, capsys, tmp_path, monkeypatch):
+    """Its overrides are the same, and its configuration is not."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "conf" / "experiment").mkdir(parents=True)
+    recipe = tmp_path / "conf" / "experiment" / "mine.yaml"
+    words = ["-m", "--config-dir", "conf", "experiment=mine", *faces, "trainer.max_epochs=1"]
+    words += ["seed=1,2", "tracker=none", "trainer.pictures=false", "trainer.report=false"]
+    text = "# @package _global_\noptimizer: {{lr: {}}}\n"
+    recipe.write_text(text.format(0.01))
+    assert run(capsys, *words).code == 0
+    recipe.write_text(text.format(0.02))
+    told = run(capsys, *words)
+    assert told.code == 2
+    assert "optimizer.lr: is 0.02 here and was 0.01 when this job was done" in told.err
+    recipe.write_text(text.format(0.01))
+    told = run(capsys, *words)
+    assert told.code == 0, told.err
+    assert "2 of 2 jobs" in told.out
 
 
-def test_results_come_back_from_files_in_the_order_of_jobs(tmp_path):
-    for number in (10, 9, 2):
-        result(number / 10).write(tmp_path / str(number))
-    result(0.0, started=1.0).write(tmp_path / "3")
-    found = read_results(tmp_path, since=2.0)
-    assert [name for name, _ in found] == ["2", "9", "10"]
-    assert found[0][1] == result(0.2)
-
-
-def test_the_best_by_the_direction_of_the_metric():
-    assert best_of([("0", result(0.3)), ("1", result(0.2)), ("2", result(None))]) == "1"
-    assert best_of([("0", result(0.3, "max")), ("1", result(0.2, "max"))]) == "0"
-    assert best_of([("0", result(None))]) is None
-
-
-def test_a_table_has_a_column_for_every_key_that_any_job_overrides():
-    jobs = [("0", result(0.25)), ("1", result(None, overrides=["b=x=y"], status="failed"))]
-    rows = table(jobs)
-    assert list(rows[0]) == ["job", "a", "b", "status", "nme", "seconds", "error"]
-    assert (rows[0]["a"], rows[0]["b"], rows[0]["nme"]) == ("1", "", "0.25")
-    assert (rows[1]["a"], rows[1]["b"], rows[1]["nme"]) == ("", "x=y", "")
-
-
-@pytest.mark.thorough
-def test_a_table_has_the_other_metrics_of_each_run(sweep, capsys):
-    def task(config):
-        best = {"epoch": 1, "val/nme": 0.1, "val/loss": config.seed / 4, "train/loss": 0.5}
-        folder = Path(config.run_dir)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "manifest.json").write_text(json.dumps({"best": best}))
-        return 0.1
-
-    _, folder = sweep(task, "seed=1,2", "batch.size=8")
-    assert [one.others for _, one in read_results(folder)] == [{"loss": 0.25}, {"loss": 0.5}]
-    with (folder / "sweep.csv").open() as file:
-        assert [row["loss"] for row in csv.DictReader(file)] == ["0.25", "0.5"]
-    out = capsys.readouterr().out
-    assert "0.25" in out
-    assert "all: batch.size=8 status=done\n" in out
-
-
-@pytest.mark.thorough
-def test_a_value_that_is_no_number_is_written_as_none(sweep):
-    code, folder = sweep(lambda config: math.nan, "seed=1,2")
-    assert code == 0
-    assert read_results(folder)[0][1].value is None
-
-
-@pytest.mark.thorough
-def test_a_sweep_that_is_left_says_how_far_it_came_and_continues(sweep, capsys, monkeypatch):
-    """Ctrl-C in the second of three jobs; the command that is offered does the rest."""
-    begun = []
-
-    def task(config, stops=True):
-        begun.append(config.seed)
-        Path(config.run_dir).mkdir(parents=True, exist_ok=True)
-        if config.seed == 2 and stops:
-            raise KeyboardInterrupt
-        return config.seed / 10
-
-    code, _ = sweep(task, "seed=1,2,3", "batch.size=8", "model=landmark_net")
-    out, err = capsys.readouterr()
-    assert code == 130
-    assert "1 of 3 jobs in sweep are done" in out
-    rows = [line.split() for line in out.splitlines() if line.strip()[:1].isdigit()]
-    assert [row[:3] for row in rows[1:]] == [
-        ["0", "1", "done"],
-        ["1", "2", "interrupted"],
-        ["2", "3", "not"],
-    ]
+def test_a_damaged_manifest_costs_its_job(sweep, capsys):
+    _, jobs = sweep(lambda config: 0.5, "seed=1,2")
+    (jobs[0].path / "manifest.json").write_text("{")
+    code, jobs = sweep(lambda config: 0.5, "seed=1,2")
+    assert (code, {job.status for job in jobs}) == (2, {"failed", "done"})
+    err = capsys.readouterr().err
+    assert "manifest.json is damaged" in err
     assert "Traceback" not in err
-    line = err.splitlines()[err.splitlines().index("to resume the sweep, the same command:") + 1]
-    words = shlex.split(line)
-    assert words[0] == "python"
-    given = ["-m", "seed=1,2,3", "batch.size=8", "model=landmark_net", "hydra.sweep.dir=sweep"]
-    assert words[2:] == given
-    begun.clear()
-    monkeypatch.setattr(seams, "runner", lambda name: lambda config: task(config, stops=False))
-    assert command.main(words[2:]) == 0
-    assert begun == [2, 3]
-    out, err = capsys.readouterr()
-    assert "1 of 3 jobs are done" in err
-    assert "3 jobs in sweep" in out
-    assert "best: nme 0.1 by job 0" in out
-    with pytest.raises(ConfigError, match="is a sweep's folder: type its command again"):
-        resumption.source(penstock.compose("resume=sweep"))
-
-
-@pytest.mark.stress
-def test_jobs_are_known_by_their_overrides(sweep):
-    begun = []
-
-    def task(config):
-        begun.append((Path(config.run_dir).name, config.seed, config.batch.size))
-        return config.seed / 10
-
-    for words in (["seed=1,2"], ["seed=3,2,1"], ["seed=1,3", "loader.num_workers=1"], ["seed=2"]):
-        code, folder = sweep(task, *words)
-        assert code == 0
-    assert begun == [("0", 1, 32), ("1", 2, 32), ("2", 3, 32)]
-    assert sweep(task, "seed=1,2", "batch.size=32,8")[0] == 0
-    assert begun[3:] == [("3", 1, 32), ("4", 1, 8), ("5", 2, 32), ("6", 2, 8)]
-    assert [name for name, _ in read_results(folder)] == list("0123456")
-
-
-def test_long_values_that_differ_at_their_end_are_two(sweep):
-    name = "a" * 150
-    code, folder = sweep(lambda config: 0.5, f"cache_dir={name}1,{name}2")
-    assert code == 0
-    record = SweepRecord(folder)
-    assert record.varying == ["cache_dir"]
-    assert len(record.groups) == 2
+    shutil.rmtree(next(Path("sweep").glob("seed_1*")))
+    code, jobs = sweep(lambda config: 0.5, "seed=1,2")
+    assert (
+        code,
+        [json.loads((job.path / "manifest.json").read_text())["status"] for job in jobs],
+    ) == (0, ["done"] * 2)

@@ -1,165 +1,131 @@
-"""Sweeps that are killed, started again, extended, and worked on by several processes at once."""
+"""Sweeps of real fits that are killed, started again, and worked on by several processes."""
 
 import json
 import os
 import random
-import re
 import signal
+import subprocess
 import sys
 import time
 
 import pytest
-import torch
 
-from penstock import command
-from penstock.addons.sweeps.job_result import read_results
-from penstock.runs import checkpoint
-from tests.stopping import ended
+from penstock.addons.sweeps.jobs import jobs_of
+from penstock.addons.sweeps.sweep import MEANS, TABLE
+from tests.program import ROOT
 
 SMALL = (
     "batch.size=8",
     "trainer.max_epochs=2",
     "trainer.baseline=false",
     "trainer.pictures=false",
+    "trainer.report=false",
     "trainer.progress=none",
     "trainer.checkpoint.every_steps=2",
-    "trainer.checkpoint.keep_last=2",
     "trainer.ledger=true",
     "tracker=none",
     "dataset.count=40",
     "loader.backend=main",
     "cache_dir=cache",
 )
+LAUNCHERS = {"basic": (), "joblib": ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2")}
 
 
 class Sweep:
-    """A sweep of real fits, each start of which is a process of its own."""
+    """A sweep, each start of which is a process group of its own."""
 
     def __init__(self, folder, faces, *words):
+        folder.mkdir()
         self.folder, self.log = folder / "sweep", folder / "log"
-        folder.mkdir(exist_ok=True)
-        self.log.touch()
         self.words = ["-m", *faces, *SMALL, *words, f"hydra.sweep.dir={self.folder}"]
 
-    def start(self, *words):
-        """Start a process group; its pid."""
-        pid = os.fork()
-        if pid:
-            return pid
-        code = 1
-        try:
-            os.setsid()
-            output = os.open(self.log, os.O_WRONLY | os.O_APPEND)
-            os.dup2(output, 1)
-            os.dup2(output, 2)
-            sys.stdout = sys.stderr = os.fdopen(output, "w", buffering=1)
-            torch.set_num_threads(1)
-            code = command.main(list(words) or self.words)
-        finally:
-            os._exit(code)
+    def start(self):
+        """The process of the same command."""
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        with self.log.open("a") as log:
+            return subprocess.Popen(
+                [sys.executable, str(ROOT / "run.py"), *self.words],
+                cwd=self.folder.parent,
+                env=environment,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
 
-    def whole(self, *words):
-        codes, _ = ended([self.start(*words)])
-        assert codes == [0], self.log.read_text()
+    def whole(self):
+        assert self.start().wait(300) == 0, self.log.read_text()
 
     def steps(self):
         """How many all ledgers have together."""
         return sum(path.read_text().count("\n") for path in self.folder.glob("*/ledger.jsonl"))
 
-    def kill(self, pid, steps, later):
-        """Kill it with all its processes some moments after that many steps; whether it lived."""
-        while self.steps() < steps and not os.waitpid(pid, os.WNOHANG)[0]:
+    def kill(self, draw):
+        """Kill a start with all its processes, while it begins or some steps later; if it lived."""
+        process, at = self.start(), self.steps() + draw.choice((0, 1, 4, 9))
+        begun = time.monotonic()
+        while self.steps() < at and time.monotonic() - begun < 60 and process.poll() is None:
             time.sleep(0.002)
-        time.sleep(later)
+        time.sleep(draw.uniform(0, 6 if at == 0 else 0.3))
+        alive = process.poll() is None
         try:
-            os.killpg(pid, signal.SIGKILL)
-        except ProcessLookupError:  # it came to its end
-            return False
-        os.waitpid(pid, 0)
-        return True
-
-    def done(self):
-        """All that jobs that are done have left, by job."""
-        names = [name for name, one in read_results(self.folder) if one.status == "done"]
-        files = {name: (self.folder / name).glob("*.json*") for name in names}
-        return {
-            name: {path.name: path.read_bytes() for path in found} for name, found in files.items()
-        }
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            alive = False
+        process.wait()
+        return alive
 
     def outcome(self):
-        """Values, ledgers and weights of all jobs, which are done."""
-        found = {}
-        for name, one in read_results(self.folder):
-            assert one.status == "done", (name, one)
-            run = self.folder / name
-            weights = checkpoint.find_newest(run).state["model"]
-            flat = torch.cat([value.flatten().double() for value in weights.values()])
-            found[" ".join(one.overrides)] = (
-                one.value,
-                one.others,
-                (run / "ledger.jsonl").read_text(),
-                flat.tolist(),
-            )
-        return found
-
-    def begun(self):
-        """How often each job was begun or resumed."""
-        return re.findall(r"^job (\w+) [^:]*: .*\bseed=", self.log.read_text(), re.MULTILINE)
+        """The tables, and what each job has left of its steps."""
+        tables = [(self.folder / name).read_text() for name in (TABLE, MEANS)]
+        jobs = list(jobs_of(self.folder))
+        assert {job.status for job in jobs} == {"done"}
+        return tables, [(job.path / "ledger.jsonl").read_text() for job in jobs]
 
 
-def killed_and_resumed(sweep, kills, seed):
-    """Kill a sweep at random moments; how many of the kills met it alive."""
-    random_ = random.Random(seed)
-    met = 0
+def killed(sweep, kills, seed):
+    """Kill a sweep that often, and start it a last time; how many kills met it alive."""
+    draw, done, met = random.Random(seed), {}, 0
     for _ in range(kills):
-        before, at = sweep.done(), sweep.steps()
-        pid = sweep.start()
-        met += sweep.kill(pid, at + random_.randrange(25), random_.random() * 0.2)
-        after = sweep.done()
-        assert {name: after[name] for name in before} == before, "a job that was done ran again"
-    before = sweep.done()
+        met += sweep.kill(draw)
+        for job in jobs_of(sweep.folder):
+            if job.status == "done":
+                text = (job.path / "manifest.json").read_bytes()
+                assert done.setdefault(job.name, text) == text, "a job that was done ran again"
     sweep.whole()
-    after = sweep.done()
-    assert {name: after[name] for name in before} == before
     return met
 
 
-@pytest.mark.stress
-@pytest.mark.parametrize(
-    ("grid", "kills", "seed"),
-    [
-        (("seed=1,2", "optimizer.lr=0.01,0.003"), 2, 0),
-        *(
-            pytest.param(
-                ("seed=1,2,3,4", "optimizer.lr=0.01,0.003,0.001"), 5, seed, marks=pytest.mark.stress
-            )
-            for seed in range(4)
-        ),
-    ],
-)
-def test_a_sweep_that_is_killed_does_every_job_once(grid, kills, seed, faces, tmp_path):
+def compare(faces, tmp_path, launcher, grid, kills):
+    words = LAUNCHERS[launcher]
+    if words:
+        pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
     whole = Sweep(tmp_path / "whole", faces, *grid)
     whole.whole()
-    killed = Sweep(tmp_path / "killed", faces, *grid)
-    met = killed_and_resumed(killed, kills, seed)
+    other = Sweep(tmp_path / "killed", faces, *grid, *words)
+    met = killed(other, kills, launcher)
+    print(f"{launcher}: {met} of {kills} kills met the sweep alive")
+    print(other.outcome()[0][0], other.outcome()[0][1], sep="\n")
     assert met >= kills // 2
-    assert killed.outcome() == whole.outcome()
-    names = sorted(path.name for path in killed.folder.iterdir() if path.is_dir())
-    assert names == sorted(path.name for path in whole.folder.iterdir() if path.is_dir())
-    # An extended grid runs only what is new.
-    killed.log.write_text("")
-    jobs = len(killed.done())
-    killed.whole(*killed.words, "seed=1,9", "optimizer.lr=0.01")
-    fresh = json.loads((killed.folder / "sweep.json").read_text())["jobs"][jobs:]
-    assert killed.begun() == [one["folder"] for one in fresh]
-    assert all("seed=9" in one["overrides"] for one in fresh)
-    assert fresh
+    assert other.outcome() == whole.outcome()
+
+
+def test_a_sweep_that_is_killed_has_the_table_of_one_that_was_not(faces, tmp_path):
+    compare(faces, tmp_path, "basic", ("seed=1,2",), 2)
 
 
 @pytest.mark.stress
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_sweep_that_is_killed_ten_times(launcher, faces, tmp_path):
+    grid = ("sampler=random,weighted", "optimizer.lr=0.01,0.003", "seed=1,2,3")
+    compare(faces, tmp_path, launcher, grid, 10)
+
+
+@pytest.mark.thorough
 def test_two_processes_share_the_jobs_of_a_sweep(faces, tmp_path):
-    sweep = Sweep(tmp_path / "shared", faces, "seed=1,2,3")
-    codes, _ = ended([sweep.start(), sweep.start()])
+    sweep = Sweep(tmp_path / "shared", faces, "seed=1,2,3,4")
+    codes = [process.wait(300) for process in (sweep.start(), sweep.start())]
     assert codes == [0, 0], sweep.log.read_text()
-    assert sorted(one for one in sweep.begun()) == list("012")
-    assert [one.status for _, one in read_results(sweep.folder)] == ["done"] * 3
+    jobs = list(jobs_of(sweep.folder))
+    assert [job.status for job in jobs] == ["done"] * 4
+    sessions = [json.loads((job.path / "manifest.json").read_text())["sessions"] for job in jobs]
+    assert [len(one) for one in sessions] == [1] * 4, "each job ran once"

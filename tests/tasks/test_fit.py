@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from penstock import command
+from penstock.addons.sweeps.jobs import jobs_of
 from penstock.config import own_command
 from penstock.distributed.world import World
 from penstock.errors import ConfigError
@@ -256,11 +257,9 @@ def test_a_sweep_gets_the_best_value(faces, tmp_path, capsys):
         "hydra.sweep.dir=sweep",
     )
     assert done.code == 0, done.err
-    for job in ("0", "1"):
-        folder = tmp_path / "sweep" / job
-        result = json.loads((folder / "result.json").read_text())
-        assert result["value"] == manifest(folder)["best"]["val/nme"]
-        assert manifest(folder)["overrides"][-1] == f"seed={int(job) + 1}"
+    first, second = jobs_of(tmp_path / "sweep")
+    assert (first.settings["seed"], second.settings["seed"]) == ("1", "2")
+    assert first.value == manifest(first.path)["best"]["val/nme"]
 
 
 def plan(*steps):

@@ -19,7 +19,7 @@ import signal
 import sys
 import sysconfig
 import threading
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -169,26 +169,6 @@ def kept() -> Iterator[None]:
         yield
     finally:
         disconnect()
-
-
-@contextmanager
-def for_jobs(launcher: Any) -> Iterator[None]:
-    """Let hydra's launcher for Ray start one that is this user's alone, and stop it at the end.
-
-    The options of the `ray.init` that it will call stay as they are if one is to be joined.
-    """
-    require_installed()
-    import ray
-
-    options: MutableMapping[str, Any] = launcher.ray_cfg.init
-    if ray.is_initialized() or options.get("address") or os.environ.get("RAY_ADDRESS"):
-        yield
-        return
-    with ExitStack() as stack:
-        folder = stack.enter_context(ray_access.private(ray))
-        stack.callback(_shut_down, ray)
-        options.update(address="local", include_dashboard=False, _temp_dir=str(folder))
-        yield
 
 
 def _init(ray: Any, options: RayOptions, stack: ExitStack) -> None:

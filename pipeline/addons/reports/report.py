@@ -89,19 +89,11 @@ def leave(folder: Path, is_done: bool) -> None:
             say(fitted(f"{'verdict':<12} {verdict.result(record)}", hanging=13))
 
 
-def of_sweep(config: Mapping[str, Any], folder: Path, in_between: bool) -> None:
-    """Write the report of a sweep, unless its configuration wants none.
-
-    Args:
-        in_between: the sweep goes on, so write nothing if it is too early, and print nothing.
-    """
+def of_sweep(config: Mapping[str, Any], folder: Path) -> None:
+    """Write the report of a sweep, unless its configuration wants none."""
     if config["trainer"].get("report") is False:
         return
     with only_shown("the sweep's report"):
         from penstock.addons.reports import sweep_report
 
-        if in_between and not sweep_report.is_due(folder):
-            return
-        path = sweep_report.write(folder)
-        if not in_between:
-            put(f"{'report':<12} {path}")
+        put(f"{'report':<12} {sweep_report.write(folder)}")

@@ -1,7 +1,7 @@
 """The report of a sweep: `report.html` in its folder, made from the folder's files only.
 
-    multirun/KEYS-HASH/0/result.json, manifest.json, metrics.jsonl
-                       1/...
+    multirun/KEYS-HASH/KEYS-HASH/manifest.json, metrics.jsonl
+                       KEYS-HASH/...
 
 Jobs are known by the overrides they were given. What is damaged becomes the `trouble` of its job.
 Cost: 10 ms a job.
@@ -10,9 +10,7 @@ Cost: 10 ms a job.
 from __future__ import annotations
 
 import math
-import os
-import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,24 +19,18 @@ from statistics import mean, stdev
 
 from markupsafe import Markup
 
-from penstock import program
 from penstock.addons.reports import page, report
 from penstock.addons.reports.charts import COLORS, MUTED, Curve, chart
 from penstock.addons.reports.page import Section
 from penstock.addons.reports.values import counted, moment, numeral
-from penstock.addons.sweeps import job_result, stored_sweep
-from penstock.addons.sweeps.job_result import REPEATED, RESULT, JobResult, in_order
-from penstock.config.own_command import suggested
+from penstock.addons.sweeps.jobs import FINISHED, Job, jobs_of
+from penstock.addons.sweeps.sweep import REPEATED
 from penstock.errors import ConfigError, PenstockError, Problem
-from penstock.files.disk import is_locked
 from penstock.runs import manifest
 from penstock.runs.record import RunRecord
 
-FINISHED = ("done", "pruned")
-UNDONE = ("failed", "preempted", "interrupted", "killed", "running", "started", "not started")
+UNDONE = ("failed", "preempted", "interrupted", "killed", "running")
 
-_NOT_SETTINGS = ("resume", "resume_despite", "run_dir", "hydra", "sweep")
-_EVERY = 10.0  # seconds between two reports of a sweep in progress, at least
 _MOST_ROWS = 20  # that are not folded
 _MOST_METRICS = 5  # columns beside the metric
 _MOST_KEYS = 8  # charts of keys
@@ -46,31 +38,27 @@ _MOST_COLORED = 6  # groups
 _MOST_LINES = 200  # jobs in a chart of curves
 
 
-@dataclass(frozen=True)
-class SweepJob:
-    """One job of a sweep.
+class SweepJob(Job):
+    """A job of a sweep, with what its run has measured."""
 
-    Attributes:
-        name: of its folder, below the sweep's.
-        settings: value by key, of its overrides.
-        status: of its result, or "running", "killed", "started" (nothing claimed yet), "not
-            started".
-        result: None if it has not ended.
-        run: None if it has no run's folder.
-        trouble: why it failed, or which of its files is damaged; "" if nothing is wrong.
-    """
-
-    name: str
-    settings: Mapping[str, str]
-    status: str
-    result: JobResult | None = None
-    run: RunRecord | None = None
-    trouble: str = ""
+    @cached_property
+    def run(self) -> RunRecord | None:
+        """None if it has no run's folder, or one that is damaged."""
+        return self._read[0]
 
     @property
-    def value(self) -> float | None:
-        """What the job reached; None unless it is done."""
-        return self.result.value if self.result is not None and self.status == "done" else None
+    def trouble(self) -> str:
+        """Why it failed, or which of its files is damaged; "" if nothing is wrong."""
+        return "; ".join(filter(None, (self.error, self._read[1])))
+
+    @cached_property
+    def _read(self) -> tuple[RunRecord | None, str]:
+        try:
+            run = RunRecord.read(self.path) if (self.path / "config.yaml").exists() else None
+            assert run is None or run.epochs is not None  # reads what may be damaged
+        except PenstockError as error:
+            return None, str(error)
+        return run, ""
 
     @property
     def seconds(self) -> float:
@@ -79,8 +67,7 @@ class SweepJob:
             (moment(start, "started"), moment(start, "ended"))
             for start in (self.run.sessions if self.run is not None else [])
         ]
-        seconds = sum((ended - began).total_seconds() for began, ended in times if began and ended)
-        return max(seconds, self.result.seconds if self.result is not None else 0.0)
+        return sum((ended - began).total_seconds() for began, ended in times if began and ended)
 
 
 @dataclass(frozen=True)
@@ -100,54 +87,57 @@ class Repeated:
         """None if no job is done."""
         return mean(self.values) if self.values else None
 
+    def deviation(self, key: str) -> float | None:
+        """The standard deviation over the values of a key, of the mean of each."""
+        by_value: dict[str | None, list[float]] = {}
+        for job in self.jobs:
+            if job.value is not None:
+                by_value.setdefault(job.settings.get(key), []).append(job.value)
+        return stdev(map(mean, by_value.values())) if len(by_value) > 1 else None
+
     def name(self) -> str:
         """Its settings as words of a command line."""
         return " ".join(f"{key}={value}" for key, value in self.settings.items()) or "(defaults)"
 
 
 class SweepRecord:
-    """The sweep in the folder `path`; its jobs are in the order of their numbers.
+    """The sweep in the folder `path`; its jobs are in the order of their settings.
 
     Raises:
-        ConfigError: no job has been planned or begun there.
+        ConfigError: no job has begun there.
     """
 
     def __init__(self, path: Path, key: str = "runs") -> None:
-        self.path, stored = path, stored_sweep.read_sweep(path)
-        self.is_stored = stored is not None
-        jobs = {name: _job(path, name) for name in _names(path)}
-        for job in stored.jobs if stored is not None else ():
-            begun = jobs.get(job.folder)
-            if begun is None or not begun.settings:
-                status = "not started" if begun is None else begun.status
-                jobs[job.folder] = SweepJob(job.folder, _settings(job.overrides), status)
-        if not jobs:
+        self.path = path
+        self.jobs = [SweepJob(job.name, job.path, job.manifest) for job in jobs_of(path)]
+        if not self.jobs:
             reason = f"{path} is not a sweep's folder: no job has begun in it"
             raise ConfigError(Problem(key, reason))
-        self.jobs = [jobs[name] for name in sorted(jobs, key=lambda name: in_order((name, None)))]
-        results = [job.result for job in self.jobs if job.result is not None]
-        self.metric = next((result.metric for result in results if result.metric), "value")
-        self.larger_is_better = any(result.mode == "max" for result in results)
-        settings = [job.settings for job in self.jobs]
-        self.varying = job_result.varying(settings)
-        keys = [key for key in self.varying if key not in REPEATED]
-        groups = [
-            Repeated(
-                {key: value for key, value in zip(keys, values, strict=True) if value is not None},
-                tuple(self.jobs[place] for place in places),
-            )
-            for values, places in job_result.grouped(settings, keys).items()
-        ]
-        by_folds = "dataset.fold" in self.varying  # folds are not equally hard: all are needed
+        self.metric = next((job.metric for job in self.jobs if job.value is not None), "value")
+        self.larger_is_better = any(job.manifest.get("mode") == "max" for job in self.jobs)
+        keys = dict.fromkeys(key for job in self.jobs for key in job.settings)
+        several = [key for key in keys if len({job.settings.get(key) for job in self.jobs}) > 1]
+        self.varying = sorted(several, key=lambda key: key in REPEATED)
+        keys = {key: None for key in self.varying if key not in REPEATED}
+        groups: dict[tuple[str | None, ...], list[SweepJob]] = {}
+        for job in self.jobs:
+            groups.setdefault(tuple(job.settings.get(key) for key in keys), []).append(job)
+        by_folds = any(key.endswith(".fold") for key in self.varying)  # not equally hard
         self.groups = sorted(
-            groups,
+            (
+                Repeated(
+                    {key: jobs[0].settings[key] for key in keys if key in jobs[0].settings},
+                    tuple(jobs),
+                )
+                for jobs in groups.values()
+            ),
             key=lambda group: (
                 by_folds and len(group.values) < len(group.jobs),
                 self.rank(group.mean),
             ),
         )
-        several = len(self.groups) < len(self.jobs)
-        self.repeated = [key for key in self.varying if several and key in REPEATED]
+        is_repeated = len(self.groups) < len(self.jobs)
+        self.repeated = [key for key in self.varying if is_repeated and key in REPEATED]
 
     def rank(self, value: float | None) -> float:
         """A key that sorts values from the best to the worst, and None behind them."""
@@ -158,8 +148,7 @@ class SweepRecord:
 
 def is_sweep(path: Path) -> bool:
     """Whether `path` is the folder of a sweep, and not of a run."""
-    begun = (path / stored_sweep.NAME).exists() or next(iter(_names(path)), None) is not None
-    return begun and not (path / manifest.NAME).exists()
+    return not (path / manifest.NAME).exists() and any(jobs_of(path))
 
 
 def write(folder: Path, key: str = "runs") -> Path:
@@ -175,64 +164,12 @@ def write(folder: Path, key: str = "runs") -> Path:
     return page.write(folder / report.NAME, make(SweepRecord(folder, key)))
 
 
-def is_due(folder: Path) -> bool:
-    """Whether the report of a sweep in progress is so old that it is time to write it again."""
-    for name in (report.NAME, "multirun.yaml"):
-        with suppress(OSError):
-            return time.time() - (folder / name).stat().st_mtime >= _EVERY
-    return False
-
-
 def make(sweep: SweepRecord) -> str:
     """The report of a sweep as HTML."""
     makes = (leaderboard, keys, curves, settings)
     parts = [section for make in makes if (section := report.part_of(make, sweep))]
     foot = f"Made from the files in {sweep.path}; task=report makes it again."
     return page.render(f"Sweep {sweep.path.name}", "a sweep", _lead(sweep), parts, foot)
-
-
-def _names(path: Path) -> Iterable[str]:
-    """The folders below a sweep's that hold a job."""
-    for parent, folders, files in os.walk(path):
-        if parent != str(path) and (RESULT in files or manifest.NAME in files):
-            folders.clear()
-            yield str(Path(parent).relative_to(path))
-
-
-def _job(sweep: Path, name: str) -> SweepJob:
-    folder = sweep / name
-    result = run = None
-    troubles = []
-    try:
-        if (folder / RESULT).exists():
-            result = JobResult.read(folder / RESULT)
-            troubles += [result.error] if result.error else []
-    except PenstockError as error:
-        troubles.append(str(error))
-    try:
-        if (folder / manifest.NAME).exists() and (folder / "config.yaml").exists():
-            run = RunRecord.read(folder)
-            assert run.epochs is not None  # reads the measurements, which may be damaged
-    except PenstockError as error:
-        troubles.append(str(error))
-        run = None
-    overrides = result.overrides if result else run.manifest.get("overrides", []) if run else []
-    state = run.state if run is not None else "started"
-    if is_locked(folder / stored_sweep.LOCK):
-        state = "running"
-    status = result.status if result is not None and state != "running" else state
-    return SweepJob(name, _settings(overrides), status, result, run, "; ".join(troubles))
-
-
-def _settings(overrides: Iterable[str]) -> dict[str, str]:
-    settings = {}
-    for word in overrides:
-        key, _, value = word.partition("=")
-        value = "(left out)" if key.startswith("~") else value
-        key = key.lstrip("+~")
-        if key.partition(".")[0] not in _NOT_SETTINGS:
-            settings[key] = value
-    return settings
 
 
 def _lead(sweep: SweepRecord) -> Markup:
@@ -255,11 +192,7 @@ def _lead(sweep: SweepRecord) -> Markup:
     )
     if not any(job.status in UNDONE and job.status != "running" for job in sweep.jobs):
         return line
-    if sweep.is_stored:
-        again = suggested("-m", program.override("resume", sweep.path))
-        return page.together(line, page.command(again, "To run what is missing:"))
-    folder = program.override("hydra.sweep.dir", sweep.path)
-    text = f"To run what is missing, repeat the sweep's command with {folder}."
+    text = "The sweep's command runs what is missing."
     return page.together(line, page.paragraph(text))
 
 
@@ -308,15 +241,13 @@ def leaderboard(sweep: SweepRecord) -> Section:
     head = ["place", *keys, f"{sweep.metric}, mean", *over, _repetitions(sweep), "best", "worst"]
     rows = []
     for rank, group in enumerate(sweep.groups, 1):
-        done = [(job.settings, job.value) for job in group.jobs if job.value is not None]
-        spreads = job_result.deviations(done)
         values: list[float | None] = [*sorted(group.values, key=sweep.rank)] or [None]
         rows.append(
             [
                 rank if group.values else "–",
                 *(group.settings.get(key, "") for key in keys),
                 _rounded(group.mean),
-                *(_rounded(spreads.get(key), 3) for key in sweep.repeated),
+                *(_rounded(group.deviation(key), 3) for key in sweep.repeated),
                 f"{len(group.values)} of {len(group.jobs)}",
                 _rounded(values[0]),
                 _rounded(values[-1]),
@@ -336,12 +267,12 @@ def leaderboard(sweep: SweepRecord) -> Section:
 
 
 def _job_table(sweep: SweepRecord, caption: str, jobs: Sequence[SweepJob]) -> Markup:
-    others = dict.fromkeys(name for job in sweep.jobs if job.result for name in job.result.others)
-    metrics = list(others)[:_MOST_METRICS]
+    others = dict.fromkeys(name for job in sweep.jobs for name in job.metrics)
+    metrics = [name for name in others if name != sweep.metric][:_MOST_METRICS]
     head = ["job", sweep.metric, "status", *sweep.varying, *metrics, "seconds", "what happened"]
     rows = []
     for job in jobs:
-        own = job.result.others if job.result is not None else {}
+        own = job.metrics if job.value is not None else {}
         rows.append(
             [
                 _link(sweep, job),

@@ -1,1 +1,1 @@
-"""Many runs of one command: grids, stored sweeps, Optuna."""
+"""Sweeps over a grid, and by Optuna: a job's folder is a function of its overrides."""

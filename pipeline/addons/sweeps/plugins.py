@@ -31,7 +31,7 @@ from penstock.config.hydra_section import called, mapping, texts, typed_values
 from penstock.config.messages import show
 from penstock.errors import Problem
 
-SWEEPER = "penstock.addons.sweeps.optuna_sweeper.OptunaSweeper"
+SWEEPER = "hydra_plugins.penstock.OptunaSweeper"
 
 SUBMITIT = "hydra_plugins.hydra_submitit_launcher"
 _FOR_SHELLS = ("setup", "teardown", "srun_args")  # lines that are taken as they were typed

@@ -1,253 +1,230 @@
-"""Sweeps: every job writes a result.json into its folder; a table of all of them ends the sweep.
+"""A sweep: all jobs are checked before the first one starts, and a table of them ends it.
 
-Results are files, so they also arrive from joblib's processes and other machines. If a job fails or
-is asked to stop, `sweep.on_failure` and `sweep.on_preempted` say whether others start; the sweep's
-exit code is that of the first job that failed. The same command resumes it: its folder follows from
-its overrides, and jobs that are done are passed over (`sweep_grid`).
+The table is made of the manifests in the sweep's folder, so it is the same whatever processes ran
+the jobs, and however often they were killed.
 """
 
 from __future__ import annotations
 
-import csv
-import io
-import re
+import itertools
+import os
+import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from math import prod
 from pathlib import Path
-from statistics import mean
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
-from hydra.core.utils import JobReturn
-from hydra.experimental.callback import Callback
-from hydra.types import RunMode
-from omegaconf import DictConfig
+from hydra.core.override_parser.types import Override
+from hydra.core.plugins import Plugins
+from omegaconf import OmegaConf
 
-from penstock import program
-from penstock.addons.sweeps import job_result
-from penstock.addons.sweeps.job_result import FINISHED, JobResult, best_of, read_results
-from penstock.addons.sweeps.stored_sweep import jobs_of, read_sweep
+import penstock
+from penstock.addons.sweeps import jobs
+from penstock.addons.sweeps.jobs import FINISHED, Job, jobs_of
+from penstock.config import preflight
 from penstock.distributed import preemption
-from penstock.errors import PenstockError
-from penstock.files.disk import check_replaceable, replace_own
-from penstock.tasks.summary import new_table, put_table
-from penstock.terminal import fitted, one_line, put, say
+from penstock.errors import ConfigError, Problem
+from penstock.files.disk import prepare, write_atomically
+from penstock.runs.manifest import NAME
+from penstock.terminal import put, say
+
+if TYPE_CHECKING:
+    import pandas
 
 TABLE, MEANS = "sweep.csv", "means.csv"
+MOST_CHECKED = 200  # jobs; of a larger grid each value is checked once, and each job as it starts
 
-_STYLES = {"done": None, "pruned": "dim"}
-_MADE = re.compile(rb"job,(?:.*,)?status,")  # how the table begins
-_MEANS = re.compile(rb"(?:.*,)?jobs,missing\r?\n")
+# Keys whose values repeat a setting.
+REPEATED = {"seed": "seeds", "data.fold": "folds", "dataset.fold": "folds"}
 
 
-class SweepTable(Callback):
-    """Prints a table of all jobs at the end of a sweep, and writes it as sweep.csv; of settings
-    that were repeated another one, means.csv.
+def values_of(override: Override) -> list[str]:
+    """The override lines that a sweep over one key is made of; the ends of an interval."""
+    if not override.is_sweep_override():
+        return [str(override.input_line)]
+    key, value = override.get_key_element(), override.value()
+    if override.is_interval_sweep():
+        return [f"{key}={value.start}", f"{key}={value.end}"]  # type: ignore[union-attr]
+    return [f"{key}={value}" for value in override.sweep_string_iterator()]
+
+
+def check(overrides: Sequence[Override], problems_of: Callable[[Sequence[str]], Any]) -> None:
+    """Raise ConfigError with all that is wrong in the jobs of a sweep.
+
+    Args:
+        overrides: of the sweeper's own parameters and the command line, none of Hydra's.
+        problems_of: returns the problems of a job with these override lines.
     """
+    axes = {override.get_key_element(): values_of(override) for override in overrides}
+    lines = list(axes.values())
+    if chosen := [over.input_line for over in overrides if over.is_sweep_override()]:
+        say(f"a sweep over {' '.join(map(str, chosen))}; its jobs are checked first")
+    count = prod(map(len, lines))
+    # Of an interval nobody knows the jobs: its ends are values like others.
+    checked = list(itertools.product(*lines)) if count <= MOST_CHECKED else list(_each(lines))
+    found: dict[Problem, list[Sequence[str]]] = {}
+    for job in checked:
+        for problem in dict.fromkeys(problems_of(job)):
+            found.setdefault(problem, []).append(job)
+    varied = [at for at, several in enumerate(lines) if len(several) > 1]
+    problems = [
+        problem
+        if len(where) == len(checked)
+        else Problem(
+            problem.key, f"{problem.message} (in the job {' '.join(where[0][at] for at in varied)})"
+        )
+        for problem, where in found.items()
+    ]
+    if problems:
+        raise ConfigError(problems)
 
-    def __init__(self, typed: Sequence[str]) -> None:
-        self._typed = typed
 
-    def on_multirun_start(self, config: DictConfig, **kwargs: object) -> None:
-        if "joblib" in str(config.hydra.launcher._target_):
+def check_command(
+    composer: Any, overrides: Sequence[Override], base: Any, announce: Callable[[str], None]
+) -> list[Problem]:
+    """The problems of the jobs of a command line; `composer.sweep` is its folder afterwards."""
+    problems: list[Problem] = preflight.hydra_problems(base)
+    if problems or not base.complete:
+        return problems or preflight.check_job(base)[1]
+    params = (base.hydra.get("sweeper", {}).get("params") or {}).items()
+    more, problems = composer.parse([f"{key}={value}" for key, value in params])
+    hydras = [override for override in overrides if override.is_hydra_override()]
+    swept = [*more, *(override for override in overrides if not override.is_hydra_override())]
+    composer.sweep = (OmegaConf.select(base.node, "sweep.dir"), base.config)
+
+    def problems_of(job: Sequence[str]) -> list[Problem]:
+        return preflight.check_job(composer.compose([*hydras, *composer.parse(job)[0]]))[1]
+
+    try:
+        check(swept, problems_of)
+    except ConfigError as error:
+        problems += error.problems
+    return problems
+
+
+def _each(lines: Sequence[Sequence[str]]) -> Iterator[Sequence[str]]:
+    """The first job, and for each further value of a key the same with that."""
+    first = [several[0] for several in lines]
+    yield first
+    for axis, several in enumerate(lines):
+        yield from ([*first[:axis], line, *first[axis + 1 :]] for line in several[1:])
+
+
+@contextmanager
+def running(folder: Path, report: Callable[[Path], None]) -> Iterator[None]:
+    """Let Hydra run the jobs of a sweep in here; the table follows, however it ends.
+
+    Args:
+        report: makes the sweep's page.
+
+    Raises:
+        SystemExit: with the exit code of the first job that failed.
+    """
+    from penstock.addons.sweeps import optuna_sweeper
+
+    began, root = time.time(), str(Path(penstock.__file__).parent.parent)
+    path = list(filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
+    # A launcher's programs import this code, and are asked to stop as others are.
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([root, *path]))
+    os.environ.setdefault("SUBMITIT_PREEMPT_SIGNAL", "USR1")
+    Plugins.instance().register(optuna_sweeper.OptunaSweeper)
+    # Hydra 1.3 imports plugins from this package only, which no other plugin need have brought.
+    sys.modules.setdefault("hydra_plugins", ModuleType("hydra_plugins"))
+    sys.modules[optuna_sweeper.OptunaSweeper.__module__] = optuna_sweeper
+    prepare(folder)
+    jobs._own_sweep.append(True)
+    try:
+        with preemption.job():
             preemption.keep_from_children()
-        sweep = Running(Path(str(config.hydra.sweep.dir)), time.time(), config, self._typed)
-        running[:] = [sweep]
-
-    def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: object) -> None:
-        if config.hydra.mode == RunMode.MULTIRUN:
-            _make_pages(config, in_between=True)
-
-    def on_multirun_end(self, config: DictConfig, **kwargs: object) -> None:
-        sweep = running.pop()
-        jobs = sweep.jobs()
-        if not jobs:
-            return
-        try:
-            _write_csv(sweep.folder / TABLE, table(jobs), _MADE)
-            if rows := means(jobs):
-                _write_csv(sweep.folder / MEANS, rows, _MEANS)
-        except PenstockError as error:
-            say(error)
-        sweep.show(jobs)
-        mine = sweep.mine or list(dict(jobs))
-        code = next(
-            (result.exit_code for name, result in jobs if result.exit_code and name in mine), 0
-        )
-        if any(result.status not in FINISHED for name, result in jobs if name in mine):
-            sweep.say_how_to_resume()
-        if code:
-            raise SystemExit(code)  # hydra would only warn of another exception here
+            yield
+    finally:
+        jobs._own_sweep.clear()
+        every = list(jobs_of(folder))
+        if every:
+            show(folder, every)
+            report(folder)
+    ended = (job for job in every if (job.path / NAME).stat().st_mtime >= began)
+    code = next((job.manifest.get("exit_code", 1) for job in ended if job.status == "failed"), 0)
+    if code:
+        raise SystemExit(code)
 
 
-@dataclass
-class Running:
-    """A sweep in progress.
-
-    Attributes:
-        folder: the sweep's.
-        began: seconds since 1970.
-        config: that its jobs start from.
-        typed: the words of the command line, after the program's own.
-        mine: the folders of this command's jobs; empty if only the sweeper knows them.
-    """
-
-    folder: Path
-    began: float
-    config: DictConfig
-    typed: Sequence[str]
-    mine: list[str] = field(default_factory=list)
-
-    def jobs(self) -> list[tuple[str, JobResult]]:
-        """Name and result of each job, or its state if it has none yet."""
-        stored = read_sweep(self.folder) if self.mine else None
-        return jobs_of(self.folder, stored) if stored else read_results(self.folder, self.began)
-
-    def show(self, jobs: Sequence[tuple[str, JobResult]]) -> None:
-        """Print the table of all jobs, and the best."""
-        done = sum(result.status in FINISHED for _, result in jobs)
-        ended = all(result.status in (*FINISHED, "failed") for _, result in jobs)
-        many = f"{len(jobs)} jobs in {self.folder}"
-        best = best_of(jobs)
-        repeated = means(jobs)
-        by_folds = bool(repeated) and any("folds" in name for name in repeated[0])
-        title = many if ended else f"{done} of {many} are done"
-        _print(table(jobs), title, None if by_folds else best)
-        if repeated and ended:
-            _print(repeated, "what they repeat: the mean, and the standard deviation", None)
-        if by_folds:  # the easiest fold is no result
-            put(*_best_mean(repeated, any(result.mode == "max" for _, result in jobs)))
-        elif best is not None:
-            result = dict(jobs)[best]
-            put(f"best: {result.metric or 'value'} {result.value:.6g} by job {best}")
-        _make_pages(self.config, in_between=False)
-
-    def say_how_to_resume(self) -> None:
-        """Print the command that does what is not done."""
-        again = [word for word in self.typed if not word.startswith("hydra.sweep.dir=")]
-        if len(again) < len(self.typed):
-            again.append(program.override("hydra.sweep.dir", self.folder))
-        line = program.joined([*program.words(), *again])
-        say(f"to resume the sweep, the same command:\n  {line}")
-
-
-def check_folder(folder: Path) -> None:
-    """Raise NotOwnError, before any job runs, where the table would replace a foreign file."""
-    check_replaceable(folder / TABLE, _MADE)
-    check_replaceable(folder / MEANS, _MEANS)
-
-
-def _make_pages(config: DictConfig, in_between: bool) -> None:
-    from penstock.addons.reports.report import of_sweep
-
-    of_sweep(config, Path(str(config.hydra.sweep.dir)), in_between)
-
-
-running: list[Running] = []  # the sweep whose own process this is; one at most
-
-
-def say_how_far() -> None:
-    """Print the progress of an interrupted sweep, and the command that resumes it."""
-    if not running:
-        return
-    sweep = running.pop()
-    if jobs := sweep.jobs():
-        sweep.show(jobs)
-        sweep.say_how_to_resume()
-
-
-def table(jobs: Sequence[tuple[str, JobResult]]) -> list[dict[str, str]]:
-    """A row per job: overrides, status, metrics, time and error."""
-    overrides_of = {name: result.settings for name, result in jobs}
-    keys = dict.fromkeys(key for overrides in overrides_of.values() for key in overrides)
-    metric = next((result.metric for _, result in jobs if result.metric), "value")
-    others = dict.fromkeys(name for _, result in jobs for name in result.others)
-    rows = []
-    for name, result in jobs:
-        row = {"job": name} | {key: overrides_of[name].get(key, "") for key in keys}
-        row["status"] = result.status
-        row[metric] = _number(result.value)
-        row |= {key: _number(result.others.get(key), digits=4) for key in others}
-        row["seconds"] = f"{result.seconds:.1f}"
-        row["error"] = result.error or ""
-        rows.append(row)
-    return rows
-
-
-def means(jobs: Sequence[tuple[str, JobResult]]) -> list[dict[str, str]]:
-    """A row per setting that was repeated with seeds or on folds: what varies, the mean, the
-    standard deviation over each, and what is missing. None where nothing was repeated.
-    """
-    settings = [result.settings for _, result in jobs]
-    several = job_result.varying(settings)
-    groups = job_result.grouped(settings, several)
-    if len(groups) == len(jobs):
-        return []
-    metric = next((result.metric for _, result in jobs if result.metric), "value")
-    repeated = [key for key in several if key in job_result.REPEATED]
-    rows = []
-    for values, places in groups.items():
-        done = [place for place in places if jobs[place][1].value is not None]
-        reached = [(settings[place], float(jobs[place][1].value or 0.0)) for place in done]
-        over = job_result.deviations(reached)
-        row = {key: value or "" for key, value in zip(several, values, strict=False)}
-        row[f"{metric}, mean"] = _number(mean(value for _, value in reached) if done else None)
-        for key in repeated:
-            row[f"over {job_result.REPEATED[key]}"] = _number(over.get(key), 3)
-        row["jobs"] = f"{len(done)} of {len(places)}"
-        undone = [place for place in places if place not in done]
-        row["missing"] = "; ".join(
-            f"{job_result.named(settings[place])}: {jobs[place][1].status} (job {jobs[place][0]})"
-            for place in undone
-        )
-        rows.append(row)
-    return rows
-
-
-def _best_mean(rows: Sequence[dict[str, str]], largest: bool) -> list[str]:
-    """The setting with the best mean, in words; of those without a gap, if there are any."""
-    name = next(name for name in rows[0] if name.endswith(", mean"))
-    whole = [row for row in rows if not row["missing"]]
-    valued = [row for row in whole or rows if row[name]]
-    if not valued:
-        return []
-    best = (max if largest else min)(valued, key=lambda row: float(row[name]))
-    keys = [*best][: [*best].index(name)]
-    of = " ".join(f"{key}={best[key]}" for key in keys)
-    metric = name.removesuffix(", mean")
-    words = [f"best: {metric} {best[name]}, the mean of {best['jobs'].partition(' ')[0]} jobs"]
-    return [*words, f"with {of}"] if of else words
-
-
-def _number(value: float | None, digits: int = 6) -> str:
-    return "" if value is None else f"{value:.{digits}g}"
-
-
-def _write_csv(path: Path, rows: Sequence[dict[str, str]], made: re.Pattern[bytes]) -> None:
-    text = io.StringIO(newline="")
-    lines = [list(rows[0]), *(list(row.values()) for row in rows)]
-    csv.writer(text).writerows(lines)
-    replace_own(path, text.getvalue().encode(errors="backslashreplace"), made)
-
-
-def _print(rows: Sequence[dict[str, str]], title: str, best: str | None) -> None:
-    rows = [{one_line(name): one_line(text) for name, text in row.items()} for row in rows]
-    names = list(rows[0])
-    alike = {
-        name
-        for name in names[1 : names.index("status") + 1 if "status" in names else 0]
-        if len(rows) > 1 and len({row[name] for row in rows}) == 1
-    }
-    columns = [name for name in names if name not in alike and any(row[name] for row in rows)]
-    drawn = new_table(title)
-    for name in columns:
-        width = max(len(row[name]) for row in rows)
-        drawn.add_column(name.replace("/", "/\n"), overflow="fold", min_width=min(width, 12))
-    for row in rows:
-        style = _STYLES.get(row.get("status", "done"), "red")
-        if best is not None and row.get("job") == best:
-            style = "bold"
-        drawn.add_row(*(row[name] for name in columns), style=style)
-    put_table(drawn)
+def show(folder: Path, every: Sequence[Job]) -> None:
+    """Print the table of a sweep's jobs and the best one, and write the tables beside them."""
+    metric = next((job.metric for job in every if job.value is not None), "value")
+    frame = table(every, metric)
+    keys = [*map(str, frame)][1 : list(frame).index("status")]
+    alike = [key for key in keys if len(frame) > 1 and frame[key].nunique() == 1]
+    keys = [key for key in keys if key not in alike]
+    summary = means(frame, keys, metric)
+    for name, made in {TABLE: frame, MEANS: summary}.items():
+        if len(made):
+            write_atomically(folder / name, made.to_csv(index=False, float_format="%.6g").encode())
+    shown: Any = {"index": False, "na_rep": "", "float_format": "{:.6g}".format}
+    done = sum(job.status in FINISHED for job in every)
+    put(f"{done} of {len(every)} jobs in {folder} are done")
+    put(frame.drop(columns=alike).dropna(axis=1, how="all").to_string(**shown))
     if alike:
-        shared = " ".join(f"{name}={rows[0][name]}" for name in names if name in alike)
-        put(fitted(f"all: {shared}", stream="stdout"))
+        put("all:", *(f"{key}={frame[key][0]}" for key in alike))
+    rows: Any = frame[frame["status"] == "done"]
+    if len(summary):
+        put(summary.to_string(**shown))
+        metric, whole = f"{metric}, mean", summary[summary["missing"] == ""]
+        rows = whole if len(whole) else summary  # the easiest fold is no result
+    if len(values := rows[metric].dropna()):
+        is_max = any(job.manifest.get("mode") == "max" for job in every)
+        at = values.idxmax() if is_max else values.idxmin()
+        of = " ".join(f"{key}={rows[key][at]}" for key in keys if key in rows)
+        put(f"best: {metric} {values[at]:.6g} with {of or '(defaults)'}")
+
+
+def table(every: Sequence[Job], metric: str) -> pandas.DataFrame:
+    """A row for each job: its settings as they were given, status, metrics and error."""
+    import pandas
+
+    keys = dict.fromkeys(key for job in every for key in job.settings)
+    rows: list[dict[str, Any]] = [
+        {
+            "job": job.name,
+            **{key: job.settings.get(key, "") for key in keys},
+            "status": job.status,
+            metric: job.value,
+            **(job.metrics if job.value is not None else {}),
+        }
+        for job in every
+    ]
+    # Errors stand behind what any job has measured.
+    errors: Any = [job.error or None for job in every]
+    return pandas.DataFrame(rows).assign(error=errors)
+
+
+def means(frame: pandas.DataFrame, keys: Sequence[str], metric: str) -> pandas.DataFrame:
+    """A row for each setting that was repeated with seeds or on folds: the mean, the standard
+    deviation over each, and what is missing; empty where nothing was repeated.
+
+    Args:
+        keys: that vary.
+    """
+    import pandas
+
+    repeated = [key for key in keys if key in REPEATED]
+    settings = [key for key in keys if key not in REPEATED]
+    rows = []
+    groups = frame.groupby(settings or (lambda row: ""), sort=False)
+    is_repeated = repeated and groups.ngroups < len(frame) and frame[metric].count()
+    for values, group in groups if is_repeated else ():
+        undone = group[group[metric].isna()]
+        row: dict[str, Any] = dict(zip(settings, values, strict=False))
+        row[f"{metric}, mean"] = group[metric].mean()
+        for key in repeated:
+            row[f"over {REPEATED[key]}"] = group.groupby(key)[metric].mean().std()
+        row["jobs"] = f"{len(group) - len(undone)} of {len(group)}"
+        row["missing"] = "; ".join(
+            " ".join([*(f"{key.rpartition('.')[2]} {job[key]}" for key in repeated), job["status"]])
+            for _, job in undone.iterrows()
+        )
+        rows.append(row)
+    return pandas.DataFrame(rows)
