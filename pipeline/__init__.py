@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from penstock.addons.frameworks.torch_loader import TorchLoader
     from penstock.addons.reports.notebook import Run
     from penstock.build.data import build_train_loader, build_val_loader
-    from penstock.config.preflight import compose
+    from penstock.config.compose import compose
     from penstock.distributed.gathered import gathered
     from penstock.loading.loader import Loader
 
@@ -36,7 +36,7 @@ _HOMES = {
     "Run": "penstock.addons.reports.notebook",
     "build_train_loader": "penstock.build.data",
     "build_val_loader": "penstock.build.data",
-    "compose": "penstock.config.preflight",
+    "compose": "penstock.config.compose",
     "gathered": "penstock.distributed.gathered",
 }
 

@@ -131,7 +131,7 @@ def test_every_package_has_a_layer():
         for module in layer.split("|")
     }
     there = {f"penstock.{path.stem}" for path in (ROOT / "pipeline").glob("[!_]*.py")}
-    named |= {"penstock.addons"}
+    named |= {"penstock.addons", "penstock.conf"}
     there |= {f"penstock.{path.parent.name}" for path in (ROOT / "pipeline").glob("*/__init__.py")}
     assert there == named
 

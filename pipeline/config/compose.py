@@ -15,33 +15,26 @@ _apply_overrides_to_config. Nothing of theirs is patched, so threads may compose
 from __future__ import annotations
 
 import re
-import shlex
 import threading
-from collections.abc import Callable, Sequence
-from contextvars import ContextVar
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
-from hydra import version
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra import errors, types, version
+from hydra._internal import config_loader_impl as private
 from hydra._internal.utils import create_config_search_path
-from hydra.core.config_search_path import SearchPathQuery
-from hydra.core.hydra_config import HydraConfig
+from hydra.core import hydra_config, utils
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from hydra.core.utils import setup_globals
-from hydra.errors import HydraException
-from hydra.types import RunMode
-from omegaconf import DictConfig, ListConfig, OmegaConf, flag_override, open_dict
-from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
-from omegaconf.resolvers import oc
+from omegaconf import DictConfig, MissingMandatoryValue, OmegaConf, open_dict, resolvers
+from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
 from penstock import program, seams
-from penstock.config import familiar, messages
-from penstock.config.allow_list import is_trusted
+from penstock.config import allow_list, familiar, hydra_section, messages
 from penstock.config.schema import TASK_KEYS, Config
 from penstock.distributed.world import launched_size
 from penstock.errors import ConfigError, Problem
@@ -51,72 +44,10 @@ CONF = (Path(__file__).resolve().parent.parent / "conf").resolve()
 VERSION_BASE = "1.3"
 # What a command says for itself, also where a run's folder gives everything else.
 _OF_THE_COMMAND = {"task", "run_dir", "resume", "resume_despite", "hydra", *TASK_KEYS}
-_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, AssertionError)
-# One at a time: ${hydra:...} is looked up in a singleton of Hydra.
-_LOCK = threading.RLock()
-_SECRET = re.compile("secret|token|pass|key|cred", re.IGNORECASE)
-_composing: ContextVar[bool] = ContextVar("composing", default=False)
-
-
-@dataclass
-class Composition:
-    """What Hydra has composed, as far as it went.
-
-    Attributes:
-        config: with its section `hydra`; empty if a file or a choice is wrong.
-        problems: of words and files.
-        files: of YAML, in the order in which they were merged.
-    """
-
-    config: DictConfig
-    problems: list[Problem]
-    files: list[str]
-
-
-class _Loader(ConfigLoaderImpl):
-    """Hydra's loader, in which a node of another `_target_` replaces the node before it."""
-
-    def _compose_config_from_defaults_list(self, defaults: Any, repo: Any) -> DictConfig:
-        config, self.files, first = OmegaConf.create(), list[str](), dict[Any, Any]()
-        with flag_override(config, "no_deepcopy_set_nodes", True):
-            for default in defaults:
-                addition = super()._compose_config_from_defaults_list([default], repo)
-                path = str(default.config_path)
-                group, _, name = path.rpartition("/")
-                before = first.setdefault((group, default.parent), path)
-                if before != path and "_target_" in _raw(_raw(addition).get(group)):
-                    way = f"let it begin with # @package {group}.{name}"
-                    raise ConfigError(Problem(group, f"{path}.yaml replaces {before}; {way}"))
-                _make_way(config, addition)
-                try:
-                    config.merge_with(addition)
-                except OmegaConfBaseException as error:
-                    raise ConfigError(Problem(f"{path}.yaml", _reason(error))) from error
-                self.files.append(f"{repo.load_config(path).path[7:]}/{path}.yaml")
-        return config
-
-
-def _raw(node: Any) -> dict[Any, Any]:
-    """The entries of a mapping with interpolations as text; none of anything else."""
-    return dict(node.items_ex(resolve=False)) if isinstance(node, DictConfig) and len(node) else {}
-
-
-def _make_way(config: DictConfig, addition: DictConfig) -> None:
-    """Put the whole nodes of `addition` into `config`; merging the two then changes no others."""
-    there: dict[Any, Any] = _raw(config)
-    for name, new in _raw(addition).items():
-        old: Any = there.get(name)
-        entries = _raw(new)
-        if name not in there or not entries or name == "hydra":
-            continue
-        target = entries.get("_target_")
-        if target and _raw(old).get("_target_") not in (target, "???"):
-            config[name] = new
-        elif _raw(old):
-            if target:  # the same one, whose further arguments need no +
-                with open_dict(old):
-                    old.update({key: value for key, value in entries.items() if key not in old})
-            _make_way(old, new)
+_LOCK = threading.RLock()  # ${hydra:...} reads a singleton of Hydra
+version.setbase(VERSION_BASE)
+utils.setup_globals()  # ${now:...} and ${hydra:...}
+utils.JobRuntime.instance().set("name", "run")
 
 
 def compose(
@@ -125,6 +56,7 @@ def compose(
     config_name: str | None = None,
     config_path: str | None = None,
     begin: Callable[[Config], object] = lambda config: None,
+    look: Callable[[DictConfig], object] = lambda made: None,
 ) -> Config:
     """The configuration that `python run.py <words>` would run, for use as a library.
 
@@ -136,47 +68,55 @@ def compose(
         config_dir: a folder of groups of your own.
         config_name, config_path: of a primary configuration of your own.
         begin: gets the configuration before torch is imported for the later phases.
+        look: gets what was composed, with Hydra's own section.
 
     Raises:
         ConfigError: with everything that is wrong in the first phase that finds something.
     """
-    made = load(words, config_dir, config_name, config_path)
-    values, problems = resolved(made)
-    ours = values.get("distributed", {}).get("strategy") == "none" and launched_size() > 1
-    if ours and not any(word.lstrip("+").startswith("distributed") for word in words):
-        return compose(*words, "distributed=ddp", config_dir=config_dir)
+    made, problems, files = load(words, config_dir, config_name, config_path)
+    values = resolved(made, problems)
+    look(made)
+    distributed = values.get("distributed") or {}
+    if launched_size() > 1 and "distributed" not in " ".join(words):
+        distributed |= {"strategy": str(distributed.get("strategy")).replace("none", "ddp")}
+    return accept(values, problems, begin, partial(_with_quotes, words, files))
+
+
+def accept(
+    values: Mapping[str, Any],
+    problems: Sequence[Problem] = (),
+    begin: Callable[[Config], object] = lambda config: None,
+    note: Callable[[Problem], Problem] = lambda problem: problem,
+) -> Config:
+    """The typed configuration of plain, resolved values, with all that it calls checked.
+
+    Args:
+        problems: of the first phase, as far as they are known.
+        begin: gets the configuration before torch is imported.
+        note: gives each problem with what else is to be said of it.
+
+    Raises:
+        ConfigError: with all problems of a phase.
+    """
     try:
-        config = Config.model_validate(values)
+        config, found = Config.model_validate(values), list[Problem]()
     except ValidationError as error:
-        told = {problem.key for problem in problems}
-        problems += [
-            problem
-            for problem in (messages.of_schema(error, values) if values else ())
-            if not any(f"{key}.".startswith(f"{problem.key}.") for key in told)
-        ]
-    _refuse(problems, words, made.files)
+        config, found = Config.model_construct(), messages.of_schema(error, values)
+    keys = " ".join(f" {problem.key}." for problem in problems)  # a section of such a key is known
+    _refuse([*problems, *map(note, (one for one in found if f" {one.key}." not in keys))])
     begin(config)
     if not seams.only_reads(config.task):
         from penstock.config import nodes, rules  # which import torch
 
-        called = {}
-        for part in nodes.parts(config):
-            called[part.key], more = nodes.check(part)
-            problems += more
-        _refuse(problems, words, made.files)
-        _refuse(rules.find(config, called), words, made.files)
+        checked = {part.key: nodes.check(part) for part in nodes.parts(config)}
+        _refuse(note(problem) for _, found in checked.values() for problem in found)
+        _refuse(rules.find(config, {key: called for key, (called, _) in checked.items()}))
     return config
 
 
-def composed(
-    words: Sequence[str],
-    config_dir: str | None = None,
-    config_name: str | None = None,
-    config_path: str | None = None,
-    base: Path | None = None,
-) -> tuple[dict[str, Any], list[Problem]]:
-    """The plain values, resolved, without what is wrong; and the problems of words and files."""
-    return resolved(load(words, config_dir, config_name, config_path, base))
+def _refuse(problems: Iterable[Problem]) -> None:
+    if each := list(dict.fromkeys(problems)):
+        raise ConfigError(each)
 
 
 def load(
@@ -185,288 +125,272 @@ def load(
     config_name: str | None = None,
     config_path: str | None = None,
     base: Path | None = None,
-) -> Composition:
+) -> tuple[DictConfig, list[Problem], list[str]]:
     """Compose the choices among the words, and apply all others.
 
     Args:
         base: config.yaml of a run, whose sections replace all that no choice is about; by default
             that of the run which `run=`, `resume=` or `checkpoint=` name.
 
+    Returns:
+        The configuration with its section `hydra`, the problems, and the files it was made of.
+
     Raises:
-        ConfigError: a folder is missing, or a search path would import an untrusted package.
+        ConfigError: no configuration comes of the choices.
     """
-    overrides, problems = list[Override](), list[Problem]()
+    overrides, problems, name = list[Override](), list[Problem](), config_name or "config"
+    choices, values = list[str](), list[Override]()
     for word in words:
-        try:
+        with _noting(problems, word):
             overrides.append(parse(word))
-        except (*_ERRORS, RecursionError) as error:
-            way = "write key and value as one word, without spaces: KEY=VALUE"
-            reason = way if "=" not in word.strip("=") else _reason(error)
-            problems.append(Problem(word, f"cannot be parsed as key=value: {reason}"))
-    named = {one.key_or_group: one.value() for one in overrides}
-    loader = _Loader(_search_path(config_dir, config_path, named.get("hydra.searchpath") or []))
-    name, groups = config_name or "config", loader.repository
-    if name != "config" or config_path:  # the file may be a stranger's; Hydra imports what it names
-        primary = groups.load_config(name)
-        _search_path(None, None, primary and OmegaConf.select(primary.config, "hydra.searchpath"))
-    choices, values = list[Override](), list[Override]()
-    for one in overrides:
-        if one.is_sweep_override():
-            way = f"add -m to sweep over them, or write a list as {one.key_or_group}=[a,b]"
-            problems.append(Problem(one.key_or_group, f"{one.input_line} is several values: {way}"))
-        elif isinstance(one.value(), dict) or not groups.group_exists(one.key_or_group):
-            values.append(one)
-        elif (
-            problem := _no_option(one, groups.get_group_options(one.key_or_group), groups)
-        ) is not None:
-            problems.append(problem)
-        else:
-            choices.append(one)
+    given = {one.key_or_group: one.value() for one in overrides}
+    with _LOCK, _noting(problems, ""):
+        more: Any = given.get("hydra.searchpath")
+        loader = _loader(config_dir, config_path, name, more or ())
+        for one in overrides:
+            with _noting(problems, one.key_or_group):
+                choices += _choice(one, loader, values)
+        config = loader.load_configuration(name, choices, types.RunMode.RUN)
+        trackers = [file for file in loader.files if Path(file).parent.name == "tracker"]
+        if len(trackers) > 1 and "_target_" in _raw(_raw(config).get("tracker")):
+            way = "begin each with a line # @package tracker.NAME, as in # @package tracker."
+            files = f"{' and '.join(trackers)} replace each other"
+            problems.append(Problem("tracker", f"{files}; {way}{Path(trackers[-1]).stem}"))
+        lines = [str(one.input_line) for one in values if not one.is_hydra_override()]
+        config.hydra.overrides.task += lines
+        if base := base or _run_of(given):
+            run, whole = OmegaConf.load(base), _raw(config)
+            tasks = [line for line in choices if line.startswith("task=")]
+            plain = _raw(loader.load_configuration(name, tasks, types.RunMode.RUN))
+            chosen = {re.split("[@./=]", line.lstrip("+~"))[0] for line in choices}
+            chosen |= {key for key in whole if whole[key] != plain.get(key)}
+            with open_dict(config):
+                config.update(
+                    {k: v for k, v in _raw(run).items() if k not in chosen | _OF_THE_COMMAND}
+                )
+        for one in values:
+            with _noting(problems, one.key_or_group):
+                _apply(one, config, loader)
+        record: Any = OmegaConf.to_container(config.hydra.overrides)
+        lines = [*record["task"], *record["hydra"]]
+        problems += hydra_section.problems(_raw(config)["hydra"], lines)
+        return config, problems, loader.files
+    raise ConfigError(problems)
+
+
+@contextmanager
+def _noting(problems: list[Problem], key: str) -> Iterator[None]:
+    """Turn what Hydra and OmegaConf raise into problems."""
     try:
-        lines = [str(one.input_line) for one in choices]
-        config = loader.load_configuration(name, lines, RunMode.RUN)
-        if base := base or _run_of(named):
-            _put_in(config, OmegaConf.load(base), choices, loader, name)
+        yield
     except ConfigError as error:
-        return Composition(OmegaConf.create(), problems + error.problems, [])
-    except (*_ERRORS, KeyError) as error:
-        group, _, option = (getattr(error, "missing_cfg_file", None) or "").rpartition("/")
-        gone = familiar.instead(group, option)
-        known = Problem(group, f"{option} {gone}") if gone else Problem("", _reason(error))
-        return Composition(OmegaConf.create(), [*problems, known], [])
-    typed = [str(one.input_line) for one in overrides if not one.is_hydra_override()]
-    config.hydra.overrides.task = typed
-    for one in values:
-        try:
-            _apply(one, config)
-        except _ERRORS as error:
-            problems.append(
-                _unknown(one, config, loader) or Problem(one.key_or_group, _reason(error))
-            )
-    return Composition(config, problems, loader.files)
+        problems += error.problems
+    except MissingMandatoryValue:
+        problems.append(Problem(key, f"has no value yet; give it with {key}=..."))
+    except (errors.HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
+        reasons = [str(one).split("\n    full_key:")[0] for one in (error, error.__cause__ or "")]
+        gone = familiar.advice(*str(getattr(error, "missing_cfg_file", "/")).rpartition("/")[::2])
+        key = getattr(error.__cause__ or error, "full_key", None) or key
+        problems.append(Problem(key, re.sub(r"\s*\n\s*", "; ", "\n".join(reasons).strip()) + gone))
 
 
 def parse(word: str) -> Override:
     """A word as Hydra's grammar reads it; where it does not (`run_dir=outputs/lr=0.1`), as text.
 
     Raises:
-        HydraException: it has no key, or begins as a list, a mapping or a quoted text does.
+        ConfigError: it is no override, or has several values.
     """
     parser, (key, _, value) = OverridesParser.create(), word.partition("=")
-    if key == "address":
-        word = re.sub(r"=\(?(\d+), ?(\d+)\)?$", r"=[\1,\2]", word)  # epoch and step
     try:
-        return parser.parse_overrides([word])[0]
-    except HydraException:
-        if not re.fullmatch(r"[+]{0,2}\w[\w./@-]*", key, re.ASCII) or value[:1] in "[{'\"":
-            raise
-        return parser.parse_overrides([program.override(key, value)])[0]
+        one = parser.parse_overrides([word if key else "="])[0]
+    except errors.HydraException as error:
+        if not re.fullmatch(r"[+]{0,2}\w[\w./@-]*", key, re.ASCII) or value[:1] in [*"[{'\"", ""]:
+            way = "write key and value as one word, without spaces, and text in quotes"
+            reason = f"cannot be parsed as key=value: {str(error).splitlines()[0]}; {way}"
+            raise ConfigError(Problem(word, reason)) from error
+        one = parser.parse_overrides([program.override(key, value)])[0]
+    if one.is_sweep_override():
+        way = f"add -m to sweep over them, or write a list as {one.key_or_group}=[a,b]"
+        raise ConfigError(Problem(one.key_or_group, f"{word} is several values: {way}"))
+    return one
 
 
-def _search_path(config_dir: str | None, config_path: str | None, more: Any) -> Any:
-    """Where Hydra looks for groups: folders, and packages that are trusted."""
-    folders = {"--config-path": config_path, "--config-dir": config_dir}
-    entries = [("hydra.searchpath", entry) for entry in more or ()]
-    for key, entry in (*folders.items(), *entries):
-        scheme, separator, place = str(entry or CONF).partition("://")
-        package = place.replace("/", ".")
-        if separator and scheme != "file" and not (scheme == "pkg" and is_trusted(package)):
-            way = f"If it is yours: --trust {package.split('.')[0]}"
-            raise ConfigError(
-                Problem(key, f"{entry} imports {package}, which is not trusted. {way}")
-            )
-        if key in folders and not separator and not Path(scheme).is_dir():
-            raise ConfigError(Problem(key, f"there is no folder {Path(scheme).resolve()}"))
-    path = create_config_search_path(str(config_path or CONF))
-    for key, entry in (("command-line", config_dir), *entries):
-        if entry:
-            path.prepend(key, str(entry), SearchPathQuery(provider="schema"))
-    return path
+def _loader(folder: str | None, path: str | None, name: str, more: Sequence[str]) -> _Loader:
+    """A loader that looks for groups in folders and in trusted packages alone."""
+    search_path, places = create_config_search_path(path or str(CONF)), [path, *more]
+    if folder is not None:
+        if "://" not in folder and not Path(folder).is_dir():
+            raise ConfigError(Problem("--config-dir", f"there is no folder {folder}"))
+        search_path.prepend("command-line", folder, "schema")
+    if path or name != "config":  # a file of somebody else's, perhaps, with a search path
+        primary = _Loader(search_path).repository.load_config(name)
+        places += (primary and OmegaConf.select(primary.config, "hydra.searchpath")) or ()
+    packages = [str(one)[6:].replace("/", ".") for one in places if str(one).startswith("pkg://")]
+    way = "is imported to look for groups; if it is yours: --trust"
+    _refuse(
+        Problem("hydra.searchpath", f"{one} {way} {one.split('.')[0]}")
+        for one in packages
+        if not allow_list.is_trusted(one)
+    )
+    for place in more:
+        search_path.prepend("hydra.searchpath", place, "schema")
+    return _Loader(search_path)
 
 
-def _no_option(one: Override, options: Sequence[str], groups: Any) -> Problem | None:
-    """What is wrong with the options that a word chooses in a group."""
-    group, value = one.key_or_group, one.value()
-    for name in () if one.is_delete() else value if isinstance(value, list) else [value]:
-        if isinstance(name, str):
-            if name in options or groups.config_exists(f"{group}/{name}"):
-                continue
-            if way := familiar.instead(group, name):
-                return Problem(group, f"{name} {way}")
-            hint = familiar.hint(familiar.choice(group, name))
-            reason = f"has no {name!r}{hint or messages.nearest(name.lower(), options)}; choose"
-        elif name is None and group not in Config.model_fields:
-            continue
-        else:
-            nothing = f"; to choose nothing: {group}=none" if "none" in options else ""
-            reason = f"got {messages.show(name)}{nothing}, expected"
-        return Problem(group, f"{reason} one of {', '.join(options)}")
-    return None
+def _choice(one: Override, loader: _Loader, values: list[Override]) -> list[str]:
+    """The line of a word that chooses options, which have to be there; `values` gets any other."""
+    group, value, groups = one.key_or_group, one.value(), loader.repository
+    if isinstance(value, dict) or not groups.group_exists(group):
+        values.append(one)
+        return []
+    options = groups.get_group_options(group)
+    for name in value if isinstance(value, list) else [value]:
+        there = groups.config_exists(f"{group}/{name}") or one.is_delete()
+        if not there and (name is not None or group in Config.model_fields):
+            hint = familiar.advice(group, str(name)) or messages.nearest(str(name).lower(), options)
+            reason = f"has no {messages.show(name)}{hint}; choose one of {', '.join(options)}"
+            raise ConfigError(Problem(group, reason))
+    return [str(one.input_line)]
 
 
-def _run_of(named: dict[str, Any]) -> Path | None:
+class _Loader(private.ConfigLoaderImpl):
+    """Hydra's loader, in which a node of another `_target_` replaces the node before it."""
+
+    def _compose_config_from_defaults_list(self, defaults: Any, repo: Any) -> DictConfig:
+        config = OmegaConf.create(flags={"no_deepcopy_set_nodes": True})
+        self.files: list[str] = []  # in the order in which they were merged
+        for default in defaults:
+            addition = super()._compose_config_from_defaults_list([default], repo)
+            _make_way(config, addition)
+            config.merge_with(addition)
+            path = f"{repo.load_config(default.config_path).path}/{default.config_path}.yaml"
+            self.files.append(path.removeprefix("file://"))
+        return config
+
+
+def _raw(node: Any) -> dict[Any, Any]:
+    """The entries of a mapping with interpolations as text; none of anything else."""
+    return dict(node.items_ex(resolve=False)) if isinstance(node, DictConfig) and len(node) else {}
+
+
+def _make_way(config: DictConfig, addition: DictConfig) -> None:
+    """Put the whole nodes of `addition` into `config`; merging the two then changes no others."""
+    there, more = _raw(config), _raw(addition)
+    for name in there.keys() & more.keys() - {"hydra"}:
+        target = _raw(more[name]).get("_target_")
+        if target and _raw(there[name]).get("_target_") not in (target, "???"):
+            config[name] = more[name]
+        elif _raw(there[name]):
+            _make_way(there[name], more[name])
+
+
+def _run_of(given: Mapping[str, Any]) -> Path | None:
     """config.yaml of the run that a command names, by its folder or by one of its checkpoints."""
-    for path in (Path(str(named.get(key))) for key in ("run", "resume", "checkpoint")):
-        for folder in (path, path.parent.parent):
-            if (folder / "manifest.json").is_file() and (folder / "config.yaml").is_file():
-                return folder / "config.yaml"
-    return None
+    paths = [Path(str(given.get(key))) for key in ("run", "resume", "checkpoint")]
+    folders = [folder for path in paths for folder in (path, path.parent.parent)]
+    runs = [one / "config.yaml" for one in folders if (one / "manifest.json").is_file()]
+    return next((file for file in runs if file.is_file()), None)
 
 
-def _put_in(
-    config: DictConfig, run: Any, choices: Sequence[Override], loader: _Loader, name: str
-) -> None:
-    """Put a run's sections into a composition, but for those that its choices are about."""
-    tasks = [str(one.input_line) for one in choices if one.key_or_group == "task"]
-    without = _raw(loader.load_configuration(name, tasks, RunMode.RUN))
-    chosen = {re.split(r"[./]", one.package or one.key_or_group)[0] for one in choices}
-    chosen |= {key for key, value in _raw(config).items() if value != without.get(key)}
-    with open_dict(config):
-        for key, value in _raw(run).items():
-            if key not in _OF_THE_COMMAND | chosen:
-                config[key] = value
-
-
-def _apply(one: Override, config: DictConfig) -> None:
-    """Apply a value as Hydra does, but for whole nodes, `KEY={}` and `~KEY` of null."""
+def _apply(one: Override, config: DictConfig, loader: _Loader) -> None:
+    """Apply a value as Hydra does, but for whole nodes, and `KEY={}`, which empties."""
     key, value = one.key_or_group, one.value()
-    where, _, name = key.rpartition(".")
-    if isinstance(value, dict) and not one.is_delete():
-        if not value:
-            OmegaConf.update(config, key, {}, merge=False)
-        addition = OmegaConf.create()
-        OmegaConf.update(addition, key, value)
+    if not one.is_add() and not one.is_force_add():
+        _check_key(one, config, loader)
+    if one.is_delete() and value is None:
+        OmegaConf.update(config, key, "", merge=False)  # for Hydra 1.3, a null is not there
+    elif isinstance(value, dict):
+        OmegaConf.update(addition := OmegaConf.create(), key, value)
         _make_way(config, addition)
-    elif one.is_delete() and value is None:
-        node = OmegaConf.select(config, where) if where else config
-        if isinstance(node, DictConfig) and name in _raw(node):
-            with open_dict(node):
-                del node[name]
-            return
-    ConfigLoaderImpl._apply_overrides_to_config([one], config)
+        node = OmegaConf.select(config, key)
+        if "_target_" in value and node is not None:
+            OmegaConf.set_struct(node, False)  # the same `_target_` takes other arguments
+        elif not value:
+            OmegaConf.update(config, key, {}, merge=False)
+    private.ConfigLoaderImpl._apply_overrides_to_config([one], config)
 
 
-def _unknown(one: Override, config: DictConfig, loader: _Loader) -> Problem | None:
-    """The problem of a key that is not there, with what may be meant; None if it is there."""
-    key, where, name = one.key_or_group, "", ""
-    node: Any = config
-    value = "..." if one.is_delete() else one.get_value_element_as_str()
-    for name in key.split("."):
-        if name not in _raw(node):
-            break
-        node, where = _raw(node)[name], f"{where}.{name}".lstrip(".")
-    else:
-        return None
-    if way := familiar.instead(key, value):
-        return Problem(key, way)
-    if way := familiar.key(key, value):
-        return Problem(key, f"unknown key {name!r}{familiar.hint(way)}")
-    known = [str(key) for key in _raw(node) if key not in ("hydra", "_target_")]
-    elsewhere = [f"{top}.{name}" for top, section in _raw(config).items() if name in _raw(section)]
-    hint = messages.nearest(name, [*known, *(() if where else loader.list_groups(""))])
-    if elsewhere and (not where or not hint):
-        hint = f" (did you mean {' or '.join(elsewhere[:3])}?)"
-    if not where and name in TASK_KEYS:
+def _check_key(one: Override, config: DictConfig, loader: _Loader) -> None:
+    """Raise ConfigError for a key that is not there, with what may be meant."""
+    key, node, names = one.key_or_group, config, one.key_or_group.split(".")
+    while names and names[0] in _raw(node):
+        node = _raw(node)[names.pop(0)]
+    if not names:
+        return
+    typed = "..." if one.is_delete() else one.get_value_element_as_str()
+    known, add, top = [*map(str, _raw(node))], f"; to add one: '+{key}={typed}'", node is config
+    others = [f"{section}.{name}" for section in _raw(config) for name in _raw(config[section])]
+    hint = messages.nearest(names[0], [*known, *others])
+    if top:
+        known, add = sorted({*known, *loader.list_groups("")}), ""
         read: Any = loader.repository.load_config
         tasks = [
-            task for task in loader.get_group_options("task") if name in read(f"task/{task}").config
+            t for t in loader.get_group_options("task") if names[0] in read(f"task/{t}").config
         ]
-        return Problem(key, f"is a key of task={' | '.join(tasks)}, and not of task={config.task}")
-    there = f"{where or 'a configuration'} has {', '.join(known) or 'no keys'}"
-    add = f"; to add one: {shlex.join([f'+{key}={value}'])}" if where else ""
-    return Problem(key, f"unknown key {name!r}{hint}; {there}{add}")
+        hint = f"; it is a key of task={' | '.join(tasks)}" if tasks else hint
+    hint = familiar.advice(key, typed) or f"{hint}; there are {', '.join(known)}{add}"
+    raise ConfigError(Problem(key, f"unknown key {names[0]!r}{hint}"))
 
 
-def _reason(error: BaseException) -> str:
-    """Hydra's own words, with those of what caused it."""
-    lines = [*str(error).splitlines(), *str(error.__cause__ or "").splitlines()[:1]]
-    return "; ".join(line.strip(" .:\t") for line in lines if line.strip()) or type(error).__name__
-
-
-def resolved(made: Composition) -> tuple[dict[str, Any], list[Problem]]:
-    """The plain values of a composition, without what is wrong, and all problems."""
-    problems, config, state = list(made.problems), made.config, HydraConfig.instance()
-    if "hydra" not in config:
-        return {}, problems
+def resolved(config: DictConfig, problems: list[Problem]) -> dict[str, Any]:
+    """The plain values of a configuration; `problems` gets what has none, which is left out."""
+    state = hydra_config.HydraConfig.instance()
     with _LOCK:
-        before, token = state.cfg, _composing.set(True)
+        before = state.cfg
+        if before is None:  # else a job of Hydra's runs
+            state.set_config(config)
         try:
-            if before is None:
-                state.set_config(config)
-            sections = [str(name) for name in config if name != "hydra"]
-            values = _plain(config, sections, "", problems)
+            return dict(_plain(config, "", problems))
         finally:
             state.cfg = before
-            _composing.reset(token)
-    return values, problems
 
 
-def _plain(node: Any, names: Any, key: str, problems: list[Problem]) -> dict[Any, Any]:
-    """The entries of a node by name, every interpolation resolved."""
-    made = {}
-    for name in names:
-        below = f"{key}[{name}]" if isinstance(node, ListConfig) else f"{key}.{name}".lstrip(".")
-        try:
-            value = node[name]
-        except MissingMandatoryValue:
-            problems.append(Problem(below, f"has no value yet; give it with {below}=..."))
-        except (OmegaConfBaseException, RecursionError) as error:
-            reason = str(error).splitlines()[0].split("resolving interpolation: ")[-1]
-            problems.append(Problem(below, reason))
-        else:
-            if isinstance(value, ListConfig):
-                value = list(_plain(value, range(len(value)), below, problems).values())
-            elif isinstance(value, DictConfig):
-                value = _plain(value, value, below, problems)
-            made[name] = value
-    return made
+def _plain(node: Any, key: str, problems: list[Problem]) -> Any:
+    """A node and all below it, every interpolation resolved, but for Hydra's own section."""
+    made, is_mapping = dict[Any, Any](), isinstance(node, DictConfig)
+    for name in node if is_mapping else range(len(node)):
+        below = f"{key}.{name}".lstrip(".") if is_mapping else f"{key}[{name}]"
+        with _noting(problems, below):
+            value = node[name] if below != "hydra" else None
+            made[name] = _plain(value, below, problems) if OmegaConf.is_config(value) else value
+    made.pop("hydra" if not key else None, None)
+    return made if is_mapping else list(made.values())
 
 
-def _refuse(problems: Sequence[Problem], words: Sequence[str], files: Sequence[str]) -> None:
-    """Raise a ConfigError if there are problems."""
-    if problems:
-        raise ConfigError(dict.fromkeys(_with_quotes(one, words, files) for one in problems))
-
-
-def _with_quotes(problem: Problem, words: Sequence[str], files: Sequence[str]) -> Problem:
+def _with_quotes(words: Sequence[str], files: Sequence[str], problem: Problem) -> Problem:
     """A problem of a text that Hydra or YAML reads as something else, with the way to write it."""
-    if not re.search(r"\b(string|text)", problem.message):
-        return problem
-    for word in reversed(words):
-        key, _, value = word.partition("=")
-        if key.lstrip("+") == problem.key:
-            quoted = f"{key}='{value}'"
-            way = f"if {value} is text, quote it for Hydra and the shell: {shlex.quote(quoted)}"
-            return Problem(problem.key, f"{problem.message}; {way}")
-    for file in reversed(files):
-        if texts := _read_otherwise(file, problem.key.rpartition(".")[2]):
-            way = f"{file} has {', '.join(texts)}, which YAML reads otherwise; quote it for text"
-            quotes = ", ".join(f"'{text}'" for text in texts)
-            return Problem(problem.key, f"{problem.message}; {way}: {quotes}")
+    key, name = problem.key, re.escape(problem.key.rpartition(".")[2])
+    typed = [f'"{word}"' for word in words if word.lstrip("+").startswith(f"{key}=")]
+    read = [Path(file).read_text("utf-8") for file in files if "://" not in file]
+    if re.search(r"\b(string|text)", problem.message):
+        for text in reversed(typed or read):
+            # The key with what stands behind it, and in the lines below that belong to it.
+            block = re.search(rf"^( *).*?\b{name}[:=](.*(\n\1[ -].*)*)", text, re.M)
+            quoted = re.sub(
+                r"(?<![\w'#.-])[\w.+~:-]*[\w~](?![\w':.])", _in_quotes, block[2] if block else ""
+            )
+            if block and quoted != block[2]:
+                text = block[0].removesuffix(block[2]).strip() + quoted
+                return Problem(key, f"{problem.message}; if it is text, quote it, as in {text}")
     return problem
 
 
-def _read_otherwise(file: str, key: str) -> list[str]:
-    """What stands below a key of a YAML file without quotes and is no text to OmegaConf."""
-    found: list[str] = []
-    nodes: list[tuple[Any, bool]] = [(yaml.compose(Path(file).read_text("utf-8")), False)]
-    for node, below in nodes:  # which grows
-        if isinstance(node, yaml.MappingNode):
-            nodes += [(value, below or name.value == key) for name, value in node.value]
-        elif isinstance(node, yaml.SequenceNode):
-            nodes += [(value, below) for value in node.value]
-        elif below and node.style is None and not isinstance(yaml.safe_load(node.value), str):
-            found.append(node.value or "(nothing)")
-    return found[:10]
+def _in_quotes(match: re.Match[str]) -> str:
+    is_text = isinstance(OmegaConf.create(f"x: {match[0]}").x, str)
+    return match[0] if is_text else f"'{match[0]}'"
 
 
-def _variable(name: str, *default: str | None) -> str | None:
+@partial(OmegaConf.register_new_resolver, "oc.env", replace=True)
+def _variable(name: str, *default: str | None, _root_: Any) -> str | None:
     """`${oc.env:NAME}`, but for secrets: a run's folder keeps all values. Elsewhere OmegaConf's."""
-    if _composing.get() and _SECRET.search(name):
+    if "resume_despite" in _root_ and re.search("secret|token|pass|key|cred", name, re.IGNORECASE):
         raise ValueError(f"{name} is a secret by its name; the tool that needs it reads it itself")
-    return oc.env(name, *default)
+    return resolvers.oc.env(name, *default)
 
 
-version.setbase(VERSION_BASE)
-setup_globals()  # ${now:...} and ${hydra:...}
-OmegaConf.register_new_resolver("oc.env", _variable, replace=True)
+def composed(
+    words: Sequence[str], base: Path | None = None, **places: Any
+) -> tuple[dict[str, Any], list[Problem]]:
+    """Plain values, resolved, and the problems of words and files; of a run by its `base`."""
+    config, problems, _ = load(words, base=base, **places)
+    return resolved(config, problems), problems

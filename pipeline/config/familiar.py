@@ -1,15 +1,17 @@
 """Names that people know from torch, Lightning and Hugging Face, and what means the same here.
 
-    key     a key (`batch_size`, `loader.shuffle`)             -> what to write (`batch.size=32`)
-    choice  the option of a group (`model=resnet18`)           -> what to write
-    value   of a key with few values (`trainer.precision=16`)  -> the value
+    KEYS     a key (`batch_size`, `loader.shuffle`)             -> what to write (`batch.size=32`)
+    CHOICES  the option of a group (`model=resnet18`)           -> what to write
+    VALUES   of a key with few values (`trainer.precision=16`)  -> the value
 
 Error messages give them beside the nearest names that exist. They are not aliases: a configuration
-has one way to say a thing.
+has one way to say a thing. GONE has what version 0.1 no longer has; a test greps README, docs and
+YAML for each of its names.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 VALUE = "{value}"  # stands for what was given
@@ -227,7 +229,6 @@ GONE: dict[str, str] = {
     "--help keys": "see docs/keys.md; --cfg job prints every key with its value",
     "task=show": "open the run's report.html, or list runs with task=runs",
     "task=without": "find the addresses with task=where, and resume with bad_samples.quarantine",
-    "task=verify": "task=diff, which ends with code 1 if two runs differ",
     "task=tune": "try the loader that task=profile prints",
     "trainer.fast_dev_run": "trainer=quick",
     "profile.nodes": "set trainer.checkpoint.every_minutes",
@@ -283,6 +284,32 @@ VALUES: dict[str, dict[str, str]] = {
         "replace": "substitute",
     },
 }
+
+
+def advice(key: str, value: str = "...") -> str:
+    """What to write for a key, an option or a value that is not there, to end a message with.
+
+    Args:
+        key: the whole key, a group or a flag, e.g. "loader.batch_size".
+        value: as it was written.
+
+    Returns:
+        "; here that is batch.size=8", or nothing for a name that nobody knows.
+    """
+    for name, sentence in GONE.items():
+        of_a_section = value.startswith("{") and name.startswith(f"{key}.")
+        if of_a_section or name in (key, f"{key}={value}"):
+            return f"; it is gone: {sentence}"
+    option, plain = re.sub("[-_]", "", value.lower()), value.lower().strip("'\"")
+    way = VALUES.get(key, {}).get(plain) or CHOICES.get(key, {}).get(option)
+    if key == "model" and option.startswith(_TORCHVISION):
+        way = f"model=torchvision model.name={value}"
+    if way is None:
+        known = KEYS.get(key.rpartition(".")[2].lower().replace("-", "_"), "")
+        by_value = known if isinstance(known, dict) else {plain: known}
+        way = by_value.get(plain) or " or ".join(by_value.values())
+        way = "" if re.match(rf"\+?{re.escape(key)}=", way) else way
+    return f"; here that is {way.replace(VALUE, value[:40])}" if way else ""
 
 
 def key(typed: str, value: str = "...") -> str | None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import ValidationError
 
+from penstock.config import familiar
 from penstock.errors import Problem
 from penstock.ranges import LARGEST
 
@@ -101,19 +103,25 @@ def _bounds(metadata: Iterable[Any]) -> str:
 
 
 def of_schema(error: ValidationError, values: Mapping[str, Any]) -> list[Problem]:
-    """A problem for each key that the schema refuses: all of pydantic's reasons in one."""
-    reasons: dict[str, dict[str, Any]] = {}
+    """A problem for each key that the schema refuses, with pydantic's reasons and a way out."""
+    found: dict[str, dict[str, None]] = {}
     for entry in error.errors(include_url=False):
-        path: list[str] = []
-        node: Any = values
-        for part in entry["loc"]:
-            if isinstance(node, Mapping) and part not in node and entry["type"] != "missing":
-                break  # the name of a member of a union
-            path.append(str(part))
-            node = node.get(part) if isinstance(node, Mapping) else None
-        reasons.setdefault(".".join(path), {})[_reason(entry, ".".join(path))] = entry["input"]
-    return [Problem(key, " or ".join(found)) for key, found in reasons.items()]
+        there = _there(values, entry["loc"])
+        keys, given = list(map(str, entry["loc"][: len(there)])), show(entry["input"])
+        reason, known = f"{entry['msg']}, got {given}", re.findall("'([^']+)'", entry["msg"])
+        if entry["type"] == "extra_forbidden":
+            reason, known = f"unknown key {keys[-1]!r}", [*there[-1]]
+            known.remove(keys[-1])
+        if entry["type"] == "missing":
+            keys.append(str(entry["loc"][-1]))
+            reason = "is missing"
+        advice = familiar.advice(".".join(keys), given.strip("'"))
+        reason += advice or nearest(keys[-1] if known else "", known)
+        found.setdefault(".".join(keys), {})[reason] = None
+    return [Problem(key, "; or: ".join(reasons)) for key, reasons in found.items()]
 
 
-def _reason(entry: Any, key: str) -> str:
-    return f"{entry['msg']}, got {show(entry['input'])}"
+def _there(node: Any, place: tuple[Any, ...]) -> list[Any]:
+    """The mappings on the way to a place of pydantic's, which adds names of members of unions."""
+    inside = place and isinstance(node, Mapping) and place[0] in node
+    return [node, *_there(node[place[0]], place[1:])] if inside else []

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 import penstock
-from penstock.config.preflight import compose
+from penstock.config.compose import compose
 from penstock.config.schema import Config
 from penstock.seams import TASKS
 

@@ -5,14 +5,10 @@ import re
 import pytest
 import yaml
 
-import penstock
-from penstock.config.composition import Composer
+from penstock.config.compose import compose, composed
 from penstock.config.identity import leaves
-from penstock.config.preflight import compose
-from penstock.errors import ConfigError
 from tests.config.test_conf import FILES, NEEDS
 from tests.own_parts import NUMBERS
-from tests.program import run
 
 TRAINS = "# @package _global_\n"
 
@@ -37,17 +33,16 @@ def test_every_key_of_our_options_is_in_the_configuration(path):
     """Where a dataset brings arguments of the parts that it chooses, theirs is the default."""
     group, name = path.parent.name, path.stem
     choice = "tracker=[none,{}]" if group == "tracker" else f"{group}={{}}"
-    composer = Composer()
     words = [choice.format(name), *NEEDS.get(f"{group}/{name}", ())]
-    made = composer.compose(composer.parse(words)[0])
-    assert not made.problems
+    made, problems = composed(words)
+    assert all("has no value yet" in problem.message for problem in problems)
     text = path.read_text()
     tree = {one: value for one, value in yaml.safe_load(text).items() if one != "defaults"}
     package = re.match(r"# @package (\S+)", text)
     package = package[1] if package else group
     for one in reversed([] if package == "_global_" else package.split(".")):
         tree = {one: tree}
-    whole = dict(leaves(made.config))
+    whole = dict(leaves(made))
     given = {word.partition("=")[0] for word in words}
     for key, value in leaves(tree):
         if value in ({}, "???") or key in given or "${" in str(value):
@@ -95,63 +90,3 @@ def test_an_experiment_is_laid_over_it(own):
     config = made("experiment=laid")
     assert (config.seed, config.trainer.max_epochs) == (8, 3)
     assert made("experiment=laid", "seed=9").seed == 9
-
-
-@pytest.mark.parametrize(
-    ("group", "text", "key", "by"),
-    [
-        (
-            "model",
-            "model: {_target_: torch.nn.Linear}\ntrainer: {max_epochs: 3}\n",
-            "trainer.max_epochs",
-            "trainer/default",
-        ),
-        (
-            "sampler",
-            "collate: {_target_: penstock.loading.collate.List}\n"
-            "sampler: {_target_: penstock.order.samplers.Random}\n",
-            "collate._target_",
-            "collate/",
-        ),
-        ("transform", "scheduler: null\n", "scheduler", "scheduler/onecycle"),
-        (
-            "optimizer",
-            "optimizer: {_target_: torch.optim.SGD, lr: 0.1}\nobjective: {inputs: [y]}\n",
-            "objective.inputs",
-            "dataset/numbers",
-        ),
-    ],
-)
-def test_a_key_that_a_later_option_overrules_is_refused_with_the_way(own, group, text, key, by):
-    write, made = own
-    write(f"{group}/mine", TRAINS + text)
-    with pytest.raises(ConfigError) as found:
-        made("dataset=numbers", f"{group}=mine")
-    problem = next(one for one in found.value.problems if one.key == key)
-    assert f"{group}/mine.yaml sets it" in problem.message
-    assert by in problem.message
-    assert "experiment" in problem.message
-
-
-def test_the_message_of_a_command_line(own, capsys, tmp_path):
-    write, _ = own
-    write("model/mine", TRAINS + "model: {_target_: torch.nn.Linear}\ntrainer: {max_epochs: 3}\n")
-    done = run(
-        capsys, "--config-dir", tmp_path / "own", "dataset=numbers", "model=mine", "task=digest"
-    )
-    assert done.code == 2
-    assert "trainer.max_epochs: model/mine.yaml sets it to 3, and trainer/default.yaml" in done.err
-    assert "Traceback" not in done.err
-
-
-def test_an_option_of_ones_own_of_which_a_dataset_says_otherwise(own):
-    write, made = own
-    write(
-        "objective/mine",
-        "_target_: penstock.training.objective.Classification\n"
-        "loss: {_target_: torch.nn.CrossEntropyLoss, reduction: none}\n"
-        "metrics: {}\ninputs: [y]\ntarget: label\n",
-    )
-    with pytest.raises(ConfigError, match=r"objective/mine.yaml sets it .* dataset/numbers.yaml"):
-        made("dataset=numbers", "objective=mine")
-    assert penstock.compose("dataset=sequences").objective["inputs"] != ["image"], "ours give way"

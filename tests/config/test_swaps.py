@@ -10,7 +10,7 @@ import penstock
 from penstock.addons.packs.recipe import pack_of
 from penstock.build.data import DataParts
 from penstock.config import allow_list
-from penstock.config.preflight import accept
+from penstock.config.compose import accept
 from penstock.config.signatures import arguments
 from penstock.datasets.files import Files
 from penstock.errors import ConfigError, PenstockError

@@ -4,11 +4,9 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from omegaconf import OmegaConf
 
 import penstock
-from penstock.config import whole_nodes
-from penstock.runs.resumption import with_overrides_of_run
+from penstock.config import compose
 from tests.program import run
 
 # Where a node stands, and one of another `_target_` that fits there.
@@ -106,11 +104,12 @@ def expected(old, new):
 
 @settings(max_examples=120, deadline=None)
 @given(old=st.dictionaries(NAMES, TREES), new=st.dictionaries(NAMES, TREES))
-def test_merging_follows_the_rule_in_any_tree(old, new):
-    config, addition = OmegaConf.create({"top": old}), OmegaConf.create({"top": new})
-    whole_nodes.merge(config, addition)
-    assert OmegaConf.to_container(config) == {"top": expected(old, new)}
-    assert OmegaConf.to_container(addition) == {"top": new}
+def test_merging_follows_the_rule_in_any_tree(old, new, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("conf")
+    (folder / "old.yaml").write_text(yaml.safe_dump({"top": old}))
+    (folder / "new.yaml").write_text(yaml.safe_dump({"defaults": ["old", "_self_"], "top": new}))
+    values, problems = compose.composed([], config_path=str(folder), config_name="new")
+    assert values == {"top": expected(old, new)}, problems
 
 
 def test_the_same_target_is_merged_and_takes_arguments_that_the_yaml_does_not_list():
@@ -124,15 +123,6 @@ def test_the_same_target_is_merged_and_takes_arguments_that_the_yaml_does_not_li
     }
     with pytest.raises(penstock.errors.ConfigError, match="unknown argument of AdamW 'amsgrat'"):
         penstock.compose("optimizer={_target_: torch.optim.AdamW, amsgrat: true}")
-
-
-def test_a_node_for_each_split_replaces_the_one_for_both(experiment):
-    faces = {"_target_": "penstock.datasets.synthetic_faces.SyntheticFaces", "root": "x"}
-    node = {"train": faces, "val": {**faces, "seed": 1}}
-    assert penstock.compose(f"dataset={flow(node)}").dataset == node
-    config = penstock.compose("experiment=mine", config_dir=experiment({"dataset": node}))
-    assert config.dataset == node
-    assert penstock.compose(f"dataset={flow(node)}", f"dataset={flow(faces)}").dataset == faces
 
 
 def test_a_node_takes_the_place_of_an_interpolation_and_leaves_alone_where_that_led():
@@ -154,12 +144,6 @@ def test_later_words_change_what_earlier_ones_replaced():
     )
     assert config.model == {"_target_": "torch.nn.Linear", "in_features": 3, "out_features": 2}
     assert config.optimizer == {"_target_": "torch.optim.Adam"}
-
-
-def test_a_key_that_is_null_can_be_left_out():
-    config = penstock.compose("~dataset.root", "~transform.train.crop", "task=digest")
-    assert "root" not in config.dataset
-    assert "crop" not in config.transform.train
 
 
 def test_an_empty_mapping_on_the_command_line_empties(capsys):
@@ -186,30 +170,49 @@ def test_hydra_composes_what_preflight_checked(capsys, tmp_path, monkeypatch, ex
     assert shown["objective"]["loss"] == NODES["objective.loss"]
 
 
-@pytest.mark.stress
-def test_a_run_continues_with_the_nodes_that_it_was_started_with(faces, tmp_path, capsys):
-    loss = {"_target_": "torch.nn.HuberLoss", "delta": 0.5}
-    step = {"_target_": "torchvision.transforms.v2.RandomInvert", "_before_": "normalize"}
-    words = [
-        f"objective.loss={flow(loss)}",
-        f"+transform.train.invert={flow(step)}",
-        "loader=debug",
-        "trainer=quick",
-        "run_dir=here",
-    ]
-    done = run(capsys, *faces, *words)
-    assert done.code == 0, done.err
-    written = yaml.safe_load((tmp_path / "here" / "config.yaml").read_text())
-    assert written["objective"]["loss"] == loss
-    assert list(written["transform"]["train"]) == ["crop", "resize", "flip", "invert", "normalize"]
-    again = penstock.compose(*with_overrides_of_run(["resume=here"]))
-    own = {
-        name: value
-        for name, value in again.plain().items()
-        if name not in ("resume", "run_dir", "task")
-    }
-    assert own == {name: written[name] for name in own}
-    other = penstock.compose(
-        *with_overrides_of_run(["resume=here", "objective.loss={_target_: torch.nn.MSELoss}"])
-    )
+@pytest.fixture
+def run_folder(tmp_path):
+    """A run's folder, as far as composing reads it."""
+    words = ["seed=3", "loader=debug", "batch.size=8", "tracker=none", "run_dir=old"]
+    values, _ = compose.composed([*words, f"objective.loss={flow(NODES['objective.loss'])}"])
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "run" / "config.yaml").write_text(yaml.safe_dump(values))
+    (tmp_path / "run" / "manifest.json").write_text('{"overrides": ["--config-dir=/", "nonsense"]}')
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize("key", ["resume", "run"])
+def test_a_run_is_the_base_and_what_is_typed_lies_on_top(key, run_folder):
+    task = ["task=validate"] if key == "run" else []
+    config = penstock.compose(*task, f"{key}={run_folder}", "trainer.max_epochs=7", "run_dir=new")
+    assert (config.seed, config.batch.size, config.trainer.max_epochs) == (3, 8, 7)
+    assert config.objective["loss"] == NODES["objective.loss"]
+    assert config.loader.num_workers == 0, "a section of the run"
+    assert (config.task, config.run_dir) == (task[0][5:] if task else "fit", "new")
+
+
+def test_a_choice_takes_that_section_of_a_fresh_composition(run_folder):
+    words = [f"resume={run_folder}", "loader=fast"]
+    config, fresh = penstock.compose(*words), penstock.compose("loader=fast")
+    assert config.loader == fresh.loader
+    assert (config.seed, config.batch.size) == (3, 8)
+    again = penstock.compose(f"resume={run_folder}", "loader=default")
+    assert again.loader == penstock.compose().loader, "the default, too"
+    other = penstock.compose(f"resume={run_folder}", "objective.loss={_target_: torch.nn.MSELoss}")
     assert other.objective["loss"] == {"_target_": "torch.nn.MSELoss"}
+    config = penstock.compose(f"resume={run_folder}", "experiment=sequences")
+    assert config.dataset == penstock.compose("experiment=sequences").dataset
+    assert config.seed == 3
+
+
+def test_a_runs_configuration_is_checked_as_any_other(run_folder):
+    values = yaml.safe_load((run_folder / "config.yaml").read_text())
+    values["model"] = {"_target_": "os.system"}
+    values["cache_dir"] = "${oc.env:MY_SECRET}"
+    (run_folder / "config.yaml").write_text(yaml.safe_dump(values))
+    with pytest.raises(penstock.errors.ConfigError, match=r"cache_dir: .*secret"):
+        penstock.compose(f"resume={run_folder / 'checkpoints' / 'step-1.safetensors'}")
+    with pytest.raises(penstock.errors.ConfigError, match=r"os\.system may not be called"):
+        penstock.compose(f"resume={run_folder}", "cache_dir=x")
+    with pytest.raises(penstock.errors.ConfigError, match="mean 'max_epochs'"):
+        penstock.compose(f"resume={run_folder}", "cache_dir=x", "trainer.max_epoks=3")
