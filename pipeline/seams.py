@@ -64,7 +64,6 @@ TASKS: Mapping[str, Task] = {
     ),
     "check": Task("penstock.tasks.check:run", "reading every sample of {data}", writes=True),
     "where": Task("penstock.addons.backwards.where:run", "which batches have which samples"),
-    "verify": Task("penstock.addons.comparing.verify:run", "comparing {two}"),
     "diff": Task("penstock.addons.comparing.diff:run", "comparing {two}", reads=True),
     "pack": Task("penstock.addons.packs.recipe:run", "packing {data}"),
     "test": Task("penstock.addons.predicting.test:run", "testing {measured}", ranks=True),

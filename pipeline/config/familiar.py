@@ -229,6 +229,7 @@ GONE: dict[str, str] = {
     "--help keys": "see docs/keys.md; --cfg job prints every key with its value",
     "task=show": "open the run's report.html, or list runs with task=runs",
     "task=without": "find the addresses with task=where, and resume with bad_samples.quarantine",
+    "task=verify": "task=diff, which ends with code 1 if two runs differ",
     "task=tune": "try the loader that task=profile prints",
     "trainer.fast_dev_run": "trainer=quick",
     "profile.nodes": "set trainer.checkpoint.every_minutes",

@@ -232,12 +232,6 @@ class TrainerSection(Section):
         return most, split == "train" and self.overfit_batches is not None, Skipped.of(skip)
 
 
-class DiffSection(Section):
-    """The keys of `task=diff` besides its tables."""
-
-    weights: bool = True
-
-
 class PackSection(Section):
     """Options of `task=pack` and `dataset.packed=auto`; see docs/packing.md."""
 
@@ -337,7 +331,6 @@ class Config(Section):
     epochs: Annotated[
         Index | Annotated[str, Field(pattern=r"^\d{1,9}:\d{1,9}$")] | None, RESULTS
     ] = None
-    diff: Annotated[DiffSection, RESULTS] = DiffSection()
     pack: Annotated[PackSection, DATA] = PackSection()
     # The file that predictions or a model go to, and the format of an exported model.
     out: Annotated[str | None, RESULTS] = None

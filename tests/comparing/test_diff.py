@@ -1,20 +1,20 @@
-"""task=diff: keys in three groups, checked against what two runs really did."""
+"""task=diff: keys by their effect, which two runs really had; and where runs part."""
 
 import json
+import math
+import re
 import shutil
-import subprocess
-import sys
 
 import pytest
 import torch
 import yaml
 
 from penstock import command
-from penstock.addons.comparing.comparison import Difference, compare
+from penstock.addons.comparing.diff import _differing, settings_of
 from penstock.config.schema import Changes
 from penstock.runs import checkpoint
 from penstock.runs.record import RunRecord
-from tests.program import ROOT, run
+from tests.program import run
 
 FIT = (
     "dataset.count=42",
@@ -107,13 +107,13 @@ PAIRS = {  # with what digests and weights have to tell; every second one is in 
 @pytest.mark.parametrize("word", PAIRS)
 def test_a_key_is_in_the_group_that_digests_and_weights_tell(word, first, fit):
     second = fit(word)
-    found = compare(RunRecord.read(first), RunRecord.read(second))
+    found = settings_of(RunRecord.read(first), RunRecord.read(second))
     key = word.partition("=")[0]
     groups = [
         effect
-        for effect, some in found.settings.items()
+        for effect, some in found.items()
         for one in some
-        if one.key == key or one.key.startswith(f"{key}.")
+        if one[0] == key or one[0].startswith(f"{key}.")
     ]
     assert set(groups) == {PAIRS[word]}
     one, other = hashes(first), hashes(second)
@@ -125,26 +125,28 @@ def test_a_key_is_in_the_group_that_digests_and_weights_tell(word, first, fit):
     assert said == BATCHES if changed else said == WEIGHTS if learned else said < WEIGHTS
 
 
+def diff(capsys, first, second, code=1):
+    done = run(capsys, "task=diff", f"runs=[{first},{second}]")
+    assert done.code == code, done.out + done.err
+    return done.out + done.err
+
+
 def test_the_answer_of_two_runs(first, fit, capsys):
     second = fit("optimizer.lr=0.02", "loader.generator=5")
-    done = run(capsys, "task=diff", f"runs=[{first},{second}]")
-    assert done.code == 0
-    lines = done.out.splitlines()
+    lines = diff(capsys, first, second).splitlines()
     assert lines[0].split() == ["A", str(first), "done"]
     assert "keys that change batches: none" in lines
     changing = lines.index("keys that change weights, and no batch")
     assert lines[changing + 2].split() == ["optimizer.lr", "0.005", "0.02"]
     neither = lines.index("keys that change nothing")
-    assert lines[neither + 2].split() == ["loader.generator", "null", "5"]
-    assert "digests       the same at 10 steps" in lines
-    assert lines[-1] == "the same batches, other weights"
-    other = fit("seed=3")
-    done = run(capsys, "task=diff", f"runs=[{first},{other}]")
-    assert done.code == 0
-    assert done.out.splitlines()[-1] == "other batches, other weights"
-    same = fit()
-    done = run(capsys, "task=diff", f"runs=[{first},{same}]")
-    assert done.out.splitlines()[-1] == "the same batches, the same weights"
+    assert lines[neither + 2].split() == ["loader.generator", "-", "5"]
+    assert "digests      the same at 10 steps" in lines
+    assert "the same batches, other weights" in lines
+    assert lines[-1] == "error: the two runs are not the same"
+    assert "\nother batches, other weights\n" in diff(capsys, first, fit("seed=3"))
+    same = diff(capsys, first, fit(), 0)
+    assert "\nthe same batches, the same weights\n" in same
+    assert "samples      the same at 10 steps" in same
 
 
 def started(folder, **facts):
@@ -153,24 +155,34 @@ def started(folder, **facts):
     (folder / "manifest.json").write_text(json.dumps({**manifest, **facts}))
 
 
+def change(path, number, **values):
+    """Change values of one line of a .jsonl."""
+    lines = path.read_text().splitlines()
+    lines[number] = json.dumps({**json.loads(lines[number]), **values})
+    path.write_text("".join(line + "\n" for line in lines))
+
+
+def with_weights(folder, change_weights):
+    """Save the run's last state again, changed."""
+    state = checkpoint.find_newest(folder).state
+    change_weights(state)
+    checkpoint.Checkpoints(folder / "checkpoints").save(state, state["updates"])
+
+
 def test_differences_that_no_key_explains(pair, capsys):
     first, second = pair
-    lines = (second / "digests.jsonl").read_text().splitlines(keepends=True)
-    lines[3] = lines[3].replace('"hash": "', '"hash": "0')
-    (second / "digests.jsonl").write_text("".join(lines))
-    done = run(capsys, "task=diff", f"runs=[{first},{second}]")
-    assert "no key explains other batches; nothing else that was noted differs" in done.out
+    change(second / "digests.jsonl", 3, hash="ff")
+    said = diff(capsys, *pair)
+    assert "no key explains it; nothing that was noted differs" in said
+    assert "digests      first differ at epoch 0, step 3: the samples have other contents" in said
     started(second, penstock="0.0.1")
-    done = run(capsys, "task=diff", f"runs=[{first},{second}]")
-    assert done.out.endswith("no key explains other batches; look at versions\n")
-    assert ["penstock", "0.1.0", "0.0.1"] in [line.split() for line in done.out.splitlines()]
+    said = diff(capsys, *pair)
+    assert "no key explains it; look at versions\n" in said
+    assert ["penstock", "0.1.0", "0.0.1"] in [line.split() for line in said.splitlines()]
     (second / "digests.jsonl").write_text((first / "digests.jsonl").read_text())
-    state = checkpoint.find_newest(second).state
-    next(iter(state["model"].values())).view(-1)[0] += 1
-    checkpoint.Checkpoints(second / "checkpoints").save(state, state["updates"])
+    with_weights(second, lambda state: next(iter(state["model"].values())).view(-1)[0].add_(1))
     started(second, gpus=["one"])
-    done = run(capsys, "task=diff", f"runs=[{first},{second}]")
-    assert done.out.endswith("no key explains other weights; look at versions and hardware\n")
+    assert "no key explains it; look at versions and hardware\n" in diff(capsys, *pair)
 
 
 def test_a_run_in_progress_of_an_older_version(pair, capsys):
@@ -186,62 +198,81 @@ def test_a_run_in_progress_of_an_older_version(pair, capsys):
     manifest = json.loads((second / "manifest.json").read_text())
     kept = {name: manifest[name] for name in ("sessions", "overrides")}
     (second / "manifest.json").write_text(json.dumps({**kept, "status": "running"}))
-    done = run(capsys, "task=diff", f"runs=[{first},{second}]")
-    assert done.code == 0
-    rows = [line.split() for line in done.out.splitlines()]
+    said = diff(capsys, *pair)
+    rows = [line.split() for line in said.splitlines()]
     assert ["B", str(second), "killed"] in rows
     assert ["older", "-", "5"] in rows
     assert ["trainer.clip_norm", "1.0", "-"] in rows
+    assert "rows         the same rows at 4 steps; the data of a run is not known" in said
     assert ["digests", "the", "same", "at", "4", "steps"] in rows
-    assert f"steps         6 are in {first} only" in done.out
-    assert "weights       not compared: a run has no checkpoints" in done.out
-    assert done.out.endswith("the same batches, weights not compared\n")
-
-
-@pytest.mark.thorough
-def test_without_digests_and_ledgers(pair, capsys):
-    first, second = pair
-    (second / "digests.jsonl").unlink()
-    done = run(capsys, "task=diff", f"runs=[{first},{second}]", "diff.weights=false")
-    assert done.out.endswith("\nthe same samples, weights not compared\n")
-    (second / "ledger.jsonl").unlink()
-    done = run(capsys, "task=diff", f"runs=[{first},{second}]", "diff.weights=false")
-    assert "order         the same samples at all steps" in done.out
-    started(second, order="0" * 32)
-    done = run(capsys, "task=diff", f"runs=[{first},{second}]", "diff.weights=false")
-    assert "order         other samples, or in another order, at some step" in done.out
-    assert "other batches, weights not compared" in done.out
-    started(second, order="")
-    done = run(capsys, "task=diff", f"runs=[{first},{second}]", "diff.weights=false")
-    assert "batches not compared, weights not compared" in done.out
-    assert "only trainer.digest=true tells whether the batches are the same" in done.out
+    assert f"steps        6 are in {first} only" in said
+    assert f"weights      {second} has no checkpoint" in said
+    assert "\nthe same batches, weights not compared\n" in said
 
 
 def test_what_is_damaged_is_reported_and_the_rest_compared(pair, capsys):
-    first, second = pair
+    second = pair[1]
     with (second / "ledger.jsonl").open("a") as file:
         file.write("{\n")
+    newest = checkpoint.find_newest(second).path
+    newest.unlink()
+    newest.write_bytes(b"x" * 100)
+    said = diff(capsys, *pair)
+    assert f"ledger       not compared: {second}/ledger.jsonl, line 11 is broken" in said
+    assert "digests      the same at 10 steps" in said
+    assert f"checkpoint   cannot use {newest}: the checkpoint is truncated" in said
     for path in (second / "checkpoints").iterdir():
         path.unlink()
         path.write_bytes(b"x" * 100)
-    done = run(capsys, "task=diff", f"runs=[{first},{second}]")
-    assert done.code == 0
-    assert f"ledger        not compared: {second}/ledger.jsonl, line 11 is broken" in done.out
-    assert "digests       the same at 10 steps" in done.out
-    assert "weights       not compared: " in done.out
+    assert "weights      not compared: " in diff(capsys, *pair)
 
 
-@pytest.mark.parametrize("name", ["ledger.jsonl", "digests.jsonl"])
-def test_steps_that_cannot_be_read(name, pair):
+def test_other_samples_are_distinguished_from_other_losses(pair, capsys):
+    ledger = pair[1] / "ledger.jsonl"
+    loss = float.fromhex(json.loads(ledger.read_text().splitlines()[2])["loss"])
+    change(ledger, 2, loss=math.nextafter(loss, 9).hex())
+    said = diff(capsys, *pair)
+    apart = f"{loss!r} and {math.nextafter(loss, 9)!r}"
+    assert f"losses       first differ at epoch 0, step 2: {apart}" in said
+    assert "ulps of float32 apart; 1 of 10 steps differ" in said
+    assert "samples      the same at 10 steps" in said
+    change(ledger, 2, loss=loss.hex())
+    change(ledger, 4, order="0" * 16)
+    change(ledger, 6, order="1" * 16)
+    said = diff(capsys, *pair)
+    assert "samples      first differ at epoch 0, step 4: other samples, or in another" in said
+    assert "; 2 of 10 steps differ\n" in said
+    assert "losses       the same at 10 steps" in said
+
+
+@pytest.mark.thorough
+def test_without_ledgers_weights_decide(pair, capsys):
+    second = pair[1]
+    (second / "digests.jsonl").unlink()
+    assert "\nthe same samples; only trainer.digest=true tells" in diff(capsys, *pair, 0)
+    (second / "ledger.jsonl").unlink()
+    said = diff(capsys, *pair, 0)
+    assert f"ledger       {second} has none; train with trainer.ledger=true" in said
+    assert "\nbatches not compared, the same weights\n" in said
+    shutil.rmtree(second / "checkpoints")
+    assert "nothing to compare" in diff(capsys, *pair)
+
+
+def test_weights_are_compared_by_the_bit(pair, capsys, tmp_path):
     first, second = pair
-    (second / name).unlink()
-    (second / name).mkdir()
-    found = compare(RunRecord.read(first), RunRecord.read(second))
-    assert any("cannot be read" in one.text and one.same is None for one in found.findings)
-    (second / name).rmdir()
-    (second / name).write_text("")
-    found = compare(RunRecord.read(first), RunRecord.read(second))
-    assert any(one.text == "no step in common" and one.same is None for one in found.findings)
+    nan, one = torch.tensor([math.nan, 1.0]), torch.ones(1)
+    name, weight = next(iter(checkpoint.find_newest(first).state["model"].items()))
+    weight.view(-1)[0] = torch.nextafter(weight.view(-1)[0], torch.tensor(9.0))
+    with_weights(second, lambda state: state["model"].update({name: weight}))
+    said = diff(capsys, *pair)
+    assert re.search(rf"weights      1 of \d+ tensors differ, {name} by up to ", said)
+    assert "optimizer    the same bits" in said
+    shutil.copytree(first, tmp_path / "c")
+    for folder in (second, tmp_path / "c"):
+        with_weights(folder, lambda state: state["model"].update({name: weight, "x": nan}))
+    diff(capsys, second, tmp_path / "c", 0)
+    with_weights(second, lambda state: state["model"].update(extra=one))
+    assert "of different models: only one has extra" in diff(capsys, *pair)
 
 
 def test_steps_in_another_order_change_batches(pair):
@@ -250,12 +281,11 @@ def test_steps_in_another_order_change_batches(pair):
     steps = config["transform"]["train"]
     config["transform"]["train"] = dict(reversed(steps.items()))
     (second / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
-    found = compare(RunRecord.read(first), RunRecord.read(second)).settings
+    found = settings_of(RunRecord.read(first), RunRecord.read(second))
     one, *others = [one for some in found.values() for one in some]
     assert not others
     assert found[BATCHES] == [one]
-    assert (one.key, one.first) == ("transform.train", "resize, flip, normalize")
-    assert one.second == "normalize, flip, resize"
+    assert one == ("transform.train", "resize, flip, normalize", "normalize, flip, resize")
 
 
 def test_two_runs_have_to_be_given(capsys, tmp_path, monkeypatch):
@@ -270,29 +300,8 @@ def test_two_runs_have_to_be_given(capsys, tmp_path, monkeypatch):
 
 
 def test_long_values_are_shown_where_they_part():
-    one, other = Difference("key", "a" * 100 + "b" + "c" * 100, "a" * 100 + "d").texts()
-    assert "b" in one
-    assert "d" in other
-    assert one.startswith("...a")
-    assert one.endswith("c...")
-    assert max(map(len, (one, other))) < 70
-    assert Difference("key", None, "x\ny").texts() == ("null", "x\\ny")
-
-
-@pytest.mark.thorough
-def test_no_torch_without_weights(pair):
-    first, second = pair
-    program = (
-        "import sys; from penstock import command; code = command.main(sys.argv[1:]); "
-        "assert not {'torch', 'matplotlib'} & set(sys.modules); sys.exit(code)"
-    )
-    words = ["task=diff", f"runs=[{first},{second}]", "diff.weights=false"]
-    done = subprocess.run(
-        [sys.executable, "-c", program, *words],
-        cwd=ROOT,
-        text=True,
-        capture_output=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "the same batches, weights not compared" in done.stdout
+    long, other = "a" * 100 + "b" + "c" * 100, "a" * 100 + "d"
+    rows = _differing({"key": long, "none": None, "x": "x\ny"}, {"key": other, "none": {}})
+    (_, one, two), line = rows
+    assert (one[:20], one[-1], two) == ("a" * 19 + "b", "c", "a" * 19 + "d")
+    assert line == ("x", "x\\ny", "-")

@@ -1,4 +1,4 @@
-"""A row's label, an augmentation, the order of a sum: `task=verify` names the step at which each
+"""A row's label, an augmentation, the order of a sum: `task=diff` names the step at which each
 was changed, on any number of ranks.
 """
 
@@ -54,7 +54,9 @@ def findings(capsys, first, second):
     """What verify finds in two runs that differ, by its subject."""
     done = verify(capsys, first, second)
     assert done.code == 1
-    return {line.split()[0]: line.partition(" ")[2].strip() for line in done.out.splitlines()}
+    return {
+        line.split()[0]: line.partition(" ")[2].strip() for line in done.out.splitlines() if line
+    }
 
 
 def test_one_label(whole, tmp_path, capsys):
@@ -65,7 +67,7 @@ def test_one_label(whole, tmp_path, capsys):
     found = findings(capsys, whole[0], tmp_path / "run")
     assert found["losses"].startswith(f"first differ at epoch 0, step {step}:")
     assert found["digests"].startswith(f"first differ at epoch 0, step {step}:")
-    assert found["samples"].startswith("the same rows at 12 steps; ")
+    assert found["rows"].startswith("the same rows at 12 steps; ")
 
 
 def test_one_augmentation(whole, tmp_path, capsys):

@@ -71,8 +71,8 @@ def on_ranks(folder, count, *words):
 
 
 def verify(capsys, first, second):
-    """What `task=verify` says of two runs."""
-    return run(capsys, "task=verify", f"runs=[{first},{second}]")
+    """What `task=diff` says of two runs."""
+    return run(capsys, "task=diff", f"runs=[{first},{second}]")
 
 
 def steps_of(folder):

@@ -298,7 +298,7 @@ def test_replay_validate_verify_and_predictions(people, capsys, tmp_path):
     for name in "ab":
         found = run(capsys, *common, f"run_dir={name}")
         assert found.code == 0, found.err
-    assert run(capsys, "task=verify", "runs=[a,b]").code == 0
+    assert run(capsys, "task=diff", "runs=[a,b]").code == 0
     digest = run(capsys, *common, "task=digest")
     replay = run(capsys, *common, "task=replay", "epoch=0", "step=1", "run_dir=replay")
     assert digest.hashes[1] in replay.out.splitlines(), replay.err

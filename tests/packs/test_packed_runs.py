@@ -156,7 +156,7 @@ def test_a_run_that_is_left_ends_as_one_that_was_not(messages, more, capsys, tmp
     assert run(capsys, *words, f"run_dir={left}", "trainer.max_steps=2").code == 0
     resumed = run(capsys, f"resume={left}", "trainer.max_steps=20", "loader=threads")
     assert resumed.code == 0, resumed.err
-    verified = run(capsys, "task=verify", f"runs=[{whole},{left}]")
+    verified = run(capsys, "task=diff", f"runs=[{whole},{left}]")
     assert verified.code == 0, verified.out
     assert "weights      the same bits" in verified.out
     ledger = [json.loads(line) for line in (left / "ledger.jsonl").read_text().splitlines()]

@@ -436,9 +436,9 @@ class Check:
         if metrics != known:
             self.fail(f"metrics differ after {hit}: {metrics} {known}")
         if draw.random() < 0.3:
-            code = self.program("task=verify", *MAIN, f"runs=[{whole},{cut}]", count="verify")
+            code = self.program("task=diff", *MAIN, f"runs=[{whole},{cut}]", count="verify")
             if code != 0:
-                self.fail(f"task=verify ends with {code}: {self.last.out.read_text()[-700:]}")
+                self.fail(f"task=diff ends with {code}: {self.last.out.read_text()[-700:]}")
 
     def in_ranks(self, whole, steps):
         """By several processes, some of them killed: the same rows; and losses but for rounding."""

@@ -50,8 +50,8 @@ LONG = {
     "measuring the training step": ("task=profile", *FACES, "steps=3"),
     "profiling": ("task=profile", *FACES, "steps=3"),
     "finding the mean face": ("task=validate", *FACES, "checkpoint=run"),
-    "comparing ledger.jsonl": ("task=verify", "runs=[run,run]"),
-    "comparing weights": ("task=verify", "runs=[run,run]"),
+    "comparing ledger.jsonl": ("task=diff", "runs=[run,run]"),
+    "comparing weights": ("task=diff", "runs=[run,run]"),
     "reading runs": ("task=runs", "runs=[run]"),
 }
 

@@ -117,7 +117,7 @@ def test_a_console_keeps_its_own_colours_and_none_of_its_texts():
         ["--trust", HOSTILE],
         ["--config-dir", HOSTILE],
         [f"resume='{HOSTILE}'"],
-        ["task=verify", f"runs=['{HOSTILE}',b]"],
+        ["task=diff", f"runs=['{HOSTILE}',b]"],
         [f"dataset.root='{HOSTILE}'", "dataset=image_folder"],
         ["--cfg", "job", f"run_dir='{HOSTILE}'"],
         ["--cfg", "job", "-p", HOSTILE],

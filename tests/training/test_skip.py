@@ -220,7 +220,7 @@ def test_a_resumed_run_leaves_out_what_lies_ahead(whole, tmp_path, capsys):
     # It is a key of the run from now on, and the batches before are what they were.
     again = run(capsys, f"resume={tmp_path / 'b'}", "trainer.max_epochs=3")
     assert again.code == 0, again.err
-    told = run(capsys, "task=verify", f"runs=[{whole},{tmp_path / 'b'}]")
+    told = run(capsys, "task=diff", f"runs=[{whole},{tmp_path / 'b'}]")
     assert f"{whole} only; {tmp_path / 'b'} left out [[[0,5],[0,7]]] (trainer.skip)" in told.out
     assert "samples      the same at" in told.out
     steps = read_ledger(tmp_path / "b/ledger.jsonl")

@@ -73,7 +73,7 @@ def environment(run: RunRecord) -> Section:
     pinned = [f"{name}=={packages[name]}" for name in PACKAGES if name in packages]
     lines += [program.joined(["python", "-m", "pip", "install", *pinned])] if pinned else []
     lines.append(command(run, program.override("run_dir", _AGAIN), again=True))
-    lines.append(command(run, "task=verify", f"runs=[{program.literal(run.path)},{_AGAIN}]"))
+    lines.append(command(run, "task=diff", f"runs=[{program.literal(run.path)},{_AGAIN}]"))
     what = "To reproduce the run, and to check that it is the same one:"
     changed = (
         "Files differed from that commit when the run was started; their changes are not kept."
