@@ -55,7 +55,7 @@ WAYS = {
         "transform.train.crop.scale=[0.08,1.0]",
     ],
     "fast": ["transform=images_fast", "loader=fast"],
-    "packed": [*_ON_DEVICE, "dataset.packed=auto", "pack.size=256", "loader=threads"],
+    "packed": [*_ON_DEVICE, "data.packed=auto", "pack.size=256", "loader=threads"],
     "nvjpeg": ["transform=images_nvjpeg", "loader=fast"],
 }
 

@@ -45,7 +45,7 @@ _BATCHES = [
     "transform.train_batch.mixup=null",
     "transform.train_batch.cutmix=null",
 ]
-_PACKED = ["dataset.packed=auto", f"pack.size={SIDE}"]
+_PACKED = ["data.packed=auto", f"pack.size={SIDE}"]
 OURS = {
     "files, loader=default": ["transform=images", *_FILES],
     "files, loader=fast transform=images_fast": ["transform=images_fast", "loader=fast"],

@@ -21,7 +21,7 @@ row.
 
 PYTHON is one of an environment that has `litdata`, `obstore`, `zstd` and `webdataset`; peers decode
 by Pillow, as their users do. `--against FOLDER` takes ours from another checkout, too. What else is
-given goes to ours as overrides: `dataset.files.ahead=0`.
+given goes to ours as overrides: `files.ahead=0`.
 """
 
 from __future__ import annotations
@@ -122,8 +122,8 @@ def ours(kind: str, url: str, cache: Path, more: list[str]) -> Iterator[Any]:
             "indexed": ["dataset=indexed_tars", "dataset.classes=[a,b]", f"dataset.root={root}"],
             "packs": ["dataset=packed", f"dataset.folder={root}"],
         }[what],
-        *([f"+dataset.files.options.endpoint_url={url}"] if way == "s3" else []),
-        f"dataset.files.cache_dir={cache}",
+        *([f"+files.options.endpoint_url={url}"] if way == "s3" else []),
+        f"files.cache_dir={cache}",
         "transform=images_fast",
         "loader=threads",  # as loader=fast chooses them for it
         f"loader.num_workers={WORKERS}",
@@ -365,7 +365,7 @@ def main() -> None:
     print("python benchmarks/stores.py", *sys.argv[1:])
     size = sum(path.stat().st_size for path in (given.data / "data/files/train").rglob("*.jpg"))
     if given.half:
-        more = [*more, f"dataset.files.cache_size={size // 2}"]
+        more = [*more, f"files.cache_size={size // 2}"]
         runs = {name: run for name, run in runs.items() if name not in PEERS}
     for latency, rate in GRID if given.grid else [(given.latency, given.rate)]:
         given.latency, given.rate = latency, rate

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 
-Sample = Any  # a dict of fields, or what `dataset.fields` gives names to
+Sample = Any  # a dict of fields, or what `data.fields` gives names to
 
 
 class MapDataset(Protocol):
@@ -147,7 +147,7 @@ class Described(Protocol):
 
     Without `metadata`, samplers that read a column refuse the dataset (`targets` or `labels`, as
     torchvision's have them, become the column `label`). Without `facts`, models and metrics get the
-    numbers from the configuration: `dataset.facts: {num_classes: 10}`.
+    numbers from the configuration: `data.facts: {num_classes: 10}`.
     """
 
     classes: Sequence[str]
@@ -176,10 +176,10 @@ class Fingerprinted(Protocol):
         """A text that changes with what is read: names and sizes of files, arguments."""
 
     def names_fingerprint(self) -> str:
-        """The same of names, labels and arguments alone, for `dataset.fingerprint=names`."""
+        """The same of names, labels and arguments alone, for `data.fingerprint=names`."""
 
     def data_files(self) -> Sequence[tuple[str, str]]:
-        """All files as (name below the root, path), for `dataset.fingerprint=content`."""
+        """All files as (name below the root, path), for `data.fingerprint=content`."""
 
 
 class Checkable(Protocol):

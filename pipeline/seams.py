@@ -134,14 +134,14 @@ def ray_options(section: RaySection) -> RayOptions:
 
 
 def open_pack(split: Split) -> Any:
-    """The pack that a split reads instead of its dataset: `dataset.packed`."""
+    """The pack that a split reads instead of its dataset: `data.packed`."""
     from penstock.addons.packs.recipe import opened
 
     return opened(split)
 
 
 def undivided(split: Split) -> Any:
-    """The dataset with all its rows, of which `dataset.split` or `dataset.folds` gives some."""
+    """The dataset with all its rows, of which `data.split` or `data.folds` gives some."""
     from penstock.addons.splits.division import opened
 
     return opened(split)
@@ -149,25 +149,19 @@ def undivided(split: Split) -> Any:
 
 def chosen_rows(split: Split, dataset: Any) -> tuple[Any, dict[str, int]]:
     """The rows that filters leave, and how many they leave out, by why."""
+    data = split.config.data
+    if data.filter is data.val_filter is data.unique is data.without is None:
+        return dataset, {}
     from penstock.addons.filters.kept import chosen_rows
 
     return chosen_rows(split, dataset)
 
 
-def with_rows_chosen(
-    split: Split, key: str, node: Mapping[str, Any], lazy: bool
-) -> Mapping[str, Any]:
-    """A dataset's node, in which the nodes inside that choose rows are built."""
-    from penstock.addons.filters.kept import with_rows_chosen
-
-    return with_rows_chosen(split, key, node, lazy)
-
-
-def divided_rows(split: Split, dataset: Any, division: Mapping[str, Any]) -> Any:
+def divided_rows(split: Split, dataset: Any) -> Any:
     """The rows of one split, of a dataset that is not divided otherwise."""
     from penstock.addons.splits.division import divided
 
-    return divided(split, dataset, division)
+    return divided(split, dataset)
 
 
 def with_the_runs_classes(split: Split, dataset: Any) -> Any:
@@ -247,8 +241,7 @@ def trained_weights(
     Args:
         weights: those of the part that learn at first.
     """
-    node = config.optimizer if key == "optimizer" else config.optimizer[key.rpartition(".")[2]]
-    if not (config.trainer.freeze.names or node.get("groups")):
+    if not (config.trainer.freeze.names or config.trainer.groups):
         return weights
     from penstock.addons.finetuning.groups import arranged
 
@@ -271,7 +264,7 @@ def observers(fit: Fit) -> list[Observer]:
     config = fit.config
     made: list[Observer] = []
     trainer = config.trainer
-    if trainer.warm_start.path or trainer.freeze.names or _groups(config):
+    if trainer.warm_start.path or trainer.freeze.names or trainer.groups:
         from penstock.addons.finetuning import groups
 
         made += groups.watching(fit)
@@ -313,20 +306,15 @@ def draw_batch(split: Split, batch: Batch, folder: Path) -> Path | None:
     return draw_batch(split, batch, folder)
 
 
-def data_rules(
-    config: Config, parts: Mapping[str, Any], chosen: Mapping[str, Mapping[str, Any]]
-) -> Iterator[str]:
-    """What contradicts each other among keys of data.
-
-    Args:
-        parts: the callable of each part by key.
-        chosen: the keys that choose rows, by the key of the node that they stand in.
-    """
-    if chosen:
+def data_rules(config: Config, parts: Mapping[str, Any]) -> Iterator[str]:
+    """What contradicts each other among keys of data; `parts`: the callable of each by key."""
+    data = config.data
+    chooses = not (data.filter is data.val_filter is data.unique is data.without is None)
+    if chooses or data.divides:
         from penstock.addons.filters.kept import row_problems
 
         yield from row_problems(config, parts)
-    if not {"split", "folds", "fold"}.isdisjoint(chosen.get("dataset", ())):
+    if data.divides or data.fold is not None or data.split != type(data.split)():
         from penstock.addons.splits.division import problems
 
         yield from problems(config)
@@ -340,7 +328,7 @@ def data_rules(
         from penstock.addons.mixtures.in_runs import mixture
 
         yield from mixture(config, parts)
-    if config.dataset.get("packed") is not None or config.task == "pack":
+    if config.data.packed is not None or config.task == "pack":
         from penstock.addons.packs.recipe import packed
 
         yield from packed(config, parts)
@@ -349,7 +337,12 @@ def data_rules(
 def training_rules(config: Config, parts: Mapping[str, Any]) -> Iterator[str]:
     """What contradicts each other among keys of the training, of ranks and of loaders."""
     freeze = config.trainer.freeze
-    if freeze.names or freeze.until is not None or config.trainer.recompute or _groups(config):
+    if (
+        freeze.names
+        or freeze.until is not None
+        or config.trainer.recompute
+        or config.trainer.groups
+    ):
         from penstock.addons.finetuning.groups import fits
 
         yield from fits(config, parts)
@@ -361,13 +354,6 @@ def training_rules(config: Config, parts: Mapping[str, Any]) -> Iterator[str]:
         from penstock.addons.ray.cluster import actors
 
         yield from actors(config)
-
-
-def _groups(config: Config) -> bool:
-    """Whether an optimizer trains groups of weights."""
-    node = config.optimizer
-    nodes = [node] if "_target_" in node else node.values()
-    return any(isinstance(one, Mapping) and one.get("groups") is not None for one in nodes)
 
 
 def plugin_problems(node: Any, section: Mapping[str, Any], words: Sequence[str]) -> list[Problem]:

@@ -21,7 +21,7 @@ defaults:
   - override /transform: none
   - override /model: linear
   - override /objective: classification
-dataset: {_target_: tests.hanging.Hanging, size: 64, packed: null}
+dataset: {_target_: tests.hanging.Hanging, size: 64}
 objective: {inputs: [x], target: label}
 """
 

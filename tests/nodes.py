@@ -23,7 +23,7 @@ PORT = 29400
 ROWS, BATCH, EPOCHS = 96, 6, 3
 DATASET = f"""# @package _global_
 defaults: [override /transform: none, override /model: linear, override /objective: regression]
-dataset: {{_target_: tests.nodes.SlowRows, rows: {ROWS}, seconds: '???', packed: null}}
+dataset: {{_target_: tests.nodes.SlowRows, rows: {ROWS}, seconds: '???'}}
 objective: {{inputs: [x], target: y}}
 """
 RUN = (

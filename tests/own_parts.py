@@ -18,7 +18,7 @@ defaults:
   - override /transform: none
   - override /model: linear
   - override /objective: classification
-dataset: {_target_: tests.own_parts.Numbers, size: 32, packed: null}
+dataset: {_target_: tests.own_parts.Numbers, size: 32}
 objective: {inputs: [x], target: label}
 """
 

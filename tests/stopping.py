@@ -21,7 +21,7 @@ from tests import port
 ROWS, BATCH, EPOCHS = 64, 4, 6
 DATASET = f"""# @package _global_
 defaults: [override /transform: none, override /model: linear, override /objective: regression]
-dataset: {{_target_: tests.stopping.Stalling, rows: {ROWS}, gate: '???', packed: null}}
+dataset: {{_target_: tests.stopping.Stalling, rows: {ROWS}, gate: '???'}}
 objective: {{inputs: [x], target: y}}
 """
 RUN = (

@@ -29,7 +29,7 @@ print(json.dumps([code, sorted({name.split(".")[2] for name in sys.modules
         (["task=digest", "steps=1", "tracker=none"], {"trackers"}),
         (["trainer.max_steps=1", "tracker=none"], {"trackers", "predicting", "reports"}),
         (
-            ["task=digest", "steps=1", "tracker=none", "+dataset.filter=label >= 0"],
+            ["task=digest", "steps=1", "tracker=none", "data.filter='label >= 0'"],
             {"trackers", "filters"},
         ),
     ],

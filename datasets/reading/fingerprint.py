@@ -40,7 +40,7 @@ def data_file(name: str, address: str, files: Files) -> DataFile:
     if not info.version:
         raise DataError(
             f"{address!r}: its store gives neither a checksum nor a version, so a changed content "
-            "would not be noticed. Set dataset.fingerprint=sizes, or copy the data here first."
+            "would not be noticed. Set data.fingerprint=sizes, or copy the data here first."
         )
     return DataFile(name, address, f"{info.version} {info.size}")
 

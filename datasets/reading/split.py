@@ -26,10 +26,10 @@ def check_split(split: str, val_fraction: float = 0.0, test_fraction: float | No
         ConfigError: one of them is out of range, or both together are more than all rows.
     """
     if split == "test" and test_fraction is None:
-        reason = "this dataset has no test split of its own; +dataset.split={val: 0.1, test: 0.1}"
-        raise ConfigError(Problem("dataset.split", f"{reason} divides the rows of any dataset"))
+        reason = "this dataset has no test split of its own; data.split={val: 0.1, test: 0.1}"
+        raise ConfigError(Problem("data.split", f"{reason} divides the rows of any dataset"))
     if split not in ("train", "val", "test"):
-        raise ConfigError(Problem("dataset.split", f"{split!r} is not train, val or test"))
+        raise ConfigError(Problem("data.split", f"{split!r} is not train, val or test"))
     shares = {"val_fraction": val_fraction, "test_fraction": test_fraction or 0.0}
     for name, share in shares.items():
         if not 0.0 <= share <= 1.0:

@@ -13,7 +13,7 @@ from penstock.errors import ConfigError, Problem
 
 # Those that read files or fetch them, and those that are set here.
 _NEVER = {"cache_dir", "checkpoint_path", "exportable", "features_only", "no_jit", "scriptable"}
-_OURS = {"in_chans": "model.channels", "num_classes": "dataset.facts.num_outputs"}
+_OURS = {"in_chans": "model.channels", "num_classes": "data.facts.num_outputs"}
 
 
 def timm_model(

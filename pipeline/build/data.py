@@ -15,15 +15,8 @@ from penstock.build.data_identity import DataIdentity
 from penstock.build.samples import collate_of, dataset_of, fields_of
 from penstock.build.sampling import packs_rows, plan_of
 from penstock.config import allow_list, loader_options
-from penstock.config.instantiate import make
-from penstock.config.nodes import (
-    FACTS,
-    SAME_FACTS,
-    choices_of_rows,
-    choosing,
-    of_the_build,
-    validates,
-)
+from penstock.config.instantiate import Lazy, make
+from penstock.config.nodes import FACTS, SAME_FACTS, datasets
 from penstock.config.schema import Config
 from penstock.distributed.world import World, from_environment
 from penstock.errors import ConfigError, Problem
@@ -45,7 +38,7 @@ if TYPE_CHECKING:
     from penstock.addons.lanes.lanes import Lanes
 
 _WITHOUT = {
-    "val": ", or train without validation: +dataset.val=null",
+    "val": ", or train without validation: data.validate=false",
     "test": "; +dataset.test_fraction=0.1 keeps some in training",
 }
 
@@ -74,25 +67,19 @@ class DataParts:
 
     @property
     def validates(self) -> bool:
-        """Whether there is a validation split; not if `dataset.val` is null."""
-        return validates(self.config.dataset)
+        """Whether there is a validation split: `data.validate`."""
+        return self.config.data.validate
 
     @property
     def splits(self) -> tuple[Split, ...]:
         """The splits that a training reads, which never has the test split among them."""
         return (self.train, self.val) if self.validates else (self.train,)
 
-    @cached_property
-    def chosen(self) -> dict[str, dict[str, Any]]:
-        """The keys that choose rows, by the key of the node that they stand in."""
-        return dict(choices_of_rows(self.config.dataset))
-
-    @property
-    def division(self) -> dict[str, Any]:
-        """How any dataset's rows are divided into splits; empty if it divides them itself."""
-        said = self.chosen.get("dataset", {})
-        folds = {name: said[name] for name in ("folds", "fold") if name in said}
-        return {**said.get("split", {}), **folds}
+    def files(self) -> Any:
+        """Access to files at addresses."""
+        section = self.config.files
+        node = {} if section is None else section.model_dump()
+        return make({"_target_": "penstock.datasets.files.Files", **node}, "files")
 
     @cached_property
     def fields(self) -> Fields:
@@ -102,7 +89,7 @@ class DataParts:
     @cached_property
     def facts(self) -> dict[str, int]:
         """Facts of the training split for models and metrics: num_classes, num_outputs ..."""
-        configured = of_the_build(self.config.dataset, "facts") or {}
+        configured = self.config.data.facts or {}
         facts = facts_of(self.train.dataset, self.fields)
         if "num_classes" in configured and facts.get("num_outputs") == facts.get("num_classes"):
             facts.pop("num_outputs", None)  # it was the number of classes, which is another one
@@ -132,7 +119,7 @@ class DataParts:
                     reason = (
                         f"needs {name}, which {type(dataset).__name__} does not tell (its facts: "
                         f"{', '.join(facts) or 'none'}); set it: "
-                        f"+dataset.facts.{SAME_FACTS.get(name, name)}=..."
+                        f"+data.facts.{SAME_FACTS.get(name, name)}=..."
                     )
                     return Problem(problem.key, reason)
             return problem
@@ -194,10 +181,10 @@ class Split:
     def dataset(self) -> Any:
         """The rows or records that a run reads."""
         refuse_postscript()
-        division = self.data.division
-        if self.config.dataset.get("packed") is not None:
+        divides = self.config.data.divides
+        if self.config.data.packed is not None:
             dataset = seams.open_pack(self)
-        elif division:
+        elif divides:
             dataset = seams.undivided(self)
         else:
             dataset = self.read(lazy=self.decodes)
@@ -205,9 +192,8 @@ class Split:
         both = (dataset, vars(self.data.train).get("dataset"))
         if any(hasattr(one, name) for one in both for name in ("classes", "datasets")):
             dataset = seams.with_the_runs_classes(self, dataset)
-        if self.data.chosen:
-            dataset, self._left_out = seams.chosen_rows(self, dataset)
-        return seams.divided_rows(self, dataset, division) if division else dataset
+        dataset, self._left_out = seams.chosen_rows(self, dataset)
+        return seams.divided_rows(self, dataset) if divides else dataset
 
     @property
     def left_out(self) -> dict[str, int]:
@@ -215,19 +201,15 @@ class Split:
         _ = self.dataset
         return self._left_out
 
-    def read(self, lazy: bool) -> Any:
+    def read(self, lazy: bool, **arguments: Any) -> Any:
         """The configured dataset with all its rows, built anew.
 
         Args:
             lazy: it leaves pictures undecoded, if it can.
+            arguments: in place of the configured ones.
         """
-        return self.built(*self.node, lazy)
-
-    def built(self, key: str, node: Mapping[str, Any], lazy: bool) -> Any:
-        """The dataset of a node, which may stand inside of the split's own."""
-        if self.data.chosen:
-            node = seams.with_rows_chosen(self, key, node, lazy)
-        return dataset_of(node, key, self.supply(lazy))
+        key, node = self.node
+        return dataset_of({**node, **arguments}, key, self.supply(lazy))
 
     @property
     def node(self) -> tuple[str, Any]:
@@ -237,19 +219,22 @@ class Split:
             ConfigError: the configuration has none for this split.
         """
         if self.name == "val" and not self.data.validates:
-            raise ConfigError(Problem("dataset.val", "is null, so there are no rows to validate"))
-        nodes = dict(choosing(self.config.dataset))
-        key = "dataset" if "dataset" in nodes else f"dataset.{self.name}"
-        if key not in nodes:
-            null = "; null trains without validation" if self.name == "val" else ""
-            reason = f"is missing, and this task reads that split{null}"
-            raise ConfigError(Problem(key, reason))
-        return key, nodes[key]
+            raise ConfigError(
+                Problem("data.validate", "is false, so there are no rows to validate")
+            )
+        nodes = dict(datasets(self.config))
+        key = f"data.{self.name}_dataset"
+        return (key, nodes[key]) if key in nodes else ("dataset", nodes["dataset"])
 
     def supply(self, lazy: bool) -> dict[str, Any]:
         """Arguments for datasets that take them; `train` is what torchvision's call the split."""
-        limits = self.config.limits
-        return {"split": self.name, "train": self.is_train, "lazy": lazy, "limits": limits}
+        return {
+            "split": self.name,
+            "train": self.is_train,
+            "lazy": lazy,
+            "limits": self.config.limits,
+            "files": Lazy(self.data.files),
+        }
 
     def empty(self, rows: int | None) -> ConfigError:
         """The error of a dataset without an epoch."""

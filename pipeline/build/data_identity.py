@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock import seams
 from penstock.build.sampling import lengths_told
-from penstock.config.data_rules import mode_of
 from penstock.config.identity import identity, leaves
-from penstock.config.nodes import choosing, of_the_build
 from penstock.files.limits import DEFAULT
 from penstock.loading.dataset_facts import columns_of
 from penstock.loading.known_by import CONTENT, FINGERPRINT, KNOWN_BY, in_fingerprint
@@ -26,12 +24,12 @@ class DataIdentity:
     """The identity of a split's data; each part is computed when it is asked for.
 
     Attributes:
-        mode: of fingerprints, `dataset.fingerprint`: by "names", "sizes" or "content".
+        mode: of fingerprints, `data.fingerprint`: by "names", "sizes" or "content".
     """
 
     def __init__(self, split: Split) -> None:
         self._split = split
-        self.mode = mode_of(split.config)
+        self.mode = split.config.data.fingerprint
         self._fingerprints: dict[str, str] = {}
 
     def of(self, dataset: Any, mode: str | None = None) -> str:
@@ -77,15 +75,13 @@ class DataIdentity:
 
     def _beside(self, dataset: Any) -> dict[str, str]:
         config = self._split.config
-        node = config.plain()["dataset"]
-        if node.get("packed") not in (None, "auto"):
+        if config.data.packed not in (None, "auto"):
             return {}  # the pack is the dataset, and has a fingerprint
-        built_of = dict(choosing(node))[self._split.node[0]]
         told = self._tells(dataset)
-        facts = code_and_arguments(built_of, dataset, told)
+        facts = code_and_arguments(self._split.node[1], dataset, told)
         if not told:
             facts |= labels_of(columns_of(dataset, self._split.data.fields))
-        names = of_the_build(config.dataset, "fields")
+        names = config.data.fields
         return facts | {"fields": ", ".join(map(str, names))} if facts and names else facts
 
     @property

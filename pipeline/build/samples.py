@@ -15,7 +15,6 @@ from torch.utils.data import IterableDataset
 from penstock.config import allow_list
 from penstock.config.instantiate import make
 from penstock.config.nodes import collate_of as node_of
-from penstock.config.nodes import of_the_build
 from penstock.config.schema import Config
 from penstock.errors import ConfigError, Problem
 from penstock.loading.named_fields import Fields, OwnCollate
@@ -58,7 +57,7 @@ def dataset_of(node: Mapping[str, Any], key: str, supply: Mapping[str, Any]) -> 
 
 
 def fields_of(config: Config) -> Fields:
-    """Names for samples that are no dicts: `dataset.fields`, or what the objective asks for.
+    """Names for samples that are no dicts: `data.fields`, or what the objective asks for.
 
     Without names, positions are the objective's inputs and then its target.
     """
@@ -66,7 +65,7 @@ def fields_of(config: Config) -> Fields:
     padding = {f"{name}_lengths" for name in inputs}  # fields that a collate function adds
     target = str(config.objective.get("target", "target"))
     usual = list(dict.fromkeys([*(name for name in inputs if name not in padding), target]))
-    return Fields(of_the_build(config.dataset, "fields"), usual)
+    return Fields(config.data.fields, usual)
 
 
 def collate_of(config: Config, fields: Fields) -> Any:
@@ -80,5 +79,5 @@ def collate_of(config: Config, fields: Fields) -> Any:
     target = allow_list.resolve(node["_target_"], "collate._target_")
     if (getattr(target, "__module__", None) or "").startswith("penstock."):
         return made
-    names = of_the_build(node, "fields") or fields.given
+    names = config.data.batch_fields or fields.given
     return OwnCollate(made, Fields(names, fields.usual), one=config.batch.size is None)

@@ -14,7 +14,7 @@ from torch import nn
 from penstock import seams
 from penstock.build.data import DataParts
 from penstock.config.instantiate import make
-from penstock.config.nodes import OF_OPTIMIZERS, SCHEDULE_KEYS, metrics, without_own
+from penstock.config.nodes import metrics
 from penstock.config.schema import Config
 from penstock.distributed.world import World
 from penstock.errors import ConfigError, Problem
@@ -92,15 +92,14 @@ class TrainingParts:
 
         Args:
             total_steps: how often it will be stepped: optimizer steps of the whole run, or its
-                epochs where `scheduler.interval` is epoch.
+                epochs where `schedule.interval` is epoch.
         """
         node = self.config.scheduler
         if node is None:
             return None
-        warm = warmup_steps(node.get("warmup", 0), total_steps)
+        warm = warmup_steps(self.config.schedule.warmup, total_steps)
         rest = total_steps - warm
-        own = {name: value for name, value in node.items() if name not in SCHEDULE_KEYS}
-        plain = of_each_group(own, optimizer)
+        plain = of_each_group(node, optimizer)
         steps = {"total_steps": rest, "T_max": rest, "total_iters": rest}
         return with_warmup(
             optimizer, warm, lambda inner: make(plain, "scheduler", {"optimizer": inner, **steps})
@@ -115,5 +114,5 @@ class TrainingParts:
         params: list[Any] = [weight for weight in part.parameters() if weight.requires_grad]
         params = seams.trained_weights(self.config, key, part, model, params)
         supply = {"params": params, "model": part, "total_steps": total_steps}
-        made: Optimizer = make(without_own(node, OF_OPTIMIZERS), key, supply)
+        made: Optimizer = make(node, key, supply)
         return made

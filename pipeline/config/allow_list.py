@@ -305,6 +305,7 @@ RULES = (
         )
         for name in _OUR_DATASETS
     ),
+    Rule("penstock.addons.filters.rows", "rows of a dataset", _is_function),
     Rule("penstock.datasets.files", "access to files", _subclass("penstock.datasets.files.Files")),
     Rule(
         "penstock.order.streams",

@@ -5,78 +5,49 @@ A rule gets the configuration and the callable of each part by key.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator
 from typing import Any
 
-from penstock.config.messages import nearest, not_allowed
-from penstock.config.nodes import (
-    KEPT,
-    SPLITS,
-    Parts,
-    called,
-    datasets,
-    is_of_a_split,
-    of_the_build,
-)
+from penstock.config.nodes import Parts, called, datasets
 from penstock.config.schema import Config
 from penstock.distributed import world
 from penstock.loading.collate import List, Single
 from penstock.transforms.image import Normalize
 
-KEY = "dataset.fingerprint"
-MODES = ("names", "sizes", "content")
+KEY = "data.fingerprint"
+_SECRET = re.compile("secret|password|token|key", re.IGNORECASE)
 _NEEDS = {"names": ("names_fingerprint",), "content": ("data_files", "path")}
-
-
-def mode_of(config: Config) -> str:
-    """How datasets are compared, one of MODES."""
-    mode: str = config.dataset.get("fingerprint", "sizes")
-    return mode
 
 
 def dataset_keys(config: Config, parts: Parts) -> Iterator[str]:
     """Names and facts of a dataset, and what `fingerprint` needs of it."""
-    for key, node in (("dataset", config.dataset), ("collate", config.collate)):
-        names = of_the_build(node, "fields")
-        if names is None:
-            continue
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            yield f"{key}.fields: {not_allowed(names, 'names of positions: [image, label]')}"
-        elif len(set(names)) != len(names) or not names:
-            listed = ", ".join(names) or "no name"
-            yield f"{key}.fields: got {listed}; every position needs a name of its own"
-    for split in SPLITS:
-        own = config.dataset.get(split) if is_of_a_split(config.dataset, split) else None
-        for name in (own or {}).keys() - set(KEPT):
+    for key in ("fields", "batch_fields"):
+        names = getattr(config.data, key) or []
+        if len(set(names)) != len(names):
+            yield f"data.{key}: got {', '.join(names)}; every position needs a name of its own"
+    for name in (config.files and config.files.options) or ():
+        if _SECRET.search(name):  # a run's folder keeps all values
             yield (
-                f"dataset.{split}.{name}: unknown{nearest(name, KEPT)}; beside dataset._target_, a "
-                f"split may have {', '.join(KEPT)}"
+                f"files.options.{name}: put it into the environment or the tool's own credentials "
+                "file"
             )
-    facts = of_the_build(config.dataset, "facts")
-    if facts is not None and not (
-        isinstance(facts, Mapping) and all(type(fact) is int for fact in facts.values())
-    ):
-        yield f"dataset.facts: {not_allowed(facts, 'whole numbers by name')}"
     if called(config.collate) is Single and config.batch.size is not None:
         yield (
             f"collate: Single takes one sample, and batch.size is {config.batch.size}; set "
             "batch.size=null, or collate=stack"
         )
-    mode = mode_of(config)
-    if mode not in MODES:
-        yield f"{KEY}: {not_allowed(mode, ' | '.join(MODES), MODES)}"
-        return
-    for name, _ in datasets(config.dataset):
-        kind, needed = parts.get(name), _NEEDS.get(mode, ())
+    for name, _ in datasets(config):
+        kind, needed = parts.get(name), _NEEDS.get(config.data.fingerprint, ())
         if (
             needed
             and isinstance(kind, type)
             and not any(hasattr(kind, member) for member in needed)
         ):
             yield (
-                f"{KEY}: {mode} needs the files of a dataset, and {kind.__name__} does not tell "
-                f"them: it has no `{needed[0]}()` (docs/own_dataset.md); add it, or set the key to "
-                "sizes"
+                f"{KEY}: {config.data.fingerprint} needs the files of a dataset, and "
+                f"{kind.__name__} does not tell them: it has no `{needed[0]}()` "
+                "(docs/own_dataset.md); add it, or set the key to sizes"
             )
 
 

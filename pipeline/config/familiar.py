@@ -25,6 +25,7 @@ _WAYS = {
     "batch.val_size={value}, over all devices": "per_device_eval_batch_size",
     "dataset": "dataset",
     "dataset.root": "data_dir data_path data_root dataset_path dataset_dir train_dir root",
+    "data.fields": "fields",
     "transform": "transforms augmentation",
     "sampler": "sampler",
     "sampler=bucket": "group_by_length",
@@ -45,8 +46,8 @@ _WAYS = {
     "+optimizer.eps": "adam_epsilon",
     "optimizer=sgd optimizer.momentum={value}": "momentum",
     "scheduler": "lr_scheduler_type lr_scheduler",
-    "scheduler.warmup": "warmup_steps warmup_ratio num_warmup_steps",
-    "scheduler.warmup=0.1, a share of all steps or a number of steps": "warmup_epochs",
+    "schedule.warmup": "warmup_steps warmup_ratio num_warmup_steps",
+    "schedule.warmup=0.1, a share of all steps or a number of steps": "warmup_epochs",
     # training
     "seed": "seed_everything random_seed manual_seed random_state data_seed",
     "trainer.max_epochs": "num_train_epochs epochs num_epochs n_epochs max_epoch",
@@ -64,7 +65,7 @@ _WAYS = {
     ),
     "trainer.freeze.names=[NAMES], patterns of weights": "freeze frozen freeze_layers",
     "trainer.warm_start.path": "pretrained load_from init_from finetune_from pretrained_weights",
-    "+optimizer.groups.NAME={names: ..., lr: ...}": "param_groups param_group paramwise_cfg",
+    "+trainer.groups.NAME={names: ..., lr: ...}": "param_groups param_group paramwise_cfg",
     "trainer.device=cuda": "gpu cuda use_cuda",
     "trainer.device=cpu": "no_cuda use_cpu",
     "trainer.limit_batches.train": "limit_train_batches",
@@ -223,7 +224,7 @@ GONE: dict[str, str] = {
     "objective.text": "leave it out; the run compares with token frequencies",
     "sweep.out_of_fold": "run task=predict on each job's folder, and join the tables",
     "sweep.seeds": "sweep over them: seed=range(5)",
-    "sweep.folds": "sweep over them: +dataset.folds=5 +dataset.fold=range(5)",
+    "sweep.folds": "sweep over them: data.folds=5 data.fold=range(5)",
     "sweep.jobs": "hydra/launcher=joblib hydra.launcher.n_jobs=4",
     "sweep.retries": "the same command tries failed jobs again",
     "--help keys": "see docs/keys.md; --cfg job prints every key with its value",
@@ -235,6 +236,22 @@ GONE: dict[str, str] = {
     "profile.nodes": "set trainer.checkpoint.every_minutes",
     "profile.node_hours_between_failures": "set trainer.checkpoint.every_minutes",
     "trainer.checkpoint.memory_every_steps": "set trainer.checkpoint.every_minutes",
+    "dataset.fingerprint": "set data.fingerprint",
+    "dataset.packed": "set data.packed",
+    "dataset.facts": "set data.facts",
+    "dataset.filter": "set data.filter",
+    "dataset.unique": "set data.unique",
+    "dataset.without": "set data.without",
+    "dataset.split.*": "set data.split",
+    "dataset.folds": "set data.folds",
+    "dataset.fold": "set data.fold",
+    "dataset.files.*": "set files.cache_dir, files.options ..., which all datasets share",
+    "dataset.train": "dataset is the node of all splits, data.filter chooses its rows",
+    "dataset.val": "set data.validate=false, data.val_filter or data.val_dataset",
+    "dataset.test": "set data.test_dataset",
+    "scheduler.warmup": "set schedule.warmup",
+    "scheduler.interval": "set schedule.interval",
+    "optimizer.groups": "set trainer.groups",
     "transform=images_nvjpeg": "transform=images_fast decodes on the CPU, the crop alone",
 }
 
@@ -297,10 +314,8 @@ def advice(key: str, value: str = "...") -> str:
     Returns:
         "; here that is batch.size=8", or nothing for a name that nobody knows.
     """
-    for name, sentence in GONE.items():
-        of_a_section = value.startswith("{") and name.startswith(f"{key}.")
-        if of_a_section or name in (key, f"{key}={value}"):
-            return f"; it is gone: {sentence}"
+    if sentence := instead(key, value):
+        return f"; it {sentence}"
     option, plain = re.sub("[-_]", "", value.lower()), value.lower().strip("'\"")
     way = VALUES.get(key, {}).get(plain) or CHOICES.get(key, {}).get(option)
     if key == "model" and option.startswith(_TORCHVISION):
@@ -353,7 +368,10 @@ def instead(key: str, value: object = "") -> str | None:
     """The sentence for a key, its value, or a flag that is gone; None for any other name."""
     for name, sentence in GONE.items():
         for word in (key, f"{key}={value}"):
-            inside = value == "" and name.startswith(f"{key}.")  # of a section that is gone
-            if inside or word == name or (name.endswith("*") and word.startswith(name[:-1])):
+            # A section that is gone, or a key below one.
+            inside = str(value)[:1] in ("", "{") and name.startswith(f"{key}.")
+            below = key.startswith(f"{name}.")
+            begins = name.endswith("*") and word.startswith(name[:-1])
+            if inside or below or begins or word == name:
                 return f"is no longer there: {sentence}"
     return None

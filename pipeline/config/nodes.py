@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.config import allow_list, signatures
+from penstock.config.familiar import instead
 from penstock.config.messages import not_allowed, show
-from penstock.config.parsing import unknown_key
 from penstock.config.schema import Config
 from penstock.errors import ConfigError, Problem
 
@@ -23,7 +23,7 @@ SAME_FACTS = {
     "num_labels": "num_classes",
 }
 FACTS = ("num_classes", "num_features", "num_landmarks", "num_outputs", "classes", *SAME_FACTS)
-SUPPLIED = ("split", "train", "lazy", "limits")  # arguments of a dataset
+SUPPLIED = ("split", "train", "lazy", "limits", "files")  # arguments of a dataset
 _SAMPLER = (
     "length",
     "seed",
@@ -36,7 +36,6 @@ _SAMPLER = (
     "mixing",
 )
 _SCHEDULER = ("optimizer", "total_steps", "T_max", "total_iters")
-SCHEDULE_KEYS = ("warmup", "interval")  # of a scheduler node, but ours
 
 # Importing torchmetrics takes 1.3 s; tasks that measure nothing check only the names below it.
 _DATA_ONLY = ("digest", "replay")
@@ -52,12 +51,6 @@ _OWN_STEPS = {
 }
 Parts = Mapping[str, Any]  # the callable of each part of a configuration, by key
 SPLITS = ("train", "val")
-# Keys of any dataset node that choose its rows.
-KEPT = ("filter", "unique", "without", "split", "folds", "fold")
-# Those of any optimizer's node that are not its arguments.
-OF_OPTIMIZERS = ("groups",)
-# Keys of `dataset` that are not arguments; all but two may be, where the dataset takes them.
-OF_THE_BUILD = ("packed", "fingerprint", "fields", "facts", *KEPT)
 
 
 @dataclass(frozen=True)
@@ -84,13 +77,13 @@ class Part:
 def parts(config: Config) -> list[Part]:
     """Every part of a configuration; those whose section is wrong are left out."""
     sections = vars(config)
-    data = datasets(sections.get("dataset"))
-    result = [Part(key, node, SUPPLIED, nested=True) for key, node in data]
+    data = sections.get("data")
+    result = [Part(key, node, SUPPLIED, nested=True) for key, node in datasets(config)]
     # A function that filters is called with the table.
     result += [
         Part(key, {**node, "_partial_": True})
-        for where, choices in choices_of_rows(sections.get("dataset"))
-        for key, node in filters(choices, where)
+        for name in ("filter", "val_filter")
+        for key, node in filters(getattr(data, name, None), f"data.{name}")
         if isinstance(node, Mapping)
     ]
     for split in ("train", "val"):
@@ -98,9 +91,6 @@ def parts(config: Config) -> list[Part]:
         result.append(Part(f"transform.{split}", steps, is_map=True))
         steps = getattr(sections.get("transform"), f"{split}_batch", None)
         result.append(Part(f"transform.{split}_batch", steps, FACTS, nested=True, is_map=True))
-    scheduler = sections.get("scheduler")
-    if isinstance(scheduler, Mapping):
-        scheduler = {name: v for name, v in scheduler.items() if name not in SCHEDULE_KEYS}
     measured = sections.get("task") not in _DATA_ONLY
     result += [
         Part("sampler", sections.get("sampler"), _SAMPLER, nested=True),
@@ -108,10 +98,10 @@ def parts(config: Config) -> list[Part]:
         Part("model", sections.get("model"), FACTS),
         Part("objective", sections.get("objective"), FACTS, nested=True, measured=measured),
         *(
-            Part(key, without_own(node, OF_OPTIMIZERS), ("params", "model", "total_steps"))
+            Part(key, node, ("params", "model", "total_steps"))
             for key, node in by_name(sections.get("optimizer") or None, "optimizer").items()
         ),
-        Part("scheduler", scheduler, _SCHEDULER),
+        Part("scheduler", sections.get("scheduler"), _SCHEDULER),
         *(
             Part(key, node, ("folder", "run"))
             for key, node in by_name(sections.get("tracker"), "tracker").items()
@@ -120,62 +110,20 @@ def parts(config: Config) -> list[Part]:
     return [part for part in result if part.node is not None]
 
 
-def datasets(node: object) -> list[tuple[str, object]]:
-    """Key and node of each dataset: one for all splits, or one each under `train`, `val`, `test`.
-
-    Without the keys that are not its arguments, see OF_THE_BUILD.
-    """
-    return [(key, _bare(source)) for key, source in choosing(node)]
+def datasets(config: Config) -> list[tuple[str, Any]]:
+    """Key and node of each dataset: one for all splits, and those that a split has for itself."""
+    data = getattr(config, "data", None)
+    nodes = {
+        "dataset": getattr(config, "dataset", None),
+        "data.val_dataset": getattr(data, "val_dataset", None),
+        "data.test_dataset": getattr(data, "test_dataset", None),
+    }
+    return [(key, node) for key, node in nodes.items() if node is not None]
 
 
 def datasets_found(config: Config, parts: Parts) -> list[tuple[str, Callable[..., object]]]:
     """Key and callable of each dataset."""
-    keys = [key for key, _ in datasets(config.dataset)]
-    return [(key, parts[key]) for key in keys if parts.get(key) is not None]
-
-
-def choosing(node: Any) -> list[tuple[str, Any]]:
-    """The same with the keys of nodes inside that choose rows."""
-    if isinstance(node, Mapping):
-        splits = {name for name in SPLITS if is_of_a_split(node, name)}
-        node = without_own(node, OF_THE_BUILD)
-        if "_target_" not in node and not node.keys().isdisjoint((*SPLITS, "test")):
-            nodes = {name: without_own(source, KEPT) for name, source in node.items()}
-            return [
-                (f"dataset.{name}", source) for name, source in nodes.items() if source is not None
-            ]
-        node = {name: value for name, value in node.items() if name not in splits}
-    return [] if node is None else [("dataset", node)]
-
-
-def is_of_a_split(node: Mapping[str, object], name: str) -> bool:
-    """Whether `dataset.train` or `dataset.val`, beside a `_target_`, is about that split: keys that
-    choose rows, or null for no validation; and no argument of what is called.
-    """
-    if "_target_" not in node or name not in node:
-        return False
-    value = node[name]
-    if isinstance(value, Mapping) and "_target_" not in value:
-        return not _takes(node, name) or value.keys() <= set(KEPT)
-    return name == "val" and value is None and not _takes(node, name)
-
-
-def validates(dataset: Mapping[str, object]) -> bool:
-    """Whether a run has validation; not if `dataset.val` is null."""
-    if "val" not in dataset or dataset["val"] is not None:
-        return True
-    return "_target_" in dataset and not is_of_a_split(dataset, "val")
-
-
-def without_own(node: object, names: Sequence[str] = KEPT) -> Any:
-    """A node without those of the keys `names` that are not its arguments."""
-    if not isinstance(node, Mapping):
-        return node
-    return {
-        name: value
-        for name, value in node.items()
-        if name not in names or (name not in OF_THE_BUILD[:2] and _takes(node, name))
-    }
+    return [(key, parts[key]) for key, _ in datasets(config) if parts.get(key) is not None]
 
 
 def metrics(objective: Mapping[str, Any]) -> Any:
@@ -186,33 +134,8 @@ def metrics(objective: Mapping[str, Any]) -> Any:
     return {name: node for name, node in by_name.items() if node is not None}
 
 
-def _bare(node: object) -> Any:
-    """A tree of nodes without the keys that choose rows."""
-    if isinstance(node, Mapping):
-        bare = without_own(node, KEPT) if "_target_" in node else node
-        return {name: _bare(value) for name, value in bare.items()}
-    return [_bare(item) for item in node] if isinstance(node, list) else node
-
-
-def choices_of_rows(node: object) -> Iterator[tuple[str, dict[str, object]]]:
-    """The keys of `dataset`, and of every node inside, that choose rows: by the key of the node."""
-    if not isinstance(node, Mapping):
-        return
-    nodes = [
-        ("dataset", node),
-        *(inner for inner in walk(node, "dataset") if inner[0] != "dataset"),
-    ]
-    nodes += [(f"dataset.{name}", node[name] or {}) for name in SPLITS if is_of_a_split(node, name)]
-    for key, inner in nodes:
-        choices = {name: of_the_build(inner, name) for name in KEPT}
-        choices = {name: value for name, value in choices.items() if value is not None}
-        if choices:
-            yield key, choices
-
-
-def filters(choices: Mapping[str, Any], where: str) -> list[tuple[str, Any]]:
-    """Key and value of each filter of a node at `where`, one or a list."""
-    value, key = choices.get("filter"), f"{where}.filter"
+def filters(value: Any, key: str) -> list[tuple[str, Any]]:
+    """Key and value of each filter of `data.filter`, one or a list."""
     if isinstance(value, list):
         return [(f"{key}[{number}]", item) for number, item in enumerate(value)]
     return [] if value is None else [(key, value)]
@@ -225,25 +148,6 @@ def by_name(node: object, section: str) -> dict[str, object]:
     return {f"{section}.{name}": inner for name, inner in node.items()}
 
 
-def of_the_build(node: Mapping[str, object], name: str) -> Any:
-    """The value of `fields` (names of positions), `facts` (what a dataset does not tell), or of a
-    key that chooses rows.
-
-    None where the node has no such key, or where it is an argument of what the node calls.
-    """
-    if name not in OF_THE_BUILD[2:] or name not in node:
-        return None
-    return None if _takes(node, name) else node[name]
-
-
-def _takes(node: Mapping[str, object], name: str) -> bool:
-    """Whether what a node calls has an argument of that name."""
-    if name in SUPPLIED and isinstance(node.get(name), Mapping):
-        return False  # the build supplies a text: a mapping is about which rows are in it
-    target = called(node)
-    return target is not None and name in signatures.arguments(target).names
-
-
 def collate_of(node: object) -> object:
     """The node of a collate function, as the build makes it.
 
@@ -251,8 +155,6 @@ def collate_of(node: object) -> object:
     """
     if not isinstance(node, Mapping) or "_target_" not in node:
         return node
-    if of_the_build(node, "fields") is not None:
-        node = {name: value for name, value in node.items() if name != "fields"}
     target = called(node)
     if target is None or isinstance(target, type) or "_partial_" in node:
         return node
@@ -328,8 +230,22 @@ def check(part: Part) -> tuple[Any, list[Problem]]:
         is_root = key == part.key
         root = target if is_root else root
         supplied = part.supplied if is_root or part.nested else ()
-        problems += signatures.check(target, node, key, supplied)
+        moved = _moved(node, key, signatures.arguments(target).names)
+        problems += moved.values()
+        own = {name: value for name, value in node.items() if name not in moved}
+        problems += signatures.check(target, own, key, supplied)
     return root, problems
+
+
+def _moved(node: Mapping[str, Any], key: str, known: Sequence[str]) -> dict[str, Problem]:
+    """Keys of a node that are no arguments and stand elsewhere now, each with where."""
+    moved = {}
+    for name, value in node.items():
+        # The build supplies a text or an object; a mapping is of the section that a key has now.
+        section = name in SUPPLIED and isinstance(value, Mapping) and "_target_" not in value
+        if (name not in known or section) and (sentence := instead(f"{key}.{name}")):
+            moved[name] = Problem(f"{key}.{name}", sentence)
+    return moved
 
 
 def _shape_problems(part: Part) -> list[Problem]:
@@ -346,11 +262,7 @@ def _shape_problems(part: Part) -> list[Problem]:
         elif "_target_" not in value:
             keys = ", ".join(map(str, value)) or "nothing"
             problems.append(Problem(key, f"has no _target_, only {keys}; it names what is called"))
-    filtering = part.key.partition("[")[0].endswith(".filter")
-    known = filtering or part.key in ("dataset.train", "dataset.val", "dataset.test")
-    if part.key.startswith("dataset.") and not known:
-        name = part.key.removeprefix("dataset.")
-        problems = [unknown_key(part.key, name, (*SPLITS, "test"))]
+            problems += _moved(value, key, ()).values()
     return problems
 
 

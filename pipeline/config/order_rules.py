@@ -29,7 +29,7 @@ def columns(config: Config, parts: Parts) -> Messages:
         names = ("weights",)  # explicit weights replace a column to balance
     for key, dataset in datasets_found(config, parts):
         known = getattr(dataset, "columns", None)
-        if key == "dataset.val" or known is None:
+        if key == "data.val_dataset" or known is None:
             continue
         for name in names:
             column = values.get(name)

@@ -10,7 +10,6 @@ configuration beside imports.
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -34,8 +33,6 @@ from penstock.config.hydra_internals import scalars
 from penstock.config.schema import Config
 from penstock.distributed.world import launched_size
 from penstock.errors import ConfigError, Problem
-
-_SECRET = re.compile(r"secret|password|token|key", re.IGNORECASE)
 
 
 def examine(
@@ -70,18 +67,13 @@ def examine(
 
 
 def _parts(container: Mapping[str, object]) -> Iterator[Problem]:
-    """Names of targets that may not be called, by the name alone; secrets in options of stores."""
+    """Names of targets that may not be called, by the name alone."""
     for section, value in container.items():
         for key, node in nodes.walk(value, section):
             try:
                 allow_list.check_name(node["_target_"], f"{key}._target_")
             except ConfigError as error:
                 yield from error.problems
-            options = node.get("options") or {}
-            for name in options if isinstance(options, Mapping) else ():
-                if _SECRET.search(str(name)):
-                    reason = "put it into the environment or the tool's own credentials file"
-                    yield Problem(f"{key}.options.{name}", reason)
 
 
 def compose(*overrides: str, config_dir: str | None = None) -> Config:

@@ -21,13 +21,9 @@ from penstock.config.nodes import (
     Parts,
     by_name,
     called,
-    choices_of_rows,
-    datasets,
     datasets_found,
     direction,
     metrics,
-    of_the_build,
-    validates,
     walk,
 )
 from penstock.config.schema import Config
@@ -162,7 +158,7 @@ def streams(config: Config, parts: Parts) -> Messages:
     ordered = isinstance(sampler, type) and issubclass(sampler, StreamOrder)
     for key, dataset in datasets_found(config, parts):
         stream = is_stream(dataset)
-        if key == "dataset.val" or not (stream or isinstance(dataset, type)):
+        if key == "data.val_dataset" or not (stream or isinstance(dataset, type)):
             continue
         name = dataset.__name__
         if stream and sampler is not None and not ordered and sampler is not Sequential:
@@ -183,28 +179,27 @@ def streams(config: Config, parts: Parts) -> Messages:
 
 
 def same_data_twice(config: Config, parts: Parts) -> Messages:
-    dataset = parts.get("dataset")
-    divided = any(of_the_build(config.dataset, name) for name in ("split", "folds"))
-    if divided or not validates(config.dataset):
+    dataset, data = parts.get("dataset"), config.data
+    if data.divides or data.val_dataset is not None or not data.validate:
         return
     if dataset is None or config.task not in ("fit", "validate"):
         return
-    for _, node in walk(dict(datasets(config.dataset)), ""):
+    for _, node in walk(config.dataset, ""):
         taken = arguments(called(node) or dataset)
         if taken.open or {"split", "train"} & set(taken.names):
             return
     yield (
         f"dataset: {dataset.__name__} takes no argument `split` (or `train`), so training and "
-        "validation would read the same samples; add it, or write one node under dataset.train and "
-        "one under dataset.val; or divide its rows: +dataset.split={val: 0.2}"
+        "validation would read the same samples; add it, or write a node for validation under "
+        "data.val_dataset; or divide its rows: data.split.val=0.2"
     )
 
 
 def no_validation(config: Config, parts: Parts) -> Messages:
-    """The keys that ask for a validation that `dataset.val=null` leaves out."""
-    if validates(config.dataset):
+    """The keys that ask for a validation that `data.validate=false` leaves out."""
+    if config.data.validate:
         return
-    why = "there is no validation, as dataset.val is null"
+    why = "there is no validation, as data.validate is false"
     if config.split == "val":
         yield f"split: val, but {why}; set split=train"
     if config.task != "fit":
@@ -263,27 +258,19 @@ def schedule(config: Config, parts: Parts) -> Messages:
     node = config.scheduler
     if node is None:
         return
-    warmup, interval = node.get("warmup", 0), node.get("interval", "step")
-    if isinstance(warmup, bool) or not isinstance(warmup, (int, float)) or warmup < 0:
-        yield (
-            f"scheduler.warmup: got {warmup!r}, expected a share of all steps below 1, or a whole "
-            "number of steps"
-        )
-    elif warmup >= 1 and warmup != int(warmup):
-        yield f"scheduler.warmup: {warmup} is neither a share below 1 nor a whole number"
-    if interval not in ("step", "epoch"):
-        near = nearest(str(interval), ("step", "epoch"))
-        yield f"scheduler.interval: got {interval!r}, expected step | epoch{near}"
+    warmup = config.schedule.warmup
+    if warmup >= 1 and warmup != int(warmup):
+        yield f"schedule.warmup: {warmup} is neither a share below 1 nor a whole number"
     name = str(node.get("_target_", "")).rpartition(".")[2]
     if name == "OneCycleLR" and warmup:
         yield (
-            "scheduler.warmup: OneCycleLR has a warm-up of its own (pct_start); set "
-            "scheduler.warmup=0"
+            "schedule.warmup: OneCycleLR has a warm-up of its own (pct_start); set "
+            "schedule.warmup=0"
         )
     if name == "ReduceLROnPlateau" and warmup:
         yield (
-            "scheduler.warmup: ReduceLROnPlateau follows a metric and not the step, so nothing can "
-            "come before it; set scheduler.warmup=0"
+            "schedule.warmup: ReduceLROnPlateau follows a metric and not the step, so nothing can "
+            "come before it; set schedule.warmup=0"
         )
 
 
@@ -318,7 +305,7 @@ def skipped_ranges(config: Config, parts: Parts) -> Messages:
 
 
 def chosen_rows(config: Config, parts: Parts) -> Messages:
-    yield from seams.data_rules(config, parts, dict(choices_of_rows(config.dataset)))
+    yield from seams.data_rules(config, parts)
 
 
 def unused_actors(config: Config, parts: Parts) -> Messages:

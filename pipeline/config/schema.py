@@ -7,6 +7,7 @@ pydantic's import costs 0.1 s, once.
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -57,6 +58,9 @@ class Section(BaseModel):
 Node = dict[str, Any]  # a part: `_target_` and its arguments
 Format = Literal["weights", "torch", "onnx"]  # of an exported model
 Patterns = list[str] | str  # of names of weights
+Names = Annotated[list[str], Field(min_length=1)]  # of positions in a sample
+Filter = str | Node | list[str | Node] | None  # expressions, or functions of the table
+Share = Annotated[float, Field(ge=0, lt=1)]
 RunState = Literal["done", "running", "failed", "preempted", "interrupted", "killed", "damaged"]
 if TYPE_CHECKING:
     Task = str
@@ -64,6 +68,83 @@ if TYPE_CHECKING:
 else:
     Task = Literal[tuple(seams.TASKS)]
     Backend = Literal["auto", "process", "thread", "main", *seams.BACKENDS]
+
+
+class SplitSection(Section):
+    """How the rows of any dataset are divided; see docs/splits.md.
+
+    Attributes:
+        val, test: shares of all rows.
+        by, group, stratify, time, column: names of columns.
+        files: by split, a file that lists row numbers or names.
+    """
+
+    val: Share = 0.0
+    test: Share = 0.0
+    seed: Index = 0
+    by: str | None = None
+    group: str | None = None
+    stratify: str | None = None
+    time: str | None = None
+    column: str | None = None
+    files: dict[Literal["train", "val", "test"], str] | None = None
+
+
+with warnings.catch_warnings():  # pydantic's own `validate` is deprecated, and gives way
+    warnings.simplefilter("ignore")
+
+    class DataSection(Section):
+        """What the build does with a dataset: its names, rows and splits.
+
+        Attributes:
+            facts: numbers for models and metrics that the dataset does not tell.
+            val_filter: of validation and test; None: as `filter`.
+            val_dataset, test_dataset: nodes of these splits; None: `dataset` gives them.
+        """
+
+        fingerprint: Annotated[Literal["names", "sizes", "content"], NOTHING] = "sizes"
+        packed: Annotated[Annotated[str, Field(min_length=1)] | None, DATA] = None
+        fields: Annotated[Names | None, BATCHES] = None
+        batch_fields: Annotated[Names | None, BATCHES] = None
+        facts: Annotated[dict[str, int] | None, BATCHES] = None
+        filter: Annotated[Filter, DATA] = None
+        val_filter: Annotated[Filter, DATA] = None
+        unique: Annotated[str | None, DATA] = None
+        without: Annotated[
+            str | list[Index] | dict[Literal["train", "val"], list[Index]] | None, DATA
+        ] = None
+        split: Annotated[SplitSection, DATA] = SplitSection()
+        folds: Annotated[Annotated[int, Field(ge=2)] | None, DATA] = None
+        fold: Annotated[Index | None, DATA] = None
+        validate: Annotated[bool, DATA] = True  # type: ignore[assignment]
+        val_dataset: Annotated[Node | None, DATA] = None
+        test_dataset: Annotated[Node | None, DATA] = None
+
+        @property
+        def divides(self) -> bool:
+            """Whether the rows of any dataset are divided here, and not by its class."""
+            split = self.split
+            return bool(self.folds or split.val or split.test or split.column or split.files)
+
+
+class FilesSection(Section):
+    """How files at addresses are fetched and kept; the arguments of `Files`."""
+
+    cache_dir: str
+    cache_size: str | int
+    retries: Index
+    first_wait: Annotated[float, Field(ge=0)]
+    timeout: Annotated[float, Field(gt=0)]
+    concurrency: Count
+    ahead: str | int
+    options: Annotated[dict[str, Any] | None, DATA] = None
+
+
+class ScheduleSection(Section):
+    """What comes before a scheduler, and how often it moves."""
+
+    warmup: Annotated[float, Field(ge=0)] = 0
+    interval: Literal["step", "epoch"] = "step"
 
 
 class BatchSection(Section):
@@ -222,6 +303,7 @@ class TrainerSection(Section):
     skip: Annotated[list[Any] | None, WEIGHTS] = None
     warm_start: Annotated[WarmStartSection, WEIGHTS] = WarmStartSection()
     freeze: Annotated[FreezeSection, WEIGHTS] = FreezeSection()
+    groups: Annotated[dict[str, Node | None] | None, WEIGHTS] = None
     recompute: Annotated[Patterns, NOTHING] = []
 
     def short(self, split: str) -> tuple[int | None, bool, Skipped]:
@@ -233,7 +315,7 @@ class TrainerSection(Section):
 
 
 class PackSection(Section):
-    """Options of `task=pack` and `dataset.packed=auto`; see docs/packing.md."""
+    """Options of `task=pack` and `data.packed=auto`; see docs/packing.md."""
 
     size: Count | None = None
     square: bool = True
@@ -295,6 +377,8 @@ class Config(Section):
     run_dir: Annotated[str, NOTHING]
     cache_dir: Annotated[str, NOTHING]
     dataset: Annotated[Node, DATA]
+    data: DataSection = DataSection()
+    files: Annotated[FilesSection | None, NOTHING] = None
     transform: TransformSection
     sampler: Annotated[Node, TRAINING]
     collate: Annotated[
@@ -309,6 +393,7 @@ class Config(Section):
     objective: Annotated[Node, WEIGHTS]
     optimizer: Annotated[Node, WEIGHTS]
     scheduler: Annotated[Node | None, WEIGHTS]
+    schedule: Annotated[ScheduleSection, WEIGHTS] = ScheduleSection()
     trainer: TrainerSection
     tracker: Annotated[Node, NOTHING] = {}  # one, or several by name
     resume: Annotated[str | None, NOTHING]

@@ -19,7 +19,6 @@ from penstock.config import familiar as familiar_names
 from penstock.config.familiar import instead
 from penstock.config.hydra_loader import ConfigLoader
 from penstock.config.messages import nearest
-from penstock.config.nodes import KEPT, OF_OPTIMIZERS, OF_THE_BUILD
 from penstock.config.schema import TASK_KEYS, Config
 from penstock.errors import ConfigError, Problem
 
@@ -72,14 +71,8 @@ def key(key: str, value: str, config: DictConfig, loader: ConfigLoader) -> Probl
             return Problem(
                 key, f"is not in the YAML, but {function.__name__} takes it: add it with +{key}=..."
             )
-        if (
-            (where == "dataset" and name in OF_THE_BUILD)
-            or (where.startswith("dataset.") and name in KEPT)
-            or (where.split(".")[0] == "optimizer" and name in OF_OPTIMIZERS)
-        ):
-            return Problem(key, f"is not in the YAML; add it with +{key}=...")
         known = [word for word in known if not word.startswith("_")] + taken
-    way = familiar_names.key(key, value)
+    way = familiar_names.key(f"{where}.{name}", value)
     if way:
         return Problem(key, f"unknown key {name!r}{familiar_names.hint(way)}")
     allowed = f"; {where} has {', '.join(known)}" if known else f"; {where} has no keys"

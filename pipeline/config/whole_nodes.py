@@ -11,9 +11,8 @@ would be handed to another. The rule here: where a mapping has a `_target_`
   YAML does not list needs no `+`, since preflight compares it with the signature;
 - and an interpolation stands where it goes, it takes the place of the interpolation.
 
-Mappings without a `_target_` are merged, except that an override `key={}` empties one, and that
-`dataset: {train: NODE, val: NODE}` replaces one node for both splits. The section `hydra:` is
-hydra's own and left alone.
+Mappings without a `_target_` are merged, except that an override `key={}` empties one. The section
+`hydra:` is hydra's own and left alone.
 """
 
 from __future__ import annotations
@@ -109,7 +108,7 @@ def make_way(config: DictConfig, addition: DictConfig, but: str | None = None) -
             continue
         target = _target(new)
         other = target is not None and (not is_mapping(old) or _target(old) not in (target, "???"))
-        if other or (_is_splits(new) and is_mapping(old) and _target(old) is not None):
+        if other:
             config[name] = new
         elif is_mapping(old):
             if target is not None:
@@ -118,15 +117,6 @@ def make_way(config: DictConfig, addition: DictConfig, but: str | None = None) -
                         if key not in old:
                             old[key] = raw_node(new, key)
             make_way(old, new)
-
-
-def _is_splits(node: DictConfig) -> bool:
-    """Whether a mapping is a node for each split."""
-    children = {name: raw_node(node, name) for name in node}
-    return bool(node) and all(
-        name in ("train", "val") and is_mapping(child) and _target(child)
-        for name, child in children.items()
-    )
 
 
 def _target(node: Any) -> str | None:

@@ -4,7 +4,7 @@ Transforms, objectives, digests and packs know fields by name, so a sample is na
 was read:
 
     dict, or another mapping      by its own keys
-    (x, y), [x, y]                by position: `dataset.fields`, or the usual names
+    (x, y), [x, y]                by position: `data.fields`, or the usual names
     named tuple, dataclass        by its own names
     a tensor, number, text ...    one field, the first name
     a Pillow picture in any       a torchvision Image, uint8 [C, H, W], as for our own datasets
@@ -58,7 +58,7 @@ class Fields:
         if isinstance(sample, (tuple, list)) and not (whole and len(sample) != 1):
             if self.given is not None and len(self.given) != len(sample):
                 raise DataError(
-                    f"a sample has {len(sample)} positions, and dataset.fields names "
+                    f"a sample has {len(sample)} positions, and data.fields names "
                     f"{len(self.given)} ({', '.join(self.given)})"
                 )
             names = self.of(len(sample))

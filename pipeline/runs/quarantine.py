@@ -130,7 +130,7 @@ def known_rows(path: str | Path, dataset: object, split: str, fingerprint: str) 
                 f"{str(path)!r} was written for another dataset: the fingerprint of "
                 f"its {split} split is {others[0].dataset}, that of this one is {fingerprint}, "
                 "and no file that it names is in this one. Set it to null, or to the "
-                f"{NAME} of a run on this dataset (and of the same dataset.fingerprint)",
+                f"{NAME} of a run on this dataset (and of the same data.fingerprint)",
             )
         )
     return by_path | {entry.index: entry.cause for entry in own if not entry.path}

@@ -284,7 +284,7 @@ def _schedule(facts: Mapping[str, str]) -> dict[str, str]:
     return {
         key: value
         for key, value in facts.items()
-        if key.partition(".")[0] == "scheduler" and key != SCHEDULES
+        if key.partition(".")[0] in ("scheduler", "schedule") and key != SCHEDULES
     }
 
 

@@ -21,7 +21,6 @@ from torch import nn
 
 from penstock import seams
 from penstock.build.training import TrainingParts
-from penstock.config.data_rules import mode_of
 from penstock.config.own_command import command_line, how_to_resume, how_to_skip, is_job
 from penstock.config.schema import Config
 from penstock.distributed.group import Group, join
@@ -121,7 +120,7 @@ class Fit:
 
     def _facts(self) -> dict[str, Any]:
         """What the manifest of a new run has beside its configuration."""
-        splits, mode = self.data.splits, mode_of(self.config)
+        splits, mode = self.data.splits, self.config.data.fingerprint
         data: dict[str, Any] = {"fingerprint": mode}
         data |= {split.name: split.identity.data(mode) for split in splits}
         marks = {split.name: split.identity.known_by for split in splits if split.identity.known_by}
@@ -318,7 +317,7 @@ def make_options(config: Config, objective: Objective) -> TrainOptions:
             "save_every_steps": kept.every_steps,
             "save_every_minutes": kept.every_minutes,
         }
-    return TrainOptions(**values, schedule=(config.scheduler or {}).get("interval", "step"))
+    return TrainOptions(**values, schedule=config.schedule.interval)
 
 
 def scheduler_moves(options: TrainOptions, plan: Plan | StreamPlan) -> int:

@@ -94,7 +94,7 @@ def find(config: Config, group: Group, own: Mapping[str, str]) -> Opened:
     if problems := resumption.differences(saved, own, opened.start, config.resume_despite):
         raise ConfigError(problems)
     moves = opened.updates
-    if scheduler and scheduler.get("interval") == "epoch":
+    if scheduler and config.schedule.interval == "epoch":
         moves = len(opened.state["progress"]["result"]["history"])
     opened.fingerprint, opened.renewed = resumption.with_schedules(saved, own, moves, scheduler)
     return opened

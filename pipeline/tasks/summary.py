@@ -82,7 +82,7 @@ def print_report(result: Result, levels: Mapping[str, Record], monitor: str | No
             }
     print_table({**columns, **levels}, monitor)
     if monitor is None:
-        put("no validation, as dataset.val is null; the last checkpoint is the result")
+        put("no validation, as data.validate is false; the last checkpoint is the result")
     own = next(iter(columns.values())).get(monitor or "", math.nan)
     for name, level in levels.items():
         if monitor and level.get(monitor):

@@ -30,7 +30,7 @@ def warmup_steps(warmup: float, total_steps: int) -> int:
     steps = round(warmup * total_steps) if warmup < 1 else int(warmup)
     if steps >= total_steps:
         raise ConfigError(
-            Problem("scheduler.warmup", f"{steps} of {total_steps} steps leave none after it")
+            Problem("schedule.warmup", f"{steps} of {total_steps} steps leave none after it")
         )
     return steps
 

@@ -66,7 +66,7 @@ def statistics_of(
     Args:
         dataset: the training split, untransformed; its samples hold one uint8 [C, H, W] image.
         cache_dir: the result is kept in `statistics/<fingerprint>.json` there.
-        fingerprint: of the data; None takes `dataset.fingerprint`. Without one, or if it is "", the
+        fingerprint: of the data; None takes `data.fingerprint`. Without one, or if it is "", the
             result is not kept.
         names: for samples that are not dicts.
 

@@ -231,7 +231,7 @@ def test_a_tail_that_is_dropped_is_never_seen(sampler, tmp_path, monkeypatch, ca
 
 def test_rows_behind_a_filter_have_the_datasets_numbers(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    given = ("task=where", *DATA, "+dataset.filter=label != 1")
+    given = ("task=where", *DATA, "data.filter=label != 1")
     kept = run(capsys, *given, "sample=label != 1", "epochs=0")
     batch = table(run(capsys, *given, "address=0,1").out)
     assert "1" not in [one["label"] for one in batch]

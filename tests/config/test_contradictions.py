@@ -119,8 +119,7 @@ def test_a_dataset_that_cannot_be_split():
         penstock.compose(*unsplit, "task=fit")
     penstock.compose(*unsplit)
     node = "{_target_:tests.own_parts.Unsplit,size:4}"
-    two = ["~dataset._target_", f"+dataset.train={node}", f"+dataset.val={node}"]
-    penstock.compose(*OWN, *two, "task=fit")
+    penstock.compose(*unsplit, f"data.val_dataset={node}", "task=fit")
 
 
 @pytest.mark.parametrize(

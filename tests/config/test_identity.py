@@ -54,7 +54,7 @@ def continued(*now, before=(), data="ab" * 16):
 
 PLATEAU = [
     "scheduler._target_=torch.optim.lr_scheduler.ReduceLROnPlateau",
-    "scheduler.warmup=0",
+    "schedule.warmup=0",
 ]
 
 
@@ -81,7 +81,7 @@ PLATEAU = [
         ([], ["transform.train.flip.p=0.1"], "transform.train.flip.p"),
         ([], ["+optimizer.momentum=0.9"], "optimizer.momentum"),
         ([], ["sampler=sequential"], "sampler._target_"),
-        ([], ["+dataset.fields=[a]"], "dataset.fields"),
+        ([], ["data.fields=[a]"], "dataset.fields"),
         ([], ["dataset.seed=4"], None),  # for which the fingerprint of the data stands
     ],
 )

@@ -56,7 +56,7 @@ MISTAKES = [
     ("num_train_epochs=3", "num_train_epochs", "here that is trainer.max_epochs=3"),
     ("learning_rate=0.1", "learning_rate", "here that is optimizer.lr=0.1"),
     ("output_dir=x", "output_dir", "here that is run_dir=x"),
-    ("warmup_ratio=0.1", "warmup_ratio", "here that is scheduler.warmup=0.1"),
+    ("warmup_ratio=0.1", "warmup_ratio", "here that is schedule.warmup=0.1"),
     ("fp16=true", "fp16", "here that is trainer.precision=fp16"),
     # of scripts in general
     ("epochs=3", "epochs", "here that is trainer.max_epochs=3"),

@@ -13,11 +13,11 @@ FILES = ["dataset=image_folder", "dataset.root=x"]
 @pytest.mark.parametrize("name", ["secret", "password", "session_token", "access_key"])
 def test_a_secret_in_the_options_of_a_store_is_refused(name):
     with pytest.raises(ConfigError) as caught:
-        penstock.compose(*FILES, f"+dataset.files.options.{name}=x")
+        penstock.compose(*FILES, f"+files.options.{name}=x")
     (problem,) = caught.value.problems
-    assert problem.key == f"dataset.files.options.{name}"
+    assert problem.key == f"files.options.{name}"
     assert "put it into the environment" in problem.message
-    penstock.compose(*FILES, "+dataset.files.options.region=x")
+    penstock.compose(*FILES, "+files.options.region=x")
 
 
 @pytest.mark.parametrize("name", ["MY_SECRET", "HF_TOKEN", "PASSWORD", "api_key", "CREDENTIALS"])

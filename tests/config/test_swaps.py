@@ -9,10 +9,7 @@ import yaml
 import penstock
 from penstock.addons.packs.recipe import pack_of
 from penstock.build.data import DataParts
-from penstock.config import allow_list
 from penstock.config.compose import accept
-from penstock.config.signatures import arguments
-from penstock.datasets.files import Files
 from penstock.errors import ConfigError, PenstockError
 from tests.config.test_conf import CONF
 from tests.datasets import test_peoples_datasets as people
@@ -198,18 +195,6 @@ def test_a_file_of_another_collate_function_never_remains():
     for path in (CONF / "dataset").glob("*.yaml"):
         tree = yaml.safe_load(path.read_text())
         assert not {"collate", "sampler", "model"} & set(tree), path.name
-
-
-def test_files_can_be_set_for_every_dataset_that_reads_files():
-    known = set(arguments(Files).names) - {"limits"}
-    for path in sorted((CONF / "dataset").glob("*.yaml")):
-        tree = yaml.safe_load(path.read_text())
-        node = tree.get("dataset", tree)
-        if "_target_" not in node:  # another option's, with other arguments
-            continue
-        taken = "files" in arguments(allow_list.resolve(node["_target_"], "")).names
-        assert taken == ("files" in node), path.name
-        assert not taken or set(node["files"]) - {"_target_"} == known, path.name
 
 
 # hydra's name for the folder of a run

@@ -41,7 +41,7 @@ LINEAR = [
     "objective=classification",
     "objective.inputs=[input]",
 ]
-FACTS = "+dataset.facts={num_features: 4, num_classes: 3, num_outputs: 3}"
+FACTS = "data.facts={num_features: 4, num_classes: 3, num_outputs: 3}"
 STREAM = ["sampler=stream", "sampler.buffer=4"]
 PICTURES = [
     "transform=images",
@@ -242,9 +242,9 @@ OWN = {
     "tensors": own(
         "Bare",
         "objective=regression",
-        "+dataset.fields=[input]",
+        "data.fields=[input]",
         "objective.target=input",
-        "dataset.facts.num_outputs=4",
+        "data.facts.num_outputs=4",
         "trainer.monitor=loss",
     ),
     "TensorDataset": own("tensors", "sampler=weighted"),

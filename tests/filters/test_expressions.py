@@ -265,7 +265,7 @@ def test_it_is_what_pandas_makes_of_it(expression):
     ],
 )
 def test_nothing_else_gets_through(expression):
-    with pytest.raises(ConfigError, match=r"dataset\.filter") as caught:
+    with pytest.raises(ConfigError, match=r"data\.filter") as caught:
         matching(TABLE, expression)
     assert len(str(caught.value)) < 1500
 

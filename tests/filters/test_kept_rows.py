@@ -143,5 +143,5 @@ def test_torch_datasets_keep_labels_and_facts():
 
 
 def test_nothing_left_is_an_error_that_says_why():
-    with pytest.raises(DataError, match=r"none of 4 samples is left: 4 by dataset.filter"):
-        kept(Numbers(), [], {"dataset.filter": 4, "other": 0}.items())
+    with pytest.raises(DataError, match=r"none of 4 samples is left: 4 by data.filter"):
+        kept(Numbers(), [], {"data.filter": 4, "other": 0}.items())

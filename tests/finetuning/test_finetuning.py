@@ -112,7 +112,7 @@ def test_a_pattern_takes_no_time():
         assert not groups.matches(pattern, "a1" * 500 + "c")
     assert time.process_time() - began < 1
     with pytest.raises(ConfigError, match="is no pattern of names"):
-        groups.check("optimizer.groups.head.names", ["a" * 201])
+        groups.check("trainer.groups.head.names", ["a" * 201])
 
 
 def groups_of(config, steps=20):
@@ -129,10 +129,10 @@ def test_each_setting_comes_from_the_first_group_that_says_it(data):
         *words(
             data,
             "optimizer.lr=0.01",
-            "+optimizer.groups.layers={names: [stem, blocks.%, head], layer_decay: 0.5}",
-            "+optimizer.groups.plain={kinds: [bias, norm], weight_decay: 0}",
-            "+optimizer.groups.last={names: head, lr: 1, betas: [0.5, 0.9]}",
-            "+optimizer.groups.none=null",
+            "+trainer.groups.layers={names: [stem, blocks.%, head], layer_decay: 0.5}",
+            "+trainer.groups.plain={kinds: [bias, norm], weight_decay: 0}",
+            "+trainer.groups.last={names: head, lr: 1, betas: [0.5, 0.9]}",
+            "+trainer.groups.none=null",
             "scheduler.max_lr=0.02",
         )
     )
@@ -163,41 +163,41 @@ def test_each_setting_comes_from_the_first_group_that_says_it(data):
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("{names: haed, lr: 1}", "optimizer.groups.x.names: 'haed' names no trained weight of Net"),
-        ("{names: [head, 3], lr: 1}", "optimizer.groups.x.names: '3' is no pattern"),
-        ("{names: head, learning_rate: 1}", "optimizer.groups.x.learning_rate: is nothing that"),
-        ("{names: head}", "optimizer.groups.x: sets nothing"),
-        ("{lr: 1}", "optimizer.groups.x: says no weights"),
-        ("{kinds: [gain], lr: 1}", "optimizer.groups.x.kinds: 'gain'; allowed: bias, norm"),
+        ("{names: haed, lr: 1}", "trainer.groups.x.names: 'haed' names no trained weight of Net"),
+        ("{names: [head, 3], lr: 1}", "trainer.groups.x.names: '3' is no pattern"),
+        ("{names: head, learning_rate: 1}", "trainer.groups.x.learning_rate: is nothing that"),
+        ("{names: head}", "trainer.groups.x: sets nothing"),
+        ("{lr: 1}", "trainer.groups.x: says no weights"),
+        ("{kinds: [gain], lr: 1}", "trainer.groups.x.kinds: 'gain'; allowed: bias, norm"),
         ("{kinds: embedding, lr: 1}", "is about no trained weight of Net; it has none of"),
-        ("{names: head, lr: -1}", "optimizer.groups.x.lr: -1; allowed: numbers from 0 on"),
+        ("{names: head, lr: -1}", "trainer.groups.x.lr: -1; allowed: numbers from 0 on"),
         ("{names: head, lr: 1, lr_scale: 2}", "both say the learning rate"),
-        ("7", "optimizer.groups.x: got 7, expected {names"),
+        ("7", "trainer.groups.x: got 7, expected"),
     ],
 )
 def test_what_is_wrong_with_a_group_is_one_message(capsys, data, tmp_path, word, message):
-    assert message in refused(capsys, data, tmp_path / "run", f"+optimizer.groups.x={word}")
+    assert message in refused(capsys, data, tmp_path / "run", f"+trainer.groups.x={word}")
 
 
 def test_a_group_without_a_plus_is_answered_with_it(capsys, data, tmp_path):
-    said = refused(capsys, data, tmp_path / "run", "optimizer.groups.head.lr=3")
-    assert "optimizer.groups.head.lr: is not in the YAML; add it with +optimizer" in said
+    said = refused(capsys, data, tmp_path / "run", "trainer.groups.head.lr=3")
+    assert "trainer.groups.head.lr: unknown key 'head'" in said
 
 
 def test_a_group_that_decides_nothing_is_reported(capsys, data, tmp_path):
     groups = [
-        "+optimizer.groups.all={names: '*', lr: 1}",
-        "+optimizer.groups.x={names: head, lr: 2}",
+        "+trainer.groups.all={names: '*', lr: 1}",
+        "+trainer.groups.x={names: head, lr: 2}",
     ]
     said = refused(capsys, data, tmp_path / "run", *groups)
-    assert "optimizer.groups.x: sets nothing: groups before it" in said
+    assert "trainer.groups.x: sets nothing: groups before it" in said
 
 
 FROZEN = [
     "trainer.freeze.names=[stem,blocks.0]",
     "trainer.freeze.until=1",
-    "+optimizer.groups.body={names: [stem, blocks], lr_scale: 0.5}",
-    "+optimizer.groups.plain={kinds: [bias, norm], weight_decay: 0}",
+    "+trainer.groups.body={names: [stem, blocks], lr_scale: 0.5}",
+    "+trainer.groups.plain={kinds: [bias, norm], weight_decay: 0}",
     "optimizer.weight_decay=0.5",
 ]
 
@@ -238,7 +238,7 @@ def test_ranks_freeze_and_thaw_as_one_process(capsys, data, tmp_path):
     """Sums are rounded otherwise; batch norms and dropout would be each rank's own."""
     more = ["optimizer=sgd", "optimizer.weight_decay=0.1", "scheduler=none", "optimizer.lr=0.02"]
     more += ["trainer.freeze.names=[stem,blocks.0]", "trainer.freeze.until=1"]
-    more += [f"model={{_target_: {NETS}.Plain}}", "+optimizer.groups.head={names: head, lr: 0.01}"]
+    more += [f"model={{_target_: {NETS}.Plain}}", "+trainer.groups.head={names: head, lr: 0.01}"]
     ranks = [*words(data, *more), f"run_dir={tmp_path / 'ranks'}", "distributed=ddp"]
     start(2, "run.py", *ranks)
     fitted(capsys, data, tmp_path / "alone", *more)
@@ -261,7 +261,7 @@ def test_ranks_freeze_and_thaw_as_one_process(capsys, data, tmp_path):
         (["trainer.recompute=[blocks]"], "blocks is a ModuleList, which is not called"),
         (["trainer.recompute=[stem]", "trainer.compile=true"], "trainer.recompute: is not for"),
         (
-            ["trainer.freeze.names=[stem]", "+optimizer.groups.x={names: stem, lr: 1}"],
+            ["trainer.freeze.names=[stem]", "+trainer.groups.x={names: stem, lr: 1}"],
             "'stem' names no trained weight",
         ),
     ],
@@ -281,7 +281,7 @@ def test_parts_with_optimizers_of_their_own(capsys, data, tmp_path, monkeypatch)
     gan += ["trainer.pictures=false", "trainer.baseline=false", "scheduler=none"]
     gan += ["trainer.freeze.names=generator", "trainer.freeze.until=1"]
     gan += ["trainer.checkpoint.keep_last=9", "trainer.checkpoint.every_steps=1"]
-    gan += ["+optimizer.discriminator.groups.plain={kinds: [bias, norm], lr_scale: 0.1}"]
+    gan += ["+trainer.groups.plain={kinds: [bias, norm], lr_scale: 0.1}"]
     done = run(capsys, *gan, f"run_dir={tmp_path / 'run'}")
     assert done.code == 0, done.err
     assert "groups    generator: " in done.err

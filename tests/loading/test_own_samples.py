@@ -43,7 +43,7 @@ def people(tmp_path, monkeypatch):
 
 def own(name, *more, objective="classification"):
     """Overrides for a dataset of that package, by a linear model."""
-    facts = "+dataset.facts={num_features: 4, num_classes: 3, num_outputs: 3}"
+    facts = "data.facts={num_features: 4, num_classes: 3, num_outputs: 3}"
     return [
         "~dataset",
         f"+dataset={{_target_: people.{name}}}",
@@ -105,7 +105,7 @@ def test_what_transforms_have_added_comes_after_it():
 
 
 def test_another_number_of_positions_than_names_is_refused():
-    with pytest.raises(DataError, match=r"3 positions, and dataset.fields names 2 \(a, b\)"):
+    with pytest.raises(DataError, match=r"3 positions, and data.fields names 2 \(a, b\)"):
         Fields(["a", "b"]).named((1, 2, 3))
     with pytest.raises(DataError, match="the sample is None; a dataset gives a dict, a tuple"):
         Fields().named(None)
@@ -127,7 +127,7 @@ def test_a_picture_becomes_pixels(mode, channels):
 def test_names_come_from_the_objective_or_from_the_dataset(people):
     assert list(batches(*own("Rows"))[0]) == ["input", "label"]
     assert list(batches(*own("Rows", "objective.inputs=[image]"))[0]) == ["image", "label"]
-    named = own("Rows", "+dataset.fields=[x, y]", "objective.inputs=[x]", "objective.target=y")
+    named = own("Rows", "data.fields=[x, y]", "objective.inputs=[x]", "objective.target=y")
     first = batches(*named)[0]
     assert list(first) == ["x", "y"]
     assert first["x"].shape == (8, 4)
@@ -187,23 +187,23 @@ def test_a_none_is_reported_with_its_row(people, capsys):
 
 
 def test_too_many_positions_are_said_with_the_key(people, capsys):
-    found = run(capsys, *own("Two", "+dataset.fields=[input, label]"))
+    found = run(capsys, *own("Two", "data.fields=[input, label]"))
     assert found.code == 3
-    assert "a sample has 3 positions, and dataset.fields names 2" in found.err
+    assert "a sample has 3 positions, and data.fields names 2" in found.err
 
 
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        ("input", "expected names of positions"),
+        ("input", "expected"),
         ("[x, x]", "got x, x; every position needs a name"),
-        ("[1, 2]", "expected names of positions"),
-        ("[]", "got no name; every position"),
+        ("[1, 2]", "expected"),
+        ("[]", "expected"),
     ],
 )
 def test_names_that_cannot_be(people, value, words):
-    with pytest.raises(ConfigError, match=r"dataset\.fields: ") as refused:
-        penstock.compose(*own("Rows", f"+dataset.fields={value}"))
+    with pytest.raises(ConfigError, match=r"data\.fields") as refused:
+        penstock.compose(*own("Rows", f"data.fields={value}"))
     assert words in str(refused.value)
 
 
@@ -253,12 +253,12 @@ def test_bad_samples_are_skipped_and_checked(people, capsys):
 @pytest.mark.thorough
 def test_packed(people):
     common = own("Printed", "task=digest", "sampler=weighted", "cache_dir=cache")
-    packed = DataParts(penstock.compose(*common, "+dataset.packed=auto"))
+    packed = DataParts(penstock.compose(*common, "data.packed=auto"))
     assert type(packed.train.dataset).__name__ == "Packed"
     expected = list(lines(penstock.compose(*common)))
-    assert list(lines(penstock.compose(*common, "+dataset.packed=auto"))) == expected
+    assert list(lines(penstock.compose(*common, "data.packed=auto"))) == expected
     with pytest.raises(ConfigError, match="has no `fingerprint`"):
-        _ = DataParts(penstock.compose(*own("Rows", "+dataset.packed=auto"))).train.dataset
+        _ = DataParts(penstock.compose(*own("Rows", "data.packed=auto"))).train.dataset
 
 
 class Pictures:
@@ -338,7 +338,7 @@ def test_the_number_of_classes_is_that_of_outputs_unless_it_is_given(people, tol
     """Of data that tells nothing, and of some whose classes were counted."""
     for name in ("Rows", "tensors"):
         bare = [one for one in own(name) if "facts" not in one]
-        config = penstock.compose(*bare, f"+dataset.facts={{{told}, num_features: 4}}")
+        config = penstock.compose(*bare, f"data.facts={{{told}, num_features: 4}}")
         assert DataParts(config).facts["num_outputs"] == outputs
 
 
@@ -372,7 +372,7 @@ def test_one_with_arguments_and_one_of_torchs(people):
 
 def test_what_it_returns_is_named_by_position(people, capsys):
     names = "[input, lengths, label]"
-    collate = ["~collate", f"+collate={{_target_: people.padded, fields: {names}}}"]
+    collate = ["collate={_target_: people.padded}", f"data.batch_fields={names}"]
     rest = [one for one in own("Uneven") if "model" not in one and "inputs" not in one]
     model = ["~model", "+model={_target_: people.Summed}", "objective.inputs=[input, lengths]"]
     assert list(batches(*rest, *model, *collate)[0]) == ["input", "lengths", "label"]

@@ -251,7 +251,7 @@ def test_a_pack_answers_as_its_dataset(words, split):
     same_answers(dataset, packed)
 
 
-AUTO = "dataset.packed=auto"
+AUTO = "data.packed=auto"
 
 
 def order(words, *more):
@@ -309,7 +309,7 @@ def test_a_filter_of_a_pack_answers_as_that_of_the_dataset(tmp_path):
         "dataset=delimited_text",
         f"cache_dir={tmp_path}/cache",
         "loader=debug",
-        "+dataset.filter=length > 20",
+        "data.filter=length > 20",
         *write_messages(tmp_path / "data"),
     ]
     dataset, packed = (of(words, *more).train.dataset for more in ([], [AUTO]))
@@ -329,4 +329,4 @@ def test_checking_a_pack_for_damage_is_refused(tmp_path, capsys):
         "loader.num_workers=1",
     )
     assert (done.code, (tmp_path / "run").exists()) == (2, False), done.err
-    assert "dataset.packed: damage that reading does not show" in done.err
+    assert "data.packed: damage that reading does not show" in done.err

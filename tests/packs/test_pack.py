@@ -177,9 +177,9 @@ class Letters(IterableDataset):
 def test_a_stream_is_refused(tmp_path, capsys):
     with pytest.raises(ConfigError, match="is a stream"):
         pack(Letters(), "train", Recipe(), tmp_path)
-    done = run(capsys, "dataset=parquet_stream", "dataset.root=x", "+dataset.packed=auto")
+    done = run(capsys, "dataset=parquet_stream", "dataset.root=x", "data.packed=auto")
     assert done.code == 2
-    assert "dataset.packed: ParquetStream is a stream" in done.err
+    assert "data.packed: ParquetStream is a stream" in done.err
 
 
 def test_a_dataset_without_a_fingerprint_is_refused(tmp_path):
@@ -259,7 +259,7 @@ def test_a_new_file_is_packed_too(capsys, tmp_path, images):
     count = sum(int(line.split()[1]) for line in first.out.splitlines())
     assert count == 12
     write_images(root, 14)
-    more = run(capsys, "task=digest", "dataset.packed=auto", *overrides)
+    more = run(capsys, "task=digest", "data.packed=auto", *overrides)
     assert more.code == 0, more.err
     assert more.out == run(capsys, "task=digest", *overrides).out
     third = run(capsys, "task=pack", *overrides)
@@ -297,7 +297,7 @@ def test_statistics_of_the_dataset_can_be_those_of_the_pack(capsys, images):
         "task=digest",
         "transform.train.normalize.statistics=dataset",
         "loader=fast",
-        "dataset.packed=auto",
+        "data.packed=auto",
     ]
     done = run(capsys, *overrides, *given)
     assert done.code == 0, done.err
@@ -306,8 +306,8 @@ def test_statistics_of_the_dataset_can_be_those_of_the_pack(capsys, images):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["dataset.packed=3"], "dataset.packed: got 3, expected auto, the path of a pack, or null"),
-        (["dataset.packed=auto", "pack.format=encoded", "pack.size=8"], "pack.size: 8 would"),
+        (["data.packed=3"], "data.packed: got 3, expected"),
+        (["data.packed=auto", "pack.format=encoded", "pack.size=8"], "pack.size: 8 would"),
         (["pack.size=0"], "pack.size: got 0"),
         (["pack.format=jpeg"], "pack.format: got 'jpeg'"),
     ],
@@ -453,7 +453,7 @@ def test_a_bad_sample_ends_packing_whatever_training_does(tmp_path, capsys, on_e
         capsys,
         "dataset=image_folder",
         f"dataset.root={root}",
-        "dataset.packed=auto",
+        "data.packed=auto",
         "task=digest",
         f"cache_dir={tmp_path}/cache",
         "loader=debug",

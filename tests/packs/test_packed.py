@@ -194,7 +194,7 @@ def images(tmp_path):
 @pytest.mark.parametrize("format", ["pixels", "encoded"])
 def test_the_digest_is_unchanged_by_packing_that_keeps_full_size(capsys, tmp_path, images, format):
     plain = digest(capsys, tmp_path, *images)
-    packed = ["dataset.packed=auto", f"pack.format={format}"]
+    packed = ["data.packed=auto", f"pack.format={format}"]
     assert digest(capsys, tmp_path, *images, *packed) == plain
     threads = ["loader=threads", "loader.num_workers=2"]
     assert digest(capsys, tmp_path, *images, *packed, *threads) == plain
@@ -206,9 +206,7 @@ def test_the_digest_of_landmarks_is_unchanged_too(capsys, tmp_path):
 
     write_faces(tmp_path / "faces")
     faces = ["dataset=face_landmarks", f"dataset.root={tmp_path / 'faces'}", "loader=debug"]
-    assert digest(capsys, tmp_path, *faces, "dataset.packed=auto") == digest(
-        capsys, tmp_path, *faces
-    )
+    assert digest(capsys, tmp_path, *faces, "data.packed=auto") == digest(capsys, tmp_path, *faces)
 
 
 @pytest.mark.thorough
@@ -223,20 +221,20 @@ def test_a_smaller_size_names_itself_in_the_fingerprint(capsys, tmp_path, images
 
     sizes = [
         of(),
-        of("dataset.packed=auto"),
-        of("dataset.packed=auto", "pack.size=32"),
-        of("dataset.packed=auto", "pack.size=16"),
+        of("data.packed=auto"),
+        of("data.packed=auto", "pack.size=32"),
+        of("data.packed=auto", "pack.size=16"),
     ]
     assert sizes[0] == sizes[1]
     assert len(set(sizes)) == 3
-    small = digest(capsys, tmp_path, *images, "dataset.packed=auto", "pack.size=32")
+    small = digest(capsys, tmp_path, *images, "data.packed=auto", "pack.size=32")
     assert small != digest(capsys, tmp_path, *images)
 
 
 def test_encoded_pictures_are_decoded_by_transforms_that_can(capsys, tmp_path, images):
     fast = [*images[:2], "transform=images_fast", "transform.train.decode.size=24", "loader=debug"]
     plain = digest(capsys, tmp_path, *fast)
-    packed = ["dataset.packed=auto", "pack.format=encoded"]
+    packed = ["data.packed=auto", "pack.format=encoded"]
     assert digest(capsys, tmp_path, *fast, *packed) == plain
 
 
@@ -246,8 +244,8 @@ def test_a_pack_is_a_dataset_by_itself(capsys, tmp_path, images):
     assert done.code == 0, done.err
     alone = ["dataset=packed", f"dataset.folder={out}", "transform.train.crop.size=[24,24]"]
     packed = digest(capsys, tmp_path, *alone, "loader=debug")
-    named = digest(capsys, tmp_path, *images, f"dataset.packed={out}")
-    auto = digest(capsys, tmp_path, *images, "dataset.packed=auto", "pack.size=32")
+    named = digest(capsys, tmp_path, *images, f"data.packed={out}")
+    auto = digest(capsys, tmp_path, *images, "data.packed=auto", "pack.size=32")
     assert packed == named == auto
 
 
@@ -268,7 +266,7 @@ def test_training_on_packed_data_ends_as_on_the_files(capsys, tmp_path, images):
         assert done.code == 0, done.err
         return next(line for line in done.out.splitlines() if line.startswith("training loss"))
 
-    assert losses() == losses("dataset.packed=auto")
+    assert losses() == losses("data.packed=auto")
 
 
 @pytest.mark.one_in(2)

@@ -187,7 +187,7 @@ def test_a_run_continues_with_a_pack_of_its_data(messages, sampler, capsys, tmp_
     whole, left = tmp_path / "whole", tmp_path / "left"
     assert run(capsys, *words, f"run_dir={whole}").code == 0
     assert run(capsys, *words, f"run_dir={left}", "trainer.max_steps=2").code == 0
-    more = ("trainer.max_steps=20", "dataset.packed=auto")  # as `trainer=quick` has it
+    more = ("trainer.max_steps=20", "data.packed=auto")  # as `trainer=quick` has it
     resumed = run(capsys, f"resume={left}", *more)
     assert resumed.code == 0, resumed.err
     assert (left / "digests.jsonl").read_text() == (whole / "digests.jsonl").read_text()

@@ -212,7 +212,7 @@ def test_a_setting_that_lacks_a_fold_stands_behind_those_that_have_all(tmp_path)
         (tmp_path / str(number)).mkdir()
         note(
             tmp_path / str(number),
-            overrides=[f"optimizer.lr={lr}", f"dataset.fold={fold}"],
+            overrides=[f"optimizer.lr={lr}", f"data.fold={fold}"],
             status="failed" if value is None else "done",
             monitor="loss",
             best={} if value is None else {"val/loss": value},

@@ -357,20 +357,20 @@ def test_a_dataset_of_ones_own_is_recognised_by_its_paths(tmp_path):
     ("words", "message"),
     [
         (
-            ["dataset=arrays", "dataset.root=x", "dataset.fingerprint=contents"],
+            ["dataset=arrays", "dataset.root=x", "data.fingerprint=contents"],
             r"got 'contents', expected names \| sizes \| content \(did you mean 'content'\?\)",
         ),
         (
-            ["dataset=arrays", "dataset.root=x", "dataset.fingerprint=null"],
+            ["dataset=arrays", "dataset.root=x", "data.fingerprint=null"],
             "got null, expected names",
         ),
-        (["dataset=arrays", "dataset.root=x", "dataset.fingerprint=[content]"], "expected names"),
+        (["dataset=arrays", "dataset.root=x", "data.fingerprint=[content]"], "expected names"),
         (
-            [*OWN, "dataset.fingerprint=names"],
+            [*OWN, "data.fingerprint=names"],
             "Numbers does not tell them: it has no `names_finger",
         ),
         (
-            [*OWN, "dataset.fingerprint=content"],
+            [*OWN, "data.fingerprint=content"],
             "Numbers does not tell them: it has no `data_files",
         ),
     ],
@@ -402,7 +402,7 @@ def test_a_replaced_image_is_recognised_by_content_and_not_by_sizes(data, capsys
     train = ImageFolder("data").names.tolist()
     image = data / train[0].decode()
     for mode in ("sizes", "content"):
-        done = fit(capsys, f"dataset.fingerprint={mode}", f"run_dir={mode}")
+        done = fit(capsys, f"data.fingerprint={mode}", f"run_dir={mode}")
         assert done.code == 0, done.err
         manifest = json.loads(Path(mode, "manifest.json").read_text())
         assert manifest["data"]["fingerprint"] == mode
@@ -423,13 +423,13 @@ def test_a_replaced_image_is_recognised_by_content_and_not_by_sizes(data, capsys
     ("then", "now"), [("sizes", "content"), ("content", "sizes"), ("names", "content")]
 )
 def test_a_run_may_tell_its_data_in_another_way_from_now_on(then, now, data, capsys):
-    assert fit(capsys, f"dataset.fingerprint={then}", "run_dir=run").code == 0
-    done = resume(capsys, f"dataset.fingerprint={now}")
+    assert fit(capsys, f"data.fingerprint={then}", "run_dir=run").code == 0
+    done = resume(capsys, f"data.fingerprint={now}")
     assert done.code == 0, done.err
     assert f"the data is that of the run by {then}" in done.err
     image = data / ImageFolder("data").names[0].decode()
     image.rename(image.with_name("new.png"))
-    refused = run(capsys, "resume=run", "trainer.max_steps=4", f"dataset.fingerprint={then}")
+    refused = run(capsys, "resume=run", "trainer.max_steps=4", f"data.fingerprint={then}")
     assert refused.code == 2
     assert "dataset: " in refused.err
 
@@ -440,8 +440,8 @@ def test_a_pack_is_made_again_of_a_replaced_image(data, capsys):
         words = [
             "dataset=image_folder",
             "dataset.root=data",
-            "dataset.fingerprint=content",
-            "dataset.packed=auto",
+            "data.fingerprint=content",
+            "data.packed=auto",
             "cache_dir=cache",
             "transform.train.normalize=null",
             "transform.val.normalize=null",
@@ -454,7 +454,7 @@ def test_a_pack_is_made_again_of_a_replaced_image(data, capsys):
 
     folder, told = packed()
     assert packed() == (folder, told)
-    assert told["dataset.fingerprint"] == "content"
+    assert told["data.fingerprint"] == "content"
     replaced(data / ImageFolder("data").names[0].decode())
     assert packed()[0] != folder
     assert packed()[1] != told
@@ -463,7 +463,7 @@ def test_a_pack_is_made_again_of_a_replaced_image(data, capsys):
 @pytest.mark.thorough
 def test_verify_says_how_data_was_identified_and_which_code_differs(data, capsys):
     for mode in ("sizes", "content"):
-        assert fit(capsys, f"dataset.fingerprint={mode}", f"run_dir={mode}").code == 0
+        assert fit(capsys, f"data.fingerprint={mode}", f"run_dir={mode}").code == 0
     shutil.copytree("content", "third")
     manifest = json.loads(Path("third/manifest.json").read_text())
     manifest["fingerprint"]["dataset"] = manifest["data"]["train"] = "0" * 32

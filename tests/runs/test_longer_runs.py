@@ -71,7 +71,7 @@ def weights(folder):
 def test_a_finished_run_is_trained_longer(scheduler, interval, fit, rates, tmp_path):
     chosen = [f"scheduler={scheduler}"]
     if scheduler != "none":
-        chosen.append(f"scheduler.interval={interval}")
+        chosen.append(f"schedule.interval={interval}")
     assert fit("trainer.max_epochs=4", "run_dir=run", *chosen).code == 0
     first, rates[:] = list(rates), []
     longer = fit("resume=run", "trainer.max_epochs=10")
@@ -93,7 +93,7 @@ def test_a_finished_run_is_trained_longer(scheduler, interval, fit, rates, tmp_p
 @pytest.mark.stress
 @pytest.mark.parametrize("interval", ["step", "epoch"])
 def test_the_longer_run_continues_to_the_bit(interval, fit, tmp_path):
-    chosen = ["scheduler=cosine", f"scheduler.interval={interval}"]
+    chosen = ["scheduler=cosine", f"schedule.interval={interval}"]
     for name in ("whole", "left"):
         assert fit("trainer.max_epochs=2", f"run_dir={name}", *chosen).code == 0
     assert fit("resume=whole", "trainer.max_epochs=6").code == 0
@@ -138,7 +138,7 @@ def test_shorter_is_done_and_longer_again(fit):
 @pytest.mark.parametrize(
     ("words", "code"),
     [
-        (["trainer.max_epochs=6", "scheduler.warmup=9999", "resume_despite=[scheduler]"], 2),
+        (["trainer.max_epochs=6", "schedule.warmup=9999", "resume_despite=[scheduler]"], 2),
         (["trainer.max_epochs=6", "seed=7"], 2),
         (["trainer.max_epochs=6"], 1),
     ],

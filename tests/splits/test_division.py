@@ -95,22 +95,22 @@ def test_any_dataset_is_divided_and_mistakes_are_said_before_it_is_opened(capsys
     words = ["task=digest", "dataset=sequences", "dataset.count=40", "loader.num_workers=0"]
     seen = {}
     for name, more in (
-        ("plain", ["split=val", "+dataset.split={val: 0.25, test: 0.25, stratify: label}"]),
-        ("fold", ["split=val", "+dataset.folds=4", "+dataset.fold=3"]),
-        ("filter", ["split=train", "+dataset.split={val: 0.5}", "+dataset.filter='label < 2'"]),
+        ("plain", ["split=val", "data.split={val: 0.25, test: 0.25, stratify: label}"]),
+        ("fold", ["split=val", "data.folds=4", "data.fold=3"]),
+        ("filter", ["split=train", "data.split={val: 0.5}", "data.filter='label < 2'"]),
     ):
         made = program.run(capsys, *words, "batch.size=8", "batch.tail=keep", *more)
         assert made.code == 0, made.err
         seen[name] = sum(int(line.split()[2]) for line in made.hashes)
     assert seen == {"plain": 10, "fold": 10, "filter": 15}
     for more, message in (
-        (["+dataset.split={va: 0.1}"], "dataset.split.va: unknown"),
-        (["+dataset.split={val: 0.1, group: nobody}"], "no column 'nobody'"),
-        (["+dataset.split={val: 0.1, group: a, time: b}"], "divided by group already"),
-        (["+dataset.split={val: 0.6, test: 0.5}"], "leave no rows to train on"),
-        (["+dataset.folds=4"], "dataset.fold:"),
-        (["+dataset.folds=4", "+dataset.fold=4"], "dataset.fold:"),
-        (["+dataset.split={test: 0.5}"], "says no share that validates"),
+        (["data.split={va: 0.1}"], "data.split.va:"),
+        (["data.split={val: 0.1, group: nobody}"], "no column 'nobody'"),
+        (["data.split={val: 0.1, group: a, time: b}"], "divided by group already"),
+        (["data.split={val: 0.6, test: 0.5}"], "leave no rows to train on"),
+        (["data.folds=4"], "data.fold:"),
+        (["data.folds=4", "data.fold=4"], "data.fold:"),
+        (["data.split={test: 0.5}"], "says no share that validates"),
     ):
         refused = program.run(capsys, *words, *more)
         assert refused.code == 2
@@ -120,9 +120,9 @@ def test_any_dataset_is_divided_and_mistakes_are_said_before_it_is_opened(capsys
 def test_a_class_of_ones_own_that_divides_nothing(monkeypatch):
     monkeypatch.setenv("PENSTOCK_TRUST", "tests")
     words = ["dataset={_target_: tests.own_parts.Unsplit}", "transform=none", "model=linear"]
-    with pytest.raises(ConfigError, match=r"or divide its rows: \+dataset\.split"):
+    with pytest.raises(ConfigError, match=r"or divide its rows: data\.split"):
         compose(*words, "objective=regression")
-    config = compose(*words, "objective=regression", "+dataset.split={val: 0.2, test: 0.2}")
+    config = compose(*words, "objective=regression", "data.split={val: 0.2, test: 0.2}")
     data = DataParts(config)
     rows = [data.split(name).dataset for name in ("train", "val", "test")]
     places = sorted(part.row(place) for part in rows for place in range(len(part)))
@@ -136,7 +136,7 @@ def test_a_table_is_encoded_by_the_rows_that_train_in_the_fold(tmp_path):
     (tmp_path / "t.csv").write_text("\n".join(["x,kind,y", *lines]))
     words = ["dataset=table", f"dataset.root={tmp_path / 't.csv'}", "dataset.target=y"]
     for fold in range(4):
-        data = DataParts(compose(*words, "+dataset.folds=4", f"+dataset.fold={fold}"))
+        data = DataParts(compose(*words, "data.folds=4", f"data.fold={fold}"))
         train, val = data.train.dataset, data.val.dataset
         assert sorted([*rows_of(train), *rows_of(val)]) == list(range(20))
         numbers = np.array([float(train[place]["numbers"][0]) for place in range(len(train))])
@@ -156,7 +156,7 @@ def rows_of(part):
 
 def test_windows_are_not_dealt_out(capsys):
     pytest.importorskip("penstock.addons.forecasting")
-    words = ["task=digest", "dataset=drawn_series", "+dataset.split={val: 0.5}"]
+    words = ["task=digest", "dataset=drawn_series", "data.split={val: 0.5}"]
     refused = program.run(capsys, *words)
     assert refused.code == 2
     assert "windows are divided by time" in refused.err
@@ -230,8 +230,9 @@ def pairs(reader, batch):
 def opened(reader, train, val, monkeypatch, files, build=build_val_loader):
     monkeypatch.chdir(files)
     (files / "conf" / "dataset").mkdir(parents=True, exist_ok=True)
-    nodes = {"train": node(reader, train, False), "val": node(reader, val, True)}
-    (files / "conf" / "dataset" / "two.yaml").write_text(yaml.safe_dump(nodes))
+    other = {"val_dataset": node(reader, val, True)}
+    text = yaml.safe_dump({"dataset": node(reader, train, False), "data": other})
+    (files / "conf" / "dataset" / "two.yaml").write_text(f"# @package _global_\n{text}")
     words = ["transform=none", "collate=list", "loader=debug", "batch.size=8"]
     words += ["objective=classification", *SAMPLERS.get(reader, [])]
     return build(compose("dataset=two", *words, config_dir=str(files / "conf")))
@@ -243,7 +244,7 @@ def test_a_validation_set_has_the_numbers_of_training(reader, files, monkeypatch
         with opened(reader, "train", name, monkeypatch, files) as loader:
             met = {pair for batch in loader for pair in pairs(reader, batch)}
         assert met == {(x, x) for x in map("abcd".index, CLASSES[name])}
-    with pytest.raises(ConfigError, match=r"dataset.val: the val split has 'd', and training has"):
+    with pytest.raises(ConfigError, match=r"data.val_dataset: the val split has 'd'"):
         opened(reader, "train", "other", monkeypatch, files)
 
 
@@ -281,8 +282,9 @@ def test_sources_of_a_mixture_have_one_numbering(files, monkeypatch):
         "datasets": [node("torchvision", name, False) for name in ("fewer", "other")],
     }
     for train, sampler in ((mixture, "mixture"), (parts, "random")):
-        nodes = {"train": train, "val": node("folder", "other", True)}
-        (files / "conf" / "dataset" / "both.yaml").write_text(yaml.safe_dump(nodes))
+        nodes = {"dataset": train, "data": {"val_dataset": node("folder", "other", True)}}
+        text = f"# @package _global_\n{yaml.safe_dump(nodes)}"
+        (files / "conf" / "dataset" / "both.yaml").write_text(text)
         words = ["transform=none", "collate=list", "loader=debug", f"sampler={sampler}"]
         words += ["dataset=both", "objective=classification"]
         config = compose(*words, config_dir=str(files / "conf"))

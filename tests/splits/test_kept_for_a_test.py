@@ -171,7 +171,7 @@ def test_files_that_are_named_for_a_test_are_it(tmp_path):
 
 def test_a_stream_is_not_divided_by_rows(tmp_path, capsys):
     words, _ = delimited_stream(tmp_path)
-    more = ["+dataset.split={val: 0.2}", "trainer.max_steps=1", "task=digest", "steps=1"]
+    more = ["data.split={val: 0.2}", "trainer.max_steps=1", "task=digest", "steps=1"]
     refused = program.run(capsys, *words, *more)
     assert refused.code == 2
-    assert "dataset.split: chooses rows by index" in refused.err
+    assert "data.split: chooses rows by index" in refused.err

@@ -392,8 +392,8 @@ def test_a_killed_run_goes_on(data, tmp_path, monkeypatch, kind, way, cache):
             tmp_path / "out",
             [
                 *[*RUNS[kind], *TRAINING, f"dataset.{key}={root}", "run_dir=store"],
-                *["dataset.files.cache_dir=cache", "dataset.files.first_wait=0.05"],
-                *([f"+dataset.files.options.endpoint_url={url}"] if way == "s3" else []),
+                *["files.cache_dir=cache", "files.first_wait=0.05"],
+                *([f"+files.options.endpoint_url={url}"] if way == "s3" else []),
             ],
         )
         wait_until(lambda: len(steps_of(tmp_path / "store")) > 4 or not killed.is_alive(), 300)

@@ -96,12 +96,12 @@ def environment(monkeypatch, tmp_path):
 
 def at(server, cache, *more):
     """Overrides for the images in the bucket."""
-    endpoint = f"+dataset.files.options.endpoint_url={server.options['endpoint_url']}"
-    return ["dataset.root=s3://data/insects", f"dataset.files.cache_dir={cache}", endpoint, *more]
+    endpoint = f"+files.options.endpoint_url={server.options['endpoint_url']}"
+    return ["dataset.root=s3://data/insects", f"files.cache_dir={cache}", endpoint, *more]
 
 
 def patient(retries, first_wait):
-    return [f"dataset.files.retries={retries}", f"dataset.files.first_wait={first_wait}"]
+    return [f"files.retries={retries}", f"files.first_wait={first_wait}"]
 
 
 def files_of(server, tmp_path, **options):
@@ -232,14 +232,14 @@ def test_a_root_that_is_not_there_is_named(server, tmp_path, capsys, root, said)
 
 
 def test_credentials_come_from_the_environment_only(server, tmp_path, capsys, monkeypatch):
-    outcome = run(capsys, *DIGEST, *at(server, tmp_path), "+dataset.files.options.key=AKIA")
+    outcome = run(capsys, *DIGEST, *at(server, tmp_path), "+files.options.key=AKIA")
     assert outcome.code == 2
-    assert "dataset.files.options.key: put it into the environment" in outcome.err
+    assert "files.options.key: put it into the environment" in outcome.err
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
-    outcome = run(capsys, *DIGEST, *at(server, tmp_path), "+dataset.files.options.use_ssl=false")
+    outcome = run(capsys, *DIGEST, *at(server, tmp_path), "+files.options.use_ssl=false")
     assert outcome.code == 3
     assert "needs credentials, and none were found" in outcome.err
-    assert "+dataset.files.options.anon=true" in outcome.err
+    assert "+files.options.anon=true" in outcome.err
 
 
 SETTINGS = {
@@ -288,7 +288,7 @@ def test_an_endpoint_is_read_as_tools_of_aws_read_it(way, server, data, tmp_path
 def test_a_store_that_stays_away_ends_the_run_with_one_message(data, tmp_path):
     server = S3Server(data, tmp_path / "log", delay=0.05).start()
     cache = tmp_path / "cache"
-    options = [*patient(2, 0.1), "loader.num_workers=2", "dataset.files.concurrency=2"]
+    options = [*patient(2, 0.1), "loader.num_workers=2", "files.concurrency=2"]
     running = forked(tmp_path / "run", program, *DIGEST, *at(server, cache), *options)
     try:
         wait_until(lambda: len(server.downloads()) > 8, 60)
@@ -394,7 +394,7 @@ def test_a_small_cache_is_enough_and_stays_small(data, server, tmp_path, capsys)
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    options = [f"dataset.files.cache_size={limit}", "loader.num_workers=3"]
+    options = [f"files.cache_size={limit}", "loader.num_workers=3"]
     remote = run(capsys, *DIGEST, *at(server, cache), *options)
     done.set()
     watcher.join()

@@ -464,14 +464,14 @@ def _rows(draw, kind):
                 column = draw.choice(getattr(kind, role))
                 chosen.append(draw.choice(FILTERS[role]).replace("{}", column))
         if chosen:
-            words.append("+dataset.filter=[" + ",".join(f'"{one}"' for one in chosen) + "]")
+            words.append("data.filter=[" + ",".join(f'"{one}"' for one in chosen) + "]")
     if draw.random() < 0.15 and kind.texts + kind.gaps:
-        words.append(f"+dataset.unique={draw.choice(kind.texts + kind.gaps)}")
+        words.append(f"data.unique={draw.choice(kind.texts + kind.gaps)}")
     if draw.random() < 0.2:
         rows = sorted({draw.randrange(kind.rows // 2) for _ in range(draw.randint(1, 6))})
-        words.append(f"+dataset.without={rows}".replace(" ", ""))
+        words.append(f"data.without={rows}".replace(" ", ""))
     if draw.random() < 0.2 and kind.packs:
-        words.append("++dataset.packed=auto")
+        words.append("+data.packed=auto")
     return words
 
 
@@ -543,14 +543,14 @@ batch.size=0 | batch.size=null | batch.tail=never | seed=-1 | seed=1844674407370
 batch.val_size=0 | trainer.max_epochs=0 | trainer.skip=[[[3,1],[2,0]]] | trainer.skip=[[0]] |
 trainer.accumulate=0 | sampler=nothing | sampler.column=nothing | +sampler.nothing=1 |
 sampler._target_=penstock.order.samplers.Nothing | sampler._target_=os.system |
-+dataset.nothing=1 | +dataset.filter=nothing > 1 | +dataset.filter=( | +dataset.filter=1 |
-+dataset.unique=nothing | +dataset.without=[1000000] | +dataset.without=[-1] |
-+dataset.without=nothing.csv | loader.num_workers=-1 | loader.prefetch_factor=0 |
++dataset.nothing=1 | data.filter=nothing > 1 | data.filter=( | data.filter=1 |
+data.unique=nothing | data.without=[1000000] | data.without=[-1] |
+data.without=nothing.csv | loader.num_workers=-1 | loader.prefetch_factor=0 |
 loader.backend=none | bad_samples.budget=2 | bad_samples.quarantine=nothing.csv |
 trainer.limit_batches.train=0 | collate=packed | collate=single | sampler=stream |
 sampler=packed | sampler=mixture | sampler=bucket | sampler=identity | sampler=repeated |
 sampler=curriculum | sampler=weighted | batch.balance=nothing | batch.balance=__import__ |
-++dataset.packed=nothing | trainer.monitor=nothing | epoch=-1 |
++data.packed=nothing | trainer.monitor=nothing | epoch=-1 |
 epoch=x | split=nothing | resume=nothing | trainer.precision=fp16 |
 distributed.strategy=nothing | transform.batch_on=nothing | objective.inputs=[nothing] |
 objective.target=nothing | model=text_net | collate=pad | loader.max_deaths=0

@@ -29,7 +29,7 @@ QUIET = (
     "trainer.pictures=false trainer.report=false trainer.baseline=false trainer.progress=none "
     "trainer.device=cpu tracker=none scheduler=none"
 )
-CHOOSING = ("+dataset.filter=", "+dataset.unique=", "+dataset.without=", "++dataset.packed=")
+CHOOSING = ("data.filter=", "data.unique=", "data.without=", "+data.packed=")
 # Measurements of time, which a resumed run has others of.
 TIMED = "seconds samples_per_second tokens_per_second wait_share worker_deaths"
 # What only the data shows ends with code 3.

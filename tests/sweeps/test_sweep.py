@@ -188,8 +188,8 @@ def test_folds_are_repetitions_and_a_failed_one_is_named(sweep, capsys):
             raise DataError("faces.csv is gone")
         return 10.0 * large + fold + config.seed / 10
 
-    words = ("dataset=sequences", "+dataset.folds=3", "batch.size=8,16")
-    words = (*words, "seed=range(2)", "+dataset.fold=range(3)")
+    words = ("dataset=sequences", "data.folds=3", "batch.size=8,16")
+    words = (*words, "seed=range(2)", "data.fold=range(3)")
     assert sweep(task, *words)[0] == 3
     # The other setting lacks a fold.
     assert "best: value, mean 1.05 with batch.size=8" in capsys.readouterr().out

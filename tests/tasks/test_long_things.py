@@ -37,7 +37,7 @@ LONG = {
     "packing train": ("task=pack", *IMAGES),
     "looking at files": ("task=pack", *IMAGES),
     "listing images": ("task=digest", *IMAGES),
-    "hashing 12 files once": ("task=digest", *IMAGES, "dataset.fingerprint=content"),
+    "hashing 12 files once": ("task=digest", *IMAGES, "data.fingerprint=content"),
     "computing image statistics": (
         "task=digest",
         *IMAGES,

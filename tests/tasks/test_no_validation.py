@@ -1,4 +1,4 @@
-"""`dataset.val=null`: training without validation, and who is told so."""
+"""`data.validate=false`: training without validation, and who is told so."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ def trusted(monkeypatch, tmp_path):
 
 def fit(capsys, kind=Rows, *more):
     given = [word for word in words(kind, val_rows=0) if not word.startswith(SAID)]
-    return run(capsys, *given, "+dataset.val=null", *more)
+    return run(capsys, *given, "data.validate=false", *more)
 
 
 SAID = ("trainer.report", "trainer.pictures", "trainer.progress")
@@ -29,7 +29,7 @@ def test_a_run_without_validation_ends_with_its_last_checkpoint(kind, capsys, re
     done = fit(capsys, kind)
     assert done.code == 0, done.err
     assert "none to validate" in done.err
-    assert "no validation, as dataset.val is null" in done.out
+    assert "no validation, as data.validate is false" in done.out
     assert "nan" not in done.out
     assert "accuracy" not in done.out
     records = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
@@ -55,8 +55,8 @@ def test_it_resumes_with_the_same_batches_and_is_measured_afterwards(capsys):
     assert steps[-1] == 4
     given = [*words(), "task=validate", "checkpoint=run"]
     assert run(capsys, *given).code == 0
-    assert run(capsys, *given, "+dataset.val=null", "split=train").code == 0
-    done = run(capsys, *given, "+dataset.val=null", "split=val")
+    assert run(capsys, *given, "data.validate=false", "split=train").code == 0
+    done = run(capsys, *given, "data.validate=false", "split=val")
     assert (done.code, "split: val" in done.err) == (2, True)
 
 
@@ -72,24 +72,12 @@ def test_what_follows_a_metric_is_refused_with_the_way(more, key, capsys):
     done = fit(capsys, Rows, *more)
     assert done.code == 2, done.err
     assert f"{key}: " in done.err
-    assert "there is no validation, as dataset.val is null; set" in done.err
+    assert "there is no validation, as data.validate is false; set" in done.err
     assert not Path("run").exists()
 
 
-def test_two_nodes_of_which_one_is_null(capsys):
-    target = f"{Rows.__module__}.Rows"
-    given = [word for word in words() if "dataset" not in word]
-    train = ["~dataset", f"+dataset.train={{_target_: {target}}}"]
-    done = run(capsys, *train, *given)
-    assert done.code == 2
-    assert "dataset.val: is missing" in done.err
-    assert "null trains without validation" in done.err
-    done = run(capsys, *train, "+dataset.val=null", *given)
-    assert done.code == 0, done.err
-
-
 def test_other_tasks_read_what_there_is(capsys):
-    given = [*words(), "+dataset.val=null", "split=both"]
+    given = [*words(), "data.validate=false", "split=both"]
     done = run(capsys, "task=check", *given)
     assert done.code == 0, done.err
     first, *others = done.out.splitlines()

@@ -75,7 +75,7 @@ def test_a_model_is_fine_tuned_from_a_file_of_timms(capsys, pictures, tmp_path):
         (["model.name='local-dir:x'"], "would be fetched, and nothing is"),
         (["model.arguments={pretrained: true}"], "model.arguments.pretrained: names files or down"),
         (["model.arguments={checkpoint_path: x}"], "model.arguments.checkpoint_path: names files"),
-        (["model.arguments={num_classes: 3}"], "is set by dataset.facts.num_outputs"),
+        (["model.arguments={num_classes: 3}"], "is set by data.facts.num_outputs"),
         (["model.arguments={drop: 1}"], "model.arguments: test_resnet refuses its arguments"),
         (["model.arguments={a: {b: 1}}"], "model.arguments.a: is a mapping"),
         (["model.name=vit_tiny_patch16_224"], "arguments.img_size: (224, 224), and pictures have"),

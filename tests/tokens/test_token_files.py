@@ -283,7 +283,7 @@ def test_rows_that_a_filter_keeps_are_packed(tmp_path):
     sequences = [[number] * (number % 7 + 3) for number in range(40)]
     folder = write_pair(tmp_path / "a", "web", sequences, [0, 40])
     packed = ["transform=none", "sampler=packed", "collate=packed"]
-    batches = batches_of(folder, *packed, '+dataset.filter="length < 6"')
+    batches = batches_of(folder, *packed, 'data.filter="length < 6"')
     kept = {number for number in range(40) if number % 7 + 3 < 6}
     assert set(np.concatenate([batch["tokens"].flatten() for batch in batches]).tolist()) == kept
 

@@ -21,9 +21,9 @@ def test_a_warm_up_is_a_share_or_a_number_of_steps(warmup, total, steps):
     [
         (0, 0, "batch: the training split has less than one batch"),
         (5, 0, "batch: the training split has less than one batch"),
-        (100, 100, "scheduler.warmup: 100 of 100 steps leave none after it"),
-        (0.999, 100, "scheduler.warmup: 100 of 100 steps"),
-        (1, 1, "scheduler.warmup: 1 of 1 steps"),
+        (100, 100, "schedule.warmup: 100 of 100 steps leave none after it"),
+        (0.999, 100, "schedule.warmup: 100 of 100 steps"),
+        (1, 1, "schedule.warmup: 1 of 1 steps"),
     ],
 )
 def test_a_warm_up_leaves_a_step_after_it(warmup, total, said):

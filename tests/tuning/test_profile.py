@@ -45,7 +45,7 @@ def test_the_verdict_on_a_built_case_is_right(case, name, overrides, bound, tmp_
     if bound == "reading":
         assert "loader.num_workers=" in done.out
     if bound == "decoding":
-        assert "loader.num_workers=2" in done.out or "dataset.packed=auto" in done.out
+        assert "loader.num_workers=2" in done.out or "data.packed=auto" in done.out
 
 
 def test_what_it_leaves_behind(case, tmp_path):

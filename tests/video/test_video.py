@@ -359,7 +359,7 @@ def test_digests_are_equal_for_all_readers(tmp_path, capsys):
     assert totals[0]
     assert totals[0] == totals[1] == totals[2]
     # Of rows that are divided otherwise, validation draws nothing either.
-    data = DataParts(penstock.compose(*common, "+dataset.split={val: 0.4}"))
+    data = DataParts(penstock.compose(*common, "data.split={val: 0.4}"))
     assert [getattr(split.dataset, "draws", None) for split in data.splits] == [True, False]
 
 

@@ -24,7 +24,6 @@ import numpy as np
 from penstock.addons.filters.expressions import is_expression, matching
 from penstock.addons.mixtures.order import MixtureOrder
 from penstock.build.data import DataParts, Split
-from penstock.config.data_rules import mode_of
 from penstock.config.schema import Config
 from penstock.distributed.world import World, default_processes
 from penstock.errors import ConfigError, Problem
@@ -333,7 +332,7 @@ def compare_data(record: RunRecord, split: Split) -> None:
     """Say so if the data is not that of a run, or not known to be."""
     then = record.manifest.get("data")
     known = split.identity.known_by
-    mode = mode_of(split.config)
+    mode = split.config.data.fingerprint
     now = {
         "fingerprint": mode,
         split.name: split.identity.data(mode),

@@ -149,7 +149,7 @@ def balance(config: Config, parts: Parts) -> Iterator[str]:
             )
         return
     for key, dataset in datasets_found(config, parts):
-        if key == "dataset.val":
+        if key == "data.val_dataset":
             continue
         if is_stream(dataset):
             yield (

@@ -1,4 +1,4 @@
-"""Expressions over columns: what `dataset.filter`, `batch.balance` and `sample` may hold.
+"""Expressions over columns: what `data.filter`, `batch.balance` and `sample` may hold.
 
     length < 500 and label != "spam"              length + 0.002 * length ** 2
     `image width` >= 224 & (year in [2019, 2020] | source.str.startswith("news"))
@@ -78,7 +78,7 @@ class Expression:
         ConfigError: it is something else.
     """
 
-    def __init__(self, text: str, key: str = "dataset.filter", costs: bool = False) -> None:
+    def __init__(self, text: str, key: str = "data.filter", costs: bool = False) -> None:
         self.text, self.key = text, key
         try:
             tree, quoted = _parsed(text)
@@ -152,7 +152,7 @@ class Expression:
         return ConfigError(Problem(self.key, f"{self.text[:200]!r}: {reason[:600]}"))
 
 
-def matching(table: object, expression: str, key: str = "dataset.filter") -> Mask:
+def matching(table: object, expression: str, key: str = "data.filter") -> Mask:
     """Whether `expression` holds for each row of a pandas table: bool[n]; see `Expression`."""
     return Expression(expression, key).mask(table)
 

@@ -1,4 +1,4 @@
-"""`filter`, `unique` and `without` of a dataset: which of its rows a run uses.
+"""`data.filter`, `unique` and `without`: which rows of a dataset a run uses.
 
 1. `filter`: rows for which every expression, or function of the table, holds.
 2. `unique`: of these, the first with its value in a column; rows without a value stay.
@@ -25,18 +25,8 @@ from torch.utils.data import Subset
 
 from penstock.addons.filters.expressions import Expression, Mask, columns_of_table, no_column
 from penstock.config.instantiate import make
-from penstock.config.messages import not_allowed
-from penstock.config.nodes import (
-    SPLITS,
-    Parts,
-    choices_of_rows,
-    datasets,
-    filters,
-    is_of_a_split,
-    of_the_build,
-    without_own,
-)
-from penstock.config.schema import Config
+from penstock.config.nodes import Parts, datasets, filters
+from penstock.config.schema import Config, DataSection
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.loading.dataset_facts import columns_of, lengths_of, table_of
 from penstock.loading.named_fields import Fields
@@ -116,26 +106,20 @@ class RowChoice:
     """The filters that the configuration has for a dataset's rows.
 
     Args:
-        given: the keys `filter`, `unique` and `without`, by the key that they stand below.
-        split: "train" or "val". A list of rows in `without` is of the training split, unless it
-            stands below `dataset.val`.
+        given: the values of `filter` (or `val_filter`), `unique` and `without`, by full key.
+        split: "train", "val" or "test". A list of rows in `without` is of the training split.
         fields: names for samples that are no dicts.
         fingerprint: dataset -> fingerprint, for quarantine files; None: by path alone.
     """
 
     def __init__(
         self,
-        chosen: Mapping[str, Mapping[str, Any]],
+        given: Mapping[str, Any],
         split: str,
         fields: Fields | None = None,
         fingerprint: Fingerprint | None = None,
     ) -> None:
-        self.given = {
-            f"{key}.{name}": value
-            for key, node in chosen.items()
-            for name, value in node.items()
-            if value is not None
-        }
+        self.given = {key: value for key, value in given.items() if value is not None}
         self._split, self._fields, self._fingerprint = split, fields, fingerprint
 
     def of(self, dataset: Any) -> tuple[Any, Reasons]:
@@ -173,20 +157,23 @@ class RowChoice:
         return kept_rows(dataset, selection, reasons), reasons
 
     def _values(self, name: str) -> Iterator[tuple[str, Any]]:
-        return (item for item in self.given.items() if item[0].rpartition(".")[2] == name)
+        return (item for item in self.given.items() if item[0].endswith(name))
 
     def _filters(self, table: Any, dataset: Any, length: int) -> Iterator[tuple[str, Mask]]:
         """Name and mask of each filter."""
         for key, value in self._values("filter"):
-            for where, condition in filters({"filter": value}, key.rpartition(".")[0]):
+            for where, condition in filters(value, key):
                 if isinstance(condition, str):
                     mask = Expression(condition, where).mask(table)
                     shown = condition if len(condition) <= _SHOWN else f"{condition[:_SHOWN]}..."
                     yield f"{where} ({shown})", _checked(mask, length, where)
-                else:
+                    continue
+                function, shown = condition, "a function"
+                if isinstance(condition, Mapping):
                     function = make({**condition, "_partial_": True}, where)
-                    mask = _by_function(function, table if hasattr(table, "iloc") else dataset)
-                    yield f"{where} ({condition['_target_']})", _checked(mask, length, where)
+                    shown = condition["_target_"]
+                mask = _by_function(function, table if hasattr(table, "iloc") else dataset)
+                yield f"{where} ({shown})", _checked(mask, length, where)
 
     def _named(self, key: str, value: Any, dataset: Any, length: int) -> list[int]:
         """The rows that `without` names in this split, ascending."""
@@ -199,8 +186,7 @@ class RowChoice:
                     [Problem(key, problem.message) for problem in error.problems]
                 ) from None
             return sorted(known)
-        of = "val" if key.split(".")[1] == "val" else "train"
-        by_split = value if isinstance(value, Mapping) else {of: value}
+        by_split = value if isinstance(value, Mapping) else {"train": value}
         rows = sorted(set(by_split.get(self._split) or ()))
         for row in rows:
             if not 0 <= row < length:
@@ -405,61 +391,35 @@ def _taken(values: Any, rows: IntArray) -> Any:
 
 def chosen_rows(split: Split, dataset: Any) -> tuple[Any, dict[str, int]]:
     """The rows of a split's dataset that filters leave, and how many they leave out, by why."""
-    config, name = split.config.dataset, split.name
-    choices = {"dataset": _chosen(config)}
-    if "_target_" not in config or is_of_a_split(config, name):
-        choices[f"dataset.{name}"] = _chosen(config.get(name) or {})
-    if not any(choices.values()):
-        return dataset, {}
-    return RowChoice(choices, name, split.data.fields, split.identity.of).of(dataset)
+    return RowChoice(
+        _given(split.config.data, split.is_train), split.name, split.data.fields, split.identity.of
+    ).of(dataset)
 
 
-def with_rows_chosen(split: Split, key: str, node: Mapping[str, Any], lazy: bool) -> dict[str, Any]:
-    """A dataset's node, in which the nodes inside that choose rows are built."""
-    return {name: _built(split, value, f"{key}.{name}", lazy) for name, value in node.items()}
-
-
-def _built(split: Split, node: Any, key: str, lazy: bool) -> Any:
-    if isinstance(node, list):
-        return [_built(split, item, f"{key}[{number}]", lazy) for number, item in enumerate(node)]
-    if not isinstance(node, Mapping):
-        return node
-    own = without_own(node)
-    if "_target_" in node and len(own) < len(node):
-        return RowChoice({key: _chosen(node)}, split.name).of(split.built(key, own, lazy))[0]
-    return with_rows_chosen(split, key, node, lazy)
-
-
-def _chosen(node: Mapping[str, object]) -> dict[str, object]:
-    """The keys `filter`, `unique` and `without` of a node, where they are not its arguments."""
-    values = {name: of_the_build(node, name) for name in ("filter", "unique", "without")}
-    return {name: value for name, value in values.items() if value is not None}
+def _given(data: DataSection, is_train: bool) -> dict[str, Any]:
+    name = "filter" if is_train or data.val_filter is None else "val_filter"
+    names = (name, "unique", "without")
+    return {f"data.{name}": getattr(data, name) for name in names}
 
 
 def row_problems(config: Config, parts: Parts) -> Iterator[str]:
     """Filters, and what else chooses rows: expressions, names of columns and rows, files."""
-    of_splits = {"dataset": [f"dataset.{name}" for name in SPLITS]}
-    for where, choices in choices_of_rows(config.dataset):
-        kinds = [
-            kind
-            for key, kind in ((key, parts.get(key)) for key, _ in datasets(config.dataset))
-            if kind is not None and where in ("dataset", key, *of_splits.get(key, ()))
-        ]
-        for kind in kinds:
-            if is_stream(kind):
-                yield (
-                    f"{where}.{next(iter(choices))}: chooses rows by index, and {kind.__name__} is "
-                    "a stream, which can only be read forwards; leave records out where it yields "
-                    "them, or read the data with a dataset of rows"
-                )
-        columns: list[Any] = [getattr(kind, "columns", None) for kind in kinds]
-        known = [names for names in columns if isinstance(names, (list, tuple))]
-        for key, condition in filters(choices, where):
-            if isinstance(condition, Mapping) and "_target_" in condition:
-                continue
-            if not isinstance(condition, str):
-                allowed = "an expression, a node with _target_, or a list"
-                yield f"{key}: {not_allowed(condition, allowed)}"
+    data = config.data
+    given = _given(data, True) | _given(data, False)
+    given = {key: value for key, value in given.items() if value is not None}
+    given |= {"data.split": data.split} if data.divides else {}
+    kinds = [kind for key, _ in datasets(config) if (kind := parts.get(key)) is not None]
+    for kind in filter(is_stream, kinds):
+        yield (
+            f"{next(iter(given))}: chooses rows by index, and {kind.__name__} is a stream, which "
+            "can only be read forwards; leave records out where it yields them, or read the data "
+            "with a dataset of rows"
+        )
+    columns: list[Any] = [getattr(kind, "columns", None) for kind in kinds]
+    known = [names for names in columns if isinstance(names, (list, tuple))]
+    for name in ("filter", "val_filter"):
+        for key, condition in filters(getattr(data, name), f"data.{name}"):
+            if isinstance(condition, Mapping):
                 continue
             try:
                 expression = Expression(condition, key)
@@ -467,30 +427,11 @@ def row_problems(config: Config, parts: Parts) -> Iterator[str]:
                     expression.check(names)
             except ConfigError as error:
                 yield from map(str, error.problems)
-        column = choices.get("unique")
-        if column is not None and not isinstance(column, str):
-            yield f"{where}.unique: {not_allowed(column, 'the name of a column')}"
-        elif column is not None:
-            yield from (
-                f"{where}.unique: {no_column(column, names)}"
-                for names in known
-                if column not in names
-            )
-        yield from _left_out(f"{where}.without", choices.get("without"))
-
-
-def _left_out(key: str, value: Any) -> Iterator[str]:
-    if value is None:
-        return
-    if isinstance(value, str):
-        if not Path(value).is_file():
-            yield f"{key}: there is no file {value!r}; give a quarantine.csv, or a list of rows"
-        return
-    by_split = value if isinstance(value, Mapping) else {"train": value}
-    listed = all(
-        isinstance(rows, list) and all(type(row) is int for row in rows)
-        for rows in by_split.values()
-    )
-    if not listed or not by_split.keys() <= {"train", "val"}:
-        allowed = "rows of the training split, {train: rows, val: rows}, or a quarantine.csv"
-        yield f"{key}: {not_allowed(value, allowed)}"
+    for names in known:
+        if data.unique is not None and data.unique not in names:
+            yield f"data.unique: {no_column(data.unique, names)}"
+    if isinstance(data.without, str) and not Path(data.without).is_file():
+        yield (
+            f"data.without: there is no file {data.without!r}; give a quarantine.csv, or a list of "
+            "rows"
+        )

@@ -1,4 +1,4 @@
-"""Weights with learning rates and decays of their own: `optimizer.groups`.
+"""Weights with learning rates and decays of their own: `trainer.groups`.
 
     groups:
       layers: {names: [embeddings, encoder.layer.%, head], layer_decay: 0.8}
@@ -144,37 +144,38 @@ def arranged(
         reason = f"has nothing to learn, as {fitting.FREEZE} names all that it trains; name fewer"
         raise ConfigError(Problem(key, reason))
     node = config.optimizer if key == "optimizer" else config.optimizer[key.rpartition(".")[2]]
-    groups = [Group(f"{key}.groups.{name}", of) for name, of in _written(node)]
+    written = (config.trainer.groups or {}).items()
+    groups = [Group(f"trainer.groups.{name}", of) for name, of in written if of is not None]
     if not groups:
         return list(weights.values()) if later else params
+    trained = {of_model.get(id(weight), name): weight for name, weight in weights.items()}
     for group in groups:
-        _choose(group, part, weights)
+        _choose(group, model, trained)
     made: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for name, weight in weights.items():
+    for name, weight in trained.items():
         values, by = _settings(name, groups, float(node.get("lr", 0) or 0))
         known = tuple(sorted((setting, repr(value)) for setting, value in values.items()))
         made.setdefault(known, {"params": [], "name": by, **values})["params"].append(weight)
     for group in groups:
-        if not group.decided:
+        if group.weights and not group.decided:
             reason = "sets nothing: groups before it are about the same weights; put it first"
             raise ConfigError(Problem(group.key, reason))
     # The record of an epoch has the learning rate of the first.
     return sorted(made.values(), key=lambda values: "lr" in values)
 
 
-def _written(node: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    for name, group in (node.get("groups") or {}).items():
-        if group is not None:
-            yield name, group
+def _choose(group: Group, model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Find the weights of an optimizer that a group is about, and their layers.
 
-
-def _choose(group: Group, part: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Find the weights that a group is about, and their layers."""
+    Args:
+        weights: that the optimizer trains, by their names in the model.
+    """
     names = listed(group.settings.get("names") or [])
-    where = f"trained weight of {type(part).__name__}"
-    check_used(f"{group.key}.names", names, list(weights), where)
+    every = [name for name, weight in model.named_parameters() if weight.requires_grad]
+    where = f"trained weight of {type(model).__name__}"
+    check_used(f"{group.key}.names", names, list(dict.fromkeys([*weights, *every])), where)
     kinds = listed(group.settings.get("kinds") or [])
-    of_kind = set(_of_kinds(part, kinds))
+    of_kind = set(_of_kinds(model, kinds))
     places: dict[str, tuple[int, tuple[int, ...]]] = {}
     for name in weights:
         for order, pattern in enumerate(names):
@@ -184,7 +185,7 @@ def _choose(group: Group, part: nn.Module, weights: Mapping[str, Tensor]) -> Non
                 break
         if not names and name in of_kind:
             places[name] = 0, ()
-    if not places:
+    if not places and weights.keys() >= set(every):  # no other optimizer has some
         reason = f"is about no {where}; it has none of {', '.join(kinds)}"
         raise ConfigError(Problem(group.key, reason))
     layers = {place: number for number, place in enumerate(sorted(set(places.values())))}
@@ -293,8 +294,8 @@ def fits(config: Config, parts: Mapping[str, Callable[..., Any]]) -> Iterator[st
     if config.trainer.recompute and config.trainer.compile:
         yield "trainer.recompute: is not for trainer.compile=true; set that to false"
     for key, node in by_name(config.optimizer or None, "optimizer").items():
-        if isinstance(node, Mapping) and node.get("groups") is not None and key in parts:
-            yield from _groups(f"{key}.groups", node, parts[key])
+        if config.trainer.groups and isinstance(node, Mapping) and key in parts:
+            yield from _groups(config.trainer.groups, node, parts[key])
 
 
 def _freeze(config: Config) -> Iterator[str]:
@@ -315,23 +316,23 @@ def _freeze(config: Config) -> Iterator[str]:
         )
 
 
-def _groups(key: str, node: Mapping[str, Any], optimizer: Callable[..., Any]) -> Iterator[str]:
-    groups, taken = node["groups"], arguments(optimizer).names
-    if not isinstance(groups, Mapping):
-        yield f"{key}: got {groups!r}, expected groups by name (docs/finetuning.md)"
-        return
+def _groups(
+    groups: Mapping[str, Any], node: Mapping[str, Any], optimizer: Callable[..., Any]
+) -> Iterator[str]:
+    taken = arguments(optimizer).names
     if "params" not in taken:
-        yield f"{key}: {optimizer.__name__} takes no weights in groups; choose another optimizer"
+        yield (
+            f"trainer.groups: {optimizer.__name__} takes no weights in groups; choose another "
+            "optimizer"
+        )
         return
     for name, group in groups.items():
-        if group is not None:
-            yield from _group(f"{key}.{name}", group, node, [n for n in taken if n != "params"])
+        if isinstance(group, Mapping):
+            own = [argument for argument in taken if argument != "params"]
+            yield from _group(f"trainer.groups.{name}", group, node, own)
 
 
 def _group(key: str, group: Any, node: Mapping[str, Any], taken: list[str]) -> Iterator[str]:
-    if not isinstance(group, Mapping):
-        yield f"{key}: got {group!r}, expected {{names: [...], lr: ...}}"
-        return
     known = [*CHOICE, *OF_THE_RATE, *taken]
     for name in group:
         if name not in known:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.addons.frameworks.torch_loader import TorchLoader
 from penstock.build.data import DataParts
-from penstock.config.nodes import choosing
 
 if TYPE_CHECKING:
     from penstock.config.schema import Config
@@ -59,7 +58,7 @@ class DataModule(_LightningDataModule):
         return self._loader("train")
 
     def val_dataloader(self) -> TorchLoader | list[TorchLoader]:
-        """Batches of the validation split; none with `dataset.val=null`."""
+        """Batches of the validation split; none with `data.validate=false`."""
         return self._loader("val") if self._parts.validates else []
 
     def test_dataloader(self) -> TorchLoader:
@@ -68,8 +67,7 @@ class DataModule(_LightningDataModule):
 
     def predict_dataloader(self) -> TorchLoader:
         """Those of the test split where there is one, else those of validation."""
-        splits = dict(choosing(self.config.dataset))
-        return self._loader("test" if "dataset.test" in splits else "val")
+        return self._loader("val" if self.config.data.test_dataset is None else "test")
 
     def _loader(self, split: str) -> TorchLoader:
         loader = self._parts.split(split).loader()

@@ -101,7 +101,7 @@ def mixture(config: Config, parts: Parts) -> Iterator[str]:
         node = node["order"]
         sampler = called(node)
     for key, dataset in datasets_found(config, parts):
-        if key == "dataset.val" or None in (outer, sampler) or is_stream(dataset):
+        if key == "data.val_dataset" or None in (outer, sampler) or is_stream(dataset):
             continue
         taken = arguments(sampler).names
         if not getattr(dataset, "mixes", False):
@@ -111,16 +111,16 @@ def mixture(config: Config, parts: Parts) -> Iterator[str]:
                     f"{dataset.__name__} has none; set sampler=random"
                 )
             continue
-        mixture = config.dataset if "_target_" in config.dataset else config.dataset["train"]
+        mixture = config.dataset
         if not {"mixing", "order"} & set(taken):
             yield (
                 f"sampler: {sampler.__name__} chooses rows of all sources by itself, and "
                 "dataset.weights would not hold; set sampler=mixture, where sampler.sources may "
                 "give each source such an order (docs/mixtures.md)"
             )
-        if config.dataset.get("packed") is not None:
+        if config.data.packed is not None:
             yield (
-                "dataset.packed: a pack is one dataset without sources; pack each source "
+                "data.packed: a pack is one dataset without sources; pack each source "
                 "(task=pack), and name the packs in dataset.sources"
             )
         weights = mixture.get("weights") or {}

@@ -73,7 +73,7 @@ class NamedSources(ABC):
                 f"{type(source).__name__}, the source {name!r}, has no `{method}` "
                 "(docs/own_dataset.md); give it one, or set it to sizes"
             )
-            raise ConfigError(Problem("dataset.fingerprint", reason))
+            raise ConfigError(Problem("data.fingerprint", reason))
         return getattr(source, method)
 
 

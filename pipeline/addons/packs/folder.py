@@ -302,7 +302,7 @@ class Pack:
             raise damaged(path, f"it {cut}: {actual} bytes instead of {size}")
 
 
-_REMEDY = "Delete the pack's folder to make it again (dataset.packed=auto, or task=pack)."
+_REMEDY = "Delete the pack's folder to make it again (data.packed=auto, or task=pack)."
 
 
 def damaged(path: Path | str, reason: object) -> DataError:

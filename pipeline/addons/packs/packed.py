@@ -1,6 +1,6 @@
 """Packed data: samples of another dataset, decoded once, read from where they lie.
 
-`task=pack` makes the files and `dataset.packed=auto` uses them (docs/packing.md). Cost: 0.1 ms a
+`task=pack` makes the files and `data.packed=auto` uses them (docs/packing.md). Cost: 0.1 ms a
 file to open; then a copy of each sample's numbers, for a whole batch at once if all samples have
 one shape.
 """
@@ -237,7 +237,7 @@ class Packed(Dataset[dict[str, Any]]):
     def _check(self, index: int) -> str | None:
         raise ConfigError(
             Problem(
-                "dataset.packed",
+                "data.packed",
                 "damage that reading does not show is looked for in the "
                 "files of the dataset, and a pack has none; check the dataset itself: set this "
                 "to null",
@@ -250,7 +250,7 @@ class Packed(Dataset[dict[str, Any]]):
         if field is None:
             raise ConfigError(
                 Problem(
-                    "dataset.packed",
+                    "data.packed",
                     "rows are chosen by the length of a text, and the pack "
                     "has no field with the texts that `text_lengths` of the dataset counts; "
                     "set this to null",

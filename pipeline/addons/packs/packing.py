@@ -55,7 +55,7 @@ _LARGEST_BATCH = 256
 _WRITING = ".writing-"
 _WAY_OUT = (
     "\nA pack has every row of its dataset, whatever bad_samples.on_error says: repair the sample, "
-    "or set dataset.packed=null. task=check dataset.packed=null lists all that cannot be read"
+    "or set data.packed=null. task=check data.packed=null lists all that cannot be read"
 )
 
 Backend = Literal["process", "thread"]
@@ -180,7 +180,7 @@ def _packable(dataset: Any, named: str | None) -> str:
     if is_stream(dataset):
         raise ConfigError(
             Problem(
-                "dataset.packed",
+                "data.packed",
                 f"{kind} is a stream, which can only be read forwards; "
                 "packing is for datasets with rows",
             )
@@ -189,7 +189,7 @@ def _packable(dataset: Any, named: str | None) -> str:
     if not fingerprint:
         raise ConfigError(
             Problem(
-                "dataset.packed",
+                "data.packed",
                 f"{kind} has no `fingerprint`, which tells when its samples "
                 "differ from the packed ones; give it one (docs/own_dataset.md)",
             )
@@ -378,7 +378,7 @@ def _still(dataset: Any, row: int) -> Any:
     if drawn:
         raise ConfigError(
             Problem(
-                "dataset.packed",
+                "data.packed",
                 f"{type(dataset).__name__}.__getitem__ draws from "
                 f"{' and '.join(drawn)}; packed, its samples would be the same in every epoch. "
                 "Draw in a transform instead",

@@ -2,7 +2,7 @@
 
     python run.py task=pack dataset=image_folder dataset.root=FOLDER pack.size=256
 
-Packs into `cache_dir`, where `dataset.packed=auto` finds it, or into `pack.out`, unless it exists;
+Packs into `cache_dir`, where `data.packed=auto` finds it, or into `pack.out`, unless it exists;
 to an address by way of a folder in `cache_dir`. Prints a line a split: samples, bytes, folder.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -24,10 +24,8 @@ from penstock.addons.packs.folder import VERSION, Pack
 from penstock.addons.packs.remote import RemotePack
 from penstock.build.data import DataParts, Split
 from penstock.config.instantiate import make
-from penstock.config.messages import not_allowed
 from penstock.config.nodes import Parts, datasets
 from penstock.config.schema import Config
-from penstock.datasets.files import Files
 from penstock.distributed.world import World
 from penstock.errors import ConfigError, Problem
 from penstock.files.paths import is_remote
@@ -151,16 +149,14 @@ _NOT_NATIVE = (
 
 def opened(split: Split) -> Any:
     """The pack of a split, given or to be made."""
-    folder, config = split.config.dataset["packed"], split.config
+    folder, config = split.config.data.packed, split.config
     _ = split.node  # a split that the configuration lacks has no pack either
     node: dict[str, Any] = {
         "_target_": "penstock.addons.packs.packed.Packed",
         "folder": str(pack_of(split) if folder == "auto" else folder),
         "cache_dir": f"{config.cache_dir}/text",
     }
-    if isinstance(config.dataset.get("files"), Mapping):
-        node["files"] = config.dataset["files"]
-    return make(node, "dataset.packed", split.supply(lazy=split.decodes))
+    return make(node, "data.packed", split.supply(lazy=split.decodes))
 
 
 def pack_of(split: Split) -> Path | str:
@@ -191,16 +187,8 @@ def pack_of(split: Split) -> Path | str:
         other_than_own(dataset, split.config),
         split.data.fields,
         split.identity.cache_key(dataset),
-        _files_of(split),
+        split.data.files(),
     )
-
-
-def _files_of(split: Split) -> Files:
-    """Access to addresses, as the split's dataset has it."""
-    key, node = split.node
-    files = node.get("files")
-    made: Files = make(files, f"{key}.files") if isinstance(files, Mapping) else Files()
-    return made
 
 
 def run(config: Config) -> None:
@@ -208,16 +196,11 @@ def run(config: Config) -> None:
     data = DataParts(config, World())
     splits = [str(config.split)]
     if config.split == "both":
-        keys = [key for key, _ in datasets(config.dataset)]
-        splits = [
-            name
-            for name in (split.name for split in data.splits)
-            if {"dataset", f"dataset.{name}"} & set(keys)
-        ]
+        splits = [split.name for split in data.splits]
     for split in splits:
         folder = pack_of(data.split(split))
         if isinstance(folder, str):
-            files = _files_of(data.split(split))
+            files = data.files()
             pack: Pack = RemotePack(files.remote.folder(folder), files)
         else:
             pack = Pack(folder)
@@ -227,11 +210,9 @@ def run(config: Config) -> None:
 
 def packed(config: Config, parts: Parts) -> Iterator[str]:
     """Packs, given or to be made."""
-    where = config.dataset.get("packed")
-    if where is not None and (not isinstance(where, str) or not where):
-        yield f"dataset.packed: {not_allowed(where, 'auto, the path of a pack, or null')}"
-    key = "task" if config.task == "pack" else "dataset.packed"
-    for name, _ in datasets(config.dataset):
+    where = config.data.packed
+    key = "task" if config.task == "pack" else "data.packed"
+    for name, _ in datasets(config):
         kind = parts.get(name)
         if isinstance(kind, type) and is_stream(kind):
             yield (
@@ -242,7 +223,7 @@ def packed(config: Config, parts: Parts) -> Iterator[str]:
     if where == "auto" and pack.out is not None and is_remote(pack.out):
         yield (
             f"pack.out: {pack.out!r} is an address, where task=pack writes; then set "
-            f"dataset=packed and dataset.folder={pack.out}. dataset.packed=auto keeps packs on "
+            f"dataset=packed and dataset.folder={pack.out}. data.packed=auto keeps packs on "
             "this machine"
         )
     if pack.format == "encoded" and pack.size is not None:

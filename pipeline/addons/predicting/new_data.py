@@ -22,7 +22,6 @@ import numpy as np
 
 from penstock.addons.predicting.learned import Learned
 from penstock.build.data import DataParts, Split
-from penstock.config.instantiate import make
 from penstock.config.nodes import called
 from penstock.config.signatures import arguments
 from penstock.datasets.arrays import Arrays
@@ -68,8 +67,7 @@ class NewData(Split):
         learned = self._learned
         if learned is not None and learned.of_dataset and hasattr(kind, "of_learned"):
             with learned.trusted():
-                files = self._files(key, node)
-                return kind.of_learned(self._root, learned.of_dataset, files, limits)
+                return kind.of_learned(self._root, learned.of_dataset, self.data.files(), limits)
         if hasattr(kind, "unlabelled"):
             return self._trained(key, node).unlabelled(self._root)
         is_class = isinstance(kind, type)  # and no function
@@ -86,8 +84,7 @@ class NewData(Split):
         if "root" not in node or (not ours and {"split", "train"} & set(names)):
             raise self.refusal("does not say how rows without labels are read")
         try:
-            new = {**node, **self._elsewhere(names, node)}
-            return self.data.train.built(key, new, self.decodes)
+            return self.data.train.read(self.decodes, **self._elsewhere(names, node))
         except PenstockError:
             raise
         except Exception as error:  # of a person's own class, made for files with labels
@@ -106,10 +103,6 @@ class NewData(Split):
         if self._learned is None:
             return unfiltered(self.data.train.dataset)
         return unfiltered(DataParts(self.data.config, self.data.world).train.dataset)
-
-    def _files(self, key: str, node: Mapping[str, Any]) -> Any:
-        files = node.get("files")
-        return make(files, f"{key}.files") if isinstance(files, Mapping) else None
 
     def _elsewhere(self, names: Collection[str], node: Mapping[str, Any]) -> dict[str, Any]:
         """Arguments of the run's dataset for rows without labels at another root."""

@@ -96,7 +96,7 @@ def check_declared(split: Split) -> None:
         ConfigError: says how it is declared.
     """
     key, node = split.node
-    if key == "dataset.test" or split.data.division:
+    if key == "data.test_dataset" or split.config.data.divides:
         return
     reason = "does not give other rows for the test than for training and validation"
     for _, inner in walk(node, key):
@@ -113,8 +113,8 @@ def check_declared(split: Split) -> None:
         Problem(
             key,
             f"{node['_target_']} {reason}; annotate it, `split: Literal['train', 'val', 'test']`, "
-            "or write a dataset.test beside dataset.train and dataset.val, or divide the rows: "
-            "dataset.split={val: 0.1, test: 0.1} (docs/predicting.md)",
+            "or write a node under data.test_dataset, or divide the rows: "
+            "data.split.val=0.1 data.split.test=0.1 (docs/predicting.md)",
         )
     )
 

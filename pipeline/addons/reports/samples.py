@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from penstock.addons.reports import tiles
 from penstock.addons.reports.facts import MADE, NAME, Sample, lines_of, read
 from penstock.build.data import DataParts, Split
-from penstock.config.data_rules import mode_of
 from penstock.files.disk import prepare, write_atomically
 from penstock.loading.bad_samples import path_of
 from penstock.loading.batch import Batch
@@ -58,7 +57,7 @@ def write(
     Args:
         losses: of the validation by which predictions were chosen.
     """
-    facts: dict[str, Any] = {"mode": mode_of(data.config), "notes": []}
+    facts: dict[str, Any] = {"mode": data.config.data.fingerprint, "notes": []}
     with only_shown("a part of the report (the data)"):
         facts["splits"] = [_split(split) for split in data.splits]
     batches = facts["batches"] = []

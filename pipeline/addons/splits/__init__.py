@@ -1,1 +1,1 @@
-"""Which rows of any dataset train, validate and test: `dataset.split`, `dataset.folds`."""
+"""Which rows of any dataset train, validate and test: `data.split`, `data.folds`."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.addons.filters.kept import KeptRows, Selection, kept_rows
-from penstock.config.messages import nearest, not_allowed
-from penstock.config.nodes import called, datasets, of_the_build
+from penstock.config.nodes import called
 from penstock.config.schema import Config
 from penstock.config.signatures import arguments
 from penstock.errors import ConfigError, Problem
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
 
 
 SPLITS = ("train", "val", "test")
-
-KEYS = ("val", "test", "seed", "by", "group", "stratify", "time", "column", "files")
 
 _SAID = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val"}
 
@@ -65,7 +62,7 @@ class Division:
     stratify: str | None = None
     time: str | None = None
     column: str | None = None
-    files: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] | None = None
     folds: int | None = None
     fold: int | None = None
 
@@ -80,11 +77,11 @@ class Division:
             ConfigError: a column or a file does not fit.
         """
         if self.by is not None:
-            names = columns(self.by, "dataset.split.by")
+            names = columns(self.by, "data.split.by")
         if self.column is not None:
-            return _by_column(columns(self.column, "dataset.split.column"), self.column)
+            return _by_column(columns(self.column, "data.split.column"), self.column)
         if self.files:
-            return self._by_files(rows, names)
+            return self._by_files(self.files, rows, names)
         units, order = self._units(rows, columns, names)
         sizes = np.bincount(units, minlength=len(order))[order]
         middles = np.cumsum(sizes) - sizes / 2
@@ -115,17 +112,17 @@ class Division:
     ) -> tuple[IntArray, IntArray]:
         """The unit of each row, and the units in order."""
         if self.time is not None:
-            times = _comparable(columns(self.time, "dataset.split.time"), self.time)
+            times = _comparable(columns(self.time, "data.split.time"), self.time)
             moments, units = np.unique(times, return_inverse=True)
             return units, np.arange(len(moments))
         if self.group is not None:
-            texts = columns(self.group, "dataset.split.group").astype(str)
+            texts = columns(self.group, "data.split.group").astype(str)
             groups, units = np.unique(texts, return_inverse=True)
             return units, np.argsort(self._keys(groups), kind="stable")
         keys = self._keys(np.arange(rows) if names is None else names)
         if self.stratify is None:
             return np.arange(rows), np.argsort(keys, kind="stable")
-        texts = columns(self.stratify, "dataset.split.stratify").astype(str)
+        texts = columns(self.stratify, "data.split.stratify").astype(str)
         kinds, labels = np.unique(texts, return_inverse=True)
         by_label = np.lexsort((keys, labels))
         sizes = np.bincount(labels, minlength=len(kinds))
@@ -144,11 +141,13 @@ class Division:
             numbers = np.frombuffer(b"".join(digests), dtype="<u8")
         return hash64_array(hash64(self.seed, "division"), numbers)
 
-    def _by_files(self, rows: int, names: npt.NDArray[Any] | None) -> IntArray:
+    def _by_files(
+        self, files: Mapping[str, str], rows: int, names: npt.NDArray[Any] | None
+    ) -> IntArray:
         known: dict[str, int] | None = None
         made, said = np.zeros(rows, np.int64), np.zeros(rows, bool)
-        for split, path in self.files.items():
-            key = f"dataset.split.files.{split}"
+        for split, path in files.items():
+            key = f"data.split.files.{split}"
             for number, line in enumerate(_lines(path, key), start=1):
                 if line.isdecimal() and len(line) < 19 and (names is None or int(line) < rows):
                     row = int(line)
@@ -164,11 +163,11 @@ class Division:
                     reason = f"{path!r}, line {number}: row {line[:80]!r} is listed already"
                     raise ConfigError(Problem(key, reason))
                 made[row], said[row] = SPLITS.index(split), True
-        if "train" in self.files and not said.all():
+        if "train" in files and not said.all():
             row = int(np.argmin(said))
             name = row if names is None else _text(names[row])
             reason = f"none of the files lists row {name}; leave train out to train on the rest"
-            raise ConfigError(Problem("dataset.split.files.train", reason))
+            raise ConfigError(Problem("data.split.files.train", reason))
         return made
 
 
@@ -202,7 +201,7 @@ def _by_column(values: npt.NDArray[Any], name: str) -> IntArray:
     if (made < 0).any():
         row = int(np.argmax(made < 0))
         reason = f"{name!r} of row {row} is {str(values[row])[:80]!r}; it says train, val or test"
-        raise ConfigError(Problem("dataset.split.column", reason))
+        raise ConfigError(Problem("data.split.column", reason))
     return made.astype(np.int64)
 
 
@@ -215,26 +214,23 @@ def _comparable(values: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:
             values = pd.to_datetime(pd.Series(values), utc=True).to_numpy()
         except (ValueError, TypeError, OverflowError) as error:
             reason = f"{name!r} is neither numbers nor dates: {str(error)[:150]}"
-            raise ConfigError(Problem("dataset.split.time", reason)) from error
+            raise ConfigError(Problem("data.split.time", reason)) from error
     missing = pd.isna(values)
     if missing.any():
         reason = f"{name!r} of row {int(np.argmax(missing))} is missing; every row needs a time"
-        raise ConfigError(Problem("dataset.split.time", reason))
+        raise ConfigError(Problem("data.split.time", reason))
     return values
 
 
 def opened(split: Split) -> Any:
     """The dataset with all its rows: those that train where it divides none itself."""
     train = split.data.train
-    key, node = train.node
-    names = arguments(called(node)).names
-    none: dict[str, Any] = {
-        name: 0.0 for name in ("val_fraction", "test_fraction") if name in names
-    }
-    return train.built(key, {**node, **none}, split.decodes)
+    names = arguments(called(train.node[1])).names
+    none = {name: 0.0 for name in ("val_fraction", "test_fraction") if name in names}
+    return train.read(split.decodes, **none)
 
 
-def divided(split: Split, dataset: Any, division: Mapping[str, Any]) -> Any:
+def divided(split: Split, dataset: Any) -> Any:
     """The rows of one split, of the dataset with all of them or those that filters leave."""
     every = unfiltered(dataset)
     kept = np.arange(len(every))
@@ -252,14 +248,16 @@ def divided(split: Split, dataset: Any, division: Mapping[str, Any]) -> Any:
     names: Any = getattr(every, "names", None)
     is_named = isinstance(names, np.ndarray) and len(names) == len(every)
     if reason := getattr(every, "undivided", ""):
-        raise ConfigError(Problem("dataset.split", reason))
-    of = Division(**division).of(len(kept), column, names[kept] if is_named else None)
+        raise ConfigError(Problem("data.split", reason))
+    data = split.config.data
+    division = Division(**data.split.model_dump(), folds=data.folds, fold=data.fold)
+    of = division.of(len(kept), column, names[kept] if is_named else None)
     chosen = of == SPLITS.index(split.name)
     mask = np.zeros(len(every), np.bool_)
     mask[kept[chosen]] = True
     if not chosen.any():
         reason = f"leaves no row to the {split.name} split, of {len(kept)}"
-        raise ConfigError(Problem("dataset.split", reason))
+        raise ConfigError(Problem("data.split", reason))
     if hasattr(every, "learn_from"):  # else it would know rows that validate
         every.learn_from(kept[of == SPLITS.index("train")])
     if hasattr(every, "serve"):  # else its samples would be those of training
@@ -267,67 +265,28 @@ def divided(split: Split, dataset: Any, division: Mapping[str, Any]) -> Any:
     return kept_rows(every, Selection([mask]), {})
 
 
-_KEY = "dataset.split"
-
-_COLUMNS = ("by", "group", "stratify", "time", "column")
-
-_WAYS = ("group", "stratify", "time", "column", "files")
-
-
 def problems(config: Config) -> Iterator[str]:
-    """Keys and values, and what excludes each other."""
-    node = config.dataset
-    said, folds, fold = (of_the_build(node, name) for name in ("split", "folds", "fold"))
-    if said is None and folds is None and fold is None:
-        return
-    said = {} if said is None else said
-    if not isinstance(said, Mapping):
-        yield f"{_KEY}: {not_allowed(said, 'a mapping, as {val: 0.2, test: 0.1, group: patient}')}"
-        return
-    if [key for key, _ in datasets(node)] != ["dataset"]:
-        yield f"{_KEY}: dataset.train and dataset.val are divided already; leave it out"
-    if node.get("packed") is not None:
-        yield f"{_KEY}: a pack is of one split; set dataset.packed=null"
-    for name in said.keys() - set(KEYS):
-        yield f"{_KEY}.{name}: unknown{nearest(str(name), KEYS)}; there are {', '.join(KEYS)}"
-    shares = {name: said.get(name, 0.0) for name in ("val", "test")}
-    for name, share in shares.items():
-        if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share < 1:
-            yield f"{_KEY}.{name}: {not_allowed(share, 'a share, 0 to 1')}"
-            return
-    if sum(shares.values()) >= 1:
-        yield f"{_KEY}.test: val and test together leave no rows to train on"
-    for name in _COLUMNS:
-        if said.get(name) is not None and not isinstance(said[name], str):
-            yield f"{_KEY}.{name}: {not_allowed(said[name], 'the name of a column')}"
-    if type(said.get("seed", 0)) is not int or said.get("seed", 0) < 0:
-        yield f"{_KEY}.seed: {not_allowed(said['seed'], 'a whole number')}"
-    ways = [name for name in _WAYS if said.get(name)]
+    """What excludes each other."""
+    data, of = config.data, config.data.split
+    ways = [way for way in ("group", "stratify", "time", "column", "files") if getattr(of, way)]
+    if data.val_dataset is not None or data.test_dataset is not None:
+        yield "data.split: splits with datasets of their own are divided already; leave it out"
+    if data.packed is not None:
+        yield "data.split: a pack is of one split; set data.packed=null"
+    if of.val + of.test >= 1:
+        yield "data.split.test: val and test together leave no rows to train on"
     if len(ways) > 1:
-        yield f"{_KEY}.{ways[1]}: rows are divided by {ways[0]} already; choose one of the two"
-    yield from _files(said.get("files"))
-    yield from _folds(folds, fold, shares["val"], ways)
-
-
-def _files(files: Any) -> Iterator[str]:
-    if files is None:
+        yield f"data.split.{ways[1]}: rows are divided by {ways[0]} already; choose one of the two"
+    if data.folds is None:
+        if data.fold is not None:
+            yield f"data.folds: is missing, and data.fold is {data.fold}"
+        elif data.validate and not of.val and not {"column", "files"} & set(ways):
+            yield "data.split: says no share that validates; set data.split.val or data.folds"
         return
-    listed = isinstance(files, Mapping) and all(isinstance(path, str) for path in files.values())
-    if not listed or not files or not files.keys() <= set(SPLITS):
-        yield f"{_KEY}.files: {not_allowed(files, 'files by split: {val: FILE, test: FILE}')}"
-
-
-def _folds(folds: Any, fold: Any, share: float, ways: list[str]) -> Iterator[str]:
-    if folds is None and fold is None:
-        if not share and not {"column", "files"} & set(ways):
-            yield f"{_KEY}: says no share that validates; set dataset.split.val or dataset.folds"
-        return
-    if type(folds) is not int or folds < 2:
-        yield f"dataset.folds: {not_allowed(folds, 'a whole number from 2 on')}"
-    elif type(fold) is not int or not 0 <= fold < folds:
-        every = f"; -m +dataset.fold=range({folds}) runs all of them" if fold is None else ""
-        yield f"dataset.fold: {not_allowed(fold, f'0 to {folds - 1}')}{every}"
-    if share:
-        yield f"{_KEY}.val: a fold validates; leave it out, or dataset.folds"
+    if data.fold is None or data.fold >= data.folds:
+        every = f"-m 'data.fold=range({data.folds})' runs all of them"
+        yield f"data.fold: got {data.fold}, expected 0 to {data.folds - 1}; {every}"
+    if of.val:
+        yield "data.split.val: a fold validates; leave it out, or data.folds"
     for name in {"time", "column", "files"} & set(ways):
-        yield f"dataset.folds: rows are divided by {name}, which makes no folds"
+        yield f"data.folds: rows are divided by {name}, which makes no folds"

@@ -236,7 +236,7 @@ class FileCache:
         if part.reserved + more > self.limit:
             raise DataError(
                 f"a file of {_shown(part.reserved + more)} does not fit into the cache "
-                f"{str(self.folder)!r} of {_shown(self.limit)}. Raise dataset.files.cache_size."
+                f"{str(self.folder)!r} of {_shown(self.limit)}. Raise files.cache_size."
             )
         deadline = time.monotonic() + _TIMEOUT
         while not self._taken([(part, more)]):
@@ -245,7 +245,7 @@ class FileCache:
             if time.monotonic() > deadline:
                 raise DataError(
                     f"the cache {str(self.folder)!r} ({_shown(self.limit)}) is full of downloads "
-                    "under way. Raise dataset.files.cache_size, or use fewer workers."
+                    "under way. Raise files.cache_size, or use fewer workers."
                 )
             time.sleep(0.02)
 

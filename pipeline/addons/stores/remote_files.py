@@ -104,7 +104,7 @@ class RemoteFiles:
         raise DataError(
             f"{address!r} was evicted {_EVICTIONS} times before it could be opened. The cache "
             f"{self.files.cache_dir!r} is too small for its readers: "
-            "raise dataset.files.cache_size."
+            "raise files.cache_size."
         )
 
     def part(self, address: str, start: int, end: int) -> str:

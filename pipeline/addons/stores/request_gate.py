@@ -286,13 +286,13 @@ def _locked(path: Path | str, how: int) -> Iterator[int | None]:
 
 def unusable(folder: Path, error: OSError) -> UnreachableError:
     """The error of a cache whose files cannot be written or locked; no sample is to blame."""
-    advice = "Set dataset.files.cache_dir to another folder."
+    advice = "Set files.cache_dir to another folder."
     if error.errno == ENOSPC:
-        advice = "Make room on that disk, or lower dataset.files.cache_size."
+        advice = "Make room on that disk, or lower files.cache_size."
     elif error.errno in (EMFILE, ENFILE):
         advice = "Raise the limit of open files (ulimit -n), or use fewer workers."
     elif error.errno in (ENOLCK, ENOTSUP):
-        advice = "It needs a file system with locks: set dataset.files.cache_dir to another."
+        advice = "It needs a file system with locks: set files.cache_dir to another."
     return UnreachableError(
         f"cannot keep files in the cache {str(folder)!r}: {error.strerror or error}. {advice}"
     )

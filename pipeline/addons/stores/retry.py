@@ -104,8 +104,8 @@ class RetryPolicy:
                         f"{address!r} cannot be {self.done}: {attempts} in "
                         f"{time.monotonic() - began:.1f} s, the last failed with: "
                         f"{_phrase(error)}. Check the address, and that its store can be reached "
-                        "from here. dataset.files.retries and "
-                        "dataset.files.first_wait say how long to wait for it."
+                        "from here. files.retries and "
+                        "files.first_wait say how long to wait for it."
                     ) from error
             time.sleep(min(self.first_wait * 2**attempt, _LONGEST) * _draws.uniform(0.5, 1.0))
         raise AssertionError("unreachable")
@@ -186,7 +186,7 @@ def _final(address: str, error: Exception, done: str) -> str:
         if done == "written":
             reason = "cannot be written: there is no such bucket or folder. Check the address."
     else:
-        reason = f"cannot be {done}: {_phrase(error)}. Check the address and dataset.files.options."
+        reason = f"cannot be {done}: {_phrase(error)}. Check the address and files.options."
     return f"{address!r} {reason}"
 
 
@@ -194,7 +194,7 @@ _CREDENTIALS = (
     "The store looks for them by its own means: for s3 the environment or ~/.aws, for gs "
     "`gcloud auth application-default login`."
 )
-_PUBLIC = " Public data: +dataset.files.options.anon=true."
+_PUBLIC = " Public data: +files.options.anon=true."
 
 
 def _phrase(error: BaseException) -> str:

@@ -574,7 +574,7 @@ def check_redirect(address: str, location: str, headers: list[str]) -> None:
     if own and target.netloc and target.netloc.lower() != origin.netloc.lower():
         raise DataError(
             f"{address!r} is redirected to {target.netloc}, which would get the headers "
-            f"{', '.join(own)} of dataset.files.options. Give its real address."
+            f"{', '.join(own)} of files.options. Give its real address."
         )
 
 

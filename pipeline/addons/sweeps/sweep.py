@@ -38,7 +38,7 @@ TABLE, MEANS = "sweep.csv", "means.csv"
 MOST_CHECKED = 200  # jobs; of a larger grid each value is checked once, and each job as it starts
 
 # Keys whose values repeat a setting.
-REPEATED = {"seed": "seeds", "data.fold": "folds", "dataset.fold": "folds"}
+REPEATED = {"seed": "seeds", "data.fold": "folds"}
 
 
 def values_of(override: Override) -> list[str]:

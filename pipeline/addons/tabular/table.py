@@ -205,7 +205,7 @@ class Table(FileDataset, Dataset[Sample]):
         }
 
     def learn_from(self, rows: IntArray) -> None:
-        """Encode by what these samples say, int64[n]: `dataset.split` has them train."""
+        """Encode by what these samples say, int64[n]: `data.split` has them train."""
         self.encoding = learned(self._frame, self.rows[rows], *self._learning)
         self.target_mean, self.target_scale = _scale(
             self._frame, self._names, self._targets[rows], self._split[0] == "train"

@@ -246,7 +246,7 @@ def judge(measured: Measured) -> Verdict:
         return Verdict("decoding", reason, f"let more of the {now.cores} cores work",
                        (f"loader.num_workers={min(enough, now.cores)}",))  # fmt: skip
     return Verdict("decoding", reason, "the cores are busy: make the transforms cheaper, or keep "
-                   "what they begin with decoded", ("dataset.packed=auto",))  # fmt: skip
+                   "what they begin with decoded", ("data.packed=auto",))  # fmt: skip
 
 
 def _ms(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""Dataset fingerprints: `dataset.fingerprint: names | sizes | content`.
+"""Dataset fingerprints: `data.fingerprint: names | sizes | content`.
 
 names      names of files, and how they are read and divided: `names_fingerprint()`
 sizes      also their sizes, or blocks of a few large files: `fingerprint`
@@ -15,12 +15,13 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from penstock.config.data_rules import KEY, MODES, mode_of
 from penstock.config.schema import Config
 from penstock.errors import ConfigError, Problem
 from penstock.loading.wrapped import SomeRows
 from penstock.order.streams import length_of
 
+KEY = "data.fingerprint"
+MODES = ("names", "sizes", "content")
 _HASH = re.compile(r"[0-9a-f]{32}")
 
 
@@ -48,7 +49,7 @@ def fingerprint_of(dataset: object, mode: str, cache_dir: str | Path) -> str:
 
 def other_than_own(dataset: object, config: Config) -> str | None:
     """The configured fingerprint; None if that is the dataset's own one."""
-    mode = mode_of(config)
+    mode = config.data.fingerprint
     return None if mode == "sizes" else fingerprint_of(dataset, mode, config.cache_dir)
 
 
