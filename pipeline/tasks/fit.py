@@ -34,8 +34,7 @@ from penstock.order.skipped import Skipped
 from penstock.order.streams import StreamPlan
 from penstock.runs import checkpoint, resumption
 from penstock.runs.identity.sources import code_of
-from penstock.runs.only_shown import only_shown
-from penstock.runs.only_shown import reason as reason_of
+from penstock.runs.only_shown import only_shown, reason
 from penstock.runs.run_folder import RunFolder, Status
 from penstock.tasks import opening, summary
 from penstock.tasks.observers import Display, recording
@@ -237,27 +236,25 @@ class Fit:
         self.display = OnlyShows("the progress", bar)
         self.observers += [*recording(self), self.display]
         status: Status = "failed"
-        reason, refused = "", False
+        why, refused = "", False
         try:
             self.observers += seams.observers(self)
             yield
             status = "done"
         except (Preempted, Stop, KeyboardInterrupt) as error:
-            interrupted = isinstance(error, KeyboardInterrupt)
-            status = "interrupted" if interrupted else "preempted"
-            reason = "Ctrl-C" if interrupted else str(error)
-            if isinstance(error, Stop):
-                where = "after the last step" if self.result.history else "before the first step"
-                reason = f"{error.name}: stopped {where}; nothing was lost"
-            if interrupted:
+            if isinstance(error, KeyboardInterrupt):
+                status, why = "interrupted", "Ctrl-C"
                 say(f"stopped; the run is in {folder.path}")
                 raise
-            then = how_to_resume(folder.path)
-            if opened.checkpoints is None:
-                then = "Nothing was saved, as trainer.checkpoint is null"
-            raise Preempted(f"{reason}. {then}") from error
+            status, why = "preempted", str(error)
+            if isinstance(error, Stop):
+                where = "after the last step" if self.result.history else "before the first step"
+                why = f"{error.name}: stopped {where}; nothing was lost"
+            lost = "Nothing was saved, as trainer.checkpoint is null"
+            then = how_to_resume(folder.path) if opened.checkpoints else lost
+            raise Preempted(f"{why}. {then}") from error
         except Exception as error:
-            reason = reason_of(error)
+            why = reason(error)
             # What the first batch shows of a configuration leaves no folder, like preflight.
             refused = isinstance(error, ConfigError) and folder.is_unused and not is_job()
             if isinstance(error, NonFiniteLossError):
@@ -266,8 +263,8 @@ class Fit:
         finally:
             with only_shown("the end of the progress"):
                 bar.close()
-            if reason:
-                folder.manifest["sessions"][-1]["reason"] = reason
+            if why:
+                folder.manifest["sessions"][-1]["reason"] = why
             unchanged = status != "done" and folder.was_done and not opened.came_further()
             if unchanged and opened.state is not None:
                 folder.rewind(*opened.start, opened.updates)

@@ -10,7 +10,6 @@ that all machines share.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -103,14 +102,12 @@ def find(config: Config, group: Group, own: Mapping[str, str]) -> Opened:
 def _newest(source: Source) -> Newest | None:
     if source.checkpoint is not None:
         return Newest(source.checkpoint, checkpoint.load(source.checkpoint))
-    assert source.folder is not None
-    if not checkpoint.has_checkpoint(source.folder):
-        if not source.required:
-            return None
-        with suppress(ConfigError):  # reported when the folder is opened
-            if read_manifest(source.folder).get("status") == "preempted":
-                return None  # a run that was stopped before its first checkpoint starts again
-    return checkpoint.find_newest(source.folder)
+    folder = source.folder or Path()
+    # A run that was stopped before its first checkpoint starts again.
+    may_begin = not source.required or read_manifest(folder).get("status") == "preempted"
+    if may_begin and not checkpoint.has_checkpoint(folder):
+        return None
+    return checkpoint.find_newest(folder)
 
 
 def claim(config: Config, group: Group, opened: Opened, facts: Mapping[str, Any]) -> None:

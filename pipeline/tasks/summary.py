@@ -20,8 +20,6 @@ from penstock.order.streams import length_of
 from penstock.terminal import console, put
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from penstock.tasks.fit import Fit
     from penstock.training.observer import Record
     from penstock.training.runner import Result
@@ -123,15 +121,3 @@ def put_rows(rows: Sequence[Sequence[str]]) -> None:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         put("  ".join(map(str.ljust, row, widths)).rstrip())
-
-
-def new_table(title: str | None = None) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    return Table(title=title, title_justify="left", box=box.HORIZONTALS, padding=(0, 1, 0, 0))
-
-
-def put_table(table: Table) -> None:
-    # A file or a pipe has no width; rich would take 80 columns and break the headings.
-    console(sys.stdout, width=None if sys.stdout.isatty() else 160).print(table)

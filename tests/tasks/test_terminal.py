@@ -17,7 +17,6 @@ from PIL import Image
 
 from penstock import command, seams, terminal
 from penstock.errors import DataError
-from penstock.tasks import summary
 from tests.program import ROOT, run
 
 HOSTILE = "a\x1b]0;owned\x07\x9b2J\r\x08\x7f\u202eb"
@@ -157,24 +156,6 @@ def test_files_of_a_stranger(here, capsys, monkeypatch):
     assert_harmless(shown)
     assert r"\xff\xfe.jpg" in shown
     assert rf"{SHOWN}\n.jpg" in shown.replace("\\\\", "\\")
-
-
-def test_a_table_has_no_empty_lines_and_a_space_between_columns(capsys):
-    table = summary.new_table("trials")
-    table.add_column("backend")
-    table.add_column("s", justify="right")
-    table.add_row("threads", "1.25")
-    table.add_row("process", "10")
-    summary.put_table(table)
-    assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == [
-        "trials",
-        " ──────────────",
-        " backend     s",
-        " ──────────────",
-        " threads  1.25",
-        " process    10",
-        " ──────────────",
-    ]
 
 
 @pytest.mark.thorough

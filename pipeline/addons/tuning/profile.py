@@ -35,7 +35,7 @@ from penstock.order.streams import End, StreamPlan
 from penstock.runs.only_shown import only_shown
 from penstock.runs.run_folder import RunFolder
 from penstock.tasks.fit import make_options, spare_cores
-from penstock.tasks.summary import new_table, put_table
+from penstock.tasks.summary import put_rows
 from penstock.terminal import ProgressDisplay, put, say
 from penstock.training.own_steps import make_train_step
 
@@ -130,25 +130,22 @@ def print_table(timelines: Sequence[Timeline], ceiling: float, samples: float) -
     def each(seconds: float) -> str:
         return f"{1000 * seconds / samples:.3f}"
 
-    table = new_table()
-    table.add_column("ms per sample")
-    for timeline in timelines:
-        table.add_column(timeline.title, justify="right")
-    table.add_column("cached batch", justify="right")
     stages = [timeline.per_step() for timeline in timelines]
+    rows = [["ms per sample", *(timeline.title for timeline in timelines), "cached batch"]]
     for stage in [*STAGES, *(set().union(*stages) - set(STAGES))]:
         if any(stage in times for times in stages):
-            table.add_row(stage, *(each(times.get(stage, 0.0)) for times in stages), "")
-    cells = [each(timeline.training) for timeline in timelines]
-    table.add_row("training", *cells, each(ceiling), end_section=True)
-    table.add_row("time waited", *(f"{timeline.waited:.0%}" for timeline in timelines), "0%")
-    table.add_row(
-        "samples/s",
-        *(f"{timeline.samples_per_second:,.0f}" for timeline in timelines),
-        f"{samples / ceiling:,.0f}",
-    )
-    table.add_row("first batch after", *(f"{timeline.first:.2f} s" for timeline in timelines), "")
-    put_table(table)
+            rows.append([stage, *(each(times.get(stage, 0.0)) for times in stages), ""])
+    rows += [
+        ["training", *(each(timeline.training) for timeline in timelines), each(ceiling)],
+        ["time waited", *(f"{timeline.waited:.0%}" for timeline in timelines), "0%"],
+        [
+            "samples/s",
+            *(f"{timeline.samples_per_second:,.0f}" for timeline in timelines),
+            f"{samples / ceiling:,.0f}",
+        ],
+        ["first batch after", *(f"{timeline.first:.2f} s" for timeline in timelines), ""],
+    ]
+    put_rows(rows)
 
 
 def print_verdict(judged: Verdict, measured: Measured) -> None:
