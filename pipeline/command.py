@@ -174,11 +174,6 @@ def _run(config: Config) -> float | None:
 
 def _run_task(config: Config) -> float | None:
     task = seams.TASKS[config.task]
-    if not task.reads:
-        from penstock.config import notices  # imports torch, which those do without
-
-        for notice in notices.find(config):
-            _announce(notice)
     count, distributed = 0, config.distributed  # of processes to start; 0 if this is (one of) them
     if distributed.strategy != "none" and task.ranks and not world.is_launched():
         count = world.default_processes() if distributed.nproc == "auto" else distributed.nproc

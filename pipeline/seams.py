@@ -6,7 +6,7 @@ the branches that need them, so a run that does not ask for an add-on does not l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -217,8 +217,8 @@ def with_vocabulary(split: Split, node: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def prepare_model(config: Config, model: nn.Module, begins: bool) -> None:
     """Prepare a new model for training, in place and on every rank; `begins`: a run begins."""
-    trainer = config.trainer
-    if trainer.warm_start.path is not None or trainer.freeze.names or trainer.recompute:
+    trainer, frozen = config.trainer, config.trainer.freeze != type(config.trainer.freeze)()
+    if trainer.warm_start.path is not None or frozen or trainer.recompute:
         from penstock.addons.finetuning.fitting import prepared
 
         prepared(config, model, begins)
@@ -254,7 +254,7 @@ def lanes(config: Config, world: World) -> Lanes | None:
         return None
     from penstock.addons.lanes.lanes import of_run
 
-    return of_run(config.distributed.lanes, world)
+    return of_run(config, world)
 
 
 def observers(fit: Fit) -> list[Observer]:
@@ -304,56 +304,6 @@ def draw_batch(split: Split, batch: Batch, folder: Path) -> Path | None:
     from penstock.addons.reports.samples import draw_batch
 
     return draw_batch(split, batch, folder)
-
-
-def data_rules(config: Config, parts: Mapping[str, Any]) -> Iterator[str]:
-    """What contradicts each other among keys of data; `parts`: the callable of each by key."""
-    data = config.data
-    chooses = not (data.filter is data.val_filter is data.unique is data.without is None)
-    if chooses or data.divides:
-        from penstock.addons.filters.kept import row_problems
-
-        yield from row_problems(config, parts)
-    if data.divides or data.fold is not None or data.split != type(data.split)():
-        from penstock.addons.splits.division import problems
-
-        yield from problems(config)
-    if config.batch.balance is not None:
-        from penstock.addons.filters.costs import balance
-
-        yield from balance(config, parts)
-    if "addons.mixtures." in str(config.sampler) or any(
-        getattr(part, "mixes", False) for part in parts.values()
-    ):
-        from penstock.addons.mixtures.in_runs import mixture
-
-        yield from mixture(config, parts)
-    if config.data.packed is not None or config.task == "pack":
-        from penstock.addons.packs.recipe import packed
-
-        yield from packed(config, parts)
-
-
-def training_rules(config: Config, parts: Mapping[str, Any]) -> Iterator[str]:
-    """What contradicts each other among keys of the training, of ranks and of loaders."""
-    freeze = config.trainer.freeze
-    if (
-        freeze.names
-        or freeze.until is not None
-        or config.trainer.recompute
-        or config.trainer.groups
-    ):
-        from penstock.addons.finetuning.groups import fits
-
-        yield from fits(config, parts)
-    if config.distributed.lanes is not None:
-        from penstock.addons.lanes.lanes import problems
-
-        yield from problems(config)
-    if config.loader.backend == "ray":
-        from penstock.addons.ray.cluster import actors
-
-        yield from actors(config)
 
 
 def plugin_problems(node: Any, section: Mapping[str, Any], words: Sequence[str]) -> list[Problem]:

@@ -6,7 +6,9 @@ This module supplies arguments that a callable takes by name and a configuration
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -14,19 +16,20 @@ from penstock import seams
 from penstock.build.data_identity import DataIdentity
 from penstock.build.samples import collate_of, dataset_of, fields_of
 from penstock.build.sampling import packs_rows, plan_of
-from penstock.config import allow_list, loader_options
+from penstock.config import allow_list
 from penstock.config.instantiate import Lazy, make
 from penstock.config.nodes import FACTS, SAME_FACTS, datasets
 from penstock.config.schema import Config
 from penstock.distributed.world import World, from_environment
 from penstock.errors import ConfigError, Problem
 from penstock.loading.bad_samples import BadSamples, Budget, epoch_length
+from penstock.loading.collate import List
 from penstock.loading.compose import Views
 from penstock.loading.dataset_facts import classes_of, facts_of
 from penstock.loading.fetch import Fetch, refuse_postscript
 from penstock.loading.loader import Loader
 from penstock.loading.named_fields import Fields
-from penstock.loading.workers.options import LoaderOptions
+from penstock.loading.workers.options import LoaderOptions, check, options_of
 from penstock.loading.wrapped import unfiltered
 from penstock.order.plan import Plan
 from penstock.order.streams import StreamPlan, length_of
@@ -37,6 +40,7 @@ from penstock.transforms.image import Compose, Normalize, fill_masks
 if TYPE_CHECKING:
     from penstock.addons.lanes.lanes import Lanes
 
+_log = logging.getLogger(__name__)
 _WITHOUT = {
     "val": ", or train without validation: data.validate=false",
     "test": "; +dataset.test_fraction=0.1 keeps some in training",
@@ -57,6 +61,7 @@ class DataParts:
 
     def __init__(self, config: Config, world: World | None = None) -> None:
         self.config, self.recorded = config, list[str]()
+        check(config.loader)  # before data is read
         self.world = world or from_environment(config.trainer.device)
         self._splits = {name: Split(self, name) for name in ("train", "val", "test")}
         self.train, self.val = self._splits["train"], self._splits["val"]
@@ -182,7 +187,9 @@ class Split:
         """The rows or records that a run reads."""
         refuse_postscript()
         divides = self.config.data.divides
-        if self.config.data.packed is not None:
+        if divides:
+            dataset = seams.undivided(self)
+        elif self.config.data.packed is not None:
             dataset = seams.open_pack(self)
         elif divides:
             dataset = seams.undivided(self)
@@ -282,7 +289,17 @@ class Split:
             name: self.data.make_with_facts(key, self.data.with_statistics(node, key), nested=True)
             for name, key, node in self._steps(f"{self.steps}_batch")
         }
-        return BatchCompose(made, self.config.seed)
+        config, why = self.config, ""
+        if made and config.batch.size is None:
+            why = "batch.size=null passes samples through one by one; set batch.size"
+        elif made and allow_list.resolve(config.collate["_target_"], "collate._target_") is List:
+            why = "collate=list stacks nothing; set collate=stack"
+        elif made and self.packs:
+            why = "the sampler packs rows into blocks; transform samples instead (transform.train)"
+        if why:
+            reason = f"works on batches of stacked samples, but {why}"
+            raise ConfigError(Problem(f"transform.{self.steps}_batch", reason))
+        return BatchCompose(made, config.seed)
 
     @cached_property
     def plan(self) -> Plan | StreamPlan:
@@ -377,13 +394,23 @@ class Split:
 
         Args:
             backend: of a packing loader; None: as configured.
-            gathers: as in `loader_options.backend`.
+            gathers: whether the dataset makes whole batches, and nothing follows: to send one from
+                another process costs more than that.
         """
-        section = self.config.loader
-        backend = backend or loader_options.backend(
-            section, self.transform, self.decodes, gathers, log=self.is_train
-        )
-        return loader_options.resolve(section, backend)
+        section, threads, step = self.config.loader, gathers, ""
+        if backend is None and self.decodes:
+            from penstock.transforms.image_decoding import decode_step, describe, thread_safe
+
+            threads, decode = thread_safe(self.transform), decode_step(self.transform)
+            step = "" if decode is None else f", {describe(decode)}"
+        name = section.worker_init_fn
+        function = allow_list.resolve(name, "loader.worker_init_fn") if name else None
+        own = seams.ray_options(section.ray) if section.backend == "ray" else None
+        options = options_of(section, threads, function, own)
+        if self.is_train and section.backend == "auto" and options.num_workers:
+            kind = "threads" if options.backend == "thread" else "processes"
+            _log.info("loader: %d %s%s", options.num_workers, kind, step)
+        return options if backend is None else replace(options, backend=backend)
 
     @property
     def budget(self) -> Budget:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from penstock import seams
 from penstock.config import allow_list
 from penstock.config.instantiate import Lazy, make
-from penstock.config.order_rules import no_order
+from penstock.config.messages import show
 from penstock.config.schema import Config
 from penstock.config.signatures import arguments
 from penstock.errors import ConfigError, Problem
@@ -19,6 +19,7 @@ from penstock.order.columns import LengthTable
 from penstock.order.plan import Plan, not_empty
 from penstock.order.samplers import BatchStrategy, Order, Sequential
 from penstock.order.streams import StreamOrder, StreamPlan, is_stream, length_of
+from penstock.terminal import say
 
 if TYPE_CHECKING:
     from penstock.build.data import Split
@@ -77,10 +78,20 @@ def sampler_of(split: Split, order: Order | None) -> Order | BatchStrategy:
     node = config.sampler if order is None else _without_order(config.sampler)
     if getattr(dataset, "mixing", None) is not None:
         node = seams.with_mixture(split, node, supply)
-    return _sampler(node, "sampler", supply)
+    sampler, tail = _sampler(node, "sampler", supply), config.batch.tail
+    taken = arguments(_function(node)).names
+    if order is None and isinstance(sampler, BatchStrategy) and "batch_size" not in taken:
+        name, size = type(sampler).__name__, config.batch.size
+        say(f"batch.size: {size} is for validation only; {name} makes batches of its own size")
+    drops = tail == "keep" or (tail == "drop" and "tail" in taken)
+    if order is None and isinstance(sampler, BatchStrategy) and not drops:
+        name = type(sampler).__name__
+        reason = f"{tail} is not for {name}, which forms its batches itself; set batch.tail=keep"
+        raise ConfigError(Problem("batch.tail", reason))
+    return sampler
 
 
-def _sampler(node: Mapping[str, Any], key: str, supply: Mapping[str, Any]) -> Order | BatchStrategy:
+def _sampler(node: Mapping[str, Any], key: str, supply: Mapping[str, Any]) -> Any:
     """The sampler of a node, whose `order` may be another one."""
     inner = node.get("order")
     if inner is None:
@@ -88,12 +99,18 @@ def _sampler(node: Mapping[str, Any], key: str, supply: Mapping[str, Any]) -> Or
     elif isinstance(inner, Mapping) and "_target_" in inner:
         order = _sampler(inner, f"{key}.order", supply)
         if not isinstance(order, Order):
-            raise ConfigError(Problem(f"{key}.order", no_order(type(order).__name__)))
+            reason = (
+                f"{type(order).__name__} forms batches of its own, or reads a stream, and an order "
+                "gives rows one by one: random, weighted, subset, curriculum, repeated"
+            )
+            raise ConfigError(Problem(f"{key}.order", reason))
         node, supply = _without_order(node), {**supply, "order": order}
+    else:
+        raise ConfigError(Problem(f"{key}.order", f"got {show(inner)}, expected a node or null"))
     build = partial(make, node, key, supply, True)
     sampler = build()
-    if isinstance(sampler, (Order, BatchStrategy)):
-        return sampler
+    if isinstance(sampler, (Order, BatchStrategy, StreamOrder)):
+        return sampler  # a stream's is no order of another sampler
     from penstock.order.torch_samplers import adapt
 
     return adapt(build, supply["seed"], supply["length"])
@@ -103,13 +120,18 @@ def _without_order(node: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in node.items() if key != "order"}
 
 
-def _function(node: Mapping[str, object]) -> object:
+def _function(node: Mapping[str, object]) -> Any:
     return allow_list.resolve(node["_target_"], "sampler._target_")
 
 
 def packs_rows(config: Config) -> bool:
     """Whether the sampler puts rows together into blocks."""
-    return bool(getattr(_function(config.sampler), "packs", False))
+    packs = bool(getattr(_function(config.sampler), "packs", False))
+    collate = allow_list.resolve(config.collate["_target_"], "collate._target_")
+    if packs and not getattr(collate, "packs", False):
+        reason = f"{collate.__name__} knows no blocks, which the sampler packs rows into"
+        raise ConfigError(Problem("collate", f"{reason}; set collate=packed"))
+    return packs
 
 
 def _table(config: Config, dataset: object, fields: Fields, steps: Mapping[str, object]) -> object:

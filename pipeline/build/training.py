@@ -13,15 +13,17 @@ from torch import nn
 
 from penstock import seams
 from penstock.build.data import DataParts
+from penstock.config import allow_list
 from penstock.config.instantiate import make
 from penstock.config.nodes import metrics
 from penstock.config.schema import Config
 from penstock.distributed.world import World
 from penstock.errors import ConfigError, Problem
 from penstock.order.randomness import hash64, scope, seed_global
+from penstock.terminal import say
 from penstock.training.objective_base import Objective
 from penstock.training.own_objective import adapted
-from penstock.training.own_steps import Optimizers
+from penstock.training.own_steps import Optimizers, unused_steps
 from penstock.training.schedules import of_each_group, warmup_steps, with_warmup
 
 if TYPE_CHECKING:
@@ -64,7 +66,10 @@ class TrainingParts:
         node = self.config.objective
         if "metrics" in node:
             node = {**node, "metrics": metrics(node)}
-        return adapted(self.data.make_with_facts("objective", node, nested=True))
+        made = self.data.make_with_facts("objective", node, nested=True)
+        if unused := unused_steps(allow_list.resolve(self.config.model["_target_"], "model"), made):
+            say(unused)
+        return adapted(made)
 
     def optimizer(self, model: torch.nn.Module, total_steps: int = 0) -> Optimizer:
         """The optimizer of the model's weights; or several, each of a part that it is named for.

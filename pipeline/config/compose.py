@@ -108,9 +108,8 @@ def accept(
     if not seams.only_reads(config.task):
         from penstock.config import nodes, rules  # which import torch
 
-        checked = {part.key: nodes.check(part) for part in nodes.parts(config)}
-        _refuse(note(problem) for _, found in checked.values() for problem in found)
-        _refuse(rules.find(config, {key: called for key, (called, _) in checked.items()}))
+        _refuse(note(one) for part in nodes.parts(config) for one in nodes.check(part)[1])
+        _refuse(rules.find(config))
     return config
 
 

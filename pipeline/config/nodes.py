@@ -6,7 +6,7 @@ a `_target_`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,15 +40,6 @@ _SCHEDULER = ("optimizer", "total_steps", "T_max", "total_iters")
 # Importing torchmetrics takes 1.3 s; tasks that measure nothing check only the names below it.
 _DATA_ONLY = ("digest", "replay")
 _SLOW = ("torchmetrics.", "penstock.training.metrics.")
-# Methods of a LightningModule beside its forward, and the section used in their place.
-_OWN_STEPS = {
-    "training_step": "objective",
-    "validation_step": "objective",
-    "test_step": "objective",
-    "configure_optimizers": "optimizer and scheduler",
-    "train_dataloader": "dataset",
-    "val_dataloader": "dataset",
-}
 Parts = Mapping[str, Any]  # the callable of each part of a configuration, by key
 SPLITS = ("train", "val")
 
@@ -121,11 +112,6 @@ def datasets(config: Config) -> list[tuple[str, Any]]:
     return [(key, node) for key, node in nodes.items() if node is not None]
 
 
-def datasets_found(config: Config, parts: Parts) -> list[tuple[str, Callable[..., object]]]:
-    """Key and callable of each dataset."""
-    return [(key, parts[key]) for key, _ in datasets(config) if parts.get(key) is not None]
-
-
 def metrics(objective: Mapping[str, Any]) -> Any:
     """The metrics of an objective's node; one that is null is left out, as steps of transforms."""
     by_name = objective.get("metrics")
@@ -168,36 +154,6 @@ def called(node: Any) -> Any:
         return allow_list.resolve(node["_target_"], "")
     except (ConfigError, KeyError, TypeError):
         return None
-
-
-def direction(config: Config, name: str) -> str | None:
-    """Whether a metric of the objective should be "min" or "max"; None where it doesn't say."""
-    if name == "loss":
-        return "min"
-    metric = called(config.objective.get("metrics", {}).get(name))
-    higher = getattr(metric, "higher_is_better", None)
-    return None if higher is None else "max" if higher else "min"
-
-
-def own_steps(config: Config) -> list[str]:
-    """The notice for a model class with a training loop of its own, which is not used."""
-    if config.task in (*_DATA_ONLY, "check", "pack", "verify"):
-        return []
-    if getattr(called(config.objective), "calls_the_models_steps", False):
-        return []
-    model, own = called(config.model), []
-    for name in _OWN_STEPS:
-        bases = [base for base in getattr(model, "__mro__", ()) if name in vars(base)]
-        empty = ("lightning.", "pytorch_lightning.")  # their methods do nothing
-        if bases and not bases[0].__module__.startswith(empty):
-            own.append(name)
-    if not own:
-        return []
-    instead = ", ".join(dict.fromkeys(_OWN_STEPS[name] for name in own))
-    return [
-        f"model: {model.__name__} is used by its forward alone; its {', '.join(own)} are not "
-        f"called. In their place are {instead} of the configuration (docs/own_parts.md)"
-    ]
 
 
 def walk(node: Any, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:

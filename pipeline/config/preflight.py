@@ -59,11 +59,9 @@ def examine(
         begin(config)
     from penstock.config import rules  # imports torch
 
-    called = {}
     for part in nodes.parts(config):
-        called[part.key], more = nodes.check(part)
-        problems += more
-    return config, problems + rules.find(config, called, partly=wrong)
+        problems += nodes.check(part)[1]
+    return config, problems or rules.find(config)
 
 
 def _parts(container: Mapping[str, object]) -> Iterator[Problem]:

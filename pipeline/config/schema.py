@@ -7,14 +7,16 @@ pydantic's import costs 0.1 s, once.
 
 from __future__ import annotations
 
+import re
 import warnings
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from penstock import seams
+from penstock.errors import ConfigError, Problem
 from penstock.files.limits import Limits
 from penstock.order.skipped import Skipped
 from penstock.ranges import Count, Index, Seed
@@ -139,6 +141,13 @@ class FilesSection(Section):
     ahead: str | int
     options: Annotated[dict[str, Any] | None, DATA] = None
 
+    @field_validator("options")
+    @classmethod
+    def _without_secrets(cls, options: dict[str, Any] | None) -> dict[str, Any] | None:
+        if any(re.search("secret|password|token|key", name, re.I) for name in options or ()):
+            raise ValueError("a run's folder keeps it: put a secret into the environment")
+        return options
+
 
 class ScheduleSection(Section):
     """What comes before a scheduler, and how often it moves."""
@@ -190,7 +199,7 @@ class RaySection(Section):
 class LoaderSection(Section):
     """Who makes the batches and how far ahead; all but `backend` as in torch's DataLoader.
 
-    `config/loader_options.py` resolves "auto" and None.
+    `loading/workers/options.py` resolves "auto" and None.
     """
 
     backend: Annotated[Backend, NOTHING]
@@ -311,7 +320,11 @@ class TrainerSection(Section):
         limit = getattr(self.limit_batches, split, None) if self.overfit_batches is None else None
         most = limit or self.overfit_batches
         skip = self.skip if split == "train" else None
-        return most, split == "train" and self.overfit_batches is not None, Skipped.of(skip)
+        try:
+            skipped = Skipped.of(skip)
+        except ValueError as error:
+            raise ConfigError(Problem("trainer.skip", str(error))) from error
+        return most, split == "train" and self.overfit_batches is not None, skipped
 
 
 class PackSection(Section):

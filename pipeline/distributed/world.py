@@ -16,6 +16,7 @@ from pathlib import Path
 
 from penstock.distributed import slurm
 from penstock.errors import ConfigError, Problem
+from penstock.terminal import say
 
 MEETING = "PENSTOCK_MEETING"  # names the folder in which the ranks of one machine meet
 
@@ -142,6 +143,8 @@ def from_environment(device: str = "auto", environment: Mapping[str, str] = os.e
 
     Frameworks that start ranks themselves set up a group, and not all of torchrun's variables.
     """
+    if idle := outside_of_srun(environment):
+        say(f"Slurm: the job has {idle}, and this process, which srun did not start, uses one")
     environment = launcher(environment)
     rank, size = _number(environment, "RANK", 0), launched_size(environment)
     local_rank, local_size = 0, 1

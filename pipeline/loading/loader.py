@@ -127,6 +127,15 @@ class Loader:
             raise ConfigError(
                 Problem("loader.in_order", "must be true for a stream, whose end is found in order")
             )
+        together = plan.together if isinstance(plan, Plan) else 1
+        groups = together * self.world.size
+        if together > 1 and plan.batch_size % groups:
+            low = plan.batch_size // groups * groups
+            ways = " or ".join(str(size) for size in (low, low + groups) if size)
+            reason = f"{plan.batch_size} cannot be cut into pairs for {self.world.size} process(es)"
+            raise ConfigError(
+                Problem("batch.size", f"{reason}, and a step mixes them; take {ways}")
+            )
         self.batch_transform = batch_transform
         self.lanes = lanes
         own = (self.world.rank, self.world.size)

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from penstock.errors import DataError
+from penstock.errors import ConfigError, DataError, Problem
 
 Restore = Callable[[Mapping[str, Any]], Any]
 USUAL = ("input", "target")
@@ -36,6 +36,9 @@ class Fields:
 
     def __init__(self, names: Sequence[str] | None = None, usual: Sequence[str] = USUAL) -> None:
         self.given = None if names is None else tuple(names)
+        if self.given is not None and len(set(self.given)) != len(self.given):
+            reason = f"got {', '.join(self.given)}; every position needs a name of its own"
+            raise ConfigError(Problem("data.fields", reason))
         self.usual = tuple(usual)
 
     def of(self, count: int) -> tuple[str, ...]:

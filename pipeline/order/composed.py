@@ -85,11 +85,13 @@ class Repeated(Order):
         shorten: bool = True,
     ) -> None:
         if times < 1 or batch_size % times:
+            low = batch_size // times * times
+            ways = " or ".join(str(even) for even in (low, low + times) if even)
             raise ConfigError(
                 Problem(
                     "sampler.times",
-                    f"{times} does not divide batch.size={batch_size}, so a "
-                    "row's repetitions would be in two batches",
+                    f"{times} does not divide batch.size={batch_size}, so a row's repetitions "
+                    f"would be in two batches; take batch.size={ways}",
                 )
             )
         self.times, self.order, self.shorten = times, order or Random(length, seed), shorten

@@ -35,6 +35,35 @@ if TYPE_CHECKING:
     from penstock.addons.lanes.lanes import Lanes
 
 
+# Methods of a LightningModule beside its forward, and the section used in their place.
+_OF_LIGHTNING = {
+    "training_step": "objective",
+    "validation_step": "objective",
+    "test_step": "objective",
+    "configure_optimizers": "optimizer and scheduler",
+    "train_dataloader": "dataset",
+    "val_dataloader": "dataset",
+}
+
+
+def unused_steps(model: Any, objective: object) -> str:
+    """What a model's class has for a training loop of its own, which an objective does not use."""
+    if getattr(objective, "calls_the_models_steps", False):
+        return ""
+    own, empty = [], ("lightning.", "pytorch_lightning.")  # whose methods do nothing
+    for name in _OF_LIGHTNING:
+        bases = [base for base in getattr(model, "__mro__", ()) if name in vars(base)]
+        if bases and not bases[0].__module__.startswith(empty):
+            own.append(name)
+    instead = ", ".join(dict.fromkeys(_OF_LIGHTNING[name] for name in own))
+    if not own:
+        return ""
+    return (
+        f"model: {model.__name__} is used by its forward alone; its {', '.join(own)} are not "
+        f"called. In their place are {instead} of the configuration (docs/own_parts.md)"
+    )
+
+
 class Optimizers(Optimizer):
     """Optimizers of parts of a model by name, which training keeps and schedules as one.
 

@@ -6,7 +6,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LinearLR, LRScheduler, SequentialLR
+from torch.optim.lr_scheduler import (
+    LinearLR,
+    LRScheduler,
+    OneCycleLR,
+    ReduceLROnPlateau,
+    SequentialLR,
+)
 
 from penstock.errors import ConfigError, Problem
 
@@ -27,6 +33,9 @@ def warmup_steps(warmup: float, total_steps: int) -> int:
                 "leaves that out; set a smaller batch.size, or batch.tail=keep",
             )
         )
+    if warmup >= 1 and warmup != int(warmup):
+        reason = f"{warmup} is neither a share below 1 nor a whole number"
+        raise ConfigError(Problem("schedule.warmup", reason))
     steps = round(warmup * total_steps) if warmup < 1 else int(warmup)
     if steps >= total_steps:
         raise ConfigError(
@@ -41,8 +50,12 @@ def with_warmup(
     """`main`, preceded by `steps` steps in which the learning rate rises linearly to its value."""
     if steps == 0:
         return main(optimizer)
-    rise = LinearLR(optimizer, start_factor=_START, total_iters=steps)
-    return SequentialLR(optimizer, [rise, main(optimizer)], milestones=[steps])
+    rise, follows = LinearLR(optimizer, start_factor=_START, total_iters=steps), main(optimizer)
+    if isinstance(follows, (OneCycleLR, ReduceLROnPlateau)):
+        why = "warms up itself" if isinstance(follows, OneCycleLR) else "follows no step"
+        reason = f"nothing can come before {type(follows).__name__}, which {why}; set it to 0"
+        raise ConfigError(Problem("schedule.warmup", reason))
+    return SequentialLR(optimizer, [rise, follows], milestones=[steps])
 
 
 def of_each_group(node: Mapping[str, Any], optimizer: Optimizer) -> dict[str, Any]:

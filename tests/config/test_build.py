@@ -17,7 +17,7 @@ from penstock.training.own_steps import Optimizers
 from penstock.training.schedules import warmup_steps, with_warmup
 from penstock.transforms.image import Normalize
 from tests import own_parts
-from tests.config.test_contradictions import OWN
+from tests.config.test_rules import OWN
 
 HOLDER = "tests.own_parts.Holder"
 

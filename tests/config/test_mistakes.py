@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-import penstock
-from penstock.config import familiar, notices
+from penstock.config import familiar
 from penstock.config.composition import Composer
 from penstock.config.messages import choices
 from penstock.config.schema import Config
@@ -246,28 +245,15 @@ def test_data_that_is_not_there_is_no_wrong_configuration(words, capsys, tmp_pat
     assert "Traceback" not in done.err
 
 
-def notice(*overrides):
-    return list(notices.find(penstock.compose(*overrides)))
-
-
-def test_a_batch_size_that_is_not_used_is_reported():
-    (said,) = notice("sampler=identity", "batch.size=7")
-    assert said == (
-        "batch.size: 7 is for validation only; Identity makes training batches of 32 "
-        "rows, sampler.identities=8 x sampler.samples=4"
-    )
-    assert notice("sampler=identity", "batch.size=32") == []
-    (said,) = notice("sampler=identity", "sampler.identities=2")
-    assert "of 8 rows, sampler.identities=2 x sampler.samples=4" in said
-    assert notice("sampler=bucket", "dataset=sequences") == []
+def test_a_batch_size_that_is_not_used_is_reported(arrays, capsys):
+    words = ["sampler=identity", "sampler.identities=2", "task=digest"]
+    said = run(capsys, *arrays, *words, "sampler.column=label").err
+    assert "batch.size: 32 is for validation only; Identity makes batches of its own size" in said
 
 
 @pytest.mark.thorough
 def test_more_workers_than_cores_are_said_once(monkeypatch, arrays, capsys):
     monkeypatch.setattr(world, "usable_cpus", lambda: 2)
-    (said,) = notice("loader.num_workers=64")
-    assert said.startswith("loader.num_workers: 64 processes for 2 cores")
-    assert notice("loader.num_workers=4") == notice("loader=threads", "loader.num_workers=64") == []
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})  # torch warns from there on
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")

@@ -11,8 +11,6 @@ import time
 import pytest
 import torch
 
-import penstock
-from penstock.config import notices
 from penstock.distributed import slurm, world
 from tests import fake_slurm
 from tests.program import ROOT, run
@@ -134,15 +132,11 @@ def test_tasks_that_would_train_apart_are_refused(capsys, tmp_path, monkeypatch)
     assert run(capsys, "dataset.count=20").err == "", "the first task of a machine says it"
 
 
-def test_a_batch_script_that_forgets_srun_is_reported(monkeypatch):
-    for name, value in BATCH_SCRIPT.items():
-        monkeypatch.setenv(name, value)
-    (notice,) = notices.find(penstock.compose())
-    assert notice.startswith("Slurm: the job has 4 tasks, and this process was not started by srun")
-    assert list(notices.find(penstock.compose("distributed=ddp"))) == []
-    monkeypatch.setenv("SLURM_NNODES", "2")
-    (notice,) = notices.find(penstock.compose("distributed=ddp"))
-    assert "the job has 2 machines" in notice
+def test_a_batch_script_that_forgets_srun_is_reported(capsys):
+    world.from_environment("cpu", BATCH_SCRIPT)
+    assert "the job has 4 tasks, and this process, which srun" in capsys.readouterr().err
+    world.from_environment("cpu", {**BATCH_SCRIPT, "SLURM_NNODES": "2"})
+    assert "the job has 2 machines" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

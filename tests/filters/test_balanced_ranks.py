@@ -12,14 +12,13 @@ from penstock.addons.filters.costs import Arithmetic, PartCosts, RowCosts
 from penstock.addons.tokens.flatten import Flatten
 from penstock.addons.tokens.sequence_packing import SequencePacking
 from penstock.build.data import DataParts
-from penstock.config import notices
 from penstock.distributed.world import World
 from penstock.loading.bad_samples import BadSamples, FromDataset, FromOrder
 from penstock.loading.fetch import Fetch, batch_hash
 from penstock.loading.loader import Loader
 from penstock.order.plan import Plan
 from penstock.order.samplers import Random
-from tests.config.test_contradictions import OWN, only
+from tests.config.test_rules import OWN, only
 from tests.tokens.test_flatten import Documents, lengths_of
 
 SIZE = 6
@@ -120,12 +119,6 @@ def test_a_configuration_balances_training_only(trusting):
     plain = DataParts(penstock.compose(*own)).train
     assert plain.fingerprint == ranks[0].train.fingerprint  # so either resumes the other
     assert plain.plan.costs is None
-    said = [one for one in notices.find(config) if one.startswith("batch.balance")]
-    assert said == [
-        "batch.balance: there is one rank, which has all rows of a batch; set "
-        "distributed=ddp for more"
-    ]
-    assert not [one for one in notices.find(plain.config) if one.startswith("batch.balance")]
     for split in ("train", "val"):
         both = [getattr(one, split).plan.request(0, 0) for one in (plain.data, ranks[0])]
         assert torch.equal(*(torch.from_numpy(one.indices) for one in both))
@@ -147,27 +140,16 @@ def test_blocks_are_balanced_by_their_tokens(trusting):
     [
         (
             ["batch.balance=lenght"],
-            "Numbers has no metadata column 'lenght' (did you mean "
-            "'length'?); it has label, length",
+            "the dataset has no column 'lenght'; it has columns label, length",
         ),
         (
             ["batch.balance=length % 2"],
             "'length % 2': allowed are columns, numbers, + - * / ** and brackets",
         ),
         (
-            ["batch.balance=length", "batch.size=null"],
-            "deals the rows of a batch to ranks, but batch.size=null passes samples through one by "
-            "one; set batch.size, or batch.balance=null",
-        ),
-        (
             ["batch.balance=length", "sampler=packed", "sampler.tokens=64", "collate=packed"],
             "'length', but the sampler packs rows into blocks, of which only the number of each "
             "row's tokens is known; write e.g. tokens ** 2",
-        ),
-        (
-            ["batch.balance=length", "dataset._target_=tests.own_parts.Stream", "sampler=stream"],
-            "Stream is a stream, whose rows have no costs before they are read; set "
-            "batch.balance=null",
         ),
     ],
 )

@@ -37,7 +37,7 @@ from penstock.runs.identity import contents
 from penstock.runs.identity.contents import UNREADABLE, digests
 from penstock.runs.identity.fingerprints import fingerprint_of, first_difference
 from penstock.runs.identity.sources import UNKNOWN, changes, code_of
-from tests.config.test_contradictions import OWN
+from tests.config.test_rules import OWN
 from tests.program import run
 
 FIT = (

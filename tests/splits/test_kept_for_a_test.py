@@ -174,4 +174,4 @@ def test_a_stream_is_not_divided_by_rows(tmp_path, capsys):
     more = ["data.split={val: 0.2}", "trainer.max_steps=1", "task=digest", "steps=1"]
     refused = program.run(capsys, *words, *more)
     assert refused.code == 2
-    assert "data.split: chooses rows by index" in refused.err
+    assert "data.split: DelimitedStream is a stream" in refused.err

@@ -8,22 +8,18 @@ rows of a batch only, so a column that is mapped from a file stays there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.addons.filters.expressions import Expression
-from penstock.config.messages import nearest
-from penstock.config.nodes import Parts, datasets_found
-from penstock.config.schema import Config
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.loading.dataset_facts import table_of, with_token_lengths
 from penstock.order.columns import column_of
 from penstock.order.plan import Costs
 from penstock.order.randomness import FloatArray, IntArray
-from penstock.order.streams import is_stream
 
 if TYPE_CHECKING:
     from penstock.build.data import Split
@@ -120,49 +116,15 @@ def costs_of(split: Split) -> Costs:
     """
     cost = Arithmetic(split.config.batch.balance or "", "batch.balance")
     if split.packs:
+        if others := [name for name in cost.columns if name != TOKENS]:
+            reason = (
+                f"{others[0]!r}, but the sampler packs rows into blocks, of which only the number "
+                f"of each row's {TOKENS} is known; write e.g. {TOKENS} ** 2"
+            )
+            raise ConfigError(Problem("batch.balance", reason))
         return PartCosts(cost)
     table = table_of(split.dataset, split.data.fields)
     if "length" in cost.columns:
         table = with_token_lengths(table, split.dataset, split.transform.steps)
     columns = {name: column_of(table, name, "balance", "batch") for name in cost.columns}
     return RowCosts(cost, columns)
-
-
-def balance(config: Config, parts: Parts) -> Iterator[str]:
-    """Ranks are balanced by columns that the dataset has; of rows in blocks, by their tokens."""
-    try:
-        names = Arithmetic(str(config.batch.balance), "batch.balance").columns
-    except ConfigError as error:
-        yield from map(str, error.problems)
-        return
-    if config.batch.size is None:
-        yield (
-            "batch.balance: deals the rows of a batch to ranks, but batch.size=null passes samples "
-            "through one by one; set batch.size, or batch.balance=null"
-        )
-    if getattr(parts.get("sampler"), "packs", False):
-        others = [name for name in names if name != TOKENS]
-        if others:
-            yield (
-                f"batch.balance: {others[0]!r}, but the sampler packs rows into blocks, of which "
-                f"only the number of each row's {TOKENS} is known; write e.g. {TOKENS} ** 2"
-            )
-        return
-    for key, dataset in datasets_found(config, parts):
-        if key == "data.val_dataset":
-            continue
-        if is_stream(dataset):
-            yield (
-                f"batch.balance: {dataset.__name__} is a stream, whose rows have no costs before "
-                "they are read; set batch.balance=null"
-            )
-            continue
-        known = getattr(dataset, "columns", None)
-        if not isinstance(known, (list, tuple)):  # the build finds out
-            continue
-        for name in names:
-            if name not in known:
-                yield (
-                    f"batch.balance: {dataset.__name__} has no metadata column {name!r}"
-                    f"{nearest(name, known)}; it has {', '.join(known)}"
-                )

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,8 +24,8 @@ from torch.utils.data import Subset
 
 from penstock.addons.filters.expressions import Expression, Mask, columns_of_table, no_column
 from penstock.config.instantiate import make
-from penstock.config.nodes import Parts, datasets, filters
-from penstock.config.schema import Config, DataSection
+from penstock.config.nodes import filters
+from penstock.config.schema import DataSection
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.loading.dataset_facts import columns_of, lengths_of, table_of
 from penstock.loading.named_fields import Fields
@@ -400,38 +399,3 @@ def _given(data: DataSection, is_train: bool) -> dict[str, Any]:
     name = "filter" if is_train or data.val_filter is None else "val_filter"
     names = (name, "unique", "without")
     return {f"data.{name}": getattr(data, name) for name in names}
-
-
-def row_problems(config: Config, parts: Parts) -> Iterator[str]:
-    """Filters, and what else chooses rows: expressions, names of columns and rows, files."""
-    data = config.data
-    given = _given(data, True) | _given(data, False)
-    given = {key: value for key, value in given.items() if value is not None}
-    given |= {"data.split": data.split} if data.divides else {}
-    kinds = [kind for key, _ in datasets(config) if (kind := parts.get(key)) is not None]
-    for kind in filter(is_stream, kinds):
-        yield (
-            f"{next(iter(given))}: chooses rows by index, and {kind.__name__} is a stream, which "
-            "can only be read forwards; leave records out where it yields them, or read the data "
-            "with a dataset of rows"
-        )
-    columns: list[Any] = [getattr(kind, "columns", None) for kind in kinds]
-    known = [names for names in columns if isinstance(names, (list, tuple))]
-    for name in ("filter", "val_filter"):
-        for key, condition in filters(getattr(data, name), f"data.{name}"):
-            if isinstance(condition, Mapping):
-                continue
-            try:
-                expression = Expression(condition, key)
-                for names in known:
-                    expression.check(names)
-            except ConfigError as error:
-                yield from map(str, error.problems)
-    for names in known:
-        if data.unique is not None and data.unique not in names:
-            yield f"data.unique: {no_column(data.unique, names)}"
-    if isinstance(data.without, str) and not Path(data.without).is_file():
-        yield (
-            f"data.without: there is no file {data.without!r}; give a quarantine.csv, or a list of "
-            "rows"
-        )

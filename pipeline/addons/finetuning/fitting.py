@@ -42,6 +42,8 @@ def prepared(config: Config, model: nn.Module, begins: bool) -> None:
     Args:
         begins: whether its weights are those that a run begins with.
     """
+    if refused := list(groups.frozen_problems(config)):
+        raise ConfigError(refused)
     if begins and config.trainer.warm_start.path is not None:
         start(config, model)
     begin_epoch(config, model, 0)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from penstock.addons.finetuning import fitting
 from penstock.config.messages import nearest
-from penstock.config.nodes import by_name
+from penstock.config.nodes import called
 from penstock.config.schema import Config
 from penstock.config.signatures import arguments
 from penstock.errors import ConfigError, Problem
@@ -145,6 +145,8 @@ def arranged(
         raise ConfigError(Problem(key, reason))
     node = config.optimizer if key == "optimizer" else config.optimizer[key.rpartition(".")[2]]
     written = (config.trainer.groups or {}).items()
+    if refused := list(_groups(dict(written), node, called(node))):
+        raise ConfigError(refused)
     groups = [Group(f"trainer.groups.{name}", of) for name, of in written if of is not None]
     if not groups:
         return list(weights.values()) if later else params
@@ -288,42 +290,43 @@ class Rates(Observer):
             record.setdefault(f"lr/{name}", float(group["lr"]))
 
 
-def fits(config: Config, parts: Mapping[str, Callable[..., Any]]) -> Iterator[str]:
-    """All of them."""
-    yield from _freeze(config)
-    if config.trainer.recompute and config.trainer.compile:
-        yield "trainer.recompute: is not for trainer.compile=true; set that to false"
-    for key, node in by_name(config.optimizer or None, "optimizer").items():
-        if config.trainer.groups and isinstance(node, Mapping) and key in parts:
-            yield from _groups(config.trainer.groups, node, parts[key])
-
-
-def _freeze(config: Config) -> Iterator[str]:
+def frozen_problems(config: Config) -> Iterator[Problem]:
+    """What excludes `trainer.freeze` and `trainer.recompute`."""
     section = config.trainer.freeze
     names = listed(section.names)
+    if config.trainer.recompute and config.trainer.compile:
+        yield Problem("trainer.recompute", "is not for trainer.compile=true; set that to false")
     if isinstance(section.until, list) and len(section.until) != len(names):
-        yield (
-            f"trainer.freeze.until: has {len(section.until)} epochs for {len(names)} names; give "
-            "one for each, or a single one"
+        yield Problem(
+            "trainer.freeze.until",
+            (
+                f"has {len(section.until)} epochs for {len(names)} names; give "
+                "one for each, or a single one"
+            ),
         )
     if section.until is not None and not names:
-        yield "trainer.freeze.until: has no names; set trainer.freeze.names, patterns of weights"
+        yield Problem(
+            "trainer.freeze.until", "has no names; set trainer.freeze.names, patterns of weights"
+        )
     ends = section.until if isinstance(section.until, list) else [section.until]
     if any(ends) and names and config.distributed.strategy == "fsdp":
-        yield (
-            "trainer.freeze.until: is not for distributed=fsdp, which shards weights by what "
-            "learns; set it to null, or distributed=ddp"
+        yield Problem(
+            "trainer.freeze.until",
+            (
+                "is not for distributed=fsdp, which shards weights by what "
+                "learns; set it to null, or distributed=ddp"
+            ),
         )
 
 
 def _groups(
     groups: Mapping[str, Any], node: Mapping[str, Any], optimizer: Callable[..., Any]
-) -> Iterator[str]:
+) -> Iterator[Problem]:
     taken = arguments(optimizer).names
     if "params" not in taken:
-        yield (
-            f"trainer.groups: {optimizer.__name__} takes no weights in groups; choose another "
-            "optimizer"
+        yield Problem(
+            "trainer.groups",
+            (f"{optimizer.__name__} takes no weights in groups; choose another optimizer"),
         )
         return
     for name, group in groups.items():
@@ -332,32 +335,36 @@ def _groups(
             yield from _group(f"trainer.groups.{name}", group, node, own)
 
 
-def _group(key: str, group: Any, node: Mapping[str, Any], taken: list[str]) -> Iterator[str]:
+def _group(key: str, group: Any, node: Mapping[str, Any], taken: list[str]) -> Iterator[Problem]:
     known = [*CHOICE, *OF_THE_RATE, *taken]
     for name in group:
         if name not in known:
-            yield f"{key}.{name}: is nothing that a group sets{nearest(str(name), known)}"
+            yield Problem(
+                f"{key}.{name}", f"is nothing that a group sets{nearest(str(name), known)}"
+            )
     if not any(group.get(name) for name in CHOICE):
-        yield f"{key}: says no weights; give names (patterns) or kinds ({', '.join(KINDS)})"
+        yield Problem(
+            f"{key}", f"says no weights; give names (patterns) or kinds ({', '.join(KINDS)})"
+        )
     for name, words in ((name, group.get(name) or []) for name in CHOICE):
         try:
             check(f"{key}.{name}", listed(words))
         except (ConfigError, TypeError) as error:
             reason = error.problems[0].message if isinstance(error, ConfigError) else "no list"
-            yield f"{key}.{name}: {reason}"
+            yield Problem(f"{key}.{name}", f"{reason}")
             continue
         for word in listed(words) if name == "kinds" else ():
             if word not in KINDS:
-                yield f"{key}.kinds: {word!r}; allowed: {', '.join(KINDS)}"
+                yield Problem(f"{key}.kinds", f"{word!r}; allowed: {', '.join(KINDS)}")
     rates = [name for name in OF_THE_RATE if name in group]
     if len(rates) > 1:
-        yield f"{key}: {' and '.join(rates)} both say the learning rate; leave one"
+        yield Problem(f"{key}", f"{' and '.join(rates)} both say the learning rate; leave one")
     if set(group) <= set(CHOICE):
-        yield f"{key}: sets nothing; give lr, lr_scale, layer_decay, weight_decay ..."
+        yield Problem(f"{key}", "sets nothing; give lr, lr_scale, layer_decay, weight_decay ...")
     for name in (*rates, "weight_decay"):
         value = group.get(name, 0)
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if not number or not 0 <= value < float("inf"):
-            yield f"{key}.{name}: {value!r}; allowed: numbers from 0 on"
+            yield Problem(f"{key}.{name}", f"{value!r}; allowed: numbers from 0 on")
     if {"lr_scale", "layer_decay"} & set(rates) and not isinstance(node.get("lr"), (int, float)):
-        yield f"{key}.{rates[0]}: multiplies the optimizer's lr, which is not set"
+        yield Problem(f"{key}.{rates[0]}", "multiplies the optimizer's lr, which is not set")

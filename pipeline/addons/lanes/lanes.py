@@ -33,12 +33,15 @@ if TYPE_CHECKING:
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"  # without which cuBLAS adds up in any order
 
 
-def of_run(count: int, world: World) -> Lanes:
+def of_run(config: Config, world: World) -> Lanes:
     """The lanes of a fit on this rank.
 
     Raises:
-        ConfigError: they cannot be shared out evenly.
+        ConfigError: they cannot be shared out evenly, or other keys exclude them.
     """
+    if refused := list(problems(config)):
+        raise ConfigError(refused)
+    count = config.distributed.lanes or 1
     if count % world.size:
         reason = (
             f"{count} cannot be shared out evenly among {world.size} ranks; start "
@@ -145,25 +148,36 @@ def note_kind(fit: Fit) -> None:
     fit.folder.note(kind=own)
 
 
-def problems(config: Config) -> Iterator[str]:
+def problems(config: Config) -> Iterator[Problem]:
     """Rules on `distributed.lanes`."""
     shared = config.distributed
     count = shared.lanes or 1
     off = f"distributed.lanes={count}"
     if shared.strategy == "fsdp":
-        yield (
-            f"distributed.strategy: fsdp adds gradients up in an order that depends on the ranks, "
-            f"and {off} needs one order; set distributed=ddp, or distributed.lanes=null"
+        yield Problem(
+            "distributed.strategy",
+            (
+                f"fsdp adds gradients up in an order that depends on the ranks, "
+                f"and {off} needs one order; set distributed=ddp, or distributed.lanes=null"
+            ),
         )
     if shared.sync_batchnorm:
-        yield (
-            f"distributed.sync_batchnorm: true measures the batch of all ranks, and with {off} "
-            "each lane is measured by itself; set one of them to false or null"
+        yield Problem(
+            "distributed.sync_batchnorm",
+            (
+                f"true measures the batch of all ranks, and with {off} "
+                "each lane is measured by itself; set one of them to false or null"
+            ),
         )
     if isinstance(shared.nproc, int) and count % shared.nproc and shared.strategy != "none":
-        yield (
-            f"distributed.lanes: {count} cannot be shared out evenly among distributed.nproc="
-            f"{shared.nproc} ranks; {fitting(count)} can"
+        yield Problem(
+            "distributed.lanes",
+            (
+                f"{count} cannot be shared out evenly among distributed.nproc="
+                f"{shared.nproc} ranks; {fitting(count)} can"
+            ),
         )
     if not config.loader.in_order:
-        yield f"loader.in_order: false mixes the lanes of different batches, and {off}; set true"
+        yield Problem(
+            "loader.in_order", f"false mixes the lanes of different batches, and {off}; set true"
+        )

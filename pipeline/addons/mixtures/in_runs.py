@@ -6,21 +6,20 @@ A dataset is a mixture if it has `mixing` and `source_lengths`, as
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.addons.mixtures.order import MixtureOrder
 from penstock.addons.mixtures.weights import Mixing
 from penstock.config.instantiate import Lazy, make
-from penstock.config.nodes import Parts, called, datasets_found
-from penstock.config.schema import Config
+from penstock.config.nodes import called
 from penstock.config.signatures import arguments
+from penstock.errors import ConfigError, Problem
 from penstock.order.columns import ChosenRows, LengthTable
 from penstock.order.plan import Plan
 from penstock.order.randomness import hash64
 from penstock.order.samplers import Order
-from penstock.order.streams import is_stream
 from penstock.training.epoch_metrics import Step
 from penstock.training.observer import Observer, Record
 
@@ -34,7 +33,25 @@ def with_mixture(
     split: Split, node: Mapping[str, Any], supply: dict[str, Any]
 ) -> Mapping[str, Any]:
     """A sampler's node with the orders of the sources; `supply` gets `mixing` and `order`."""
-    mixing = _mixing(split)
+    mixing, inner = _mixing(split), node
+    outer = arguments(called(node)).names
+    while isinstance(inner.get("order"), Mapping):
+        inner = inner["order"]
+    if {"mixing", "order"}.isdisjoint(arguments(called(inner)).names):
+        reason = (
+            f"{called(inner).__name__} chooses rows of all sources by itself, and dataset.weights "
+            "would not hold; set sampler=mixture, where sampler.sources may give each source such "
+            "an order (docs/mixtures.md)"
+        )
+        raise ConfigError(Problem("sampler", reason))
+    weights = split.config.dataset.get("weights") or {}
+    changes = any(isinstance(weight, list) for weight in weights.values())
+    if changes and "mixing" not in outer and split.config.dataset.get("knots") != "samples":
+        reason = (
+            f"a step of {called(node).__name__} has not batch.size samples of the mixture; write "
+            "dataset.weights for numbers of samples, and set dataset.knots=samples"
+        )
+        raise ConfigError(Problem("dataset.knots", reason))
     order = (mixing, supply["seed"], supply["batch_size"], supply["tail"])
     supply["mixing"] = mixing
     supply["order"] = supply["order"] or Lazy(partial(MixtureOrder, *order))
@@ -91,52 +108,6 @@ def _rows_of(table: Lazy, start: int, stop: int) -> Any:
     if isinstance(whole, LengthTable):
         return LengthTable(ChosenRows(whole.lengths, stop - start, lambda rows: rows + start))
     return None if whole is None else whole.iloc[start:stop].reset_index(drop=True)
-
-
-def mixture(config: Config, parts: Parts) -> Iterator[str]:
-    """Only samplers that follow the order of a mixture keep its shares, and only it has one."""
-    outer: Any = parts.get("sampler")
-    sampler, node = outer, config.sampler
-    while isinstance(node.get("order"), Mapping):
-        node = node["order"]
-        sampler = called(node)
-    for key, dataset in datasets_found(config, parts):
-        if key == "data.val_dataset" or None in (outer, sampler) or is_stream(dataset):
-            continue
-        taken = arguments(sampler).names
-        if not getattr(dataset, "mixes", False):
-            if "mixing" in taken:
-                yield (
-                    f"sampler: {sampler.__name__} mixes the sources of dataset=mixture, and "
-                    f"{dataset.__name__} has none; set sampler=random"
-                )
-            continue
-        mixture = config.dataset
-        if not {"mixing", "order"} & set(taken):
-            yield (
-                f"sampler: {sampler.__name__} chooses rows of all sources by itself, and "
-                "dataset.weights would not hold; set sampler=mixture, where sampler.sources may "
-                "give each source such an order (docs/mixtures.md)"
-            )
-        if config.data.packed is not None:
-            yield (
-                "data.packed: a pack is one dataset without sources; pack each source "
-                "(task=pack), and name the packs in dataset.sources"
-            )
-        weights = mixture.get("weights") or {}
-        changing = isinstance(weights, Mapping) and any(
-            isinstance(weight, list) for weight in weights.values()
-        )
-        if (
-            changing
-            and "mixing" not in arguments(outer).names
-            and mixture.get("knots") != "samples"
-        ):
-            yield (
-                f"{key}.knots: a step of {outer.__name__} has not batch.size samples of the "
-                "mixture; write dataset.weights for numbers of samples, and set "
-                f"{key}.knots=samples"
-            )
 
 
 class MixtureRows(Observer):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -24,7 +24,6 @@ from penstock.addons.packs.folder import VERSION, Pack
 from penstock.addons.packs.remote import RemotePack
 from penstock.build.data import DataParts, Split
 from penstock.config.instantiate import make
-from penstock.config.nodes import Parts, datasets
 from penstock.config.schema import Config
 from penstock.distributed.world import World
 from penstock.errors import ConfigError, Problem
@@ -150,6 +149,12 @@ _NOT_NATIVE = (
 def opened(split: Split) -> Any:
     """The pack of a split, given or to be made."""
     folder, config = split.config.data.packed, split.config
+    if folder == "auto" and config.pack.out is not None and is_remote(config.pack.out):
+        reason = (
+            f"{config.pack.out!r} is an address, where task=pack writes; then set dataset=packed "
+            f"and dataset.folder={config.pack.out}. data.packed=auto keeps packs on this machine"
+        )
+        raise ConfigError(Problem("pack.out", reason))
     _ = split.node  # a split that the configuration lacks has no pack either
     node: dict[str, Any] = {
         "_target_": "penstock.addons.packs.packed.Packed",
@@ -164,9 +169,18 @@ def pack_of(split: Split) -> Path | str:
     from penstock.addons.packs.packing import backend_for, pack
 
     section = split.config.pack
+    if section.format == "encoded" and section.size is not None:
+        reason = f"{section.size} would decode the files that pack.format=encoded keeps"
+        raise ConfigError(
+            Problem("pack.size", f"{reason}; set pack.size=null or pack.format=pixels")
+        )
     recipe = Recipe(section.size, section.square, section.format)
     squares = None if section.decoder == "reader" else recipe.natively()
     dataset = split.read(lazy=section.format == "encoded" or squares is not None)
+    if is_stream(dataset) or getattr(dataset, "mixing", None) is not None:
+        key = "task" if split.config.task == "pack" else "data.packed"
+        reason = "is for datasets with rows; of a mixture, pack each source, and name the packs"
+        raise ConfigError(Problem(key, f"{reason} in dataset.sources"))
     if squares is not None and fits(dataset):
         recipe = squares
     elif section.decoder == "native":
@@ -206,28 +220,3 @@ def run(config: Config) -> None:
             pack = Pack(folder)
         size = sum(pack.record["files"].values())
         put(f"{split} {pack.count} samples {size} bytes {folder}", flush=True)
-
-
-def packed(config: Config, parts: Parts) -> Iterator[str]:
-    """Packs, given or to be made."""
-    where = config.data.packed
-    key = "task" if config.task == "pack" else "data.packed"
-    for name, _ in datasets(config):
-        kind = parts.get(name)
-        if isinstance(kind, type) and is_stream(kind):
-            yield (
-                f"{key}: {kind.__name__} is a stream, which can only be read forwards; packing is "
-                "for datasets with rows"
-            )
-    pack = config.pack
-    if where == "auto" and pack.out is not None and is_remote(pack.out):
-        yield (
-            f"pack.out: {pack.out!r} is an address, where task=pack writes; then set "
-            f"dataset=packed and dataset.folder={pack.out}. data.packed=auto keeps packs on "
-            "this machine"
-        )
-    if pack.format == "encoded" and pack.size is not None:
-        yield (
-            f"pack.size: {pack.size} would decode the files that pack.format=encoded keeps; "
-            "set pack.size=null or pack.format=pixels"
-        )

@@ -28,9 +28,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.addons.ray import access as ray_access
-from penstock.addons.ray.access import refuse_client
-from penstock.config.messages import show
-from penstock.config.schema import Config
 from penstock.distributed.preemption import held
 from penstock.errors import ConfigError, Problem
 from penstock.loading.workers.options import LoaderOptions
@@ -318,23 +315,3 @@ def _first_line(error: Exception) -> str:
     lines = str(error).strip().splitlines()
     text = one_line(lines[0].split(". ")[0]) if lines else ""
     return f"{type(error).__name__}: {text}".rstrip(": .")
-
-
-def actors(config: Config) -> Iterator[str]:
-    """What contradicts actors among the keys of a loader."""
-    loader, section = config.loader, config.loader.ray
-    try:
-        require_installed()
-        refuse_client(section.address)
-    except ConfigError as error:
-        yield from map(str, error.problems)
-    if loader.multiprocessing_context:
-        yield (
-            f"loader.multiprocessing_context: {show(loader.multiprocessing_context)} is for "
-            "processes, but loader.backend=ray, and Ray starts its own; set it to null"
-        )
-    if config.loader.num_workers == 0 and section.num_actors != "auto":
-        yield (
-            f"loader.ray.num_actors: {section.num_actors} needs actors, but loader.num_workers=0, "
-            "which means none; leave that out, or set loader.backend=main"
-        )

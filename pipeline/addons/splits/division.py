@@ -23,6 +23,7 @@ from penstock.errors import ConfigError, Problem
 from penstock.loading.dataset_facts import table_of
 from penstock.loading.wrapped import unfiltered
 from penstock.order.randomness import IntArray, hash64, hash64_array
+from penstock.order.streams import is_stream
 
 if TYPE_CHECKING:
     from penstock.build.data import Split
@@ -224,10 +225,16 @@ def _comparable(values: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:
 
 def opened(split: Split) -> Any:
     """The dataset with all its rows: those that train where it divides none itself."""
+    if refused := list(problems(split.config)):
+        raise ConfigError(refused)
     train = split.data.train
     names = arguments(called(train.node[1])).names
     none = {name: 0.0 for name in ("val_fraction", "test_fraction") if name in names}
-    return train.read(split.decodes, **none)
+    dataset = train.read(split.decodes, **none)
+    if is_stream(dataset):
+        reason = f"{type(dataset).__name__} is a stream, which has no rows to divide"
+        raise ConfigError(Problem("data.split", reason))
+    return dataset
 
 
 def divided(split: Split, dataset: Any) -> Any:
@@ -265,28 +272,34 @@ def divided(split: Split, dataset: Any) -> Any:
     return kept_rows(every, Selection([mask]), {})
 
 
-def problems(config: Config) -> Iterator[str]:
+def problems(config: Config) -> Iterator[Problem]:
     """What excludes each other."""
     data, of = config.data, config.data.split
     ways = [way for way in ("group", "stratify", "time", "column", "files") if getattr(of, way)]
     if data.val_dataset is not None or data.test_dataset is not None:
-        yield "data.split: splits with datasets of their own are divided already; leave it out"
+        yield Problem(
+            "data.split", "splits with datasets of their own are divided already; leave it out"
+        )
     if data.packed is not None:
-        yield "data.split: a pack is of one split; set data.packed=null"
+        yield Problem("data.split", "a pack is of one split; set data.packed=null")
     if of.val + of.test >= 1:
-        yield "data.split.test: val and test together leave no rows to train on"
+        yield Problem("data.split.test", "val and test together leave no rows to train on")
     if len(ways) > 1:
-        yield f"data.split.{ways[1]}: rows are divided by {ways[0]} already; choose one of the two"
+        yield Problem(
+            f"data.split.{ways[1]}", f"rows are divided by {ways[0]} already; choose one of the two"
+        )
     if data.folds is None:
         if data.fold is not None:
-            yield f"data.folds: is missing, and data.fold is {data.fold}"
+            yield Problem("data.folds", f"is missing, and data.fold is {data.fold}")
         elif data.validate and not of.val and not {"column", "files"} & set(ways):
-            yield "data.split: says no share that validates; set data.split.val or data.folds"
+            yield Problem(
+                "data.split", "says no share that validates; set data.split.val or data.folds"
+            )
         return
     if data.fold is None or data.fold >= data.folds:
         every = f"-m 'data.fold=range({data.folds})' runs all of them"
-        yield f"data.fold: got {data.fold}, expected 0 to {data.folds - 1}; {every}"
+        yield Problem("data.fold", f"got {data.fold}, expected 0 to {data.folds - 1}; {every}")
     if of.val:
-        yield "data.split.val: a fold validates; leave it out, or data.folds"
+        yield Problem("data.split.val", "a fold validates; leave it out, or data.folds")
     for name in {"time", "column", "files"} & set(ways):
-        yield f"data.folds: rows are divided by {name}, which makes no folds"
+        yield Problem("data.folds", f"rows are divided by {name}, which makes no folds")

@@ -113,14 +113,6 @@ class SequencePacking(BatchStrategy):
         for name, value in (("tokens", tokens), ("window", window)):
             if value < 1:
                 raise ConfigError(Problem(f"sampler.{name}", f"{value}; allowed: 1 or more"))
-        if tail == "pad":
-            raise ConfigError(
-                Problem(
-                    "batch.tail",
-                    "pads with rows, and a batch of blocks has no fixed number "
-                    "of them; set keep or drop",
-                )
-            )
         lengths: Any = column
         if isinstance(column, str):
             lengths = column_of(metadata, column, "column")

@@ -1,12 +1,23 @@
-"""Who makes the batches of a loader, and how far ahead."""
+"""Who makes the batches of a loader, and how far ahead: the section `loader` to `LoaderOptions`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from multiprocessing import get_all_start_methods
+from typing import Any
+
+from penstock.distributed import world
+from penstock.errors import ConfigError, Problem
+from penstock.terminal import say
 
 DEFAULT_TIMEOUT = 300.0
 SLOW_MEMORY = 256 << 20
+_MOST_WORKERS = 16  # of `auto`
+_MOST_PER_CORE = 2  # more wait for a core, whatever they read
+# What only worker processes have, and what all workers have.
+_OF_PROCESSES = ("worker_init_fn", "multiprocessing_context", "persistent_workers")
+_OF_WORKERS = ("prefetch_factor", "timeout", *_OF_PROCESSES)
 
 
 @dataclass(frozen=True)
@@ -59,3 +70,68 @@ class LoaderOptions:
     def ahead(self) -> int:
         """Batches that each worker is ahead."""
         return self.prefetch_factor or 2
+
+
+def check(section: Any) -> None:
+    """Raise ConfigError for options of a section `loader` that torch's DataLoader refuses too."""
+    none = section.backend == "main" or section.num_workers == 0
+    refused = _OF_WORKERS if none else _OF_PROCESSES if section.backend == "thread" else ()
+    what, context = "workers" if none else "worker processes", section.multiprocessing_context
+    problems = [
+        Problem(
+            f"loader.{name}",
+            f"{value!r} needs {what}, and loader.backend={section.backend} with "
+            f"loader.num_workers={section.num_workers} has none; leave it out, or set "
+            "loader.backend=process and loader.num_workers=1 or more",
+        )
+        for name in refused
+        if (value := getattr(section, name))
+    ]
+    if context is not None and context not in (known := get_all_start_methods()):
+        reason = f"this platform has no {context!r}; it has {', '.join(known)}"
+        problems.append(Problem("loader.multiprocessing_context", reason))
+    if problems:
+        raise ConfigError(problems)
+    count, cores = section.num_workers, world.usable_cpus()
+    processes = section.backend in ("process", "auto") and isinstance(count, int)
+    if processes and count > _MOST_PER_CORE * cores and world.launched_rank() == (0, 0):
+        say(
+            f"loader.num_workers: {count} processes for {cores} cores are likely to be slower than "
+            "fewer; loader=fast has as many as help"
+        )
+
+
+def options_of(
+    section: Any, threads: bool, worker_init_fn: Callable[[int], None] | None, own: object
+) -> LoaderOptions:
+    """The options of a section `loader`, with values for "auto" and null.
+
+    Args:
+        threads: "auto" is threads, unless an option needs processes.
+        worker_init_fn: what the name in the section stands for.
+        own: of an add-on's backend.
+
+    Raises:
+        ConfigError: as `check`.
+    """
+    check(section)
+    backend, count = section.backend, section.num_workers
+    if backend == "auto":
+        processes = worker_init_fn or section.multiprocessing_context or section.timeout
+        backend = "thread" if threads and not processes else "process"
+    if count == "auto":
+        count = min(world.usable_cpus(), _MOST_WORKERS)
+    if backend == "ray" and count and section.ray.num_actors != "auto":
+        count = section.ray.num_actors
+    kept = backend not in ("main", "thread") and count > 0
+    pins = section.pin_memory
+    values = section.model_dump(include={field.name for field in fields(LoaderOptions)}) | {
+        "backend": backend,
+        "num_workers": count,
+        "persistent_workers": kept and section.persistent_workers is not False,
+        "slow_memory": int(section.slow_memory * 2**30),
+        "pin_memory": world.has_accelerator() if pins is None else pins,
+        "worker_init_fn": worker_init_fn,
+        "own": own,
+    }
+    return LoaderOptions(**values)
