@@ -18,6 +18,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,7 @@ VERSION_BASE = "1.3"
 # What a command says for itself, also where a run's folder gives everything else.
 _OF_THE_COMMAND = {"task", "run_dir", "resume", "resume_despite", "hydra", *TASK_KEYS}
 _LOCK = threading.RLock()  # ${hydra:...} reads a singleton of Hydra
+_COMPOSED: dict[Any, tuple[DictConfig, list[str]]] = {}  # the last ones
 version.setbase(VERSION_BASE)
 utils.setup_globals()  # ${now:...} and ${hydra:...}
 utils.JobRuntime.instance().set("name", "run")
@@ -149,18 +151,18 @@ def load(
         for one in overrides:
             with _noting(problems, one.key_or_group):
                 choices += _choice(one, loader, values)
-        config = loader.load_configuration(name, choices, types.RunMode.RUN)
-        trackers = [file for file in loader.files if Path(file).parent.name == "tracker"]
+        config, files = loader.composed(name, *choices)
+        trackers = [file for file in files if Path(file).parent.name == "tracker"]
         if len(trackers) > 1 and "_target_" in _raw(_raw(config).get("tracker")):
             way = "begin each with a line # @package tracker.NAME, as in # @package tracker."
-            files = f"{' and '.join(trackers)} replace each other"
-            problems.append(Problem("tracker", f"{files}; {way}{Path(trackers[-1]).stem}"))
+            reason = f"{' and '.join(trackers)} replace each other; {way}"
+            problems.append(Problem("tracker", f"{reason}{Path(trackers[-1]).stem}"))
         lines = [str(one.input_line) for one in values if not one.is_hydra_override()]
         config.hydra.overrides.task += lines
         if base := base or _run_of(given):
             run, whole = OmegaConf.load(base), _raw(config)
             tasks = [line for line in choices if line.startswith("task=")]
-            plain = _raw(loader.load_configuration(name, tasks, types.RunMode.RUN))
+            plain = _raw(loader.composed(name, *tasks)[0])
             chosen = {re.split("[@./=]", line.lstrip("+~"))[0] for line in choices}
             chosen |= {key for key in whole if whole[key] != plain.get(key)}
             with open_dict(config):
@@ -173,7 +175,7 @@ def load(
         record: Any = OmegaConf.to_container(config.hydra.overrides)
         lines = [*record["task"], *record["hydra"]]
         problems += hydra_section.problems(_raw(config)["hydra"], lines)
-        return config, problems, loader.files
+        return config, problems, files
     raise ConfigError(problems)
 
 
@@ -207,7 +209,8 @@ def parse(word: str) -> Override:
             way = "write key and value as one word, without spaces, and text in quotes"
             reason = f"cannot be parsed as key=value: {str(error).splitlines()[0]}; {way}"
             raise ConfigError(Problem(word, reason)) from error
-        one = parser.parse_overrides([program.override(key, value)])[0]
+        text = program.override(key, str(Path(value).expanduser()) if value[:2] == "~/" else value)
+        one = parser.parse_overrides([text])[0]
     if one.is_sweep_override():
         way = f"add -m to sweep over them, or write a list as {one.key_or_group}=[a,b]"
         raise ConfigError(Problem(one.key_or_group, f"{word} is several values: {way}"))
@@ -217,20 +220,17 @@ def parse(word: str) -> Override:
 def _loader(folder: str | None, path: str | None, name: str, more: Sequence[str]) -> _Loader:
     """A loader that looks for groups in folders and in trusted packages alone."""
     search_path, places = create_config_search_path(path or str(CONF)), [path, *more]
-    if folder is not None:
+    if folder:
         if "://" not in folder and not Path(folder).is_dir():
             raise ConfigError(Problem("--config-dir", f"there is no folder {folder}"))
         search_path.prepend("command-line", folder, "schema")
     if path or name != "config":  # a file of somebody else's, perhaps, with a search path
         primary = _Loader(search_path).repository.load_config(name)
         places += (primary and OmegaConf.select(primary.config, "hydra.searchpath")) or ()
-    packages = [str(one)[6:].replace("/", ".") for one in places if str(one).startswith("pkg://")]
     way = "is imported to look for groups; if it is yours: --trust"
-    _refuse(
-        Problem("hydra.searchpath", f"{one} {way} {one.split('.')[0]}")
-        for one in packages
-        if not allow_list.is_trusted(one)
-    )
+    for name in (str(one)[6:].replace("/", ".") for one in places if str(one)[:6] == "pkg://"):
+        if not allow_list.is_trusted(name):
+            raise ConfigError(Problem("hydra.searchpath", f"{name} {way} {name.split('.')[0]}"))
     for place in more:
         search_path.prepend("hydra.searchpath", place, "schema")
     return _Loader(search_path)
@@ -254,6 +254,18 @@ def _choice(one: Override, loader: _Loader, values: list[Override]) -> list[str]
 
 class _Loader(private.ConfigLoaderImpl):
     """Hydra's loader, in which a node of another `_target_` replaces the node before it."""
+
+    def composed(self, *words: str) -> tuple[DictConfig, list[str]]:
+        """A primary file with choices, and the files that it is of; 5 ms where nothing changed."""
+        folders = [source.path for source in self.get_sources() if source.scheme() == "file"]
+        paths = [path for folder in folders for path in Path(folder).rglob("*.yaml")]
+        state = hash(tuple((path, path.stat().st_mtime_ns) for path in paths))
+        key = (*words, Path.cwd(), utils.JobRuntime.instance().get("name"), state)
+        if key not in _COMPOSED:
+            _COMPOSED.pop(next(iter(_COMPOSED), None) if len(_COMPOSED) > 8 else None, None)
+            config = self.load_configuration(words[0], list(words[1:]), types.RunMode.RUN)
+            _COMPOSED[key] = config, self.files
+        return deepcopy(_COMPOSED[key])
 
     def _compose_config_from_defaults_list(self, defaults: Any, repo: Any) -> DictConfig:
         config = OmegaConf.create(flags={"no_deepcopy_set_nodes": True})
@@ -286,26 +298,24 @@ def _make_way(config: DictConfig, addition: DictConfig) -> None:
 def _run_of(given: Mapping[str, Any]) -> Path | None:
     """config.yaml of the run that a command names, by its folder or by one of its checkpoints."""
     paths = [Path(str(given.get(key))) for key in ("run", "resume", "checkpoint")]
-    folders = [folder for path in paths for folder in (path, path.parent.parent)]
-    runs = [one / "config.yaml" for one in folders if (one / "manifest.json").is_file()]
-    return next((file for file in runs if file.is_file()), None)
+    runs = [folder for path in paths for folder in (path, path.parent.parent)]
+    files = (run / "config.yaml" for run in runs if (run / "manifest.json").is_file())
+    return next((file for file in files if file.is_file()), None)
 
 
 def _apply(one: Override, config: DictConfig, loader: _Loader) -> None:
-    """Apply a value as Hydra does, but for whole nodes, and `KEY={}`, which empties."""
+    """Apply a value as Hydra does, but for whole nodes, `KEY={}`, which empties, and `~KEY`."""
     key, value = one.key_or_group, one.value()
     if not one.is_add() and not one.is_force_add():
         _check_key(one, config, loader)
-    if one.is_delete() and value is None:
-        OmegaConf.update(config, key, "", merge=False)  # for Hydra 1.3, a null is not there
-    elif isinstance(value, dict):
+    if isinstance(value, dict) and not one.is_delete():
         OmegaConf.update(addition := OmegaConf.create(), key, value)
         _make_way(config, addition)
-        node = OmegaConf.select(config, key)
-        if "_target_" in value and node is not None:
-            OmegaConf.set_struct(node, False)  # the same `_target_` takes other arguments
-        elif not value:
-            OmegaConf.update(config, key, {}, merge=False)
+        with open_dict(config):  # what takes which arguments is checked with the targets
+            OmegaConf.update(config, key, value, merge=bool(value))
+        return
+    if one.is_delete() and value is None:
+        OmegaConf.update(config, key, "", merge=False)  # for Hydra 1.3, a null is not there
     private.ConfigLoaderImpl._apply_overrides_to_config([one], config)
 
 
@@ -314,21 +324,18 @@ def _check_key(one: Override, config: DictConfig, loader: _Loader) -> None:
     key, node, names = one.key_or_group, config, one.key_or_group.split(".")
     while names and names[0] in _raw(node):
         node = _raw(node)[names.pop(0)]
-    if not names:
-        return
-    typed = "..." if one.is_delete() else one.get_value_element_as_str()
-    known, add, top = [*map(str, _raw(node))], f"; to add one: '+{key}={typed}'", node is config
-    others = [f"{section}.{name}" for section in _raw(config) for name in _raw(config[section])]
-    hint = messages.nearest(names[0], [*known, *others])
-    if top:
-        known, add = sorted({*known, *loader.list_groups("")}), ""
-        read: Any = loader.repository.load_config
-        tasks = [
-            t for t in loader.get_group_options("task") if names[0] in read(f"task/{t}").config
-        ]
-        hint = f"; it is a key of task={' | '.join(tasks)}" if tasks else hint
-    hint = familiar.advice(key, typed) or f"{hint}; there are {', '.join(known)}{add}"
-    raise ConfigError(Problem(key, f"unknown key {names[0]!r}{hint}"))
+    if names:
+        typed = "..." if one.is_delete() else one.get_value_element_as_str()
+        groups = loader.list_groups("") if node is config else []
+        known, read = [*map(str, _raw(node)), *groups], loader.repository.load_config
+        others = [f"{name}.{below}" for name in _raw(config) for below in _raw(config[name])]
+        tasks = [f"task={one}" for one in loader.get_group_options("task") if groups]
+        tasks = [one for one in tasks if names[0] in read(one.replace("=", "/")).config]  # type: ignore[union-attr]
+        hint = f"; it is a key of {' | '.join(tasks)}" if tasks else ""
+        hint = hint or messages.nearest(names[0], [*known, *others])
+        add = "" if groups else f"; to add one: '+{key}={typed}'"
+        hint = familiar.advice(key, typed) or f"{hint}; there are {', '.join(known)}{add}"
+        raise ConfigError(Problem(key, f"unknown key {names[0]!r}{hint}"))
 
 
 def resolved(config: DictConfig, problems: list[Problem]) -> dict[str, Any]:

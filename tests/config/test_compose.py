@@ -60,7 +60,7 @@ TYPOS = [
     ("samplr=weighted", "samplr", "did you mean 'sampler'"),
     ("sampler@x=random", "", "Did you mean to override sampler"),
     ("samplr@x=random", "samplr", "unknown key"),
-    ("sampler={fraction: 0.5}", "sampler.fraction", "not in struct"),
+    ("sampler={fraction: 0.5}", "sampler.fraction", "fraction"),
     (
         "loader.num_worker=0",
         "loader.num_worker",
@@ -362,9 +362,49 @@ def test_signs_before_keys():
     assert "already" in only("batch.size", "+batch.size=8")
 
 
-@pytest.mark.parametrize("text", ["runs/lr=0.1,wd=0", "my run (1)", "it's", "length > 500", "é=$x"])
+ODD = [
+    "runs/lr=0.1,wd=0",
+    "runs/epoch=3-step=100.ckpt",
+    "my run (1)",
+    "a[1]",
+    "it's",
+    "a#b",
+    "!a=b",
+]
+ODD += ["runs/$HOME{x", "rüns/é", "a;b", 'a"b', "a`b=c", "C:\\a=b", "~x", "a&b", "length > 500"]
+
+
+@pytest.mark.parametrize("text", ODD)
 def test_text_that_is_not_of_hydras_grammar_is_text(text):
-    assert penstock.compose(f"run_dir={text}").run_dir == text
+    values, problems = compose.composed([f"run_dir={text}"])
+    assert (values["run_dir"], problems) == (text, [])
+    assert compose.composed(["run_dir=~/x y"])[0]["run_dir"] == str(Path.home() / "x y")
+
+
+@pytest.mark.parametrize("text", ["1e5", "null", ".5", "1_000", "12", "true", "-1"])
+def test_a_text_that_hydra_reads_as_something_else_is_shown_in_quotes(text):
+    pasted = only("run_dir", f"run_dir={text}").partition("as in ")[2]
+    split = ["bash", "-c", f"printf '%s' {pasted}"]
+    word = subprocess.run(split, capture_output=True, text=True, check=True).stdout
+    assert penstock.compose(word, "task=digest").run_dir == text
+
+
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        ("[no, yes]", "['no', 'yes']"),
+        ("{0: on, 1: off}", "'on', 1: 'off'"),
+        (
+            "[~, null, 012, .5, 1_000, 0x1F, 1e5]",
+            "['~', 'null', '012', '.5', '1_000', '0x1F', '1e5']",
+        ),
+        ("\n    - no\n    - 1", "- 'no'\n    - '1'"),
+    ],
+)
+def test_a_text_that_yaml_reads_as_something_else_is_shown_in_quotes(written, shown, own):
+    lines = "# @package _global_\ndefaults: [image_masks, _self_]\ndataset:\n  root: x\n"
+    folder = own("dataset/tissue", f"{lines}  classes: {written}\n")
+    assert shown in only("dataset.classes", "dataset=tissue", config_dir=folder)
 
 
 def test_an_error_of_a_rule_is_ours(monkeypatch):
