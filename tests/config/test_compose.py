@@ -459,13 +459,13 @@ PLAIN = """
 from hydra import compose, initialize_config_module
 from hydra.utils import instantiate
 with initialize_config_module("penstock.conf", version_base=None):
-    cfg = compose("config", ["dataset.root=faces", "model=linear"])
-print(type(instantiate(cfg.objective.loss)).__name__, cfg.dataset.root)
+    cfg = compose("config", ["dataset.root=faces", "dataset.count=8"])
+print(type(instantiate(cfg.objective.loss)).__name__, type(instantiate(cfg.dataset)).__name__)
 """
 
 
 def test_plain_hydra_composes_and_builds_what_stands_in_our_files(tmp_path):
     command = [sys.executable, "-c", PLAIN]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.stdout.split() == ["SmoothL1Loss", "faces"], done.stderr
+    assert done.stdout.split() == ["SmoothL1Loss", "SyntheticFaces"], done.stderr
     assert Path(ROOT, "conf", "__init__.py").exists()
