@@ -16,7 +16,7 @@ import numpy.typing as npt
 from platformdirs import user_cache_path
 
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.files.disk import private_folder
+from penstock.files.locks import lock, lock_beside
 from penstock.terminal import watched
 
 VARIABLE = "PENSTOCK_CACHE"
@@ -42,8 +42,7 @@ def generated_data(
     else:
         named = os.environ.get(VARIABLE)
         cache = Path(named).expanduser().absolute() if named else user_cache_path("penstock", False)
-        with _explained(cache):
-            parent = private_folder(private_folder(cache) / kind)
+        parent = cache / kind
     folder = generated_folder(parent / name, write)
     try:
         yield str(folder)
@@ -68,13 +67,11 @@ def generated_folder(path: Path, write: Callable[[Path], None]) -> Path:
     if not path.is_dir():
         with _explained(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            from penstock.files.disk import one_writer  # 30 ms
-
-            with one_writer(path, f"writes {path}") as lock:
+            with lock(lock_beside(path), f"writes {path}"):
                 if not path.is_dir():
                     _make(path, write)
                 # Whoever still waits for the lock finds the folder there. After an error it stays.
-                lock.unlink(missing_ok=True)
+                lock_beside(path).unlink(missing_ok=True)
     return path
 
 
@@ -134,21 +131,18 @@ class CacheFolder:
                 np.save(beside / f"{stem}.npy", array)
 
         try:
-            private_folder(self.path.parent)
-            private_folder(self.path)
+            self.path.mkdir(parents=True, exist_ok=True)
             kept = read()
             if kept is not None:
                 return kept
-            from penstock.files.disk import one_writer
-
-            with one_writer(folder, f"writes {folder}") as lock:
+            with lock(lock_beside(folder), f"writes {folder}"):
                 kept = read()
                 if kept is None:
                     made = make()
                     shutil.rmtree(folder, ignore_errors=True)
                     _make(folder, save)
                     kept = read()
-                lock.unlink(missing_ok=True)
+                lock_beside(folder).unlink(missing_ok=True)
         except OSError as error:
             raise DataError(
                 f"dataset.cache_dir: {str(self.path)!r} cannot be written: "
@@ -160,7 +154,7 @@ class CacheFolder:
 def _make(path: Path, write: Callable[[Path], None]) -> None:
     beside = path.with_name(f".{path.name}-{os.getpid()}-{secrets.token_hex(4)}")
     try:
-        beside.mkdir(mode=0o755)  # others may read the data, and not change it
+        beside.mkdir()
         write(beside)
         try:
             beside.rename(path)

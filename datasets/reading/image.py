@@ -34,7 +34,7 @@ from torchvision import tv_tensors
 
 from penstock.datasets.reading.file_kind import stranger
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.files.data import read_regular
+from penstock.files.data import read_file
 from penstock.files.limits import DEFAULT, Limits
 from penstock.loading.encoded import TURNED, EncodedImage, notices
 from penstock.terminal import say
@@ -109,7 +109,7 @@ def encoded_image(
     """The image file `path`, undecoded; arguments and errors as for `read_image`."""
     name = name or path
     try:
-        content = read_regular(path, limits)
+        content = read_file(path, limits)
     except DataError as error:
         raise DataError(f"image {name!r}: {error}; or remove it from the data.") from error
     except OSError as error:
@@ -347,7 +347,7 @@ _stderr = threading.Lock()
 
 def image_damage(path: str, limits: Limits = DEFAULT) -> str | None:
     """Damage in an image file that can be decoded; None if none is found."""
-    content = read_regular(path, limits)
+    content = read_file(path, limits)
     if content.startswith(b"\xff\xd8"):
         if not has_jpeg_end(content):
             return "it has no end marker: it was cut off, or its end was never written"

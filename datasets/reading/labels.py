@@ -9,7 +9,7 @@ import numpy as np
 from penstock.datasets.reading.folder import FolderFile
 from penstock.datasets.reading.mapped_array import MappedArray
 from penstock.errors import DataError
-from penstock.files.data import read_regular
+from penstock.files.data import read_file
 from penstock.files.limits import DEFAULT, Limits
 from penstock.order.randomness import IntArray
 
@@ -59,7 +59,7 @@ def class_names(file: FolderFile, labels: IntArray, limits: Limits = DEFAULT) ->
     if not file.exists():
         return [str(number) for number in range(count)]
     try:
-        text = file.read(lambda path: read_regular(path, limits)).decode("utf-8")
+        text = file.read(lambda path: read_file(path, limits)).decode("utf-8")
     except (OSError, UnicodeDecodeError, DataError) as error:
         reason = (isinstance(error, OSError) and error.strerror) or error
         raise DataError(

@@ -14,7 +14,6 @@ from penstock.datasets.reading.fingerprint import DataFile, Part
 from penstock.datasets.reading.folder import FolderFile, LocalFolder
 from penstock.datasets.reading.positioned_file import PositionedFile
 from penstock.errors import DataError
-from penstock.files.data import map_npy
 from penstock.files.limits import DEFAULT, Limits
 
 
@@ -80,13 +79,17 @@ def _blocks(path: str) -> tuple[int, list[bytes]]:
     return file.size, file.sample(1024)
 
 
+def _mapped(path: str) -> npt.NDArray[Any]:
+    return np.load(path, mmap_mode="r", allow_pickle=False)
+
+
 def _opened(file: FolderFile, key: str) -> npt.NDArray[Any]:
     name = f"{key}: {str(file)!r}"
     try:
-        array: npt.NDArray[Any] = file.read(map_npy)
+        array: npt.NDArray[Any] = file.read(_mapped)
     except OSError as error:
         raise DataError(f"{name} cannot be read: {error.strerror}.") from error
-    except ValueError as error:
+    except (ValueError, EOFError) as error:
         wrong = str(error)
         if "Python objects" in wrong:
             wrong = (

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from urllib.parse import quote
-
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*)://", re.ASCII)
-
-
-def scheme_of(address: str) -> str | None:
-    """The scheme of an address in small letters; None for a path of this machine."""
-    match = _SCHEME.match(address)
-    return match[1].lower() if match else None
 
 
 def is_remote(address: str) -> bool:
     """Whether files at `address` are to be fetched; not for "file://" and paths."""
-    return scheme_of(address) not in (None, "file")
+    return "://" in address and not address.lower().startswith("file://")
 
 
 def local_path(address: str) -> str:
@@ -26,5 +17,5 @@ def local_path(address: str) -> str:
 
 def join(folder: str, name: str) -> str:
     """The address of the file `name` in the folder at an address."""
-    web = scheme_of(folder) in ("http", "https")
-    return f"{folder.rstrip('/')}/{quote(name) if web else name}"
+    is_web = folder.lower().startswith(("http://", "https://"))
+    return f"{folder.rstrip('/')}/{quote(name) if is_web else name}"

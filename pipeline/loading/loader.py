@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 from penstock import seams
 from penstock.distributed.world import World, has_accelerator
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.files.data import JsonError, integer, mapping, shown
 from penstock.loading.bad_samples import Budget
 from penstock.loading.batch import Batch
 from penstock.loading.dataset_facts import row_counts
@@ -326,13 +325,13 @@ class Loader:
         """
         if state.get("version") != STATE_VERSION:
             raise ConfigError(
-                f"the loader state has version {shown(state.get('version'))}; this one reads "
+                f"the loader state has version {state.get('version')!r:.60}; this one reads "
                 f"{STATE_VERSION}"
             )
         try:
-            address = integer(state, "epoch"), integer(state, "step")
-            saved = mapping(state.get("fingerprint"))
-        except JsonError as error:
+            address = int(state["epoch"]), int(state["step"])
+            saved = dict(state["fingerprint"])
+        except (LookupError, TypeError, ValueError) as error:
             raise ConfigError(f"the loader state is damaged: {error}") from error
         keys = [
             str(key)[:200]
@@ -345,7 +344,7 @@ class Loader:
                     Problem(
                         key,
                         f"is {self.fingerprint.get(key)!r} here and was "
-                        f"{shown(saved.get(key))} when the state was saved, so its address means "
+                        f"{saved.get(key)!r:.60} when the state was saved, so its address means "
                         "another batch",
                     )
                     for key in sorted(keys)[:_MOST_PROBLEMS]

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 
 from penstock.distributed.group import Group
-from penstock.files.disk import Hold, beside, discard, prepare, refuse, sync_folder
+from penstock.files.disk import beside, prepare, sync_folder, writing
 from penstock.runs import checkpoint_file
 from penstock.runs.checkpoint_file import load, save
 from penstock.runs.run_state import CheckpointError, NoCheckpointError, State, encode
@@ -87,7 +87,7 @@ class Checkpoints:
 
         def work() -> None:
             try:
-                prepare(self.folder, CheckpointError)
+                prepare(self.folder, CheckpointError, idle=0)
                 checkpoint_file.write_file(path, text, copies)
                 self._settle(path, step, best)
                 self._passing = path if passing else None
@@ -176,7 +176,7 @@ class Checkpoints:
         old = [file for file in known if file not in replaced][: -self.keep_last]
         for file in [*replaced, *old]:
             with suppress(OSError):  # then the next save tries again
-                discard(file)
+                file.unlink()
 
 
 def find(path: Path) -> Path:
@@ -268,18 +268,11 @@ def _link(path: Path, folder: Path) -> None:
     copy on a file system without hard links.
     """
     best = folder / BEST
-    hidden, hold = beside(best), None
-    try:
-        hold = Hold.take(path)  # or another process deletes the hidden name
+    hidden = beside(best)
+    with writing(best, CheckpointError):
         try:
             os.link(path, hidden)
         except OSError:
             shutil.copyfile(path, hidden)
         hidden.replace(best)
         sync_folder(folder)
-    except OSError as error:
-        hidden.unlink(missing_ok=True)
-        refuse(best, error, CheckpointError)
-    finally:
-        if hold is not None:
-            hold.release()

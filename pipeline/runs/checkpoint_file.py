@@ -18,7 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from penstock.files.disk import replacing, write
+from penstock.files.disk import replacing
 from penstock.runs import run_state
 from penstock.runs.run_state import CheckpointError, NoCheckpointError, State, encode, is_sharded
 
@@ -107,9 +107,9 @@ def write_file(path: Path, text: str, tensors: Mapping[str, Tensor]) -> None:
         }
     head = json.dumps(header).encode()
     head += b" " * (-len(head) % 8)
-    with replacing(path, CheckpointError) as descriptor:
-        write(descriptor, [struct.pack("<Q", len(head)) + head])
-        write(descriptor, (_bytes(tensors[name]) for name in names))
+    with replacing(path, CheckpointError) as file:
+        file.write(struct.pack("<Q", len(head)) + head)
+        file.writelines(_bytes(tensors[name]) for name in names)
 
 
 def load(path: Path) -> State:

@@ -21,8 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import PenstockError
-from penstock.files import data as plain_json
-from penstock.files.data import LONGEST_LINE, JsonError, integer, shown
+from penstock.files.data import records
 
 EVENTS = ("log", "epoch")
 
@@ -69,13 +68,13 @@ class Series(Sequence[Record]):
         return np.flatnonzero(np.isfinite(self.column(name)))
 
     def extend(self, records: Sequence[Record]) -> None:
-        """Append checked records of the same names; raises JsonError for a name too many."""
+        """Append checked records of the same names; raises ValueError for a name too many."""
         columns = zip(*(record.values() for record in records), strict=True)
         for name, values in zip(records[0], columns, strict=True):
             if name != "event":
                 if name not in self._columns:
                     if len(self._columns) == _MOST_NAMES:
-                        raise JsonError(f"it has more than {_MOST_NAMES} names of numbers")
+                        raise ValueError(f"it has more than {_MOST_NAMES} names of numbers")
                     self._columns[name] = _Column()
                 self._columns[name].extend(self._count, values)
         self._count += len(records)
@@ -150,7 +149,7 @@ def naming(path: Path) -> Iterator[None]:
         return
     except OSError as error:
         raise PenstockError(f"{path} cannot be read: {error.strerror}") from error
-    except JsonError as error:
+    except ValueError as error:
         raise PenstockError(f"{path}, {error}") from error
 
 
@@ -172,14 +171,14 @@ def read(path: Path, events: Sequence[str] = EVENTS) -> dict[str, Series]:
                 continue
             numbers += len(records) * len(records[0])
             if numbers > _MOST_NUMBERS:
-                raise JsonError(
+                raise ValueError(
                     f"line {number}: it has more than {_MOST_NUMBERS} numbers, which "
                     "are not read into memory"
                 )
             try:
                 series.extend(records)
-            except JsonError as error:
-                raise JsonError(f"line {number}: {error}") from error
+            except ValueError as error:
+                raise ValueError(f"line {number}: {error}") from error
     return by_event
 
 
@@ -189,16 +188,16 @@ def _checked(path: Path) -> Iterator[tuple[int, list[Record]]]:
     with path.open("rb") as file:
         while block := file.read(_BLOCK):
             start = file.tell() - len(block)
-            block += file.readline(LONGEST_LINE)
+            block += file.readline()
             whole = block[: block.rfind(b"\n") + 1]  # without a last line that is still written
             groups = _parsed(whole) if len(block) <= 2 * _BLOCK else None
             if groups is None:  # line by line, for what is wrong and where
                 file.seek(start)
-                for number, record in plain_json.lines_of(file, lines, start + len(block)):
+                for number, record in records(file, lines + 1, start + len(block)):
                     try:
                         _check(record)
-                    except (JsonError, OverflowError) as error:
-                        raise JsonError(f"line {number} is broken: {error}") from error
+                    except ValueError as error:
+                        raise ValueError(f"line {number} is broken: {error}") from error
                     yield number, [record]
             for group in groups or ():
                 yield lines + 1, group
@@ -251,13 +250,13 @@ def _is_plain(records: Sequence[Record]) -> bool:
 
 def _check(record: Mapping[str, object]) -> None:
     if record.get("event") not in EVENTS:
-        raise JsonError(f"event is {shown(record.get('event'))}")
-    integer(record, "epoch")
-    integer(record, "step")
+        raise ValueError(f"event is {record.get('event')!r:.60}")
+    if not all(type(record.get(key)) is int for key in ("epoch", "step")):
+        raise ValueError("epoch and step must be whole numbers")
     for name, value in record.items():
         if len(name) > _LONGEST_NAME:
-            raise JsonError(f"it has a name of {len(name)} characters")
+            raise ValueError(f"it has a name of {len(name)} characters")
         if name != "event" and (
             isinstance(value, bool) or not isinstance(value, int | float | None)
         ):
-            raise JsonError(f"{name[:100]} is {shown(value)}, and must be a number")
+            raise ValueError(f"{name[:100]} is {value!r:.60}, and must be a number")

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import ConfigError, Problem
-from penstock.files.disk import append, refuse
+from penstock.files.disk import append, writing
 from penstock.loading.bad_samples import BadSamples, LeftOut, OnError, path_of, rule
 from penstock.loading.wrapped import SomeRows, unfiltered, unfiltered_fingerprint
 from penstock.order.plan import Plan
@@ -27,7 +27,6 @@ from penstock.order.streams import StreamPlan
 from penstock.runs.left_out import (
     COLUMNS,
     KEY,
-    LONGEST_LINE,
     NAME,
     Entry,
     normal,
@@ -96,21 +95,8 @@ class QuarantineFile:
 
 def _cut_half_line(path: Path) -> None:
     """Remove a last line that a crash cut off."""
-    try:
-        with os.fdopen(os.open(path, os.O_RDWR), "rb+") as file:
-            size = file.seek(0, os.SEEK_END)
-            begin = max(size - LONGEST_LINE, 0)
-            file.seek(begin)
-            end = begin + whole(file.read())
-            if end == begin > 0:
-                raise ConfigError(
-                    Problem(
-                        KEY, f"{str(path)!r} ends in a line of more than {LONGEST_LINE >> 20} MiB"
-                    )
-                )
-            file.truncate(end)
-    except OSError as error:
-        refuse(path, error)
+    with writing(path):
+        os.truncate(path, whole(path.read_bytes()))
 
 
 def known_rows(path: str | Path, dataset: object, split: str, fingerprint: str) -> dict[int, str]:

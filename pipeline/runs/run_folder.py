@@ -18,12 +18,15 @@ import math
 import os
 import platform
 import secrets
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from importlib import metadata
+from io import FileIO
 from itertools import chain, count
 from pathlib import Path
 from typing import Any, Literal
@@ -35,42 +38,26 @@ import penstock
 from penstock import program
 from penstock.distributed.world import usable_cpus
 from penstock.errors import ConfigError, PenstockError, Problem
-from penstock.files import data as plain_json
-from penstock.files.data import JsonError, mapping
-from penstock.files.disk import (
-    Hold,
-    append,
-    beside,
-    cut,
-    discard,
-    is_leftover,
-    prepare,
-    refuse,
-    write_atomically,
-)
+from penstock.files.disk import append, beside, cut, is_leftover, prepare, write_atomically, writing
+from penstock.files.locks import lock
 from penstock.loading.known_by import CONTENT, KNOWN_BY, relation
 from penstock.runs.manifest import PACKAGES, has_manifest, read_manifest
 from penstock.terminal import one_line
 
 HOLDER = "holder.json"
 
-_PATIENCE = 10.0  # seconds in which a lost process may still be ending
-_LOOK = 0.1
 
-
-def take(folder: Path) -> Hold | None:
-    """Hold `folder` and record it in holder.json; None if another process has it."""
+def take(folder: Path) -> FileIO | None:
+    """Lock `folder` and record it in holder.json; None if another process has it."""
+    if not folder.is_dir():
+        raise ConfigError(Problem("resume", f"{folder} does not exist"))
     path = folder / HOLDER
-    try:
-        hold = Hold.take(path, os.O_RDWR | os.O_CREAT)
-        if hold is None:  # somebody may just have asked whether it is locked
-            time.sleep(0.01)
-            hold = Hold.take(path)
-    except FileNotFoundError as error:
-        raise ConfigError(Problem("resume", f"{folder} does not exist")) from error
-    except OSError as error:
-        refuse(path, error)
-    if hold is None:
+    for patience in (0.01, 0.0):  # somebody may just be asking whether it is locked
+        with writing(path), suppress(BlockingIOError):
+            held = lock(path)
+            break
+        time.sleep(patience)
+    else:
         return None
     who = {
         "pid": os.getpid(),
@@ -78,38 +65,19 @@ def take(folder: Path) -> Hold | None:
         "since": now(),
         "command": program.joined(sys.orig_argv),
     }
-    try:
-        os.ftruncate(hold.descriptor, 0)
-        os.write(hold.descriptor, (json.dumps(who) + "\n").encode())
-    except OSError as error:
-        hold.release()
-        refuse(path, error)
-    return hold
-
-
-def take_from_lost(folder: Path) -> Hold | None:
-    """`take` from a process that is known to be gone, or to be cut off; waits 10 s for its lock."""
-    until = time.monotonic() + _PATIENCE
-    while (hold := take(folder)) is None and time.monotonic() < until:
-        time.sleep(_LOOK)
-    if hold is None:
-        new = beside(folder / HOLDER)
-        try:
-            new.touch(mode=0o666)
-            new.replace(folder / HOLDER)
-        except OSError as error:
-            refuse(folder / HOLDER, error)
-        hold = take(folder)
-    return hold
+    with writing(path):
+        held.truncate(0)
+        held.write((json.dumps(who) + "\n").encode())
+    return held
 
 
 def held_by(folder: Path) -> str:
     """Who has `folder`, for a message."""
     try:
-        who = mapping(plain_json.read(folder / HOLDER))
+        who = json.loads((folder / HOLDER).read_bytes())
         said = {name: one_line(who[name])[:200] for name in ("pid", "host", "since", "command")}
         holder = "process {pid} on {host} since {since} ({command})".format(**said)
-    except (OSError, JsonError, LookupError):  # the holder is just writing it
+    except (OSError, ValueError, LookupError, TypeError):  # the holder is just writing it
         holder = "another process"
     return f"{folder} is in use by {holder}; wait for it or stop it, or set another run_dir"
 
@@ -132,10 +100,10 @@ class RunFolder:
         manifest: the contents of manifest.json.
     """
 
-    def __init__(self, path: Path, manifest: dict[str, Any], hold: Hold) -> None:
+    def __init__(self, path: Path, manifest: dict[str, Any], lock: FileIO) -> None:
         self.path = path
         self.manifest = manifest
-        self._hold = hold
+        self._lock = lock
         self._before: dict[str, Any] = {}  # the manifest of a run that this resumes
 
     @classmethod
@@ -156,11 +124,11 @@ class RunFolder:
             DiskError: it cannot be made or written to.
         """
         names = (path.with_name(f"{path.name}-{number}") for number in count(2))
-        folder, hold = next(
-            (folder, hold) for folder in chain([path], names) if (hold := _take(folder))
+        folder, held = next(
+            (folder, held) for folder in chain([path], names) if (held := _take(folder))
         )
         known = provenance()
-        run = cls(folder, {"status": "running", **known, **facts, "sessions": []}, hold)
+        run = cls(folder, {"status": "running", **known, **facts, "sessions": []}, held)
         text = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
         write_atomically(folder / "config.yaml", text.encode(errors="backslashreplace"))
         run._begin_session(known, world)  # last, as from then on the folder can be resumed
@@ -173,7 +141,6 @@ class RunFolder:
         *,
         world: int = 1,
         longer: Sequence[str] = (),
-        lost: bool = False,
         **facts: Any,
     ) -> RunFolder:
         """Resume in the folder of a run that has ended or was killed.
@@ -181,7 +148,6 @@ class RunFolder:
         Args:
             world: number of ranks.
             longer: overrides that replace those of the same keys.
-            lost: whether the process that has the folder, if any, is known to be gone.
             facts: for the manifest's entry of this session.
 
         Raises:
@@ -189,13 +155,13 @@ class RunFolder:
                 has it.
             DiskError: it cannot be written to.
         """
-        hold = take_from_lost(path) if lost else take(path)
-        if hold is None:
+        held = take(path)
+        if held is None:
             raise ConfigError(Problem("resume", held_by(path)))
         try:
-            prepare(path)
+            prepare(path, idle=0)
             manifest = read_manifest(path)
-            run = cls(path, {**manifest, "status": "running"}, hold)
+            run = cls(path, {**manifest, "status": "running"}, held)
             run._before = manifest
             run.manifest.pop("ended", None)
             run.manifest["sessions"] = list(manifest.get("sessions", []))
@@ -204,7 +170,7 @@ class RunFolder:
             run.manifest["overrides"] = [*others, *longer]
             run._begin_session(provenance(), world, **facts)
         except BaseException:
-            hold.release()
+            held.close()
             raise
         return run
 
@@ -273,11 +239,7 @@ class RunFolder:
         Args:
             unchanged: this session changed nothing: the run keeps the end that it had before.
             release: the folder; otherwise `release` does.
-
-        Writes nothing if others, who took this process for lost, have the folder by now.
         """
-        if not self._hold.is_on(self.path / HOLDER):
-            return self.release()
         ended = {"status": status, "ended": now()}
         self.manifest["sessions"][-1] |= ended
         if unchanged:
@@ -307,13 +269,12 @@ class RunFolder:
 
     def remove(self) -> None:
         """Delete the folder, and release it."""
-        if self._hold.is_on(self.path / HOLDER):
-            discard(self.path)
+        shutil.rmtree(self.path.rename(beside(self.path)))
         self.release()
 
     def release(self) -> None:
         """Release the folder for other processes; a second time does nothing."""
-        self._hold.release()
+        self._lock.close()
 
     def _write_manifest(self) -> None:
         text = json.dumps(finite(self.manifest), indent=2, allow_nan=False, ensure_ascii=False)
@@ -372,29 +333,27 @@ def git_state() -> dict[str, Any] | None:
     return {"commit": commit, "dirty": bool(changed)}
 
 
-def _take(folder: Path) -> Hold | None:
-    """A hold on `folder` if no run has claimed it; else None."""
-    try:
+def _take(folder: Path) -> FileIO | None:
+    """A lock on `folder` if no run has claimed it; else None."""
+    with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        refuse(folder, error)
     # A run that was killed while it claimed the folder left an empty manifest, and maybe these.
     begun = (folder / "manifest.json").exists() and not has_manifest(folder)
     free = (*_OF_OTHERS, *(("manifest.json", "config.yaml") if begun else ()))
     if any(path.name not in free and not is_leftover(path) for path in folder.iterdir()):
         return None
-    hold = take(folder)
-    if hold is None:
+    held = take(folder)
+    if held is None:
         return None
     try:  # of two processes that find it empty, one can make the file
         (folder / "manifest.json").touch(exist_ok=begun)
     except FileExistsError:
-        hold.release()
+        held.close()
         return None
     if has_manifest(folder):
-        hold.release()
+        held.close()
         return None
-    return hold
+    return held
 
 
 def version_of(package: str) -> str | None:

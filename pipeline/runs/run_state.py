@@ -11,8 +11,6 @@ import torch
 from torch import Tensor
 
 from penstock.errors import ConfigError
-from penstock.files import data as plain_json
-from penstock.files.data import mapping, shown
 from penstock.files.disk import DiskError
 
 State = dict[str, Any]
@@ -42,10 +40,9 @@ def encode(state: State) -> tuple[str, dict[str, Tensor]]:
 def decode(text: str, tensors: Mapping[str, Tensor]) -> State:
     """The state that `encode` was given; raises ValueError for any other text or tensors."""
     try:
-        state = _decode(plain_json.parse(text), tensors)
+        return {**_decode(json.loads(text), tensors)}
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{type(error).__name__}: {str(error)[:200]}") from error
-    return mapping(state)
 
 
 def is_sharded(tensor: Tensor) -> bool:
@@ -123,7 +120,7 @@ def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
         case {"$float": "inf" | "-inf" | "nan" as text}:
             return float(text)
         case {"$float": text}:
-            raise ValueError(f"{shown(text)} is not a number that JSON lacks")
+            raise ValueError(f"{text!r:.60} is not a number that JSON lacks")
         case {"$tuple": items}:
             return tuple(_decode(item, tensors) for item in items)
         case {"$dict": pairs}:

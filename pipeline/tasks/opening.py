@@ -151,7 +151,6 @@ def _folder(config: Config, size: int, opened: Opened, facts: Mapping[str, Any])
             opened.old,
             world=size,
             longer=[word for word in words if word.partition("=")[0] in changing],
-            lost=opened.restarted,
             overrides=words,
             code=facts["code"],
             **{"at": at, **begins},

@@ -20,8 +20,6 @@ import torch
 from torchvision import tv_tensors
 
 from penstock.errors import DataError
-from penstock.files import data as plain_json
-from penstock.files.data import mapping
 from penstock.files.disk import prepare, write_atomically
 from penstock.loading.encoded import EncodedImage
 from penstock.loading.named_fields import Fields
@@ -110,7 +108,7 @@ def _usable(found: dict[str, list[float]]) -> dict[str, list[float]]:
 def _kept(path: Path) -> dict[str, list[float]]:
     """The statistics in a file."""
     try:
-        kept = mapping(plain_json.read(path))
+        kept = json.loads(path.read_bytes())
         numbers = {key: [float(value) for value in kept[key]] for key in ("mean", "std")}
         if len(numbers["mean"]) == len(numbers["std"]) and np.isfinite([*numbers.values()]).all():
             return numbers

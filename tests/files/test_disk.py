@@ -1,15 +1,12 @@
 """Files that are whole or not at all; real disks that are full, read-only or closed; real kills."""
 
 import json
-import multiprocessing
 import os
-import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,12 +14,11 @@ import pytest
 from penstock.files import disk
 from penstock.files.disk import (
     DiskError,
-    Hold,
-    NotOwnError,
     cut,
-    remove_leftovers,
+    prepare,
     replacing,
     write_atomically,
+    writing,
 )
 from penstock.runs import checkpoint
 from tests import warm
@@ -91,8 +87,8 @@ def test_a_file_without_permission_is_named(public):
 def test_an_error_while_writing_leaves_the_old_file(tmp_path):
     path = tmp_path / "a"
     write_atomically(path, b"old")
-    with pytest.raises(TypeError), replacing(path) as descriptor:
-        disk.write(descriptor, [b"new", "no bytes"])
+    with pytest.raises(TypeError), replacing(path) as file:
+        file.writelines([b"new", "no bytes"])
     assert path.read_bytes() == b"old"
     assert [one.name for one in tmp_path.iterdir()] == ["a"]
 
@@ -102,91 +98,52 @@ def test_a_folder_that_is_gone_is_named(tmp_path):
         write_atomically(tmp_path / "absent" / "a", b"x")
 
 
-def test_what_is_being_written_is_no_leftover(tmp_path):
-    with replacing(tmp_path / "a") as descriptor:
-        assert len(list(tmp_path.iterdir())) == 1
-        assert remove_leftovers(tmp_path) == []
-        os.write(descriptor, b"x")
-    assert (tmp_path / "a").read_bytes() == b"x"
-
-
-def test_leftovers_go_even_with_the_number_of_a_living_process(tmp_path):
-    left = tmp_path / f".a.{os.getpid()}-0123abcd.tmp"
-    left.write_bytes(b"half")
+def test_leftovers_go_and_what_is_being_written_stays(tmp_path):
+    left = tmp_path / f".a.{os.getpid()}-0123abcd.tmp"  # with the number of a living process
     half = tmp_path / f".b.{os.getpid()}-0123abcd.tmp"
     half.mkdir()
     (half / "shard").write_bytes(b"half")
     kept = [tmp_path / name for name in (".hidden", "a.tmp", ".a.tmp", ".a.12-xyz.tmp")]
-    for path in kept:
+    for path in (left, *kept):
         path.touch()
-    assert sorted(remove_leftovers(tmp_path)) == [left, half]
-    assert sorted(tmp_path.iterdir()) == sorted(kept)
+    for path in (left, half, *kept):
+        os.utime(path, (0, 0))
+    with replacing(tmp_path / "a") as file:
+        prepare(tmp_path)
+        assert len(list(tmp_path.iterdir())) == len(kept) + 1
+        file.write(b"x")
+    assert (tmp_path / "a").read_bytes() == b"x"
+    left.touch()
+    prepare(tmp_path, idle=0)  # of a folder that nobody else writes to
+    assert sorted(tmp_path.iterdir()) == sorted([*kept, tmp_path / "a"])
 
 
 def test_many_threads_write_one_file(tmp_path):
-    """While others clear leftovers away, nobody loses what it writes."""
-    errors = []
-
     def write(number):
-        try:
-            for _ in range(30):
-                write_atomically(tmp_path / "a", b"%d" % number * 1000)
-                remove_leftovers(tmp_path)
-        except BaseException as error:
-            errors.append(error)
+        for _ in range(30):
+            write_atomically(tmp_path / "a", b"%d" % number * 1000)
+            prepare(tmp_path)
 
-    threads = [threading.Thread(target=write, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []
+    before = os.dup(1)
+    os.close(before)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(write, range(8)))
     data = (tmp_path / "a").read_bytes()
     assert data == data[:1] * 1000
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    after = os.dup(1)
+    os.close(after)
+    assert after == before  # nothing stays open
 
 
-def test_a_hold_keeps_others_out_until_it_is_released(tmp_path):
-    path = tmp_path / "held"
-    hold = Hold.take(path, os.O_RDWR | os.O_CREAT)
-    assert hold is not None
-    assert Hold.take(path) is None
-    hold.release()
-    hold.release()
-    again = Hold.take(path)
-    assert again is not None
-    again.release()
-
-
-def hold_and_fork(path, pipe):
-    hold = Hold.take(path)
-    child = os.fork()
-    if child == 0:
-        signal.pause()
-    pipe.send((hold is not None, child))
-    signal.pause()
-
-
-@pytest.mark.stress
-def test_a_killed_holder_lets_go_at_once_though_its_children_live(tmp_path):
-    path = tmp_path / "held"
-    path.touch()
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=hold_and_fork, args=(path, theirs))
-    process.start()
-    held, child = ours.recv()
-    try:
-        assert held
-        assert Hold.take(path) is None
-        process.kill()
-        process.join()
-        hold = Hold.take(path)
-        assert hold is not None
-        hold.release()
-        os.kill(child, 0)  # it is still there
-    finally:
-        os.kill(child, signal.SIGKILL)
+def test_content_and_name_are_flushed(tmp_path, monkeypatch):
+    flushed, fsync = [], os.fsync
+    monkeypatch.setattr(
+        os, "fsync", lambda d: (flushed.append(Path(f"/proc/self/fd/{d}").readlink()), fsync(d))
+    )
+    write_atomically(tmp_path / "a", b"1")
+    assert disk.is_leftover(flushed[0])
+    assert flushed[1] == tmp_path
 
 
 def records(path, count, start=0):
@@ -258,45 +215,6 @@ def free_descriptor():
     return descriptor
 
 
-def test_nothing_stays_open_and_renames_are_flushed(tmp_path, monkeypatch):
-    flushed, fsync, is_on = [], os.fsync, Hold.is_on
-    monkeypatch.setattr(
-        os, "fsync", lambda d: (flushed.append(Path(f"/proc/self/fd/{d}").readlink()), fsync(d))
-    )
-    asked = []
-    # Somebody takes the first file for a leftover.
-    monkeypatch.setattr(
-        Hold,
-        "is_on",
-        lambda hold, path: asked.append(path) or (len(asked) > 1 and is_on(hold, path)),
-    )
-    before = free_descriptor()
-    write_atomically(tmp_path / "a", b"1")
-    assert free_descriptor() == before
-    assert len(asked) == 2
-    assert [path.name for path in flushed] == [asked[0].name, tmp_path.name]
-    assert disk.is_leftover(disk.beside(tmp_path / "a"))
-    disk.beside(tmp_path / "a").touch()
-    assert len(remove_leftovers(tmp_path)) == 1
-    assert free_descriptor() == before
-    monkeypatch.delattr(os, "O_DIRECTORY")  # Windows
-    disk.sync_folder(tmp_path / "absent")
-
-
-def test_a_folder_gets_a_leftovers_name_before_it_goes(tmp_path, monkeypatch):
-    names, rmtree = [], shutil.rmtree
-    monkeypatch.setattr(disk.shutil, "rmtree", lambda path: (names.append(path.name), rmtree(path)))
-    folder = tmp_path / "folder"
-    hidden = disk.beside(folder)
-    for path in (folder, hidden):
-        path.mkdir()
-        disk.discard(path)
-    assert names[0].startswith(".folder.")
-    assert disk.is_leftover(tmp_path / names[0])
-    assert names[1] == hidden.name
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize(
     ("error", "message"),
     [
@@ -306,41 +224,6 @@ def test_a_folder_gets_a_leftovers_name_before_it_goes(tmp_path, monkeypatch):
     ],
 )
 def test_an_error_of_the_disk_has_its_cause(error, message):
-    with pytest.raises(DiskError, match=f"^x cannot be written: {message}; what was there before"):
-        disk.refuse(Path("x"), error)
-
-
-def test_a_file_that_somebody_else_made_is_not_replaced(tmp_path):
-    path = tmp_path / "page"
-    made = re.compile(b"<!-- ours")
-    for content in (b"<!-- ours 1", b"<!-- ours 2"):
-        disk.replace_own(path, content, made)
-        assert path.read_bytes() == content
-    path.write_bytes(b"theirs")
-    with pytest.raises(NotOwnError, match="page exists, and Penstock has not made it"):
-        disk.replace_own(path, b"<!-- ours", made)
-    assert path.read_bytes() == b"theirs"
-
-
-def test_a_lock_shows_who_writes(tmp_path, monkeypatch):
-    path = tmp_path / "file"
-    assert not disk.is_locked(path)
-    hold = Hold.take(path, os.O_RDWR | os.O_CREAT)
-    assert disk.is_locked(path)
-    monkeypatch.setattr(disk, "fcntl", None)
-    assert not disk.is_locked(path)
-    monkeypatch.undo()
-    hold.release()
-    assert not disk.is_locked(path)
-
-
-@pytest.mark.parametrize(("length", "refused"), [((1 << 20) - 1, False), (1 << 21, True)])
-def test_cut_refuses_a_line_that_nobody_wrote(length, refused, tmp_path, monkeypatch):
-    monkeypatch.setattr(disk, "LONGEST_LINE", 1 << 20)
-    path = tmp_path / "lines.jsonl"
-    path.write_bytes(b'{"n": 1}\n' + b"x" * length)
-    if refused:
-        with pytest.raises(DiskError, match="a line of more than 1 MiB"):
-            cut(path, lambda line: True)
-    else:
-        assert cut(path, lambda line: True) == length
+    said = f"^x cannot be written: {message}; what was there before"
+    with pytest.raises(DiskError, match=said), writing(Path("x")):
+        raise error

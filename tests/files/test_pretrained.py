@@ -89,8 +89,7 @@ def test_weights_that_cannot_be_fetched_are_one_message(node, cached, tmp_path, 
     message = str(caught.value)
     assert caught.value.exit_code == 3
     assert re.match(
-        r"the pretrained weights resnet\d+-\w+\.pth cannot be fetched from "
-        r"download\.pytorch\.org: .*Connection refused",
+        r"the pretrained weights resnet\d+-\w+\.pth cannot be fetched \(.*Connection refused",
         message,
     )
     assert f"put it into {tmp_path / 'hub' / 'checkpoints'}" in message
@@ -99,11 +98,4 @@ def test_weights_that_cannot_be_fetched_are_one_message(node, cached, tmp_path, 
 def test_weights_that_are_cut_off_are_named(cached):
     cached(lambda path: path.write_bytes(b"PK\x03\x04" + bytes(100)))
     with pytest.raises(PenstockError, match=r"in .*\.pth are damaged: .*Delete the file"):
-        make(WAYS[0], "model")
-
-
-def test_weights_that_cannot_be_kept_are_named(cached, tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "file"))
-    with pytest.raises(PenstockError, match=r"cannot be kept in .*Not a directory\. TORCH_HOME"):
         make(WAYS[0], "model")

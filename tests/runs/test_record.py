@@ -168,26 +168,3 @@ def test_lines_as_a_fit_writes_them_are_parsed_together():
         assert record._parsed(block)[1].tolist() == steps
     with pytest.raises(ValueError, match=r"^$"):
         record._parsed(step + b"{}\n")
-
-
-@pytest.mark.parametrize(
-    ("order", "loss", "wrong"),
-    [
-        ("f" * 16, "0x1p0", None),
-        ("ff".rjust(100, "0"), "0x1p0", None),
-        ("ff".rjust(101, "0"), "0x1p0", "order is"),
-        ("1" + "0" * 16, "0x1p0", "order is"),
-        ("ff", "0x1." + "0" * 93 + "p+0", None),
-        ("ff", "0x1." + "0" * 94 + "p+0", "loss is"),
-    ],
-)
-def test_hashes_and_losses_have_a_bound(order, loss, wrong, tmp_path):
-    line = {"epoch": 0, "step": 0, "samples": 4, "order": order, "loss": loss}
-    (tmp_path / "ledger.jsonl").write_text(json.dumps(line, separators=(",", ":")) + "\n")
-    if wrong is None:
-        ledger = read_ledger(tmp_path / "ledger.jsonl")
-        assert ledger.order.tolist() == [int(order, 16)]
-        assert ledger.loss.tolist() == [1.0]
-    else:
-        with pytest.raises(PenstockError, match=f"line 1 is broken: {wrong}"):
-            read_ledger(tmp_path / "ledger.jsonl")

@@ -26,7 +26,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from penstock.files.data import JsonError, integer, shown
 from penstock.order.randomness import hash64, scope, seed_global
 
 Snapshot = dict[str, Any]
@@ -88,7 +87,7 @@ class EpochDraws:
         """
         if saved.get("seed") != self._seed:
             raise ValueError(
-                f"the state was saved by a DataLoader with seed={shown(saved.get('seed'))}, and "
+                f"the state was saved by a DataLoader with seed={saved.get('seed')!r:.60}, and "
                 f"this one has seed={self._seed}, so that its epochs have other orders; use the "
                 "same seed"
             )
@@ -217,7 +216,7 @@ def plain(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def from_plain(saved: Mapping[str, Any]) -> Snapshot:
-    """The snapshot that `plain` was given, also of anybody's text; raises JsonError otherwise."""
+    """The snapshot that `plain` was given, also of anybody's text; raises ValueError otherwise."""
     try:
         snapshot = dict(saved)
         if len(saved["generators"]) > _MOST_GENERATORS:
@@ -226,20 +225,18 @@ def from_plain(saved: Mapping[str, Any]) -> Snapshot:
         states = [_array(text, np.uint8) for text in saved["generators"]]
         snapshot["generators"] = [torch.from_numpy(state) for state in states]
         torch.Generator().set_state(snapshot["torch"])  # refuses what is no state
-        if snapshot.get("first") is not None:
-            integer(snapshot, "first")
         if "random" in saved:
             version, words, gauss = saved["random"]
             snapshot["random"] = version, tuple(_array(words, np.uint32).tolist()), gauss
             random.Random().setstate(snapshot["random"])
             name, keys, position, *rest = saved["numpy"]
             if type(position) is not int or not 0 <= position <= _WORDS:  # numpy reads at any place
-                raise ValueError(f"numpy's generator is at {shown(position)}")
+                raise ValueError(f"numpy's generator is at {position!r:.60}")
             snapshot["numpy"] = (name, _array(keys, np.uint32), position, *rest)
             np.random.RandomState(0).set_state(snapshot["numpy"])
         return snapshot
     except (ValueError, TypeError, KeyError, RuntimeError, OverflowError, zlib.error) as error:
-        raise JsonError(f"its generators: {type(error).__name__}: {str(error)[:300]}") from error
+        raise ValueError(f"its generators: {type(error).__name__}: {str(error)[:300]}") from error
 
 
 def _text(numbers: Any) -> str:

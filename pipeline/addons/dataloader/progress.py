@@ -17,40 +17,9 @@ from typing import Any
 
 from penstock.addons.dataloader.epoch_draws import is_stateful, wrapped
 from penstock.addons.dataloader.item_fetch import FetchResult, Keys, ShardStep
-from penstock.files.data import JsonError, integer, mapping, shown
 from penstock.order.streams import forwards
 
 State = dict[str, object]
-
-_MOST_WORKERS = 1 << 16
-
-
-def check(state: Any, iterable: bool) -> None:
-    """Refuse what no `Progress.state` gives: a state may come from anybody.
-
-    Raises:
-        JsonError: with the key.
-    """
-    if not iterable:
-        integer(mapping(state), "step")
-        ahead = state.get("ahead")
-        if not isinstance(ahead, list) or not all(type(step) is int for step in ahead):
-            raise JsonError(f"ahead is {shown(ahead)}, and must be a list of steps")
-        sampler = state.get("sampler")
-        if sampler is not None:
-            integer(mapping(sampler), "step")
-            integer(sampler, "samples")
-            if sampler.keys() != {"of", "step", "samples", "ended", "state"}:
-                raise JsonError("sampler has missing or unexpected keys")
-        return
-    workers, parts = integer(mapping(state), "workers", most=_MOST_WORKERS), state.get("parts")
-    if not isinstance(parts, list) or len(parts) != max(workers, 1):
-        raise JsonError(f"parts is {shown(parts)}, and must be a list, one for each worker")
-    for part in parts:
-        integer(mapping(part), "batches")
-        integer(part, "batch")
-        if part.keys() != {"batches", "ended", "batch", "state"}:
-            raise JsonError("a part has missing or unexpected keys")
 
 
 class Progress:

@@ -28,7 +28,7 @@ from penstock.datasets.reading.folder import existing_root
 from penstock.datasets.reading.image import Reader
 from penstock.datasets.reading.split import Split
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.files.data import read_regular
+from penstock.files.data import read_file
 from penstock.files.limits import Limits
 from penstock.ranges import Count, Fraction, Seed
 
@@ -117,7 +117,7 @@ class _Featured(ArrowTable):
             file = (self._folder / path).resolve()
             if not file.is_relative_to(self._folder):
                 raise CellError(f"its file {path!r} is outside of dataset.external")
-            return read_regular(file, self._limits)
+            return read_file(file, self._limits)
         except (OSError, ValueError, DataError) as error:
             if isinstance(error, CellError):
                 raise

@@ -12,6 +12,7 @@ divided.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +24,6 @@ from penstock.addons.tables.arrow.files import SUFFIXES
 from penstock.datasets.files import Files
 from penstock.datasets.reading.folder import existing_root, leads_out
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.files import data as plain_json
 from penstock.files.paths import is_remote, join, local_path
 
 SPLITS = {
@@ -193,10 +193,9 @@ def _of_folder(root: str, below: str, files: Files, there: set[str]) -> Saved:
 def _described(root: str, name: str, files: Files) -> dict[str, Any]:
     """A JSON file of a folder."""
     try:
-        return plain_json.mapping(
-            files.read(join(root, name), lambda path: plain_json.read(Path(path)))
-        )
-    except (OSError, plain_json.JsonError) as error:
+        content = files.read(join(root, name), lambda path: Path(path).read_bytes())
+        return {**json.loads(content)}
+    except (OSError, ValueError, TypeError) as error:
         raise _damaged(root, name, str(error)) from error
 
 

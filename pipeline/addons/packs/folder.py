@@ -33,8 +33,7 @@ import numpy.typing as npt
 from penstock import program
 from penstock.addons.packs.fields import Column, Field, Numbers, difference
 from penstock.errors import DataError
-from penstock.files import data as plain_json
-from penstock.files.data import map_npy, size_of
+from penstock.files.data import size_of
 
 # What lies beside a field's numbers: its type and dimensions.
 _LAID_OUT = {"offsets": ("<i8", 1), "shapes": ("<i4", 2), "canvas": ("<i4", 2)}
@@ -203,7 +202,7 @@ class Pack:
                 raise damaged(self.folder, f"{RECORD} names no file '{name}.npy'")
             try:
                 mapped = self._mapped(f"{name}.npy")
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, EOFError) as error:
                 raise damaged(path, error) from error
             self._check_rows(name, mapped, path)
             if not mapped.flags.c_contiguous:  # to lay it out in rows would copy all of it
@@ -216,7 +215,7 @@ class Pack:
         return str(Path(self.folder) / name)
 
     def _mapped(self, name: str) -> Numbers:
-        return map_npy(self.file(name))
+        return np.load(self.file(name), mmap_mode="r", allow_pickle=False)
 
     def rows(self, name: str, indices: Indices) -> Numbers:
         """The numbers of a field of one shape, int64[n] -> [n, *shape], in one copy.
@@ -319,7 +318,7 @@ def read_record(path: Path, folder: str) -> dict[str, Any]:
     """The content of a pack.json; `folder` is its pack's, for messages."""
     name = f"{folder}/{RECORD}"
     try:
-        record = plain_json.read(path)
+        record = json.loads(path.read_bytes())
     except OSError as error:
         raise DataError(
             f"{folder!r} has no packed data: {RECORD!r} cannot be read "

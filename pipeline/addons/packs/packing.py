@@ -30,7 +30,8 @@ from penstock.addons.packs.table import write_answers
 from penstock.datasets.files import Files
 from penstock.distributed.world import World, usable_cpus
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.files.disk import one_writer, private_folder, sync_folder
+from penstock.files.disk import sync_folder
+from penstock.files.locks import lock, lock_beside
 from penstock.files.paths import is_remote, join
 from penstock.loading.bad_samples import BadSamples
 from penstock.loading.batch import Batch
@@ -116,7 +117,7 @@ def pack(
     if out is None:
         folder = Path(cache_dir, "packed", name).expanduser().absolute()
         with _refusing(folder):
-            private_folder(folder.parent)
+            folder.parent.mkdir(parents=True, exist_ok=True)
         return made(folder)
     if is_remote(out):
         return _sent(join(out, split), name, files or Files(), Path(cache_dir, "sending"), made)
@@ -137,7 +138,7 @@ def _made(
         return folder
     with _refusing(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with one_writer(folder, f"packs {folder}"):
+        with lock(lock_beside(folder), f"packs {folder}"):
             if not _is_there(folder, name):
                 _remove_leftovers(folder)
                 record = {
@@ -160,8 +161,8 @@ def _sent(address: str, name: str, files: Files, where: Path, made: Callable[[Pa
     sending = files.remote.sending(address, "pack.out")
     folder = where.expanduser().absolute() / name
     with _refusing(folder):
-        private_folder(folder.parent)
-        with one_writer(folder, f"packs {address}"):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with lock(lock_beside(folder), f"packs {address}"):
             if sending.has(RECORD):
                 record = files.read(
                     join(address, RECORD), lambda path: read_record(Path(path), address)
@@ -230,7 +231,7 @@ def _remove_leftovers(target: Path) -> None:
         if of == target:
             shutil.rmtree(folder, ignore_errors=True)
             continue
-        with suppress(TimeoutError), one_writer(of, "packs it", wait=False):
+        with suppress(BlockingIOError), lock(lock_beside(of)):
             shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -244,7 +245,7 @@ def _make(
     dataset, split = fetch.dataset, record["split"]
     rows, samples, size = _try_out(fetch, recipe, folder)
     hidden = folder.with_name(f".{folder.name}{_WRITING}{os.getpid()}-{secrets.token_hex(4)}")
-    hidden.mkdir(mode=0o700)
+    hidden.mkdir()
     versions = {"torch": torch.__version__, "torchvision": torchvision.__version__}
     if recipe.decoder == "native":
         versions["jpeg"] = native_images.jpeg().library

@@ -22,10 +22,10 @@ import numpy.typing as npt
 
 from penstock.addons.packs.fields import Numbers
 from penstock.addons.packs.folder import RECORD, Indices, Pack, damaged, read_record
+from penstock.addons.record_files.remote_bytes import npy_header
 from penstock.datasets.files import Files
 from penstock.datasets.reading.fingerprint import DataFile, data_file
 from penstock.errors import DataError
-from penstock.files.data import map_npy, npy_layout
 
 if TYPE_CHECKING:
     from penstock.datasets.reading.folder import Folder
@@ -107,7 +107,7 @@ class RemotePack(Pack):
 
     def _mapped(self, name: str) -> Numbers:
         # What was evicted meanwhile stays readable for whoever has mapped it.
-        return self._at.read(name, lambda path, _: map_npy(path))
+        return self._at.read(name, lambda path, _: np.load(path, mmap_mode="r", allow_pickle=False))
 
     def _layout(self, name: str) -> _Layout | None:
         file = f"{self._files[name]}.npy"
@@ -117,7 +117,7 @@ class RemotePack(Pack):
         address = self.file(file)
         head = self.remote.content(self._header(address))
         try:
-            shape, fortran, dtype, start = npy_layout(head, size)
+            shape, fortran, dtype, start = npy_header(head)
         except ValueError as error:
             raise damaged(address, error) from error
         # An array of this type and shape, without its numbers.

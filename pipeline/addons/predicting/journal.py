@@ -17,8 +17,9 @@ import numpy as np
 
 from penstock.build.data import Split
 from penstock.errors import ConfigError, PenstockError, Problem
-from penstock.files import data as plain_json
-from penstock.files.disk import Hold, append
+from penstock.files.data import records
+from penstock.files.disk import append
+from penstock.files.locks import lock
 from penstock.order.randomness import IntArray
 from penstock.terminal import say
 
@@ -52,16 +53,14 @@ class Journal:
             ConfigError: another process holds it, FILE has come to be there, or nothing can be
                 written there.
         """
-        hold = None
-        while hold is None or not hold.is_on(self.path):  # unless it was deleted meanwhile
-            try:
-                hold = Hold.take(self.path, os.O_RDWR | os.O_CREAT)
-            except OSError as error:
-                reason = f"{str(self.out)!r} cannot be written: {error.strerror or error}"
-                raise ConfigError(Problem("out", f"{reason}; name another file")) from error
-            if hold is None:
-                reason = "another process predicts into it at this moment; name another file"
-                raise ConfigError(Problem("out", f"{str(self.out)!r}: {reason}"))
+        try:
+            held = lock(self.path)
+        except BlockingIOError as error:
+            reason = "another process predicts into it at this moment; name another file"
+            raise ConfigError(Problem("out", f"{str(self.out)!r}: {reason}")) from error
+        except OSError as error:
+            reason = f"{str(self.out)!r} cannot be written: {error.strerror or error}"
+            raise ConfigError(Problem("out", f"{reason}; name another file")) from error
         try:
             if self.out.exists():
                 raise ConfigError(Problem("out", f"{str(self.out)!r} exists already"))
@@ -70,7 +69,7 @@ class Journal:
             begun_for_nothing = self._is_new and not self.rows
             if self.out.exists() or begun_for_nothing or not self.path.stat().st_size:
                 self.path.unlink()
-            hold.release()
+            held.close()
 
     def read(self, repairs: bool) -> None:
         """Read what an earlier process has left.
@@ -86,15 +85,15 @@ class Journal:
             if not self.path.exists():
                 return
             with self.path.open("rb") as file:
-                for number, line in plain_json.lines_of(file):
+                for number, line in records(file):
                     end = file.tell()
                     if number == 1:
                         self._head = line
                     else:
-                        self.rows[plain_json.integer(line, "row")] = line
+                        self.rows[int(line["row"])] = line
             if repairs and end < self.path.stat().st_size:
                 os.truncate(self.path, end)
-        except (OSError, plain_json.JsonError) as error:
+        except (OSError, ValueError, KeyError) as error:
             reason = f"{self.path} is no list of predictions: {error}; delete it"
             raise ConfigError(Problem("out", reason)) from error
 

@@ -21,8 +21,6 @@ from typing import TYPE_CHECKING, Any
 from penstock.build.training import TrainingParts
 from penstock.config.schema import Config
 from penstock.errors import ConfigError, Problem
-from penstock.files import data as plain_json
-from penstock.files.data import JsonError
 from penstock.files.disk import write_atomically
 from penstock.loading.dataset_facts import classes_of
 from penstock.loading.wrapped import unfiltered
@@ -97,7 +95,7 @@ def parts_of_run(config: Config, checkpoint: Path, world: World | None = None) -
         return TrainingParts(config, world)
     parts = TrainingParts(learned.completed(config), world)
     parts.data.recorded = learned.classes
-    there = plain_json.mapping(learned.of_dataset or {}).get("encoding")
+    there = (learned.of_dataset or {}).get("encoding")
     own = getattr(unfiltered(parts.data.train.dataset), "learned", {}) if there else {}
     if there and json.loads(json.dumps(own.get("encoding"), default=_plain)) != there:
         raise ConfigError(
@@ -121,9 +119,9 @@ class Learned:
 
     def __init__(self, folder: Path, content: Mapping[str, Any]) -> None:
         self._folder = folder
-        self.facts = plain_json.mapping(content.get("facts"))
+        self.facts = dict(content["facts"])
         self.classes = [str(name) for name in content.get("classes") or ()]
-        self._steps = plain_json.mapping(content.get("steps"))
+        self._steps = dict(content["steps"])
         self.of_dataset = content.get("dataset")
 
     def __len__(self) -> int:
@@ -141,8 +139,8 @@ class Learned:
         if folder is None or path is None or not path.exists():
             return None
         try:
-            return cls(folder, plain_json.mapping(plain_json.read(path)))
-        except (OSError, JsonError, TypeError) as error:
+            return cls(folder, json.loads(path.read_bytes()))
+        except (OSError, ValueError, TypeError, LookupError) as error:
             reason = f"{path} is damaged: {error}; delete it to use the training data itself"
             raise ConfigError(Problem("run", reason)) from error
 

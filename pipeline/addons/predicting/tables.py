@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -30,7 +29,7 @@ def write(path: Path, columns: Sequence[str], rows: Rows) -> None:
     Raises:
         ConfigError: pyarrow is missing, or a column of Parquet has values of several kinds.
     """
-    with replacing(path) as descriptor, os.fdopen(os.dup(descriptor), "wb") as file:
+    with replacing(path) as file:
         {".parquet": _parquet, ".csv": _csv, ".jsonl": _jsonl}[path.suffix](file, columns, rows)
 
 

@@ -11,7 +11,9 @@ import io
 import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
 
 from penstock.datasets.reading.positioned_file import spread
 
@@ -31,6 +33,25 @@ def side_by_side(function: Callable[[Item], Result], items: Iterable[Item]) -> l
     """`function` of each item in order, several at a time: of what waits for a store."""
     with ThreadPoolExecutor(_AT_ONCE, "penstock-files") as pool:
         return list(pool.map(function, items))
+
+
+def npy_header(content: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+    """Shape, whether in Fortran's order, dtype, and the byte at which the numbers begin.
+
+    Args:
+        content: what a `.npy` file begins with.
+
+    Raises:
+        ValueError: it is no `.npy` file of numbers, times or text.
+    """
+    file = io.BytesIO(content)
+    # Versions 2 and 3 differ in the encoding of field names, which plain arrays lack.
+    is_old = np.lib.format.read_magic(file) == (1, 0)
+    read = np.lib.format.read_array_header_1_0 if is_old else np.lib.format.read_array_header_2_0
+    shape, fortran, dtype = read(file)
+    if dtype.hasobject:
+        raise ValueError("it holds Python objects")
+    return shape, fortran, dtype, file.tell()
 
 
 class RemoteBytes(io.RawIOBase):

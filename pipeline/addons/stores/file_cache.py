@@ -36,7 +36,6 @@ from penstock.addons.stores.forecast import kept, promise_times, read_forecasts,
 from penstock.addons.stores.mirror import Mirror, MirrorClaim, is_at
 from penstock.addons.stores.request_gate import locked, locked_if_free, unusable
 from penstock.errors import DataError
-from penstock.files.disk import private_folder
 
 _TIMEOUT = 300.0  # seconds to wait for other downloads to end
 _FRESH = 1.0  # seconds in which a use is not noted again
@@ -364,9 +363,8 @@ class FileCache:
         with suppress(OSError):
             if state and _identity(os.lstat(known)) == state:
                 return known
-        path = private_folder(self.folder)
-        for name in names:
-            path = private_folder(path / name)
+        path = self.folder.joinpath(*names)
+        path.mkdir(parents=True, exist_ok=True)
         self._checked[names] = str(path), _identity(path.lstat())
         return str(path)
 

@@ -24,7 +24,7 @@ from urllib.parse import quote, unquote
 from penstock.addons.stores.listing import Listing
 from penstock.datasets.files import FileInfo, walk
 from penstock.errors import DataError, PenstockError
-from penstock.files.disk import replace_own
+from penstock.files.disk import write_atomically
 from penstock.files.limits import Limits
 from penstock.terminal import put, watched
 
@@ -87,7 +87,7 @@ def write(folder: Path) -> int:
             ) from error
         encoded = quote(name, safe="/", errors="surrogateescape")
         lines.append(f"{size} {digest} {encoded}".encode())
-    replace_own(folder / NAME, b"\n".join([*lines, b""]), re.compile(_FIRST))
+    write_atomically(folder / NAME, b"\n".join([*lines, b""]))
     return len(names)
 
 

@@ -31,7 +31,6 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import PenstockError
-from penstock.files.disk import private_folder
 
 Uses = npt.NDArray[np.uint64]
 
@@ -156,7 +155,8 @@ class ForecastFile:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = private_folder(private_folder(folder) / "forecasts")
+        self._folder = folder / "forecasts"
+        self._folder.mkdir(parents=True, exist_ok=True)
         self._path = self._folder / secrets.token_hex(8)
         self._descriptor: int | None = None
 

@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from penstock.errors import UnreachableError
-from penstock.files.disk import private_folder
 
 try:
     import fcntl
@@ -184,7 +183,8 @@ class RequestGate:
 
     def _made(self) -> str:
         """The folder of locks, this user's own."""
-        self._checked = str(private_folder(private_folder(self._folder) / "requests"))
+        self._checked = f"{self._folder}/requests"
+        os.makedirs(self._checked, exist_ok=True)  # noqa: PTH103
         return self._checked
 
     def limit(self) -> int:

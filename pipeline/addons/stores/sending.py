@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -30,8 +31,7 @@ from penstock.addons.stores.retry import RetryPolicy
 from penstock.addons.stores.store import Store, parse_address
 from penstock.datasets.files import Files, walk
 from penstock.errors import ConfigError, DataError, Problem, UnreachableError
-from penstock.files import data as plain_json
-from penstock.files.data import JsonError, size_of
+from penstock.files.data import size_of
 from penstock.files.disk import write_atomically
 from penstock.files.paths import join
 from penstock.terminal import ProgressDisplay
@@ -103,8 +103,8 @@ class Sending:
     def run(self, folder: Path, last: str) -> None:
         digest = hashlib.blake2b(self._address.encode(), digest_size=8).hexdigest()
         self._folder, self._notes = folder, folder / f".sending-{digest}.json"
-        with suppress(OSError, JsonError, ValidationError):
-            sent = _Notes.model_validate(plain_json.read(self._notes))
+        with suppress(OSError, ValueError, ValidationError):
+            sent = _Notes.model_validate(json.loads(self._notes.read_bytes()))
             self._sent = sent if sent.version == self._sent.version else self._sent
         names = [name for name in walk(folder) if name != last]
         sizes = {name: size_of(folder / name) for name in [*names, last]}

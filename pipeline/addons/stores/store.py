@@ -45,7 +45,7 @@ from penstock.addons.stores.request_gate import RequestGate
 from penstock.addons.stores.retry import asks_to_wait
 from penstock.datasets.files import FileInfo, WholeFilesError
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.files.paths import join, scheme_of
+from penstock.files.paths import join
 
 if TYPE_CHECKING:
     import aiohttp
@@ -66,8 +66,8 @@ def parse_address(address: str) -> str:
     Raises:
         ConfigError: it holds a password, which would be kept in the run's files.
     """
-    scheme = scheme_of(address)
-    if scheme is None:
+    scheme = urlsplit(address).scheme
+    if not scheme:
         raise ConfigError(f"{address!r} is not an address")
     if re.match(r"[^/]*//[^/@]*@", address):
         raise ConfigError("an address holds a user or a password; leave them out of it")
@@ -80,7 +80,7 @@ def name_in(folder: str, address: str) -> str | None:
     if not address.startswith(start):
         return None
     name = address[len(start) :]
-    return unquote(name) if scheme_of(folder) in ("http", "https") else name
+    return unquote(name) if urlsplit(folder).scheme in ("http", "https") else name
 
 
 @dataclass(frozen=True)

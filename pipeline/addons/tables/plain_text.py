@@ -25,7 +25,7 @@ from penstock.datasets.reading.folder import Folder, LocalFolder, open_root
 from penstock.datasets.reading.generated_folder import CacheFolder, generated_data
 from penstock.datasets.reading.split import Split, check_split, split_rows
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.files.data import read_regular
+from penstock.files.data import read_file
 from penstock.files.limits import DEFAULT, Limits
 from penstock.files.paths import is_remote, local_path
 from penstock.ranges import Count, Fraction, Seed
@@ -133,7 +133,7 @@ class PlainText(FileDataset, Dataset[Sample]):
     def _read(self, name: str, by_line: bool, longest: int) -> list[str]:
         def decoded(path: str, shown: str) -> list[str]:
             try:
-                text = read_regular(path, self._limits).decode(self._encoding)
+                text = read_file(path, self._limits).decode(self._encoding)
                 return list(documents(text, by_line, longest))
             except UnicodeDecodeError as error:
                 raise DataError(

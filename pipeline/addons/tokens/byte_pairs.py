@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from penstock.errors import ConfigError, DataError, Problem
+from penstock.files.locks import lock, lock_beside
 from penstock.order.randomness import IntArray
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from penstock.config import allow_list
-from penstock.files.disk import one_writer, prepare, write_atomically
+from penstock.files.disk import prepare, write_atomically
 from penstock.order.randomness import hash64
 from penstock.order.streams import is_stream
 from penstock.terminal import watched
@@ -228,12 +229,12 @@ def with_vocabulary(
     key = hash64("vocabulary", fingerprint or learned, size, field, begin)
     path = folder / f"{key:016x}.json"
     if not os.path.lexists(path):
-        with one_writer(path, "learns the vocabulary") as lock:
+        with lock(lock_beside(path), "learns the vocabulary"):
             if not os.path.lexists(path):
                 _log.info("learning a vocabulary of %d byte pairs from the training texts", size)
                 learned = learned or learn(_texts(dataset, field), size, begin)
                 write_atomically(path, learned.encode())
-            lock.unlink(missing_ok=True)
+            lock_beside(path).unlink(missing_ok=True)
     return {**node, "vocabulary": str(path)}
 
 

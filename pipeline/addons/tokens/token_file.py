@@ -13,13 +13,12 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from penstock.addons.record_files.remote_bytes import RemoteBytes
+from penstock.addons.record_files.remote_bytes import RemoteBytes, npy_header
 from penstock.datasets.files import Remote, WholeFilesError
 from penstock.datasets.reading.fingerprint import DataFile, Part
 from penstock.datasets.reading.folder import FolderFile
 from penstock.datasets.reading.positioned_file import spread
 from penstock.errors import DataError
-from penstock.files.data import npy_layout
 from penstock.order.randomness import IntArray
 
 _LARGE = 4 << 20  # bytes of a file of which blocks are fetched
@@ -112,7 +111,7 @@ class RemoteNumbers:
         try:
             head = RemoteBytes(remote, str(file), size, _BLOCK).at(0, _HEADER)
             if dtype is None:
-                shape, _, dtype, start = npy_layout(head, size)
+                shape, _, dtype, start = npy_header(head)
                 return cls(file, remote, size, dtype, start, *shape) if len(shape) == 1 else None
         except (WholeFilesError, ValueError):
             return None

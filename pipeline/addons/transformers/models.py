@@ -7,6 +7,7 @@ are read from safetensors. So `auto_map`, adapters, kernels and quantizers of a 
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,8 +19,7 @@ from torch import Tensor, nn
 from penstock.addons.tokens.byte_pairs import BytePairs
 from penstock.config.messages import nearest
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.files import data as plain_json
-from penstock.files.data import read_regular
+from penstock.files.data import read_file
 from penstock.files.limits import Limits
 from penstock.terminal import one_line, say
 
@@ -201,9 +201,9 @@ def _config_of(folder: str) -> Mapping[str, Any]:
         )
         raise ConfigError(Problem("model.path", reason))
     try:
-        content = read_regular(path / "config.json", Limits(record_bytes=_LARGEST)).decode()
-        return plain_json.mapping(plain_json.parse(content))
-    except (OSError, UnicodeDecodeError, plain_json.JsonError, DataError) as error:
+        content = read_file(path / "config.json", Limits(record_bytes=_LARGEST)).decode()
+        return {**json.loads(content)}
+    except (OSError, TypeError, ValueError, DataError) as error:
         reason = f"{folder!r} has no config.json that can be read: {one_line(error)[:200]}"
         raise ConfigError(Problem("model.path", reason)) from error
 

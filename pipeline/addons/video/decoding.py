@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.files.data import read_regular
+from penstock.files.data import read_file
 from penstock.files.limits import Limits
 from penstock.order.randomness import IntArray
 
@@ -247,7 +247,7 @@ def _opened(path: str, name: str, limits: Limits) -> Iterator[_Film]:
 
 def _content(path: str, name: str, limits: Limits) -> bytes:
     try:
-        return read_regular(path, limits)
+        return read_file(path, limits)
     except DataError as error:
         raise DataError(f"video {name!r}: {error}; or cut it into pieces.") from error
     except OSError as error:

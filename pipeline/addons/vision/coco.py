@@ -9,6 +9,7 @@ Cost: one read of the JSON; 40 bytes of memory an object, and its outline where 
 from __future__ import annotations
 
 import importlib.util
+import json
 import logging
 import os
 import re
@@ -38,8 +39,7 @@ from urllib.parse import unquote
 import numpy.typing as npt
 
 from penstock.datasets.reading.labels import check_classes
-from penstock.files import data as plain_json
-from penstock.files.data import JsonError, read_regular
+from penstock.files.data import read_file
 from penstock.order.randomness import IntArray
 
 _log = logging.getLogger(__name__)
@@ -326,11 +326,11 @@ def outline_mask(outline: Any, width: int, height: int, where: str) -> npt.NDArr
 
 def _parsed(file: FolderFile, limits: Limits) -> dict[str, Any]:
     try:
-        content = plain_json.parse(file.read(lambda path: read_regular(path, limits)))
+        content = json.loads(file.read(lambda path: read_file(path, limits)))
     except OSError as error:
         hint = "Put it there or set dataset.annotations"
         raise DataError(f"{str(file)!r} cannot be read: {error.strerror}. {hint}.") from error
-    except (DataError, JsonError) as error:
+    except (DataError, ValueError) as error:
         raise DataError(f"{str(file)!r} cannot be read: {error}.") from error
     if not isinstance(content, dict):
         raise DataError(f"{str(file)!r} holds a {type(content).__name__}, not COCO's mapping.")

@@ -20,7 +20,8 @@ from pathlib import Path
 
 from penstock.distributed.world import usable_cpus
 from penstock.errors import PenstockError
-from penstock.files.disk import one_writer, write_atomically
+from penstock.files.disk import write_atomically
+from penstock.files.locks import lock, lock_beside
 from penstock.terminal import REFRESH_SECONDS, ProgressDisplay
 
 _log = logging.getLogger(__name__)
@@ -55,7 +56,7 @@ def digests(paths: Sequence[str], cache_dir: str | Path, settled: float = SETTLE
     with ExitStack() as stack:
         try:
             file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            stack.enter_context(one_writer(file, "hashes the same files"))
+            stack.enter_context(lock(lock_beside(file), "hashes the same files"))
         except (OSError, PenstockError) as error:
             message = "%s cannot be used: %s; each start hashes all files"
             _log.warning(message, file.parent, error)
