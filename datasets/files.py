@@ -21,7 +21,7 @@ from penstock.files.data import size_of
 from penstock.files.limits import DEFAULT, Limits
 from penstock.files.paths import is_remote, local_path
 from penstock.ranges import Count, Index
-from penstock.terminal import ProgressDisplay
+from penstock.terminal import progress
 
 if TYPE_CHECKING:
     from penstock.datasets.reading.folder import Folder
@@ -293,9 +293,9 @@ def walk(folder: Path, limits: Limits = DEFAULT) -> list[str]:
     seen = {_identity(parent) for parent in folder.resolve().parents}
     waiting = [""]  # folders, each with a slash at its end
     links: list[str] = []  # to folders; a heap
-    with ProgressDisplay(f"listing {folder}") as shown:
+    with progress(f"listing {folder}") as show:
         while waiting or links:
-            shown.to(len(names))
+            show(len(names))
             below = waiting.pop() if waiting else heappop(links)
             try:
                 identity = _identity(Path(folder, below))

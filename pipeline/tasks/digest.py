@@ -29,7 +29,7 @@ def run(config: Config) -> None:
         total = hashlib.blake2b(digest_size=16)
         for line in lines(config, group):
             if group.is_first:
-                put(line, flush=True)
+                put(line)
             total.update(line.encode() + b"\n")
         if group.is_first:
             put(f"total {total.hexdigest()}")

@@ -10,14 +10,13 @@ folder    outputs/2026-11-22/07-31-11
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from penstock.config.announcement import name_of
 from penstock.loading.wrapped import unfiltered
 from penstock.order.streams import length_of
-from penstock.terminal import console, put
+from penstock.terminal import put
 
 if TYPE_CHECKING:
     from penstock.tasks.fit import Fit
@@ -99,21 +98,16 @@ def print_report(result: Result, levels: Mapping[str, Record], monitor: str | No
 
 
 def print_table(columns: Mapping[str, Mapping[str, float]], monitor: str | None) -> None:
-    """Print metrics to stdout: a row a metric, a column a model; the monitored one stands out."""
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    table.add_column("")
-    for title in columns:
-        table.add_column(title, justify="right")
+    """Print metrics to stdout: a row a metric, a column a model; the monitored one has a star."""
+    rows = [["", *columns]]
     for name in next(iter(columns.values())):
         values = [column.get(name) for column in columns.values()]
         cells = [
             "" if value is None else f"{value:.4f}" if abs(value) >= 0.001 else f"{value:.3g}"
             for value in values
         ]
-        table.add_row(name, *cells, style="bold" if name == monitor else None)
-    console(sys.stdout, highlight=False).print(table)
+        rows.append([f"{name} *" if name == monitor else name, *cells])
+    put_rows(rows)
 
 
 def put_rows(rows: Sequence[Sequence[str]]) -> None:

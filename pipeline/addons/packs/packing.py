@@ -45,7 +45,7 @@ from penstock.order.plan import Plan
 from penstock.order.randomness import IntArray, scope, seed_global
 from penstock.order.samplers import Sequential
 from penstock.order.streams import is_stream
-from penstock.terminal import ProgressDisplay
+from penstock.terminal import Show, progress
 from penstock.transforms import native_images
 
 _log = logging.getLogger(__name__)
@@ -260,9 +260,9 @@ def _make(
         plan = Plan(Sequential(len(dataset)), size)
         with (
             Loader(plan, fetch, _readers(options, recipe, dataset), World()) as loader,
-            ProgressDisplay(f"packing {split}", len(dataset)) as shown,
+            progress(f"packing {split}", len(dataset)) as show,
         ):
-            _write(loader.epoch(0), hidden, record, shown)
+            _write(loader.epoch(0), hidden, record, show)
         with suppress(OSError):  # some network drives cannot
             sync_folder(hidden)
         if folder.is_dir():  # empty, or `_is_there` would have refused it
@@ -306,10 +306,9 @@ class _Plain:
         return done
 
 
-def _write(
-    batches: Iterable[Batch], folder: Path, record: dict[str, object], shown: ProgressDisplay
-) -> None:
+def _write(batches: Iterable[Batch], folder: Path, record: dict[str, object], show: Show) -> None:
     writer: PackWriter | None = None
+    done = 0
     try:
         for batch in batches:
             if batch["differs"]:
@@ -322,7 +321,8 @@ def _write(
                 writer.append(columns, fields)
             except DataError as error:
                 raise _differs(int(batch.indices[0]), str(error)) from error
-            shown.add(len(batch.indices))
+            done += len(batch.indices)
+            show(done)
         assert writer is not None, "a dataset without samples"
         writer.finish(record)
     finally:

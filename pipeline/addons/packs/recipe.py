@@ -219,4 +219,4 @@ def run(config: Config) -> None:
         else:
             pack = Pack(folder)
         size = sum(pack.record["files"].values())
-        put(f"{split} {pack.count} samples {size} bytes {folder}", flush=True)
+        put(f"{split} {pack.count} samples {size} bytes {folder}")

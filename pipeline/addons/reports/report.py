@@ -18,7 +18,7 @@ from penstock.distributed.preemption import held
 from penstock.errors import ConfigError, Problem
 from penstock.runs.only_shown import only_shown, reason
 from penstock.runs.record import RunRecord
-from penstock.terminal import fitted, put, say
+from penstock.terminal import put, say
 
 NAME = "report.html"
 
@@ -86,7 +86,7 @@ def leave(folder: Path, is_done: bool) -> None:
         record = RunRecord.read(folder)
         (put if is_done else say)(f"{'report':<12} {save(record)}")
         if is_done and (verdict.concern(record) or not verdict.is_better(record)):
-            say(fitted(f"{'verdict':<12} {verdict.result(record)}", hanging=13))
+            say(f"{'verdict':<12} {verdict.result(record)}")
 
 
 def of_sweep(config: Mapping[str, Any], folder: Path) -> None:

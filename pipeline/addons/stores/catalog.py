@@ -24,7 +24,7 @@ from penstock.datasets.files import FileInfo
 from penstock.errors import DataError
 from penstock.files.limits import Limits
 from penstock.files.paths import join
-from penstock.terminal import ProgressDisplay, watched
+from penstock.terminal import Show, progress, watched
 
 if TYPE_CHECKING:
     from penstock.order.randomness import IntArray
@@ -134,8 +134,8 @@ class Catalog:
             if indexed is not None:
                 self._listings[address] = indexed
                 return indexed
-            with ProgressDisplay(f"listing {address}") as shown:
-                listing = self._listed(address, shown)
+            with progress(f"listing {address}") as show:
+                listing = self._listed(address, show)
             if not self.store(address).lists:
                 names = [os.fsdecode(name) for name in listing.names.tolist()]
                 listing = Listing.of(self._looked(address, names))
@@ -150,8 +150,8 @@ class Catalog:
     def there(self, address: str) -> Listing:
         """The files below a folder of a store that lists them, as they are now; perhaps none."""
         store = self.store(address)
-        with ProgressDisplay(f"listing {address}") as shown:
-            crawl = Crawl(address, self._limits, shown)
+        with progress(f"listing {address}") as show:
+            crawl = Crawl(address, self._limits, show)
             listed = self._unless_missing(address, lambda: store.files(address, crawl, deep=True))
         return listed[0] if listed else Listing.of([])
 
@@ -175,13 +175,13 @@ class Catalog:
         infos = (self._found.get(join(address, name)) for name in names)
         return np.array([-1 if info is None else info.size or 0 for info in infos], np.int64)
 
-    def _listed(self, address: str, shown: ProgressDisplay) -> Listing:
+    def _listed(self, address: str, show: Show) -> Listing:
         """The files below a folder: level by level, until there are enough folders to list at once.
 
         These are then listed side by side, each with all that is below it. One request comes before
         them, for all files: it is enough where they are few.
         """
-        store, crawl = self.store(address), Crawl(address, self._limits, shown)
+        store, crawl = self.store(address), Crawl(address, self._limits, show)
         few = self._unless_missing(address, lambda: store.few(address))
         if few is not None and len(few):
             return few
@@ -219,7 +219,7 @@ class Catalog:
                 inside |= dict.fromkeys(inner, (digest, levels))
             folders, same, depth = list(inside), inside, depth + 1
         if len(folders) > _FOLDERS:
-            crawl = Crawl(address, self._limits, shown)  # the listing starts anew
+            crawl = Crawl(address, self._limits, show)  # the listing starts anew
             return below(address)
         parts += zip(folders, self._many(below, folders), strict=True)
         prefixes = ((name_in(address, folder), part) for folder, part in parts)

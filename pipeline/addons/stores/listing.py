@@ -20,7 +20,7 @@ import numpy.typing as npt
 from penstock.datasets.files import FileInfo
 from penstock.errors import DataError
 from penstock.files.limits import Limits
-from penstock.terminal import ProgressDisplay
+from penstock.terminal import Show
 
 if TYPE_CHECKING:
     from penstock.order.randomness import IntArray
@@ -129,16 +129,16 @@ class Crawl:
     Args:
         address: for messages.
         limits: `files` of it.
-        shown: tells a person the number of files so far.
+        show: tells a person the number of files so far.
     """
 
-    def __init__(self, address: str, limits: Limits, shown: ProgressDisplay | None = None) -> None:
+    def __init__(self, address: str, limits: Limits, show: Show | None = None) -> None:
         self._address = address
         self._limits = limits
         self._lock = threading.Lock()
         self._files: dict[str, int] = {}
         self._total = self._barren = 0
-        self._shown = shown
+        self._show = show
 
     def start(self, folder: str) -> None:
         """Start a folder, perhaps again: files of it that were counted are forgotten."""
@@ -156,8 +156,8 @@ class Crawl:
             self._total += files
             self._barren = 0 if files else self._barren + 1
             total, barren = self._total, self._barren
-            if self._shown is not None:
-                self._shown.to(total)
+            if self._show is not None:
+                self._show(total)
         if total > self._limits.files:
             refusal = self._limits.refusal("files", f"{total} files, and perhaps does not end")
             raise DataError(f"{self._address!r} lists {refusal}")

@@ -38,7 +38,7 @@ from penstock.datasets.files import FileInfo, Files, is_hidden
 from penstock.datasets.reading.fingerprint import DataFile, data_file
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.paths import join
-from penstock.terminal import ProgressDisplay
+from penstock.terminal import progress
 
 if TYPE_CHECKING:
     from penstock.addons.stores.file_cache import FileCache, PartialFile
@@ -297,12 +297,12 @@ class RemoteFiles:
         part.written = 0
         name = address.partition("?")[0].rpartition("/")[2]
         told: set[tuple[int | None, str] | None] = set()
-        with ProgressDisplay(f"downloading {name}", info.size, "bytes") as shown:
+        with progress(f"downloading {name}", info.size, "bytes") as show:
             for piece, described in self._pieces(address, info.size):
                 told.add(described and described[1:])
                 part.write(piece)
                 digest.update(piece)
-                shown.to(part.written)
+                show(part.written)
         content = digest.hexdigest()
         again = content in sums
         sums.add(content)

@@ -34,7 +34,7 @@ from penstock.errors import ConfigError, DataError, Problem, UnreachableError
 from penstock.files.data import size_of
 from penstock.files.disk import write_atomically
 from penstock.files.paths import join
-from penstock.terminal import ProgressDisplay
+from penstock.terminal import Show, progress
 
 T = TypeVar("T")
 
@@ -102,17 +102,18 @@ class Sending:
 
     def run(self, folder: Path, last: str) -> None:
         digest = hashlib.blake2b(self._address.encode(), digest_size=8).hexdigest()
+        self._done = 0
         self._folder, self._notes = folder, folder / f".sending-{digest}.json"
         with suppress(OSError, ValueError, ValidationError):
             sent = _Notes.model_validate(json.loads(self._notes.read_bytes()))
             self._sent = sent if sent.version == self._sent.version else self._sent
         names = [name for name in walk(folder) if name != last]
         sizes = {name: size_of(folder / name) for name in [*names, last]}
-        with ProgressDisplay(f"sending {self._address}", sum(sizes.values()), "bytes") as shown:
+        with progress(f"sending {self._address}", sum(sizes.values()), "bytes") as show:
             large = [name for name in names if self._store.has_parts and sizes[name] > PART]
-            self._many(partial(self._whole, shown=shown), set(names) - set(large))
+            self._many(partial(self._whole, show=show), set(names) - set(large))
             for name in large:
-                self._in_parts(name, shown)
+                self._in_parts(name, show)
             listing = self._catalog.there(self._address)
             for name in names:
                 info = listing.find(name)
@@ -123,26 +124,30 @@ class Sending:
                         f"after {sizes[name]} were sent: something else writes there. Send it "
                         "again when that has stopped."
                     )
-            self._whole(last, shown)
+            self._whole(last, show)
         mark = join(self._address, _MARK)
         with suppress(DataError):  # whoever may write need not be allowed to delete
             self._retry(mark, lambda: self._store.remove(mark))
         self._notes.unlink(missing_ok=True)
 
-    def _whole(self, name: str, shown: ProgressDisplay) -> None:
+    def _said(self, show: Show, more: int) -> None:
+        self._done += more
+        show(self._done)
+
+    def _whole(self, name: str, show: Show) -> None:
         path, address = self._folder / name, join(self._address, name)
         state = _state(path)
         if self._sent.whole.get(name) != state:
             self._retry(address, lambda: self._store.put_file(address, path))
             with self._noting() as sent:
                 sent.whole[name] = state
-        shown.add(state[0])
+        self._said(show, state[0])
 
-    def _in_parts(self, name: str, shown: ProgressDisplay) -> None:
+    def _in_parts(self, name: str, show: Show) -> None:
         known, state = self._sent.uploads.get(name), _state(self._folder / name)
         if known is not None and known.state == state:
             try:
-                self._send_parts(name, known, shown)
+                self._send_parts(name, known, show)
                 return
             except UnreachableError:
                 raise
@@ -153,12 +158,12 @@ class Sending:
         known = _Upload(state=state, upload=upload)
         with self._noting() as sent:
             sent.uploads[name] = known
-        self._send_parts(name, known, shown)
+        self._send_parts(name, known, show)
 
-    def _send_parts(self, name: str, known: _Upload, shown: ProgressDisplay) -> None:
+    def _send_parts(self, name: str, known: _Upload, show: Show) -> None:
         size = known.state[0]
         if known.is_whole:
-            shown.add(size)
+            self._said(show, size)
             return
         address = join(self._address, name)
         step = max(PART, -(-size // _MOST_PARTS))
@@ -174,7 +179,7 @@ class Sending:
                 )
                 with self._noting():
                     known.parts[number] = tag
-            shown.add(min(step, size - start))
+            self._said(show, min(step, size - start))
 
         self._many(send, numbers)
         tags = [known.parts[number] for number in numbers]

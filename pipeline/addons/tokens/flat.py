@@ -24,7 +24,7 @@ from penstock.datasets.reading.mapped_array import MappedArray
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.limits import DEFAULT, Limits
 from penstock.order.randomness import IntArray
-from penstock.terminal import ProgressDisplay
+from penstock.terminal import progress
 
 OFFSETS, LENGTHS = ".offsets.npy", ".lengths.npy"
 _PIECE = 1 << 22  # tokens that are looked through at once
@@ -210,7 +210,7 @@ def _summed(counts: MappedArray, limits: Limits) -> IntArray:
 def _ends_of(tokens: npt.NDArray[Any], eod: int, name: str, limits: Limits) -> IntArray:
     """Where documents begin and end, each with its last token, `eod`."""
     ends, count = np.zeros(1, np.int64), 1
-    with ProgressDisplay(f"looking for documents in {name}", tokens.nbytes, "bytes") as shown:
+    with progress(f"looking for documents in {name}", tokens.nbytes, "bytes") as show:
         for start in range(0, len(tokens), _PIECE):
             ends_here = np.flatnonzero(tokens[start : start + _PIECE] == eod)
             _check_count(count + len(ends_here) - 1, name, limits)
@@ -218,7 +218,7 @@ def _ends_of(tokens: npt.NDArray[Any], eod: int, name: str, limits: Limits) -> I
                 ends.resize(max(count + len(ends_here) + 1, 9 * len(ends) // 8), refcheck=False)
             ends[count : count + len(ends_here)] = ends_here + (start + 1)
             count += len(ends_here)
-            shown.to(start * tokens.itemsize)
+            show(start * tokens.itemsize)
     if count == 1 and len(tokens):
         raise DataError(
             f"dataset.eod: {name!r} has no token {eod}, so nothing says where documents end. Set "

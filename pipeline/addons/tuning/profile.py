@@ -36,7 +36,7 @@ from penstock.runs.only_shown import only_shown
 from penstock.runs.run_folder import RunFolder
 from penstock.tasks.fit import make_options, spare_cores
 from penstock.tasks.summary import put_rows
-from penstock.terminal import ProgressDisplay, put, say
+from penstock.terminal import progress, put, say
 from penstock.training.own_steps import make_train_step
 
 DEFAULT_STEPS = 40
@@ -286,12 +286,12 @@ class Course:
     def step_seconds(self, steps: int, most: float = float("inf")) -> float:
         """Median seconds of a step on the cached batch, of `steps` or as many as fit in `most`."""
         times: list[float] = []
-        with ProgressDisplay("measuring the training step", steps) as shown:
+        with progress("measuring the training step", steps) as show:
             while len(times) < steps and (len(times) < WARM_UP or sum(times) < most):
                 began = time.perf_counter()
                 self.train(self.cached)
                 times.append(time.perf_counter() - began)
-                shown.to(len(times))
+                show(len(times))
         return sorted(times)[len(times) // 2]
 
     def loader(self, options: LoaderOptions | None = None, traced: bool = False) -> Loader:
@@ -333,7 +333,7 @@ def all_batches(loader: Loader) -> Generator[Batch]:
 def steps_of(course: Course, batches: Generator[Batch | End], steps: int) -> list[StepTiming]:
     """Train on `steps` batches; the times of each."""
     timings: list[StepTiming] = []
-    with closing(batches), ProgressDisplay("profiling", steps) as shown:
+    with closing(batches), progress("profiling", steps) as show:
         asked, late = time.perf_counter(), delayed()
         for batch in batches:
             assert isinstance(batch, Batch)
@@ -355,7 +355,7 @@ def steps_of(course: Course, batches: Generator[Batch | End], steps: int) -> lis
             )
             if len(timings) == steps:
                 break
-            shown.to(len(timings))
+            show(len(timings))
             asked, late = time.perf_counter(), delayed()
     return timings
 

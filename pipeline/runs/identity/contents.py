@@ -22,7 +22,7 @@ from penstock.distributed.world import usable_cpus
 from penstock.errors import PenstockError
 from penstock.files.disk import write_atomically
 from penstock.files.locks import lock, lock_beside
-from penstock.terminal import REFRESH_SECONDS, ProgressDisplay
+from penstock.terminal import progress
 
 _log = logging.getLogger(__name__)
 
@@ -113,15 +113,15 @@ def _hashed(
     files = "1 file" if len(rows) == 1 else f"{len(rows)} files"
     hashing = _Hashing()
     with (
-        ProgressDisplay(f"hashing {files} once", sum(sizes), "bytes") as shown,
+        progress(f"hashing {files} once", sum(sizes), "bytes") as show,
         ThreadPoolExecutor(usable_cpus()) as pool,
     ):
         try:
             results = [pool.submit(hashing.record, paths[row]) for row in rows]
             for count, result in enumerate(results):
                 while not result.done():
-                    shown.to(hashing.bytes_done, f"{count} of {files}")
-                    wait([result], REFRESH_SECONDS)
+                    show(hashing.bytes_done, f"{count} of {files}")
+                    wait([result], 0.1)
                 yield result.result()
         finally:  # after Ctrl-C the threads end with their current MiB
             hashing.stopped = True

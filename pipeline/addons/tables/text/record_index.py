@@ -20,7 +20,7 @@ from penstock.datasets.reading.positioned_file import PositionedFile
 from penstock.errors import DataError
 from penstock.files.limits import DEFAULT, Limits
 from penstock.order.randomness import IntArray
-from penstock.terminal import ProgressDisplay
+from penstock.terminal import progress
 
 Quoting = Literal["standard", "none"]
 QUOTES = (
@@ -83,7 +83,7 @@ class RecordIndex:
     def _scan(self) -> NamedArrays:
         start, stop = text_bounds(self.file)
         starts, inside = [np.array([start] if stop > start else [], np.int64)], False
-        with ProgressDisplay(f"indexing {self.file.path.name}", stop, "bytes") as shown:
+        with progress(f"indexing {self.file.path.name}", stop, "bytes") as show:
             for position in range(start, stop, _PIECE):
                 end = min(position + _PIECE, stop)
                 # With the byte before and the one behind: to both sides of the records, line ends.
@@ -97,7 +97,7 @@ class RecordIndex:
                     ends = ends[(np.searchsorted(quotes, ends) + inside) % 2 == 0]
                     inside ^= len(quotes) % 2 == 1
                 starts.append(position + 1 + ends)
-                shown.to(position)
+                show(position)
         if inside:
             raise DataError(
                 f"{str(self.file.path)!r}: a quoted field is not closed at the end of the file. "
