@@ -62,9 +62,9 @@ def test_a_file_has_to_be_of_some_age(later, modified, is_kept, monkeypatch, tmp
 @pytest.mark.parametrize(("sizes", "files"), [([5], "1 file"), ([5, 7], "2 files")])
 def test_how_much_is_hashed_is_shown(sizes, files, monkeypatch, tmp_path):
     shown = []
-    display = contents.ProgressDisplay
+    display = contents.progress
     monkeypatch.setattr(
-        contents, "ProgressDisplay", lambda *words: shown.append(words) or display(*words)
+        contents, "progress", lambda *words: shown.append(words) or display(*words)
     )
     for number, size in enumerate(sizes):
         (tmp_path / str(number)).write_bytes(bytes(size))
