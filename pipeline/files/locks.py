@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import time
 from io import FileIO
 from pathlib import Path
 
@@ -29,11 +30,14 @@ def lock(path: Path, work: str = "") -> FileIO:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        if not work:
+        if work:
+            logging.getLogger(__name__).info("waiting for another process that %s", work)
+        time.sleep(0.01)  # perhaps somebody only asks whether it is locked
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if work else fcntl.LOCK_NB))
+        except BlockingIOError:
             file.close()
             raise
-        logging.getLogger(__name__).info("waiting for another process that %s", work)
-        fcntl.flock(file, fcntl.LOCK_EX)
     except OSError:  # this disk has no locks
         pass
     _locked[:] = [*(other for other in _locked if not other.closed), file]

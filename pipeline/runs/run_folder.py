@@ -21,9 +21,7 @@ import secrets
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from datetime import datetime
 from importlib import metadata
 from io import FileIO
@@ -52,13 +50,11 @@ def take(folder: Path) -> FileIO | None:
     if not folder.is_dir():
         raise ConfigError(Problem("resume", f"{folder} does not exist"))
     path = folder / HOLDER
-    for patience in (0.01, 0.0):  # somebody may just be asking whether it is locked
-        with writing(path), suppress(BlockingIOError):
+    with writing(path):
+        try:
             held = lock(path)
-            break
-        time.sleep(patience)
-    else:
-        return None
+        except BlockingIOError:
+            return None
     who = {
         "pid": os.getpid(),
         "host": platform.node(),

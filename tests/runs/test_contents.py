@@ -63,9 +63,7 @@ def test_a_file_has_to_be_of_some_age(later, modified, is_kept, monkeypatch, tmp
 def test_how_much_is_hashed_is_shown(sizes, files, monkeypatch, tmp_path):
     shown = []
     display = contents.progress
-    monkeypatch.setattr(
-        contents, "progress", lambda *words: shown.append(words) or display(*words)
-    )
+    monkeypatch.setattr(contents, "progress", lambda *words: shown.append(words) or display(*words))
     for number, size in enumerate(sizes):
         (tmp_path / str(number)).write_bytes(bytes(size))
     contents.digests([str(tmp_path / str(n)) for n in range(len(sizes))], tmp_path / "cache")

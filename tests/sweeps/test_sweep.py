@@ -11,7 +11,7 @@ import pytest
 from penstock import command, seams
 from penstock.addons.sweeps.jobs import LOCK, job_name, jobs_of
 from penstock.errors import DataError
-from penstock.files.disk import Hold
+from penstock.files.locks import lock
 from tests.program import run
 
 
@@ -150,12 +150,12 @@ def test_a_sweep_that_is_wrong_runs_no_job(words, messages, sweep, capsys):
 
 def test_a_job_of_another_process_is_left_alone(sweep, capsys):
     assert sweep(lambda config: 1 / 0, "seed=1,2")[0] == 1
-    hold = Hold.take(next(Path("sweep").glob("seed_2*")) / LOCK)
+    held = lock(next(Path("sweep").glob("seed_2*")) / LOCK)
     code, jobs = sweep(lambda config: 0.5, "seed=1,2")
     assert code == 0
     assert "another process runs it" in capsys.readouterr().err
     assert [job.status for job in jobs] == ["done", "running"]
-    hold.release()
+    held.close()
     code, jobs = sweep(lambda config: 0.5, "seed=1,2")
     assert [job.status for job in jobs] == ["done", "done"]
 

@@ -12,8 +12,8 @@ import math
 import os
 import re
 import signal
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
@@ -25,7 +25,8 @@ from hydra.core.hydra_config import HydraConfig
 from penstock.config.schema import Config
 from penstock.distributed import preemption, slurm
 from penstock.errors import PREEMPTED, ConfigError, Problem
-from penstock.files.disk import Hold, is_locked, write_atomically
+from penstock.files.disk import write_atomically
+from penstock.files.locks import is_locked, lock
 from penstock.runs.manifest import NAME, has_manifest, read_manifest
 from penstock.runs.resumption import SCHEDULES, fingerprint, is_harmless, key_of
 from penstock.terminal import say
@@ -175,13 +176,12 @@ def run_job(
     if _stopped:
         return math.nan
     config, code, value = None, 0, None
-    hold = Hold.take(folder / LOCK, os.O_RDWR | os.O_CREAT)
-    if hold is None:  # maybe somebody just asked whether it is locked
-        time.sleep(0.01)
-        hold = Hold.take(folder / LOCK)
+    held = None
     try:
+        with suppress(BlockingIOError):
+            held = lock(folder / LOCK)
         # A run whose sweep was killed may live on in ranks of its own.
-        if hold is None or is_locked(folder / HOLDER):
+        if held is None or is_locked(folder / HOLDER):
             say(f"job {folder.name}: another process runs it, and it is left alone")
             return math.nan
         with preemption.job():
@@ -195,8 +195,8 @@ def run_job(
             text = (str(error) or type(error).__name__).splitlines()[0]
             note(folder, status="failed", error=text, exit_code=code, overrides=words)
     finally:
-        if hold is not None:
-            hold.release()
+        if held is not None:
+            held.close()
     if code == PREEMPTED and slurm.is_of_submitit(os.environ):
         signal.raise_signal(signal.SIGUSR1)  # lets submitit requeue it; its handler had to wait
     then = config.sweep if config is not None else None
