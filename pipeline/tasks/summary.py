@@ -77,7 +77,7 @@ def print_report(result: Result, levels: Mapping[str, Record], monitor: str | No
                 **values,
                 "training loss": record["train/loss"],
             }
-    print_table({**columns, **levels}, monitor)
+    print_table({**columns, **levels})
     if monitor is None:
         put("no validation, as data.validate is false; the last checkpoint is the result")
     own = next(iter(columns.values())).get(monitor or "", math.nan)
@@ -97,8 +97,8 @@ def print_report(result: Result, levels: Mapping[str, Record], monitor: str | No
     )
 
 
-def print_table(columns: Mapping[str, Mapping[str, float]], monitor: str | None) -> None:
-    """Print metrics to stdout: a row a metric, a column a model; the monitored one has a star."""
+def print_table(columns: Mapping[str, Mapping[str, float]]) -> None:
+    """Print metrics to stdout: a row a metric, a column a model."""
     rows = [["", *columns]]
     for name in next(iter(columns.values())):
         values = [column.get(name) for column in columns.values()]
@@ -106,7 +106,7 @@ def print_table(columns: Mapping[str, Mapping[str, float]], monitor: str | None)
             "" if value is None else f"{value:.4f}" if abs(value) >= 0.001 else f"{value:.3g}"
             for value in values
         ]
-        rows.append([f"{name} *" if name == monitor else name, *cells])
+        rows.append([name, *cells])
     put_rows(rows)
 
 

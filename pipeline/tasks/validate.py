@@ -85,7 +85,7 @@ def _run(config: Config, parts: TrainingParts, group: Group, path: Path) -> floa
             split = parts.data.split(config.split)
             columns |= baselines(parts.data, split, objective, name, loader, group, watching)
     if group.is_first:
-        print_table(columns, name)
+        print_table(columns)
         put(f"checkpoint   {path}")
     value = next(iter(columns.values())).get(name)
     if value is None:

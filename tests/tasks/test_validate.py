@@ -164,6 +164,6 @@ def test_what_is_best_goes_by_the_first_metric_and_its_direction():
 
 
 def test_the_table_has_a_row_a_metric(capsys):
-    print_table({"val": {"loss": 0.25, "tiny": 1.5e-7}, "mean face": {"loss": 1.0}}, "loss")
+    print_table({"val": {"loss": 0.25, "tiny": 1.5e-7}, "mean face": {"loss": 1.0}})
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines == [["val", "mean", "face"], ["loss", "0.2500", "1.0000"], ["tiny", "1.5e-07"]]

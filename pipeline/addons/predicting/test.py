@@ -157,7 +157,7 @@ def _shown(columns: dict[str, Any], name: str, path: object) -> float | None:
         }
         for title, column in columns.items()
     }
-    print_table(numbers, name)
+    print_table(numbers)
     put(f"checkpoint   {path}")
     value = numbers["test"].get(name)
     if value is None:
