@@ -15,7 +15,7 @@ from typing import NamedTuple
 import yaml
 
 from penstock import terminal
-from penstock.config import allow_list, nodes, preflight, signatures
+from penstock.config import nodes, preflight, targets
 from penstock.config.composition import CONF
 
 PACKAGE = "# @package "
@@ -144,11 +144,11 @@ def _not_in_yaml(path: Path, group: str, supplied: Iterable[str]) -> list[YamlKe
     target = str(node.get("_target_", "")) if isinstance(node, dict) else ""
     if not isinstance(node, dict) or not target.startswith("penstock."):
         return []
-    known = signatures.arguments(allow_list.resolve(target, group))
+    known = targets.arguments(targets.resolve(target, group))
     return [
-        YamlKey(f"+{where}.{name}", _plain(known.defaults[name]), "")
-        for name in known.names
-        if name not in {*supplied, *node} and name in known.defaults
+        YamlKey(f"+{where}.{name}", _plain(known[name].default), "")
+        for name in known
+        if name not in {*supplied, *node} and known[name].default is not known[name].empty
     ]
 
 

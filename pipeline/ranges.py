@@ -1,6 +1,6 @@
 """Ranges of the numbers that a configuration gives, as annotations of sections and arguments.
 
-The schema and preflight (`config/signatures.py`) refuse a number outside of its range, with the
+The schema and preflight (`config/targets.py`) refuse a number outside of its range, with the
 range. The largest whole numbers are those of an int64, in which rows and positions are counted.
 """
 

@@ -47,7 +47,6 @@ KNOW_HYDRA = {
             "hydra_internals",
             "hydra_loader",
             "hydra_section",
-            "instantiate",
             "own_command",
             "preflight",
             "unknown_keys",

@@ -10,7 +10,7 @@ from importlib import import_module
 import pytest
 
 from penstock import seams
-from penstock.config.allow_list import RULES
+from penstock.config.targets import RULES
 from tests.program import ROOT
 
 SMALL = ["dataset.count=40", "dataset.size=48", "batch.size=8"]
@@ -54,9 +54,9 @@ def test_the_function_of_each_task_is_there(task):
 
 
 def test_what_the_allow_list_says_of_our_modules_is_there():
-    for rule in RULES:
-        if rule.prefix.startswith("penstock."):
-            import_module(rule.prefix)
+    for prefix, _, homes in RULES:
+        for home in homes if prefix == "penstock" else ():
+            import_module(home)
 
 
 def test_every_add_on_has_its_row_in_the_map():

@@ -16,10 +16,10 @@ from penstock import seams
 from penstock.build.data_identity import DataIdentity
 from penstock.build.samples import collate_of, dataset_of, fields_of
 from penstock.build.sampling import packs_rows, plan_of
-from penstock.config import allow_list
-from penstock.config.instantiate import Lazy, make
+from penstock.config import targets
 from penstock.config.nodes import FACTS, SAME_FACTS, datasets
 from penstock.config.schema import Config
+from penstock.config.targets import Lazy, make
 from penstock.distributed.world import World, from_environment
 from penstock.errors import ConfigError, Problem
 from penstock.loading.bad_samples import BadSamples, Budget, epoch_length
@@ -144,7 +144,7 @@ class DataParts:
             node = seams.with_vocabulary(self.train, node)
         if node.get("statistics") != "dataset":
             return node
-        step = allow_list.resolve(node["_target_"], "transform")
+        step = targets.resolve(node["_target_"], "transform")
         normalizes = isinstance(step, type) and issubclass(step, Normalize)
         return {**node, "statistics": self._statistics} if normalizes else node
 
@@ -265,7 +265,7 @@ class Split:
         """Whether a step decodes; known without building any."""
         steps = [*self._steps(self.steps), *self._steps(f"{self.steps}_batch")]
         return any(
-            getattr(allow_list.resolve(node["_target_"], key), "decodes", False)
+            getattr(targets.resolve(node["_target_"], key), "decodes", False)
             for _, key, node in steps
         )
 
@@ -292,7 +292,7 @@ class Split:
         config, why = self.config, ""
         if made and config.batch.size is None:
             why = "batch.size=null passes samples through one by one; set batch.size"
-        elif made and allow_list.resolve(config.collate["_target_"], "collate._target_") is List:
+        elif made and targets.resolve(config.collate["_target_"], "collate._target_") is List:
             why = "collate=list stacks nothing; set collate=stack"
         elif made and self.packs:
             why = "the sampler packs rows into blocks; transform samples instead (transform.train)"
@@ -404,7 +404,7 @@ class Split:
             threads, decode = thread_safe(self.transform), decode_step(self.transform)
             step = "" if decode is None else f", {describe(decode)}"
         name = section.worker_init_fn
-        function = allow_list.resolve(name, "loader.worker_init_fn") if name else None
+        function = targets.resolve(name, "loader.worker_init_fn") if name else None
         own = seams.ray_options(section.ray) if section.backend == "ray" else None
         options = options_of(section, threads, function, own)
         if self.is_train and section.backend == "auto" and options.num_workers:

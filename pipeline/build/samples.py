@@ -12,10 +12,10 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
-from penstock.config import allow_list
-from penstock.config.instantiate import make
+from penstock.config import targets
 from penstock.config.nodes import collate_of as node_of
 from penstock.config.schema import Config
+from penstock.config.targets import make
 from penstock.errors import ConfigError, Problem
 from penstock.loading.named_fields import Fields, OwnCollate
 
@@ -40,7 +40,7 @@ def dataset_of(node: Mapping[str, Any], key: str, supply: Mapping[str, Any]) -> 
         ConfigError: it makes a generator, of which there is only one pass.
     """
     target = node.get("_target_")
-    if target is not None and isgeneratorfunction(allow_list.resolve(target, f"{key}._target_")):
+    if target is not None and isgeneratorfunction(targets.resolve(target, f"{key}._target_")):
         return Yielded(make({**node, "_partial_": True}, key, supply, nested=True))
     made = make(node, key, supply, nested=True)
     read_once = hasattr(made, "__next__") and not hasattr(made, "__getitem__")
@@ -76,7 +76,7 @@ def collate_of(config: Config, fields: Fields) -> Any:
     """
     node = config.collate
     made = make(node_of(node), "collate")
-    target = allow_list.resolve(node["_target_"], "collate._target_")
+    target = targets.resolve(node["_target_"], "collate._target_")
     if (getattr(target, "__module__", None) or "").startswith("penstock."):
         return made
     names = config.data.batch_fields or fields.given

@@ -7,11 +7,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock import seams
-from penstock.config import allow_list
-from penstock.config.instantiate import Lazy, make
+from penstock.config import targets
 from penstock.config.messages import show
 from penstock.config.schema import Config
-from penstock.config.signatures import arguments
+from penstock.config.targets import Lazy, arguments, make
 from penstock.errors import ConfigError, Problem
 from penstock.loading.dataset_facts import lengths_of, table_of, tokenizer_of, with_token_lengths
 from penstock.loading.named_fields import Fields
@@ -79,7 +78,7 @@ def sampler_of(split: Split, order: Order | None) -> Order | BatchStrategy:
     if getattr(dataset, "mixing", None) is not None:
         node = seams.with_mixture(split, node, supply)
     sampler, tail = _sampler(node, "sampler", supply), config.batch.tail
-    taken = arguments(_function(node)).names
+    taken = arguments(_function(node))
     if order is None and isinstance(sampler, BatchStrategy) and "batch_size" not in taken:
         name, size = type(sampler).__name__, config.batch.size
         say(f"batch.size: {size} is for validation only; {name} makes batches of its own size")
@@ -121,13 +120,13 @@ def _without_order(node: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _function(node: Mapping[str, object]) -> Any:
-    return allow_list.resolve(node["_target_"], "sampler._target_")
+    return targets.resolve(node["_target_"], "sampler._target_")
 
 
 def packs_rows(config: Config) -> bool:
     """Whether the sampler puts rows together into blocks."""
     packs = bool(getattr(_function(config.sampler), "packs", False))
-    collate = allow_list.resolve(config.collate["_target_"], "collate._target_")
+    collate = targets.resolve(config.collate["_target_"], "collate._target_")
     if packs and not getattr(collate, "packs", False):
         reason = f"{collate.__name__} knows no blocks, which the sampler packs rows into"
         raise ConfigError(Problem("collate", f"{reason}; set collate=packed"))
@@ -147,7 +146,7 @@ def _table(config: Config, dataset: object, fields: Fields, steps: Mapping[str, 
 def _columns_read(node: Mapping[str, object]) -> set[str]:
     """The names of the columns by which a sampler, and an order in it, choose rows."""
     sampler = _function(node)
-    known = arguments(sampler).defaults
+    known = {name: one.default for name, one in arguments(sampler).items()}
     names = getattr(sampler, "column_arguments", ())
     inner = node.get("order")
     deeper = _columns_read(inner) if isinstance(inner, Mapping) else set()

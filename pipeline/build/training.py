@@ -13,10 +13,10 @@ from torch import nn
 
 from penstock import seams
 from penstock.build.data import DataParts
-from penstock.config import allow_list
-from penstock.config.instantiate import make
+from penstock.config import targets
 from penstock.config.nodes import metrics
 from penstock.config.schema import Config
+from penstock.config.targets import make
 from penstock.distributed.world import World
 from penstock.errors import ConfigError, Problem
 from penstock.order.randomness import hash64, scope, seed_global
@@ -67,7 +67,7 @@ class TrainingParts:
         if "metrics" in node:
             node = {**node, "metrics": metrics(node)}
         made = self.data.make_with_facts("objective", node, nested=True)
-        if unused := unused_steps(allow_list.resolve(self.config.model["_target_"], "model"), made):
+        if unused := unused_steps(targets.resolve(self.config.model["_target_"], "model"), made):
             say(unused)
         return adapted(made)
 

@@ -35,7 +35,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
 from penstock import program, seams
-from penstock.config import allow_list, familiar, hydra_section, messages
+from penstock.config import familiar, hydra_section, messages, targets
 from penstock.config.schema import TASK_KEYS, Config
 from penstock.distributed.world import launched_size
 from penstock.errors import ConfigError, Problem
@@ -229,7 +229,7 @@ def _loader(folder: str | None, path: str | None, name: str, more: Sequence[str]
         places += (primary and OmegaConf.select(primary.config, "hydra.searchpath")) or ()
     way = "is imported to look for groups; if it is yours: --trust"
     for name in (str(one)[6:].replace("/", ".") for one in places if str(one)[:6] == "pkg://"):
-        if not allow_list.is_trusted(name):
+        if not targets.is_trusted(name):
             raise ConfigError(Problem("hydra.searchpath", f"{name} {way} {name.split('.')[0]}"))
     for place in more:
         search_path.prepend("hydra.searchpath", place, "schema")
@@ -368,7 +368,7 @@ def _with_quotes(words: Sequence[str], files: Sequence[str], problem: Problem) -
     key, name = problem.key, re.escape(problem.key.rpartition(".")[2])
     typed = [f'"{word}"' for word in words if word.lstrip("+").startswith(f"{key}=")]
     read = [Path(file).read_text("utf-8") for file in files if "://" not in file]
-    if re.search(r"\b(string|text)", problem.message):
+    if re.search(r"\b(string|text|array)", problem.message):
         for text in reversed(typed or read):
             # The key with what stands behind it, and in the lines below that belong to it.
             block = re.search(rf"^( *).*?\b{name}[:=](.*(\n\1[ -].*)*)", text, re.M)

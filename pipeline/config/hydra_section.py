@@ -27,7 +27,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import OmegaConf
 
 from penstock import seams
-from penstock.config import allow_list
+from penstock.config import targets
 from penstock.config.hydra_internals import BASIC_LAUNCHER, BASIC_SWEEPER
 from penstock.errors import ConfigError, Problem
 
@@ -132,7 +132,7 @@ def _not_a_place(entry: object) -> str | None:
     package = path.replace("/", ".").rstrip(".")
     if scheme != "pkg":
         return f"{entry} would import {package}; give a folder, or pkg:// and a package you trust"
-    if allow_list.is_trusted(package):
+    if targets.is_trusted(package):
         return None
     first = package.split(".")[0]
     return f"{entry} imports {package}, which is not trusted. If it is yours: --trust {first}"
@@ -205,9 +205,9 @@ def _trusted(
     key: str, name: object, kind: type, known: Sequence[str], importing: bool
 ) -> Iterator[Problem]:
     """The problem of a name that has to be in a package of the person's own."""
-    if not isinstance(name, str) or not allow_list.is_trusted(name):
+    if not isinstance(name, str) or not targets.is_trusted(name):
         package = str(name).split(".")[0]
-        way = "" if package in allow_list.NEVER else f". If it is yours: --trust {package}"
+        way = "" if package in targets.NEVER else f". If it is yours: --trust {package}"
         yield Problem(
             key,
             f"{name} is not called: hydra's section may name {', '.join(known)} and "
@@ -215,8 +215,8 @@ def _trusted(
         )
         return
     try:
-        allow_list.check_name(name, key)
-        target = allow_list.resolve(name, key) if importing else None
+        targets.check_name(name, key)
+        target = targets.resolve(name, key) if importing else None
     except ConfigError as error:
         yield from error.problems
         return

@@ -6,14 +6,15 @@ a `_target_`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.config import allow_list, signatures
+from penstock.config import targets
 from penstock.config.familiar import instead
 from penstock.config.messages import not_allowed, show
 from penstock.config.schema import Config
+from penstock.config.targets import walk
 from penstock.errors import ConfigError, Problem
 
 # Facts of a dataset for a model, an objective and its metrics; and torch's names for them.
@@ -144,29 +145,18 @@ def collate_of(node: object) -> object:
     target = called(node)
     if target is None or isinstance(target, type) or "_partial_" in node:
         return node
-    lacking = set(signatures.arguments(target).required) - set(node)
+    known = targets.arguments(target).values()
+    lacking = {p.name for p in known if p.default is p.empty and p.kind is not p.VAR_KEYWORD}
+    lacking -= set(node)
     return {**node, "_partial_": True} if lacking and not node.get("_args_") else node
 
 
 def called(node: Any) -> Any:
     """The callable of a node; None where it is not a node, or names nothing that may be called."""
     try:
-        return allow_list.resolve(node["_target_"], "")
+        return targets.resolve(node["_target_"], "")
     except (ConfigError, KeyError, TypeError):
         return None
-
-
-def walk(node: Any, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Every mapping with a `_target_` in a tree, with its full key."""
-    if isinstance(node, Mapping):
-        if "_target_" in node:
-            yield key, node
-        for name, value in node.items():
-            if name != "_target_":
-                yield from walk(value, f"{key}.{name}")
-    elif isinstance(node, (list, tuple)):
-        for number, value in enumerate(node):
-            yield from walk(value, f"{key}[{number}]")
 
 
 def check(part: Part) -> tuple[Any, list[Problem]]:
@@ -176,20 +166,33 @@ def check(part: Part) -> tuple[Any, list[Problem]]:
     for key, node in walk(part.node, part.key):
         problems += _key_problems(node, key)
         try:
-            allow_list.check_name(node["_target_"], f"{key}._target_")
+            targets.check_name(node["_target_"], f"{key}._target_")
             if not part.measured and node["_target_"].startswith(_SLOW):
                 continue
-            target = allow_list.resolve(node["_target_"], f"{key}._target_")
+            target = targets.resolve(node["_target_"], f"{key}._target_")
         except ConfigError as error:
             problems += error.problems
             continue
         is_root = key == part.key
         root = target if is_root else root
         supplied = part.supplied if is_root or part.nested else ()
-        moved = _moved(node, key, signatures.arguments(target).names)
+        known, name_of = targets.arguments(target), getattr(target, "__name__", "it")
+        moved = _moved(node, key, list(known))
         problems += moved.values()
-        own = {name: value for name, value in node.items() if name not in moved}
-        problems += signatures.check(target, own, key, supplied)
+        given = [name for name in node if name not in (*targets.SPECIAL, *moved)]
+        for name in given:
+            where, text = f"{key}.{name}", targets.wrong_argument(target, name, node[name])
+            if text:
+                problems.append(Problem(where, instead(where) or text))
+        if node.get("_partial_") or not known.keys() >= set(given):
+            continue
+        positional = len(node["_args_"]) if isinstance(node.get("_args_"), list) else 0
+        problems += [
+            Problem(f"{key}.{one.name}", f"is missing; {name_of} needs it")
+            for one in [*known.values()][positional:]
+            if one.default is one.empty and one.kind is not one.VAR_KEYWORD
+            if one.name not in {*given, *supplied}
+        ]
     return root, problems
 
 

@@ -17,7 +17,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 
 from penstock import program
-from penstock.config import allow_list, project
+from penstock.config import project, targets
 from penstock.config.hydra_loader import overrides
 from penstock.config.schema import TASK_KEYS
 from penstock.order.skipped import Skipped
@@ -60,7 +60,7 @@ def _typed_options() -> list[str]:
     """This job's `--trust` and `--config-dir`, as the person typed them."""
     words: list[str] = []
     said = project.current()
-    trusted = os.environ.get(allow_list.VARIABLE)
+    trusted = os.environ.get(targets.VARIABLE)
     if trusted and not (said and trusted == ",".join(said.trust)):
         words += ["--trust", trusted]
     folder = config_dir()

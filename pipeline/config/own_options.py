@@ -20,11 +20,11 @@ from pathlib import Path
 import penstock
 from penstock import terminal
 from penstock.config import (
-    allow_list,
     familiar,
     hydra_internals,
     preflight,
     project,
+    targets,
 )
 from penstock.config.familiar import instead
 from penstock.distributed import launch
@@ -52,7 +52,6 @@ def taken(
     with terminal.held_back():
         own, rest = parser.parse_known_args(list(argv))
     trust = _names(own.trust)
-    preflight.raise_if(allow_list.check_trusted(trust))
     if "--version" in rest:
         versions = [
             f"Penstock {penstock.__version__}"
@@ -80,19 +79,20 @@ def taken(
         if said and not args.shell_completion:
             announce(said)
     elif not args.shell_completion:
-        ours = project.of_trusted(Path.cwd(), [*allow_list.trusted(), *trust])
+        ours = project.of_trusted(Path.cwd(), [*targets.trusted(), *trust])
     if args.shell_completion:  # who presses Tab has not asked for a folder's code yet
         ours = None
     overrides = args.overrides
     left = list(overrides)
     options = [word for word in rest if not (left and word == left[0] and left.pop(0))]
     # In the environment, processes that launchers start see it too.
-    trusted = dict.fromkeys([*_names([os.environ.get(allow_list.VARIABLE, "")]), *trust])
+    trusted = dict.fromkeys([*_names([os.environ.get(targets.VARIABLE, "")]), *trust])
     variables = {
-        allow_list.VARIABLE: ",".join(trusted),
+        targets.VARIABLE: ",".join(trusted),
         project.VARIABLE: project.as_variable(ours),
     }
     with environment_with(variables):
+        targets.trusted()
         yield [*options, *from_project], overrides
 
 

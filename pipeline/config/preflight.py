@@ -10,6 +10,7 @@ configuration beside imports.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,11 +23,11 @@ from omegaconf import OmegaConf
 
 from penstock import program, seams
 from penstock.config import (
-    allow_list,
     announcement,
     hydra_section,
     nodes,
     parsing,
+    targets,
 )
 from penstock.config.composition import Composed, Composer, plain, with_run_dir
 from penstock.config.hydra_internals import scalars
@@ -67,9 +68,9 @@ def examine(
 def _parts(container: Mapping[str, object]) -> Iterator[Problem]:
     """Names of targets that may not be called, by the name alone."""
     for section, value in container.items():
-        for key, node in nodes.walk(value, section):
+        for key, node in targets.walk(value, section):
             try:
-                allow_list.check_name(node["_target_"], f"{key}._target_")
+                targets.check_name(node["_target_"], f"{key}._target_")
             except ConfigError as error:
                 yield from error.problems
 
@@ -216,12 +217,12 @@ def check_job(
 def _quoting(problem: Problem, composed: Composed) -> Problem:
     """A problem of a text that YAML or hydra reads as something else, with the quotes it needs."""
     got, _, expected = problem.message.partition(", expected ")
-    if not got.startswith("got ") or "text" not in expected:
+    if not got.startswith("got ") or not re.search("text|string|array", expected):
         return problem
     for line in reversed(composed.lines):
         key, _, value = line.partition("=")
         if key.lstrip("+") == problem.key:
-            several = value[:1] == "[" and "list" in expected
+            several = value[:1] == "[" and re.search("list|array|tuple", expected)
             entries = value[1:-1].split(",") if several else [value]
             words = ",".join(program.literal(entry.strip()) for entry in entries)
             word = f"{key}=[{words}]" if several else f"{key}={words}"

@@ -26,7 +26,6 @@ from dataclasses import asdict, dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from penstock.config.allow_list import check_trusted
 from penstock.config.messages import nearest, show
 from penstock.errors import ConfigError, Problem
 
@@ -98,8 +97,6 @@ def _project(folder: Path, table: object) -> Project:
     if not isinstance(trust, list) or not all(isinstance(name, str) for name in trust):
         reason = f'got {show(trust)}, expected a list of names such as ["my_package"]'
         problems.append(Problem(f"{_TABLE}.trust", reason))
-    else:
-        problems += check_trusted(trust, f"{_TABLE}.trust")
     configs = None
     if config_dir is not None:
         named = isinstance(config_dir, str) and config_dir and "\0" not in config_dir

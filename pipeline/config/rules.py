@@ -10,11 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from penstock.config.allow_list import resolve
 from penstock.config.messages import nearest
-from penstock.config.nodes import walk
 from penstock.config.schema import Config
-from penstock.config.signatures import arguments
+from penstock.config.targets import arguments, resolve, walk
 from penstock.distributed import world
 from penstock.errors import Problem
 from penstock.order.samplers import Sequential
@@ -93,7 +91,11 @@ def _rows(config: Config) -> Iterator[Problem]:
             "formed first, and then dealt out to the ranks; set sampler=random",
         )
     takes = [arguments(_called(node)) for _, node in walk(config.dataset, "dataset")]
-    differ = data.divides or any(one.open or {"split", "train"} & {*one.names} for one in takes)
+    differ = data.divides or any(
+        name in ("split", "train") or one.kind is one.VAR_KEYWORD
+        for known in takes
+        for name, one in known.items()
+    )
     both = data.validate and data.val_dataset is None and config.task in ("fit", "validate")
     if both and not differ:
         yield Problem(

@@ -14,8 +14,8 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from penstock import program
-from penstock.config import allow_list, parsing, signatures
 from penstock.config import familiar as familiar_names
+from penstock.config import parsing, targets
 from penstock.config.familiar import instead
 from penstock.config.hydra_loader import ConfigLoader
 from penstock.config.messages import nearest
@@ -58,7 +58,7 @@ def key(key: str, value: str, config: DictConfig, loader: ConfigLoader) -> Probl
         return Problem(key, _at_the_top(name, value, known, config, loader))
     function = None
     with suppress(ConfigError, TypeError, OmegaConfBaseException):
-        function = allow_list.resolve(node["_target_"], "") if "_target_" in node else None
+        function = targets.resolve(node["_target_"], "") if "_target_" in node else None
     if function is not None:
         if where == "dataset" and name == "limits":
             return Problem(
@@ -66,7 +66,7 @@ def key(key: str, value: str, config: DictConfig, loader: ConfigLoader) -> Probl
                 "is a section of its own: set limits.pixels, "
                 "limits.record_bytes ... (see conf/limits)",
             )
-        taken = [word for word in signatures.arguments(function).names if word not in known]
+        taken = [word for word in targets.arguments(function) if word not in known]
         if name in taken:
             return Problem(
                 key, f"is not in the YAML, but {function.__name__} takes it: add it with +{key}=..."
@@ -76,7 +76,9 @@ def key(key: str, value: str, config: DictConfig, loader: ConfigLoader) -> Probl
     if way:
         return Problem(key, f"unknown key {name!r}{familiar_names.hint(way)}")
     allowed = f"; {where} has {', '.join(known)}" if known else f"; {where} has no keys"
-    if not rest and (function is None or signatures.arguments(function).open) and _is_open(where):
+    arguments = {} if function is None else targets.arguments(function)
+    is_open = function is None or any(p.kind is p.VAR_KEYWORD for p in arguments.values())
+    if not rest and is_open and _is_open(where):
         allowed += f"; to add one: {program.joined([f'+{key}={value}'])}"
     hint = nearest(name, known) or _elsewhere(name, config)
     return Problem(key, f"unknown key {name!r}{hint}{allowed}")

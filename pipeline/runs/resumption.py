@@ -15,7 +15,7 @@ from pathlib import Path
 import yaml
 
 from penstock import program
-from penstock.config import allow_list, signatures
+from penstock.config import targets
 from penstock.config.composition import CONF
 from penstock.config.identity import NOT_SET, effect_of, identity, leaves
 from penstock.config.identity import differences as differing
@@ -292,6 +292,6 @@ def _is_endless(node: Mapping[str, object]) -> bool:
     """Whether a schedule is independent of the run's length, up to its warm-up."""
     from torch.optim.lr_scheduler import ConstantLR  # `--cfg` imports this file without torch
 
-    function = allow_list.resolve(node["_target_"], "scheduler._target_")
-    asked = _COUNTS.intersection(signatures.arguments(function).names) - node.keys()
+    function = targets.resolve(node["_target_"], "scheduler._target_")
+    asked = _COUNTS.intersection(targets.arguments(function)) - node.keys()
     return not asked or (function is ConstantLR and node.get("factor") == 1)

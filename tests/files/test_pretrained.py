@@ -8,7 +8,7 @@ import pytest
 import torch
 from torchvision import models
 
-from penstock.config.instantiate import make
+from penstock.config.targets import make
 from penstock.errors import ConfigError, PenstockError, UnreachableError
 
 WAYS = [

@@ -23,9 +23,9 @@ import numpy.typing as npt
 from torch.utils.data import Subset
 
 from penstock.addons.filters.expressions import Expression, Mask, columns_of_table, no_column
-from penstock.config.instantiate import make
 from penstock.config.nodes import filters
 from penstock.config.schema import DataSection
+from penstock.config.targets import make
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.loading.dataset_facts import columns_of, lengths_of, table_of
 from penstock.loading.named_fields import Fields

@@ -22,7 +22,7 @@ from penstock.addons.finetuning import fitting
 from penstock.config.messages import nearest
 from penstock.config.nodes import called
 from penstock.config.schema import Config
-from penstock.config.signatures import arguments
+from penstock.config.targets import arguments
 from penstock.errors import ConfigError, Problem
 from penstock.terminal import say
 from penstock.training.observer import Observer, Record
@@ -322,7 +322,7 @@ def frozen_problems(config: Config) -> Iterator[Problem]:
 def _groups(
     groups: Mapping[str, Any], node: Mapping[str, Any], optimizer: Callable[..., Any]
 ) -> Iterator[Problem]:
-    taken = arguments(optimizer).names
+    taken = arguments(optimizer)
     if "params" not in taken:
         yield Problem(
             "trainer.groups",

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.addons.mixtures.order import MixtureOrder
 from penstock.addons.mixtures.weights import Mixing
-from penstock.config.instantiate import Lazy, make
 from penstock.config.nodes import called
-from penstock.config.signatures import arguments
+from penstock.config.targets import Lazy, arguments, make
 from penstock.errors import ConfigError, Problem
 from penstock.order.columns import ChosenRows, LengthTable
 from penstock.order.plan import Plan
@@ -34,10 +33,10 @@ def with_mixture(
 ) -> Mapping[str, Any]:
     """A sampler's node with the orders of the sources; `supply` gets `mixing` and `order`."""
     mixing, inner = _mixing(split), node
-    outer = arguments(called(node)).names
+    outer = arguments(called(node))
     while isinstance(inner.get("order"), Mapping):
         inner = inner["order"]
-    if {"mixing", "order"}.isdisjoint(arguments(called(inner)).names):
+    if {"mixing", "order"}.isdisjoint(arguments(called(inner))):
         reason = (
             f"{called(inner).__name__} chooses rows of all sources by itself, and dataset.weights "
             "would not hold; set sampler=mixture, where sampler.sources may give each source such "
@@ -84,7 +83,7 @@ def _with_source_orders(
         inner = _with_source_orders(node["order"], f"{key}.order", mixing, supply)
         node = {**node, "order": inner}
     function = called(node)
-    if function is None or "mixing" not in arguments(function).names:
+    if function is None or "mixing" not in arguments(function):
         return node
     first, orders = 0, dict(node.get("sources") or {})
     for name, length in mixing.lengths.items():

@@ -23,8 +23,8 @@ from penstock.addons.packs.fields import Column, Encode, Field
 from penstock.addons.packs.folder import VERSION, Pack
 from penstock.addons.packs.remote import RemotePack
 from penstock.build.data import DataParts, Split
-from penstock.config.instantiate import make
 from penstock.config.schema import Config
+from penstock.config.targets import make
 from penstock.distributed.world import World
 from penstock.errors import ConfigError, Problem
 from penstock.files.paths import is_remote

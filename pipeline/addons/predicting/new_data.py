@@ -23,7 +23,7 @@ import numpy as np
 from penstock.addons.predicting.learned import Learned
 from penstock.build.data import DataParts, Split
 from penstock.config.nodes import called
-from penstock.config.signatures import arguments
+from penstock.config.targets import arguments
 from penstock.datasets.arrays import Arrays
 from penstock.datasets.image_folder import EXTENSIONS
 from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, Sample
@@ -63,7 +63,7 @@ class NewData(Split):
     def dataset(self) -> Any:
         key, node = self.data.train.node
         kind, limits = called(node), self.config.limits
-        names = arguments(kind).names
+        names = arguments(kind)
         learned = self._learned
         if learned is not None and learned.of_dataset and hasattr(kind, "of_learned"):
             with learned.trusted():

@@ -16,13 +16,13 @@ from copy import copy
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from penstock.addons.predicting.trained import trained
 from penstock.build.data import DataParts, Split
-from penstock.config.nodes import called, walk
+from penstock.config.nodes import called
 from penstock.config.schema import Config
-from penstock.config.signatures import arguments
+from penstock.config.targets import arguments, walk
 from penstock.distributed.group import join
 from penstock.errors import ConfigError, PenstockError, Problem
 from penstock.files.disk import write_atomically
@@ -102,12 +102,12 @@ def check_declared(split: Split) -> None:
     for _, inner in walk(node, key):
         kind = called(inner)
         taken = arguments(kind)
-        if "split" in taken.names and "split" not in inner:
+        if "split" in taken and "split" not in inner:
             known = str(getattr(kind, "__module__", "")).startswith(("penstock.", "torchvision."))
-            if known or "test" in get_args(taken.hints.get("split")):
+            if known or "test" in str(taken["split"].annotation):
                 return  # torchvision's refuse a name that they do not know
             reason = "takes `split`, and does not say that it knows one named test"
-        elif "train" in taken.names:
+        elif "train" in taken:
             reason = "knows `train` as true or false, and no test"
     raise ConfigError(
         Problem(

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from penstock.addons.filters.kept import KeptRows, Selection, kept_rows
 from penstock.config.nodes import called
 from penstock.config.schema import Config
-from penstock.config.signatures import arguments
+from penstock.config.targets import arguments
 from penstock.errors import ConfigError, Problem
 from penstock.loading.dataset_facts import table_of
 from penstock.loading.wrapped import unfiltered
@@ -228,7 +228,7 @@ def opened(split: Split) -> Any:
     if refused := list(problems(split.config)):
         raise ConfigError(refused)
     train = split.data.train
-    names = arguments(called(train.node[1])).names
+    names = arguments(called(train.node[1]))
     none = {name: 0.0 for name in ("val_fraction", "test_fraction") if name in names}
     dataset = train.read(split.decodes, **none)
     if is_stream(dataset):

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from penstock import program
-from penstock.config.allow_list import NEVER
 from penstock.config.composition import CONF
+from penstock.config.targets import NEVER
 from penstock.errors import ConfigError, Problem
 from penstock.terminal import put
 

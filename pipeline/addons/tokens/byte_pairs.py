@@ -28,7 +28,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from penstock.config import allow_list
+from penstock.config import targets
 from penstock.files.disk import prepare, write_atomically
 from penstock.order.randomness import hash64
 from penstock.order.streams import is_stream
@@ -194,7 +194,7 @@ _log = logging.getLogger(__name__)
 
 def of_split(split: Split, node: Mapping[str, Any]) -> Mapping[str, Any]:
     """A step's node with the vocabulary of the texts of a split, if it is `BytePairs`."""
-    step = allow_list.resolve(node["_target_"], "transform")
+    step = targets.resolve(node["_target_"], "transform")
     if not isinstance(step, type) or not issubclass(step, BytePairs):
         return node
     fingerprint = split.identity.cache_key(split.dataset)

@@ -24,9 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.config import allow_list
-from penstock.config.nodes import SUPPLIED, walk
-from penstock.config.signatures import arguments
+from penstock.config.nodes import SUPPLIED
+from penstock.config.targets import arguments, resolve, walk
 from penstock.loading.known_by import PLACE, tells
 from penstock.loading.wrapped import SomeRows, unfiltered
 from penstock.runs.identity.sources import modules_of
@@ -54,7 +53,7 @@ def code_and_arguments(node: object, dataset: object, has_fingerprint: bool) -> 
         node: that it was built of, without secrets.
         has_fingerprint: whether it has one.
     """
-    targets = {key: allow_list.resolve(one["_target_"], key) for key, one in walk(node, "")}
+    targets = {key: resolve(one["_target_"], key) for key, one in walk(node, "")}
     kinds = [*targets.values(), type(unfiltered(dataset))]
     code = dict(one for kind in kinds for one in modules_of(kind))
     own = {
@@ -89,9 +88,9 @@ def _defaults(target: object) -> dict[str, object]:
     """The arguments that a target has by default, but for what the build supplies."""
     plain = (str, int, float, bool, list, tuple, type(None))
     return {
-        name: value
-        for name, value in arguments(target).defaults.items()
-        if isinstance(value, plain) and name not in SUPPLIED
+        name: one.default
+        for name, one in arguments(target).items()
+        if isinstance(one.default, plain) and name not in SUPPLIED
     }
 
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import penstock
-from penstock.config import allow_list
-from penstock.config.nodes import parts, walk
+from penstock.config import targets
+from penstock.config.nodes import parts
 from penstock.config.schema import Config
 
 OURS = "penstock"
@@ -38,8 +38,8 @@ def code_of(config: Config) -> Code:
         if part.key.split(".")[0] in _PARTS:
             hashes = dict(
                 module
-                for _, node in walk(part.node, part.key)
-                for module in _hashes(allow_list.resolve(node["_target_"], part.key))
+                for _, node in targets.walk(part.node, part.key)
+                for module in _hashes(targets.resolve(node["_target_"], part.key))
             )
             if hashes:
                 code[part.key] = dict(sorted(hashes.items()))

@@ -1,0 +1,352 @@
+"""What a configuration may call, by the name after `_target_`, and the calls themselves.
+
+A name is called only if
+
+1. a row of `RULES` has a prefix of it, or the person who runs this trusts its package, by `--trust
+   mypackage` or PENSTOCK_TRUST: nothing is imported for any other name;
+2. all before its last dot is a module, so no name walks from one module into another;
+3. the object is of the row's kind, and defined (`__module__`) in one of the row's homes.
+
+So loaders of pickles and native code (`torch.load`, `ctypes`), and whatever runs code or touches
+files, are refused because no row allows them. `make` builds parts inside out from plain values, and
+reads them no second time as YAML or as interpolations. Cost: some us a name that was imported.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import lru_cache, partial
+from importlib import import_module
+from pkgutil import iter_modules
+from types import FunctionType, SimpleNamespace
+from typing import Any, NamedTuple, get_type_hints
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from penstock.config.messages import nearest, show
+from penstock.errors import ConfigError, DataError, PenstockError, Problem
+
+VARIABLE = "PENSTOCK_TRUST"
+# Keys of a node that are no arguments of its callable.
+SPECIAL = frozenset({"_target_", "_args_", "_partial_", "_convert_", "_recursive_"})
+# They read pickles, load native code or run what they are told to: nobody trusts them as a whole.
+NEVER = sys.stdlib_module_names | {
+    *("cloudpickle", "datasets", "dill", "hydra", "hydra_plugins", "joblib", "numpy", "omegaconf"),
+    *(
+        "pandas",
+        "penstock",
+        "pipeline",
+        "pkg_resources",
+        "pydantic",
+        "setuptools",
+        "torch",
+        "torchvision",
+    ),
+    "yaml",
+}
+# Prefix of the written name; kinds: full names of base classes, or "class", "function"; homes:
+# modules below the prefix that may define the object, with all below them; all where none is named.
+RULES = [
+    (prefix, kinds.split(), [f"{prefix}.{home}" for home in homes.split()] or [prefix])
+    for prefix, kinds, homes in (
+        ("torch.nn", "torch.nn.Module", ""),
+        ("torch.optim", "torch.optim.Optimizer torch.optim.lr_scheduler.LRScheduler", ""),
+        # Not its data pipes, which open files and run what they are given.
+        ("torch.utils.data", "torch.utils.data.Sampler", "sampler distributed"),
+        ("torch.utils.data", "torch.utils.data.Dataset", "dataset"),
+        ("torch.utils.data", "function", "_utils.collate"),
+        # They read pictures, tables and archives; CIFAR's pickles are compared with hashes of the
+        # true ones first. Not those that read other pickles (LSUN), files of torch, or videos.
+        (
+            "torchvision.datasets",
+            "torchvision.datasets.VisionDataset",
+            """caltech celeba cifar cityscapes clevr coco country211 dtd eurosat fakedata fer2013
+            fgvc_aircraft flickr flowers102 folder food101 gtsrb imagenette inaturalist lfw mnist
+            omniglot oxford_iiit_pet pcam places365 rendered_sst2 semeion stanford_cars stl10 sun397
+            svhn usps voc widerface""",
+        ),
+        ("torchvision.models", "torch.nn.Module function", ""),
+        ("torchvision.transforms.v2", "torchvision.transforms.v2.Transform", ""),
+        ("torchvision.transforms.v2.functional", "function", ""),
+        # Not those that fetch a model to judge by.
+        (
+            "torchmetrics",
+            "torchmetrics.Metric",
+            """aggregation classification clustering nominal regression retrieval segmentation
+            wrappers""",
+        ),
+        ("albumentations", "albumentations.BasicTransform albumentations.BaseCompose", ""),
+        # Not its `io` and `data`, which write files and fetch them.
+        (
+            "skimage",
+            "function",
+            """color exposure filters morphology restoration segmentation transform util
+            _shared.filters""",
+        ),
+        (
+            "penstock",
+            "torch.utils.data.Dataset penstock.datasets.files.Files",
+            """datasets addons.forecasting addons.huggingface addons.image_tables addons.mixtures
+            addons.packs addons.shards addons.tables addons.tabular addons.tokens addons.video
+            addons.vision""",
+        ),
+        (
+            "penstock",
+            "class function",
+            "training.models addons.filters.rows addons.timm addons.transformers.models",
+        ),
+        ("penstock", "penstock.addons.trackers.tracker.Tracker", "addons.trackers"),
+        (
+            "penstock",
+            "class",
+            """loading.collate order.composed order.samplers order.streams training.metrics
+            training.objective transforms addons.finetuning.teachers addons.forecasting.objective
+            addons.mixtures.order addons.multi_label addons.pairs addons.stores.blocks
+            addons.tabular.models addons.tokens.byte_pairs addons.tokens.flatten
+            addons.tokens.language_model addons.tokens.sequence_packing addons.video.models
+            addons.vision""",
+        ),
+    )
+]
+
+
+def trusted() -> list[str]:
+    """Packages that the person who runs this trusts, from the environment.
+
+    Raises:
+        ConfigError: one of them cannot be trusted as a whole.
+    """
+    packages = os.environ.get(VARIABLE, "").replace(",", " ").split()
+    if wide := " and ".join(repr(one) for one in packages if one.split(".")[0] in NEVER):
+        raise ConfigError(
+            Problem(
+                "--trust",
+                f"{wide} cannot be trusted as a whole: it can load pickles or native code, or run "
+                "any program. Call what you need from a package of your own, and trust that",
+            )
+        )
+    return packages
+
+
+def is_trusted(name: str) -> bool:
+    """Whether a package, or what a name leads to, lies in a package that is trusted."""
+    return _under(name, trusted())
+
+
+def check_name(name: object, key: str) -> None:
+    """Raise ConfigError unless a written name may be called; nothing is imported for that."""
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_]\w*(\.\w+)+", name, re.ASCII):
+        raise ConfigError(Problem(key, f"{name!r} is not a dotted name such as torch.nn.Linear"))
+    prefixes = dict.fromkeys(prefix for prefix, *_ in RULES)
+    if not _under(name, prefixes) and not is_trusted(name):
+        first = name.split(".")[0]
+        raise ConfigError(
+            Problem(
+                key,
+                f"{name} may not be called from a configuration"
+                f"{nearest(first, [prefix.split('.')[0] for prefix in prefixes])}; what is in "
+                f"{', '.join(prefixes)} may. A package that is yours, or that you have read, is "
+                f"trusted by --trust {'mypackage' if first in NEVER else first} (or by {VARIABLE})",
+            )
+        )
+
+
+def resolve(name: Any, key: str) -> Any:
+    """The object that a written name stands for, checked before it is imported and once found.
+
+    Args:
+        name: dotted name, as written after `_target_`.
+        key: full key of the node, for the message.
+
+    Raises:
+        ConfigError: the name may not be called, or doesn't exist; with the nearest that does.
+    """
+    check_name(name, key)
+    module, _, attribute = name.rpartition(".")
+    try:
+        found = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        there = sys.modules.get(module) or sys.modules.get(module.rpartition(".")[0])
+        known = [*dir(there), *(one.name for one in iter_modules(getattr(there, "__path__", [])))]
+        rest = name.removeprefix(f"{getattr(there, '__name__', '')}.").split(".")[0]
+        raise ConfigError(Problem(key, f"{name}: {error}{nearest(rest, known)}")) from error
+    home, own = str(getattr(found, "__module__", "")), is_trusted(name)
+    kinds = [
+        kind
+        for prefix, kinds, homes in RULES
+        if (own or _under(name, [prefix])) and _under(home, homes)
+        for kind in kinds  # a package of one's own may have imported them
+    ]
+    if (own and is_trusted(home)) or any(_is(found, kind) for kind in kinds):
+        return found
+    raise ConfigError(
+        Problem(
+            key,
+            f"{name} is {home}.{getattr(found, '__qualname__', found)}, which is not "
+            f"{' or '.join(kinds) or f'of {module}'}, so it is not called",
+        )
+    )
+
+
+def _under(name: str, prefixes: Iterable[str]) -> bool:
+    return any(name == prefix or name.startswith(prefix + ".") for prefix in prefixes)
+
+
+def _is(found: Any, kind: str) -> bool:
+    """Whether an object is of a kind of the table."""
+    if kind == "function":
+        return isinstance(found, FunctionType) and not found.__name__.startswith(("_", "register_"))
+    module, _, base = ("builtins.object" if kind == "class" else kind).rpartition(".")
+    return isinstance(found, type) and issubclass(found, getattr(import_module(module), base))
+
+
+@lru_cache(maxsize=512)
+def arguments(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """The arguments of a callable by name, and those that its **kwargs hand to its base classes.
+
+    The last one is of the kind VAR_KEYWORD where any other name is taken, too.
+    """
+    try:
+        known = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # written in C without a signature
+        known = [inspect.Parameter("kwargs", inspect.Parameter.VAR_KEYWORD)]
+    classes = getattr(function, "__mro__", ())[1:]
+    if getattr(function, "__module__", "").startswith("torchvision.models.") and not classes:
+        classes = [get_type_hints(function).get("return", object)]  # of which it makes one
+    for base in classes:
+        if known and known[-1].kind is known[-1].VAR_KEYWORD and "__init__" in vars(base):
+            handed = [*inspect.signature(vars(base)["__init__"]).parameters.values()][1:]
+            # None of them is required, as the class may give it.
+            named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+            known[-1:] = [one.replace(default=...) if one.kind in named else one for one in handed]
+    return {one.name: one for one in known if one.kind is not one.VAR_POSITIONAL}
+
+
+class Lazy(NamedTuple):
+    """A supplied argument that is computed only if something takes it."""
+
+    compute: Callable[[], Any]
+
+
+def make(node: Any, key: str, supply: Mapping[str, Any] | None = None, nested: bool = False) -> Any:
+    """Build a tree of plain values: mappings with a `_target_` become what it makes.
+
+    Args:
+        node: plain values; text such as "torch.float32" becomes the dtype.
+        key: full key of the node, for messages.
+        supply: arguments for the callable at the root, by name, where it takes them and the node
+            doesn't set them. A value that is a `Lazy` is computed when it is taken.
+        nested: supply them to the nodes inside as well.
+
+    Raises:
+        ConfigError: a name may not be called, or a part refuses its arguments.
+        DataError: a part of a library fails, as by files that are not there.
+    """
+    below = supply if nested else None
+    if isinstance(node, (list, tuple)):
+        return [make(value, f"{key}[{i}]", below, nested) for i, value in enumerate(node)]
+    if not isinstance(node, Mapping):
+        found = getattr(sys.modules.get("torch"), str(node).removeprefix("torch."), node)
+        return found if repr(found) == node else node
+    values = {
+        name: make(value, f"{key}.{name}", below, nested)
+        for name, value in node.items()
+        if name not in SPECIAL
+    }
+    if "_target_" not in node:
+        return values
+    function = resolve(node["_target_"], f"{key}._target_")
+    positional = make(node.get("_args_", []), f"{key}._args_", below, nested)
+    free = {*[*arguments(function)][len(positional) :]} - values.keys()
+    values |= {
+        name: value.compute() if isinstance(value, Lazy) else value
+        for name, value in (supply or {}).items()
+        if name in free
+    }
+    home = str(function.__module__)
+    if home.startswith("torchvision.models."):
+        from penstock.files.pretrained import read_weights_as_tensors
+
+        read_weights_as_tensors()
+    if node.get("_partial_", False):
+        return partial(function, *positional, **values)
+    try:
+        return function(*positional, **values)
+    except ConfigError as error:  # of a part, which knows the last name of its key
+        raise ConfigError(
+            Problem(
+                one.key if _under(one.key, [key]) else f"{key}.{one.key.split('.')[-1]}",
+                one.message,
+            )
+            for one in error.problems
+        ) from error
+    except PenstockError:
+        raise
+    except Exception as error:
+        refused = isinstance(error, (TypeError, ValueError))
+        own = is_trusted(home) or (home.startswith("penstock.") and not refused)
+        inside = error.__traceback__.tb_next is not None  # type: ignore[union-attr]
+        if (own and inside) or isinstance(error, (ImportError, MemoryError)):
+            error.add_note(f"while building {key} ({node['_target_']})")
+            raise  # of somebody's own code, the traceback says more
+        what = "refuses its arguments" if refused else f"fails: {type(error).__name__}"
+        text = f"{key}: {node['_target_']} {what}: {error}"
+        raise (ConfigError(text) if refused else DataError(text)) from error
+
+
+def walk(node: Any, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Every mapping with a `_target_` in a tree, with its full key."""
+    if isinstance(node, Mapping) and "_target_" in node:
+        yield key, node
+    is_list = isinstance(node, (list, tuple))
+    for name, value in enumerate(node) if is_list else getattr(node, "items", tuple)():
+        yield from walk(value, f"{key}[{name}]" if is_list else f"{key}.{name}".removeprefix("."))
+
+
+def check(values: Mapping[str, Any]) -> list[Problem]:
+    """The problems of all nodes: what may not be called, and arguments that are not taken or wrong.
+
+    Values are checked for parts of ours alone. Imports what the nodes name.
+    """
+    problems = []
+    for key, node in walk(values, ""):
+        try:
+            function = resolve(node["_target_"], f"{key}._target_")
+        except ConfigError as error:
+            problems += error.problems
+            continue
+        problems += [
+            Problem(f"{key}.{name}", text)
+            for name in node
+            if name not in SPECIAL and (text := wrong_argument(function, name, node[name]))
+        ]
+    return problems
+
+
+def wrong_argument(function: Any, name: str, value: Any) -> str:
+    """What is wrong with one argument of a node, or nothing."""
+    known, home = arguments(function), function.__module__
+    if name not in known:
+        text = f"unknown argument of {getattr(function, '__name__', 'it')} {name!r}"
+        text += f"{nearest(name, known)}; allowed: {', '.join(known)}"
+        return "" if any(one.kind is one.VAR_KEYWORD for one in known.values()) else text
+    if not home.startswith("penstock.") or value is known[name].default or any(walk(value, "")):
+        return ""
+    annotated = SimpleNamespace(__annotations__={name: known[name].annotation})
+    try:
+        hint = get_type_hints(annotated, vars(sys.modules[home]), include_extras=True)[name]
+        adapter = TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True))
+        adapter.validate_json(json.dumps(value), strict=True)
+    except ValidationError as error:
+        wrong = {one["type"]: one["msg"] for one in error.errors()}
+        if "needs_python_object" not in wrong:  # which a text may stand for, such as a dtype
+            said = " or ".join(wrong.values()).replace("Input should be ", "")
+            return f"got {show(value)}, expected {said}"
+    except Exception:  # an annotation for type checkers only
+        return ""
+    return ""
