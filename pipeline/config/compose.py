@@ -23,6 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import hydra
 import yaml
 from hydra import errors, types, version
 from hydra._internal import config_loader_impl as private
@@ -47,7 +48,9 @@ VERSION_BASE = "1.3"
 _OF_THE_COMMAND = {"task", "run_dir", "resume", "resume_despite", "hydra", *TASK_KEYS}
 _LOCK = threading.RLock()  # ${hydra:...} reads a singleton of Hydra
 _COMPOSED: dict[Any, tuple[DictConfig, list[str]]] = {}  # the last ones
-version.setbase(VERSION_BASE)
+_IS_1_3 = hydra.__version__.startswith("1.3.")
+if _IS_1_3:  # 1.4 has one behaviour
+    version.setbase(VERSION_BASE)
 utils.setup_globals()  # ${now:...} and ${hydra:...}
 utils.JobRuntime.instance().set("name", "run")
 
@@ -386,12 +389,16 @@ def _in_quotes(match: re.Match[str]) -> str:
     return match[0] if is_text else f"'{match[0]}'"
 
 
-@partial(OmegaConf.register_new_resolver, "oc.env", replace=True)
 def _variable(name: str, *default: str | None, _root_: Any) -> str | None:
     """`${oc.env:NAME}`, but for secrets: a run's folder keeps all values. Elsewhere OmegaConf's."""
     if "resume_despite" in _root_ and re.search("secret|token|pass|key|cred", name, re.IGNORECASE):
         raise ValueError(f"{name} is a secret by its name; the tool that needs it reads it itself")
     return resolvers.oc.env(name, *default)
+
+
+# OmegaConf 2.4, which Hydra 1.4 needs, has another name for it.
+register = "register_new_resolver" if _IS_1_3 else "register_resolver"
+getattr(OmegaConf, register)("oc.env", _variable, replace=True)
 
 
 def composed(

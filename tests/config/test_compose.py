@@ -12,7 +12,8 @@ from omegaconf import Container, OmegaConf
 import penstock
 from penstock.config import compose
 from penstock.errors import ConfigError
-from tests.program import ROOT
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -215,9 +216,6 @@ HYDRAS_OWN = [
         "+hydra.job_logging.handlers={x:{class:logging.StreamHandler,stream:'ext://os.environ'}}",
         "hydra.job_logging.handlers.x.stream",
     ),
-    ("+hydra.job.env_set.PENSTOCK_TRUST=mypkg", "hydra.job.env_set.PENSTOCK_TRUST"),
-    ("+hydra.job.env_set.PYTHONPATH=/x", "hydra.job.env_set.PYTHONPATH"),
-    ("+hydra.job.env_set.LD_PRELOAD=/x", "hydra.job.env_set.LD_PRELOAD"),
     ("hydra.searchpath=[pkg://mypkg.conf]", "hydra.searchpath"),
 ]
 
