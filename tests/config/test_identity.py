@@ -86,7 +86,7 @@ PLATEAU = [
     ],
 )
 def test_what_a_run_that_is_resumed_may_change(before, now, key, monkeypatch):
-    monkeypatch.setattr("penstock.config.preflight.raise_if", lambda problems: None)
+    monkeypatch.setattr("penstock.config.compose._refuse", lambda problems: None)
     found = continued(*now, before=before)
     assert found == ([] if key is None else [key])
 
