@@ -57,7 +57,15 @@ class TrainingParts:
         Args:
             begins: whether a run begins with its weights.
         """
-        model = self.model()
+        model, trainer = self.model(), self.config.trainer
+        if self.config.distributed.strategy == "fsdp" and trainer.ema is not None:
+            reason = "averages whole weights, and distributed=fsdp has parts; set it to null"
+            raise ConfigError(Problem("trainer.ema", reason))
+        if self.config.distributed.strategy == "fsdp" and trainer.precision == "fp16":
+            reason = (
+                "fp16 scales the loss, which distributed=fsdp cannot; set trainer.precision=bf16"
+            )
+            raise ConfigError(Problem("trainer.precision", reason))
         seams.prepare_model(self.config, model, begins)
         return model
 

@@ -114,8 +114,11 @@ def _pixels(config: Config) -> Iterator[Problem]:
             for section in (split, f"{split}_batch")
             for name, node in getattr(config.transform, section).items()
         }
-        classes = {key: one for key, one in steps.items() if isinstance(one, type)}
-        normal = [key for key, one in classes.items() if issubclass(one, Normalize)]
+        normal = [
+            key
+            for key, step in steps.items()
+            if isinstance(step, type) and issubclass(step, Normalize)
+        ]
         for key in normal[1:]:
             yield Problem(
                 key,
@@ -160,24 +163,23 @@ def _validation(config: Config) -> Iterator[Problem]:
                 key,
                 f"{value}, but there is no validation, as data.validate is false; set {key}={off}",
             )
-    name, mode = trainer.monitor, trainer.mode
-    if not trains or name is None or "_target_" in measured:
+    if not trains or trainer.monitor is None or "_target_" in measured:
         return
     known = ["loss", *(metric for metric, node in measured.items() if node is not None)]
-    metric, objective = name.removeprefix("val/").split("/")[0], _called(config.objective)
+    name, objective = trainer.monitor.removeprefix("val/"), _called(config.objective)
+    metric = name.split("/")[0]
     # What an objective of a person's own measures shows on the first batch.
-    own = any(callable(getattr(objective, member, None)) for member in ("loss", "step"))
-    if metric not in known and not own:
+    if metric not in known and not (hasattr(objective, "loss") or hasattr(objective, "step")):
         yield Problem(
             "trainer.monitor",
             f"the objective measures no {name!r}{nearest(name, known)}; it has {', '.join(known)}",
         )
     more = getattr(_called(measured.get(metric)), "higher_is_better", None)
     better = "min" if metric == "loss" else more if more is None else "max" if more else "min"
-    if better not in (None, mode):
+    if better not in (None, trainer.mode):
         yield Problem(
             "trainer.mode",
-            f"{mode} would keep the worst of {name}: the {better} is better; trainer.mode={better}",
+            f"{trainer.mode} would keep the worst of {name}; set trainer.mode={better}",
         )
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from penstock import seams
 from penstock.errors import ConfigError, Problem
@@ -70,6 +70,15 @@ if TYPE_CHECKING:
 else:
     Task = Literal[tuple(seams.TASKS)]
     Backend = Literal["auto", "process", "thread", "main", *seams.BACKENDS]
+
+
+def _public(name: str) -> str:
+    if re.search("secret|password|token|key", name, re.IGNORECASE):
+        raise ValueError("a run's folder keeps it: put it into the environment, or the tool's file")
+    return name
+
+
+Public = Annotated[str, AfterValidator(_public)]  # the name of no secret
 
 
 class SplitSection(Section):
@@ -139,14 +148,7 @@ class FilesSection(Section):
     timeout: Annotated[float, Field(gt=0)]
     concurrency: Count
     ahead: str | int
-    options: Annotated[dict[str, Any] | None, DATA] = None
-
-    @field_validator("options")
-    @classmethod
-    def _without_secrets(cls, options: dict[str, Any] | None) -> dict[str, Any] | None:
-        if any(re.search("secret|password|token|key", name, re.I) for name in options or ()):
-            raise ValueError("a run's folder keeps it: put a secret into the environment")
-        return options
+    options: Annotated[dict[Public, Any] | None, DATA] = None
 
 
 class ScheduleSection(Section):

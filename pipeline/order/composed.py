@@ -85,8 +85,8 @@ class Repeated(Order):
         shorten: bool = True,
     ) -> None:
         if times < 1 or batch_size % times:
-            low = batch_size // times * times
-            ways = " or ".join(str(even) for even in (low, low + times) if even)
+            low = batch_size // max(times, 1) * times
+            ways = " or ".join(str(even) for even in (low, low + times) if even > 0)
             raise ConfigError(
                 Problem(
                     "sampler.times",

@@ -214,17 +214,6 @@ def test_unknown_options_are_refused(here, capsys):
     assert "--bogus: there is no such option; keys stand without dashes" in capsys.readouterr().err
 
 
-def test_notices_go_to_stderr(here, task, capsys, monkeypatch):
-    from penstock.distributed import world
-
-    monkeypatch.setattr(world, "has_accelerator", lambda: False)
-    task(lambda config: print("result"))
-    assert command.main(["loader.pin_memory=true"]) == 0
-    out, err = capsys.readouterr()
-    assert out == "result\n"
-    assert "\nloader.pin_memory: there is no accelerator" in err
-
-
 def test_what_modules_log_goes_to_stderr(here, task, capsys):
     task(lambda config: logging.getLogger("penstock.transforms.statistics").info("computing"))
     assert command.main([]) == 0

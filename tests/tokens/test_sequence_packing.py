@@ -235,8 +235,6 @@ def test_what_cannot_be_packed_is_refused():
         packed_of(np.array([1, 90, -4]), 1, 64).size(0)
     with pytest.raises(ConfigError, match=r"sampler\.tokens: 0"):
         packed_of(np.array([1, 90, 2]), 1, 0)
-    with pytest.raises(ConfigError, match=r"batch\.tail"):
-        packed_of(np.array([1, 90, 2]), 1, 64, tail="pad")
     with pytest.raises(DataError, match="whole numbers"):
         packed_of(np.array([1.0, 90, 2]), 1, 64)
     with pytest.raises(DataError, match="2 lengths for 3 rows"):

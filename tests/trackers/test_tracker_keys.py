@@ -7,6 +7,7 @@ import re
 import pytest
 
 import penstock
+from penstock.addons.trackers import tracker
 from penstock.errors import ConfigError
 
 TENSORBOARD = "penstock.addons.trackers.tensorboard.TensorBoard"
@@ -96,9 +97,6 @@ def test_a_package_that_is_missing_is_named_with_its_extra(name, monkeypatch):
             return importlib.machinery.ModuleSpec(name, None, is_package=True)
         return there(wanted, package)
 
-    monkeypatch.setattr(importlib.util, "find_spec", find)
-    with pytest.raises(
-        ConfigError, match=rf"tracker\.{name}: needs.*pip install -e '\.\[{name}\]'"
-    ):
-        chosen(f"tracker={name}")
-    chosen(f"tracker={name}", "task=digest")
+    monkeypatch.setattr(tracker, "find_spec", find)
+    with pytest.raises(ConfigError, match=rf"needs.*pip install -e '\.\[{name}\]'"):
+        tracker.require(name)

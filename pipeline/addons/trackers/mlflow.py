@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.addons.trackers.tracker import Points, TrackedRun, Tracker
+from penstock.addons.trackers.tracker import Points, TrackedRun, Tracker, require
 from penstock.config.identity import leaves
 
 if TYPE_CHECKING:
@@ -28,6 +28,9 @@ _ENDINGS = {"done": "FINISHED", "failed": "FAILED"}  # and KILLED
 _RUN = "penstock.run"  # the tag by which a resumed run finds itself
 
 
+require("mlflow")
+
+
 class MLflow(Tracker):
     """A run in an experiment of MLflow; the jobs of a sweep share the tag `penstock.sweep`.
 
@@ -39,8 +42,6 @@ class MLflow(Tracker):
             default, ./mlflow.db.
         experiment: made where it does not exist.
     """
-
-    needs = "mlflow"
 
     def __init__(
         self,

@@ -9,8 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
+
+from penstock.errors import ConfigError, Problem
 
 Points = Mapping[str, float]
 
@@ -88,17 +91,24 @@ def points(event: str, record: Mapping[str, Any]) -> Points:
     return named
 
 
+def require(package: str) -> None:
+    """Raise ConfigError unless the package of a tracker is installed, which takes long to import.
+
+    A tracker's module calls it, so that it is known before a run's folder is claimed.
+    """
+    spec = find_spec(package)
+    if spec is None or spec.origin is None:  # a folder of that name, as W&B makes one
+        way = f"pip install -e '.[{package}]', or leave it out (tracker=none)"
+        raise ConfigError(
+            Problem("tracker", f"needs the package {package}, which is not installed: {way}")
+        )
+
+
 class Tracker:
     """Base class of our trackers, whose methods do nothing.
 
     They are called in a thread of the tracker's own. All may raise: that costs one warning.
-
-    Attributes:
-        needs: the package that a tracker imports when it is made, where it is one of Penstock's
-        extras.
     """
-
-    needs: ClassVar[str | None] = None
 
     def start(self) -> None:
         """Called once, before the others: open files and connections."""

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.addons.trackers.tracker import Points, TrackedRun, Tracker
+from penstock.addons.trackers.tracker import Points, TrackedRun, Tracker, require
 
 if TYPE_CHECKING:
     from wandb import Run
@@ -27,6 +27,9 @@ _KEPT_HERE: dict[str, Any] = {
 _SECONDS = 25  # for a connection, and for what is left to be sent at the end
 
 
+require("wandb")
+
+
 class WandB(Tracker):
     """A run of Weights & Biases; the jobs of a sweep are a group.
 
@@ -39,8 +42,6 @@ class WandB(Tracker):
             and `wandb sync` sends them.
         base_url: of a server of your own; None: WANDB_BASE_URL, or W&B's.
     """
-
-    needs = "wandb"
 
     def __init__(
         self,
