@@ -158,8 +158,7 @@ class Suspicious(SampleReader):
 
 def not_finite(sample: object) -> str | None:
     """Which field of a sample has NaN or infinite numbers; None: none."""
-    fields = sample.items() if isinstance(sample, dict) else ()
-    for name, value in fields:
+    for name, value in sample.items() if isinstance(sample, dict) else ():
         tensor = torch.as_tensor(value) if isinstance(value, (np.ndarray, float)) else value
         if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
             bad = int((~torch.isfinite(tensor)).sum())

@@ -14,8 +14,8 @@ from itertools import islice
 
 from penstock.build.data import DataParts
 from penstock.config.schema import Config
-from penstock.distributed import world
 from penstock.distributed.group import Group, join
+from penstock.distributed.world import from_environment
 from penstock.loading.batch import Batch
 from penstock.loading.fetch import hash_of_rows, row_hashes
 from penstock.order.address import Address
@@ -24,8 +24,8 @@ from penstock.terminal import put, watched
 
 def run(config: Config) -> None:
     """Print the digest of `config.split` for `config.epoch`, up to `config.steps` batches."""
-    process = world.from_environment("cpu")  # nothing is computed on the batches
-    with join(process, "gloo", config.distributed.timeout) as group:
+    # Nothing is computed on the batches.
+    with join(from_environment("cpu"), "gloo", config.distributed.timeout) as group:
         total = hashlib.blake2b(digest_size=16)
         for line in lines(config, group):
             if group.is_first:

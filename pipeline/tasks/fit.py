@@ -120,8 +120,7 @@ class Fit:
     def _facts(self) -> dict[str, Any]:
         """What the manifest of a new run has beside its configuration."""
         splits, mode = self.data.splits, self.config.data.fingerprint
-        data: dict[str, Any] = {"fingerprint": mode}
-        data |= {split.name: split.identity.data(mode) for split in splits}
+        data = {split.name: split.identity.data(mode) for split in splits}
         marks = {split.name: split.identity.known_by for split in splits if split.identity.known_by}
         left_out = {split.name: split.left_out for split in splits if split.left_out}
         return {
@@ -129,9 +128,7 @@ class Fit:
             "device": self.train_loader.world.device,
             "monitor": self.options.monitor if self.data.validates else None,
             "mode": self.options.mode,
-            "data": data
-            | ({"identity": marks} if marks else {})
-            | ({"left_out": left_out} if left_out else {}),
+            "data": {"fingerprint": mode, **data, "identity": marks, "left_out": left_out},
             "code": code_of(self.config),
         }
 
@@ -139,8 +136,8 @@ class Fit:
         """All epochs from the address on that this session begins with."""
         group, opened, val = self.group, self.opened, self.val_loader
         # An objective of a person's own need not take a constant for a model.
-        own = not type(self.objective).__module__.startswith("penstock.")
-        if val is not None and (self.config.trainer.baseline or not own):
+        ours = type(self.objective).__module__.startswith("penstock.")
+        if val is not None and (self.config.trainer.baseline or ours):
             try_one_batch(self.data.val, self.model, self.objective, val, self.options)
         with (
             Preemption(say if group.is_first else None, tell=group.tell) as preemption,

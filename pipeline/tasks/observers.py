@@ -43,11 +43,13 @@ def recording(fit: Fit) -> list[Observer]:
     """The observers that write the files of a run."""
     folder, trainer, data = fit.folder, fit.config.trainer, fit.data
     datasets = {split.name: split.identity.unfiltered for split in data.splits}
-    quarantine = Quarantine(folder.path / QUARANTINE, datasets, data.train.budget)
-    observers: list[Observer] = [Metrics(folder), quarantine]
+    observers: list[Observer] = [
+        Metrics(folder),
+        Quarantine(folder.path / QUARANTINE, datasets, data.train.budget),
+    ]
     if trainer.ledger:
-        skipped = fit.train_loader.plan.skipped
-        observers.append(Ledger(folder.path / "ledger.jsonl", skipped, fit.opened.start))
+        path = folder.path / "ledger.jsonl"
+        observers.append(Ledger(path, fit.train_loader.plan.skipped, fit.opened.start))
     if trainer.digest:
         observers.append(Digests(folder.path / "digests.jsonl"))
     return observers
@@ -183,9 +185,8 @@ class Display(Observer):
         self._due = time.monotonic() + _LOSS_SECONDS
         stats, losses = self.loader.stats, self._losses
         loss = f"loss {float(losses.mean()):.4g}  " if losses is not None and len(losses) else ""
-        speed = stats.samples / max(stats.total_seconds, 1e-9)
-        numbers = f"{loss}{speed:,.0f} samples/s  {stats.wait_share:.0%} waiting"
-        self._show(batch.request.step + 1, numbers)
+        speed = f"{stats.samples / max(stats.total_seconds, 1e-9):,.0f} samples/s"
+        self._show(batch.request.step + 1, f"{loss}{speed}  {stats.wait_share:.0%} waiting")
 
     def on_validation(self, done: int, steps: int | None) -> None:
         if not done:

@@ -120,8 +120,7 @@ def claim(config: Config, group: Group, opened: Opened, facts: Mapping[str, Any]
         opened.folder = _folder(config, group.world.size, opened, facts)
         if opened.newest is not None:
             _say_start(opened.folder, opened, opened.newest)
-    path = group.from_first(opened.folder.path if opened.folder else None)
-    assert path is not None
+    path = group.from_first(opened.folder.path if opened.folder else Path())
     if (kept := config.trainer.checkpoint) is not None:
         opened.checkpoints = Checkpoints(
             path / "checkpoints", kept.keep_last, kept.background, group

@@ -74,12 +74,11 @@ def describe_rows(dataset: Any, batch: Batch, fields: Fields | None = None) -> l
 
     Where a filter leaves rows out, also the dataset's own row.
     """
-    table = table_of(dataset, fields)
+    table: Any = table_of(dataset, fields)
     names = [] if table is None else [n for n in ("path", "class", "label") if n in table.columns]
     own = ["row"] if isinstance(dataset, SomeRows) else []
     lines = [["position", "index", *own, *names]]
     for position, index in zip(batch.positions.tolist(), batch.indices.tolist(), strict=True):
-        known = [] if table is None else [one_line(table[name].iloc[index]) for name in names]
-        row = [str(dataset.row(index))] if own else []
-        lines.append([str(position), str(index), *row, *known])
+        row = [str(position), str(index), *([str(dataset.row(index))] if own else [])]
+        lines.append([*row, *(one_line(table[name].iloc[index]) for name in names)])
     return lines

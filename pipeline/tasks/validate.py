@@ -104,19 +104,17 @@ def load_weights(model: nn.Module, path: Path) -> None:
     try:
         model.load_state_dict(weights)
     except (RuntimeError, TypeError, AttributeError) as error:
-        shapes = [
+        own, saved = (
             {name: list(getattr(value, "shape", ())) for name, value in one.items()}
             for one in (model.state_dict(), weights if isinstance(weights, dict) else {})
-        ]
-        own, saved = shapes
+        )
         other = (
             f"{one_line(name)[:80]} is {own.get(name, 'not there')} in the model and "
             f"{saved.get(name, 'not there')} in the file"
             for name in {**saved, **own}
             if own.get(name) != saved.get(name)
         )
-        folder = run_of(path)
-        way = f"run={folder}" if folder is not None else "the overrides of its run"
+        way = f"run={folder}" if (folder := run_of(path)) else "the overrides of its run"
         raise PenstockError(
             f"{path} does not fit the model of this configuration; give {way}. "
             + "; ".join(islice(other, _NAMED))
@@ -236,8 +234,8 @@ def try_one_batch(
                 if isinstance(error, ConfigError) or val.plan.steps(0) == 1:
                     raise
                 continue
-            losses = [f"loss/{name}" for name in objective.named]
-            names = [*(["loss", *losses] if objective.validates_loss else []), *measured]
+            losses = ["loss", *(f"loss/{name}" for name in objective.named)]
+            names = [*(losses if objective.validates_loss else []), *measured]
             if options.monitor not in names and batch.request.valid:
                 reason = f"is {options.monitor!r}, which validation does not give"
                 known = f"{reason}; it gives {', '.join(names)}"
