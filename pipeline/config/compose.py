@@ -46,6 +46,7 @@ CONF = (Path(__file__).resolve().parent.parent / "conf").resolve()
 VERSION_BASE = "1.3"
 # What a command says for itself, also where a run's folder gives everything else.
 _OF_THE_COMMAND = {"task", "run_dir", "resume", "resume_despite", "hydra", *TASK_KEYS}
+_ERRORS = errors.HydraException, OmegaConfBaseException, yaml.YAMLError
 _LOCK = threading.RLock()  # ${hydra:...} reads a singleton of Hydra
 _COMPOSED: dict[Any, tuple[DictConfig, list[str]]] = {}  # the last ones
 _IS_1_3 = hydra.__version__.startswith("1.3.")
@@ -191,7 +192,7 @@ def _noting(problems: list[Problem], key: str) -> Iterator[None]:
         problems += error.problems
     except MissingMandatoryValue:
         problems.append(Problem(key, f"has no value yet; give it with {key}=..."))
-    except (errors.HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
+    except (*_ERRORS, ValueError, OSError) as error:
         reasons = [str(one).split("\n    full_key:")[0] for one in (error, error.__cause__ or "")]
         gone = familiar.advice(*str(getattr(error, "missing_cfg_file", "/")).rpartition("/")[::2])
         key = getattr(error.__cause__ or error, "full_key", None) or key
@@ -303,7 +304,7 @@ def _run_of(given: Mapping[str, Any]) -> Path | None:
     paths = [Path(str(given.get(key))) for key in ("run", "resume", "checkpoint")]
     runs = [folder for path in paths for folder in (path, path.parent.parent)]
     files = (run / "config.yaml" for run in runs if (run / "manifest.json").is_file())
-    return next((file for file in files if file.is_file()), None)
+    return next(files, None)  # one that is missing is an error, and no reason to take the default
 
 
 def _apply(one: Override, config: DictConfig, loader: _Loader) -> None:
@@ -376,17 +377,16 @@ def _with_quotes(words: Sequence[str], files: Sequence[str], problem: Problem) -
             # The key with what stands behind it, and in the lines below that belong to it.
             block = re.search(rf"^( *).*?\b{name}[:=](.*(\n\1[ -].*)*)", text, re.M)
             quoted = re.sub(
-                r"(?<![\w'#.-])[\w.+~:-]*[\w~](?![\w':.])", _in_quotes, block[2] if block else ""
+                r"(?<![\w'#.-])[\w.+~:-]*[\w~](?![\w':.])",
+                lambda one: (
+                    one[0] if isinstance(OmegaConf.create(f"x: {one[0]}").x, str) else f"'{one[0]}'"
+                ),
+                block[2] if block else "",
             )
             if block and quoted != block[2]:
                 text = block[0].removesuffix(block[2]).strip() + quoted
                 return Problem(key, f"{problem.message}; if it is text, quote it, as in {text}")
     return problem
-
-
-def _in_quotes(match: re.Match[str]) -> str:
-    is_text = isinstance(OmegaConf.create(f"x: {match[0]}").x, str)
-    return match[0] if is_text else f"'{match[0]}'"
 
 
 def _variable(name: str, *default: str | None, _root_: Any) -> str | None:
