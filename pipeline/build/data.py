@@ -12,7 +12,6 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from penstock import seams
 from penstock.build.data_identity import DataIdentity
 from penstock.build.samples import collate_of, dataset_of, fields_of
 from penstock.build.sampling import packs_rows, plan_of
@@ -141,7 +140,9 @@ class DataParts:
         if not isinstance(node, Mapping):
             return node
         if node.get("vocabulary") == "dataset":
-            node = seams.with_vocabulary(self.train, node)
+            from penstock.addons.tokens import byte_pairs
+
+            node = byte_pairs.of_split(self.train, node)
         if node.get("statistics") != "dataset":
             return node
         step = targets.resolve(node["_target_"], "transform")
@@ -188,19 +189,27 @@ class Split:
         refuse_postscript()
         divides = self.config.data.divides
         if divides:
-            dataset = seams.undivided(self)
+            from penstock.addons.splits import division
+
+            dataset = division.opened(self)
         elif self.config.data.packed is not None:
-            dataset = seams.open_pack(self)
-        elif divides:
-            dataset = seams.undivided(self)
+            from penstock.addons.packs import recipe
+
+            dataset = recipe.opened(self)
         else:
             dataset = self.read(lazy=self.decodes)
         length_of(dataset)  # refuses what is no number of rows
         both = (dataset, vars(self.data.train).get("dataset"))
         if any(hasattr(one, name) for one in both for name in ("classes", "datasets")):
-            dataset = seams.with_the_runs_classes(self, dataset)
-        dataset, self._left_out = seams.chosen_rows(self, dataset)
-        return seams.divided_rows(self, dataset) if divides else dataset
+            from penstock.addons.splits.classes import with_the_runs_classes
+
+            dataset = with_the_runs_classes(self, dataset)
+        data = self.config.data
+        if not data.filter is data.val_filter is data.unique is data.without is None:
+            from penstock.addons.filters.kept import chosen_rows
+
+            dataset, self._left_out = chosen_rows(self, dataset)
+        return division.divided(self, dataset) if divides else dataset
 
     @property
     def left_out(self) -> dict[str, int]:
@@ -405,7 +414,11 @@ class Split:
             step = "" if decode is None else f", {describe(decode)}"
         name = section.worker_init_fn
         function = targets.resolve(name, "loader.worker_init_fn") if name else None
-        own = seams.ray_options(section.ray) if section.backend == "ray" else None
+        own = None
+        if section.backend == "ray":
+            from penstock.addons.ray.cluster import RayOptions
+
+            own = RayOptions(**section.ray.model_dump(exclude={"num_actors"}))
         options = options_of(section, threads, function, own)
         if self.is_train and section.backend == "auto" and options.num_workers:
             kind = "threads" if options.backend == "thread" else "processes"

@@ -6,7 +6,6 @@ import hashlib
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from penstock import seams
 from penstock.build.sampling import lengths_told
 from penstock.config.identity import identity, leaves
 from penstock.files.limits import DEFAULT
@@ -112,7 +111,9 @@ class DataIdentity:
         if split.is_train or split.packs:
             parts |= {key: str(value) for key, value in leaves(config.sampler, "sampler")}
             if getattr(split.dataset, "mixing", None) is not None:
-                parts |= seams.mixture_recorded(split)
+                from penstock.addons.mixtures import in_runs
+
+                parts |= in_runs.recorded(split)
             parts |= lengths_told(config, split.transform.steps)
         if split.decodes:
             from penstock.transforms.image_decoding import decode_step

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from penstock import seams
 from penstock.config import targets
 from penstock.config.messages import show
 from penstock.config.schema import Config
@@ -41,8 +40,11 @@ def plan_of(split: Split) -> Plan | StreamPlan:
     rows = length_of(dataset)
     if not rows:
         raise split.empty(rows)
-    is_balanced = split.is_train and split.config.batch.balance is not None
-    costs = seams.costs(split) if is_balanced else None
+    costs = None
+    if split.is_train and split.config.batch.balance is not None:
+        from penstock.addons.filters.costs import costs_of
+
+        costs = costs_of(split)
     sampler: Order | BatchStrategy = Sequential(rows)
     if split.is_train:
         sampler = sampler_of(split, None)
@@ -76,7 +78,9 @@ def sampler_of(split: Split, order: Order | None) -> Order | BatchStrategy:
     node: Mapping[str, Any]
     node = config.sampler if order is None else _without_order(config.sampler)
     if getattr(dataset, "mixing", None) is not None:
-        node = seams.with_mixture(split, node, supply)
+        from penstock.addons.mixtures.in_runs import with_mixture
+
+        node = with_mixture(split, node, supply)
     sampler, tail = _sampler(node, "sampler", supply), config.batch.tail
     taken = arguments(_function(node))
     if order is None and isinstance(sampler, BatchStrategy) and "batch_size" not in taken:

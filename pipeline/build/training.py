@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from penstock import seams
 from penstock.build.data import DataParts
 from penstock.config import targets
 from penstock.config.nodes import metrics
@@ -66,7 +65,11 @@ class TrainingParts:
                 "fp16 scales the loss, which distributed=fsdp cannot; set trainer.precision=bf16"
             )
             raise ConfigError(Problem("trainer.precision", reason))
-        seams.prepare_model(self.config, model, begins)
+        frozen = trainer.freeze != type(trainer.freeze)()
+        if trainer.warm_start.path is not None or frozen or trainer.recompute:
+            from penstock.addons.finetuning import fitting
+
+            fitting.prepared(self.config, model, begins)
         return model
 
     def objective(self) -> Objective:
@@ -125,7 +128,10 @@ class TrainingParts:
         node = self.config.optimizer
         node = node if key == "optimizer" else node[key.removeprefix("optimizer.")]
         params: list[Any] = [weight for weight in part.parameters() if weight.requires_grad]
-        params = seams.trained_weights(self.config, key, part, model, params)
+        if self.config.trainer.freeze.names or self.config.trainer.groups:
+            from penstock.addons.finetuning import groups
+
+            params = groups.arranged(self.config, key, part, model, params)
         supply = {"params": params, "model": part, "total_steps": total_steps}
         made: Optimizer = make(node, key, supply)
         return made

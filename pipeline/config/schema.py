@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     Backend = str
 else:
     Task = Literal[tuple(seams.TASKS)]
-    Backend = Literal["auto", "process", "thread", "main", *seams.BACKENDS]
+    Backend = Literal["auto", "process", "thread", "main", "ray"]
 
 
 def _public(name: str) -> str:

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from penstock import seams
 from penstock.distributed.world import World, has_accelerator
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.loading.bad_samples import Budget
@@ -83,7 +82,9 @@ def open_backend(fetch: Fetch, options: LoaderOptions, pin: bool) -> Backend:
         from penstock.loading.workers.pool import ProcessBackend
 
         return ProcessBackend(fetch, options, pin)
-    return seams.open_backend(fetch, options)
+    from penstock.addons.ray.cluster import open_backend
+
+    return open_backend(fetch, options)
 
 
 class Loader:
@@ -152,7 +153,9 @@ class Loader:
         self._ahead: ReadAhead | None = None
         if getattr(fetch.dataset, "remote_files", None) is not None:
             rank, size = own
-            self._ahead = seams.read_ahead(plan, fetch.dataset, rank, size, self.options)
+            from penstock.addons.stores.read_ahead import read_ahead
+
+            self._ahead = read_ahead(plan, fetch.dataset, rank, size, self.options)
         self._next = (0, 0)
         self._broken_off = False
         self._warned: set[str] = set()

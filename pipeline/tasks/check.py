@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from penstock import seams
 from penstock.build.data import DataParts, Split
 from penstock.config.schema import Config
 from penstock.distributed.preemption import Stop
@@ -75,7 +74,9 @@ def run(config: Config) -> None:
     if not bad:
         put(f"{count} samples, nothing wrong with them")
         if config.split == "both":
-            seams.print_overlaps(data)
+            from penstock.addons.overlaps import report
+
+            report(data)
         return
     folder = RunFolder.claim(Path(config.run_dir), config.plain())
     QuarantineFile(folder.path / NAME).add(bad)

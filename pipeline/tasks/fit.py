@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,10 +53,16 @@ from penstock.training.train_step import TrainOptions
 def run(config: Config) -> float | None:
     """Train; returns the best value of the monitored metric, None if it never was finite."""
     parts = TrainingParts(config)
-    data, asked, lanes = parts.data, config.distributed, seams.lanes(config, parts.world)
+    data, asked, lanes = parts.data, config.distributed, None
+    if asked.lanes is not None:
+        from penstock.addons.lanes.lanes import of_run
+
+        lanes = of_run(config, parts.world)
     old = Path(config.run_dir if config.resume in (None, "auto") else config.resume)
     if config.resume is not None and (old.is_file() or checkpoint.has_checkpoint(old)):
-        data.recorded = seams.classes_of_run(old)
+        from penstock.addons.predicting.learned import classes_of_run
+
+        data.recorded = classes_of_run(old)
     if parts.world.size == 1:
         resumption.source(config)  # a wrong path is told of before data is read
     spare_cores(parts.world)
@@ -144,6 +151,11 @@ class Fit:
             group.ends_with_others(),
             group.explained(),  # a rank that is late is not lost
         ):
+            starts = []
+            if self.config.trainer.freeze.names:
+                from penstock.addons.finetuning.fitting import begin_epoch
+
+                starts.append(partial(begin_epoch, self.config))
             train_step = make_train_step(
                 self.model,
                 self.objective,
@@ -153,7 +165,7 @@ class Fit:
                 group,
                 self.config.seed,
                 self.parallel,
-                seams.epoch_starts(self.config),
+                starts,
                 lanes=self.train_loader.lanes,
             )
             self.result = fit(

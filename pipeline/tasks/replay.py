@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from penstock import seams
 from penstock.build.data import DataParts, Split
 from penstock.config.schema import Config
 from penstock.distributed.world import World
@@ -47,7 +46,9 @@ def run(config: Config) -> None:
     save_file({name: plain(of).contiguous() for name, of in tensors.items()}, path)
     put(path)
     with only_shown("the picture"):
-        if (picture := seams.draw_batch(split, batch, folder.path)) is not None:
+        from penstock.addons.reports.samples import draw_batch
+
+        if (picture := draw_batch(split, batch, folder.path)) is not None:
             put(picture)
     folder.finish("done")
 

@@ -21,7 +21,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from penstock import seams
 from penstock.build.data import DataParts, Split
 from penstock.build.training import TrainingParts
 from penstock.config.hydra_loader import overrides
@@ -60,7 +59,9 @@ def run(config: Config) -> float:
         config = config.model_copy(update={"run": str(folder)})
         say(f"the configuration is that of {one_line(folder)}")
     config, _ = asked_of(config)
-    parts = seams.parts_of_run(config, path)
+    from penstock.addons.predicting.learned import parts_of_run
+
+    parts = parts_of_run(config, path)
     wanted = config.distributed
     with join(parts.world, wanted.backend, wanted.timeout) as group:
         return _run(config, parts, group, path)

@@ -4,7 +4,7 @@
     process    in worker processes (pipeline/loading/workers/pool.py)
     thread     in threads (pipeline/loading/workers/thread_backend.py)
 
-`penstock.seams.BACKENDS` names those of add-ons.
+`loading/loader.py: open_backend` chooses one.
 """
 
 from __future__ import annotations
