@@ -130,14 +130,14 @@ def plugin_problems(node: Any, section: Mapping[str, Any], words: Sequence[str])
 
 def check_sweep(*arguments: Any) -> list[Problem]:
     """The problems of all jobs of a command line with `-m`."""
-    from penstock.addons.sweeps.sweep import check_command
+    from penstock.addons.sweeps.sweep import check
 
-    return check_command(*arguments)
+    return check(*arguments)
 
 
 def job_name(words: Sequence[str]) -> str:
     """The folder's name of a job of a sweep, from its overrides."""
-    from penstock.addons.sweeps.jobs import job_name
+    from penstock.addons.sweeps.sweep import job_name
 
     return job_name(words)
 
@@ -158,11 +158,11 @@ def run_sweep(composer: Any, typed: Sequence[str]) -> AbstractContextManager[Non
     from penstock.addons.sweeps.sweep import running
 
     folder, config = composer.sweep
-    return running(Path(folder), partial(of_sweep, config))
+    return running(Path(folder), config, partial(of_sweep, config))
 
 
 def run_job(*arguments: Any) -> float | None:
     """Run the job of a sweep that hydra has composed, in its process."""
-    from penstock.addons.sweeps.jobs import run_job
+    from penstock.addons.sweeps.sweep import run_job
 
     return run_job(*arguments)

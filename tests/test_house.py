@@ -36,7 +36,6 @@ KNOW_HYDRA = {
     "pipeline/command.py",
     "pipeline/addons/sweeps/plugins.py",
     "pipeline/addons/sweeps/sweep.py",
-    "pipeline/addons/sweeps/jobs.py",
     "pipeline/addons/sweeps/optuna_sweeper.py",
     "pipeline/addons/trackers/observing.py",
     *(

@@ -166,7 +166,16 @@ def run(
     fixed = [override for override in overrides if not override.is_sweep_override()]
     base = composer.compose(fixed, multirun)
     if multirun or base.hydra.get("mode") == RunMode.MULTIRUN:
-        raise_if(problems + seams.check_sweep(composer, overrides, base, announce))
+        params = (base.hydra.get("sweeper", {}).get("params") or {}).items()
+        own = [*composer.parse([f"{key}={value}" for key, value in params])[0], *overrides]
+        hydras = [override for override in own if override.is_hydra_override()]
+        composer.sweep = (OmegaConf.select(base.node, "sweep.dir"), base.config)
+
+        def problems_of(job: Sequence[str]) -> list[Problem]:
+            return check_job(composer.compose([*hydras, *composer.parse(job)[0]]))[1]
+
+        swept = [one for one in own if one not in hydras]
+        raise_if(problems + seams.check_sweep(swept, problems_of))
         return None
     problems += [
         Problem(

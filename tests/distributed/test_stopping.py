@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from penstock import compose
-from penstock.addons.sweeps.jobs import jobs_of
+from penstock.addons.sweeps.sweep import jobs_of
 from penstock.config.composition import Composer
 from penstock.distributed import preemption
 from penstock.distributed.group import Group

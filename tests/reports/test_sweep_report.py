@@ -11,7 +11,7 @@ import pytest
 from penstock import command, seams
 from penstock.addons.reports import sweep_report
 from penstock.addons.reports.sweep_report import SweepRecord, is_sweep
-from penstock.addons.sweeps.jobs import jobs_of, note
+from penstock.addons.sweeps.sweep import jobs_of, note
 from tests import conftest
 from tests.program import run
 
@@ -66,7 +66,7 @@ def jobs(folder):
 def test_the_sweep_of_the_readme_ends_with_a_table_and_the_path_of_its_report(swept):
     folder, out = swept
     assert "4 of 4 jobs in" in out
-    assert "best: nme, mean 0." in out
+    assert "best: mean nme 0." in out
     assert out.splitlines()[-1] == f"report       {folder / 'report.html'}"
     assert (folder / "report.html").read_text().startswith("<!doctype html>")
 

@@ -11,7 +11,7 @@ import signal
 
 import pytest
 
-from penstock.addons.sweeps.jobs import jobs_of
+from penstock.addons.sweeps.sweep import jobs_of
 from tests.stopping import ROWS, Runs, stop
 
 pytestmark = pytest.mark.stress

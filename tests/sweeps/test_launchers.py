@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from penstock.addons.sweeps.jobs import jobs_of
+from penstock.addons.sweeps.sweep import jobs_of
 from tests.program import ROOT
 
 LAUNCHERS = {

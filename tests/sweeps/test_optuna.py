@@ -17,9 +17,8 @@ from optuna.distributions import FloatDistribution as Floats
 from optuna.distributions import IntDistribution as Integers
 
 from penstock import command
-from penstock.addons.sweeps.jobs import jobs_of
 from penstock.addons.sweeps.optuna_sweeper import JOURNAL, distribution
-from penstock.errors import ConfigError
+from penstock.addons.sweeps.sweep import jobs_of
 from tests.program import ROOT, run
 
 SMALL = (
@@ -101,7 +100,7 @@ def test_a_trial_that_cannot_learn_is_ended_early(pruner, study):
     assert "2 of 2 jobs in sweep are done" in done.out, "all combinations, once"
     states = [state for _, state, *_ in trials(Path("sweep"))]
     assert states == ["COMPLETE", "COMPLETE" if pruner == "none" else "PRUNED"]
-    assert ("ended after epoch 1: nme is behind" in done.err) == (pruner != "none")
+    assert ("ended after epoch 1: it is behind" in done.err) == (pruner != "none")
     assert "with optimizer.lr=1e-3" in done.out or "with optimizer.lr=0.001" in done.out
 
 
@@ -113,7 +112,7 @@ def test_a_trial_of_several_ranks_is_ended_by_all_of_them(study):
 
 
 @pytest.mark.thorough
-def test_more_trials_are_added_and_others_are_refused(study):
+def test_more_trials_are_added_and_a_damaged_journal_is_told(study):
     assert study(LR, WIDTH, "sweep.optuna.trials=1").code == 0
     with Path("sweep", JOURNAL).open("a") as file:  # a process was killed while it wrote
         file.write('{"op_code":6,"trial_id":5,"sta')
@@ -122,13 +121,10 @@ def test_more_trials_are_added_and_others_are_refused(study):
     assert done.code == 0, done.err
     assert trials(Path("sweep"))[:1] == before
     assert "2 of 2 jobs" in done.out
-    done = study(LR, "model.width=choice(4,16)", "sweep.optuna.trials=3")
-    assert done.code == 2
-    assert "hydra.sweep.dir: sweep has trials that chose from other values" in done.err
     Path("sweep", JOURNAL).write_text("hello\nyou\n")
     done = study(LR, WIDTH)
     assert done.code == 2
-    assert "optuna cannot read sweep/optuna.journal" in done.err
+    assert "error in the study sweep/optuna.journal: " in done.err
 
 
 @pytest.mark.stress
@@ -164,14 +160,14 @@ def test_a_study_that_is_killed_ends_as_one_that_was_not(draw, faces_root, whole
         ("x=interval(0.1,1)", Floats(0.1, 1)),
         ("x=tag(log,interval(1e-5,1e-1))", Floats(1e-5, 1e-1, log=True)),
         ("x=int(interval(8,64))", Integers(8, 64)),
-        ("x=tag(log,interval(0,1))", "x: Optuna cannot choose from"),
-        ("x=range(3,1)", "x: Optuna cannot choose from"),
+        ("x=tag(log,interval(0,1))", "x: .* has no numbers"),
+        ("x=range(3,1)", "x: .* has no numbers"),
     ],
 )
 def test_what_optuna_chooses_from(text, expected):
     (override,) = OverridesParser.create().parse_overrides([text])
     if isinstance(expected, str):
-        with pytest.raises(ConfigError, match=expected):
+        with pytest.raises(ValueError, match=expected):
             distribution(override, "tpe")
     elif expected is not None:
         assert distribution(override, "tpe") == expected
@@ -182,7 +178,7 @@ def test_what_optuna_chooses_from(text, expected):
 def test_what_cannot_be_a_study_is_refused(study):
     done = study("sweep.optuna.trials=1")
     assert done.code == 2
-    assert "Optuna has nothing to choose" in done.err
+    assert "error in the study sweep/optuna.journal: write a key as choice" in done.err
     done = study("sweep.optuna.sampler=grid", "optimizer.lr=interval(0.1,1)")
     assert done.code == 2
     assert "a grid has no intervals" in done.err

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from penstock.addons.sweeps.jobs import jobs_of
+from penstock.addons.sweeps.sweep import jobs_of
 from tests import fake_slurm
 from tests.own_parts import NUMBERS
 from tests.program import ROOT

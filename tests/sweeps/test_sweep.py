@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock import command, seams
-from penstock.addons.sweeps.jobs import LOCK, job_name, jobs_of
+from penstock.addons.sweeps.sweep import LOCK, job_name, jobs_of
 from penstock.errors import DataError
 from penstock.files.locks import lock
 from tests.program import run
@@ -56,8 +56,7 @@ def test_a_sweep_over_parts_and_seeds(sweep, capsys):
     assert sorted(folders) == sorted(job.path for job in jobs)
     out, _ = capsys.readouterr()
     assert "4 of 4 jobs in sweep are done" in out
-    assert "all: batch.size=8" in out
-    assert "best: value, mean 0.6 with sampler=random" in out
+    assert "best: mean value 0.6 with sampler=random" in out
     rows = rows_of(Path("sweep/sweep.csv"))
     assert [(row["sampler"], row["seed"], row["value"], row["status"]) for row in rows] == [
         ("random", "2", "0.2", "done"),
@@ -152,9 +151,9 @@ def test_a_job_of_another_process_is_left_alone(sweep, capsys):
     assert sweep(lambda config: 1 / 0, "seed=1,2")[0] == 1
     held = lock(next(Path("sweep").glob("seed_2*")) / LOCK)
     code, jobs = sweep(lambda config: 0.5, "seed=1,2")
-    assert code == 0
+    assert code == 1
     assert "another process runs it" in capsys.readouterr().err
-    assert [job.status for job in jobs] == ["done", "running"]
+    assert [job.status for job in jobs] == ["done", "failed"]
     held.close()
     code, jobs = sweep(lambda config: 0.5, "seed=1,2")
     assert [job.status for job in jobs] == ["done", "done"]
@@ -192,14 +191,14 @@ def test_folds_are_repetitions_and_a_failed_one_is_named(sweep, capsys):
     words = (*words, "seed=range(2)", "data.fold=range(3)")
     assert sweep(task, *words)[0] == 3
     # The other setting lacks a fold.
-    assert "best: value, mean 1.05 with batch.size=8" in capsys.readouterr().out
+    assert "best: mean value 1.05 with batch.size=8" in capsys.readouterr().out
     fails.clear()
     rows = rows_of(Path("sweep/means.csv"))
-    assert [row["jobs"] for row in rows] == ["6 of 6", "5 of 6"]
-    assert rows[1]["missing"] == "fold 2 seed 1 failed"
+    assert [row["jobs"] for row in rows] == ["6", "5"]
+    assert re.search("seed_1-size_16-fold_2", rows[1]["missing"])
     assert sweep(task, *words)[0] == 0
     rows = rows_of(Path("sweep/means.csv"))
-    assert [float(row["value, mean"]) for row in rows] == [1.05, 11.05]
+    assert [float(row["mean value"]) for row in rows] == [1.05, 11.05]
     assert [float(row["over folds"]) for row in rows] == [1, 1]
     assert [float(row["over seeds"]) for row in rows] == pytest.approx([0.0707107] * 2)  # 0 and 0.1
 

@@ -10,8 +10,7 @@ import time
 
 import pytest
 
-from penstock.addons.sweeps.jobs import jobs_of
-from penstock.addons.sweeps.sweep import MEANS, TABLE
+from penstock.addons.sweeps.sweep import MEANS, TABLE, jobs_of
 from tests.program import ROOT
 
 SMALL = (

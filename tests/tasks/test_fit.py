@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from penstock import command
-from penstock.addons.sweeps.jobs import jobs_of
+from penstock.addons.sweeps.sweep import jobs_of
 from penstock.config import own_command
 from penstock.distributed.world import World
 from penstock.errors import ConfigError

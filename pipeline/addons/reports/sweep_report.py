@@ -23,8 +23,7 @@ from penstock.addons.reports import page, report
 from penstock.addons.reports.charts import COLORS, MUTED, Curve, chart
 from penstock.addons.reports.page import Section
 from penstock.addons.reports.values import counted, moment, numeral
-from penstock.addons.sweeps.jobs import FINISHED, Job, jobs_of
-from penstock.addons.sweeps.sweep import REPEATED
+from penstock.addons.sweeps.sweep import FINISHED, REPEATED, Job, jobs_of
 from penstock.errors import ConfigError, PenstockError, Problem
 from penstock.runs import manifest
 from penstock.runs.record import RunRecord

@@ -1,230 +1,335 @@
 """A sweep: all jobs are checked before the first one starts, and a table of them ends it.
 
-The table is made of the manifests in the sweep's folder, so it is the same whatever processes ran
-the jobs, and however often they were killed.
+A job's folder is named by those of its overrides that change a result (`job_name`), so the same
+command finds it again, whatever was killed in between. Its manifest is the only record of a job; a
+lock that ends with its process keeps others out. The table is made of manifests, so it is the same
+whatever processes ran the jobs, and however often they were killed.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
+import math
 import os
-import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from math import prod
+import re
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from hydra.core.override_parser.types import Override
-from hydra.core.plugins import Plugins
-from omegaconf import OmegaConf
+from hydra.core.hydra_config import HydraConfig
 
-import penstock
-from penstock.addons.sweeps import jobs
-from penstock.addons.sweeps.jobs import FINISHED, Job, jobs_of
-from penstock.config import preflight
-from penstock.distributed import preemption
-from penstock.errors import ConfigError, Problem
+from penstock.config.schema import Config
+from penstock.distributed import preemption, slurm
+from penstock.errors import PREEMPTED, ConfigError, Problem
 from penstock.files.disk import prepare, write_atomically
-from penstock.runs.manifest import NAME
+from penstock.files.locks import is_locked, lock
+from penstock.runs.manifest import NAME, has_manifest, read_manifest
+from penstock.runs.resumption import SCHEDULES, fingerprint, is_harmless, key_of
 from penstock.terminal import put, say
 
-if TYPE_CHECKING:
-    import pandas
-
-TABLE, MEANS = "sweep.csv", "means.csv"
+TABLE, MEANS, LOCK, HOLDER = "sweep.csv", "means.csv", "job.lock", "holder.json"
+FINISHED, PRUNING = ("done", "pruned"), "pruning"  # the reason in a hopeless trial's manifest
 MOST_CHECKED = 200  # jobs; of a larger grid each value is checked once, and each job as it starts
 
 # Keys whose values repeat a setting.
 REPEATED = {"seed": "seeds", "data.fold": "folds"}
+# What says how a job is run, and not which one it is.
+_NO_SETTINGS = ("resume", "resume_despite", "run_dir", "sweep", "hydra")
 
 
-def values_of(override: Override) -> list[str]:
-    """The override lines that a sweep over one key is made of; the ends of an interval."""
+def settings_of(words: Sequence[str]) -> dict[str, str]:
+    """The values that override lines give to keys, by name; the last one of a key counts."""
+    pairs = {key_of(word): "~" if word[0] == "~" else word.partition("=")[2] for word in words}
+    return {
+        key: pairs[key] for key in sorted(pairs) if re.split("[./]", key)[0] not in _NO_SETTINGS
+    }
+
+
+def job_name(words: Sequence[str]) -> str:
+    """The folder's name of a job with these override lines, in any order.
+
+    It begins with short names of the keys and their values, and ends with a hash of all overrides
+    that change a result. It needs no quotes, in a shell or for Hydra.
+    """
+    given = settings_of(words).items()
+    kept = {key: value for key, value in given if not is_harmless(f"{key}={value}")}
+    text = "\n".join(f"{key}={value}" for key, value in kept.items())
+    shown = [
+        re.sub(r"[^\w.]+", "_", f"{key.rpartition('.')[2]}_{kept[key]}")[:20].strip("_")
+        for key in sorted(kept, key=lambda key: (key.count("."), key))
+        if "/" not in kept[key]  # the path of a file says little in a few letters
+    ]
+    return "-".join([*shown[:6], blake2b(text.encode(), digest_size=4).hexdigest()])
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job by the manifest in its folder.
+
+    Attributes:
+        name: its folder, below the sweep's.
+    """
+
+    name: str
+    path: Path
+    manifest: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, folder: Path, name: str | None = None) -> Job:
+        """The job in a folder; its manifest is empty if it has not begun."""
+        facts = read_manifest(folder, "hydra.sweep.dir") if has_manifest(folder) else {}
+        return cls(name or folder.name, folder, facts)
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """Values by key, of its overrides."""
+        return settings_of(self.manifest.get("overrides") or [])
+
+    @property
+    def status(self) -> str:
+        """As in the manifest, or "pruned"; "killed" if it is not at its end and nobody runs it."""
+        status = str(self.manifest.get("status"))
+        if status == "running":
+            return "running" if is_locked(self.path / HOLDER) else "killed"
+        return "pruned" if self.manifest.get("reason") == PRUNING else status
+
+    @property
+    def metric(self) -> str:
+        """The name of `value`."""
+        return str(self.manifest.get("monitor") or "value")
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """What validation measured in the best epoch; empty unless the job is at its end."""
+        best = self.manifest.get("best") or {} if self.status in FINISHED else {}
+        return {key[4:]: value for key, value in best.items() if key.startswith("val/")}
+
+    @property
+    def value(self) -> float | None:
+        """The best value of the monitored metric."""
+        return self.metrics.get(self.metric)
+
+    @property
+    def error(self) -> str:
+        """Why it failed, in a line."""
+        return str(self.manifest.get("error", "")) if self.status == "failed" else ""
+
+
+def jobs_of(folder: Path) -> list[Job]:
+    """The jobs of the sweep in `folder` that have begun, by their settings."""
+    found = []
+    for parent, folders, files in os.walk(folder):
+        if NAME in files and parent != str(folder) and has_manifest(Path(parent)):
+            folders.clear()
+            name = os.path.relpath(parent, folder)
+            try:
+                found.append(Job.read(Path(parent), name))
+            except ConfigError as error:  # it is damaged
+                facts = {"status": "failed", "error": str(error), "exit_code": error.exit_code}
+                found.append(Job(name, Path(parent), facts))
+    number = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?")  # which is sorted by its size
+    return sorted(
+        found,
+        key=lambda job: [
+            (float(value), "") if number.fullmatch(value) else (math.inf, value)
+            for value in job.settings.values()
+        ],
+    )
+
+
+def note(folder: Path, **facts: Any) -> None:
+    """Add facts to the manifest of a job that no run has claimed, or whose run has ended."""
+    known = {**Job.read(folder).manifest, **facts}
+    write_atomically(folder / NAME, (json.dumps(known, indent=2) + "\n").encode())
+
+
+def run_job(
+    accept: Callable[[Path], Config],
+    task: Callable[[Config], float | None],
+    report: Callable[[BaseException], int],
+) -> float:
+    """Run the job that Hydra has composed, unless it is done or another process runs it.
+
+    Args:
+        accept: returns the checked configuration of the job in that folder, or raises.
+        report: prints an error, and returns the exit code for it.
+
+    Returns:
+        The value of the task; NaN for a job that failed or was left alone, which sweepers take as
+        a failed trial.
+
+    Raises:
+        KeyboardInterrupt, SystemExit: the sweep ends.
+    """
+    hydra, config, code, value = HydraConfig.get(), None, 0, None
+    folder, words = Path(hydra.runtime.output_dir), list(map(str, hydra.overrides.task))
+    try:
+        with lock(folder / LOCK), preemption.job():
+            if is_locked(folder / HOLDER):  # by ranks that live on after their sweep was killed
+                raise BlockingIOError
+            config = accept(folder)
+            job = Job.read(folder)
+            if job.status in FINISHED:
+                _check_same(config, job.manifest.get("fingerprint", {}))
+                say(f"job {job.name}: done before, {job.metric} {job.value}")
+                return math.nan if job.value is None else job.value
+            say(f"job {job.name}: {' '.join(words) or '(defaults)'}")
+            if not job.manifest.get("sessions"):  # it failed before it became a run
+                (folder / NAME).unlink(missing_ok=True)
+            elif config.task == "fit":
+                config = config.model_copy(update={"resume": "auto"})
+            value = task(config)
+            if not has_manifest(folder):  # a task that leaves no run
+                best = {} if value is None or not math.isfinite(value) else {"val/value": value}
+                note(folder, status="done", best=best, overrides=words)
+    except BlockingIOError:
+        say(f"job {folder.name}: another process runs it, and it is left alone")
+    except (Exception, preemption.Stop) as error:
+        code, text = report(error), (str(error) or repr(error)).partition("\n")[0]
+        if code != PREEMPTED:
+            with suppress(ConfigError):  # a damaged manifest says itself that the job failed
+                note(folder, status="failed", error=text, exit_code=code, overrides=words)
+    if code == PREEMPTED and slurm.is_of_submitit(os.environ):
+        signal.raise_signal(signal.SIGUSR1)  # lets submitit requeue it; its handler had to wait
+    then = config and (config.sweep.on_preempted if code == PREEMPTED else config.sweep.on_failure)
+    if code and then == "stop" and "SUBMITIT_EXECUTOR" not in os.environ:
+        raise SystemExit(code)  # through Hydra, also from joblib's processes
+    preemption.forget()  # the request was for this job only
+    return math.nan if value is None else value
+
+
+def _check_same(config: Config, then: Mapping[str, str]) -> None:
+    """Raise ConfigError if a job was done with other values, as a YAML has changed since."""
+    if other := [
+        Problem(
+            key,
+            f"is {value} here and was {then[key]} when this job was done; give the sweep another "
+            "folder: hydra.sweep.dir=...",
+        )
+        for key, value in fingerprint(config, {}, 0).items()
+        if key != SCHEDULES and then.get(key, value) != value
+    ]:
+        raise ConfigError(other)
+
+
+def values_of(override: Any) -> list[str]:
+    """The lines that Hydra's override of one key is made of in a sweep; the ends of an interval."""
     if not override.is_sweep_override():
         return [str(override.input_line)]
     key, value = override.get_key_element(), override.value()
-    if override.is_interval_sweep():
-        return [f"{key}={value.start}", f"{key}={value.end}"]  # type: ignore[union-attr]
-    return [f"{key}={value}" for value in override.sweep_string_iterator()]
+    ends = (value.start, value.end) if override.is_interval_sweep() else None
+    return [f"{key}={value}" for value in ends or override.sweep_string_iterator()]
 
 
-def check(overrides: Sequence[Override], problems_of: Callable[[Sequence[str]], Any]) -> None:
-    """Raise ConfigError with all that is wrong in the jobs of a sweep.
+def check(
+    overrides: Sequence[Any], problems_of: Callable[[Sequence[str]], list[Problem]]
+) -> list[Problem]:
+    """All that is wrong in the jobs of a sweep.
 
     Args:
         overrides: of the sweeper's own parameters and the command line, none of Hydra's.
         problems_of: returns the problems of a job with these override lines.
     """
-    axes = {override.get_key_element(): values_of(override) for override in overrides}
-    lines = list(axes.values())
-    if chosen := [over.input_line for over in overrides if over.is_sweep_override()]:
-        say(f"a sweep over {' '.join(map(str, chosen))}; its jobs are checked first")
-    count = prod(map(len, lines))
-    # Of an interval nobody knows the jobs: its ends are values like others.
-    checked = list(itertools.product(*lines)) if count <= MOST_CHECKED else list(_each(lines))
-    found: dict[Problem, list[Sequence[str]]] = {}
-    for job in checked:
+    lines = list({one.get_key_element(): values_of(one) for one in overrides}.values())
+    swept = (one.input_line for one in overrides if one.is_sweep_override())
+    say("all jobs are checked before the first one starts, over", *swept)
+    first = [several[0] for several in lines]
+    each = [
+        [*first[:axis], line, *first[axis + 1 :]]
+        for axis, several in enumerate(lines)
+        for line in several
+    ]
+    is_small = math.prod(map(len, lines)) <= MOST_CHECKED
+    jobs, found = list(itertools.product(*lines)) if is_small else each, dict[Problem, list[Any]]()
+    for job in jobs:
         for problem in dict.fromkeys(problems_of(job)):
             found.setdefault(problem, []).append(job)
-    varied = [at for at, several in enumerate(lines) if len(several) > 1]
-    problems = [
-        problem
-        if len(where) == len(checked)
-        else Problem(
-            problem.key, f"{problem.message} (in the job {' '.join(where[0][at] for at in varied)})"
+    varied = [axis for axis, several in enumerate(lines) if len(several) > 1]
+    return [
+        Problem(
+            problem.key,
+            problem.message
+            + f" (in the job {' '.join(where[0][at] for at in varied)})" * (len(where) < len(jobs)),
         )
         for problem, where in found.items()
     ]
-    if problems:
-        raise ConfigError(problems)
-
-
-def check_command(
-    composer: Any, overrides: Sequence[Override], base: Any, announce: Callable[[str], None]
-) -> list[Problem]:
-    """The problems of the jobs of a command line; `composer.sweep` is its folder afterwards."""
-    problems: list[Problem] = preflight.hydra_problems(base)
-    if problems or not base.complete:
-        return problems or preflight.check_job(base)[1]
-    params = (base.hydra.get("sweeper", {}).get("params") or {}).items()
-    more, problems = composer.parse([f"{key}={value}" for key, value in params])
-    hydras = [override for override in overrides if override.is_hydra_override()]
-    swept = [*more, *(override for override in overrides if not override.is_hydra_override())]
-    composer.sweep = (OmegaConf.select(base.node, "sweep.dir"), base.config)
-
-    def problems_of(job: Sequence[str]) -> list[Problem]:
-        return preflight.check_job(composer.compose([*hydras, *composer.parse(job)[0]]))[1]
-
-    try:
-        check(swept, problems_of)
-    except ConfigError as error:
-        problems += error.problems
-    return problems
-
-
-def _each(lines: Sequence[Sequence[str]]) -> Iterator[Sequence[str]]:
-    """The first job, and for each further value of a key the same with that."""
-    first = [several[0] for several in lines]
-    yield first
-    for axis, several in enumerate(lines):
-        yield from ([*first[:axis], line, *first[axis + 1 :]] for line in several[1:])
 
 
 @contextmanager
-def running(folder: Path, report: Callable[[Path], None]) -> Iterator[None]:
+def running(
+    folder: Path, config: Mapping[str, Any], report: Callable[[Path], None]
+) -> Iterator[None]:
     """Let Hydra run the jobs of a sweep in here; the table follows, however it ends.
 
     Args:
+        config: what the jobs share.
         report: makes the sweep's page.
 
     Raises:
         SystemExit: with the exit code of the first job that failed.
     """
-    from penstock.addons.sweeps import optuna_sweeper
-
-    began, root = time.time(), str(Path(penstock.__file__).parent.parent)
-    path = list(filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
-    # A launcher's programs import this code, and are asked to stop as others are.
-    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([root, *path]))
+    if config["sweep"].get("optuna"):
+        try:
+            from penstock.addons.sweeps.optuna_sweeper import register
+        except ImportError as error:
+            way = "pip install 'penstock-loader[optuna]', or choose sweep=grid"
+            raise ConfigError(Problem("sweep", f"{error}: {way}")) from error
+        register()
+    # A launcher's programs are asked to stop as others are.
     os.environ.setdefault("SUBMITIT_PREEMPT_SIGNAL", "USR1")
-    Plugins.instance().register(optuna_sweeper.OptunaSweeper)
-    # Hydra 1.3 imports plugins from this package only, which no other plugin need have brought.
-    sys.modules.setdefault("hydra_plugins", ModuleType("hydra_plugins"))
-    sys.modules[optuna_sweeper.OptunaSweeper.__module__] = optuna_sweeper
     prepare(folder)
-    jobs._own_sweep.append(True)
     try:
         with preemption.job():
             preemption.keep_from_children()
             yield
     finally:
-        jobs._own_sweep.clear()
-        every = list(jobs_of(folder))
-        if every:
-            show(folder, every)
+        if jobs := jobs_of(folder):
+            show(folder, jobs)
             report(folder)
-    ended = (job for job in every if (job.path / NAME).stat().st_mtime >= began)
-    code = next((job.manifest.get("exit_code", 1) for job in ended if job.status == "failed"), 0)
-    if code:
+    if code := next((job.manifest["exit_code"] for job in jobs if job.status == "failed"), 0):
         raise SystemExit(code)
 
 
-def show(folder: Path, every: Sequence[Job]) -> None:
-    """Print the table of a sweep's jobs and the best one, and write the tables beside them."""
-    metric = next((job.metric for job in every if job.value is not None), "value")
-    frame = table(every, metric)
-    keys = [*map(str, frame)][1 : list(frame).index("status")]
-    alike = [key for key in keys if len(frame) > 1 and frame[key].nunique() == 1]
-    keys = [key for key in keys if key not in alike]
-    summary = means(frame, keys, metric)
-    for name, made in {TABLE: frame, MEANS: summary}.items():
-        if len(made):
-            write_atomically(folder / name, made.to_csv(index=False, float_format="%.6g").encode())
-    shown: Any = {"index": False, "na_rep": "", "float_format": "{:.6g}".format}
-    done = sum(job.status in FINISHED for job in every)
-    put(f"{done} of {len(every)} jobs in {folder} are done")
-    put(frame.drop(columns=alike).dropna(axis=1, how="all").to_string(**shown))
-    if alike:
-        put("all:", *(f"{key}={frame[key][0]}" for key in alike))
-    rows: Any = frame[frame["status"] == "done"]
-    if len(summary):
-        put(summary.to_string(**shown))
-        metric, whole = f"{metric}, mean", summary[summary["missing"] == ""]
-        rows = whole if len(whole) else summary  # the easiest fold is no result
-    if len(values := rows[metric].dropna()):
-        is_max = any(job.manifest.get("mode") == "max" for job in every)
-        at = values.idxmax() if is_max else values.idxmin()
-        of = " ".join(f"{key}={rows[key][at]}" for key in keys if key in rows)
-        put(f"best: {metric} {values[at]:.6g} with {of or '(defaults)'}")
-
-
-def table(every: Sequence[Job], metric: str) -> pandas.DataFrame:
-    """A row for each job: its settings as they were given, status, metrics and error."""
-    import pandas
-
-    keys = dict.fromkeys(key for job in every for key in job.settings)
-    rows: list[dict[str, Any]] = [
-        {
-            "job": job.name,
-            **{key: job.settings.get(key, "") for key in keys},
-            "status": job.status,
-            metric: job.value,
-            **(job.metrics if job.value is not None else {}),
-        }
-        for job in every
-    ]
-    # Errors stand behind what any job has measured.
-    errors: Any = [job.error or None for job in every]
-    return pandas.DataFrame(rows).assign(error=errors)
-
-
-def means(frame: pandas.DataFrame, keys: Sequence[str], metric: str) -> pandas.DataFrame:
-    """A row for each setting that was repeated with seeds or on folds: the mean, the standard
-    deviation over each, and what is missing; empty where nothing was repeated.
-
-    Args:
-        keys: that vary.
+def show(folder: Path, jobs: Sequence[Job]) -> None:
+    """Print and write the table of a sweep's jobs, and that of settings, which seeds and folds may
+    repeat: their mean, its standard deviation over each, and the jobs that lack a value.
     """
     import pandas
 
-    repeated = [key for key in keys if key in REPEATED]
-    settings = [key for key in keys if key not in REPEATED]
-    rows = []
-    groups = frame.groupby(settings or (lambda row: ""), sort=False)
-    is_repeated = repeated and groups.ngroups < len(frame) and frame[metric].count()
-    for values, group in groups if is_repeated else ():
-        undone = group[group[metric].isna()]
-        row: dict[str, Any] = dict(zip(settings, values, strict=False))
-        row[f"{metric}, mean"] = group[metric].mean()
-        for key in repeated:
-            row[f"over {REPEATED[key]}"] = group.groupby(key)[metric].mean().std()
-        row["jobs"] = f"{len(group) - len(undone)} of {len(group)}"
-        row["missing"] = "; ".join(
-            " ".join([*(f"{key.rpartition('.')[2]} {job[key]}" for key in repeated), job["status"]])
-            for _, job in undone.iterrows()
-        )
-        rows.append(row)
-    return pandas.DataFrame(rows)
+    metric = next((job.metric for job in jobs if job.value is not None), "value")
+    rows: list[dict[str, Any]] = []
+    for job in jobs:
+        told = {"status": job.status, "error": job.error or None, metric: job.value}
+        rows.append({"job": job.name, **job.settings, **told, **job.metrics})
+    frame, keys = pandas.DataFrame(rows), sorted({key for job in jobs for key in job.settings})
+    alike = [key for key in keys if len(jobs) > 1 and frame[key].nunique(dropna=False) == 1]
+    keys = [key for key in keys if key not in alike]
+    settings: Any = [key for key in keys if key not in REPEATED]
+    by = settings or (lambda row: "")
+    groups: Any = frame.groupby(by, sort=False, dropna=False)[metric]
+    summary = groups.agg(**{f"mean {metric}": "mean", "jobs": "count"})
+    for key in sorted({*keys} - {*settings}):  # the deviation of the mean for each seed, or fold
+        each = frame.groupby([*settings, key], dropna=False)[metric].mean()
+        summary[f"over {REPEATED[key]}"] = each.groupby(by, dropna=False).std()
+    without = frame[frame[metric].isna()].groupby(by, dropna=False)["job"]
+    summary = summary.assign(missing=without.agg("; ".join)).reset_index(drop=not settings)
+    for name, made in {TABLE: frame, MEANS: summary}.items():
+        write_atomically(folder / name, made.to_csv(index=False, float_format="%.6g").encode())
+    shown: Any = {"index": False, "na_rep": "", "float_format": "{:.6g}".format}
+    put(f"{frame['status'].isin(FINISHED).sum()} of {len(jobs)} jobs in {folder} are done")
+    put(frame.drop(columns=alike).dropna(axis=1, how="all").to_string(**shown))
+    best: Any = frame[frame["status"] == "done"]
+    if len(summary) < len(frame):
+        put(summary.to_string(**shown))
+        # The easiest fold is no result.
+        best, metric = summary[summary["jobs"] == summary["jobs"].max()], f"mean {metric}"
+    if len(values := best[metric].dropna()):
+        larger = any(job.manifest.get("mode") == "max" for job in jobs)
+        at = values.idxmax() if larger else values.idxmin()
+        of = " ".join(f"{key}={best[key][at]}" for key in keys if key in best)
+        put(f"best: {metric} {values[at]:.6g} with {of or '(defaults)'}")
