@@ -64,7 +64,9 @@ def _entries(node: object, prefix: str, lines: list[str]) -> Iterator[YamlKey]:
         key = f"{prefix}.{name.value}".lstrip(".")
         start, end = value.start_mark, value.end_mark
         line = lines[name.start_mark.line]
-        is_section = isinstance(value, yaml.MappingNode) and not value.flow_style
+        names = {key.value for key, _ in value.value} if isinstance(value, yaml.MappingNode) else ()
+        one_line = not names or (value.flow_style and ("_target_" in names or "#" in line))
+        is_section = isinstance(value, yaml.MappingNode) and not one_line
         if is_section:
             written, behind = "", line[name.end_mark.column + 1 :]
         elif start.line == end.line == name.start_mark.line:

@@ -226,7 +226,7 @@ def test_faces_that_exif_turns_are_counted_and_can_be_taken_as_stored(folder, ca
 
 
 def test_wrong_arguments(folder):
-    with pytest.raises(ConfigError, match=r"dataset\.split"):
+    with pytest.raises(ConfigError, match=r"data\.split"):
         FaceLandmarks(str(folder), "validation")
     with pytest.raises(ConfigError, match=r"dataset\.reader"):
         FaceLandmarks(str(folder), reader="opencv")

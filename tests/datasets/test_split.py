@@ -68,7 +68,7 @@ def test_one_exact_split():
 
 
 def test_wrong_arguments_are_refused():
-    with pytest.raises(ConfigError, match=r"dataset\.split: 'tests' is not train, val or test"):
+    with pytest.raises(ConfigError, match=r"data\.split: 'tests' is not train, val or test"):
         split_rows(5, "tests", 0.2, 0)
     with pytest.raises(ConfigError, match=r"dataset\.val_fraction: 1\.5 is out of range"):
         split_rows(5, "train", 1.5, 0)
@@ -78,7 +78,7 @@ def test_wrong_arguments_are_refused():
         ConfigError, match=r"test_fraction: 0\.6 and dataset\.val_fraction=0\.5 are"
     ):
         split_rows(5, "train", 0.5, 0, None, 0.6)
-    with pytest.raises(ConfigError, match=r"no test split of its own; \+dataset\.split="):
+    with pytest.raises(ConfigError, match=r"no test split of its own; \+data\.split="):
         check_split("test", 0.2)
 
 

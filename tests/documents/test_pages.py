@@ -19,7 +19,7 @@ IN_A_SENTENCE = re.compile(r"`((?:python run\.py|penstock) [^`]+)`")
 # Words that are no overrides of this command: options of their own, and other runs' settings.
 OF_RUNS = re.compile(r"(resume|weights)=|--|-sc|-h")
 # Of files that `penstock init` makes, of several splits at once, and of a run that is not here.
-OF_ANOTHER_PAGE = r" -sc |my_birds|=sales|dataset\.folds| run="
+OF_ANOTHER_PAGE = r" -sc |my_birds|=sales|data\.folds| run="
 # What a command shows only the form of.
 FORM = re.compile(r"\.\.\.|\||\bNAME\b|<|\$")
 

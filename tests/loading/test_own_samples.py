@@ -195,10 +195,10 @@ def test_too_many_positions_are_said_with_the_key(people, capsys):
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        ("input", "expected"),
+        ("input", "a valid list"),
         ("[x, x]", "got x, x; every position needs a name"),
-        ("[1, 2]", "expected"),
-        ("[]", "expected"),
+        ("[1, 2]", "a valid string"),
+        ("[]", "at least 1 item"),
     ],
 )
 def test_names_that_cannot_be(people, value, words):

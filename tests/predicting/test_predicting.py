@@ -224,7 +224,8 @@ def test_a_test_split_is_one_that_the_class_declares(tmp_path, capsys, monkeypat
         node = f"_target_: {__name__}.{name}\nroot: data\n"
         if name == "nodes":
             of = f"{{_target_: {__name__}.Points, root: data, split: "
-            node = f"train: {of}train}}\nval: {of}val}}\ntest: {of}val}}\n"
+            others = f"{{val_dataset: {of}val}}, test_dataset: {of}val}}}}"
+            node = f"# @package _global_\ndataset: {of}train}}\ndata: {others}\n"
         (tmp_path / "conf" / "dataset" / "own.yaml").write_text(node)
         words = ["--config-dir", "conf", "--trust", "tests"]
         data = ["dataset=own", "transform=none", "model=linear", "objective=classification"]

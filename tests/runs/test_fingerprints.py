@@ -345,7 +345,7 @@ def test_a_dataset_of_ones_own_is_recognised_by_its_paths(tmp_path):
         (StreamMixture({"a": one}), "content", "names_fingerprint"),
     ]
     for dataset, mode, lacks in lacking:
-        with pytest.raises(ConfigError, match=rf"dataset\.fingerprint: .*{lacks}"):
+        with pytest.raises(ConfigError, match=rf"data\.fingerprint: .*{lacks}"):
             fingerprint_of(dataset, mode, tmp_path)
     one.path = lambda index: f"row {index} of a database"
     with pytest.raises(ConfigError, match="does not list"):

@@ -313,7 +313,7 @@ def check_it_ends(datasets, workers, shelf, event, way, monkeypatch):
             made = digests(datasets, before=expire if expires else None, **workers)
         except DataError as error:
             said = str(error)
-    reason = r"No space left on device.*Make room.*dataset\.files\.cache_size"
+    reason = r"No space left on device.*Make room.*files\.cache_size"
     if expires:
         reason = "may not be read with the cred" if way == "s3" else "HTTP 400 Bad Request"
     if not made:

@@ -101,7 +101,7 @@ def test_a_full_disk_is_one_message_and_no_storm(folder, tmp_path, kind, monkeyp
             patched.setattr(os, "pwrite", full)
             with pytest.raises(
                 DataError,
-                match=r"No space left on device.*Make room.*dataset\.files\.cache_size",
+                match=r"No space left on device.*Make room.*files\.cache_size",
             ):
                 digests(data or opened("tars", root, tmp_path / "b"))
         assert shelf.requests["GET"] <= 2 * EACH + 2  # what is looked ahead at, once each

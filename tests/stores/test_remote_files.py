@@ -122,7 +122,7 @@ def test_a_library_that_is_not_installed_is_named(monkeypatch, scheme, module):
 def test_options_that_a_store_does_not_know_are_refused():
     with pytest.raises(ConfigError, match=r"options: s3:// refuses them: .*max_concurrency"):
         Files(options={"max_concurrency": 0}).local("s3://bucket/x")
-    with pytest.raises(DataError, match=r"argument 'bogus'.*Check .*dataset\.files\.options"):
+    with pytest.raises(DataError, match=r"argument 'bogus'.*Check .*files\.options"):
         Files(options={"config_kwargs": {"bogus": 1}}).local("s3://bucket/x")
 
 
@@ -481,7 +481,7 @@ def test_what_stays_broken_is_one_clear_message(tmp_path, web, fault, said):
     with pytest.raises(DataError) as caught:
         files.local(f"{web.address}/x")
     pattern = rf"/x' cannot be read: 4 attempts in \d+\.\d s, the last failed with: .*({said})"
-    assert caught.match(pattern + r".*Check the address.*dataset\.files\.retries")
+    assert caught.match(pattern + r".*Check the address.*files\.retries")
     assert "\n" not in str(caught.value)
     assert cached(tmp_path) == []
     web.faults["/x"] = []

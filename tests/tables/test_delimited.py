@@ -288,7 +288,7 @@ def test_bad_files(indexed, content, arguments, said):
         ({"header": False}, r"dataset\.columns: the file has no header"),
         ({"classes": ["a", "a"]}, r"dataset\.classes: .*different texts"),
         ({"classes": [0, 1]}, r"dataset\.classes: .*quote numbers"),
-        ({"split": "tests"}, r"dataset\.split"),
+        ({"split": "tests"}, r"data\.split"),
         ({"val_fraction": 2}, r"dataset\.val_fraction"),
     ],
 )
