@@ -143,19 +143,6 @@ def fitted(text: str, **_: object) -> str:
     return text
 
 
-def left(done: float, total: float | None, seconds: float) -> str:
-    """The time left if `done` of `total` took that long; "" where nobody knows."""
-    if not done or total is None:
-        return ""
-    rest = round(seconds * max(total - done, 0) / done)
-    if rest < 60:
-        return f"{rest} s left"
-    minutes = round(rest / 60)
-    if minutes < 60:
-        return f"{minutes} min left"
-    return f"{minutes // 60} h {minutes % 60:02} min left"
-
-
 @contextmanager
 def harmless_libraries() -> Iterator[None]:
     """Let warnings and logs of other libraries, which name files, come through this module too."""

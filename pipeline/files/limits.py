@@ -6,11 +6,7 @@ of 10^11. Readers compare with these limits before they allocate; more is a Data
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from pydantic import BaseModel, ConfigDict, Field
-
-Count = Annotated[int, Field(ge=1)]
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
 
 class Limits(BaseModel):
@@ -32,14 +28,14 @@ class Limits(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
-    record_bytes: Count = 256 * 1024**2
-    pixels: Count = 64 * 1024**2
-    levels: Annotated[int, Field(ge=256)] = 65536
-    audio_seconds: Annotated[float, Field(gt=0)] = 4 * 3600.0
-    expansion: Annotated[float, Field(gt=0)] = 200.0
-    classes: Count = 1_000_000
-    columns: Count = 100_000
-    files: Count = 100_000_000
+    record_bytes: PositiveInt = 256 * 1024**2
+    pixels: PositiveInt = 64 * 1024**2
+    levels: int = Field(default=65536, ge=256)
+    audio_seconds: PositiveFloat = 4 * 3600.0
+    expansion: PositiveFloat = 200.0
+    classes: PositiveInt = 1_000_000
+    columns: PositiveInt = 100_000
+    files: PositiveInt = 100_000_000
 
     def refusal(self, name: str, claim: object) -> str:
         """The end of a message about the limit `name`, from `claim`, a number with its unit."""
