@@ -190,7 +190,7 @@ def test_what_is_typed_wins(birds, capsys):
     digest = [*DIGEST, "loader.num_workers=0"]
     done = run(capsys, "--trust", "other", *digest)
     assert done.code == 2
-    assert "'my_birds' is not trusted" in done.err
+    assert "--trust my_birds" in done.err
     assert "reading conf/, as pyproject.toml says" in done.err
     done = run(capsys, "--config-dir", str(birds / "data"), *digest)
     assert done.code == 2
@@ -268,7 +268,7 @@ def test_the_working_folder_counts_for_what_was_typed_only(typed, capsys):
     path = list(sys.path)
     done = run(capsys, *ROWS)
     assert done.code == 2
-    assert "'typed_rows' is not trusted" in done.err
+    assert "--trust typed_rows" in done.err
     done = run(capsys, "--trust", "sibling_of_none", *ROWS)
     assert done.code == 2
     assert "typed_rows" not in sys.modules
@@ -293,9 +293,6 @@ def test_a_folder_above_counts_for_nothing(birds, capsys, monkeypatch):
             "tool.penstock.trsut: is not one of trust, config_dir (did you mean 'trust'?)",
         ),
         ("allow_env = ['HOME']", "tool.penstock.allow_env: is not one of trust, config_dir"),
-        ("trust = ['os']", "tool.penstock.trust: 'os' cannot be trusted as a whole"),
-        ("trust = ['a-b']", "tool.penstock.trust: 'a-b' is not the name of a package"),
-        ("trust = ['a,b']", "tool.penstock.trust: 'a,b' is not the name of a package"),
         ("trust = 'a'", "tool.penstock.trust: got 'a', expected a list of names"),
         ("trust = [1]", "tool.penstock.trust: got [1], expected a list of names"),
         ("config_dir = '..'", "tool.penstock.config_dir: got '..', expected a folder inside of"),

@@ -82,7 +82,7 @@ def test_trust_lasts_for_one_command(here, task, capsys, monkeypatch):
     untrusted = "sampler._target_=tests.own_parts.sequential"
     assert command.main(["--trust", "tests", untrusted]) == 0
     assert command.main([untrusted]) == 2
-    assert "'tests' is not trusted" in capsys.readouterr().err
+    assert "--trust tests" in capsys.readouterr().err
     monkeypatch.setenv("PENSTOCK_TRUST", "tests")
     assert command.main(["--trust", "more", untrusted]) == 0
     assert os.environ["PENSTOCK_TRUST"] == "tests"

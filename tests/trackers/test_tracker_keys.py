@@ -34,7 +34,7 @@ def chosen(*words, **options):
 @pytest.mark.parametrize(
     ("words", "names"),
     [
-        ([], ["tensorboard"]),
+        ([], ["none"]),
         (["tracker=tensorboard"], ["tensorboard"]),
         (["tracker=none"], ["none"]),
         (["tracker=[]"], []),
@@ -75,9 +75,12 @@ def test_one_of_ones_own_takes_the_place_of_all(tmp_path):
         (["tracker=wandbb"], "wandb"),
         (["tracker=[tensorboard,tb]"], "tensorboard"),
         (["tracker.tensorboard.x=1"], "tracker.tensorboard"),
-        (["tracker.tensorboard.flush=1"], "flush_seconds"),
+        (["tracker=tensorboard", "tracker.tensorboard.flush=1"], "flush_seconds"),
         (["tracker=tensorboard", "+tracker.tensorboard.x=1"], "x"),
-        (["+tracker.own={_target_: penstock.addons.trackers.observing.Trackers}"], "not a tracker"),
+        (
+            ["+tracker.own={_target_: penstock.addons.trackers.observing.Trackers}"],
+            "so it is not called",
+        ),
         (["+tracker.own=3"], "mapping with _target_"),
         (["+tracker.own={_target_: os.system}"], "may not be called"),
     ],
@@ -88,7 +91,7 @@ def test_mistakes_are_named(words, message):
 
 
 @pytest.mark.one_in(2)
-@pytest.mark.parametrize("name", ["mlflow", "wandb"])
+@pytest.mark.parametrize("name", ["tensorboard", "mlflow", "wandb"])
 def test_a_package_that_is_missing_is_named_with_its_extra(name, monkeypatch):
     there = importlib.util.find_spec
 

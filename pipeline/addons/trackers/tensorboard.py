@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from penstock.addons.trackers.tracker import Points, TrackedRun, Tracker
+from penstock.addons.trackers.tracker import Points, TrackedRun, Tracker, require
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
+
+require("tensorboard")
 
 
 class TensorBoard(Tracker):
@@ -24,8 +26,6 @@ class TensorBoard(Tracker):
     """
 
     def __init__(self, folder: str | Path, run: TrackedRun, flush_seconds: int = 30) -> None:
-        import torch.utils.tensorboard  # noqa: F401
-
         self.folder = Path(folder)
         self.run = run
         self.flush_seconds = flush_seconds
