@@ -176,4 +176,5 @@ def _say_start(folder: RunFolder, opened: Opened, newest: Newest) -> None:
     say(f"resuming {folder.path} at epoch {epoch}, step {step} ({newest.path.name})")
     if opened.renewed is not None:
         planned = sum(resumption.spans(newest.state["fingerprint"]))
-        say(f"schedule: a new one over the {opened.renewed} moves left; the run's had {planned}")
+        moves = f"{opened.renewed} moves of the learning rate that are left"
+        say(f"schedule: a new one for the {moves}; the run's was made for {planned}")

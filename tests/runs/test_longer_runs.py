@@ -81,8 +81,9 @@ def test_a_finished_run_is_trained_longer(scheduler, interval, fit, rates, tmp_p
     new = "schedule: a new" in longer.err
     assert new == (scheduler in ("onecycle", "cosine"))
     if new:
-        unit, left, made = ("epochs", 6, 4) if interval == "epoch" else ("steps", 24, 16)
-        assert f"over the {left} {unit} from here on; the run's was made for {made}" in longer.err
+        left, made = (6, 4) if interval == "epoch" else (24, 16)
+        assert f"for the {left} moves of the learning rate that are left; the" in longer.err
+        assert f"the run's was made for {made}" in longer.err
         anew = fit("trainer.max_epochs=6", "run_dir=anew", *chosen)
         assert anew.code == 0
         assert rates[6 * STEPS :] == rates[: 6 * STEPS], "as a run of 6 epochs would have it"
@@ -130,7 +131,7 @@ def test_shorter_is_done_and_longer_again(fit):
     for epochs in (4, 5):
         outcome = fit("resume=run", f"trainer.max_epochs={epochs}")
         assert outcome.code == 0, outcome.err
-        assert "over the 4 steps from here on" in outcome.err
+        assert "a new one for the 4 moves of the learning rate" in outcome.err
     assert checkpoint.find_newest(Path("run")).state["fingerprint"][SCHEDULES] == "12+4+4"
 
 
