@@ -148,10 +148,11 @@ def distribution(override: Any, sampler: str) -> Any:
     log, step = "log" in span.tags, abs(getattr(span, "step", 1))
     if not numbers or (log and min(numbers) <= 0):
         raise ValueError(f"{key}: {override.input_line} has no numbers, or none for a log scale")
-    low, high = min(numbers), max(numbers)
     if all(isinstance(one, int) for one in numbers):
-        return kinds.IntDistribution(low, high, log=log, step=int(step))
-    return kinds.FloatDistribution(low, high, log=log, step=None if log or is_interval else step)
+        return kinds.IntDistribution(min(numbers), max(numbers), log=log, step=int(step))
+    return kinds.FloatDistribution(
+        min(numbers), max(numbers), log=log, step=None if log or is_interval else step
+    )
 
 
 def chosen(trials: list[Any], space: dict[str, Any], options: Any) -> Any:

@@ -32,6 +32,7 @@ from penstock.runs.manifest import NAME, has_manifest, read_manifest
 from penstock.runs.resumption import SCHEDULES, fingerprint, is_harmless, key_of
 from penstock.terminal import put, say
 
+_NUMBER = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?")  # of settings, which are sorted by their size
 TABLE, MEANS, LOCK, HOLDER = "sweep.csv", "means.csv", "job.lock", "holder.json"
 FINISHED, PRUNING = ("done", "pruned"), "pruning"  # the reason in a hopeless trial's manifest
 MOST_CHECKED = 200  # jobs; of a larger grid each value is checked once, and each job as it starts
@@ -132,11 +133,10 @@ def jobs_of(folder: Path) -> list[Job]:
             except ConfigError as error:  # it is damaged
                 facts = {"status": "failed", "error": str(error), "exit_code": error.exit_code}
                 found.append(Job(name, Path(parent), facts))
-    number = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?")  # which is sorted by its size
     return sorted(
         found,
         key=lambda job: [
-            (float(value), "") if number.fullmatch(value) else (math.inf, value)
+            (float(value), "") if _NUMBER.fullmatch(value) else (math.inf, value)
             for value in job.settings.values()
         ],
     )
@@ -236,8 +236,10 @@ def check(
         problems_of: returns the problems of a job with these override lines.
     """
     lines = list({one.get_key_element(): values_of(one) for one in overrides}.values())
-    swept = (one.input_line for one in overrides if one.is_sweep_override())
-    say("all jobs are checked before the first one starts, over", *swept)
+    say(
+        "a sweep, whose jobs are checked first, over",
+        *(one.input_line for one in overrides if one.is_sweep_override()),
+    )
     first = [several[0] for several in lines]
     each = [
         [*first[:axis], line, *first[axis + 1 :]]
@@ -329,7 +331,7 @@ def show(folder: Path, jobs: Sequence[Job]) -> None:
         # The easiest fold is no result.
         best, metric = summary[summary["jobs"] == summary["jobs"].max()], f"mean {metric}"
     if len(values := best[metric].dropna()):
-        larger = any(job.manifest.get("mode") == "max" for job in jobs)
-        at = values.idxmax() if larger else values.idxmin()
+        is_max = any(job.manifest.get("mode") == "max" for job in jobs)
+        at = (values.idxmax if is_max else values.idxmin)()
         of = " ".join(f"{key}={best[key][at]}" for key in keys if key in best)
         put(f"best: {metric} {values[at]:.6g} with {of or '(defaults)'}")
