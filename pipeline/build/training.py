@@ -6,6 +6,7 @@ of the dataset, `params`, `total_steps`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +14,6 @@ from torch import nn
 
 from penstock.build.data import DataParts
 from penstock.config import targets
-from penstock.config.nodes import metrics
 from penstock.config.schema import Config
 from penstock.config.targets import make
 from penstock.distributed.world import World
@@ -75,8 +75,10 @@ class TrainingParts:
     def objective(self) -> Objective:
         """The objective with its metrics; one of a person's own, adapted."""
         node = self.config.objective
-        if "metrics" in node:
-            node = {**node, "metrics": metrics(node)}
+        metrics = node.get("metrics")
+        if isinstance(metrics, Mapping) and "_target_" not in metrics:  # null leaves one out
+            kept = {name: metric for name, metric in metrics.items() if metric is not None}
+            node = {**node, "metrics": kept}
         made = self.data.make_with_facts("objective", node, nested=True)
         if unused := unused_steps(targets.resolve(self.config.model["_target_"], "model"), made):
             say(unused)

@@ -41,8 +41,6 @@ _SCHEDULER = ("optimizer", "total_steps", "T_max", "total_iters")
 # Importing torchmetrics takes 1.3 s; tasks that measure nothing check only the names below it.
 _DATA_ONLY = ("digest", "replay")
 _SLOW = ("torchmetrics.", "penstock.training.metrics.")
-Parts = Mapping[str, Any]  # the callable of each part of a configuration, by key
-SPLITS = ("train", "val")
 
 
 @dataclass(frozen=True)
@@ -111,14 +109,6 @@ def datasets(config: Config) -> list[tuple[str, Any]]:
         "data.test_dataset": getattr(data, "test_dataset", None),
     }
     return [(key, node) for key, node in nodes.items() if node is not None]
-
-
-def metrics(objective: Mapping[str, Any]) -> Any:
-    """The metrics of an objective's node; one that is null is left out, as steps of transforms."""
-    by_name = objective.get("metrics")
-    if not isinstance(by_name, Mapping) or "_target_" in by_name:
-        return by_name
-    return {name: node for name, node in by_name.items() if node is not None}
 
 
 def filters(value: Any, key: str) -> list[tuple[str, Any]]:

@@ -338,7 +338,6 @@ WITHOUT = {
         "dataset.root=text.csv",
         "transform=byte_pairs",
         "transform.train.tokenize.vocabulary=dataset",
-        "transform.val.tokenize.vocabulary=dataset",
     ],
 }
 LINES = {
