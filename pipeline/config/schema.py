@@ -11,7 +11,7 @@ import re
 import warnings
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -45,8 +45,7 @@ class Effect:
     makes: tuple[str, ...] = ()
 
 
-NOTHING, ROUNDING, RESULTS = map(Effect, (Changes.NOTHING, Changes.ROUNDING, Changes.RESULTS))
-WEIGHTS, DATA = Effect(Changes.WEIGHTS), Effect(Changes.DATA)
+NOTHING, ROUNDING, RESULTS, WEIGHTS, _, DATA = map(Effect, Changes)
 TRAINING, VALIDATION = Effect(Changes.BATCHES, ("train",)), Effect(Changes.RESULTS, ("val",))
 BATCHES = Effect(Changes.BATCHES, ("train", "val"))
 
@@ -64,12 +63,6 @@ Names = Annotated[list[str], Field(min_length=1)]  # of positions in a sample
 Filter = str | Node | list[str | Node] | None  # expressions, or functions of the table
 Share = Annotated[float, Field(ge=0, lt=1)]
 RunState = Literal["done", "running", "failed", "preempted", "interrupted", "killed", "damaged"]
-if TYPE_CHECKING:
-    Task = str
-    Backend = str
-else:
-    Task = Literal[tuple(seams.TASKS)]
-    Backend = Literal["auto", "process", "thread", "main", "ray"]
 
 
 def _public(name: str) -> str:
@@ -204,7 +197,10 @@ class LoaderSection(Section):
     `loading/workers/options.py` resolves "auto" and None.
     """
 
-    backend: Annotated[Backend, NOTHING]
+    backend: Annotated[
+        Literal["auto", "process", "thread", "main", "ray"],
+        NOTHING,
+    ]
     num_workers: Annotated[Index | Literal["auto"], NOTHING]
     prefetch_factor: Annotated[Count | None, NOTHING]
     persistent_workers: Annotated[bool | None, NOTHING]
@@ -416,7 +412,10 @@ class Config(Section):
         list[str],
         NOTHING,
     ]
-    task: Annotated[Task, RESULTS]
+    task: Annotated[
+        Literal[*seams.TASKS],  # type: ignore[valid-type]
+        RESULTS,
+    ]
     split: Annotated[Literal["train", "val", "both"], RESULTS] = "train"
     epoch: Annotated[Index, RESULTS] = 0
     step: Annotated[Index, RESULTS] = 0
