@@ -99,8 +99,8 @@ def ours(kind: str, url: str, cache: Path, more: list[str]) -> Iterator[Any]:
     what, way = kind.split()
     # `penstock` imports its modules when they are needed, which others do at once.
     for module in (
-        "config.preflight",
-        "config.hydra_section",
+        "config.compose",
+        "config.hydra",
         "build.data_identity",
         "loading.loader",
         "addons.stores.remote_files",

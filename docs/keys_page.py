@@ -15,8 +15,8 @@ from typing import NamedTuple
 import yaml
 
 from penstock import terminal
-from penstock.config import nodes, preflight, targets
-from penstock.config.composition import CONF
+from penstock.config import compose, nodes, targets
+from penstock.config.compose import CONF
 
 PACKAGE = "# @package "
 _NOT_KEYS = ("defaults", "hydra")
@@ -94,7 +94,7 @@ def package_of(text: str, group: str) -> str:
 
 def page() -> str:
     """docs/keys.md."""
-    supplied = {part.key: part.supplied for part in nodes.parts(preflight.compose())}
+    supplied = {part.key: part.supplied for part in nodes.parts(compose.compose())}
     parts = [_HEAD, "## Of a run\n", _table(_own(CONF / "config.yaml", ""))]
     for folder in sorted(path for path in CONF.iterdir() if path.is_dir() and path.name != "hydra"):
         group = folder.name

@@ -1,10 +1,11 @@
-"""The command line: preflight, then hydra, then the task; a message and an exit code at the end.
+"""The command line: our own pass over the configuration, then Hydra, then the task.
 
     0 done, 2 configuration, 3 data, 75 stopped and can continue, 130 interrupted, 1 anything else
 
-A configuration that asks for several ranks is run by as many processes of this same command line,
-unless torchrun has started them. An error in a person's input is one message on stderr; everything
-else is a bug and keeps its traceback. PENSTOCK_TRACEBACK=1 shows it for the former too.
+Our pass finds everything that is wrong before Hydra runs. What Hydra does then is Hydra's own:
+`hydra.main` runs one job or a sweep, or prints what `--help` and `--info` ask for. A job's
+configuration is always the one of our pass, also under `--cfg job`. Several ranks are as many
+processes of this same command line, unless torchrun or Slurm has started them.
 """
 
 from __future__ import annotations
@@ -14,157 +15,320 @@ import errno
 import gc
 import logging
 import os
+import re
+import shlex
 import sys
+import tomllib
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import wraps
+from importlib import import_module
+from importlib.machinery import PathFinder
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import hydra
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.types import OverrideType
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from penstock import late_imports, program, seams, terminal
-from penstock.config import (
-    hydra_internals,
-    hydra_loader,
-    own_options,
-    preflight,
-    project,
-)
-from penstock.config.composition import CONF, VERSION_BASE, Composer, plain, with_run_dir
+from penstock.config import announcement, compose, familiar, targets
+from penstock.config.hydra import overrides
 from penstock.config.schema import Config
 from penstock.distributed import launch, preemption, world
 from penstock.distributed.preemption import Preempted, Preemption, Stop
 from penstock.errors import LOST, PREEMPTED, ConfigError, PenstockError, Problem
-from penstock.runs.resumption import with_overrides_of_run
-from penstock.terminal import fitted, say
+from penstock.terminal import put, say
 
 OmegaConf.register_new_resolver("job_name", seams.job_name, replace=True)  # of hydra.sweep.subdir
-
-INTERRUPTED = 130
+INTERRUPTED, NOBODY_LISTENS = 130, 141  # as shells say of SIGINT and SIGPIPE
 # What gloo says when a process at the other end of a connection is gone.
 _LOST = ("onnection closed by peer", "onnection reset by peer", "roken pipe", "onnection refused")
-NOBODY_LISTENS = 141  # as a shell says of a command that SIGPIPE ended
+# Hydra 1.4 has one way to behave, and warns of a program that names a version.
+_VERSION: Any = {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}
+_script: str | None = None  # that this process was started from
+_FLAGS = ("--help -h", "--hydra-help", "--resolve", "--run -r", "--multirun -m")
+_VALUES = ("--package -p", "--config-path -cp", "--config-name -cn", "--config-dir -cd")
 
 
-def main(
-    argv: Sequence[str], entry: Callable[[], Any] | None = None, script: str | None = None
-) -> int:
+def main(argv: Sequence[str], script: str | None = None) -> int:
     """Run a command line.
 
     Args:
         argv: what stands after `python run.py`, or `penstock`.
-        entry: the @hydra.main function; one like run.py's when None.
-        script: the file that this process was started from; run.py if it gives its `entry`.
+        script: the file that this process was started from.
 
     Returns:
-        The exit code. Nothing has been written when it is 2 and preflight gave it.
+        The exit code. Where it is 2, nothing was written if the message came within the second.
     """
+    global _script
+    _script = script
     late_imports.install()
-    program.started_from(sys.argv[0] if entry and script is None else script)
     launch.end_with_launcher()
-    if world.is_launched():  # presence.py says what torch's C++ warns of, as one message
-        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     try:
         if argv and argv[0] == "init":
             return seams.init(argv[1:])
-        with (
-            Preemption(_say, at_once=True),
-            own_options.taken(argv, _announce) as (options, overrides),
-            project.importable(),
-            terminal.harmless_libraries(),
-        ):
-            overrides = with_overrides_of_run(with_run_dir(overrides))
-            with own_options.environment_with(seams.sweep_variables(options, overrides)):
-                return _main(options, overrides, entry, argv)
+        if "--version" in argv:  # in every report of a problem; imports nothing
+            versions = (
+                f"{name} {version(name)}" for name in ("penstock-loader", "torch", "hydra-core")
+            )
+            put(", ".join([*versions, f"Python {sys.version.split()[0]}"]))
+            return 0
+        with Preemption(_say, at_once=True), _options(argv, script) as args:
+            _main(args)
+            return 0
     except BaseException as error:
         return report(error)
 
 
-def _main(
-    options: list[str], overrides: list[str], entry: Callable[[], Any] | None, typed: Sequence[str]
-) -> int:
-    with terminal.held_back():
-        args = hydra_internals.get_args_parser().parse_args([*options, *overrides])
-    if args.experimental_rerun is not None:
-        reason = "reads a pickle, which can run anything; give the overrides instead"
-        raise ConfigError(Problem("--experimental-rerun", reason))
-    if args.multirun and world.is_launched():
-        raise ConfigError(
-            "a sweep starts the ranks of each of its jobs itself; run it with "
-            f"{program.text('-m')}, and not under torchrun or srun"
-        )
-    only_looks = bool(
-        args.help or args.hydra_help or args.cfg or args.info is not None or args.shell_completion
-    )
-    composer, single = _checked(args, only_looks)
-    if entry is None:
-        entry = hydra.main(str(CONF), "config", version_base=VERSION_BASE)(execute)
-    # What was checked is what runs, wherever hydra would think the folder lies.
-    words = [*(sys.argv[:1] or ["run.py"]), *options, "--config-path", composer.path, *overrides]
-    job = HydraConfig.instance().cfg  # of a command around this one; none is what a person has
-    looks = hydra_loader.shown() if only_looks else nullcontext()
-    kept = composer.kept if single or only_looks else None
-    sweeps = args.multirun and not only_looks
-    loads = hydra_loader.checked(single, kept, sweeps=sweeps)
-    runs = seams.run_sweep(composer, typed) if sweeps else nullcontext()
-    if sweeps:  # a pattern such as ${now:%H} may not give each process another folder
-        words.append(program.override("hydra.sweep.dir", composer.sweep[0]))
-    try:
-        checked = preflight.carried(composer)
-        with hydra_internals.replaced(sys, argv=words), looks, loads, checked, runs:
-            entry()
-    finally:
-        GlobalHydra.instance().clear()
-        HydraConfig.instance().cfg = job  # hydra keeps its own where it prints what it composes
-    return 0
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message)
 
 
-def _checked(args: argparse.Namespace, only_looks: bool) -> tuple[Composer, bool]:
-    """The composer of the configuration, and whether it is a single run's."""
-    try:
-        composer = Composer(args.config_path, args.config_name, args.config_dir)
-        if args.shell_completion:
-            return composer, False
-        if only_looks:
-            preflight.look(composer, args.overrides)
-            return composer, False
-        config = preflight.run(composer, args.overrides, args.multirun, _announce)
-        return composer, config is not None
-    except ConfigError as error:
-        if world.launched_rank()[1]:  # the first rank of each machine reports it
-            raise SystemExit(error.exit_code) from None
-        raise
+@contextmanager
+def _options(argv: Sequence[str], script: str | None) -> Iterator[argparse.Namespace]:
+    """Hydra's options and ours, which may stand between overrides (`words`), while they hold.
 
+    `[tool.penstock]` of the working folder's pyproject.toml may hold `trust` and `config_dir`. It
+    counts only there, as it says whose code is run. Variables reach processes that launchers start.
 
-def execute(composed: DictConfig) -> float | None:
-    """Run one job that hydra has composed; returns the value that a sweep optimises.
-
-    A single run that fails ends in SystemExit, which hydra lets through. In a sweep the failure is
-    recorded and the next job continues.
+    Raises:
+        ConfigError: an option is unknown, lacks its value or cannot be trusted.
     """
-    logger = logging.getLogger("penstock")
-    if not logger.handlers:
-        logger.addHandler(terminal.Handler())
-        logger.setLevel(logging.INFO)
-    if HydraConfig.get().mode == RunMode.MULTIRUN:
-        return seams.run_job(partial(_accepted, composed), _run, report)
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--trust", action="append", default=[])
+    for flags in (*_FLAGS, "--shell-completion -sc"):
+        parser.add_argument(*flags.split(), action="store_true")
+    for flags in _VALUES:
+        parser.add_argument(*flags.split())
+    parser.add_argument("--cfg", "-c", choices=["job", "hydra", "all"])
+    parser.add_argument("--info", "-i", nargs="?", const="all")
+    parser.add_argument("words", nargs="*")
+    args, unknown = parser.parse_known_intermixed_args(list(argv))
+    if unknown:
+        raise ConfigError([_no_option(word, argv) for word in unknown])
+    typed = ["--trust", ",".join(args.trust)] * bool(args.trust)
+    typed += ["--config-dir", args.config_dir] * bool(args.config_dir)
+    table = {} if launch.is_of_ours() or args.shell_completion else _project()
+    table = {"trust": [*map(str, table.get("trust", ()))], "config_dir": table.get("config_dir")}
+    used = {name: at for name, at in table.items() if at and not getattr(args, name)}
+    vars(args).update(used)
+    if used:
+        _announce(f"{', '.join(f'{k}={v}' for k, v in used.items())}, as pyproject.toml says")
+    names = [name.strip() for word in args.trust for name in word.split(",") if name.strip()]
+    trusted = [*filter(None, [os.environ.get(targets.VARIABLE)]), *names]
+    variables = {
+        targets.VARIABLE: ",".join(dict.fromkeys(trusted)),
+        program.VARIABLE: _own(script, typed),
+    }
+    variables |= seams.sweep_variables(["-m"] * args.multirun, args.words)
+    kept = {name: os.environ[name] for name in variables if name in os.environ}
+    path, words = list(sys.path), sys.argv
+    os.environ |= variables
     try:
-        return _run(_accepted(composed))
+        import_trusted()
+        yield args
+    finally:
+        sys.path[:], sys.argv = path, words
+        for name in variables:
+            del os.environ[name]
+        os.environ |= kept
+
+
+def _own(script: str | None, options: Sequence[str]) -> str:
+    """The command that suggestions begin with."""
+    own = os.environ.get(program.VARIABLE)
+    if own and launch.is_of_ours():
+        return own
+    start = ["python", script] if script and script.endswith(".py") else [program.first()]
+    return " ".join([*start, *map(shlex.quote, options)])
+
+
+def _project() -> dict[str, Any]:
+    """The table of the working folder's pyproject.toml: `trust` and `config_dir`."""
+    try:
+        text = Path("pyproject.toml").read_text(encoding="utf-8")
+        table = tomllib.loads(text)["tool"]["penstock"]
+        known = isinstance(table, dict) and table.keys() <= {"trust", "config_dir"}
+        if known and isinstance(table.get("trust", []), list):
+            return table
+    except (OSError, KeyError):
+        return {}
+    except ValueError as error:
+        raise ConfigError(Problem("pyproject.toml", str(error))) from None
+    example = 'takes trust = ["my_package"] and config_dir = "conf"'
+    raise ConfigError(Problem("pyproject.toml: tool.penstock", example))
+
+
+def import_trusted() -> None:
+    """Import the packages that are trusted, as they may register resolvers of OmegaConf's.
+
+    One may lie in the working folder, which comes last on `sys.path`: nothing in it takes the place
+    of what is installed.
+    """
+    for name in {name.partition(".")[0] for name in targets.trusted()}:
+        if not name.isidentifier():
+            raise ConfigError(Problem("--trust", f"{name!r} is not the name of a package"))
+        if find_spec(name) is None and PathFinder.find_spec(name, [str(Path.cwd())]):
+            sys.path.append(str(Path.cwd()))
+        if find_spec(name) is not None:  # else who names it gets the message
+            try:
+                import_module(name)
+            except Exception as error:
+                raise ConfigError(Problem(f"--trust {name}", f"{error!r} on import")) from error
+
+
+def _no_option(word: str, words: Sequence[str]) -> Problem:
+    """The problem of an unknown option; most are keys, written as other programs take them."""
+    name, _, value = word.partition("=")
+    after = words[words.index(word) + 1 :]
+    value = value or (after[0] if after and not set("-=") & set(after[0]) else "...")
+    way = familiar.advice(name) or familiar.advice(name.strip("-"), value)
+    written = way or "; keys stand without dashes, as in batch.size=32"
+    return Problem(name, f"there is no such option{written}. All are in --help")
+
+
+def _main(args: argparse.Namespace) -> None:
+    kinds = (args.run, args.multirun, args.cfg, args.info, args.shell_completion)
+    if sum(map(bool, kinds)) > 1:
+        raise ConfigError("give one of --run, -m, --cfg, --info and -sc; --cfg shows a single job")
+    if args.multirun and world.is_launched():
+        alone = f"run it with {program.text('-m')}, and not under torchrun or srun"
+        raise ConfigError(f"a sweep starts the ranks of each of its jobs itself; {alone}")
+    # The folder of a run has one name, whichever of the two was typed.
+    named = {word.partition("=")[0].lstrip("+") for word in args.words}
+    if {"run_dir", "hydra.run.dir"} <= named:
+        raise ConfigError(Problem("hydra.run.dir", "is another name for run_dir; leave one out"))
+    words = [re.sub(r"^\+*hydra\.run\.dir=", "run_dir=", word) for word in args.words]
+    places = {name: getattr(args, name) for name in ("config_path", "config_name", "config_dir")}
+    made, config, sweep = list[DictConfig](), None, None
+    try:
+        if args.help or args.hydra_help or args.cfg or args.info:
+            loaded, problems, _ = compose.load(words, **places)
+            if problems:
+                raise ConfigError(problems)
+            made.append(loaded)
+        elif args.multirun:
+            sweep = _sweep(words, places)
+        elif not args.shell_completion:
+            config = compose.compose(*words, **places, begin=_begin, look=made.append)
+    except ConfigError as error:
+        error.told = world.launched_rank()[1] > 0  # the first rank of each machine reports it
+        raise
+    if args.cfg == "job":
+        _show(made[0], args)
+        return
+    # Hydra adds to a node, which ours replaces; so no key of it need be there already.
+    for place, one in enumerate(map(compose.parse, words) if config is not None else ()):
+        added = "++" * (isinstance(one.value(), dict) and one.type is OverrideType.CHANGE)
+        words[place] = f"{added}{one.input_line}"
+    if config is not None:
+        section = made[0].hydra
+        files = section.output_subdir or "filename" in str(section.job_logging)
+        words.append(program.override("hydra.run.dir", config.run_dir if files else "."))
+    if sweep is not None:  # a pattern such as ${now:%H} may give each process another folder
+        words.append(program.override("hydra.sweep.dir", sweep[0]))
+    flags = [f"--{name.replace('_', '-')}" for name, value in vars(args).items() if value is True]
+    for name in ("config_dir", "cfg", "info", "package"):
+        if value := getattr(args, name):
+            flags += [f"--{name.replace('_', '-')}", value]
+    sys.argv = [sys.argv[0], *flags, *words]
+
+    @wraps(execute)  # of whose module Hydra takes the name of a job
+    def single(composed: DictConfig) -> float | None:
+        return execute(composed, config)
+
+    with seams.run_sweep(*sweep) if sweep is not None else nullcontext():
+        begin = hydra.main(
+            args.config_path or str(compose.CONF), args.config_name or "config", **_VERSION
+        )
+        begin(single if sweep is None else execute)()
+
+
+def _sweep(words: Sequence[str], places: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
+    """The folder of a sweep, and the values that its jobs start from, once all are checked."""
+    folder, path = places["config_dir"], places["config_path"]
+    loader = compose.open_loader(folder, path, places["config_name"] or "config", ())
+    overrides = [compose.parse(word, loader) for word in words]
+    fixed = [str(one.input_line) for one in overrides if not one.is_sweep_override()]
+    base, problems, _ = compose.load(fixed, **places)
+    params = () if problems else (base.hydra.sweeper.get("params") or {}).items()
+    swept = [compose.parse(f"{key}={value}", loader) for key, value in params]
+    swept += [one for one in overrides if not one.is_hydra_override()]
+    hydras = [str(one.input_line) for one in overrides if one.is_hydra_override()]
+
+    def problems_of(job: Sequence[str]) -> list[Problem]:
+        try:
+            compose.compose(*hydras, *job, **places)
+        except ConfigError as error:
+            return error.problems
+        return []
+
+    if problems := problems or seams.check_sweep(swept, problems_of):
+        raise ConfigError(problems)
+    return Path(str(base.hydra.sweep.dir)), compose.resolved(base, [])
+
+
+def _show(config: DictConfig, args: argparse.Namespace) -> None:
+    """Print our composition as Hydra prints its own for `--cfg job`."""
+    with open_dict(config):
+        config.pop("hydra", None)
+    part = config if args.package in (None, "_global_") else OmegaConf.select(config, args.package)
+    if part is None:
+        raise ConfigError(Problem("--package", f"there is no {args.package} in the configuration"))
+    if args.resolve and OmegaConf.is_config(part):
+        OmegaConf.resolve(part)
+    if part is not config:
+        put(f"# @package {args.package}")
+    put(OmegaConf.to_yaml(part).rstrip() if OmegaConf.is_config(part) else part)
+
+
+def execute(composed: DictConfig, config: Config | None = None) -> float | None:
+    """Run one job that Hydra begins; returns the value that a sweep optimises.
+
+    A single run that fails ends in SystemExit, which Hydra lets through.
+
+    Args:
+        composed: Hydra's composition.
+        config: what our pass has made of the same words.
+    """
+    root, logger = logging.getLogger(), logging.getLogger("penstock")
+    if not logger.handlers and HydraConfig.get().job_logging.get("root") is None:
+        (root if root.level == logging.DEBUG else logger).addHandler(terminal.Handler())
+        logger.setLevel(min(root.level, logging.INFO))
+    if HydraConfig.get().mode == RunMode.MULTIRUN:
+        return seams.run_job(_composed, _run, report)
+    try:
+        return _run(config or _composed())
     except KeyboardInterrupt:
         raise
     except BaseException as error:
         raise SystemExit(report(error)) from None
 
 
-def _accepted(composed: DictConfig, folder: Path | None = None) -> Config:
-    config = preflight.accept(plain(composed))
+def _composed(folder: Path | None = None) -> Config:
+    """Our composition of this job's words."""
+    import_trusted()
+    config = compose.compose(*overrides(), **_sources())
     return config.model_copy(update={"run_dir": str(folder)}) if folder else config
+
+
+def _sources() -> dict[str, Any]:
+    """Where this job's configuration is composed from: options of the command line, by name."""
+    job = HydraConfig.get()
+    names = {"main": "config_path", "command-line": "config_dir"}
+    paths = {
+        names[source.provider]: f"pkg://{source.path}" if source.schema == "pkg" else source.path
+        for source in job.runtime.config_sources
+        if source.provider in names
+    }
+    return {"config_name": str(job.job.config_name), **paths}
 
 
 def _run(config: Config) -> float | None:
@@ -186,7 +350,10 @@ def _run_task(config: Config) -> float | None:
         gc.freeze()
         gc.enable()
     if run is None:
-        command = launch.this_program(_arguments(config), program.script())
+        options = [f"--{name.replace('_', '-')}={value}" for name, value in _sources().items()]
+        words = [word for word in overrides() if not word.startswith("run_dir=")]
+        words.append(program.override("run_dir", config.run_dir))
+        command = launch.this_program([*options, *words], _script)
         with preemption.others():  # torch's launcher, which hands them on
             value: float | None = launch.run(command, count, distributed.max_restarts)
         return value
@@ -201,22 +368,8 @@ def _run_task(config: Config) -> float | None:
     return value
 
 
-def _arguments(config: Config) -> list[str]:
-    """The command line of this job for its ranks, with the folder of the run."""
-    job = HydraConfig.get()
-    options = ["--config-name", str(job.job.config_name)]
-    for source in job.runtime.config_sources:
-        if source.provider in ("main", "command-line"):
-            name = "--config-path" if source.provider == "main" else "--config-dir"
-            options += [name, source.path]
-    words = [word for word in hydra_loader.overrides() if not word.startswith("run_dir=")]
-    return [*options, *words, f"run_dir='{config.run_dir}'"]
-
-
 def report(error: BaseException) -> int:
     """Say on stderr what went wrong, and return the exit code for it."""
-    if isinstance(error, SystemExit) and isinstance(error.__cause__, PenstockError):
-        error = error.__cause__  # what hydra would have made a traceback of
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else int(error.code is not None)
     if isinstance(error, KeyboardInterrupt):
@@ -230,42 +383,29 @@ def report(error: BaseException) -> int:
     rank = f"rank {world.launched_rank()[0]}: " if world.launched_size() > 1 else ""
     if isinstance(error, Stop):
         error = Preempted(str(error))
+    trace = "".join(traceback.format_exception(error)).rstrip().replace("\n", f"\n{rank}")
     if not isinstance(error, PenstockError):
-        return _report_bug(error, rank)
+        if rank and isinstance(error, RuntimeError) and any(lost in str(error) for lost in _LOST):
+            # The rank that left has said why, or was killed.
+            say(f"{rank}ends, as it has lost another rank: {str(error).split('. This is')[0]}")
+            return LOST
+        if isinstance(error, OSError) and error.errno == errno.EMFILE:
+            trace = "error: too many open files; `ulimit -n 4096`, or a smaller loader.num_workers"
+        say(f"{rank}{trace}")
+        return 1
     if any(os.environ.get(name) == "1" for name in ("PENSTOCK_TRACEBACK", "HYDRA_FULL_ERROR")):
-        say("".join(traceback.format_exception(error)).rstrip())
-    if error.told:
+        say(trace)
+    if error.told or not str(error):
         return error.exit_code
-    if error.exit_code == PREEMPTED and str(error):
-        _say(f"{rank}{error}")
-    elif isinstance(error, ConfigError) and len(error.problems) != 1:
+    if isinstance(error, ConfigError) and len(error.problems) != 1:
         lines = "\n".join(f"  {problem}" for problem in error.problems)
         say(f"{rank}{len(error.problems)} errors in the configuration:\n{lines}")
-    elif str(error):
+    elif error.exit_code == PREEMPTED:
+        _say(f"{rank}{error}")
+    else:
         kind = "error in the configuration" if isinstance(error, ConfigError) else "error"
         say(f"{rank}{kind}: {error}")
     return error.exit_code
-
-
-def _report_bug(error: BaseException, rank: str) -> int:
-    """Print a traceback, or that another rank is gone; the exit code."""
-    lost = isinstance(error, RuntimeError) and any(words in str(error) for words in _LOST)
-    if rank and lost:  # the rank that left has said why, or was killed
-        reason = str(error).split(". This is")[0]
-        say(f"{rank}ends, as it has lost another rank: {reason}")
-        return LOST
-    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
-        import resource  # POSIX only
-
-        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        say(
-            f"{rank}error: too many open files: a process may open {files} here. Allow more "
-            "(`ulimit -n 4096`), or set a smaller loader.num_workers"
-        )
-        return 1
-    lines = "".join(traceback.format_exception(error)).rstrip("\n").split("\n")
-    say("\n".join(f"{rank}{line}" for line in lines))
-    return 1
 
 
 def _say(text: str) -> None:
@@ -274,10 +414,14 @@ def _say(text: str) -> None:
         say(text)
 
 
+def _begin(config: Config) -> None:
+    _announce(announcement.of_run(config))
+
+
 def _announce(text: str) -> None:
     """Tell a person at the start; the launcher has done so for ranks that are ours."""
     if not launch.is_of_ours():
-        _say(fitted(text))
+        _say(text)
 
 
 if __name__ == "__main__":

@@ -15,4 +15,4 @@ def main() -> NoReturn:
     gc.disable()  # it took a tenth of their time; a job turns it on again
     from penstock import command
 
-    preemption.leave(command.main(sys.argv[1:], script=sys.argv[0]))
+    preemption.leave(command.main(sys.argv[1:], sys.argv[0]))

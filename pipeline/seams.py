@@ -121,13 +121,6 @@ def observers(fit: Fit) -> list[Observer]:
     return [observer for name in wanted for observer in _function(name)(fit) or ()]
 
 
-def plugin_problems(node: Any, section: Mapping[str, Any], words: Sequence[str]) -> list[Problem]:
-    """The problems of a launcher and a sweeper that are not hydra's basic ones."""
-    from penstock.addons.sweeps.plugins import problems
-
-    return problems(node, section, words)
-
-
 def check_sweep(*arguments: Any) -> list[Problem]:
     """The problems of all jobs of a command line with `-m`."""
     from penstock.addons.sweeps.sweep import check
@@ -152,13 +145,12 @@ def sweep_variables(options: Sequence[str], words: Sequence[str]) -> dict[str, s
     }
 
 
-def run_sweep(composer: Any, typed: Sequence[str]) -> AbstractContextManager[None]:
-    """The context in which hydra runs the jobs of a sweep."""
+def run_sweep(folder: Path, config: Any) -> AbstractContextManager[None]:
+    """The context in which Hydra runs the jobs of a sweep."""
     from penstock.addons.reports.report import of_sweep
     from penstock.addons.sweeps.sweep import running
 
-    folder, config = composer.sweep
-    return running(Path(folder), config, partial(of_sweep, config))
+    return running(folder, config, partial(of_sweep, config))
 
 
 def run_job(*arguments: Any) -> float | None:

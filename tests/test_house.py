@@ -32,9 +32,7 @@ KNOWN_TO_DATASETS = (
     "penstock.loading.encoded",
 )
 KNOW_HYDRA = {
-    "run.py",
     "pipeline/command.py",
-    "pipeline/addons/sweeps/plugins.py",
     "pipeline/addons/sweeps/sweep.py",
     "pipeline/addons/sweeps/optuna_sweeper.py",
     "pipeline/addons/trackers/observing.py",
@@ -42,14 +40,8 @@ KNOW_HYDRA = {
         f"pipeline/config/{name}.py"
         for name in (
             "compose",
-            "composition",
-            "hydra_internals",
-            "hydra_loader",
-            "hydra_section",
+            "hydra",
             "own_command",
-            "preflight",
-            "unknown_keys",
-            "whole_nodes",
         )
     ),
 }
@@ -154,7 +146,6 @@ def test_hydra_is_imported_only_where_configurations_are_composed():
 ADAPTERS = {
     "pipeline/torch_internals.py",
     "pipeline/config/compose.py",
-    "pipeline/config/hydra_internals.py",
     "pipeline/distributed/metric_states.py",
 }
 FOREIGN = ("hydra", "omegaconf", "torchmetrics")

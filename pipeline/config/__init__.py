@@ -1,6 +1,6 @@
 """From a command line to checked, typed values.
 
-`composition` lets Hydra compose, `preflight` finds everything that is wrong, `targets` says what
-may be called and calls it, `rules` which options exclude each other, `schema` is the typed
-configuration.
+`compose` makes one checked configuration, `hydra` says what Hydra's own section may hold,
+`targets` what may be called and calls it, `rules` which options exclude each other, `schema` is the
+typed configuration.
 """

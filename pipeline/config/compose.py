@@ -36,8 +36,10 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
 from penstock import program, seams
-from penstock.config import familiar, hydra_section, messages, targets
+from penstock.config import familiar, messages, targets
+from penstock.config import hydra as hydra_section
 from penstock.config.schema import TASK_KEYS, Config
+from penstock.distributed import preemption
 from penstock.distributed.world import launched_size
 from penstock.errors import ConfigError, Problem
 
@@ -149,9 +151,9 @@ def load(
         with _noting(problems, word):
             overrides.append(parse(word))
     given = {one.key_or_group: one.value() for one in overrides}
-    with _LOCK, _noting(problems, ""):
+    with _LOCK, preemption.held(), _noting(problems, ""):
         more: Any = given.get("hydra.searchpath")
-        loader = _loader(config_dir, config_path, name, more or ())
+        loader = open_loader(config_dir, config_path, name, more or ())
         for one in overrides:
             with _noting(problems, one.key_or_group):
                 choices += _choice(one, loader, values)
@@ -176,9 +178,7 @@ def load(
         for one in values:
             with _noting(problems, one.key_or_group):
                 _apply(one, config, loader)
-        record: Any = OmegaConf.to_container(config.hydra.overrides)
-        lines = [*record["task"], *record["hydra"]]
-        problems += hydra_section.problems(_raw(config)["hydra"], lines)
+        problems += hydra_section.problems(_raw(config)["hydra"], overrides)
         return config, problems, files
     raise ConfigError(problems)
 
@@ -199,15 +199,21 @@ def _noting(problems: list[Problem], key: str) -> Iterator[None]:
         problems.append(Problem(key, re.sub(r"\s*\n\s*", "; ", "\n".join(reasons).strip()) + gone))
 
 
-def parse(word: str) -> Override:
+def parse(word: str, loader: Any = None) -> Override:
     """A word as Hydra's grammar reads it; where it does not (`run_dir=outputs/lr=0.1`), as text.
+
+    Args:
+        loader: of a sweep, in which a key may have several values.
 
     Raises:
         ConfigError: it is no override, or has several values.
     """
-    parser, (key, _, value) = OverridesParser.create(), word.partition("=")
+    word = re.sub(r"^address=\(?(\d+), ?(\d+)\)?$", r"address=[\1,\2]", word)  # epoch and step
+    parser, (key, _, value) = OverridesParser.create(loader), word.partition("=")
     try:
-        one = parser.parse_overrides([word if key else "="])[0]
+        if not key:
+            raise errors.HydraException("it has no key")
+        one = parser.parse_overrides([word])[0]
     except errors.HydraException as error:
         if not re.fullmatch(r"[+]{0,2}\w[\w./@-]*", key, re.ASCII) or value[:1] in [*"[{'\"", ""]:
             way = "write key and value as one word, without spaces, and text in quotes"
@@ -215,13 +221,13 @@ def parse(word: str) -> Override:
             raise ConfigError(Problem(word, reason)) from error
         text = program.override(key, str(Path(value).expanduser()) if value[:2] == "~/" else value)
         one = parser.parse_overrides([text])[0]
-    if one.is_sweep_override():
+    if one.is_sweep_override() and loader is None:
         way = f"add -m to sweep over them, or write a list as {one.key_or_group}=[a,b]"
         raise ConfigError(Problem(one.key_or_group, f"{word} is several values: {way}"))
     return one
 
 
-def _loader(folder: str | None, path: str | None, name: str, more: Sequence[str]) -> _Loader:
+def open_loader(folder: str | None, path: str | None, name: str, more: Sequence[str]) -> _Loader:
     """A loader that looks for groups in folders and in trusted packages alone."""
     search_path, places = create_config_search_path(path or str(CONF)), [path, *more]
     if folder:

@@ -8,7 +8,6 @@ an option that trusts something: those are taken from this process only.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,8 +16,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 
 from penstock import program
-from penstock.config import project, targets
-from penstock.config.hydra_loader import overrides
+from penstock.config.hydra import overrides
 from penstock.config.schema import TASK_KEYS
 from penstock.order.skipped import Skipped
 
@@ -32,7 +30,7 @@ def is_job() -> bool:
 
 def suggested(*words: str) -> str:
     """A command line of this program with these words, for a person to paste."""
-    return program.joined([*program.words(), *_typed_options(), *words])
+    return program.text(*words)
 
 
 def how_to_resume(folder: Path) -> str:
@@ -54,23 +52,3 @@ def command_line(*words: str) -> str:
 def of_run(words: Sequence[str]) -> list[str]:
     """Overrides without those of a task, of where it writes, and of how it is started."""
     return [word for word in words if re.split(r"[=./@]", word.lstrip("+~"))[0] not in _OF_A_START]
-
-
-def _typed_options() -> list[str]:
-    """This job's `--trust` and `--config-dir`, as the person typed them."""
-    words: list[str] = []
-    said = project.current()
-    trusted = os.environ.get(targets.VARIABLE)
-    if trusted and not (said and trusted == ",".join(said.trust)):
-        words += ["--trust", trusted]
-    folder = config_dir()
-    if folder is not None and not (said is not None and said.config_dir == folder):
-        words += ["--config-dir", folder]
-    return words
-
-
-def config_dir() -> str | None:
-    """The folder of configurations of one's own, as typed for this process, or by its project."""
-    sources = HydraConfig.get().runtime.config_sources if HydraConfig.initialized() else []
-    named = (source.path for source in sources if source.provider == "command-line")
-    return next(named, None)

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import yaml
 
-from penstock import program
 from penstock.config import targets
-from penstock.config.composition import CONF
+from penstock.config.compose import CONF
 from penstock.config.identity import NOT_SET, effect_of, identity, leaves
 from penstock.config.identity import differences as differing
 from penstock.config.schema import Changes, Config
@@ -24,7 +23,7 @@ from penstock.errors import ConfigError, Problem
 from penstock.loading.known_by import PREFIX
 from penstock.order.address import Address
 from penstock.order.skipped import Skipped
-from penstock.runs.manifest import has_manifest, read_manifest
+from penstock.runs.manifest import has_manifest
 from penstock.terminal import one_line
 
 _KEY = re.compile(
@@ -102,64 +101,6 @@ def run_of(path: Path) -> Path | None:
     return None
 
 
-def with_overrides_of_run(overrides: Sequence[str]) -> list[str]:
-    """A command line's overrides, preceded by those of the run that it resumes.
-
-    Overrides given now win; a group chosen now (`distributed=none`) also replaces the run's changes
-    inside of its group. A wrong path is reported later.
-
-    Raises:
-        ConfigError: the run's manifest cannot be read, is damaged, or holds other words than
-            overrides.
-    """
-    named = [word for word in overrides if word.startswith("resume=")]
-    value = program.text_of(named[-1].partition("=")[2]) if named else "null"
-    folder = run_of(Path(value)) if value not in ("null", "auto", "") else None
-    if folder is None:
-        return list(overrides)
-    now = {_key(word) for word in overrides}
-    saved = [
-        word for word in read_manifest(folder).get("overrides", []) if _group(word) not in _NOT_KEPT
-    ]
-    kept = [word for word in saved if not {_key(word), _group(word)} & now]
-    for word in kept:
-        reason = why_not(word)
-        if reason:
-            shown = word if len(word) < 80 else f"{word[:80]}..."
-            raise ConfigError(
-                Problem(
-                    "resume",
-                    f"{folder / 'manifest.json'} holds {shown!r}, which {reason}. "
-                    "Give the run's overrides yourself, and its folder as run_dir with "
-                    "resume=auto",
-                )
-            )
-    return kept + list(overrides)
-
-
-def why_not(word: str) -> str | None:
-    """Why a word of a manifest, which may come from anybody, cannot be used; None if it can."""
-    groups = _groups()
-    known = groups | set(Config.model_fields)
-    key, _, value = word.partition("=")
-    parts = _KEY.fullmatch(key)
-    if parts is None or not word.isprintable():
-        return "is not an override"
-    for name in (parts["key"], parts["package"]):
-        first = re.split(r"[./]", name)[0] if name else None
-        if first is not None and first not in known:
-            return f"sets {first!r}, which is not a key of a run"
-    elsewhere = ".." in value or value.lstrip("'\"[ ").startswith("/") or "${" in value
-    if parts["key"] in groups and not value.startswith("{") and elsewhere:
-        return "chooses a file outside of the configuration"
-    return None
-
-
-@cache
-def _groups() -> Set[str]:
-    return {path.name for path in CONF.iterdir() if path.is_dir()} - {"hydra"}
-
-
 def key_of(word: str) -> str:
     """The key of an override."""
     return word.partition("=")[0].lstrip("+~")
@@ -180,14 +121,6 @@ def is_harmless(line: str) -> bool:
     content = yaml.safe_load(option.read_text(encoding="utf-8"))
     keys = leaves({name: one for name, one in content.items() if name != "defaults"}, key)
     return all(effect_of(name).changes == Changes.NOTHING for name, _ in keys)
-
-
-def _key(override: str) -> str:
-    return key_of(override).partition("@")[0]
-
-
-def _group(override: str) -> str:
-    return _key(override).partition(".")[0]
 
 
 def fingerprint(config: Config, data: Mapping[str, str], moves: int) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """The configuration that a run's folder gives to a task about that run: where, without, validate.
 
 It is the folder's config.yaml, which may come from anybody and is checked like any configuration
-(`preflight.stored`): it trusts nothing, and names no place to write outside of those allowed.
+(`compose.accept`): it trusts nothing, and names no place to write outside of those allowed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.config import hydra_loader, preflight
+from penstock.config import compose
+from penstock.config.hydra import overrides
 from penstock.config.identity import LENGTH, effect_of
 from penstock.config.schema import TASK_KEYS, Changes, Config
 from penstock.errors import ConfigError, Problem
@@ -41,7 +42,7 @@ def asked_of(config: Config, beside: Sequence[str] = ()) -> tuple[Config, RunRec
     path, typed = Path(config.run), config.plain()
     record = RunRecord.read(run_of(path) or path, "run")
     asked: dict[str, Any] = deepcopy(dict(record.config))
-    for word in hydra_loader.overrides():
+    for word in overrides():
         if key_of(word) in beside:
             continue
         if not may_be_typed(word):
@@ -61,7 +62,7 @@ def asked_of(config: Config, beside: Sequence[str] = ()) -> tuple[Config, RunRec
                 there = there[part]
             there[name] = section[name]
     own = {name: value for name, value in typed.items() if name in _OF_THE_TASK}
-    return preflight.stored({**asked, **own, "tracker": {}}), record
+    return compose.accept({**asked, **own, "tracker": {}}), record
 
 
 def may_be_typed(word: str) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.config.hydra_loader import overrides
+from penstock.config.hydra import overrides
 from penstock.config.identity import LENGTH
 from penstock.config.schema import Config
 from penstock.distributed.group import Group

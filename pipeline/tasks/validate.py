@@ -23,7 +23,7 @@ from torch import nn
 
 from penstock.build.data import DataParts, Split
 from penstock.build.training import TrainingParts
-from penstock.config.hydra_loader import overrides
+from penstock.config.hydra import overrides
 from penstock.config.schema import Config
 from penstock.distributed.group import Group, join
 from penstock.errors import ConfigError, PenstockError, Problem

@@ -7,7 +7,7 @@ import pytest
 
 from penstock.addons.backwards import where
 from penstock.addons.backwards.where import RunHistory
-from penstock.config.composition import quoted
+from penstock.config.compose import parse
 from penstock.order.address import Address
 from penstock.runs.record import RunRecord
 from tests.program import run
@@ -258,4 +258,4 @@ def test_rows_behind_a_filter_have_the_datasets_numbers(tmp_path, monkeypatch, c
     ],
 )
 def test_expressions_and_addresses_need_no_quotes(word, read):
-    assert quoted(word) == read
+    assert parse(word).input_line == read

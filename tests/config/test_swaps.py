@@ -10,7 +10,7 @@ import penstock
 from penstock.addons.packs.recipe import pack_of
 from penstock.build.data import DataParts
 from penstock.config.compose import accept
-from penstock.errors import ConfigError, PenstockError
+from penstock.errors import PenstockError
 from tests.config.test_conf import CONF
 from tests.datasets import test_peoples_datasets as people
 from tests.face_folder import write_faces
@@ -218,12 +218,4 @@ def test_hydras_folder_is_the_runs(word, faces, capsys):
 def test_both_names_at_once_are_refused(capsys):
     found = run(capsys, "hydra.run.dir=a", "run_dir=b")
     assert found.code == 2
-    assert "hydra.run.dir: a is another name for run_dir, which is given too" in found.err
-
-
-def test_a_file_that_sets_hydras_folder_is_refused(tmp_path):
-    (tmp_path / "experiment").mkdir()
-    text = "# @package _global_\nhydra: {run: {dir: elsewhere}}\n"
-    (tmp_path / "experiment" / "mine.yaml").write_text(text)
-    with pytest.raises(ConfigError, match=r"hydra\.run\.dir: got 'elsewhere': .* by run_dir"):
-        penstock.compose("experiment=mine", config_dir=str(tmp_path))
+    assert "hydra.run.dir: is another name for run_dir" in found.err

@@ -15,7 +15,6 @@ import torch
 
 from penstock import compose
 from penstock.addons.sweeps.sweep import jobs_of
-from penstock.config.composition import Composer
 from penstock.distributed import preemption
 from penstock.distributed.group import Group
 from penstock.distributed.preemption import Preemption, Stop, held, in_turns, waiting
@@ -209,24 +208,6 @@ def test_data_code_that_catches_every_exception_does_not_keep_a_run():
         assert preemption.asked == "SIGUSR1"
         with pytest.raises(Stop), waiting():  # also where it was asked before
             pytest.fail("this is not waited for")
-
-
-def test_a_configuration_is_composed_to_its_end_before_a_stop():
-    """What libraries make of a `Stop` in their midst can be an error of another kind."""
-    done = []
-
-    class Asked(Composer):
-        def _is_choice(self, override):  # in the midst of it
-            if not done:  # a second signal leaves at once
-                signal.raise_signal(signal.SIGTERM)
-            done.append(override)
-            return super()._is_choice(override)
-
-    composer = Asked(None, "config", None)
-    overrides, _ = composer.parse(["seed=3"])
-    with pytest.raises(Stop), Preemption(at_once=True):
-        composer.compose(overrides)
-    assert done
 
 
 def test_a_held_stop_comes_at_the_end():

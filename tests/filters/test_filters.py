@@ -17,7 +17,7 @@ import penstock
 from penstock.addons.filters.kept import RowChoice
 from penstock.build.data import DataParts
 from penstock.command import main
-from penstock.config.composition import quoted
+from penstock.config.compose import parse
 from penstock.distributed.world import World
 from penstock.errors import ConfigError, DataError
 from penstock.loading.fetch import batch_hash
@@ -472,7 +472,7 @@ def by_manifest(folder, text, trained):
     """The overrides of a run that is resumed."""
     run = shutil.copytree(trained, folder / "run")
     manifest = json.loads((run / "manifest.json").read_text())
-    manifest["overrides"] = [*FIT, quoted(f"data.filter={text}")]
+    manifest["overrides"] = [*FIT, parse(f"data.filter={text}").input_line]
     (run / "manifest.json").write_text(json.dumps(manifest))
     return [f"resume={run}", "trainer.max_steps=4"]
 
@@ -487,7 +487,7 @@ def by_stored_configuration(folder, text, trained):
 
 
 def by_sample(folder, text, trained):
-    return ["task=where", *SEQUENCES, quoted(f"sample={text}"), "epochs=0"]
+    return ["task=where", *SEQUENCES, parse(f"sample={text}").input_line, "epochs=0"]
 
 
 DOORS = {

@@ -15,7 +15,7 @@ from penstock.addons.ray import cluster as ray_cluster
 from penstock.addons.ray import pool as ray_backend
 from penstock.addons.ray.pool import RayPool
 from penstock.build.data import DataParts
-from penstock.config import preflight
+from penstock.config import compose
 from tests import broken_images, deaths
 
 pytestmark = pytest.mark.stress
@@ -93,7 +93,7 @@ def test_a_check_finds_the_same(pools, tmp_path, monkeypatch, capsys):
 def test_statistics_are_the_same_to_the_bit(faces, pools):
     found = []
     for name, more in {"main": ["loader=debug"], "ray": RAY}.items():
-        config = preflight.compose(
+        config = compose.compose(
             *faces,
             *more,
             "transform=faces",

@@ -55,60 +55,6 @@ def test_what_resume_names(run, tmp_path):
     assert resumption.run_of(folder / "checkpoints") is None
 
 
-def test_overrides_of_the_run_come_first_unless_they_are_given_now(run):
-    before = ["optimizer.lr=0.1", "seed=3", "model.width=4", "resume=x", "run_dir=y", "task=fit"]
-    folder = run(*before)
-    resume = f"resume={folder}"
-    given = resumption.with_overrides_of_run([resume])
-    assert given == [*before[:3], resume]
-    assert resumption.with_overrides_of_run(["seed=4", resume]) == [
-        "optimizer.lr=0.1",
-        "model.width=4",
-        "seed=4",
-        resume,
-    ]
-    assert resumption.with_overrides_of_run(["model=mlp", resume])[:2] == before[:2]
-    inside = f"resume={folder / 'checkpoints' / 'step-2'}"
-    assert resumption.with_overrides_of_run(["resume=null", inside])[:3] == before[:3]
-    for other in (["seed=1"], ["resume=null"], ["resume=auto"], ["resume="], [resume, "resume=no"]):
-        assert resumption.with_overrides_of_run(other) == other
-
-
-@pytest.mark.parametrize("length", [79, 80])
-def test_a_word_of_a_strangers_manifest_is_shown_and_refused(length, run):
-    word = "strange=".ljust(length, "x")
-    folder = run(word)
-    shown = repr(word if length < 80 else f"{word}...")
-    with pytest.raises(ConfigError) as raised:
-        resumption.with_overrides_of_run([f"resume={folder}"])
-    said = str(raised.value)
-    assert f"{folder / 'manifest.json'} holds {shown}, which sets 'strange'" in said
-
-
-@pytest.mark.parametrize(
-    ("word", "reason"),
-    [
-        ("seed=1", None),
-        ("+model.x/y@trainer.z=1", None),
-        ("model=mlp", None),
-        ("model={_target_:/x}", None),
-        ("trainer.x=/abs", None),
-        ("", "is not an override"),
-        ("seed=\x07", "is not an override"),
-        ("x y=1", "is not an override"),
-        ("nothing=1", "sets 'nothing', which is not a key of a run"),
-        ("model@nothing=1", "sets 'nothing', which is not a key of a run"),
-        ("hydra.run.dir=x", "sets 'hydra', which is not a key of a run"),
-        ("model=../x", "chooses a file outside of the configuration"),
-        ("model=/x", "chooses a file outside of the configuration"),
-        ("model='/x'", "chooses a file outside of the configuration"),
-        ("model=${x}", "chooses a file outside of the configuration"),
-    ],
-)
-def test_which_words_of_a_manifest_are_used(word, reason):
-    assert resumption.why_not(word) == reason
-
-
 SAVED = {"a.b": "1", "a.c": "1", "ab": "1", "dataset": "x"}
 OWN = {"a.b": "2", "a.c": "2", "ab": "2", "dataset": "y"}
 

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import yaml
 
-from penstock.config import preflight
-from penstock.config.composition import Composer, with_run_dir
+from penstock.config import compose
 from tests import warm
 from tests.program import ROOT, run
 
@@ -269,8 +268,8 @@ def test_a_command_of_the_pages_is_a_configuration(line, monkeypatch):
     """Every key, option and value that a page names is accepted, as far as nothing is built."""
     monkeypatch.chdir(ROOT)
     words = shlex.split(line)
-    overrides = with_run_dir(word for word in words if word != "-m")
-    assert (preflight.run(Composer(), overrides, "-m" in words) is None) == ("-m" in words)
+    if "-m" not in words:  # a sweep's words need Hydra's grammar of sweeps
+        compose.compose(*words)
 
 
 def test_there_are_commands_on_the_pages():

@@ -21,7 +21,7 @@ from penstock.addons.predicting.new_data import NewData
 from penstock.addons.predicting.tables import ENDINGS, write
 from penstock.addons.predicting.trained import Trained, trained
 from penstock.build.data import Split
-from penstock.config.hydra_loader import overrides
+from penstock.config.hydra import overrides
 from penstock.config.schema import Config
 from penstock.distributed.gathered import together
 from penstock.distributed.group import Group, join

@@ -157,13 +157,13 @@ class Run:
     @cached_property
     def _data(self) -> DataParts:
         from penstock.build.data import DataParts
-        from penstock.config import preflight
+        from penstock.config import compose
         from penstock.distributed.world import World
 
         # A batch needs no tracker, whose package or server may not be there, and nothing is
         # written to the run's folder.
         without: dict[str, object] = {"tracker": {}, "resume": None, "run_dir": "outputs"}
-        return DataParts(preflight.stored({**self.config, **without}), World())
+        return DataParts(compose.accept({**self.config, **without}), World())
 
     @cached_property
     def _digests(self) -> Digests:

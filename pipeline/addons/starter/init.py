@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from penstock import program
-from penstock.config.composition import CONF
+from penstock.config.compose import CONF
 from penstock.config.targets import NEVER
 from penstock.errors import ConfigError, Problem
 from penstock.terminal import put
@@ -45,8 +45,7 @@ def run(words: Sequence[str]) -> int:
     folder = Path(words[0]).expanduser()
     name = package_name(folder.resolve().name)
     # The command as it works in another folder.
-    first, *others = program.words()
-    again = program.joined([first, *(str(Path(word).resolve()) for word in others)])
+    again = program.first().replace("run.py", str(Path("run.py").resolve()))
     try:
         if folder.is_dir() and any(folder.iterdir()):
             raise ConfigError(Problem("init", f"{folder} is not empty; name a folder that is new"))
