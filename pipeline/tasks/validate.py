@@ -23,7 +23,6 @@ from torch import nn
 
 from penstock.build.data import DataParts, Split
 from penstock.build.training import TrainingParts
-from penstock.config.hydra import overrides
 from penstock.config.schema import Config
 from penstock.distributed.group import Group, join
 from penstock.errors import ConfigError, PenstockError, Problem
@@ -35,10 +34,9 @@ from penstock.order.streams import StreamPlan
 from penstock.runs import checkpoint
 from penstock.runs.only_shown import only_shown
 from penstock.runs.resumption import run_of
-from penstock.tasks.folder_config import asked_of, may_be_typed
 from penstock.tasks.observers import Display
 from penstock.tasks.summary import print_table
-from penstock.terminal import one_line, put, say, watched
+from penstock.terminal import one_line, put, watched
 from penstock.training.objective_base import Objective
 from penstock.training.observer import Observer, Record
 from penstock.training.own_objective import OwnObjective
@@ -54,13 +52,9 @@ def run(config: Config) -> float:
     where = config.checkpoint or config.run
     if where is None:
         raise ConfigError(Problem("run", "is missing: the folder of a run, or checkpoint=FILE"))
-    path, folder, words = checkpoint.find(Path(where)), run_of(Path(where)), overrides()
-    if config.run is None and folder is not None and words and all(map(may_be_typed, words)):
-        config = config.model_copy(update={"run": str(folder)})
-        say(f"the configuration is that of {one_line(folder)}")
-    config, _ = asked_of(config)
     from penstock.addons.predicting.learned import parts_of_run
 
+    path = checkpoint.find(Path(where))
     parts = parts_of_run(config, path)
     wanted = config.distributed
     with join(parts.world, wanted.backend, wanted.timeout) as group:

@@ -4,37 +4,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
-import pytest
 
 from penstock.loading.wrapped import SomeRows
-from penstock.tasks.folder_config import may_be_typed
 from penstock.tasks.replay import describe_rows
-
-
-@pytest.mark.parametrize(
-    ("word", "may"),
-    [
-        ("task=validate", True),
-        ("run=x", True),
-        ("+split=val", True),
-        ("hydra.job.x=1", True),
-        ("tracker=none", True),
-        ("loader.num_workers=3", True),
-        ("trainer.max_epochs=3", True),
-        ("trainer.device=cuda", True),
-        ("batch.val_size=3", True),
-        ("objective.metrics.x={}", True),
-        ("~objective.metrics.nme", False),
-        ("optimizer.lr=1", False),
-        ("model.width=3", False),
-        ("batch.size=3", False),
-        ("dataset=x", False),
-        ("dataset.root=x", True),
-        ("seed=1", False),
-    ],
-)
-def test_overrides_that_may_stand_beside_a_folder(word, may):
-    assert may_be_typed(word) == may
 
 
 class Rows:

@@ -40,7 +40,7 @@ from penstock.runs import left_out
 from penstock.runs.left_out import normal
 from penstock.runs.quarantine import known_rows
 from penstock.runs.record import LEDGER, RunRecord, skipped_in
-from penstock.tasks.folder_config import asked_of
+from penstock.runs.resumption import run_of
 from penstock.tasks.summary import put_rows
 from penstock.terminal import one_line, put, say
 
@@ -64,8 +64,9 @@ def run(config: Config) -> None:
         raise ConfigError(
             Problem("sample", "give this or address, one of the two: sample=17, or address=3,1200")
         )
-    asked, record = asked_of(config)
-    question = _Question(DataParts(asked, World()).split(asked.split), record)
+    folder = config.run and (run_of(Path(config.run)) or Path(config.run))
+    record = RunRecord.read(folder, "run") if folder else None
+    question = _Question(DataParts(config, World()).split(config.split), record)
     if config.address is not None:
         question.put_batch(Address(*config.address))
     elif config.sample is not None:

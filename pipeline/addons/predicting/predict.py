@@ -44,7 +44,7 @@ def run(config: Config) -> None:
     if ROOT not in map(key_of, overrides()):
         raise ConfigError(Problem(ROOT, "is missing: a folder or file to predict for"))
     root = str(config.dataset["root"])
-    ready = trained(config, beside=(ROOT,), elsewhere=True)
+    ready = trained(config, elsewhere=True)
     wanted = ready.parts.config.distributed
     with join(ready.parts.world, wanted.backend, wanted.timeout) as group, ExitStack() as stack:
         journal = Journal(out, ready.path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,7 +13,6 @@ from penstock.config.schema import Config
 from penstock.distributed.world import World
 from penstock.errors import ConfigError, Problem
 from penstock.runs import checkpoint
-from penstock.tasks.folder_config import asked_of
 from penstock.tasks.validate import load_weights
 from penstock.training.objective_base import Objective
 
@@ -29,13 +27,12 @@ class Trained(NamedTuple):
     learned: Learned | None = None
 
 
-def trained(config: Config, beside: Sequence[str] = (), elsewhere: bool = False) -> Trained:
+def trained(config: Config, elsewhere: bool = False) -> Trained:
     """The model of `config.run` on the device, with its best weights or those of `checkpoint`.
 
     The folder may come from anybody: its configuration is checked as any other.
 
     Args:
-        beside: keys that may be typed beside the run's own configuration.
         elsewhere: without the training data, by what the run's folder says of it.
 
     Raises:
@@ -45,7 +42,7 @@ def trained(config: Config, beside: Sequence[str] = (), elsewhere: bool = False)
         raise ConfigError(Problem("run", "is missing: the folder of a run"))
     path = checkpoint.find(Path(config.checkpoint or config.run))
     learned = Learned.read(path) if elsewhere else None
-    return loaded(asked_of(config, beside)[0], path, learned=learned)
+    return loaded(config, path, learned=learned)
 
 
 def loaded(
