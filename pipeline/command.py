@@ -224,9 +224,12 @@ def _main(args: argparse.Namespace) -> None:
     if args.cfg == "job":
         _show(made[0], args)
         return
-    # Hydra adds to a node, which ours replaces; so no key of it need be there already.
+    # Hydra adds to a node, which ours replaces, or which the folder of a run gives; so no key of it
+    # need be there already.
     for place, one in enumerate(map(compose.parse, words) if config is not None else ()):
-        added = "++" * (isinstance(one.value(), dict) and one.type is OverrideType.CHANGE)
+        inside = "." in one.key_or_group and not one.is_hydra_override()
+        inside |= isinstance(one.value(), dict)
+        added = "++" * (inside and one.type is OverrideType.CHANGE)
         words[place] = f"{added}{one.input_line}"
     if config is not None:
         section = made[0].hydra

@@ -12,7 +12,6 @@ YAML for each of its names.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 
 VALUE = "{value}"  # stands for what was given
 
@@ -314,8 +313,12 @@ def advice(key: str, value: str = "...") -> str:
     Returns:
         "; here that is batch.size=8", or nothing for a name that nobody knows.
     """
-    if sentence := instead(key, value):
-        return f"; it {sentence}"
+    for name, sentence in GONE.items():
+        # A section that is gone, or a key below one, or one that begins so.
+        inside = value[:1] in ("", "{") and name.startswith(f"{key}.")
+        begins = key.startswith((f"{name}.", name.removesuffix("*") if name[-1] == "*" else "\0"))
+        if inside or begins or name in (key, f"{key}={value}"):
+            return f"; it is no longer there: {sentence}"
     option, plain = re.sub("[-_]", "", value.lower()), value.lower().strip("'\"")
     way = VALUES.get(key, {}).get(plain) or CHOICES.get(key, {}).get(option)
     if key == "model" and option.startswith(_TORCHVISION):
@@ -326,52 +329,3 @@ def advice(key: str, value: str = "...") -> str:
         way = by_value.get(plain) or " or ".join(by_value.values())
         way = "" if re.match(rf"\+?{re.escape(key)}=", way) else way
     return f"; here that is {way.replace(VALUE, value[:40])}" if way else ""
-
-
-def key(typed: str, value: str = "...") -> str | None:
-    """The way to write a key that does not exist here; None for an unknown name.
-
-    Args:
-        given: the whole key, e.g. "loader.batch_size".
-        value: as it was written.
-    """
-    name = typed.rpartition(".")[2].lower().replace("-", "_")
-    known = KEYS.get(name)
-    if known is None:
-        return None
-    if isinstance(known, Mapping):
-        ways = known.get(value.lower().strip("'\""))
-        return ways or " or ".join(known.values())
-    written = known.replace(VALUE, value if len(value) <= 40 else "...")
-    return None if written.partition("=")[0].lstrip("+") == typed else written
-
-
-def choice(group: str, typed: str) -> str | None:
-    """The way to write an option that a group doesn't have; None for an unknown name."""
-    name = typed.lower().replace("-", "").replace("_", "")
-    if group == "model" and name.startswith(_TORCHVISION):
-        return f"model=torchvision model.name={typed}"
-    return CHOICES.get(group, {}).get(name)
-
-
-def value(key: str, typed: str) -> str | None:
-    """The value of a key that means `given`, which the key does not take; None if unknown."""
-    return VALUES.get(key, {}).get(typed.lower())
-
-
-def hint(way: str | None) -> str:
-    """The words for a message; nothing without a way."""
-    return f"; here that is {way}" if way else ""
-
-
-def instead(key: str, value: object = "") -> str | None:
-    """The sentence for a key, its value, or a flag that is gone; None for any other name."""
-    for name, sentence in GONE.items():
-        for word in (key, f"{key}={value}"):
-            # A section that is gone, or a key below one.
-            inside = str(value)[:1] in ("", "{") and name.startswith(f"{key}.")
-            below = key.startswith(f"{name}.")
-            begins = name.endswith("*") and word.startswith(name[:-1])
-            if inside or below or begins or word == name:
-                return f"is no longer there: {sentence}"
-    return None

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.config import targets
-from penstock.config.familiar import instead
+from penstock.config.familiar import advice
 from penstock.config.messages import not_allowed, show
 from penstock.config.schema import Config
 from penstock.config.targets import walk
@@ -173,7 +173,7 @@ def check(part: Part) -> tuple[Any, list[Problem]]:
         for name in given:
             where, text = f"{key}.{name}", targets.wrong_argument(target, name, node[name])
             if text:
-                problems.append(Problem(where, instead(where) or text))
+                problems.append(Problem(where, advice(where, "").lstrip("; ") or text))
         if node.get("_partial_") or not known.keys() >= set(given):
             continue
         positional = len(node["_args_"]) if isinstance(node.get("_args_"), list) else 0
@@ -192,7 +192,9 @@ def _moved(node: Mapping[str, Any], key: str, known: Sequence[str]) -> dict[str,
     for name, value in node.items():
         # The build supplies a text or an object; a mapping is of the section that a key has now.
         section = name in SUPPLIED and isinstance(value, Mapping) and "_target_" not in value
-        if (name not in known or section) and (sentence := instead(f"{key}.{name}")):
+        if (name not in known or section) and (
+            sentence := advice(f"{key}.{name}", "").lstrip("; ")
+        ):
             moved[name] = Problem(f"{key}.{name}", sentence)
     return moved
 

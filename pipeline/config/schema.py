@@ -1,7 +1,7 @@
 """The typed schema of all of Penstock's keys in a configuration; docs/keys.md lists them.
 
 The comments in conf/ say what a key does; here are its type, its bounds, and what changes with it,
-which `config/identity.py` compares runs by. `config/parsing.py` makes a `Config` of plain values.
+which `config/identity.py` compares runs by. `config/compose.py` makes a `Config` of plain values.
 pydantic's import costs 0.1 s, once.
 """
 
