@@ -218,6 +218,7 @@ def parse(word: str, loader: Any = None) -> Override:
         if not re.fullmatch(r"[+]{0,2}\w[\w./@-]*", key, re.ASCII) or value[:1] in [*"[{'\"", ""]:
             way = "write key and value as one word, without spaces, and text in quotes"
             reason = f"cannot be parsed as key=value: {str(error).splitlines()[0]}; {way}"
+            reason += familiar.advice(f"--help {word}")
             raise ConfigError(Problem(word, reason)) from error
         text = program.override(key, str(Path(value).expanduser()) if value[:2] == "~/" else value)
         one = parser.parse_overrides([text])[0]
