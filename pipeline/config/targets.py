@@ -173,8 +173,8 @@ def resolve(name: Any, key: str) -> Any:
     except (ImportError, AttributeError) as error:
         there = sys.modules.get(module) or sys.modules.get(module.rpartition(".")[0])
         known = [*dir(there), *(one.name for one in iter_modules(getattr(there, "__path__", [])))]
-        rest = name.removeprefix(f"{getattr(there, '__name__', '')}.").split(".")[0]
-        raise ConfigError(Problem(key, f"{name}: {error}{nearest(rest, known)}")) from error
+        wrong = attribute if module in sys.modules else module.rpartition(".")[2]
+        raise ConfigError(Problem(key, f"{name}: {error}{nearest(wrong, known)}")) from error
     home, own = str(getattr(found, "__module__", "")), is_trusted(name)
     kinds = [
         kind
@@ -220,10 +220,12 @@ def arguments(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
         classes = [get_type_hints(function).get("return", object)]  # of which it makes one
     for base in classes:
         if known and known[-1].kind is known[-1].VAR_KEYWORD and "__init__" in vars(base):
-            handed = [*inspect.signature(vars(base)["__init__"]).parameters.values()][1:]
-            # None of them is required, as the class may give it.
-            named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-            known[-1:] = [one.replace(default=...) if one.kind in named else one for one in handed]
+            known[-1:] = [  # none of them is required, as the class may give it
+                one
+                if one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+                else one.replace(default=...)
+                for one in [*inspect.signature(vars(base)["__init__"]).parameters.values()][1:]
+            ]
     return {one.name: one for one in known if one.kind is not one.VAR_POSITIONAL}
 
 
@@ -289,14 +291,17 @@ def make(node: Any, key: str, supply: Mapping[str, Any] | None = None, nested: b
         raise
     except Exception as error:
         refused = isinstance(error, (TypeError, ValueError))
-        own = is_trusted(home) or (home.startswith("penstock.") and not refused)
-        inside = error.__traceback__.tb_next is not None  # type: ignore[union-attr]
-        if (own and inside) or isinstance(error, (ImportError, MemoryError)):
+        inside = getattr(error.__traceback__, "tb_next", None) is not None
+        own = inside and (is_trusted(home) or (home.startswith("penstock.") and not refused))
+        if own or isinstance(error, (ImportError, MemoryError)):
             error.add_note(f"while building {key} ({node['_target_']})")
             raise  # of somebody's own code, the traceback says more
-        what = "refuses its arguments" if refused else f"fails: {type(error).__name__}"
-        text = f"{key}: {node['_target_']} {what}: {error}"
-        raise (ConfigError(text) if refused else DataError(text)) from error
+        problem = Problem(
+            key,
+            f"{node['_target_']} "
+            f"{'refuses its arguments' if refused else f'fails: {type(error).__name__}'}: {error}",
+        )
+        raise (ConfigError(problem) if refused else DataError(str(problem))) from error
 
 
 def walk(node: Any, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -308,32 +313,17 @@ def walk(node: Any, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
         yield from walk(value, f"{key}[{name}]" if is_list else f"{key}.{name}".removeprefix("."))
 
 
-def check(values: Mapping[str, Any]) -> list[Problem]:
-    """The problems of all nodes: what may not be called, and arguments that are not taken or wrong.
-
-    Values are checked for parts of ours alone. Imports what the nodes name.
-    """
-    problems = []
-    for key, node in walk(values, ""):
-        try:
-            function = resolve(node["_target_"], f"{key}._target_")
-        except ConfigError as error:
-            problems += error.problems
-            continue
-        problems += [
-            Problem(f"{key}.{name}", text)
-            for name in node
-            if name not in SPECIAL and (text := wrong_argument(function, name, node[name]))
-        ]
-    return problems
-
-
 def wrong_argument(function: Any, name: str, value: Any) -> str:
-    """What is wrong with one argument of a node, or nothing."""
+    """What is wrong with one argument of a node, or nothing.
+
+    Values are checked for parts of ours alone; the constructors of others complain themselves.
+    """
     known, home = arguments(function), function.__module__
     if name not in known:
-        text = f"unknown argument of {getattr(function, '__name__', 'it')} {name!r}"
-        text += f"{nearest(name, known)}; allowed: {', '.join(known)}"
+        text = (
+            f"unknown argument of {getattr(function, '__name__', 'it')} {name!r}"
+            f"{nearest(name, known)}; allowed: {', '.join(known)}"
+        )
         return "" if any(one.kind is one.VAR_KEYWORD for one in known.values()) else text
     if not home.startswith("penstock.") or value is known[name].default or any(walk(value, "")):
         return ""
@@ -343,10 +333,9 @@ def wrong_argument(function: Any, name: str, value: Any) -> str:
         adapter = TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True))
         adapter.validate_json(json.dumps(value), strict=True)
     except ValidationError as error:
-        wrong = {one["type"]: one["msg"] for one in error.errors()}
+        wrong = {one["type"]: one["msg"].replace("Input should be ", "") for one in error.errors()}
         if "needs_python_object" not in wrong:  # which a text may stand for, such as a dtype
-            said = " or ".join(wrong.values()).replace("Input should be ", "")
-            return f"got {show(value)}, expected {said}"
+            return f"got {show(value)}, expected {' or '.join(wrong.values())}"
     except Exception:  # an annotation for type checkers only
         return ""
     return ""
