@@ -12,24 +12,24 @@ import os
 import re
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
-from io import StringIO
+from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing import parent_process
 from typing import Any, TypeVar
 
 Item = TypeVar("Item")
-Show = Callable[..., None]
 
-# C0 but tab and newline, DEL, C1, and bytes of file names that are not UTF-8.
-_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
-_kind = "auto"  # trainer.progress
+_options = {"progress": "auto"}
 
 
 def printable(text: object) -> str:
     """`text` with every character shown that would make a terminal do something."""
-    return _CONTROLS.sub(lambda match: f"\\x{ord(match[0]) & 0xFF:02x}", str(text))
+    # C0 but tab and newline, DEL, C1, and bytes of file names that are not UTF-8.
+    return re.sub(
+        "[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]",
+        lambda match: f"\\x{ord(match[0]) & 0xFF:02x}",
+        str(text),
+    )
 
 
 def one_line(text: object) -> str:
@@ -45,9 +45,8 @@ def say(*words: object) -> None:
 
 def put(*words: object) -> None:
     """Print a result to stdout."""
-    encoding = sys.stdout.encoding or "utf-8"
-    text = printable(" ".join(map(str, words))).encode(encoding, "backslashreplace")
-    print(text.decode(encoding))
+    text, encoding = " ".join(map(str, words)), sys.stdout.encoding or "utf-8"
+    print(printable(text).encode(encoding, "backslashreplace").decode(encoding))
 
 
 class Handler(logging.Handler):
@@ -67,12 +66,11 @@ def progress_shown(kind: str) -> Iterator[None]:
 
     "auto" is bars where stderr is a terminal, and lines elsewhere.
     """
-    global _kind
-    before, _kind = _kind, kind
+    before, _options["progress"] = _options["progress"], kind
     try:
         yield
     finally:
-        _kind = before
+        _options["progress"] = before
 
 
 @contextmanager
@@ -91,8 +89,8 @@ def progress(
     """
     # A notebook keeps every drawing of a `!command` as a line of its own.
     is_screen = sys.stderr.isatty() and "JPY_PARENT_PID" not in os.environ
-    every, due = (0.1, 1.0) if _kind == "rich" or (_kind == "auto" and is_screen) else (30.0, 30.0)
-    due += time.monotonic() if _kind != "none" and parent_process() is None else float("inf")
+    every, due = (0.1, 1.0) if _options["progress"] in ("rich", is_screen and "auto") else (30, 30)
+    due += float("inf") if _options["progress"] == "none" or parent_process() else time.monotonic()
     bar: Any = None
 
     def show(done: float, note: str = "") -> None:
@@ -121,13 +119,10 @@ def progress(
                 redirect_stdout=sys.stdout.isatty(),
             )
             bar.add_task(one_line(what), total=total, completed=done, place=place, note=note)
-            bar.start()
+            stack.enter_context(bar)
 
-    try:
+    with ExitStack() as stack:
         yield show
-    finally:
-        if bar is not None:
-            bar.stop()
 
 
 def watched(items: Iterable[Item], total: float | None, what: str) -> Iterator[Item]:
@@ -136,36 +131,3 @@ def watched(items: Iterable[Item], total: float | None, what: str) -> Iterator[I
         for done, item in enumerate(items):
             show(done)
             yield item
-
-
-def fitted(text: str, **_: object) -> str:
-    """Goes with its callers."""
-    return text
-
-
-@contextmanager
-def harmless_libraries() -> Iterator[None]:
-    """Let warnings and logs of other libraries, which name files, come through this module too."""
-    kept, last = warnings.formatwarning, logging.lastResort
-
-    def formatted(*arguments: Any, **named: Any) -> str:
-        return printable(kept(*arguments, **named))
-
-    warnings.formatwarning = formatted
-    logging.lastResort = Handler(logging.WARNING)
-    try:
-        yield
-    finally:
-        warnings.formatwarning, logging.lastResort = kept, last
-
-
-@contextmanager
-def held_back() -> Iterator[None]:
-    """Hold back what others print, and print it at the end through this module."""
-    out, err = StringIO(), StringIO()
-    try:
-        with redirect_stdout(out), redirect_stderr(err):
-            yield
-    finally:
-        print(printable(err.getvalue()), end="", file=sys.stderr)
-        print(printable(out.getvalue()), end="")

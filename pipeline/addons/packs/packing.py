@@ -45,7 +45,7 @@ from penstock.order.plan import Plan
 from penstock.order.randomness import IntArray, scope, seed_global
 from penstock.order.samplers import Sequential
 from penstock.order.streams import is_stream
-from penstock.terminal import Show, progress
+from penstock.terminal import progress
 from penstock.transforms import native_images
 
 _log = logging.getLogger(__name__)
@@ -306,7 +306,12 @@ class _Plain:
         return done
 
 
-def _write(batches: Iterable[Batch], folder: Path, record: dict[str, object], show: Show) -> None:
+def _write(
+    batches: Iterable[Batch],
+    folder: Path,
+    record: dict[str, object],
+    show: Callable[..., None],
+) -> None:
     writer: PackWriter | None = None
     done = 0
     try:

@@ -24,7 +24,7 @@ from penstock.datasets.files import FileInfo
 from penstock.errors import DataError
 from penstock.files.limits import Limits
 from penstock.files.paths import join
-from penstock.terminal import Show, progress, watched
+from penstock.terminal import progress, watched
 
 if TYPE_CHECKING:
     from penstock.order.randomness import IntArray
@@ -175,7 +175,7 @@ class Catalog:
         infos = (self._found.get(join(address, name)) for name in names)
         return np.array([-1 if info is None else info.size or 0 for info in infos], np.int64)
 
-    def _listed(self, address: str, show: Show) -> Listing:
+    def _listed(self, address: str, show: Callable[..., None]) -> Listing:
         """The files below a folder: level by level, until there are enough folders to list at once.
 
         These are then listed side by side, each with all that is below it. One request comes before

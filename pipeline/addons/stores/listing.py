@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,6 @@ import numpy.typing as npt
 from penstock.datasets.files import FileInfo
 from penstock.errors import DataError
 from penstock.files.limits import Limits
-from penstock.terminal import Show
 
 if TYPE_CHECKING:
     from penstock.order.randomness import IntArray
@@ -132,7 +131,9 @@ class Crawl:
         show: tells a person the number of files so far.
     """
 
-    def __init__(self, address: str, limits: Limits, show: Show | None = None) -> None:
+    def __init__(
+        self, address: str, limits: Limits, show: Callable[..., None] | None = None
+    ) -> None:
         self._address = address
         self._limits = limits
         self._lock = threading.Lock()

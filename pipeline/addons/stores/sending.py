@@ -34,7 +34,7 @@ from penstock.errors import ConfigError, DataError, Problem, UnreachableError
 from penstock.files.data import size_of
 from penstock.files.disk import write_atomically
 from penstock.files.paths import join
-from penstock.terminal import Show, progress
+from penstock.terminal import progress
 
 T = TypeVar("T")
 
@@ -130,11 +130,11 @@ class Sending:
             self._retry(mark, lambda: self._store.remove(mark))
         self._notes.unlink(missing_ok=True)
 
-    def _said(self, show: Show, more: int) -> None:
+    def _said(self, show: Callable[..., None], more: int) -> None:
         self._done += more
         show(self._done)
 
-    def _whole(self, name: str, show: Show) -> None:
+    def _whole(self, name: str, show: Callable[..., None]) -> None:
         path, address = self._folder / name, join(self._address, name)
         state = _state(path)
         if self._sent.whole.get(name) != state:
@@ -143,7 +143,7 @@ class Sending:
                 sent.whole[name] = state
         self._said(show, state[0])
 
-    def _in_parts(self, name: str, show: Show) -> None:
+    def _in_parts(self, name: str, show: Callable[..., None]) -> None:
         known, state = self._sent.uploads.get(name), _state(self._folder / name)
         if known is not None and known.state == state:
             try:
@@ -160,7 +160,7 @@ class Sending:
             sent.uploads[name] = known
         self._send_parts(name, known, show)
 
-    def _send_parts(self, name: str, known: _Upload, show: Show) -> None:
+    def _send_parts(self, name: str, known: _Upload, show: Callable[..., None]) -> None:
         size = known.state[0]
         if known.is_whole:
             self._said(show, size)
