@@ -38,8 +38,9 @@ _OF_FILES = re.compile(  # `runtime` and `overrides` are Hydra's record of a sta
 )
 # Text of a file that no plugin runs. Further text is what plugins bring themselves.
 _HARMLESS = re.compile(
-    r"(partition|account|qos|gres|constraint|comment|name|dir|subdir)=[\w.,:@+/=-]*"
-    r"|(format|datefmt|style|level|formatter|stream|\d+)=.*|filename=/\.log",
+    r"(launcher\.(partition|account|qos|gres|constraint|comment)|job\.name|sweep\.(sub)?dir)="
+    r"[\w.,:@+/=-]*|\w+_logging\.((format|datefmt|style|level|formatter|stream|\d+)=.*"
+    r"|filename=/\.log)",
     re.ASCII,
 )
 # Hydra's schema types these as text or a number, so that they are never nodes with a `_target_`.
@@ -100,7 +101,7 @@ def _reason(key: str, value: Any, own: bool) -> str | None:
         targets.resolve(text, key)
     elif re.match(r"(ext|cfg)://(?!sys\.std(out|err)$)", text):
         return f"{text} is not followed; there are ext://sys.stdout and ext://sys.stderr"
-    elif not (own or part == "callbacks" or _HARMLESS.fullmatch(f"{name}={plain}")):
+    elif not (own or part == "callbacks" or _HARMLESS.fullmatch(f"{part}.{name}={plain}")):
         return f"is {text!r} by a file, and may be run; type it on the command line"
     return None
 
