@@ -99,9 +99,10 @@ class Fit:
         self.data, self.train_loader, self.val_loader = parts.data, train, val
         self.objective: Objective = parts.objective()
         self.options = make_options(config, self.objective)
-        shared = config.distributed
         self.parallel = Parallel(
-            shared.strategy, shared.find_unused_parameters, shared.sync_batchnorm
+            config.distributed.strategy,
+            config.distributed.find_unused_parameters,
+            config.distributed.sync_batchnorm,
         )
         # A run that is resumed has weights, and needs no file that it began with.
         auto = config.resume == "auto" and not checkpoint.has_checkpoint(Path(config.run_dir))
@@ -128,14 +129,14 @@ class Fit:
         """What the manifest of a new run has beside its configuration."""
         splits, mode = self.data.splits, self.config.data.fingerprint
         data = {split.name: split.identity.data(mode) for split in splits}
-        marks = {split.name: split.identity.known_by for split in splits if split.identity.known_by}
+        known = {split.name: split.identity.known_by for split in splits}
         left_out = {split.name: split.left_out for split in splits if split.left_out}
         return {
             "seed": self.config.seed,
             "device": self.train_loader.world.device,
             "monitor": self.options.monitor if self.data.validates else None,
             "mode": self.options.mode,
-            "data": {"fingerprint": mode, **data, "identity": marks, "left_out": left_out},
+            "data": {"fingerprint": mode, **data, "identity": known, "left_out": left_out},
             "code": code_of(self.config),
         }
 
@@ -143,8 +144,9 @@ class Fit:
         """All epochs from the address on that this session begins with."""
         group, opened, val = self.group, self.opened, self.val_loader
         # An objective of a person's own need not take a constant for a model.
-        ours = type(self.objective).__module__.startswith("penstock.")
-        if val is not None and (self.config.trainer.baseline or ours):
+        if val is not None and (
+            self.config.trainer.baseline or type(self.objective).__module__.startswith("penstock.")
+        ):
             try_one_batch(self.data.val, self.model, self.objective, val, self.options)
         with (
             Preemption(say if group.is_first else None, tell=group.tell) as preemption,
@@ -291,12 +293,10 @@ class Fit:
     def _how_to_see(self, error: NonFiniteLossError) -> str:
         """A loss that is not finite, with the commands that show its batch and go on without it."""
         again = command_line("task=replay", f"epoch={error.epoch}", f"step={error.step}")
-        text = f"{error}. To see that batch:\n  {again}"
-        if self.opened.checkpoints and self.opened.checkpoints.saved():  # all of before it
-            after = Skipped.of([[error.epoch, error.step], [error.epoch, error.step + 1]])
-            skipped = self.train_loader.plan.skipped | after
-            text += f"\n{how_to_skip(self.folder.path, skipped)}"
-        return text
+        here = Skipped.of([[error.epoch, error.step], [error.epoch, error.step + 1]])
+        skip = how_to_skip(self.folder.path, self.train_loader.plan.skipped | here)
+        saved = self.opened.checkpoints and self.opened.checkpoints.saved()  # all of before it
+        return f"{error}. To see that batch:\n  {again}" + (f"\n{skip}" if saved else "")
 
 
 def spare_cores(world: World) -> None:
@@ -307,8 +307,9 @@ def spare_cores(world: World) -> None:
     not depend on the workers, because sums in another number of threads round differently.
     """
     if world.device == "cpu":
-        share = usable_cpus() // 2 // world.local_size
-        torch.set_num_threads(max(1, min(torch.get_num_threads(), share)))
+        torch.set_num_threads(
+            max(1, min(torch.get_num_threads(), usable_cpus() // 2 // world.local_size))
+        )
 
 
 def make_options(config: Config, objective: Objective) -> TrainOptions:

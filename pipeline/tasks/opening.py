@@ -78,9 +78,8 @@ def find(config: Config, group: Group, own: Mapping[str, str]) -> Opened:
     # A launcher on any machine that has started its ranks again wants them to go on.
     opened = Opened(fingerprint=own, restarted=any(group.gather(restarts() > 0)))
     if group.is_first:
-        again = Source(Path(config.run_dir), required=False)
-        source = resumption.source(config)
-        source = again if source is None and opened.restarted else source
+        again = Source(Path(config.run_dir), required=False) if opened.restarted else None
+        source = resumption.source(config) or again
         if source is not None:
             opened.newest = _newest(source)
             if source.folder is not None and has_manifest(source.folder):
@@ -92,9 +91,8 @@ def find(config: Config, group: Group, own: Mapping[str, str]) -> Opened:
     saved, scheduler = opened.state["fingerprint"], config.scheduler
     if problems := resumption.differences(saved, own, opened.start, config.resume_despite):
         raise ConfigError(problems)
-    moves = opened.updates
-    if scheduler and config.schedule.interval == "epoch":
-        moves = len(opened.state["progress"]["result"]["history"])
+    epochs = len(opened.state["progress"]["result"]["history"])
+    moves = epochs if config.schedule.interval == "epoch" else opened.updates
     opened.fingerprint, opened.renewed = resumption.with_schedules(saved, own, moves, scheduler)
     return opened
 

@@ -41,9 +41,15 @@ def run(config: Config) -> None:
     folder = RunFolder.claim(Path(config.run_dir), config.plain())
     fields = {"position": torch.from_numpy(batch.positions), **batch}
     fields["index"] = torch.from_numpy(batch.indices)
-    tensors = {name: of for name, of in fields.items() if isinstance(of, torch.Tensor)}
     path = folder.path / "batch.safetensors"
-    save_file({name: plain(of).contiguous() for name, of in tensors.items()}, path)
+    save_file(
+        {
+            name: plain(value).contiguous()
+            for name, value in fields.items()
+            if isinstance(value, torch.Tensor)
+        },
+        path,
+    )
     put(path)
     with only_shown("the picture"):
         from penstock.addons.reports.samples import draw_batch

@@ -31,11 +31,9 @@ def summary(fit: Fit) -> str:
     counts = ["a stream" if length is None else f"{length:,}" for length in lengths]
     trained, validated = [*counts, "none"][:2]
     steps, size = train.plan.steps(0), train.plan.batch_size
-    batches = "" if steps is None else f"{steps:,} "
     sizes = [(weight.numel(), weight.requires_grad) for weight in fit.model.parameters()]
     every, learn = sum(size for size, _ in sizes), sum(size for size, own in sizes if own)
     part = "" if every == learn else f", {learn:,} of them trained"
-    compiled = ", compiled" if config.trainer.compile else ""
     world, node = fit.group.world, config.optimizer
     ranks = "" if world.size == 1 else f", {config.distributed.strategy} over {world.size} ranks"
     optimizers = {"": node} if "_target_" in node else {f"{name}: ": node[name] for name in node}
@@ -47,10 +45,11 @@ def summary(fit: Fit) -> str:
         out += [f"{split.name}: {count:,} by {by}" for by, count in split.left_out.items()]
     rows = {
         "data": f"{type(unfiltered(data.train.dataset)).__name__}: {trained} samples to train on, "
-        f"{validated} to validate; {batches}batches of {size} an epoch",
+        f"{validated} to validate; {'' if steps is None else f'{steps:,} '}batches of {size} an "
+        "epoch",
         "left out": "; ".join(out),
         "model": f"{type(fit.model).__name__}: {every:,} parameters{part}, "
-        f"{config.trainer.precision}{compiled}, on {train.world.device}{ranks}",
+        f"{config.trainer.precision}, on {train.world.device}{ranks}",
         "optimizer": "; ".join(rates),
         "loader": f"{options.num_workers} workers ({train.executor})"
         if options.num_workers and options.backend != "main"

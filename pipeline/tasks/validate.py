@@ -1,8 +1,8 @@
 """`task=validate run=<run folder>`: loss and metrics of saved weights on a split.
 
 Prints a table to stdout, with the best constant prediction, and writes nothing. The configuration
-is that of the folder, and the weights are its best ones, or those of `checkpoint`. A checkpoint
-alone is in its run's folder, or it needs the overrides of its run.
+is that of the folder, with what is typed on top; the weights are its best ones, or those of
+`checkpoint`. A checkpoint that is in no run's folder needs the overrides of its run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import torch
 from torch import nn
 
 from penstock.build.data import DataParts, Split
-from penstock.build.training import TrainingParts
 from penstock.config.schema import Config
 from penstock.distributed.group import Group, join
 from penstock.errors import ConfigError, PenstockError, Problem
@@ -52,40 +51,42 @@ def run(config: Config) -> float:
     where = config.checkpoint or config.run
     if where is None:
         raise ConfigError(Problem("run", "is missing: the folder of a run, or checkpoint=FILE"))
+    path, wanted = checkpoint.find(Path(where)), config.distributed
     from penstock.addons.predicting.learned import parts_of_run
 
-    path = checkpoint.find(Path(where))
     parts = parts_of_run(config, path)
-    wanted = config.distributed
-    with join(parts.world, wanted.backend, wanted.timeout) as group:
-        return _run(config, parts, group, path)
-
-
-def _run(config: Config, parts: TrainingParts, group: Group, path: Path) -> float:
-    model, objective = parts.model(), parts.objective()
+    model, objective, split = parts.model(), parts.objective(), parts.data.split(config.split)
     load_weights(model, path)
     model.to(parts.world.device)
     name, _ = monitored(config, objective)
-    precision = config.trainer.precision
-    with (
-        parts.data.split(config.split).loader() as loader,
-        closing(
-            Display(loader, 0, config.trainer.progress if group.is_first else "none")
-        ) as display,
-    ):
-        watching = [display]
-        measured = validate(model, objective, loader, precision, group, observers=watching)
-        columns = {str(config.split): measured}
-        if config.trainer.baseline:
-            split = parts.data.split(config.split)
-            columns |= baselines(parts.data, split, objective, name, loader, group, watching)
-    if group.is_first:
-        print_table(columns)
-        put(f"checkpoint   {path}")
-    value = next(iter(columns.values())).get(name)
-    if value is None:
+    with join(parts.world, wanted.backend, wanted.timeout) as group, split.loader() as loader:
+        columns = measured(config, parts.data, model, objective, split, loader, group)
+        if group.is_first:
+            print_table(columns)
+            put(f"checkpoint   {path}")
+    if name not in columns[split.name]:
         raise PenstockError(f"trainer.monitor is {name!r}, which validation does not give")
-    return value
+    return columns[split.name][name]
+
+
+def measured(
+    config: Config,
+    data: DataParts,
+    model: nn.Module,
+    objective: Objective,
+    split: Split,
+    loader: Loader,
+    group: Group,
+) -> dict[str, Record]:
+    """Loss and metrics of a model over `loader`, of `split`, and of what they compare with."""
+    precision, shows = config.trainer.precision, config.trainer.progress
+    with closing(Display(loader, 0, shows if group.is_first else "none")) as display:
+        of_model = validate(model, objective, loader, precision, group, observers=[display])
+        columns = {split.name: of_model}
+        if config.trainer.baseline:
+            name, _ = monitored(config, objective)
+            columns |= baselines(data, split, objective, name, loader, group, [display])
+    return columns
 
 
 def load_weights(model: nn.Module, path: Path) -> None:

@@ -197,12 +197,6 @@ def test_questions_without_an_answer(words, message, tmp_path, monkeypatch, caps
     assert message in done.err
 
 
-def test_a_run_brings_its_configuration(trained, capsys):
-    done = run(capsys, "task=where", "sample=3", f"run={trained}", "seed=3")
-    assert done.code == 2
-    assert "and seed=3 would make another one of it; leave out one of the two" in done.err
-
-
 def test_long_answers_are_cut(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(where, "MOST_ROWS", 3)

@@ -159,7 +159,7 @@ def test_what_cannot_be_predicted(trained, place, capsys):
         (["dataset.root=nowhere", "out=a.csv"], "is missing"),
         (["out=a.csv"], "dataset.root: is missing"),
         (["dataset.root=new", "out=/proc/a.csv"], "'/proc/a.csv' cannot be written"),
-        (["dataset.root=new", "out=a.csv", "model.width=9"], "would make another one of it"),
+        (["dataset.root=new", "out=a.csv", "model.width=9"], "does not fit the model of this"),
     ):
         assert message in program.run(capsys, *words, *more).err
     (place / "b.csv.part").write_text('{"weights": "others", "data": ""}\n')

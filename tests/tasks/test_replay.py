@@ -47,7 +47,7 @@ def test_a_batch_is_made_again_by_its_address(kind, message, capsys):
 
 
 def test_a_batch_becomes_files(capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr(replay.seams, "draw_batch", lambda *words: "picture.png")
+    monkeypatch.setattr("penstock.addons.reports.samples.draw_batch", lambda *words: "picture.png")
     config, split = asked("step=1")
     replay.run(config)
     batch = recompute(split, config)

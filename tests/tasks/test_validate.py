@@ -84,8 +84,8 @@ def test_a_folder_gives_the_configuration(faces, capsys, tmp_path):
     more = run(capsys, "task=validate", "run=run", "trainer.limit_batches.val=null")
     assert f"nme {row[1]}" not in more.out, "what validation sees may be typed"
     done = run(capsys, "task=validate", "run=run", "model.width=5")
-    assert done.code == 2
-    assert "run: gives the configuration, that of run, and model.width=5 would make" in done.err
+    assert done.code == 1, "what is typed stands on top"
+    assert "does not fit the model of this configuration; give run=run. " in done.err
     assert run(capsys, "task=validate").code == 2
 
 

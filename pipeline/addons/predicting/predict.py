@@ -30,7 +30,8 @@ from penstock.errors import ConfigError, Problem
 from penstock.loading.bad_samples import path_of
 from penstock.loading.batch import Batch
 from penstock.loading.fetch import SampleError
-from penstock.runs.resumption import key_of
+from penstock.runs.record import RunRecord
+from penstock.runs.resumption import key_of, run_of
 from penstock.terminal import put, say, watched
 from penstock.training.train_step import autocast
 
@@ -44,7 +45,10 @@ def run(config: Config) -> None:
     if ROOT not in map(key_of, overrides()):
         raise ConfigError(Problem(ROOT, "is missing: a folder or file to predict for"))
     root = str(config.dataset["root"])
-    ready = trained(config, elsewhere=True)
+    folder = Path(str(config.run))
+    known: Any = RunRecord.read(run_of(folder) or folder, "run").config["dataset"]
+    dataset = {**config.dataset, "root": known.get("root")}  # that of the training
+    ready = trained(config.model_copy(update={"dataset": dataset}), elsewhere=True)
     wanted = ready.parts.config.distributed
     with join(ready.parts.world, wanted.backend, wanted.timeout) as group, ExitStack() as stack:
         journal = Journal(out, ready.path)

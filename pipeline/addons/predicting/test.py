@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import math
-from contextlib import closing
 from copy import copy
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -37,11 +36,9 @@ from penstock.order.streams import StreamOrder
 from penstock.runs.manifest import NAME, read_manifest
 from penstock.runs.record import RunRecord
 from penstock.runs.run_folder import finite
-from penstock.tasks.observers import Display
 from penstock.tasks.summary import print_table
-from penstock.tasks.validate import baselines, monitored
+from penstock.tasks.validate import measured, monitored
 from penstock.terminal import put, say
-from penstock.training.runner import validate
 
 _COMPARED = 16  # rows of a test with those of the other splits
 
@@ -62,27 +59,18 @@ def run(config: Config) -> float | None:
         return _shown({"test": known["metrics"]}, name, known.get("checkpoint"))
     if RunRecord.read(folder, "run").state == "running":
         raise ConfigError(Problem("run", f"{folder} is still training; test it when it has ended"))
+    split = data.split("test")
     with join(ready.parts.world, wanted.backend, wanted.timeout) as group:
-        shows = ready.parts.config.trainer.progress if group.is_first else "none"
-        check_declared(data.split("test"))
-        with (
-            data.split("test").loader() as loader,
-            closing(Display(loader, 0, shows)) as display,
-        ):
+        check_declared(split)
+        with split.loader() as loader:
             with group.all_or_none():
                 _check_other_rows(data, loader)
-            precision, watching = ready.parts.config.trainer.precision, [display]
-            measured = validate(
-                ready.model, ready.objective, loader, precision, group, observers=watching
-            )
-            columns: dict[str, Any] = {"test": measured}
-            if ready.parts.config.trainer.baseline:
-                split = data.split("test")
-                columns |= baselines(data, split, ready.objective, name, loader, group, watching)
+            parts = data, ready.model, ready.objective
+            columns = measured(ready.parts.config, *parts, split, loader, group)
         if not group.is_first:
-            return measured.get(name)
+            return columns["test"].get(name)
         at = datetime.now(UTC).isoformat(timespec="seconds")
-        kept = {"metrics": measured, "at": at, "checkpoint": str(ready.path), "best": best}
+        kept = {"metrics": columns["test"], "at": at, "checkpoint": str(ready.path), "best": best}
         manifest = finite({**read_manifest(folder, "run"), "test": kept})
         text = json.dumps(manifest, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
         write_atomically(folder / NAME, text.encode(errors="backslashreplace"))

@@ -30,8 +30,6 @@ class Trained(NamedTuple):
 def trained(config: Config, elsewhere: bool = False) -> Trained:
     """The model of `config.run` on the device, with its best weights or those of `checkpoint`.
 
-    The folder may come from anybody: its configuration is checked as any other.
-
     Args:
         elsewhere: without the training data, by what the run's folder says of it.
 

@@ -1,4 +1,4 @@
-"""Overrides beside a folder that gives the configuration, and rows and weights that tasks name."""
+"""Rows of a batch, as task=replay prints them."""
 
 from types import SimpleNamespace
 
