@@ -36,7 +36,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
 from penstock import program, seams
-from penstock.config import familiar, messages, targets
+from penstock.config import familiar, messages
 from penstock.config import hydra as hydra_section
 from penstock.config.schema import TASK_KEYS, Config
 from penstock.distributed import preemption
@@ -230,18 +230,18 @@ def parse(word: str, loader: Any = None) -> Override:
 
 def open_loader(folder: str | None, path: str | None, name: str, more: Sequence[str]) -> _Loader:
     """A loader that looks for groups in folders and in trusted packages alone."""
-    search_path, places = create_config_search_path(path or str(CONF)), [path, *more]
+    named = [("--config-path", path), ("--config-dir", folder)]
+    places = [(key, [place]) for key, place in named if place] + [("hydra.searchpath", more)]
+    _refuse(Problem(*one) for key, each in places for one in hydra_section.search_path(each, key))
+    search_path = create_config_search_path(path or str(CONF))
     if folder:
         if "://" not in folder and not Path(folder).is_dir():
             raise ConfigError(Problem("--config-dir", f"there is no folder {folder}"))
         search_path.prepend("command-line", folder, "schema")
     if path or name != "config":  # a file of somebody else's, perhaps, with a search path
         primary = _Loader(search_path).repository.load_config(name)
-        places += (primary and OmegaConf.select(primary.config, "hydra.searchpath")) or ()
-    way = "is imported to look for groups; if it is yours: --trust"
-    for name in (str(one)[6:].replace("/", ".") for one in places if str(one)[:6] == "pkg://"):
-        if not targets.is_trusted(name):
-            raise ConfigError(Problem("hydra.searchpath", f"{name} {way} {name.split('.')[0]}"))
+        entries: Any = primary and OmegaConf.select(primary.config, "hydra.searchpath")
+        _refuse(Problem(*one) for one in hydra_section.search_path(list(entries or ())))
     for place in more:
         search_path.prepend("hydra.searchpath", place, "schema")
     return _Loader(search_path)
