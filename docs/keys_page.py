@@ -15,7 +15,7 @@ from typing import NamedTuple
 import yaml
 
 from penstock import terminal
-from penstock.config import compose, nodes, targets
+from penstock.config import targets
 from penstock.config.compose import CONF
 
 PACKAGE = "# @package "
@@ -94,7 +94,6 @@ def package_of(text: str, group: str) -> str:
 
 def page() -> str:
     """docs/keys.md."""
-    supplied = {part.key: part.supplied for part in nodes.parts(compose.compose())}
     parts = [_HEAD, "## Of a run\n", _table(_own(CONF / "config.yaml", ""))]
     for folder in sorted(path for path in CONF.iterdir() if path.is_dir() and path.name != "hydra"):
         group = folder.name
@@ -102,7 +101,7 @@ def page() -> str:
         options = ", ".join(path.stem for path in files)
         parts += [f"## {group}\n", f"{_OPEN}<summary>{options}</summary>\n"]
         for path in files:
-            rows = [*_own(path, group), *_not_in_yaml(path, group, supplied.get(group, ()))]
+            rows = [*_own(path, group), *_not_in_yaml(path, group, targets.SUPPLIED.get(group, ()))]
             parts += [f"### {group}={path.stem}\n", _description(path), _table(rows)]
         parts.append("</details>\n")
     return "\n".join(part for part in parts if part)

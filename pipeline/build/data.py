@@ -16,9 +16,8 @@ from penstock.build.data_identity import DataIdentity
 from penstock.build.samples import collate_of, dataset_of, fields_of
 from penstock.build.sampling import packs_rows, plan_of
 from penstock.config import targets
-from penstock.config.nodes import FACTS, SAME_FACTS, datasets
 from penstock.config.schema import Config
-from penstock.config.targets import Lazy, make
+from penstock.config.targets import FACTS, SAME_FACTS, Lazy, make
 from penstock.distributed.world import World, from_environment
 from penstock.errors import ConfigError, Problem
 from penstock.loading.bad_samples import BadSamples, Budget, epoch_length
@@ -238,9 +237,8 @@ class Split:
             raise ConfigError(
                 Problem("data.validate", "is false, so there are no rows to validate")
             )
-        nodes = dict(datasets(self.config))
-        key = f"data.{self.name}_dataset"
-        return (key, nodes[key]) if key in nodes else ("dataset", nodes["dataset"])
+        key, nodes = f"data.{self.name}_dataset", targets.parts(self.config)
+        return (key, nodes[key]) if nodes.get(key) else ("dataset", nodes["dataset"])
 
     def supply(self, lazy: bool) -> dict[str, Any]:
         """Arguments for datasets that take them; `train` is what torchvision's call the split."""

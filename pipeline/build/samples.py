@@ -13,7 +13,6 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from penstock.config import targets
-from penstock.config.nodes import collate_of as node_of
 from penstock.config.schema import Config
 from penstock.config.targets import make
 from penstock.errors import ConfigError, Problem
@@ -75,8 +74,15 @@ def collate_of(config: Config, fields: Fields) -> Any:
     gives them, and without automatic batching (`batch.size=null`) with the sample itself.
     """
     node = config.collate
-    made = make(node_of(node), "collate")
     target = targets.resolve(node["_target_"], "collate._target_")
+    if not isinstance(target, type):  # a function that lacks an argument is what collates
+        needs = {
+            one.name
+            for one in targets.arguments(target).values()
+            if one.default is one.empty and one.kind is not one.VAR_KEYWORD
+        }
+        node = {**node, "_partial_": True} if needs - {*node} and not node.get("_args_") else node
+    made = make(node, "collate")
     if (getattr(target, "__module__", None) or "").startswith("penstock."):
         return made
     names = config.data.batch_fields or fields.given

@@ -36,7 +36,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
 from penstock import program, seams
-from penstock.config import familiar, messages
+from penstock.config import familiar, messages, targets
 from penstock.config import hydra as hydra_section
 from penstock.config.schema import TASK_KEYS, Config
 from penstock.distributed import preemption
@@ -114,9 +114,9 @@ def accept(
     _refuse([*problems, *map(note, (one for one in found if f" {one.key}." not in keys))])
     begin(config)
     if not seams.only_reads(config.task):
-        from penstock.config import nodes, rules  # which import torch
+        from penstock.config import rules  # which imports torch
 
-        _refuse(note(one) for part in nodes.parts(config) for one in nodes.check(part)[1])
+        _refuse(note(one) for one in targets.check(config))
         _refuse(rules.find(config))
     return config
 

@@ -8,11 +8,10 @@ of, when it is made: before a run's folder is claimed.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from penstock.config.messages import nearest
 from penstock.config.schema import Config
-from penstock.config.targets import arguments, resolve, walk
+from penstock.config.targets import arguments, called, walk
 from penstock.distributed import world
 from penstock.errors import Problem
 from penstock.order.samplers import Sequential
@@ -70,7 +69,7 @@ def _rows(config: Config) -> Iterator[Problem]:
     """Each row once: streams have orders of their own, and training is not validated on itself."""
     from torch.utils.data import DistributedSampler
 
-    dataset, sampler, data = _called(config.dataset), _called(config.sampler), config.data
+    dataset, sampler, data = called(config.dataset), called(config.sampler), config.data
     orders = isinstance(sampler, type) and issubclass(sampler, StreamOrder)
     if is_stream(dataset) and not orders and sampler is not Sequential:
         yield Problem(
@@ -90,7 +89,7 @@ def _rows(config: Config) -> Iterator[Problem]:
             "DistributedSampler would share the data out a second time: every global batch is "
             "formed first, and then dealt out to the ranks; set sampler=random",
         )
-    takes = [arguments(_called(node)) for _, node in walk(config.dataset, "dataset")]
+    takes = [arguments(called(node)) for _, node in walk(config.dataset, "dataset")]
     differ = data.divides or any(
         name in ("split", "train") or one.kind is one.VAR_KEYWORD
         for known in takes
@@ -110,7 +109,7 @@ def _pixels(config: Config) -> Iterator[Problem]:
     """Pixels are normalised once, views differ, and validation is of samples as they are."""
     for split in ("train", "val"):
         steps = {
-            f"transform.{section}.{name}": _called(node)
+            f"transform.{section}.{name}": called(node)
             for section in (split, f"{split}_batch")
             for name, node in getattr(config.transform, section).items()
         }
@@ -166,7 +165,7 @@ def _validation(config: Config) -> Iterator[Problem]:
     if not trains or trainer.monitor is None or "_target_" in measured:
         return
     known = ["loss", *(metric for metric, node in measured.items() if node is not None)]
-    name, objective = trainer.monitor.removeprefix("val/"), _called(config.objective)
+    name, objective = trainer.monitor.removeprefix("val/"), called(config.objective)
     metric = name.split("/")[0]
     # What an objective of a person's own measures shows on the first batch.
     if metric not in known and not (hasattr(objective, "loss") or hasattr(objective, "step")):
@@ -174,14 +173,10 @@ def _validation(config: Config) -> Iterator[Problem]:
             "trainer.monitor",
             f"the objective measures no {name!r}{nearest(name, known)}; it has {', '.join(known)}",
         )
-    more = getattr(_called(measured.get(metric)), "higher_is_better", None)
+    more = getattr(called(measured.get(metric)), "higher_is_better", None)
     better = "min" if metric == "loss" else more if more is None else "max" if more else "min"
     if better not in (None, trainer.mode):
         yield Problem(
             "trainer.mode",
             f"{trainer.mode} would keep the worst of {name}; set trainer.mode={better}",
         )
-
-
-def _called(node: Any) -> Any:
-    return resolve(node["_target_"], "_target_") if node else None

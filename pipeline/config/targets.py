@@ -28,12 +28,44 @@ from typing import Any, NamedTuple, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from penstock.config.messages import nearest, show
+from penstock.config.familiar import advice
+from penstock.config.messages import nearest, not_allowed, show
 from penstock.errors import ConfigError, DataError, PenstockError, Problem
 
 VARIABLE = "PENSTOCK_TRUST"
 # Keys of a node that are no arguments of its callable.
 SPECIAL = frozenset({"_target_", "_args_", "_partial_", "_convert_", "_recursive_"})
+_NOT_HERE = "is not for configurations: parts always get plain values, built inside out"
+_FORMS = {"_args_": (list, "a list"), "_partial_": (bool, "true | false"), "_target_": (object, "")}
+# Importing torchmetrics takes 1.3 s: tasks that measure nothing check only names below it.
+_SLOW, _OF_BATCHES = ("torchmetrics.", "penstock.training.metrics."), ("digest", "replay")
+# Facts of a dataset for a model, an objective and its metrics; and torch's names for them.
+SAME_FACTS = {
+    "in_features": "num_features",
+    "out_features": "num_outputs",
+    "num_labels": "num_classes",
+}
+FACTS = ("num_classes", "num_features", "num_landmarks", "num_outputs", "classes", *SAME_FACTS)
+# What the build gives the nodes of a section, by name, where they take it.
+SUPPLIED: dict[str, tuple[str, ...]] = {
+    "dataset": ("split", "train", "lazy", "limits", "files"),
+    "data": ("split", "train", "lazy", "limits", "files"),
+    "transform": FACTS,
+    "sampler": (
+        *("length", "seed", "metadata", "batch_size", "tail", "dataset", "data_source"),
+        *("long_tail", "mixing"),
+    ),
+    "collate": (),
+    "model": FACTS,
+    "objective": FACTS,
+    "optimizer": ("params", "model", "total_steps"),
+    "scheduler": ("optimizer", "total_steps", "T_max", "total_iters"),
+    "tracker": ("folder", "run"),
+}
+_INSIDE = {  # sections that hold nodes among other keys
+    "data": ("val_dataset", "test_dataset", "filter", "val_filter"),
+    "transform": ("train", "val", "train_batch", "val_batch"),
+}
 # They read pickles, load native code or run what they are told to: nobody trusts them as a whole.
 NEVER = sys.stdlib_module_names | {
     *("cloudpickle", "datasets", "dill", "hydra", "hydra_plugins", "joblib", "numpy", "omegaconf"),
@@ -193,6 +225,11 @@ def resolve(name: Any, key: str) -> Any:
     )
 
 
+def called(node: Any) -> Any:
+    """What a node calls, which was checked; None where there is no node."""
+    return resolve(node["_target_"], "_target_") if node and "_target_" in node else None
+
+
 def _under(name: str, prefixes: Iterable[str]) -> bool:
     return any(name == prefix or name.startswith(prefix + ".") for prefix in prefixes)
 
@@ -311,6 +348,73 @@ def walk(node: Any, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     is_list = isinstance(node, (list, tuple))
     for name, value in enumerate(node) if is_list else getattr(node, "items", tuple)():
         yield from walk(value, f"{key}[{name}]" if is_list else f"{key}.{name}".removeprefix("."))
+
+
+def parts(config: Any) -> dict[str, Any]:
+    """What stands in each section that holds nodes, by full key; None where nothing does."""
+    result = {key: getattr(config, key) for key in SUPPLIED if key not in _INSIDE}
+    for key, names in _INSIDE.items():
+        result |= {f"{key}.{name}": getattr(getattr(config, key), name) for name in names}
+    return result
+
+
+def by_name(value: Any, key: str) -> dict[str, Any]:
+    """Nodes by key, of a section that is a node, or has several in a list or by name."""
+    if isinstance(value, list):
+        return {f"{key}[{number}]": item for number, item in enumerate(value)}
+    several = isinstance(value, Mapping) and "_target_" not in value
+    return {f"{key}.{name}": item for name, item in value.items()} if several else {key: value}
+
+
+def check(config: Any) -> Iterator[Problem]:
+    """What is wrong with the nodes of a configuration, as far as names and arguments tell."""
+    for part, value in parts(config).items():
+        section = part.split(".")[0]
+        several = section in ("transform", "optimizer", "tracker") or isinstance(value, list)
+        for key, node in (by_name(value, part) if several else {part: value}).items():
+            if isinstance(node, Mapping) and "_target_" not in node:
+                only = ", ".join(map(str, node)) or "nothing"
+                yield Problem(key, f"has no _target_, only {only}; it names what is called")
+                gone = {f"{key}.{name}": advice(f"{key}.{name}", "")[2:] for name in node}
+                yield from (Problem(*item) for item in gone.items() if item[1])
+            elif not isinstance(node, (Mapping, str if section == "data" else dict, type(None))):
+                yield Problem(key, not_allowed(node, "a mapping with _target_"))
+        for key, node in walk(value, part):
+            try:
+                check_name(node["_target_"], f"{key}._target_")
+                if config.task in _OF_BATCHES and node["_target_"].startswith(_SLOW):
+                    continue
+                function = resolve(node["_target_"], f"{key}._target_")
+            except ConfigError as error:
+                yield from error.problems
+                continue
+            wrong = {name: _wrong(function, f"{key}.{name}", node[name]) for name in node}
+            yield from (Problem(f"{key}.{name}", text) for name, text in wrong.items() if text)
+            # A function that collates or filters gets the rest when it is called.
+            later = section in ("collate", "data") and not isinstance(function, type)
+            if later or node.get("_partial_") or any(wrong[name] for name in wrong.keys() & _FORMS):
+                continue
+            known = [*arguments(function).values()][len(node.get("_args_", ())) :]
+            yield from (
+                Problem(f"{key}.{one.name}", f"is missing; {function.__name__} needs it")
+                for one in known
+                if one.default is one.empty and one.kind is not one.VAR_KEYWORD
+                if one.name not in {*node, *SUPPLIED[section]}
+            )
+
+
+def _wrong(function: Any, key: str, value: Any) -> str:
+    """What is wrong with one key of a node, or nothing; keys that are gone say where they are."""
+    name = key.rpartition(".")[2]
+    if name in SPECIAL:
+        kind, form = _FORMS.get(name, ((), ""))
+        reason = not_allowed(value, form) if form else _NOT_HERE
+        return "" if isinstance(value, kind) else reason
+    # The build supplies a text or an object; a mapping is of the section that a key has now.
+    moved = name in SUPPLIED["dataset"] and isinstance(value, Mapping) and "_target_" not in value
+    text = wrong_argument(function, name, value)
+    gone = advice(key, "")[2:] if text or moved or name not in arguments(function) else ""
+    return gone or text
 
 
 def wrong_argument(function: Any, name: str, value: Any) -> str:

@@ -20,9 +20,8 @@ from torch import Tensor, nn
 
 from penstock.addons.finetuning import fitting
 from penstock.config.messages import nearest
-from penstock.config.nodes import called
 from penstock.config.schema import Config
-from penstock.config.targets import arguments
+from penstock.config.targets import arguments, called
 from penstock.errors import ConfigError, Problem
 from penstock.terminal import say
 from penstock.training.observer import Observer, Record

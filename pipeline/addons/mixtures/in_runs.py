@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.addons.mixtures.order import MixtureOrder
 from penstock.addons.mixtures.weights import Mixing
-from penstock.config.nodes import called
-from penstock.config.targets import Lazy, arguments, make
+from penstock.config.targets import Lazy, arguments, called, make
 from penstock.errors import ConfigError, Problem
 from penstock.order.columns import ChosenRows, LengthTable
 from penstock.order.plan import Plan

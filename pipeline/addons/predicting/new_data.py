@@ -22,8 +22,7 @@ import numpy as np
 
 from penstock.addons.predicting.learned import Learned
 from penstock.build.data import DataParts, Split
-from penstock.config.nodes import called
-from penstock.config.targets import arguments
+from penstock.config.targets import arguments, called
 from penstock.datasets.arrays import Arrays
 from penstock.datasets.image_folder import EXTENSIONS
 from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, Sample

@@ -19,9 +19,8 @@ from typing import Any
 
 from penstock.addons.predicting.trained import trained
 from penstock.build.data import DataParts, Split
-from penstock.config.nodes import called
 from penstock.config.schema import Config
-from penstock.config.targets import arguments, walk
+from penstock.config.targets import arguments, called, walk
 from penstock.distributed.group import join
 from penstock.errors import ConfigError, PenstockError, Problem
 from penstock.files.disk import write_atomically

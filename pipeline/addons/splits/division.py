@@ -16,9 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.addons.filters.kept import KeptRows, Selection, kept_rows
-from penstock.config.nodes import called
 from penstock.config.schema import Config
-from penstock.config.targets import arguments
+from penstock.config.targets import arguments, called
 from penstock.errors import ConfigError, Problem
 from penstock.loading.dataset_facts import table_of
 from penstock.loading.wrapped import unfiltered

@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any
 from hydra.core.hydra_config import HydraConfig
 
 from penstock.addons.trackers.tracker import Points, TrackedRun, Tracker, measured, points
-from penstock.config.nodes import by_name
 from penstock.config.own_command import is_job
-from penstock.config.targets import make
+from penstock.config.targets import by_name, make
 from penstock.errors import ConfigError
 from penstock.runs.only_shown import only_shown, reason
 from penstock.runs.run_folder import Status

@@ -24,8 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.config.nodes import SUPPLIED
-from penstock.config.targets import arguments, resolve, walk
+from penstock.config.targets import SUPPLIED, arguments, resolve, walk
 from penstock.loading.known_by import PLACE, tells
 from penstock.loading.wrapped import SomeRows, unfiltered
 from penstock.runs.identity.sources import modules_of
@@ -90,7 +89,7 @@ def _defaults(target: object) -> dict[str, object]:
     return {
         name: one.default
         for name, one in arguments(target).items()
-        if isinstance(one.default, plain) and name not in SUPPLIED
+        if isinstance(one.default, plain) and name not in SUPPLIED["dataset"]
     }
 
 

@@ -18,7 +18,6 @@ from typing import Any
 
 import penstock
 from penstock.config import targets
-from penstock.config.nodes import parts
 from penstock.config.schema import Config
 
 OURS = "penstock"
@@ -34,15 +33,15 @@ Code = dict[str, dict[str, str]]
 def code_of(config: Config) -> Code:
     """Hash by module, by part; 16 hex digits, UNKNOWN where there is no source."""
     code: Code = {}
-    for part in parts(config):
-        if part.key.split(".")[0] in _PARTS:
+    for key, part in targets.parts(config).items():
+        if key.split(".")[0] in _PARTS:
             hashes = dict(
                 module
-                for _, node in targets.walk(part.node, part.key)
-                for module in _hashes(targets.resolve(node["_target_"], part.key))
+                for _, node in targets.walk(part, key)
+                for module in _hashes(targets.resolve(node["_target_"], key))
             )
             if hashes:
-                code[part.key] = dict(sorted(hashes.items()))
+                code[key] = dict(sorted(hashes.items()))
     return code
 
 
