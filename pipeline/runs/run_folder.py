@@ -27,6 +27,7 @@ from importlib import metadata
 from io import FileIO
 from itertools import chain, count
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
@@ -101,6 +102,7 @@ class RunFolder:
         self.manifest = manifest
         self._lock = lock
         self._before: dict[str, Any] = {}  # the manifest of a run that this resumes
+        self._config = b""  # its config.yaml
 
     @classmethod
     def claim(
@@ -125,8 +127,7 @@ class RunFolder:
         )
         known = provenance()
         run = cls(folder, {"status": "running", **known, **facts, "sessions": []}, held)
-        text = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
-        write_atomically(folder / "config.yaml", text.encode(errors="backslashreplace"))
+        run._write_config(config)
         run._begin_session(known, world)  # last, as from then on the folder can be resumed
         return run
 
@@ -137,6 +138,7 @@ class RunFolder:
         *,
         world: int = 1,
         longer: Sequence[str] = (),
+        trainer: Mapping[str, Any] = MappingProxyType({}),
         **facts: Any,
     ) -> RunFolder:
         """Resume in the folder of a run that has ended or was killed.
@@ -144,6 +146,8 @@ class RunFolder:
         Args:
             world: number of ranks.
             longer: overrides that replace those of the same keys.
+            trainer: the values of its keys that this session may change, for config.yaml, from
+                which the next session starts.
             facts: for the manifest's entry of this session.
 
         Raises:
@@ -159,6 +163,10 @@ class RunFolder:
             manifest = read_manifest(path)
             run = cls(path, {**manifest, "status": "running"}, held)
             run._before = manifest
+            if trainer:
+                run._config = (path / "config.yaml").read_bytes()
+                config = yaml.safe_load(run._config)
+                run._write_config({**config, "trainer": {**config["trainer"], **trainer}})
             run.manifest.pop("ended", None)
             run.manifest["sessions"] = list(manifest.get("sessions", []))
             keys = {_key(word) for word in longer}
@@ -169,6 +177,10 @@ class RunFolder:
             held.close()
             raise
         return run
+
+    def _write_config(self, config: Mapping[str, Any]) -> None:
+        text = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
+        write_atomically(self.path / "config.yaml", text.encode(errors="backslashreplace"))
 
     def _begin_session(self, known: Mapping[str, Any], world: int, **facts: Any) -> None:
         names = ("command", "started", "penstock", "git", "python", "packages")
@@ -240,6 +252,8 @@ class RunFolder:
         self.manifest["sessions"][-1] |= ended
         if unchanged:
             self.manifest = {**self._before, "sessions": self.manifest["sessions"]}
+            if self._config:
+                write_atomically(self.path / "config.yaml", self._config)
         else:
             self.manifest |= {**ended, **results}
         try:

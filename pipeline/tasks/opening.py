@@ -147,7 +147,8 @@ def _folder(config: Config, size: int, opened: Opened, facts: Mapping[str, Any])
         folder = RunFolder.reopen(
             opened.old,
             world=size,
-            longer=[word for word in words if word.partition("=")[0] in changing],
+            longer=[word for word in words if resumption.key_of(word) in changing],
+            trainer=config.trainer.model_dump(include={"max_epochs", "max_steps", "skip"}),
             overrides=words,
             code=facts["code"],
             **{"at": at, **begins},
