@@ -15,7 +15,6 @@ import errno
 import gc
 import logging
 import os
-import re
 import shlex
 import sys
 import tomllib
@@ -34,7 +33,7 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.types import OverrideType
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from penstock import late_imports, program, seams, terminal
 from penstock.config import announcement, compose, familiar, targets
@@ -205,11 +204,16 @@ def _main(args: argparse.Namespace) -> None:
     named = {word.partition("=")[0].lstrip("+") for word in args.words}
     if {"run_dir", "hydra.run.dir"} <= named:
         raise ConfigError(Problem("hydra.run.dir", "is another name for run_dir; leave one out"))
-    words = [re.sub(r"^\+*hydra\.run\.dir=", "run_dir=", word) for word in args.words]
+    words, typed = list(args.words), args.words
     places = {name: getattr(args, name) for name in ("config_path", "config_name", "config_dir")}
     made, config, sweep = list[DictConfig](), None, None
     try:
-        if args.help or args.hydra_help or args.cfg or args.info:
+        if (args.help or args.hydra_help or args.info) and not [
+            *words,
+            *filter(None, places.values()),
+        ]:
+            pass  # all of it is ours
+        elif args.help or args.hydra_help or args.cfg or args.info:
             loaded, problems, _ = compose.load(words, **places)
             if problems:
                 raise ConfigError(problems)
@@ -219,8 +223,11 @@ def _main(args: argparse.Namespace) -> None:
         elif not args.shell_completion:
             config = compose.compose(*words, **places, begin=_begin, look=made.append)
     except ConfigError as error:
+        if args.config_path and "Could not load" in str(error):
+            way = "hides our groups; --config-dir FOLDER --config-name NAME adds yours to them"
+            error = ConfigError([Problem("--config-path", way), *error.problems])
         error.told = world.launched_rank()[1] > 0  # the first rank of each machine reports it
-        raise
+        raise error from None
     if args.cfg == "job":
         _show(made[0], args)
         return
@@ -235,6 +242,8 @@ def _main(args: argparse.Namespace) -> None:
         section = made[0].hydra
         files = section.output_subdir or "filename" in str(section.job_logging)
         words.append(program.override("hydra.run.dir", config.run_dir if files else "."))
+        if section.verbose is True:  # Hydra says what it reads before it begins a job
+            logging.getLogger().addHandler(terminal.Handler())
     if sweep is not None:  # a pattern such as ${now:%H} may give each process another folder
         words.append(program.override("hydra.sweep.dir", sweep[0]))
     flags = [f"--{name.replace('_', '-')}" for name, value in vars(args).items() if value is True]
@@ -245,6 +254,10 @@ def _main(args: argparse.Namespace) -> None:
 
     @wraps(execute)  # of whose module Hydra takes the name of a job
     def single(composed: DictConfig) -> float | None:
+        section: Any = HydraConfig.get()
+        each = zip(typed, map(compose.parse, typed), strict=True)
+        with read_write(section):  # what is suggested for pasting has the words as typed
+            section.overrides.task = [word for word, one in each if not one.is_hydra_override()]
         return execute(composed, config)
 
     with seams.run_sweep(*sweep) if sweep is not None else nullcontext():
@@ -302,9 +315,10 @@ def execute(composed: DictConfig, config: Config | None = None) -> float | None:
         config: what our pass has made of the same words.
     """
     root, logger = logging.getLogger(), logging.getLogger("penstock")
-    if not logger.handlers and HydraConfig.get().job_logging.get("root") is None:
-        (root if root.level == logging.DEBUG else logger).addHandler(terminal.Handler())
-        logger.setLevel(min(root.level, logging.INFO))
+    if HydraConfig.get().job_logging.get("root") is None:
+        if not any(isinstance(one, terminal.Handler) for one in (*logger.handlers, *root.handlers)):
+            logger.addHandler(terminal.Handler())
+        logger.setLevel(min(root.level, logger.level or logging.INFO, logging.INFO))
     if HydraConfig.get().mode == RunMode.MULTIRUN:
         return seams.run_job(_composed, _run, report)
     try:
@@ -335,6 +349,10 @@ def _sources() -> dict[str, Any]:
 
 
 def _run(config: Config) -> float | None:
+    job = HydraConfig.get()
+    if job.output_subdir:  # Hydra has written its own composition there
+        file = Path(job.runtime.output_dir, job.output_subdir, "config.yaml")
+        OmegaConf.save(OmegaConf.create(config.plain()), file)
     with terminal.progress_shown("none" if world.launched_rank()[0] else config.trainer.progress):
         return _run_task(config)
 

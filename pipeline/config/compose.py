@@ -48,6 +48,7 @@ CONF = (Path(__file__).resolve().parent.parent / "conf").resolve()
 VERSION_BASE = "1.3"
 # What a command says for itself, also where a run's folder gives everything else.
 _OF_THE_COMMAND = {"task", "run_dir", "resume", "resume_despite", "hydra", *TASK_KEYS}
+_NO_FOLDERS = ".", "outputs/${now:%Y-%m-%d}/${now:%H-%M-%S}", "None"  # what we and Hydra bring
 _ERRORS = errors.HydraException, OmegaConfBaseException, yaml.YAMLError
 _LOCK = threading.RLock()  # ${hydra:...} reads a singleton of Hydra
 _COMPOSED: dict[Any, tuple[DictConfig, list[str]]] = {}  # the last ones
@@ -178,6 +179,10 @@ def load(
         for one in values:
             with _noting(problems, one.key_or_group):
                 _apply(one, config, loader)
+        folder = str(_raw(_raw(_raw(config)["hydra"]).get("run")).get("dir"))
+        if folder not in _NO_FOLDERS and "${run_dir}" not in folder and "run_dir" not in given:
+            with open_dict(config):  # Hydra's name for the folder of a run, also in a file
+                config.run_dir = folder
         problems += hydra_section.problems(_raw(config)["hydra"], overrides)
         return config, problems, files
     raise ConfigError(problems)

@@ -215,6 +215,15 @@ def test_hydras_folder_is_the_runs(word, faces, capsys):
     assert penstock.compose(word).run_dir == "here/it/is"
 
 
+def test_hydras_folder_in_a_file_is_the_runs(tmp_path):
+    (tmp_path / "experiment").mkdir()
+    text = "# @package _global_\nhydra: {run: {dir: 'filed/${hydra.job.name}'}}\n"
+    (tmp_path / "experiment/filed.yaml").write_text(text)
+    words = ["experiment=filed", "hydra.job.name=mine"]
+    assert penstock.compose(*words, config_dir=str(tmp_path)).run_dir == "filed/mine"
+    assert penstock.compose(*words, "run_dir=x", config_dir=str(tmp_path)).run_dir == "x"
+
+
 def test_both_names_at_once_are_refused(capsys):
     found = run(capsys, "hydra.run.dir=a", "run_dir=b")
     assert found.code == 2

@@ -331,7 +331,7 @@ def test_cores_are_left_to_those_that_make_batches(monkeypatch):
 
 
 def test_trust_and_folders_are_part_of_the_command_to_paste(monkeypatch):
-    monkeypatch.setenv("PENSTOCK_TRUST", "mine")
+    monkeypatch.setenv("PENSTOCK_COMMAND", "python run.py --trust mine")
     monkeypatch.setattr(own_command, "overrides", lambda: ["task=fit", "model.name=a b", "epoch=3"])
     assert own_command.command_line("task=replay") == (
         "python run.py --trust mine 'model.name=a b' task=replay"
