@@ -44,7 +44,9 @@ from penstock.distributed.preemption import Preempted, Preemption, Stop
 from penstock.errors import LOST, PREEMPTED, ConfigError, PenstockError, Problem
 from penstock.terminal import put, say
 
-OmegaConf.register_new_resolver("job_name", seams.job_name, replace=True)  # of hydra.sweep.subdir
+getattr(OmegaConf, compose.register)(
+    "job_name", seams.job_name, replace=True
+)  # of hydra.sweep.subdir
 INTERRUPTED, NOBODY_LISTENS = 130, 141  # as shells say of SIGINT and SIGPIPE
 # What gloo says when a process at the other end of a connection is gone.
 _LOST = ("onnection closed by peer", "onnection reset by peer", "roken pipe", "onnection refused")
@@ -332,7 +334,12 @@ def execute(composed: DictConfig, config: Config | None = None) -> float | None:
 def _composed(folder: Path | None = None) -> Config:
     """Our composition of this job's words."""
     import_trusted()
-    config = compose.compose(*overrides(), **_sources())
+    more: Any = OmegaConf.to_container(HydraConfig.get().overrides.hydra)
+    words = [
+        *overrides(),
+        *(word for word in more if word.lstrip("+").startswith("hydra.searchpath=")),
+    ]
+    config = compose.compose(*words, **_sources())
     return config.model_copy(update={"run_dir": str(folder)}) if folder else config
 
 

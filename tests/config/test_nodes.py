@@ -4,12 +4,15 @@ import importlib
 import inspect
 from pathlib import Path
 
+import hydra
 import pytest
 import torch
 import yaml
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
+# Hydra 1.4 asks each call which packages it may call.
+pytestmark = pytest.mark.filterwarnings("ignore:.*resolved _target_=")
 CONF = Path(__file__).parents[2] / "conf"
 FACTS = {"num_classes": 3, "num_features": 4, "num_outputs": 3, "num_landmarks": 5}
 FACTS |= {"in_features": 4, "out_features": 3, "num_labels": 3, "past": 8, "horizon": 2}
@@ -50,7 +53,8 @@ def test_every_key_of_a_node_is_an_argument(node):
 @pytest.fixture(scope="module")
 def of():
     """The configuration of some words, composed by plain Hydra."""
-    with initialize_config_dir(str(CONF), version_base=None):
+    version = {"version_base": None} if hydra.__version__.startswith("1.3.") else {}
+    with initialize_config_dir(str(CONF), **version):
         yield lambda *words: compose("config", list(words))
 
 
