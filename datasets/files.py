@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Protocol, TypeVar
 from penstock import seams
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.data import size_of
-from penstock.files.limits import DEFAULT, Limits
+from penstock.files.limits import DEFAULT, Count, Index, Limits
 from penstock.files.paths import is_remote, local_path
-from penstock.ranges import Count, Index
 from penstock.terminal import progress
 
 if TYPE_CHECKING:

@@ -23,9 +23,8 @@ from penstock.datasets.reading.labels import check_rows, class_names, read_label
 from penstock.datasets.reading.mapped_array import MappedArray, not_finite
 from penstock.datasets.reading.split import Split, check_split, split_rows
 from penstock.errors import DataError
-from penstock.files.limits import DEFAULT, Limits
+from penstock.files.limits import DEFAULT, Fraction, Limits, Seed
 from penstock.order.randomness import IntArray
-from penstock.ranges import Fraction, Seed
 
 if TYPE_CHECKING:
     import pandas as pd

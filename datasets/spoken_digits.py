@@ -24,8 +24,7 @@ from penstock.datasets.reading.folder import Folder, open_root, with_endings
 from penstock.datasets.reading.labels import check_classes
 from penstock.datasets.reading.split import Split, check_split
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.files.limits import DEFAULT, Limits
-from penstock.ranges import Index
+from penstock.files.limits import DEFAULT, Index, Limits
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -16,8 +16,8 @@ from penstock.datasets.reading.generated_folder import generated_data
 from penstock.datasets.reading.image import Reader
 from penstock.datasets.reading.split import Split
 from penstock.errors import ConfigError, Problem
+from penstock.files.limits import Count, Fraction, Seed
 from penstock.order.randomness import hash64
-from penstock.ranges import Count, Fraction, Seed
 from penstock.terminal import watched
 
 VERSION = 2  # raise it when the drawings change

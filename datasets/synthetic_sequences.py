@@ -17,8 +17,8 @@ from penstock.datasets.reading.generated_folder import generated_data
 from penstock.datasets.reading.split import Split
 from penstock.datasets.sequences import Sequences
 from penstock.errors import ConfigError, Problem
+from penstock.files.limits import Count, Fraction, Seed
 from penstock.order.randomness import hash64
-from penstock.ranges import Count, Fraction, Seed
 
 VERSION = 1  # raise it when the strokes change
 CLASSES = ("straight", "left", "right", "zigzag")

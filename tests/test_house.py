@@ -23,7 +23,6 @@ ROOT = Path(__file__).parent.parent
 # What a dataset of the core may know of the pipeline: packages, or single modules of one.
 KNOWN_TO_DATASETS = (
     "penstock.errors",
-    "penstock.ranges",
     "penstock.terminal",
     "penstock.seams",
     "penstock.files",

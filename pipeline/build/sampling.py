@@ -16,6 +16,7 @@ from penstock.loading.named_fields import Fields
 from penstock.order.columns import LengthTable
 from penstock.order.plan import Plan, not_empty
 from penstock.order.samplers import BatchStrategy, Order, Sequential
+from penstock.order.skipped import Skipped
 from penstock.order.streams import StreamOrder, StreamPlan, is_stream, length_of
 from penstock.terminal import say
 
@@ -31,7 +32,13 @@ def plan_of(split: Split) -> Plan | StreamPlan:
     """
     config, dataset = split.config, split.dataset
     tail = config.batch.tail if split.is_train else "keep"
-    short = config.trainer.short(split.name)
+    trainer, again = config.trainer, split.is_train and config.trainer.overfit_batches is not None
+    try:
+        skipped = Skipped.of(trainer.skip if split.is_train else None)
+    except ValueError as error:
+        raise ConfigError(Problem("trainer.skip", str(error))) from error
+    most = trainer.overfit_batches or getattr(trainer.limit_batches, split.name, None)
+    short = most, again, skipped
     if is_stream(dataset):
         stream = StreamOrder(config.seed)
         if split.is_train and _function(config.sampler) is StreamOrder:

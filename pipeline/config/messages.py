@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from penstock.config import familiar
 from penstock.errors import Problem
-from penstock.ranges import LARGEST
+from penstock.files.limits import LARGEST
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -16,10 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from penstock import seams
-from penstock.errors import ConfigError, Problem
-from penstock.files.limits import Limits
-from penstock.order.skipped import Skipped
-from penstock.ranges import Count, Index, Seed
+from penstock.files.limits import Count, Index, Limits, Seed
 
 
 class Changes(IntEnum):
@@ -312,17 +309,6 @@ class TrainerSection(Section):
     freeze: Annotated[FreezeSection, WEIGHTS] = FreezeSection()
     groups: Annotated[dict[str, Node | None] | None, WEIGHTS] = None
     recompute: Annotated[Patterns, NOTHING] = []
-
-    def short(self, split: str) -> tuple[int | None, bool, Skipped]:
-        """`most`, `again` and `skipped` of a split's plan."""
-        limit = getattr(self.limit_batches, split, None) if self.overfit_batches is None else None
-        most = limit or self.overfit_batches
-        skip = self.skip if split == "train" else None
-        try:
-            skipped = Skipped.of(skip)
-        except ValueError as error:
-            raise ConfigError(Problem("trainer.skip", str(error))) from error
-        return most, split == "train" and self.overfit_batches is not None, skipped
 
 
 class PackSection(Section):

@@ -2,11 +2,25 @@
 
 A few bytes can ask for any amount of memory: a header that claims 65,500 x 65,500 pixels, a label
 of 10^11. Readers compare with these limits before they allocate; more is a DataError.
+
+Here are also the ranges of numbers that a configuration gives, as annotations of sections and
+arguments. The largest whole numbers are those of an int64, in which rows and positions are counted.
 """
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from annotated_types import Ge, Gt, Le
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
+
+LARGEST = (1 << 63) - 1
+
+Count = Annotated[int, Ge(1), Le(LARGEST)]
+Index = Annotated[int, Ge(0), Le(LARGEST)]
+Seed = Annotated[int, Ge(0), Le((1 << 64) - 1)]  # keys are 64 bits: a larger seed would be another
+Fraction = Annotated[float, Ge(0), Le(1)]
+Positive = Annotated[float, Gt(0)]
 
 
 class Limits(BaseModel):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from penstock.errors import ConfigError, DataError, Problem
+from penstock.files.limits import Count
 from penstock.order.permutation import Permutation
 from penstock.order.randomness import IntArray, hash64
 from penstock.order.samplers import Order, Random, column_of
-from penstock.ranges import Count
 
 
 class Curriculum(Order):

@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import ConfigError, DataError, Problem
+from penstock.files.limits import Count, Fraction, Index
 from penstock.order.columns import column_of, weights_of
 from penstock.order.orders import BatchStrategy, Order, Tail
 from penstock.order.permutation import Permutation
 from penstock.order.randomness import IntArray, hash64, uniform
-from penstock.ranges import Count, Fraction, Index
 
 __all__ = [
     "BatchStrategy",

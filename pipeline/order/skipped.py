@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, count
 from typing import Any
 
+from penstock.files.limits import LARGEST
 from penstock.order.address import Address
-from penstock.ranges import LARGEST
 
 Range = tuple[Address, Address]
 

@@ -18,12 +18,12 @@ import numpy as np
 from torch.utils.data import IterableDataset
 
 from penstock.errors import ConfigError, DataError, Problem
+from penstock.files.limits import LARGEST, Count, Index, Seed
 from penstock.order.address import Addressed
 from penstock.order.permutation import Permutation
 from penstock.order.randomness import IntArray, hash64
 from penstock.order.samplers import Tail
 from penstock.order.skipped import Skipped
-from penstock.ranges import LARGEST, Count, Index, Seed
 
 
 def is_stream(dataset: object) -> bool:

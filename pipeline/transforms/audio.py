@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.ranges import Count, Fraction, Index, Positive
+from penstock.files.limits import Count, Fraction, Index, Positive
 from penstock.transforms.resampling import resample
 
 Sample = dict[str, Any]

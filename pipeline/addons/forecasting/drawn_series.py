@@ -16,8 +16,8 @@ from penstock.addons.forecasting.windows import Fill, Scale, Windows
 from penstock.datasets.reading.generated_folder import generated_data
 from penstock.datasets.reading.split import Split
 from penstock.errors import ConfigError, Problem
+from penstock.files.limits import Count, Fraction, Index, Seed
 from penstock.order.randomness import hash64
-from penstock.ranges import Count, Fraction, Index, Seed
 
 VERSION = 1  # raise it when the sales change
 FILE = "sales.csv"

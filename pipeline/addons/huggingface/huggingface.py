@@ -29,8 +29,7 @@ from penstock.datasets.reading.image import Reader
 from penstock.datasets.reading.split import Split
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.data import read_file
-from penstock.files.limits import Limits
-from penstock.ranges import Count, Fraction, Seed
+from penstock.files.limits import Count, Fraction, Limits, Seed
 
 if TYPE_CHECKING:
     from penstock.datasets.files import Files

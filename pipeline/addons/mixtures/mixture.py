@@ -19,12 +19,12 @@ from torch.utils.data import Dataset, IterableDataset
 from penstock.addons.splits.classes import united
 from penstock.datasets.reading.fingerprint import DataFile
 from penstock.errors import ConfigError, DataError, Problem
+from penstock.files.limits import Count
 from penstock.loading.collate import joined
 from penstock.loading.dataset_facts import classes_of
 from penstock.loading.whole_batches import reads_whole
 from penstock.order.columns import EndToEnd
 from penstock.order.randomness import hash64
-from penstock.ranges import Count
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -19,9 +19,9 @@ from torch.utils.data import IterableDataset
 from penstock.addons.mixtures.mixture import NamedSources, is_stream
 from penstock.addons.splits.classes import united
 from penstock.errors import ConfigError, Problem
+from penstock.files.limits import Seed
 from penstock.order.permutation import Permutation
 from penstock.order.randomness import hash64, uniform
-from penstock.ranges import Seed
 
 Record = tuple[str, object]
 

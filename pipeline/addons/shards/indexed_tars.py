@@ -37,10 +37,9 @@ from penstock.datasets.reading.labels import check_label
 from penstock.datasets.reading.positioned_file import PositionedFile, blocks_of_each
 from penstock.datasets.reading.split import Split, check_split
 from penstock.errors import DataError
-from penstock.files.limits import DEFAULT, Limits
+from penstock.files.limits import DEFAULT, Fraction, Limits, Seed
 from penstock.files.paths import is_remote
 from penstock.order.randomness import IntArray
-from penstock.ranges import Fraction, Seed
 from penstock.terminal import watched
 
 if TYPE_CHECKING:

@@ -40,10 +40,9 @@ from penstock.datasets.reading.labels import check_label
 from penstock.datasets.reading.positioned_file import PositionedFile
 from penstock.datasets.reading.split import Split, check_split
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.files.limits import Limits
+from penstock.files.limits import Fraction, Limits, Seed
 from penstock.files.paths import is_remote
 from penstock.order.randomness import IntArray
-from penstock.ranges import Fraction, Seed
 from penstock.terminal import watched
 
 # Shard, number in it, and where it lies: start and stop, or the bytes themselves.

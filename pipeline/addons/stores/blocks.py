@@ -14,10 +14,10 @@ from functools import lru_cache
 
 import numpy as np
 
+from penstock.files.limits import Count, Seed
 from penstock.order.orders import Order
 from penstock.order.permutation import Permutation
 from penstock.order.randomness import IntArray, hash64
-from penstock.ranges import Count, Seed
 
 
 class Blocks(Order):

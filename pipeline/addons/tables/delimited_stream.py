@@ -27,10 +27,9 @@ from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, S
 from penstock.datasets.reading.positioned_file import PositionedFile
 from penstock.datasets.reading.split import Split, check_split
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.files.limits import DEFAULT, Limits
+from penstock.files.limits import DEFAULT, Fraction, Limits, Seed
 from penstock.files.paths import is_remote
 from penstock.order.randomness import hash64, uniform
-from penstock.ranges import Fraction, Seed
 
 Record = tuple[int, int, bytes]  # number of the file, place of the record in its text, its bytes
 

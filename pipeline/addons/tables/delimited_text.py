@@ -36,9 +36,8 @@ from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, S
 from penstock.datasets.reading.generated_folder import NamedArrays
 from penstock.datasets.reading.split import Split, check_split
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.files.limits import DEFAULT, Limits
+from penstock.files.limits import DEFAULT, Fraction, Limits, Seed
 from penstock.order.randomness import IntArray
-from penstock.ranges import Fraction, Seed
 from penstock.terminal import watched
 
 if TYPE_CHECKING:

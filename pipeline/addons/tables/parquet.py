@@ -34,10 +34,9 @@ from penstock.datasets.reading.fingerprint import Sample
 from penstock.datasets.reading.image import Reader
 from penstock.datasets.reading.split import Split
 from penstock.errors import ConfigError, Problem
-from penstock.files.limits import Limits
+from penstock.files.limits import Count, Fraction, Limits, Seed
 from penstock.files.paths import is_remote
 from penstock.order.randomness import IntArray
-from penstock.ranges import Count, Fraction, Seed
 from penstock.terminal import watched
 
 if TYPE_CHECKING:

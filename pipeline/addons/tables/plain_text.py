@@ -26,9 +26,8 @@ from penstock.datasets.reading.generated_folder import CacheFolder, generated_da
 from penstock.datasets.reading.split import Split, check_split, split_rows
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.data import read_file
-from penstock.files.limits import DEFAULT, Limits
+from penstock.files.limits import DEFAULT, Count, Fraction, Limits, Seed
 from penstock.files.paths import is_remote, local_path
-from penstock.ranges import Count, Fraction, Seed
 from penstock.terminal import watched
 
 if TYPE_CHECKING:

@@ -27,8 +27,8 @@ from penstock.addons.tabular.table import Table
 from penstock.datasets.reading.generated_folder import generated_data
 from penstock.datasets.reading.split import Split
 from penstock.errors import ConfigError, Problem
+from penstock.files.limits import Count, Fraction, Seed
 from penstock.order.randomness import hash64
-from penstock.ranges import Count, Fraction, Seed
 
 VERSION = 1  # raise it when the rows change
 FILE = "customers.csv"

@@ -29,10 +29,10 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import ConfigError, DataError, Problem
+from penstock.files.limits import Count
 from penstock.order.permutation import Permutation
 from penstock.order.randomness import IntArray, hash64
 from penstock.order.samplers import BatchStrategy, Order, Random, Tail, column_of
-from penstock.ranges import Count
 
 Split = Literal["never", "tail"]
 

@@ -32,10 +32,9 @@ from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part
 from penstock.datasets.reading.folder import Folder, FolderFile, open_root
 from penstock.datasets.reading.split import Split, check_split
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.files.limits import DEFAULT, Limits
+from penstock.files.limits import DEFAULT, Count, Fraction, Limits, Seed
 from penstock.order.columns import ColumnView
 from penstock.order.randomness import IntArray
-from penstock.ranges import Count, Fraction, Seed
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -26,9 +26,8 @@ from penstock.datasets.reading.folder import LocalFolder, open_root, with_ending
 from penstock.datasets.reading.folder_dataset import FolderDataset
 from penstock.datasets.reading.split import Split
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.files.limits import DEFAULT, Limits
+from penstock.files.limits import DEFAULT, Count, Fraction, Limits, Seed
 from penstock.order.randomness import hash64, key_at_hand, uniform_at
-from penstock.ranges import Count, Fraction, Seed
 
 EXTENSIONS = (
     ".mp4",

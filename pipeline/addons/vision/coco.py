@@ -26,8 +26,7 @@ from penstock.datasets.reading.folder_dataset import FolderDataset
 from penstock.datasets.reading.image import Orientation, Reader, check_reader, read_image
 from penstock.datasets.reading.split import Split, check_split, split_rows
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.files.limits import DEFAULT, Limits
-from penstock.ranges import Fraction, Seed
+from penstock.files.limits import DEFAULT, Fraction, Limits, Seed
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -18,8 +18,8 @@ from torchvision import tv_tensors
 from penstock.datasets.reading.fingerprint import DataFile, FileDataset, Part, Sample
 from penstock.datasets.reading.split import Split, check_split, split_rows
 from penstock.errors import ConfigError, Problem
+from penstock.files.limits import Count, Fraction, Seed
 from penstock.order.randomness import hash64
-from penstock.ranges import Count, Fraction, Seed
 
 VERSION = 1  # raise it when the drawings change
 SHAPES = ("circle", "square", "triangle")

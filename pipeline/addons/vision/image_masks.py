@@ -37,8 +37,7 @@ from penstock.datasets.reading.image import (
 from penstock.datasets.reading.labels import check_classes
 from penstock.datasets.reading.split import Split, check_split, split_rows
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.files.limits import DEFAULT, Limits
-from penstock.ranges import Fraction, Seed
+from penstock.files.limits import DEFAULT, Fraction, Limits, Seed
 
 if TYPE_CHECKING:
     import pandas as pd

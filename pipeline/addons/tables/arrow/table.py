@@ -56,10 +56,9 @@ from penstock.datasets.reading.image import Reader, check_reader
 from penstock.datasets.reading.positioned_file import blocks_of_each
 from penstock.datasets.reading.split import Split, check_split
 from penstock.errors import ConfigError, DataError, Problem
-from penstock.files.limits import Limits
+from penstock.files.limits import Count, Fraction, Limits, Seed
 from penstock.files.paths import is_remote
 from penstock.order.randomness import IntArray
-from penstock.ranges import Count, Fraction, Seed
 from penstock.terminal import watched
 
 if TYPE_CHECKING:
