@@ -235,11 +235,16 @@ def _main(args: argparse.Namespace) -> None:
         return
     # Hydra adds to a node, which ours replaces, or which the folder of a run gives; so no key of it
     # need be there already.
+    there, of_run = list[str](), named & {"run", "resume", "checkpoint"}
     for place, one in enumerate(map(compose.parse, words) if config is not None else ()):
         inside = "." in one.key_or_group and not one.is_hydra_override()
         inside |= isinstance(one.value(), dict)
         added = "++" * (inside and one.type is OverrideType.CHANGE)
         words[place] = f"{added}{one.input_line}"
+        if inside and one.is_delete() and of_run:
+            value = "''" if one.value() is None else one.get_value_element_as_str()
+            there.append(f"++{one.key_or_group}={value}")  # Hydra deletes what is there alone
+    words[:0] = there
     if config is not None:
         section = made[0].hydra
         files = section.output_subdir or "filename" in str(section.job_logging)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from penstock import seams
 from penstock.files.limits import Count, Index, Limits, Seed
@@ -305,10 +305,20 @@ class TrainerSection(Section):
     limit_batches: LimitBatches = LimitBatches()
     overfit_batches: Annotated[Count | None, TRAINING] = None
     skip: Annotated[list[Any] | None, WEIGHTS] = None
+    fast_dev_run: Annotated[bool | Count, NOTHING] = False  # by the keys that it sets
     warm_start: Annotated[WarmStartSection, WEIGHTS] = WarmStartSection()
     freeze: Annotated[FreezeSection, WEIGHTS] = FreezeSection()
     groups: Annotated[dict[str, Node | None] | None, WEIGHTS] = None
     recompute: Annotated[Patterns, NOTHING] = []
+
+    @model_validator(mode="before")
+    @classmethod
+    def _trial(cls, values: Any) -> Any:
+        count = isinstance(values, dict) and values.get("fast_dev_run")
+        if not isinstance(count, int) or count < 1:
+            return values
+        no = {"overfit_batches": None, "skip": None, "checkpoint": None}
+        return {**values, **no, "max_epochs": 1, "limit_batches": {"train": +count, "val": +count}}
 
 
 class PackSection(Section):

@@ -356,6 +356,15 @@ def test_signs_before_keys():
     assert "already" in only("batch.size", "+batch.size=8")
 
 
+@pytest.mark.parametrize(("value", "count"), [("true", 1), ("3", 3)])
+def test_a_trial_run_has_a_few_batches_and_no_checkpoint(value, count):
+    words = [f"trainer.fast_dev_run={value}", "trainer.overfit_batches=2"]
+    trainer = penstock.compose(*words).trainer
+    assert (trainer.max_epochs, trainer.checkpoint, trainer.overfit_batches) == (1, None, None)
+    assert (trainer.limit_batches.train, trainer.limit_batches.val) == (count, count)
+    assert "-1" in only("trainer.fast_dev_run", "trainer.fast_dev_run=-1")
+
+
 ODD = [
     "runs/lr=0.1,wd=0",
     "runs/epoch=3-step=100.ckpt",
