@@ -15,7 +15,9 @@ import errno
 import gc
 import logging
 import os
+import re
 import shlex
+import string
 import sys
 import tomllib
 import traceback
@@ -30,6 +32,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import hydra
+import yaml
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.types import OverrideType
 from hydra.types import RunMode
@@ -199,6 +202,9 @@ def _main(args: argparse.Namespace) -> None:
     kinds = (args.run, args.multirun, args.cfg, args.info, args.shell_completion)
     if sum(map(bool, kinds)) > 1:
         raise ConfigError("give one of --run, -m, --cfg, --info and -sc; --cfg shows a single job")
+    if [name for name, at in vars(args).items() if at] == ["help"] and not targets.trusted():
+        put(_help())
+        return
     if args.multirun and world.is_launched():
         alone = f"run it with {program.text('-m')}, and not under torchrun or srun"
         raise ConfigError(f"a sweep starts the ranks of each of its jobs itself; {alone}")
@@ -210,12 +216,7 @@ def _main(args: argparse.Namespace) -> None:
     places = {name: getattr(args, name) for name in ("config_path", "config_name", "config_dir")}
     made, config, sweep = list[DictConfig](), None, None
     try:
-        if (args.help or args.hydra_help or args.info) and not [
-            *words,
-            *filter(None, places.values()),
-        ]:
-            pass  # all of it is ours
-        elif args.help or args.hydra_help or args.cfg or args.info:
+        if args.help or args.hydra_help or args.cfg or args.info:
             loaded, problems, _ = compose.load(words, **places)
             if problems:
                 raise ConfigError(problems)
@@ -223,7 +224,12 @@ def _main(args: argparse.Namespace) -> None:
         elif args.multirun:
             sweep = _sweep(words, places)
         elif not args.shell_completion:
-            config = compose.compose(*words, **places, begin=_begin, look=made.append)
+            config = compose.compose(
+                *words,
+                **places,
+                begin=lambda one: _announce(announcement.of_run(one)),
+                look=made.append,
+            )
     except ConfigError as error:
         if args.config_path and "Could not load" in str(error):
             way = "hides our groups; --config-dir FOLDER --config-name NAME adds yours to them"
@@ -272,6 +278,16 @@ def _main(args: argparse.Namespace) -> None:
             args.config_path or str(compose.CONF), args.config_name or "config", **_VERSION
         )
         begin(single if sweep is None else execute)()
+
+
+def _help() -> str:
+    """What Hydra's --help prints of our own options, without its half a second of composing."""
+    texts = yaml.safe_load((compose.CONF / "hydra/help/penstock.yaml").read_text("utf-8"))
+    groups = sorted(compose.CONF.iterdir())
+    names = {group: sorted(file.stem for file in group.glob("*.yaml")) for group in groups}
+    text = re.sub(r"\$\{hydra\.help\.(\w+)\}", lambda one: texts[one[1]], texts["template"])
+    lines = (f"{group.name}: {', '.join(each)}\n" for group, each in names.items() if each)
+    return string.Template(text).substitute(APP_CONFIG_GROUPS="".join(lines))
 
 
 def _sweep(words: Sequence[str], places: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
@@ -445,10 +461,6 @@ def _say(text: str) -> None:
     """Tell a person, once for all ranks."""
     if world.launched_rank()[0] == 0:
         say(text)
-
-
-def _begin(config: Config) -> None:
-    _announce(announcement.of_run(config))
 
 
 def _announce(text: str) -> None:

@@ -12,8 +12,7 @@ from tests import warm
 
 ROOT = Path(__file__).parents[2]
 DIGEST = ("task=digest", "steps=1", "dataset.count=20", "dataset.size=48", "batch.size=8")
-FIT = ("dataset.count=20", "dataset.size=48", "batch.size=8", "trainer.max_steps=1", "tracker=none")
-FIT = (*FIT, "trainer.pictures=false", "loader=debug", "run_dir=run")
+FIT = (*DIGEST[2:], "trainer.max_steps=1", "tracker=none", "loader=debug", "run_dir=run")
 SWEEP = (*FIT[:-1], "-m", "seed=1,2", "hydra.sweep.dir=swept")
 FILES = {
     "own/sampler/mine.yaml": "_target_: penstock.order.samplers.Random\n",
@@ -29,13 +28,12 @@ FILES = {
     "plain.py": (
         "from hydra import compose, initialize_config_module\n"
         "from hydra.utils import instantiate\n"
-        "with initialize_config_module('penstock.conf', version_base='1.3'):\n"
+        "with initialize_config_module('penstock.conf'):\n"
         "    cfg = compose('config', ['dataset.count=20', 'dataset.size=48'])\n"
         "    print(type(instantiate(cfg.dataset)).__name__, len(instantiate(cfg.dataset)))\n"
     ),
 }
-OWN = ("--config-dir", "own")
-MINE = ("--trust", "my_package")
+OWN, MINE = ("--config-dir", "own"), ("--trust", "my_package")
 # Words, and patterns of which each has to be found in what is printed.
 SHOWN = {
     "cfg job": (("--cfg", "job", "sampler=weighted"), r"^sampler:", r"^seed: 0$", r"(?!hydra:)^\w"),
@@ -44,7 +42,6 @@ SHOWN = {
     "package": (("--cfg", "job", "--package", "batch"), r"^# @package batch\nsize: 32"),
     "resolve": (("--cfg", "job", "--resolve", "run_dir=x_${seed}"), r"^run_dir: x_0$"),
     "defaults": (("--info", "defaults"), r"dataset/synthetic_faces"),
-    "help": (("--help",), r"^Usage|Usage: python run.py", r"sampler: .*weighted"),
     "hydra-help": (("--hydra-help",), r"--multirun", r"--info"),
     "completion": (("-sc", "install=bash"), r"complete|hydra_bash_completion"),
     "config-dir": ((*OWN, "--cfg", "job", "sampler=mine"), r"^sampler:\n  _target_: .*[Rr]andom"),
@@ -105,15 +102,18 @@ def test_the_folder_of_hydra_is_in_the_runs_and_holds_the_runs_configuration(hab
     done = habit(*FIT, "hydra.output_subdir=.hydra", "++dataset.seed=3")
     assert done.returncode == 0, done.stderr
     files = [tmp_path / "run" / name for name in ("config.yaml", ".hydra/config.yaml")]
-    ours, theirs = (yaml.safe_load(file.read_text()) for file in files)
-    assert theirs["dataset"] == ours["dataset"]
+    assert len({str(yaml.safe_load(file.read_text())["dataset"]) for file in files}) == 1
 
 
 @pytest.mark.parametrize("more", SWEPT, ids=str)
 def test_a_sweep_ends_with_a_table(habit, tmp_path, more):
     done = habit(*SWEEP, *more)
-    assert done.returncode == 0, done.stderr
-    assert len(list((tmp_path / "swept").glob("*/manifest.json"))) == 2, done.stderr
+    made = list((tmp_path / "swept").glob("*/manifest.json"))
+    assert (done.returncode, len(made)) == (0, 2), done.stderr
+
+
+def test_help_alone_is_what_hydra_prints(habit):
+    assert habit("--help").stdout == habit("--help", "seed=0").stdout != ""
 
 
 def test_a_program_of_ones_own_composes_our_groups(habit):
