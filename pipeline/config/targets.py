@@ -404,31 +404,23 @@ def check(config: Any) -> Iterator[Problem]:
 
 
 def _wrong(function: Any, key: str, value: Any) -> str:
-    """What is wrong with one key of a node, or nothing; keys that are gone say where they are."""
-    name = key.rpartition(".")[2]
-    if name in SPECIAL:
-        kind, form = _FORMS.get(name, ((), ""))
-        reason = not_allowed(value, form) if form else _NOT_HERE
-        return "" if isinstance(value, kind) else reason
-    # The build supplies a text or an object; a mapping is of the section that a key has now.
-    moved = name in SUPPLIED["dataset"] and isinstance(value, Mapping) and "_target_" not in value
-    text = wrong_argument(function, name, value)
-    gone = advice(key, "")[2:] if text or moved or name not in arguments(function) else ""
-    return gone or text
-
-
-def wrong_argument(function: Any, name: str, value: Any) -> str:
-    """What is wrong with one argument of a node, or nothing.
+    """What is wrong with one key of a node, or nothing; keys that are gone say where they are.
 
     Values are checked for parts of ours alone; the constructors of others complain themselves.
     """
-    known, home = arguments(function), function.__module__
-    if name not in known:
+    name, known, home = key.rpartition(".")[2], arguments(function), function.__module__
+    if name in SPECIAL:
+        kind, form = _FORMS.get(name, ((), ""))
+        return "" if isinstance(value, kind) else not_allowed(value, form) if form else _NOT_HERE
+    # The build supplies a text or an object; a mapping is of the section that a key has now.
+    moved = name in SUPPLIED["dataset"] and isinstance(value, Mapping) and "_target_" not in value
+    gone = advice(key, "").removeprefix("; ")
+    if name not in known or (moved and gone):
         text = (
             f"unknown argument of {getattr(function, '__name__', 'it')} {name!r}"
             f"{nearest(name, known)}; allowed: {', '.join(known)}"
         )
-        return "" if any(one.kind is one.VAR_KEYWORD for one in known.values()) else text
+        return gone or ("" if any(p.kind is p.VAR_KEYWORD for p in known.values()) else text)
     if not home.startswith("penstock.") or value is known[name].default or any(walk(value, "")):
         return ""
     annotated = SimpleNamespace(__annotations__={name: known[name].annotation})
@@ -439,7 +431,7 @@ def wrong_argument(function: Any, name: str, value: Any) -> str:
     except ValidationError as error:
         wrong = {one["type"]: one["msg"].replace("Input should be ", "") for one in error.errors()}
         if "needs_python_object" not in wrong:  # which a text may stand for, such as a dtype
-            return f"got {show(value)}, expected {' or '.join(wrong.values())}"
+            return gone or f"got {show(value)}, expected {' or '.join(wrong.values())}"
     except Exception:  # an annotation for type checkers only
         return ""
     return ""
