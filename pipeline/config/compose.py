@@ -161,21 +161,24 @@ def load(
         config, files = loader.composed(name, *choices)
         trackers = [file for file in files if Path(file).parent.name == "tracker"]
         if len(trackers) > 1 and "_target_" in _raw(_raw(config).get("tracker")):
-            way = "begin each with a line # @package tracker.NAME, as in # @package tracker."
+            way = f"begin each with a line, as in # @package tracker.{Path(trackers[-1]).stem}"
             reason = f"{' and '.join(trackers)} replace each other; {way}"
-            problems.append(Problem("tracker", f"{reason}{Path(trackers[-1]).stem}"))
-        lines = [str(one.input_line) for one in values if not one.is_hydra_override()]
-        config.hydra.overrides.task += lines
-        if base := base or _run_of(given):
-            run, whole = OmegaConf.load(base), _raw(config)
+            problems.append(Problem("tracker", reason))
+        config.hydra.overrides.task += [
+            str(one.input_line) for one in values if not one.is_hydra_override()
+        ]
+        # config.yaml of the run that a command names, by its folder or by one of its checkpoints;
+        # one that is missing is an error, and no reason to take the default.
+        paths = [Path(str(given.get(key))) for key in ("run", "resume", "checkpoint")]
+        runs = [folder for path in paths for folder in (path, path.parent.parent)]
+        of_runs = [run / "config.yaml" for run in runs if (run / "manifest.json").is_file()]
+        for file in [base] if base else of_runs[:1]:
             tasks = [line for line in choices if line.startswith("task=")]
             plain = _raw(loader.composed(name, *tasks)[0])
-            chosen = {re.split("[@./=]", line.lstrip("+~"))[0] for line in choices}
-            chosen |= {key for key in whole if whole[key] != plain.get(key)}
+            own = {key for key, value in _raw(config).items() if value != plain.get(key)}
+            own |= {re.split("[@./=]", line.lstrip("+~"))[0] for line in choices} | _OF_THE_COMMAND
             with open_dict(config):
-                config.update(
-                    {k: v for k, v in _raw(run).items() if k not in chosen | _OF_THE_COMMAND}
-                )
+                config.update({k: v for k, v in _raw(OmegaConf.load(file)).items() if k not in own})
         for one in values:
             with _noting(problems, one.key_or_group):
                 _apply(one, config, loader)
@@ -273,10 +276,9 @@ class _Loader(private.ConfigLoaderImpl):
 
     def composed(self, *words: str) -> tuple[DictConfig, list[str]]:
         """A primary file with choices, and the files that it is of; 5 ms where nothing changed."""
-        folders = [source.path for source in self.get_sources() if source.scheme() == "file"]
-        paths = [path for folder in folders for path in Path(folder).rglob("*.yaml")]
-        state = hash(tuple((path, path.stat().st_mtime_ns) for path in paths))
-        key = (*words, Path.cwd(), utils.JobRuntime.instance().get("name"), state)
+        folders = [Path(one.path) for one in self.get_sources() if one.scheme() == "file"]
+        state = {path: path.stat().st_mtime_ns for each in folders for path in each.rglob("*.yaml")}
+        key = (*words, Path.cwd(), utils.JobRuntime.instance().get("name"), *state.items())
         if key not in _COMPOSED:
             _COMPOSED.pop(next(iter(_COMPOSED), None) if len(_COMPOSED) > 8 else None, None)
             config = self.load_configuration(words[0], list(words[1:]), types.RunMode.RUN)
@@ -311,14 +313,6 @@ def _make_way(config: DictConfig, addition: DictConfig) -> None:
             _make_way(there[name], more[name])
 
 
-def _run_of(given: Mapping[str, Any]) -> Path | None:
-    """config.yaml of the run that a command names, by its folder or by one of its checkpoints."""
-    paths = [Path(str(given.get(key))) for key in ("run", "resume", "checkpoint")]
-    runs = [folder for path in paths for folder in (path, path.parent.parent)]
-    files = (run / "config.yaml" for run in runs if (run / "manifest.json").is_file())
-    return next(files, None)  # one that is missing is an error, and no reason to take the default
-
-
 def _apply(one: Override, config: DictConfig, loader: _Loader) -> None:
     """Apply a value as Hydra does, but for whole nodes, `KEY={}`, which empties, and `~KEY`."""
     key, value = one.key_or_group, one.value()
@@ -345,10 +339,11 @@ def _check_key(one: Override, config: DictConfig, loader: _Loader) -> None:
         groups = loader.list_groups("") if node is config else []
         known, read = [*map(str, _raw(node)), *groups], loader.repository.load_config
         others = [f"{name}.{below}" for name in _raw(config) for below in _raw(config[name])]
-        tasks = [f"task={one}" for one in loader.get_group_options("task") if groups]
-        tasks = [one for one in tasks if names[0] in read(one.replace("=", "/")).config]  # type: ignore[union-attr]
-        hint = f"; it is a key of {' | '.join(tasks)}" if tasks else ""
-        hint = hint or messages.nearest(names[0], [*known, *others])
+        all_tasks: Any = {
+            f"task={one}": read(f"task/{one}") for one in loader.get_group_options("task")
+        }
+        tasks = " | ".join(one for one in all_tasks if groups and names[0] in all_tasks[one].config)
+        hint = f"; it is a key of {tasks}" if tasks else messages.nearest(names[0], known + others)
         add = "" if groups else f"; to add one: '+{key}={typed}'"
         hint = familiar.advice(key, typed) or f"{hint}; there are {', '.join(known)}{add}"
         raise ConfigError(Problem(key, f"unknown key {names[0]!r}{hint}"))
@@ -356,11 +351,9 @@ def _check_key(one: Override, config: DictConfig, loader: _Loader) -> None:
 
 def resolved(config: DictConfig, problems: list[Problem]) -> dict[str, Any]:
     """The plain values of a configuration; `problems` gets what has none, which is left out."""
-    state = hydra_config.HydraConfig.instance()
+    state: Any = hydra_config.HydraConfig.instance()
     with _LOCK:
-        before = state.cfg
-        if before is None:  # else a job of Hydra's runs
-            state.set_config(config)
+        before, state.cfg = state.cfg, state.cfg or config  # that of a job of Hydra's, if one runs
         try:
             return dict(_plain(config, "", problems))
         finally:
@@ -370,12 +363,13 @@ def resolved(config: DictConfig, problems: list[Problem]) -> dict[str, Any]:
 def _plain(node: Any, key: str, problems: list[Problem]) -> Any:
     """A node and all below it, every interpolation resolved, but for Hydra's own section."""
     made, is_mapping = dict[Any, Any](), isinstance(node, DictConfig)
-    for name in node if is_mapping else range(len(node)):
+    for name in (
+        one for one in (node if is_mapping else range(len(node))) if key or one != "hydra"
+    ):
         below = f"{key}.{name}".lstrip(".") if is_mapping else f"{key}[{name}]"
         with _noting(problems, below):
-            value = node[name] if below != "hydra" else None
+            value = node[name]
             made[name] = _plain(value, below, problems) if OmegaConf.is_config(value) else value
-    made.pop("hydra" if not key else None, None)
     return made if is_mapping else list(made.values())
 
 
