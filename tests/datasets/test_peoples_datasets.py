@@ -73,8 +73,8 @@ def png(row):
 
 def fake_data(folder):
     node = "{_target_: torchvision.datasets.FakeData, size: 16, image_size: [3, 20, 20]%s}"
-    both = f"{{train: {node % ''}, val: {node % ', random_offset: 100'}}}"
-    return ["~dataset", f"+dataset={both}", *PICTURES]
+    val = node % ", random_offset: 100"
+    return ["~dataset", f"+dataset={node % ''}", f"data.val_dataset={val}", *PICTURES]
 
 
 def cifar10(folder):
@@ -126,7 +126,8 @@ def image_folder(folder):
 def torchvisions_image_folder(folder):
     classes(folder)
     node = f"{{_target_: torchvision.datasets.ImageFolder, root: {folder}}}"
-    return ["~dataset", f"+dataset={{train: {node}, val: {node}}}", *PICTURES, "sampler=weighted"]
+    both = [f"+dataset={node}", f"data.val_dataset={node}"]
+    return ["~dataset", *both, *PICTURES, "sampler=weighted"]
 
 
 def table(folder):
