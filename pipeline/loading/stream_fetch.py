@@ -289,8 +289,10 @@ class _Decoded:
     """The records of one batch as rows of a map-style dataset, decoded on access.
 
     Args:
-        found: (number, raw record) of the whole global batch.
+        stream: the dataset, whose `decode` makes a row of a record.
+        records: (number, raw record) of the whole global batch.
         first: gives the epoch's first records, which may mean to read all again.
+        seed: of the run.
     """
 
     def __init__(

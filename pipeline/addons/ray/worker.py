@@ -36,8 +36,7 @@ class RayWorker:
 
     Args:
         options: of the loader.
-        context: what its actor is given.
-        folder: for its status and its stack.
+        context: what its actor is given: among others a folder for its status and its stack.
 
     Attributes:
         tasks: handed to its actor and without a result, in order.

@@ -55,11 +55,11 @@ class Worker:
 
     Args:
         context: multiprocessing's, of the start method.
-        given: what all workers of the pool are given.
+        number: its place in the pool, from 0.
+        shared_context: what all workers of the pool are given.
         queue: from which its process takes requests; None: it is handed them.
 
     Attributes:
-        number: its place in the pool, from 0.
         tasks: without a result, in order.
         deaths: of its processes.
         rests: whether its process died and another is not to be started with the next task.
