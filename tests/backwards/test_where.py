@@ -248,7 +248,6 @@ def test_rows_behind_a_filter_have_the_datasets_numbers(tmp_path, monkeypatch, c
         ("sample='length > 5'", "sample='length > 5'"),
         ("address=3,1200", "address=[3,1200]"),
         ("address=(3, 1200)", "address=[3,1200]"),
-        ("seed=3,1200", "seed=3,1200"),
     ],
 )
 def test_expressions_and_addresses_need_no_quotes(word, read):

@@ -345,7 +345,8 @@ def test_no_picture_is_a_program(tmp_path, reader, capsys, monkeypatch):
     target = "{_target_: torchvision.datasets.ImageFolder, root: data}"
     Path("conf/dataset").mkdir(parents=True)
     Path("conf/dataset/theirs.yaml").write_text(
-        f"train: {target}\nval: {target}\nfields: [image, label]\n"
+        f"# @package _global_\ndataset: {target}\n"
+        "data: {fields: [image, label], validate: false}\n"
     )
     done = run(capsys, "--config-dir=conf", "dataset=theirs", "task=digest", "loader=debug")
     assert done.code == 3, done.err

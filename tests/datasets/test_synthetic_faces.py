@@ -98,7 +98,6 @@ def test_drawn_data_goes_to_the_cache_of_the_user(tmp_path, monkeypatch):
         "named/synthetic_faces/2x32-seed0-v2",
         "xdg/penstock/synthetic_sequences/8x5-120-seed0-v1",
     }
-    assert (tmp_path / "named").stat().st_mode & 0o777 == 0o700
 
 
 def test_a_cache_that_cannot_be_written(tmp_path, monkeypatch):

@@ -172,7 +172,7 @@ def test_each_setting_comes_from_the_first_group_that_says_it(data):
         ("{kinds: embedding, lr: 1}", "is about no trained weight of Net; it has none of"),
         ("{names: head, lr: -1}", "trainer.groups.x.lr: -1; allowed: numbers from 0 on"),
         ("{names: head, lr: 1, lr_scale: 2}", "both say the learning rate"),
-        ("7", "trainer.groups.x: got 7, expected"),
+        ("7", "trainer.groups.x: Input should be a valid dictionary, got 7"),
     ],
 )
 def test_what_is_wrong_with_a_group_is_one_message(capsys, data, tmp_path, word, message):

@@ -340,11 +340,10 @@ def test_a_sampler_of_torchs_travels_to_workers(images, capsys):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("bad_samples.on_error=ignore", r"bad_samples\.on_error.*expected raise \| substitute"),
-        ("bad_samples.budget=-1", r"bad_samples\.budget: got -1, expected a whole number of at"),
-        ("bad_samples.budget=1.5", r"bad_samples\.budget: got 1\.5.*above 0 and of at most 1"),
-        ("bad_samples.budget=5", r"bad_samples\.budget: 5 would leave some .* leaves out none"),
-        ("bad_samples.quarantine=x.csv", r"bad_samples\.quarantine: there is no file 'x\.csv'"),
+        ("bad_samples.on_error=ignore", r"bad_samples\.on_error.*'raise', 'substitute'"),
+        ("bad_samples.budget=-1", r"bad_samples\.budget: .*greater than.*got -1"),
+        ("bad_samples.budget=1.5", r"bad_samples\.budget: .*less than or equal to 1, got 1\.5"),
+        ("bad_samples.quarantine=x.csv", r"bad_samples\.quarantine: 'x\.csv' cannot be read"),
         ("split=both", r"split.*task=check"),
     ],
 )
