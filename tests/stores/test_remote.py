@@ -234,7 +234,7 @@ def test_a_root_that_is_not_there_is_named(server, tmp_path, capsys, root, said)
 def test_credentials_come_from_the_environment_only(server, tmp_path, capsys, monkeypatch):
     outcome = run(capsys, *DIGEST, *at(server, tmp_path), "+files.options.key=AKIA")
     assert outcome.code == 2
-    assert "files.options.key: put it into the environment" in outcome.err
+    assert "files.options.key: " in outcome.err
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     outcome = run(capsys, *DIGEST, *at(server, tmp_path), "+files.options.use_ssl=false")
     assert outcome.code == 3
