@@ -117,8 +117,8 @@ def _options(argv: Sequence[str], script: str | None) -> Iterator[argparse.Names
     args, unknown = parser.parse_known_intermixed_args(list(argv))
     if unknown:
         raise ConfigError([_no_option(word, argv) for word in unknown])
-    typed = ["--trust", ",".join(args.trust)] * bool(args.trust)
-    typed += ["--config-dir", args.config_dir] * bool(args.config_dir)
+    typed = ["--config-dir", args.config_dir] * bool(args.config_dir)
+    shown = list(args.trust)
     table = {} if launch.is_of_ours() or args.shell_completion else _project()
     table = {"trust": [*map(str, table.get("trust", ()))], "config_dir": table.get("config_dir")}
     used = {name: at for name, at in table.items() if at and not getattr(args, name)}
@@ -127,6 +127,8 @@ def _options(argv: Sequence[str], script: str | None) -> Iterator[argparse.Names
         _announce(f"{', '.join(f'{k}={v}' for k, v in used.items())}, as pyproject.toml says")
     names = [name.strip() for word in args.trust for name in word.split(",") if name.strip()]
     trusted = [*filter(None, [os.environ.get(targets.VARIABLE)]), *names]
+    shown = [*filter(None, [os.environ.get(targets.VARIABLE)]), *shown]
+    typed = ["--trust", ",".join(dict.fromkeys(shown)), *typed] if shown else typed
     variables = {
         targets.VARIABLE: ",".join(dict.fromkeys(trusted)),
         program.VARIABLE: _own(script, typed),
@@ -241,13 +243,13 @@ def _main(args: argparse.Namespace) -> None:
         return
     # Hydra adds to a node, which ours replaces, or which the folder of a run gives; so no key of it
     # need be there already.
-    there, of_run = list[str](), named & {"run", "resume", "checkpoint"}
+    there = list[str]()
     for place, one in enumerate(map(compose.parse, words) if config is not None else ()):
         inside = "." in one.key_or_group and not one.is_hydra_override()
         inside |= isinstance(one.value(), dict)
         added = "++" * (inside and one.type is OverrideType.CHANGE)
         words[place] = f"{added}{one.input_line}"
-        if inside and one.is_delete() and of_run:
+        if inside and one.is_delete():
             value = "''" if one.value() is None else one.get_value_element_as_str()
             there.append(f"++{one.key_or_group}={value}")  # Hydra deletes what is there alone
     words[:0] = there

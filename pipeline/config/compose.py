@@ -64,19 +64,20 @@ def compose(
     config_dir: str | None = None,
     config_name: str | None = None,
     config_path: str | None = None,
-    begin: Callable[[Config], object] = lambda config: None,
+    begin: Callable[[Config], object] | None = None,
     look: Callable[[DictConfig], object] = lambda made: None,
 ) -> Config:
     """The configuration that `python run.py <words>` would run, for use as a library.
 
-    `run=`, `resume=` or `checkpoint=` of a run's folder start from its config.yaml. In a process
-    that a launcher has started beside others, `distributed` is `ddp` where nothing is said.
+    `run=`, `resume=` or `checkpoint=` of a run's folder start from its config.yaml. In a program of
+    your own that a launcher has started beside others, `distributed` is `ddp` by default.
 
     Args:
         words: as on the command line, e.g. "sampler=weighted", "loader.num_workers=4".
         config_dir: a folder of groups of your own.
         config_name, config_path: of a primary configuration of your own.
-        begin: gets the configuration before torch is imported for the later phases.
+        begin: of the command line: gets the configuration before torch is imported for the later
+            phases.
         look: gets what was composed, with Hydra's own section.
 
     Raises:
@@ -86,8 +87,9 @@ def compose(
     values = resolved(made, problems)
     look(made)
     distributed = values.get("distributed") or {}
-    if launched_size() > 1 and "distributed" not in " ".join(words):
+    if begin is None and launched_size() > 1 and "distributed" not in " ".join(words):
         distributed |= {"strategy": str(distributed.get("strategy")).replace("none", "ddp")}
+    begin = begin or (lambda config: None)
     return accept(values, problems, begin, partial(_with_quotes, words, files))
 
 
