@@ -16,6 +16,7 @@ from penstock.config import targets
 from penstock.config.schema import Config
 from penstock.config.targets import make
 from penstock.errors import ConfigError, Problem
+from penstock.loading.collate import Single
 from penstock.loading.named_fields import Fields, OwnCollate
 
 
@@ -83,6 +84,11 @@ def collate_of(config: Config, fields: Fields) -> Any:
         }
         node = {**node, "_partial_": True} if needs - {*node} and not node.get("_args_") else node
     made = make(node, "collate")
+    if isinstance(made, Single) and config.batch.size is not None:
+        reason = (
+            f"Single takes one sample, and batch.size is {config.batch.size}; set batch.size=null"
+        )
+        raise ConfigError(Problem("collate", f"{reason}, or collate=stack"))
     if (getattr(target, "__module__", None) or "").startswith("penstock."):
         return made
     names = config.data.batch_fields or fields.given

@@ -203,7 +203,7 @@ def test_too_many_positions_are_said_with_the_key(people, capsys):
 )
 def test_names_that_cannot_be(people, value, words):
     with pytest.raises(ConfigError, match=r"data\.fields") as refused:
-        penstock.compose(*own("Rows", f"data.fields={value}"))
+        batches(*own("Rows", f"data.fields={value}"))
     assert words in str(refused.value)
 
 
@@ -417,7 +417,7 @@ def test_samples_that_are_batches_already(people, capsys):
     first = batches(*own("Uneven", "batch.size=null", "collate=single"))[1]
     assert first["input"].ndim == 2
     with pytest.raises(ConfigError, match="Single takes one sample, and batch"):
-        penstock.compose(*own("Rows", "collate=single"))
+        batches(*own("Rows", "collate=single"))
 
 
 @pytest.mark.stress

@@ -8,7 +8,7 @@ import pytest
 from penstock.addons.stores import file_index
 from penstock.datasets.files import Files
 from penstock.datasets.image_folder import ImageFolder
-from penstock.errors import DataError, PenstockError
+from penstock.errors import DataError
 from penstock.files.limits import Limits
 from tests.support.store_server import InThread, Shelf
 
