@@ -375,7 +375,8 @@ def check(config: Any) -> Iterator[Problem]:
             if isinstance(node, Mapping) and "_target_" not in node:
                 only = ", ".join(map(str, node)) or "nothing"
                 yield Problem(key, f"has no _target_, only {only}; it names what is called")
-                gone = {f"{key}.{name}": advice(f"{key}.{name}", "")[2:] for name in node}
+                below = {f"{key}.{name}": one for name, one in node.items()}
+                gone = {at: advice(at, _written(one))[2:] for at, one in below.items()}
                 yield from (Problem(*item) for item in gone.items() if item[1])
             elif not isinstance(node, (Mapping, str if section == "data" else dict, type(None))):
                 yield Problem(key, not_allowed(node, "a mapping with _target_"))
@@ -403,6 +404,11 @@ def check(config: Any) -> Iterator[Problem]:
             )
 
 
+def _written(value: Any) -> str:
+    """A value as a message repeats it; nothing for a mapping."""
+    return "" if isinstance(value, Mapping) else show(value).strip("'")
+
+
 def _wrong(function: Any, key: str, value: Any) -> str:
     """What is wrong with one key of a node, or nothing; keys that are gone say where they are.
 
@@ -414,7 +420,7 @@ def _wrong(function: Any, key: str, value: Any) -> str:
         return "" if isinstance(value, kind) else not_allowed(value, form) if form else _NOT_HERE
     # The build supplies a text or an object; a mapping is of the section that a key has now.
     moved = name in SUPPLIED["dataset"] and isinstance(value, Mapping) and "_target_" not in value
-    gone = advice(key, "").removeprefix("; ")
+    gone = advice(key, _written(value)).removeprefix("; ")
     if name not in known or (moved and gone):
         text = (
             f"unknown argument of {getattr(function, '__name__', 'it')} {name!r}"
