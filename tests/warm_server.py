@@ -148,8 +148,13 @@ def import_everything(libraries_only):
             modules += [module.name for module in walked]
         modules += OF_TESTS
     for name in modules:
-        with contextlib.suppress(ImportError):  # an optional library, which tests skip too
+        try:
             importlib.import_module(name)
+        except (
+            Exception
+        ) as error:  # an optional library, which tests skip too; trackers name theirs
+            if not isinstance(error, ImportError) and type(error).__name__ != "ConfigError":
+                raise
     if not libraries_only:
         read_constants()
     if libraries_only:  # programs have tests of their own

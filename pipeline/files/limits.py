@@ -11,16 +11,17 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from annotated_types import Ge, Gt, Le
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
 LARGEST = (1 << 63) - 1
 
-Count = Annotated[int, Ge(1), Le(LARGEST)]
-Index = Annotated[int, Ge(0), Le(LARGEST)]
-Seed = Annotated[int, Ge(0), Le((1 << 64) - 1)]  # keys are 64 bits: a larger seed would be another
-Fraction = Annotated[float, Ge(0), Le(1)]
-Positive = Annotated[float, Gt(0)]
+Count = Annotated[int, Field(ge=1, le=LARGEST)]
+Index = Annotated[int, Field(ge=0, le=LARGEST)]
+Seed = Annotated[
+    int, Field(ge=0, le=(1 << 64) - 1)
+]  # keys are 64 bits: a larger seed would be another
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[float, Field(gt=0)]
 
 
 class Limits(BaseModel):

@@ -40,7 +40,7 @@ def summary(fit: Fit) -> str:
     rates = [
         f"{key}{name_of(own)}, learning rate {own.get('lr')}" for key, own in optimizers.items()
     ]
-    options, out = train.options, []
+    options, out, gathered = train.options, [], config.trainer.accumulate
     for split in data.splits:
         out += [f"{split.name}: {count:,} by {by}" for by, count in split.left_out.items()]
     rows = {
@@ -51,6 +51,10 @@ def summary(fit: Fit) -> str:
         "model": f"{type(fit.model).__name__}: {every:,} parameters{part}, "
         f"{config.trainer.precision}, on {train.world.device}{ranks}",
         "optimizer": "; ".join(rates),
+        "steps": f"of {gathered} batches (trainer.accumulate); none is carried into the next "
+        f"epoch, and an epoch has {'no known number' if steps is None else f'{steps:,}'}"
+        if gathered > 1 and (steps is None or steps % gathered)
+        else "",
         "loader": f"{options.num_workers} workers ({train.executor})"
         if options.num_workers and options.backend != "main"
         else "in this process, between the steps (loader.num_workers=0)",

@@ -330,6 +330,15 @@ def test_cores_are_left_to_those_that_make_batches(monkeypatch):
     assert threads[-1] == 1
 
 
+def test_an_epoch_that_is_no_multiple_of_accumulate_is_told(faces, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["trainer=quick", "trainer.fast_dev_run=true", "tracker=none", "loader=debug"]
+    for each, told in ((1, False), (7, True)):
+        done = run(capsys, *faces, *words, f"trainer.accumulate={each}", f"run_dir=run{each}")
+        assert done.code == 0, done.err
+        assert ("none is carried into the next epoch" in done.err) == told
+
+
 def test_trust_and_folders_are_part_of_the_command_to_paste(monkeypatch):
     monkeypatch.setenv("PENSTOCK_COMMAND", "python run.py --trust mine")
     monkeypatch.setattr(own_command, "overrides", lambda: ["task=fit", "model.name=a b", "epoch=3"])
