@@ -339,7 +339,7 @@ def _check_key(one: Override, config: DictConfig, loader: _Loader) -> None:
     if names:
         typed = "..." if one.is_delete() else one.get_value_element_as_str()
         groups = loader.list_groups("") if node is config else []
-        known, read = [*map(str, _raw(node)), *groups], loader.repository.load_config
+        known, read = sorted({*map(str, _raw(node)), *groups}), loader.repository.load_config
         others = [f"{name}.{below}" for name in _raw(config) for below in _raw(config[name])]
         all_tasks: Any = {
             f"task={one}": read(f"task/{one}") for one in loader.get_group_options("task")
@@ -347,7 +347,8 @@ def _check_key(one: Override, config: DictConfig, loader: _Loader) -> None:
         tasks = " | ".join(one for one in all_tasks if groups and names[0] in all_tasks[one].config)
         hint = f"; it is a key of {tasks}" if tasks else messages.nearest(names[0], known + others)
         add = "" if groups else f"; to add one: '+{key}={typed}'"
-        hint = familiar.advice(key, typed) or f"{hint}; there are {', '.join(known)}{add}"
+        hint = hint or f"; there are {', '.join(known)}"
+        hint = familiar.advice(key, typed) or f"{hint}{add}"
         raise ConfigError(Problem(key, f"unknown key {names[0]!r}{hint}"))
 
 
