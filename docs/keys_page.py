@@ -95,7 +95,7 @@ def package_of(text: str, group: str) -> str:
 def page() -> str:
     """docs/keys.md."""
     parts = [_HEAD, "## Of a run\n", _table(_own(CONF / "config.yaml", ""))]
-    for folder in sorted(path for path in CONF.iterdir() if path.is_dir() and path.name != "hydra"):
+    for folder in sorted({path.parent for path in CONF.glob("*/*.yaml")} - {CONF / "hydra"}):
         group = folder.name
         files = sorted(folder.glob("*.yaml"), key=lambda file: (file.stem != "default", file))
         options = ", ".join(path.stem for path in files)

@@ -11,7 +11,11 @@ from penstock.config.schema import Config
 from penstock.seams import TASKS
 
 CONF = Path(__file__).parents[2] / "conf"
-GROUPS = sorted(path.name for path in CONF.iterdir() if path.is_dir() and path.name != "hydra")
+GROUPS = sorted(
+    path.name
+    for path in CONF.iterdir()
+    if path.is_dir() and path.name not in ("hydra", "__pycache__")
+)
 FILES = [path for path in sorted(CONF.glob("*/*.yaml")) if path.parent.name != "hydra"]
 
 # What a choice cannot do without, beside its own keys that are ???.
