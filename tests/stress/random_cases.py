@@ -5,6 +5,7 @@ is not, the program has to find.
 """
 
 import random
+import re
 from dataclasses import dataclass, field
 
 OWN = "tests.stress.random_data"
@@ -85,7 +86,14 @@ class Case:
 
 
 def own(target, words=REGRESSION, more="", **options):
-    return ("~dataset", f"+dataset={{_target_: {OWN}.{target}{more}}}", *words)
+    return apart("~dataset", f"+dataset={{_target_: {OWN}.{target}{more}}}", *words)
+
+
+def apart(*words):
+    """Words with what is said of the data in a node's text as words of their own."""
+    told = re.compile(r", (facts|fields): (\{[^}]*\}|\[[^]]*\])")
+    found = [f"data.{name}={value}" for word in words for name, value in told.findall(word)]
+    return (*(told.sub("", word) for word in words), *found)
 
 
 def kinds(draw, files):
@@ -221,8 +229,10 @@ def kinds(draw, files):
         "fake data": Kind(
             (
                 "~dataset",
-                f"+dataset={{train: {{{FAKE}, size: 30}}, val: {{{FAKE}, size: 9}}, "
-                "facts: {num_classes: 3, num_outputs: 3}, fields: [image, label]}",
+                f"+dataset={{{FAKE}, size: 30}}",
+                f"data.val_dataset={{{FAKE}, size: 9}}",
+                "data.facts={num_classes: 3, num_outputs: 3}",
+                "data.fields=[image, label]",
                 *FEW_PIXELS,
             ),
             rows=30,
@@ -248,7 +258,7 @@ def mixed_stream(draw, rows):
     if draw.random() < 0.3:
         node, total = f"{node}, stop: first", 0
     target = "penstock.addons.mixtures.mixture_stream.StreamMixture"
-    words = ("~dataset", f"+dataset={{_target_: {target}, {node}}}", *REGRESSION)
+    words = apart("~dataset", f"+dataset={{_target_: {target}, {node}}}", *REGRESSION)
     return Kind(words, rows=total, stream=True, packs=False)
 
 
@@ -258,12 +268,13 @@ def mixture(draw, rows):
     sources, weights = [], []
     for place, name in enumerate(names):
         target = draw.choice(targets)
-        chosen = ", filter: length > 3" if target != "Bare" and draw.random() < 0.3 else ""
+        chosen = ", filter: length > 3}" if target != "Bare" and draw.random() < 0.3 else ""
         count = draw.choice((1, 5, rows, 2 * rows)) if not chosen else rows
-        sources.append(
-            f"{name}: {{_target_: {OWN}.{target}, rows: {count}, val_rows: "
-            f"{draw.randint(2, 9)}, start: {1000 * place}{chosen}}}"
-        )
+        node = f"{{_target_: {OWN}.{target}, rows: {count}, val_rows: {draw.randint(2, 9)}, "
+        node += f"start: {1000 * place}}}"
+        if chosen:
+            node = f"{{_target_: penstock.addons.filters.rows.filtered, dataset: {node}{chosen}"
+        sources.append(f"{name}: {node}")
         weight = draw.choice((1, 2, 0.5, 3.25, 10))
         if draw.random() < 0.2:
             weight = f"[[0, {weight}], [{draw.randint(1, 30)}, {draw.choice((0, 1, 4))}]]"
@@ -281,7 +292,7 @@ def mixture(draw, rows):
         node += f", linear: {draw.choice(('true', 'false'))}"
     if draw.random() < 0.2:
         node += ", knots: samples"
-    words = (
+    words = apart(
         "~dataset",
         f"+dataset={{_target_: penstock.addons.mixtures.mixture.Mixture, {node}}}",
         *REGRESSION,

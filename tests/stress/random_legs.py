@@ -178,17 +178,17 @@ class Check:
         table = self.base.table()
         length = len(self.base.dataset)
         mask = np.ones(length, bool)
-        chosen = self.config.dataset
-        given = chosen.get("filter") or []
+        chosen = self.config.data
+        given = chosen.filter or []
         for text in [given] if isinstance(given, str) else given:
             mask &= table.eval(text, engine="python").to_numpy().astype(bool)
-        if chosen.get("unique"):
+        if chosen.unique:
             seen = set()
-            for row, value in enumerate(table[chosen["unique"]].tolist()):
+            for row, value in enumerate(table[chosen.unique].tolist()):
                 if mask[row] and isinstance(value, str):
                     mask[row] = value not in seen
                     seen.add(value)
-        for row in chosen.get("without") or ():
+        for row in chosen.without or ():
             mask[row] = False
         own = np.flatnonzero(mask)
         assert len(whole.dataset) == len(own), f"{len(whole.dataset)} rows are left, not {len(own)}"
@@ -199,7 +199,7 @@ class Check:
         if self.case.kind.mixes:
             sources = whole.sources()
             mixing = self.config.dataset
-            if mixing.get("filter") is not None or mixing.get("without") is not None:
+            if chosen.filter is not None or chosen.without is not None:
                 assert sum(sources.values()) == len(own)
         return Data(len(own), left, sources, mixing), own.tolist()
 
