@@ -42,15 +42,10 @@ def of_run(config: Config) -> str:
 
 
 def name_of(node: object) -> str:
-    """The name of what a node calls, which may be another thing than the option of its group.
-
-    A dataset that is given by split goes by the training split's.
-    """
+    """The name of what a node calls, which may be another thing than the option of its group."""
     if not isinstance(node, Mapping):
         return "?"
     target = node.get("_target_")
-    if target is None and isinstance(node.get("train"), Mapping):
-        return name_of(node["train"])
     if str(target).endswith(".torchvision_model"):
         target = node.get("name", target)
     return str(target or "?").rpartition(".")[2]

@@ -1,9 +1,9 @@
 """Commands that this program suggests, and the overrides that started this job.
 
-Whatever a message, a table or a report offers for pasting is made by `suggested`: this program, the
-options that the person typed for this very command, and overrides. A run folder, which may come
-from anybody, adds overrides at most (`pipeline/addons/reports/values.py` checks them), and never
-an option that trusts something: those are taken from this process only.
+Whatever a message, a table or a report offers for pasting is made by `program.text`: this
+program, the options that the person typed for this very command, and overrides. A run folder,
+which may come from anybody, adds overrides at most (`pipeline/addons/reports/values.py` checks
+them), and never an option that trusts something: those are taken from this process only.
 """
 
 from __future__ import annotations
@@ -28,25 +28,20 @@ def is_job() -> bool:
     return bool(HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN)
 
 
-def suggested(*words: str) -> str:
-    """A command line of this program with these words, for a person to paste."""
-    return program.text(*words)
-
-
 def how_to_resume(folder: Path) -> str:
     """The hint for a run that was stopped."""
-    return f"To resume:\n  {suggested(program.override('resume', folder))}"
+    return f"To resume:\n  {program.text(program.override('resume', folder))}"
 
 
 def how_to_skip(folder: Path, skipped: Skipped) -> str:
     """The hint for a run that failed on a batch: `skipped` has its address and those before."""
     words = [program.override("resume", folder), f"trainer.skip={skipped}"]
-    return f"To continue without it:\n  {suggested(*words)}"
+    return f"To continue without it:\n  {program.text(*words)}"
 
 
 def command_line(*words: str) -> str:
     """This job's command with its task's overrides replaced by `given`."""
-    return suggested(*of_run(overrides()), *words)
+    return program.text(*of_run(overrides()), *words)
 
 
 def of_run(words: Sequence[str]) -> list[str]:

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.config.own_command import of_run, suggested
+from penstock import program
+from penstock.config.own_command import of_run
 from penstock.order.skipped import Skipped
 from penstock.runs.record import RunRecord
 
@@ -147,7 +148,7 @@ def command(run: RunRecord, *words: str, again: bool = False) -> str:
     """
     keys = {word.partition("=")[0] for word in words}
     own = [word for word in overrides(run) if word.partition("=")[0].lstrip("+") not in keys]
-    return suggested(*(own if again else ()), *words)
+    return program.text(*(own if again else ()), *words)
 
 
 def replay(run: RunRecord, epoch: int, step: int) -> str:
