@@ -13,12 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache, cached_property
 from heapq import heappop, heappush
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, BinaryIO, NamedTuple, Protocol, TypeVar
+
+from pydantic import AfterValidator
 
 from penstock import seams
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.data import size_of
-from penstock.files.limits import DEFAULT, Count, Index, Limits
+from penstock.files.limits import DEFAULT, Count, FromZero, Index, Limits, Positive
 from penstock.files.paths import is_remote, local_path
 from penstock.terminal import progress
 
@@ -39,6 +41,12 @@ _UNITS = {
     "gi": 2**30,
     "ti": 2**40,
 }
+
+
+def _public(name: str) -> str:
+    if re.search("secret|password|token|key", name, re.IGNORECASE):
+        raise ValueError("a run's folder keeps it: put it into the environment, or the tool's file")
+    return name
 
 
 class FileInfo(NamedTuple):
@@ -170,21 +178,13 @@ class Files:
         cache_dir: str = "data/cache/files",
         cache_size: str | int = "20GB",
         retries: Index = 5,
-        first_wait: float = 1.0,
-        timeout: float = 60.0,
-        options: Mapping[str, object] | None = None,
+        first_wait: FromZero = 1.0,
+        timeout: Positive = 60.0,
+        options: Mapping[Annotated[str, AfterValidator(_public)], object] | None = None,
         limits: Limits | None = None,
         concurrency: Count = 128,
         ahead: str | int = "256MB",
     ) -> None:
-        for key, value, is_sound, allowed in (
-            ("timeout", timeout, timeout > 0, "more than 0 seconds"),
-            ("retries", retries, retries >= 0, "0 or more"),
-            ("first_wait", first_wait, first_wait >= 0, "0 or more"),
-            ("concurrency", concurrency, concurrency >= 1, "1 or more"),
-        ):
-            if not is_sound:
-                raise ConfigError(Problem(key, f"{value}; allowed: {allowed}"))
         self.cache_dir = cache_dir
         self.cache_size = parse_size(cache_size)
         self.retries, self.first_wait, self.timeout = retries, first_wait, timeout

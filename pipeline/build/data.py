@@ -80,9 +80,7 @@ class DataParts:
 
     def files(self) -> Any:
         """Access to files at addresses."""
-        section = self.config.files
-        node = {} if section is None else section.model_dump()
-        return make({"_target_": "penstock.datasets.files.Files", **node}, "files")
+        return targets.options(self.config, "files")
 
     @cached_property
     def fields(self) -> Fields:

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from penstock.config.schema import BATCHES, Changes, Config, Effect
+from penstock.config.schema import BATCHES, OF_ARGUMENTS, Changes, Config, Effect
 from penstock.loading.known_by import agree
 
 LENGTH = ("trainer.max_epochs", "trainer.max_steps")  # a run may become longer
@@ -23,7 +23,7 @@ NOT_SET = "not set"
 @cache
 def effects() -> Mapping[str, Effect]:
     """The effect of each field of the schema, by key; of a field in sections, theirs."""
-    return dict(_effects(Config, "", BATCHES))
+    return {**dict(_effects(Config, "", BATCHES)), **OF_ARGUMENTS}
 
 
 def _effects(

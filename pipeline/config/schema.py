@@ -7,13 +7,12 @@ pydantic's import costs 0.1 s, once.
 
 from __future__ import annotations
 
-import re
 import warnings
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from penstock import seams
 from penstock.files.limits import Count, Index, Limits, Seed
@@ -60,15 +59,6 @@ Names = Annotated[list[str], Field(min_length=1)]  # of positions in a sample
 Filter = str | Node | list[str | Node] | None  # expressions, or functions of the table
 Share = Annotated[float, Field(ge=0, lt=1)]
 RunState = Literal["done", "running", "failed", "preempted", "interrupted", "killed", "damaged"]
-
-
-def _public(name: str) -> str:
-    if re.search("secret|password|token|key", name, re.IGNORECASE):
-        raise ValueError("a run's folder keeps it: put it into the environment, or the tool's file")
-    return name
-
-
-Public = Annotated[str, AfterValidator(_public)]  # the name of no secret
 
 
 class SplitSection(Section):
@@ -126,19 +116,6 @@ with warnings.catch_warnings():  # pydantic's own `validate` is deprecated, and 
             """Whether the rows of any dataset are divided here, and not by its class."""
             split = self.split
             return bool(self.folds or split.val or split.test or split.column or split.files)
-
-
-class FilesSection(Section):
-    """How files at addresses are fetched and kept; the arguments of `Files`."""
-
-    cache_dir: str
-    cache_size: str | int
-    retries: Index
-    first_wait: Annotated[float, Field(ge=0)]
-    timeout: Annotated[float, Field(gt=0)]
-    concurrency: Count
-    ahead: str | int
-    options: Annotated[dict[Public, Any] | None, DATA] = None
 
 
 class ScheduleSection(Section):
@@ -385,7 +362,7 @@ class Config(Section):
     cache_dir: Annotated[str, NOTHING]
     dataset: Annotated[Node, DATA]
     data: DataSection = DataSection()
-    files: Annotated[FilesSection | None, NOTHING] = None
+    files: Annotated[dict[str, Any] | None, NOTHING] = None
     transform: TransformSection
     sampler: Annotated[Node, TRAINING]
     collate: Annotated[
@@ -439,6 +416,8 @@ class Config(Section):
         return self.model_dump()
 
 
+# Arguments with another effect than their section.
+OF_ARGUMENTS = {"files.options": DATA}
 # Keys that say what a task is asked.
 TASK_KEYS = tuple(
     name

@@ -22,6 +22,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache, partial
 from importlib import import_module
+from operator import attrgetter
 from pkgutil import iter_modules
 from types import FunctionType, SimpleNamespace
 from typing import Any, NamedTuple, get_type_hints
@@ -62,6 +63,8 @@ SUPPLIED: dict[str, tuple[str, ...]] = {
     "scheduler": ("optimizer", "total_steps", "T_max", "total_iters"),
     "tracker": ("folder", "run"),
 }
+# Sections that are nothing but the arguments of a class of ours, and the class.
+OPTIONS = {"files": "penstock.datasets.files.Files"}
 _INSIDE = {  # sections that hold nodes among other keys
     "data": ("val_dataset", "test_dataset", "filter", "val_filter"),
     "transform": ("train", "val", "train_batch", "val_batch"),
@@ -314,6 +317,20 @@ def make(node: Any, key: str, supply: Mapping[str, Any] | None = None, nested: b
         read_weights_as_tensors()
     if node.get("_partial_", False):
         return partial(function, *positional, **values)
+    return _call(function, key, node["_target_"], *positional, **values)
+
+
+def options(config: Any, key: str) -> Any:
+    """What a section of OPTIONS makes: its class with the keys of the section, if there are any."""
+    return _call(_class_of(key), key, OPTIONS[key], **(attrgetter(key)(config) or {}))
+
+
+def _class_of(section: str) -> Any:
+    module, _, name = OPTIONS[section].rpartition(".")
+    return getattr(import_module(module), name)
+
+
+def _call(function: Any, key: str, name: str, *positional: Any, **values: Any) -> Any:
     try:
         return function(*positional, **values)
     except ConfigError as error:  # of a part, which knows the last name of its key
@@ -329,13 +346,14 @@ def make(node: Any, key: str, supply: Mapping[str, Any] | None = None, nested: b
     except Exception as error:
         refused = isinstance(error, (TypeError, ValueError))
         inside = getattr(error.__traceback__, "tb_next", None) is not None
+        home = str(function.__module__)
         own = inside and (is_trusted(home) or (home.startswith("penstock.") and not refused))
         if own or isinstance(error, (ImportError, MemoryError)):
-            error.add_note(f"while building {key} ({node['_target_']})")
+            error.add_note(f"while building {key} ({name})")
             raise  # of somebody's own code, the traceback says more
         problem = Problem(
             key,
-            f"{node['_target_']} "
+            f"{name} "
             f"{'refuses its arguments' if refused else f'fails: {type(error).__name__}'}: {error}",
         )
         raise (ConfigError(problem) if refused else DataError(str(problem))) from error
@@ -389,19 +407,27 @@ def check(config: Any) -> Iterator[Problem]:
             except ConfigError as error:
                 yield from error.problems
                 continue
-            wrong = {name: _wrong(function, f"{key}.{name}", node[name]) for name in node}
-            yield from (Problem(f"{key}.{name}", text) for name, text in wrong.items() if text)
             # A function that collates or filters gets the rest when it is called.
             later = section in ("collate", "data") and not isinstance(function, type)
-            if later or node.get("_partial_") or any(wrong[name] for name in wrong.keys() & _FORMS):
-                continue
-            known = [*arguments(function).values()][len(node.get("_args_", ())) :]
-            yield from (
-                Problem(f"{key}.{one.name}", f"is missing; {function.__name__} needs it")
-                for one in known
-                if one.default is one.empty and one.kind is not one.VAR_KEYWORD
-                if one.name not in {*node, *SUPPLIED[section]}
-            )
+            yield from _of_call(function, key, node, None if later else SUPPLIED[section])
+    for key in OPTIONS:
+        if values := attrgetter(key)(config):
+            yield from _of_call(_class_of(key), key, values, ())
+
+
+def _of_call(
+    function: Any, key: str, node: Mapping[str, Any], supplied: Iterable[str] | None
+) -> Iterator[Problem]:
+    """What is wrong with the arguments of a call; `supplied` are those that the build gives."""
+    wrong = {name: _wrong(function, f"{key}.{name}", node[name]) for name in node}
+    yield from (Problem(*one) for one in wrong.values() if one[1])
+    bad = any(wrong[name][1] for name in wrong.keys() & _FORMS)
+    if supplied is None or bad or node.get("_partial_"):
+        return
+    for one in [*arguments(function).values()][len(node.get("_args_", ())) :]:
+        required = one.default is one.empty and one.kind is not one.VAR_KEYWORD
+        if required and one.name not in {*node, *supplied}:
+            yield Problem(f"{key}.{one.name}", f"is missing; {function.__name__} needs it")
 
 
 def _written(value: Any) -> str:
@@ -409,15 +435,16 @@ def _written(value: Any) -> str:
     return "" if isinstance(value, Mapping) else show(value).strip("'")
 
 
-def _wrong(function: Any, key: str, value: Any) -> str:
-    """What is wrong with one key of a node, or nothing; keys that are gone say where they are.
+def _wrong(function: Any, key: str, value: Any) -> tuple[str, str]:
+    """A key of a node, or one below it, and what is wrong with it, or nothing.
 
     Values are checked for parts of ours alone; the constructors of others complain themselves.
     """
     name, known, home = key.rpartition(".")[2], arguments(function), function.__module__
     if name in SPECIAL:
         kind, form = _FORMS.get(name, ((), ""))
-        return "" if isinstance(value, kind) else not_allowed(value, form) if form else _NOT_HERE
+        said = not_allowed(value, form) if form else _NOT_HERE
+        return key, "" if isinstance(value, kind) else said
     # The build supplies a text or an object; a mapping is of the section that a key has now.
     moved = name in SUPPLIED["dataset"] and isinstance(value, Mapping) and "_target_" not in value
     gone = advice(key, _written(value)).removeprefix("; ")
@@ -426,9 +453,9 @@ def _wrong(function: Any, key: str, value: Any) -> str:
             f"unknown argument of {getattr(function, '__name__', 'it')} {name!r}"
             f"{nearest(name, known)}; allowed: {', '.join(known)}"
         )
-        return gone or ("" if any(p.kind is p.VAR_KEYWORD for p in known.values()) else text)
+        return key, gone or ("" if any(p.kind is p.VAR_KEYWORD for p in known.values()) else text)
     if not home.startswith("penstock.") or value is known[name].default or any(walk(value, "")):
-        return ""
+        return key, ""
     annotated = SimpleNamespace(__annotations__={name: known[name].annotation})
     try:
         hint = get_type_hints(annotated, vars(sys.modules[home]), include_extras=True)[name]
@@ -437,7 +464,9 @@ def _wrong(function: Any, key: str, value: Any) -> str:
     except ValidationError as error:
         wrong = {one["type"]: one["msg"].replace("Input should be ", "") for one in error.errors()}
         if "needs_python_object" not in wrong:  # which a text may stand for, such as a dtype
-            return gone or f"got {show(value)}, expected {' or '.join(wrong.values())}"
+            below = error.errors()[0]["loc"] if isinstance(value, Mapping) else ()
+            key = ".".join([key, *(str(one) for one in below if one in value)])
+            return key, gone or f"got {show(value)}, expected {' or '.join(wrong.values())}"
     except Exception:  # an annotation for type checkers only
-        return ""
-    return ""
+        return key, ""
+    return key, ""
