@@ -225,6 +225,7 @@ GONE: dict[str, str] = {
     "sweep.seeds": "sweep over them: seed=range(5)",
     "sweep.folds": "sweep over them: data.folds=5 data.fold=range(5)",
     "sweep.jobs": "hydra/launcher=joblib hydra.launcher.n_jobs=4",
+    "sweep.optuna.sampler=grid": "leave out sweep=optuna: -m tries all combinations",
     "sweep.retries": "the same command tries failed jobs again",
     "--help keys": "see docs/keys.md; --cfg job prints every key with its value",
     "task=show": "open the run's report.html, or list runs with task=runs",

@@ -322,7 +322,7 @@ class StudySection(Section):
     """How optuna chooses what each job of a sweep tries, and ends hopeless ones; sweep=optuna."""
 
     trials: Count
-    sampler: Literal["tpe", "random", "grid"]
+    sampler: Literal["tpe", "random"]
     pruner: Literal["none", "median", "asha"]
     startup: Index
     warmup: Count

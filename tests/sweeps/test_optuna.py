@@ -35,7 +35,12 @@ SMALL = (
 )
 LR, WIDTH = "optimizer.lr=tag(log,interval(1e-5,1e-1))", "model.width=choice(4,8)"
 SIX = (LR, WIDTH, "sweep.optuna.trials=6", "sweep.optuna.startup=2")
-GRID = ("optimizer.lr=choice(1e-3,1e-12)", "sweep.optuna.sampler=grid", "sweep.optuna.startup=1")
+# Random values, of which the first trial can learn by its own and the second one cannot.
+TWO = (
+    "optimizer.lr=choice(1e-3,1e-12)",
+    *("sweep.optuna.sampler=random", "sweep.optuna.seed=4"),
+    *("sweep.optuna.startup=1", "sweep.optuna.trials=2"),
+)
 
 
 def words(root, folder, *more):
@@ -95,9 +100,9 @@ def test_a_study_is_a_sweep_whose_jobs_are_trials(whole):
 @pytest.mark.thorough
 @pytest.mark.parametrize("pruner", ["median", "asha", "none"])
 def test_a_trial_that_cannot_learn_is_ended_early(pruner, study):
-    done = study(*GRID, f"sweep.optuna.pruner={pruner}", "sweep.optuna.trials=5")
+    done = study(*TWO, f"sweep.optuna.pruner={pruner}")
     assert done.code == 0, done.err
-    assert "2 of 2 jobs in sweep are done" in done.out, "all combinations, once"
+    assert "2 of 2 jobs in sweep are done" in done.out
     states = [state for _, state, *_ in trials(Path("sweep"))]
     assert states == ["COMPLETE", "COMPLETE" if pruner == "none" else "PRUNED"]
     assert ("ended after epoch 1: it is behind" in done.err) == (pruner != "none")
@@ -106,7 +111,7 @@ def test_a_trial_that_cannot_learn_is_ended_early(pruner, study):
 
 @pytest.mark.stress
 def test_a_trial_of_several_ranks_is_ended_by_all_of_them(study):
-    done = study(*GRID, "distributed=ddp", "distributed.nproc=2")
+    done = study(*TWO, "distributed=ddp", "distributed.nproc=2")
     assert done.code == 0, done.err
     assert [state for _, state, *_ in trials(Path("sweep"))] == ["COMPLETE", "PRUNED"]
 
@@ -160,26 +165,25 @@ def test_a_study_that_is_killed_ends_as_one_that_was_not(draw, faces_root, whole
         ("x=interval(0.1,1)", Floats(0.1, 1)),
         ("x=tag(log,interval(1e-5,1e-1))", Floats(1e-5, 1e-1, log=True)),
         ("x=int(interval(8,64))", Integers(8, 64)),
-        ("x=tag(log,interval(0,1))", "x: .* has no numbers"),
-        ("x=range(3,1)", "x: .* has no numbers"),
+        ("x=tag(log,interval(0,1))", "x=.* has no logarithm"),
     ],
 )
 def test_what_optuna_chooses_from(text, expected):
     (override,) = OverridesParser.create().parse_overrides([text])
     if isinstance(expected, str):
         with pytest.raises(ValueError, match=expected):
-            distribution(override, "tpe")
+            distribution(override)
     elif expected is not None:
-        assert distribution(override, "tpe") == expected
+        assert distribution(override) == expected
     else:
-        assert distribution(override, "tpe").step == pytest.approx(0.1)
+        assert distribution(override).step == pytest.approx(0.1)
 
 
 def test_what_cannot_be_a_study_is_refused(study):
     done = study("sweep.optuna.trials=1")
     assert done.code == 2
     assert "error in the study sweep/optuna.journal: write a key as choice" in done.err
-    done = study("sweep.optuna.sampler=grid", "optimizer.lr=interval(0.1,1)")
+    done = study("model.width=range(3,1)")
     assert done.code == 2
-    assert "a grid has no intervals" in done.err
+    assert "model.width: model.width=range(3,1) has no values" in done.err
     assert "Traceback" not in done.err

@@ -12,7 +12,6 @@ epoch.
 
 from __future__ import annotations
 
-import itertools
 import os
 import sys
 import time
@@ -24,6 +23,7 @@ from filelock import FileLock
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 from hydra.plugins.sweeper import Sweeper
+from optuna.trial import TrialState
 
 from penstock.addons.sweeps.sweep import FINISHED, PRUNING, Job, job_name, values_of
 from penstock.terminal import say
@@ -51,8 +51,9 @@ class OptunaSweeper(Sweeper):
 
     def sweep(self, arguments: list[str]) -> None:
         """Run the trials; called by Hydra with the overrides of the command line."""
-        parser = OverridesParser.create(config_loader=self._loader)
-        given = parser.parse_overrides([*self._params, *arguments])
+        given = OverridesParser.create(config_loader=self._loader).parse_overrides(
+            [*self._params, *arguments]
+        )
         self._fixed = {one.get_key_element(): values_of(one)[0] for one in given}
         first = self._loader.load_sweep_config(self._config, list(self._fixed.values()))
         options, folder = first.sweep.optuna, Path(self._config.hydra.sweep.dir)
@@ -60,7 +61,7 @@ class OptunaSweeper(Sweeper):
         try:
             if not swept:
                 raise ValueError("write a key as choice(a,b), range(1,9) or interval(0.1,1)")
-            space = {one.get_key_element(): distribution(one, options.sampler) for one in swept}
+            space = {one.get_key_element(): distribution(one) for one in swept}
             study, _, lock = open_study(folder, options)
             for trial in study.get_trials():
                 if not trial.state.is_finished():
@@ -68,12 +69,12 @@ class OptunaSweeper(Sweeper):
             while options.timeout is None or time.monotonic() - begun < options.timeout:
                 with lock:  # one process at a time chooses a trial, from all those before it
                     trials = study.get_trials()
-                    values = chosen(trials, space, options)
-                    if values is None or len(trials) >= options.trials:
+                    if len(trials) >= options.trials:
                         return
+                    values = chosen(trials, space, options)
                     # One line of the journal, so that a kill leaves all of it, or nothing.
                     new = optuna.trial.create_trial(
-                        state=optuna.trial.TrialState.RUNNING,
+                        state=TrialState.RUNNING,
                         params=values,
                         distributions=space,
                         user_attrs={"job": job_name(self._words(values))},
@@ -92,12 +93,10 @@ class OptunaSweeper(Sweeper):
         (done,) = self._launcher.launch([self._words(trial.params)], initial_job_idx=trial.number)
         job = Job.read(Path(done.hydra_cfg.hydra.runtime.output_dir))
         if job.status in (*FINISHED, "failed"):
-            value = job.value if job.status == "done" else None
-            if value is not None and job.manifest.get("mode") == "max":
-                value = -value  # the study minimises
-            states = optuna.trial.TrialState
-            state = {"pruned": states.PRUNED, "failed": states.FAIL}.get(job.status)
-            study.tell(trial.number, value, state=state, skip_if_finished=True)
+            sign = -1 if job.manifest.get("mode") == "max" else 1  # the study minimises
+            value = None if job.status != "done" or job.value is None else sign * job.value
+            ends = {"pruned": TrialState.PRUNED, "failed": TrialState.FAIL}
+            study.tell(trial.number, value, state=ends.get(job.status), skip_if_finished=True)
 
 
 # The name by which Hydra knows it, see `register`.
@@ -136,18 +135,15 @@ def open_study(folder: Path, options: Any) -> tuple[optuna.Study, Any, Any]:
     return study, storage, lock
 
 
-def distribution(override: Any, sampler: str) -> Any:
+def distribution(override: Any) -> Any:
     """What Optuna draws the value of an override from; raises ValueError if it cannot."""
-    span, key, kinds = override.value(), override.get_key_element(), optuna.distributions
-    is_interval = override.is_interval_sweep()
-    if is_interval and sampler == "grid":
-        raise ValueError(f"{key}: a grid has no intervals; write choice(...) or range(...)")
-    if sampler == "grid" or not (is_interval or override.is_range_sweep()):
+    span, kinds, is_interval = override.value(), optuna.distributions, override.is_interval_sweep()
+    if not (is_interval or override.is_range_sweep()):
         return kinds.CategoricalDistribution([one.partition("=")[2] for one in values_of(override)])
     numbers = [span.start, span.end] if is_interval else list(span.range())
     log, step = "log" in span.tags, abs(getattr(span, "step", 1))
-    if not numbers or (log and min(numbers) <= 0):
-        raise ValueError(f"{key}: {override.input_line} has no numbers, or none for a log scale")
+    if log and min(numbers) <= 0:
+        raise ValueError(f"{override.input_line} has no logarithm; write numbers above 0")
     if all(isinstance(one, int) for one in numbers):
         return kinds.IntDistribution(min(numbers), max(numbers), log=log, step=int(step))
     return kinds.FloatDistribution(
@@ -155,12 +151,8 @@ def distribution(override: Any, sampler: str) -> Any:
     )
 
 
-def chosen(trials: list[Any], space: dict[str, Any], options: Any) -> Any:
-    """The values of the next trial, by the seed and the trials before it; None after a grid."""
-    if options.sampler == "grid":
-        every = itertools.product(*(drawn_from.choices for drawn_from in space.values()))
-        values = next(itertools.islice(every, len(trials), None), None)
-        return values and dict(zip(space, values, strict=True))
+def chosen(trials: list[Any], space: dict[str, Any], options: Any) -> dict[str, Any]:
+    """The values of the next trial, by the seed and the trials before it."""
     seed, samplers = (options.seed * 1_000_003 + len(trials)) % 2**32, optuna.samplers
     tpe = samplers.TPESampler(n_startup_trials=options.startup, seed=seed)
     # In memory: to ask a study writes a trial down before its values are known.

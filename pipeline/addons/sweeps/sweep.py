@@ -57,8 +57,9 @@ def job_name(words: Sequence[str]) -> str:
     It begins with short names of the keys and their values, and ends with a hash of all overrides
     that change a result. It needs no quotes, in a shell or for Hydra.
     """
-    given = settings_of(words).items()
-    kept = {key: value for key, value in given if not is_harmless(f"{key}={value}")}
+    kept = {
+        key: value for key, value in settings_of(words).items() if not is_harmless(f"{key}={value}")
+    }
     text = "\n".join(f"{key}={value}" for key, value in kept.items())
     shown = [
         re.sub(r"[^\w.]+", "_", f"{key.rpartition('.')[2]}_{kept[key]}")[:20].strip("_")
@@ -124,15 +125,14 @@ class Job:
 def jobs_of(folder: Path) -> list[Job]:
     """The jobs of the sweep in `folder` that have begun, by their settings."""
     found = []
-    for parent, folders, files in os.walk(folder):
-        if NAME in files and parent != str(folder) and has_manifest(Path(parent)):
-            folders.clear()
-            name = os.path.relpath(parent, folder)
+    for path in sorted({file.parent for file in folder.rglob(NAME)} - {folder}):
+        if has_manifest(path):
+            name = str(path.relative_to(folder))
             try:
-                found.append(Job.read(Path(parent), name))
+                found.append(Job.read(path, name))
             except ConfigError as error:  # it is damaged
                 facts = {"status": "failed", "error": str(error), "exit_code": error.exit_code}
-                found.append(Job(name, Path(parent), facts))
+                found.append(Job(name, path, facts))
     return sorted(
         found,
         key=lambda job: [
@@ -144,8 +144,8 @@ def jobs_of(folder: Path) -> list[Job]:
 
 def note(folder: Path, **facts: Any) -> None:
     """Add facts to the manifest of a job that no run has claimed, or whose run has ended."""
-    known = {**Job.read(folder).manifest, **facts}
-    write_atomically(folder / NAME, (json.dumps(known, indent=2) + "\n").encode())
+    text = json.dumps({**Job.read(folder).manifest, **facts}, indent=2)
+    write_atomically(folder / NAME, f"{text}\n".encode())
 
 
 def run_job(
@@ -223,7 +223,9 @@ def values_of(override: Any) -> list[str]:
         return [str(override.input_line)]
     key, value = override.get_key_element(), override.value()
     ends = (value.start, value.end) if override.is_interval_sweep() else None
-    return [f"{key}={value}" for value in ends or override.sweep_string_iterator()]
+    if not (values := list(ends or override.sweep_string_iterator())):
+        raise ConfigError(Problem(key, f"{override.input_line} has no values"))
+    return [f"{key}={value}" for value in values]
 
 
 def check(
@@ -240,14 +242,12 @@ def check(
         "a sweep, whose jobs are checked first, over",
         *(one.input_line for one in overrides if one.is_sweep_override()),
     )
-    first = [several[0] for several in lines]
-    each = [
-        [*first[:axis], line, *first[axis + 1 :]]
-        for axis, several in enumerate(lines)
-        for line in several
+    once: list[Any] = [  # a job without a value of its own for a key has the first one
+        [line or several[0] for line, several in zip(job, lines, strict=True)]
+        for job in itertools.zip_longest(*lines)
     ]
     is_small = math.prod(map(len, lines)) <= MOST_CHECKED
-    jobs, found = list(itertools.product(*lines)) if is_small else each, dict[Problem, list[Any]]()
+    jobs, found = list(itertools.product(*lines)) if is_small else once, dict[Problem, list[Any]]()
     for job in jobs:
         for problem in dict.fromkeys(problems_of(job)):
             found.setdefault(problem, []).append(job)
@@ -279,8 +279,8 @@ def running(
         try:
             from penstock.addons.sweeps.optuna_sweeper import register
         except ImportError as error:
-            way = "pip install 'penstock-loader[optuna]', or choose sweep=grid"
-            raise ConfigError(Problem("sweep", f"{error}: {way}")) from error
+            reason = f"{error}: pip install 'penstock-loader[optuna]', or choose sweep=grid"
+            raise ConfigError(Problem("sweep", reason)) from error
         register()
     # A launcher's programs are asked to stop as others are.
     os.environ.setdefault("SUBMITIT_PREEMPT_SIGNAL", "USR1")
@@ -299,39 +299,44 @@ def running(
 
 def show(folder: Path, jobs: Sequence[Job]) -> None:
     """Print and write the table of a sweep's jobs, and that of settings, which seeds and folds may
-    repeat: their mean, its standard deviation over each, and the jobs that lack a value.
+    repeat: their mean, how many jobs have a value, and the standard deviation over each.
     """
     import pandas
 
     metric = next((job.metric for job in jobs if job.value is not None), "value")
-    rows: list[dict[str, Any]] = []
-    for job in jobs:
-        told = {"status": job.status, "error": job.error or None, metric: job.value}
-        rows.append({"job": job.name, **job.settings, **told, **job.metrics})
+    rows = [
+        {
+            "job": job.name,
+            **job.settings,
+            "status": job.status,
+            "error": job.error or None,
+            metric: job.value,
+            **job.metrics,
+        }
+        for job in jobs
+    ]
     frame, keys = pandas.DataFrame(rows), sorted({key for job in jobs for key in job.settings})
-    alike = [key for key in keys if len(jobs) > 1 and frame[key].nunique(dropna=False) == 1]
-    keys = [key for key in keys if key not in alike]
-    settings: Any = [key for key in keys if key not in REPEATED]
-    by = settings or (lambda row: "")
-    groups: Any = frame.groupby(by, sort=False, dropna=False)[metric]
-    summary = groups.agg(**{f"mean {metric}": "mean", "jobs": "count"})
-    for key in sorted({*keys} - {*settings}):  # the deviation of the mean for each seed, or fold
+    varied = [key for key in keys if len(jobs) == 1 or frame[key].nunique(dropna=False) > 1]
+    settings = [key for key in varied if key not in REPEATED]
+    by: Any = settings or (lambda row: "")
+    groups = frame.groupby(by, sort=False, dropna=False)
+    summary = groups.agg(**{f"mean {metric}": (metric, "mean"), "jobs": (metric, "count")})
+    for key in sorted({*varied} - {*settings}):  # of the mean for each seed, or fold
         each = frame.groupby([*settings, key], dropna=False)[metric].mean()
         summary[f"over {REPEATED[key]}"] = each.groupby(by, dropna=False).std()
-    without = frame[frame[metric].isna()].groupby(by, dropna=False)["job"]
-    summary = summary.assign(missing=without.agg("; ".join)).reset_index(drop=not settings)
+    summary = summary.reset_index(drop=not settings)
     for name, made in {TABLE: frame, MEANS: summary}.items():
         write_atomically(folder / name, made.to_csv(index=False, float_format="%.6g").encode())
     shown: Any = {"index": False, "na_rep": "", "float_format": "{:.6g}".format}
     put(f"{frame['status'].isin(FINISHED).sum()} of {len(jobs)} jobs in {folder} are done")
-    put(frame.drop(columns=alike).dropna(axis=1, how="all").to_string(**shown))
-    best: Any = frame[frame["status"] == "done"]
+    put(frame.drop(columns={*keys} - {*varied}).dropna(axis=1, how="all").to_string(**shown))
+    best = frame[frame["status"] == "done"]
     if len(summary) < len(frame):
         put(summary.to_string(**shown))
         # The easiest fold is no result.
         best, metric = summary[summary["jobs"] == summary["jobs"].max()], f"mean {metric}"
-    if len(values := best[metric].dropna()):
-        is_max = any(job.manifest.get("mode") == "max" for job in jobs)
-        at = (values.idxmax if is_max else values.idxmin)()
-        of = " ".join(f"{key}={best[key][at]}" for key in keys if key in best)
-        put(f"best: {metric} {values[at]:.6g} with {of or '(defaults)'}")
+    is_max = any(job.manifest.get("mode") == "max" for job in jobs)
+    best = best.dropna(subset=metric).sort_values(metric, ascending=not is_max, kind="stable")
+    if len(best):
+        of = " ".join(f"{key}={best[key].iloc[0]}" for key in varied if key in best)
+        put(f"best: {metric} {best[metric].iloc[0]:.6g} with {of or '(defaults)'}")
