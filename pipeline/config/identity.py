@@ -9,45 +9,50 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import Any
+from typing import Any, get_args
 
-from pydantic import BaseModel
-
-from penstock.config.schema import BATCHES, OF_ARGUMENTS, Changes, Config, Effect
+from penstock.config.schema import (
+    BATCHES,
+    DATA,
+    OF_ARGUMENTS,
+    RESULTS,
+    TRAINING,
+    VALIDATION,
+    WEIGHTS,
+    Config,
+    Effect,
+)
 from penstock.loading.known_by import agree
 
 LENGTH = ("trainer.max_epochs", "trainer.max_steps")  # a run may become longer
-NOT_SET = "not set"
+_MAKE = {"train": (TRAINING, BATCHES), "val": (VALIDATION, BATCHES)}  # the batches of a split
 
 
 @cache
-def effects() -> Mapping[str, Effect]:
-    """The effect of each field of the schema, by key; of a field in sections, theirs."""
-    return {**dict(_effects(Config, "", BATCHES)), **OF_ARGUMENTS}
+def effects(
+    section: Any = Config, above: str = "", inherited: Effect = BATCHES
+) -> Mapping[str, Effect]:
+    """The effect of each field of a section by key, and the strongest below each that has fields.
 
-
-def _effects(
-    section: type[BaseModel], above: str, inherited: Effect
-) -> Iterator[tuple[str, Effect]]:
+    Args:
+        above: the key of the section, with a dot behind it.
+        inherited: the effect of a field that has none of its own.
+    """
+    found = {key: effect for key, effect in OF_ARGUMENTS.items() if key.startswith(above)}
     for name, field in section.model_fields.items():
         effect = next((one for one in field.metadata if isinstance(one, Effect)), inherited)
-        kinds = (field.annotation, *getattr(field.annotation, "__args__", ()))
-        inner = next((kind for kind in kinds if hasattr(kind, "model_fields")), None)
-        if inner is None:
-            yield above + name, effect
-        else:
-            yield from _effects(inner, f"{above}{name}.", effect)
+        kinds = field.annotation, *get_args(field.annotation)
+        inner = [kind for kind in kinds if hasattr(kind, "model_fields")]
+        below = effects(inner[0], f"{above}{name}.", effect) if inner else {}
+        found |= {**below, above + name: max(below.values(), default=effect)}
+    return found
 
 
 def effect_of(key: str) -> Effect:
-    """The effect of a key, for any two values of it; of a section, the strongest of its keys."""
-    known, above = effects(), key
-    while above and above not in known:
-        above = above.rpartition(".")[0]
-    if above:
-        return known[above]
-    inside = [effect for name, effect in known.items() if name.startswith(f"{key}.")]
-    return max(inside, key=lambda effect: effect.changes, default=BATCHES)
+    """The effect of a key, for any two values of it; of an unknown one, that of what it is in."""
+    while key and key not in effects():
+        key = key.rpartition(".")[0]
+    return effects().get(key, BATCHES)
 
 
 def identity(config: Config, split: str | None = None) -> dict[str, str]:
@@ -62,18 +67,13 @@ def identity(config: Config, split: str | None = None) -> dict[str, str]:
     # Validation decides what is learned where a run stops by it, or its rate follows it; a schedule
     # of somebody's own may.
     follows = schedule.endswith("ReduceLROnPlateau") or not schedule.startswith("torch.optim.")
-    steers = follows or config.trainer.patience is not None
-    least = Changes.RESULTS if steers else Changes.WEIGHTS
-    plain, values = config.plain(), {}
-    for key, value in leaves(plain):
-        effect = effect_of(key)
-        counts = split in effect.makes if split else effect.changes >= least and key not in LENGTH
-        if counts and effect.changes != Changes.DATA:
-            values[key] = str(value)
-    for name, steps in plain["transform"].items():
-        if any(key.startswith(f"transform.{name}.") for key in values):  # steps have an order
-            values[f"transform.{name}"] = ", ".join(step for step, node in steps.items() if node)
-    return values
+    least = RESULTS if follows or config.trainer.patience is not None else WEIGHTS
+    counts = _MAKE[split] if split else range(least, DATA)
+    return {
+        key: str(value)
+        for key, value in leaves(config.model_dump())
+        if effect_of(key) in counts and key not in LENGTH
+    }
 
 
 def differences(saved: Mapping[str, str], own: Mapping[str, str]) -> list[str]:
@@ -82,8 +82,10 @@ def differences(saved: Mapping[str, str], own: Mapping[str, str]) -> list[str]:
 
 
 def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted key and value of everything in nested mappings."""
+    """Dotted key and value of everything in nested mappings, and the order of steps."""
     if isinstance(value, Mapping) and value:
+        if key.startswith("transform.") and key.count(".") == 1:
+            yield key, ", ".join(step for step, node in value.items() if node)
         for name, item in value.items():
             yield from leaves(item, f"{key}.{name}" if key else str(name))
     else:

@@ -8,7 +8,6 @@ pydantic's import costs 0.1 s, once.
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Annotated, Any, Literal
 
@@ -18,32 +17,20 @@ from penstock import seams
 from penstock.files.limits import Count, Index, Limits, Seed
 
 
-class Changes(IntEnum):
+class Effect(IntEnum):
     """What depends on a key, for any two values of it, whatever else is configured."""
 
     NOTHING = 0  # it only measures, places, speeds up or stops a run
     ROUNDING = 1  # the order of sums: ranks, devices, kernels; a run may continue with another one
     RESULTS = 2  # what is measured of the weights; and the weights, where validation steers a run
-    WEIGHTS = 3  # how they are learned, and from how many batches
-    BATCHES = 4  # some training batch (epoch, step), in its samples or in what is made of them
-    DATA = 5  # the same by the data, whose fingerprint stands for the key
+    VALIDATION = 3  # the same, by batches of validation
+    WEIGHTS = 4  # how they are learned, and from how many batches
+    TRAINING = 5  # some training batch (epoch, step), in its samples or in what is made of them
+    BATCHES = 6  # batches of training and of validation
+    DATA = 7  # the same by the data, whose fingerprint stands for the key
 
 
-@dataclass(frozen=True)
-class Effect:
-    """The effect of a key and of the keys below it.
-
-    Attributes:
-        makes: the splits whose batches are made by it.
-    """
-
-    changes: Changes
-    makes: tuple[str, ...] = ()
-
-
-NOTHING, ROUNDING, RESULTS, WEIGHTS, _, DATA = map(Effect, Changes)
-TRAINING, VALIDATION = Effect(Changes.BATCHES, ("train",)), Effect(Changes.RESULTS, ("val",))
-BATCHES = Effect(Changes.BATCHES, ("train", "val"))
+NOTHING, ROUNDING, RESULTS, VALIDATION, WEIGHTS, TRAINING, BATCHES, DATA = Effect
 
 
 class Section(BaseModel):

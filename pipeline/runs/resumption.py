@@ -16,9 +16,9 @@ import yaml
 
 from penstock.config import targets
 from penstock.config.compose import CONF
-from penstock.config.identity import NOT_SET, effect_of, identity, leaves
 from penstock.config.identity import differences as differing
-from penstock.config.schema import Changes, Config
+from penstock.config.identity import effect_of, identity, leaves
+from penstock.config.schema import Config, Effect
 from penstock.errors import ConfigError, Problem
 from penstock.loading.known_by import PREFIX
 from penstock.order.address import Address
@@ -30,6 +30,7 @@ _KEY = re.compile(
     r"(\+\+|\+|~)?(?P<key>[A-Za-z_]\w*([./][\w-]+)*)(@(?P<package>[\w.]+))?", re.ASCII
 )
 _NOT_KEPT = ("resume", "resume_despite", "run_dir", "task", "hydra")
+NOT_SET = "not set"
 SKIP = "trainer.skip"  # may change from the checkpoint's address on
 SCHEDULES = "scheduler.steps"  # of a fingerprint: the number of steps of each schedule
 _SPANS = re.compile(r"\d{1,16}(\+\d{1,16}){0,999}", re.ASCII)
@@ -112,7 +113,7 @@ def is_harmless(line: str) -> bool:
     one sweep.
     """
     key, value = key_of(line).replace("/", "."), line.partition("=")[2]
-    if effect_of(key).changes == Changes.NOTHING:
+    if effect_of(key) == Effect.NOTHING:
         return True
     # An option of a section such as `loader`, of which not every key is harmless.
     option = CONF / key / f"{value}.yaml"
@@ -120,7 +121,7 @@ def is_harmless(line: str) -> bool:
         return False
     content = yaml.safe_load(option.read_text(encoding="utf-8"))
     keys = leaves({name: one for name, one in content.items() if name != "defaults"}, key)
-    return all(effect_of(name).changes == Changes.NOTHING for name, _ in keys)
+    return all(effect_of(name) == Effect.NOTHING for name, _ in keys)
 
 
 def fingerprint(config: Config, data: Mapping[str, str], moves: int) -> dict[str, str]:

@@ -11,7 +11,7 @@ import yaml
 
 from penstock import command
 from penstock.addons.comparing.diff import _differing, settings_of
-from penstock.config.schema import Changes
+from penstock.config.schema import Effect
 from penstock.runs import checkpoint
 from penstock.runs.record import RunRecord
 from tests.program import run
@@ -30,7 +30,7 @@ FIT = (
     "trainer.baseline=false",
     "tracker=none",
 )
-NOTHING, ROUNDING, RESULTS, WEIGHTS, BATCHES, DATA = Changes
+NOTHING, ROUNDING, RESULTS, VALIDATION, WEIGHTS, TRAINING, BATCHES, DATA = Effect
 
 
 @pytest.fixture(scope="module")
@@ -79,10 +79,10 @@ def weights(folder):
 
 PAIRS = {  # with what digests and weights have to tell; every second one is in the default suite
     "seed=1": BATCHES,
-    "sampler=sequential": BATCHES,
-    "transform.train.flip.p=1.0": BATCHES,
-    "batch.size=7": BATCHES,
-    "trainer.overfit_batches=2": BATCHES,
+    "sampler=sequential": TRAINING,
+    "transform.train.flip.p=1.0": TRAINING,
+    "batch.size=7": TRAINING,
+    "trainer.overfit_batches=2": TRAINING,
     "dataset.val_fraction=0.3": DATA,
     "optimizer.lr=0.02": WEIGHTS,
     "objective.loss.beta=0.2": WEIGHTS,
@@ -94,8 +94,8 @@ PAIRS = {  # with what digests and weights have to tell; every second one is in 
     "scheduler=none": WEIGHTS,
     "loader.num_workers=1": NOTHING,
     "loader.generator=5": NOTHING,
-    "batch.val_size=3": RESULTS,
-    "transform.val.normalize.statistics=dataset": RESULTS,
+    "batch.val_size=3": VALIDATION,
+    "transform.val.normalize.statistics=dataset": VALIDATION,
     "trainer.checkpoint.every_steps=2": NOTHING,
     "trainer.device=cpu": ROUNDING,
     "cache_dir=elsewhere": NOTHING,
@@ -121,8 +121,8 @@ def test_a_key_is_in_the_group_that_digests_and_weights_tell(word, first, fit):
     changed = any(one[address] != other[address] for address in common)
     learned = weights(first) != weights(second)
     assert common
-    said = min(BATCHES, PAIRS[word])
-    assert said == BATCHES if changed else said == WEIGHTS if learned else said < WEIGHTS
+    said = min(TRAINING, PAIRS[word])
+    assert said == TRAINING if changed else said == WEIGHTS if learned else said < WEIGHTS
 
 
 def diff(capsys, first, second, code=1):
@@ -284,7 +284,7 @@ def test_steps_in_another_order_change_batches(pair):
     found = settings_of(RunRecord.read(first), RunRecord.read(second))
     one, *others = [one for some in found.values() for one in some]
     assert not others
-    assert found[BATCHES] == [one]
+    assert found[TRAINING] == [one]
     assert one == ("transform.train", "resize, flip, normalize", "normalize, flip, resize")
 
 

@@ -5,11 +5,11 @@ import yaml
 
 import penstock
 from penstock.config.identity import differences, effect_of, effects, leaves
-from penstock.config.schema import Changes
+from penstock.config.schema import Effect
 from penstock.runs.resumption import fingerprint, is_harmless
 from tests.config.test_conf import FILES
 
-NOTHING, ROUNDING, RESULTS, WEIGHTS, BATCHES, DATA = Changes
+NOTHING, ROUNDING, RESULTS, VALIDATION, WEIGHTS, TRAINING, BATCHES, DATA = Effect
 
 
 def test_every_key_of_every_option_is_known():
@@ -27,19 +27,19 @@ def test_every_key_of_every_option_is_known():
 @pytest.mark.parametrize(
     ("key", "changes"),
     [
-        *[(key, BATCHES) for key in ("trainer.of_later", "later", "transform.of_later.x")],
-        *[(key, BATCHES) for key in ("trainer", "batch", "sampler.order._target_")],
+        *[(key, BATCHES) for key in ("later", "transform.of_later.x")],
+        *[(key, TRAINING) for key in ("trainer.of_later", "trainer", "batch", "sampler.order.x")],
         ("optimizer.of_somebody", WEIGHTS),
         ("objective.metrics.nme._target_", WEIGHTS),
         ("dataset.own_argument", DATA),
-        ("transform.val.resize.size", RESULTS),
+        ("transform.val.resize.size", VALIDATION),
         *[(key, ROUNDING) for key in ("distributed.nproc", "trainer.device", "trainer.compile")],
         *[(key, NOTHING) for key in ("run_dir", "loader.num_workers", "trainer.progress")],
     ],
 )
 def test_arguments_of_parts_have_the_effect_of_their_section(key, changes):
     """And a key of another version is not called harmless."""
-    assert effect_of(key).changes == changes
+    assert effect_of(key) == changes
 
 
 def continued(*now, before=(), data="ab" * 16):

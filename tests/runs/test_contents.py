@@ -81,14 +81,3 @@ def test_files_are_hashed_while_nobody_stops_it(tmp_path):
     assert hashing.record(str(tmp_path / "none")) == b""
     hashing.stopped = True
     assert hashing.record(str(path)) == b""
-
-
-def test_a_list_of_files_is_written_once(tmp_path):
-    path = tmp_path / "lists" / "a"
-    names = {"a b": "0" * 32, "c  d": "1" * 32}
-    contents.write_list(path, [(digest, name) for name, digest in names.items()])
-    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
-    assert contents.read_list(path) == names
-    contents.write_list(path, [("2" * 32, "e")])
-    assert contents.read_list(path) == names
-    assert contents.read_list(tmp_path / "none") is None

@@ -35,7 +35,7 @@ from penstock.datasets.spoken_digits import SpokenDigits
 from penstock.errors import ConfigError
 from penstock.runs.identity import contents
 from penstock.runs.identity.contents import UNREADABLE, digests
-from penstock.runs.identity.fingerprints import fingerprint_of, first_difference
+from penstock.runs.identity.fingerprints import fingerprint_of
 from penstock.runs.identity.sources import UNKNOWN, changes, code_of
 from tests.program import run
 
@@ -285,8 +285,6 @@ def test_a_dangling_image_is_part_of_the_content(tmp_path):
     path.symlink_to("gone.png")
     after = fingerprint_of(ImageFolder(str(tmp_path / "data")), "content", tmp_path)
     assert after != before
-    name = path.relative_to(tmp_path / "data").as_posix()
-    assert first_difference(tmp_path, before, after) == f"{name!r} has other content"
     path.unlink()
     path.write_bytes(content)
     assert fingerprint_of(ImageFolder(str(tmp_path / "data")), "content", tmp_path) == before
@@ -335,9 +333,7 @@ def test_a_dataset_of_ones_own_is_recognised_by_its_paths(tmp_path):
     assert told == fingerprint_of(two, "content", tmp_path)
     assert fingerprint_of(one, "sizes", tmp_path) == "4"
     flip(tmp_path / "two" / "3.bin", 9)
-    assert first_difference(tmp_path, told, fingerprint_of(two, "content", tmp_path)) == (
-        "'3.bin' has other content"
-    )
+    assert told != fingerprint_of(two, "content", tmp_path)
     lacking = [
         (Own(tmp_path / "one"), "content", "data_files"),
         (one, "names", "names_fingerprint"),

@@ -7,7 +7,7 @@ import pytest
 from penstock.errors import ConfigError
 from penstock.loading.known_by import PLACE
 from penstock.loading.wrapped import SomeRows
-from penstock.runs.identity import contents, dataset, fingerprints, sources
+from penstock.runs.identity import dataset, fingerprints, sources
 
 HERE = __name__
 
@@ -127,65 +127,6 @@ def test_a_long_argument_is_a_beginning_and_a_hash(length):
     else:
         assert text == "x" * 100 + "... 4b947e1e32c12ad3"
         assert dataset._text("x" * 202) != text
-
-
-HASHES = {name: letter * 32 for name, letter in zip(("old", "new"), "ab", strict=True)}
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "words"),
-    [
-        ({"a": "1", "b": "2"}, {"a": "1", "b": "3"}, "'b' has other content"),
-        ({"a": "1", "b": "2"}, {"a": "1"}, "'b' is gone"),
-        ({"a": "1"}, {"a": "1", "b": "2"}, "'b' is new"),
-        ({"a": "1", "b": "2"}, {"a": "9", "c": "2"}, "'a' has other content, and 2 more differ"),
-        ({"a": "1"}, {"a": "1"}, ""),
-        ({"a": "1"}, None, ""),
-        (None, {"a": "1"}, ""),
-    ],
-)
-def test_the_first_file_that_differs(old, new, words, tmp_path):
-    for name, listed in (("old", old), ("new", new)):
-        if listed is not None:
-            rows = [(digest * 32, file) for file, digest in listed.items()]
-            contents.write_list(fingerprints._list(tmp_path, HASHES[name]), rows)
-    assert fingerprints.first_difference(tmp_path, HASHES["old"], HASHES["new"]) == words
-    for strange in ("../../x", "A" * 32, "a" * 31):
-        assert fingerprints.first_difference(tmp_path, strange, HASHES["new"]) == ""
-        assert fingerprints.first_difference(tmp_path, HASHES["old"], strange) == ""
-
-
-@pytest.mark.parametrize(
-    ("saved", "own", "asked", "compared"),
-    [
-        ({}, {"dataset": "s"}, [], {"dataset": "s"}),
-        (
-            {fingerprints.KEY: "names"},
-            {"dataset": "s", "lr": "1"},
-            ["names"],
-            {"dataset": "by names", "lr": "1", fingerprints.KEY: "names"},
-        ),
-        ({}, {"dataset": "n", fingerprints.KEY: "names"}, ["sizes"], {"dataset": "by sizes"}),
-        ({fingerprints.KEY: "odd"}, {"dataset": "s"}, [], {"dataset": "s"}),
-        (
-            {fingerprints.KEY: "content"},
-            {"dataset": "s"},
-            ["content"],
-            {"dataset": "s"},  # it has none of that kind
-        ),
-    ],
-)
-def test_data_are_compared_as_the_run_before_knew_them(saved, own, asked, compared):
-    modes = []
-
-    def data(mode):
-        modes.append(mode)
-        if mode == "content":
-            raise ConfigError("it has no files")
-        return f"by {mode}"
-
-    assert fingerprints.in_mode_of(saved, own, data) == compared
-    assert modes == asked
 
 
 def test_modes_of_a_fingerprint(tmp_path):

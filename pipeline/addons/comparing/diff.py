@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from penstock.config.identity import effect_of, leaves
-from penstock.config.schema import TASK_KEYS, Changes, Config
+from penstock.config.schema import TASK_KEYS, Config, Effect
 from penstock.errors import PenstockError
 from penstock.loading.known_by import relation
 from penstock.runs.checkpoint import find_newest, has_checkpoint
@@ -34,12 +34,14 @@ from penstock.tasks.summary import put_rows
 from penstock.terminal import one_line, put, watched
 
 TITLES = {
-    Changes.DATA: "keys of data, which change batches if they change the data",
-    Changes.BATCHES: "keys that change batches",
-    Changes.WEIGHTS: "keys that change weights, and no batch",
-    Changes.RESULTS: "keys that change results, and no weights unless validation steers the run",
-    Changes.ROUNDING: "keys that change weights by rounding",
-    Changes.NOTHING: "keys that change nothing",
+    Effect.DATA: "keys of data, which change batches if they change the data",
+    Effect.BATCHES: "keys that change batches",
+    Effect.TRAINING: "keys that change training batches alone",
+    Effect.WEIGHTS: "keys that change weights, and no batch",
+    Effect.VALIDATION: "keys that change validation batches alone",
+    Effect.RESULTS: "keys that change results, and no weights unless validation steers the run",
+    Effect.ROUNDING: "keys that change weights by rounding",
+    Effect.NOTHING: "keys that change nothing",
 }
 FACTS = {  # of a manifest, by what they tell
     "run": ("status", "reason", "order"),
@@ -75,7 +77,7 @@ def run(config: Config) -> None:
     parts = {
         TITLES[effect]: some
         for effect, some in settings.items()
-        if some or effect >= Changes.WEIGHTS
+        if some or effect >= Effect.WEIGHTS
     }
     for title, rows in (parts | {title: some for title, some in facts.items() if some}).items():
         put(f"\n{title}{'' if rows else ': none'}")
@@ -106,7 +108,7 @@ def run(config: Config) -> None:
 
 def answer(
     findings: Sequence[Finding],
-    settings: Mapping[Changes, Sequence[Row]],
+    settings: Mapping[Effect, Sequence[Row]],
     facts: Mapping[str, Sequence[Row]],
 ) -> str:
     """What the findings come to, and where to look if no key explains it."""
@@ -120,8 +122,8 @@ def answer(
     learned = {True: "the same weights", False: "other weights", None: "weights not compared"}
     text = f"{said}, {learned[model]}"
     explained = [effect for effect, some in settings.items() if some]
-    explained += [Changes.BATCHES] if facts["data"] else []
-    least = Changes.BATCHES if batches is False else Changes.ROUNDING if model is False else None
+    explained += [Effect.BATCHES] if facts["data"] else []
+    least = Effect.TRAINING if batches is False else Effect.ROUNDING if model is False else None
     if least is not None and not any(effect >= least for effect in explained):
         looks = [title for title in ("code", "versions", "hardware") if facts[title]]
         places = f"look at {' and '.join(looks)}" if looks else "nothing that was noted differs"
@@ -129,18 +131,12 @@ def answer(
     return text
 
 
-def settings_of(*runs: RunRecord) -> dict[Changes, list[Row]]:
+def settings_of(*runs: RunRecord) -> dict[Effect, list[Row]]:
     """The keys of the configuration that differ, by their effect; but for those of tasks."""
-    configs: list[dict[str, Any]] = [dict(leaves(run.config)) for run in runs]
-    for config, record in zip(configs, runs, strict=True):
-        transform: Any = record.config["transform"]
-        for name, steps in transform.items():  # which are applied in their order
-            if isinstance(steps, Mapping):
-                config[f"transform.{name}"] = ", ".join(step for step in steps if steps[step])
-    found: dict[Changes, list[Row]] = {effect: [] for effect in TITLES}
-    for row in _differing(*configs):
+    found: dict[Effect, list[Row]] = {effect: [] for effect in TITLES}
+    for row in _differing(*(run.config for run in runs)):
         if row[0].split(".")[0] not in ("run_dir", *TASK_KEYS):
-            found[effect_of(row[0]).changes].append(row)
+            found[effect_of(row[0])].append(row)
     return found
 
 

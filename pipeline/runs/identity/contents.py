@@ -12,7 +12,7 @@ import os
 import stat
 import struct
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from itertools import chain
@@ -180,26 +180,3 @@ def _write(file: Path, kept: Kept) -> None:
 
 def _check(body: bytes) -> bytes:
     return hashlib.blake2b(body, digest_size=16).digest()
-
-
-def write_list(path: Path, lines: Iterable[tuple[str, str]]) -> None:
-    """Write hashes and names of files; `b2sum -l 128 --check` reads it, but for addresses."""
-    if path.exists():
-        return
-    signs = str.maketrans({"\\": r"\\", "\n": r"\n", "\r": r"\r"})
-    text = "".join(f"{digest}  {name.translate(signs)}\n" for digest, name in lines)
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_atomically(path, os.fsencode(text))
-    except (OSError, PenstockError) as error:
-        _log.warning("the list of the data's files is not kept: %s", error)
-
-
-def read_list(path: Path) -> dict[str, str] | None:
-    """Hashes by name that `write_list` wrote; None if it did not."""
-    try:
-        lines = os.fsdecode(path.read_bytes()).split("\n")
-    except OSError:
-        return None
-    pairs = (line.partition("  ") for line in lines if line)
-    return {name: digest for digest, _, name in pairs}

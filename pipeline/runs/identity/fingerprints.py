@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +20,13 @@ from penstock.loading.wrapped import SomeRows
 from penstock.order.streams import length_of
 
 KEY = "data.fingerprint"
-MODES = ("names", "sizes", "content")
-_HASH = re.compile(r"[0-9a-f]{32}")
 
 
 def fingerprint_of(dataset: object, mode: str, cache_dir: str | Path) -> str:
     """The fingerprint of a dataset.
 
     Args:
-        cache_dir: keeps hashes of files, and the files of a fingerprint.
+        cache_dir: keeps hashes of files.
 
     Raises:
         ConfigError: this dataset has no fingerprint of this kind.
@@ -54,8 +51,8 @@ def other_than_own(dataset: object, config: Config) -> str | None:
 
 
 def _with_content(dataset: object, own: str, cache_dir: str | Path) -> str:
-    """The hash of `own` and all files, which a list in the cache names."""
-    from penstock.runs.identity.contents import UNREADABLE, digests, write_list
+    """The hash of `own` and all files."""
+    from penstock.runs.identity.contents import UNREADABLE, digests
 
     listed = dataset.data_files() if hasattr(dataset, "data_files") else _by_path(dataset)
     files = list(dict.fromkeys((str(n), str(p), *map(str, v)) for n, p, *v in listed))
@@ -75,7 +72,6 @@ def _with_content(dataset: object, own: str, cache_dir: str | Path) -> str:
     for content, name in rows:
         encoded = os.fsencode(name)
         digest.update(f"{len(encoded)} {content}\n".encode() + encoded)
-    write_list(_list(cache_dir, digest.hexdigest()), rows)
     return digest.hexdigest()
 
 
@@ -103,51 +99,3 @@ def _refusal(dataset: object, mode: str) -> ConfigError:
 def recorded(mode: str) -> dict[str, str]:
     """The entry of a run's fingerprint for `mode`; none for sizes."""
     return {} if mode == "sizes" else {KEY: mode}
-
-
-def mode_in(fingerprint: Mapping[str, str]) -> str:
-    """The mode of the data in a run's fingerprint."""
-    return fingerprint.get(KEY, "sizes")
-
-
-def in_mode_of(
-    saved: Mapping[str, str], own: Mapping[str, str], data: Callable[[str], str]
-) -> Mapping[str, str]:
-    """`own` with the data in the mode of `saved`, so that the two can be compared.
-
-    Args:
-        saved, own: fingerprints of runs, by key.
-        data: mode -> the fingerprint of this run's training data.
-    """
-    mode = mode_in(saved)
-    if mode == mode_in(own) or mode not in MODES:
-        return own
-    try:
-        converted = {**own, "dataset": data(mode)}
-    except ConfigError:  # not comparable: both keys differ and are refused
-        return own
-    converted.pop(KEY, None)
-    return converted | recorded(mode)
-
-
-def first_difference(cache_dir: str | Path, before: str, now: str) -> str:
-    """In words, the first file that differs between two fingerprints; empty if unknown."""
-    if not all(_HASH.fullmatch(str(fingerprint)) for fingerprint in (before, now)):
-        return ""
-    from penstock.runs.identity.contents import read_list
-
-    old, new = (read_list(_list(cache_dir, fingerprint)) for fingerprint in (before, now))
-    if old is None or new is None:
-        return ""
-    changed = [name for name in {**old, **new} if old.get(name) != new.get(name)]
-    if not changed:
-        return ""
-    name = changed[0]
-    how = "is new" if name not in old else "is gone" if name not in new else "has other content"
-    rest = f", and {len(changed) - 1} more differ" if len(changed) > 1 else ""
-    return f"{name!r} {how}{rest}"
-
-
-def _list(cache_dir: str | Path, fingerprint: str) -> Path:
-    folder = Path(cache_dir).expanduser().absolute() / "fingerprints"
-    return folder / f"content-{fingerprint}.b2sum"
