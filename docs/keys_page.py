@@ -7,6 +7,7 @@ The page is written by
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from itertools import takewhile
 from pathlib import Path
@@ -80,9 +81,12 @@ def _entries(node: object, prefix: str, lines: list[str]) -> Iterator[YamlKey]:
 
 
 def keys_of(path: Path, group: str) -> list[YamlKey]:
-    """The keys of an option's file, in full."""
+    """The keys of an option's file, in full, and of the file at the root that it begins with."""
     text = path.read_text(encoding="utf-8")
-    return entries(text, package_of(text, group))
+    own = {key.key: key for key in entries(text, package_of(text, group))}
+    first = re.match(r"(#.*\n)*defaults: \[(/\w+)", text)
+    common = keys_of(Path(f"{CONF}{first[2]}.yaml"), group) if first else []
+    return [*own.values(), *(key for key in common if key.key not in own)]
 
 
 def package_of(text: str, group: str) -> str:
@@ -146,10 +150,12 @@ def _not_in_yaml(path: Path, group: str, supplied: Iterable[str]) -> list[YamlKe
     if not isinstance(node, dict) or not target.startswith("penstock."):
         return []
     known = targets.arguments(targets.resolve(target, group))
+    there = {key.key for key in keys_of(path, group)}
     return [
         YamlKey(f"+{where}.{name}", _plain(known[name].default), "")
         for name in known
-        if name not in {*supplied, *node} and known[name].default is not known[name].empty
+        if name not in supplied and f"{where}.{name}" not in there
+        if known[name].default is not known[name].empty
     ]
 
 

@@ -15,7 +15,6 @@ import errno
 import gc
 import logging
 import os
-import re
 import shlex
 import string
 import sys
@@ -287,9 +286,8 @@ def _help() -> str:
     texts = yaml.safe_load((compose.CONF / "hydra/help/penstock.yaml").read_text("utf-8"))
     groups = sorted(compose.CONF.iterdir())
     names = {group: sorted(file.stem for file in group.glob("*.yaml")) for group in groups}
-    text = re.sub(r"\$\{hydra\.help\.(\w+)\}", lambda one: texts[one[1]], texts["template"])
     lines = (f"{group.name}: {', '.join(each)}\n" for group, each in names.items() if each)
-    return string.Template(text).substitute(APP_CONFIG_GROUPS="".join(lines))
+    return string.Template(texts["template"]).substitute(APP_CONFIG_GROUPS="".join(lines))
 
 
 def _sweep(words: Sequence[str], places: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:

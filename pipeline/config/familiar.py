@@ -251,6 +251,7 @@ GONE: dict[str, str] = {
     "scheduler.warmup": "set schedule.warmup",
     "scheduler.interval": "set schedule.interval",
     "optimizer.groups": "set trainer.groups",
+    "transform=pixels": "copy docs/examples/gan/conf/transform/pixels.yaml",
     "transform=images_nvjpeg": "transform=images_fast decodes on the CPU, the crop alone",
 }
 

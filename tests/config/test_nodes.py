@@ -22,7 +22,7 @@ FACTS |= {"num_numbers": 2, "cardinalities": [3]}
 def nodes(value, place):
     """Each mapping with a `_target_`, by where it stands."""
     if isinstance(value, dict):
-        if "_target_" in value and "$" not in value["_target_"]:
+        if "_target_" in value and "???" not in value["_target_"]:
             yield place, value
         for name, inner in value.items():
             yield from nodes(inner, f"{place}.{name}")

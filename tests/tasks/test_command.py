@@ -163,7 +163,7 @@ def test_help_names_parts_examples_and_exit_codes(here, capsys):
     out = capsys.readouterr().out
     assert "sampler: blocks, bucket, curriculum, identity" in out
     assert "--trust PACKAGE" in out
-    assert "  75   stopped, and can be resumed" in out
+    assert "75 stopped, and can be resumed" in out
 
 
 def test_looking_and_most_mistakes_do_not_wait_for_torch(here):
