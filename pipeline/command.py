@@ -380,7 +380,7 @@ def _run(config: Config) -> float | None:
     job = HydraConfig.get()
     if job.output_subdir:  # Hydra has written its own composition there
         file = Path(job.runtime.output_dir, job.output_subdir, "config.yaml")
-        OmegaConf.save(OmegaConf.create(config.plain()), file)
+        OmegaConf.save(OmegaConf.create(config.model_dump()), file)
     with terminal.progress_shown("none" if world.launched_rank()[0] else config.trainer.progress):
         return _run_task(config)
 

@@ -98,8 +98,7 @@ def remote_files(files: Files) -> Remote:
 # Makers of a fit's observers, and which fits want them.
 _OBSERVERS: Mapping[str, Callable[[Any], object]] = {
     "penstock.addons.finetuning.groups:watching": lambda fit: (
-        fit.config.trainer.warm_start.path
-        or fit.config.trainer.freeze.names
+        any([*fit.config.trainer.warm_start.values(), *fit.config.trainer.freeze.values()])
         or fit.config.trainer.groups
     ),
     "penstock.addons.lanes.lanes:note_kind": lambda fit: fit.config.distributed.lanes,

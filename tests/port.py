@@ -22,7 +22,6 @@ import torch
 from penstock.addons.filters.costs import Arithmetic, PartCosts, RowCosts
 from penstock.addons.tokens.token_losses import next_tokens, token_losses
 from penstock.build.data import DataParts
-from penstock.config.schema import LimitBatches
 from penstock.distributed.group import Group, join
 from penstock.distributed.parallel import Parallel, prepare
 from penstock.distributed.preemption import Preempted
@@ -290,7 +289,7 @@ class Parts:
 def unlimited(config):
     """A configuration without what leaves batches out."""
     trainer = config.trainer.model_copy(
-        update={"limit_batches": LimitBatches(), "overfit_batches": None, "skip": None}
+        update={"limit_batches": {}, "overfit_batches": None, "skip": None}
     )
     return config.model_copy(update={"trainer": trainer})
 

@@ -410,11 +410,7 @@ class Split:
             step = "" if decode is None else f", {describe(decode)}"
         name = section.worker_init_fn
         function = targets.resolve(name, "loader.worker_init_fn") if name else None
-        own = None
-        if section.backend == "ray":
-            from penstock.addons.ray.cluster import RayOptions
-
-            own = RayOptions(**section.ray.model_dump(exclude={"num_actors"}))
+        own = targets.options(self.config, "loader.ray") if section.backend == "ray" else None
         options = options_of(section, threads, function, own)
         if self.is_train and section.backend == "auto" and options.num_workers:
             kind = "threads" if options.backend == "thread" else "processes"

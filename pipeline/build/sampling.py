@@ -37,7 +37,7 @@ def plan_of(split: Split) -> Plan | StreamPlan:
         skipped = Skipped.of(trainer.skip if split.is_train else None)
     except ValueError as error:
         raise ConfigError(Problem("trainer.skip", str(error))) from error
-    most = trainer.overfit_batches or getattr(trainer.limit_batches, split.name, None)
+    most = trainer.overfit_batches or trainer.limit_batches.get(split.name)
     short = most, again, skipped
     if is_stream(dataset):
         stream = StreamOrder(config.seed)

@@ -65,8 +65,7 @@ class TrainingParts:
                 "fp16 scales the loss, which distributed=fsdp cannot; set trainer.precision=bf16"
             )
             raise ConfigError(Problem("trainer.precision", reason))
-        frozen = trainer.freeze != type(trainer.freeze)()
-        if trainer.warm_start.path is not None or frozen or trainer.recompute:
+        if any([*trainer.warm_start.values(), *trainer.freeze.values()]) or trainer.recompute:
             from penstock.addons.finetuning import fitting
 
             fitting.prepared(self.config, model, begins)
@@ -130,7 +129,7 @@ class TrainingParts:
         node = self.config.optimizer
         node = node if key == "optimizer" else node[key.removeprefix("optimizer.")]
         params: list[Any] = [weight for weight in part.parameters() if weight.requires_grad]
-        if self.config.trainer.freeze.names or self.config.trainer.groups:
+        if any(self.config.trainer.freeze.values()) or self.config.trainer.groups:
             from penstock.addons.finetuning import groups
 
             params = groups.arranged(self.config, key, part, model, params)

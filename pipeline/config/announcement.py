@@ -15,7 +15,7 @@ from penstock.config.schema import Config
 
 def of_run(config: Config) -> str:
     """One line on what a single run will do; the parts of `config` need not have been looked at."""
-    shown = config.plain()
+    shown = config.model_dump()
     trainer, folder = config.trainer, ""
     length = f"for {trainer.max_epochs} epoch{'s' * (trainer.max_epochs != 1)}"
     if trainer.max_steps is not None:

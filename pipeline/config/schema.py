@@ -41,31 +41,8 @@ class Section(BaseModel):
 
 Node = dict[str, Any]  # a part: `_target_` and its arguments
 Format = Literal["weights", "torch", "onnx"]  # of an exported model
-Patterns = list[str] | str  # of names of weights
 Names = Annotated[list[str], Field(min_length=1)]  # of positions in a sample
 Filter = str | Node | list[str | Node] | None  # expressions, or functions of the table
-Share = Annotated[float, Field(ge=0, lt=1)]
-RunState = Literal["done", "running", "failed", "preempted", "interrupted", "killed", "damaged"]
-
-
-class SplitSection(Section):
-    """How the rows of any dataset are divided; see docs/splits.md.
-
-    Attributes:
-        val, test: shares of all rows.
-        by, group, stratify, time, column: names of columns.
-        files: by split, a file that lists row numbers or names.
-    """
-
-    val: Share = 0.0
-    test: Share = 0.0
-    seed: Index = 0
-    by: str | None = None
-    group: str | None = None
-    stratify: str | None = None
-    time: str | None = None
-    column: str | None = None
-    files: dict[Literal["train", "val", "test"], str] | None = None
 
 
 with warnings.catch_warnings():  # pydantic's own `validate` is deprecated, and gives way
@@ -91,7 +68,7 @@ with warnings.catch_warnings():  # pydantic's own `validate` is deprecated, and 
         without: Annotated[
             str | list[Index] | dict[Literal["train", "val"], list[Index]] | None, DATA
         ] = None
-        split: Annotated[SplitSection, DATA] = SplitSection()
+        split: Annotated[Node, DATA] = {}
         folds: Annotated[Annotated[int, Field(ge=2)] | None, DATA] = None
         fold: Annotated[Index | None, DATA] = None
         validate: Annotated[bool, DATA] = True  # type: ignore[assignment]
@@ -101,8 +78,7 @@ with warnings.catch_warnings():  # pydantic's own `validate` is deprecated, and 
         @property
         def divides(self) -> bool:
             """Whether the rows of any dataset are divided here, and not by its class."""
-            split = self.split
-            return bool(self.folds or split.val or split.test or split.column or split.files)
+            return bool(self.folds or any(self.split.values()))
 
 
 class ScheduleSection(Section):
@@ -138,20 +114,6 @@ class TransformSection(Section):
     ] = "auto"
 
 
-class RaySection(Section):
-    """Where the actors of `loader.backend=ray` run; see docs/loading.md."""
-
-    address: Literal["auto"] | None = None  # of RAY_ADDRESS, or of this machine
-    num_actors: Count | Literal["auto"] = "auto"
-    cpus_per_actor: Annotated[float, Field(ge=0, le=10_000)] = 1.0
-    # Ray writes the names into a list with commas, on a command line of its own.
-    resources: dict[
-        Annotated[str, Field(pattern=r"^[A-Za-z_][\w.:-]{0,99}$")],
-        Annotated[float, Field(gt=0, le=10_000)],
-    ] = {}
-    window: Annotated[float, Field(gt=0, le=1_000_000)] = 1.0
-
-
 class LoaderSection(Section):
     """Who makes the batches and how far ahead; all but `backend` as in torch's DataLoader.
 
@@ -173,7 +135,7 @@ class LoaderSection(Section):
     in_order: Annotated[bool, WEIGHTS] = True
     generator: Annotated[int | None, NOTHING]
     slow_memory: Annotated[float, Field(ge=0), NOTHING] = 0.25
-    ray: Annotated[RaySection, NOTHING] = RaySection()
+    ray: Annotated[Node, NOTHING] = {}
 
 
 class BadSamplesSection(Section):
@@ -213,29 +175,6 @@ class CheckpointSection(Section):
     background: bool
 
 
-class LimitBatches(Section):
-    """Batches of an epoch at most; None: all."""
-
-    train: Annotated[Count | None, WEIGHTS] = None
-    val: Annotated[Count | None, RESULTS] = None
-
-
-class WarmStartSection(Section):
-    """The weights that a model begins with."""
-
-    path: str | None = None
-    strict: bool = True
-    without: Patterns = []
-    rename: dict[str, str] | None = None
-
-
-class FreezeSection(Section):
-    """Which weights do not learn, and until which epoch."""
-
-    names: Patterns = []
-    until: Index | list[Index | None] | None = None
-
-
 class TrainerSection(Section):
     """The training loop."""
 
@@ -266,14 +205,15 @@ class TrainerSection(Section):
         Annotated[float, Field(gt=0, lt=1)] | None,
         WEIGHTS,
     ] = None
-    limit_batches: LimitBatches = LimitBatches()
+    # Batches of an epoch at most; null: all.
+    limit_batches: Annotated[dict[Literal["train", "val"], Count | None], WEIGHTS] = {}
     overfit_batches: Annotated[Count | None, TRAINING] = None
     skip: Annotated[list[Any] | None, WEIGHTS] = None
     fast_dev_run: Annotated[bool | Count, NOTHING] = False  # by the keys that it sets
-    warm_start: Annotated[WarmStartSection, WEIGHTS] = WarmStartSection()
-    freeze: Annotated[FreezeSection, WEIGHTS] = FreezeSection()
+    warm_start: Annotated[Node, WEIGHTS] = {}
+    freeze: Annotated[Node, WEIGHTS] = {}
     groups: Annotated[dict[str, Node | None] | None, WEIGHTS] = None
-    recompute: Annotated[Patterns, NOTHING] = []
+    recompute: Annotated[list[str] | str, NOTHING] = []
 
     @model_validator(mode="before")
     @classmethod
@@ -283,26 +223,6 @@ class TrainerSection(Section):
             return values
         no = {"overfit_batches": None, "skip": None, "checkpoint": None}
         return {**values, **no, "max_epochs": 1, "limit_batches": {"train": +count, "val": +count}}
-
-
-class PackSection(Section):
-    """Options of `task=pack` and `data.packed=auto`; see docs/packing.md."""
-
-    size: Count | None = None
-    square: bool = True
-    format: Literal["pixels", "encoded"] = "pixels"
-    decoder: Literal["auto", "native", "reader"] = "auto"
-    out: str | None = None
-
-
-class FindSection(Section):
-    """Which runs `task=runs` lists, and in which order."""
-
-    state: RunState | list[RunState] | None = None
-    since: str | None = None
-    command: str | None = None
-    sort: Literal["started", "best"] = "started"
-    limit: Count | None = 50
 
 
 class StudySection(Section):
@@ -323,13 +243,6 @@ class SweepSection(Section):
     on_preempted: Literal["stop", "continue"] = "stop"
     on_failure: Literal["continue", "stop"] = "continue"
     optuna: StudySection | None = None
-
-
-class LrFindSection(Section):
-    """The first and the last learning rate of `task=lr_find`."""
-
-    lowest: Annotated[float, Field(gt=0)] = 1e-7
-    highest: Annotated[float, Field(gt=0)] = 1.0
 
 
 class Config(Section):
@@ -390,21 +303,17 @@ class Config(Section):
     epochs: Annotated[
         Index | Annotated[str, Field(pattern=r"^\d{1,9}:\d{1,9}$")] | None, RESULTS
     ] = None
-    pack: Annotated[PackSection, DATA] = PackSection()
+    pack: Annotated[Node, DATA] = {}
     # The file that predictions or a model go to, and the format of an exported model.
     out: Annotated[str | None, RESULTS] = None
     format: Annotated[Format, RESULTS] = "weights"
-    find: Annotated[FindSection, RESULTS] = FindSection()
+    find: Annotated[Node, RESULTS] = {}
     sweep: Annotated[SweepSection, NOTHING] = SweepSection()
-    lr_find: Annotated[LrFindSection, RESULTS] = LrFindSection()
-
-    def plain(self) -> dict[str, Any]:
-        """The configuration as nested dicts."""
-        return self.model_dump()
+    lr_find: Annotated[Node, RESULTS] = {}
 
 
 # Arguments with another effect than their section.
-OF_ARGUMENTS = {"files.options": DATA}
+OF_ARGUMENTS = {"files.options": DATA, "trainer.limit_batches.val": RESULTS}
 # Keys that say what a task is asked.
 TASK_KEYS = tuple(
     name

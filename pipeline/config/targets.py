@@ -63,8 +63,18 @@ SUPPLIED: dict[str, tuple[str, ...]] = {
     "scheduler": ("optimizer", "total_steps", "T_max", "total_iters"),
     "tracker": ("folder", "run"),
 }
-# Sections that are nothing but the arguments of a class of ours, and the class.
-OPTIONS = {"files": "penstock.datasets.files.Files"}
+# Sections that are nothing but arguments of a class or function of ours. Null stands for its
+# default, and a part is imported only where its section sets something.
+OPTIONS = {
+    "data.split": "penstock.addons.splits.division.Division",
+    "files": "penstock.datasets.files.Files",
+    "find": "penstock.addons.reports.runs.put_runs",
+    "loader.ray": "penstock.addons.ray.cluster.RayOptions",
+    "lr_find": "penstock.addons.tuning.lr_find.rates_and_losses",
+    "pack": "penstock.addons.packs.recipe.packed",
+    "trainer.freeze": "penstock.addons.finetuning.fitting.ends_of",
+    "trainer.warm_start": "penstock.addons.finetuning.fitting.start",
+}
 _INSIDE = {  # sections that hold nodes among other keys
     "data": ("val_dataset", "test_dataset", "filter", "val_filter"),
     "transform": ("train", "val", "train_batch", "val_batch"),
@@ -266,7 +276,8 @@ def arguments(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
                 else one.replace(default=...)
                 for one in [*inspect.signature(vars(base)["__init__"]).parameters.values()][1:]
             ]
-    return {one.name: one for one in known if one.kind is not one.VAR_POSITIONAL}
+    places = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
+    return {one.name: one for one in known if one.kind not in places}
 
 
 class Lazy(NamedTuple):
@@ -320,9 +331,21 @@ def make(node: Any, key: str, supply: Mapping[str, Any] | None = None, nested: b
     return _call(function, key, node["_target_"], *positional, **values)
 
 
-def options(config: Any, key: str) -> Any:
-    """What a section of OPTIONS makes: its class with the keys of the section, if there are any."""
-    return _call(_class_of(key), key, OPTIONS[key], **(attrgetter(key)(config) or {}))
+def options(config: Any, key: str, *supplied: Any) -> Any:
+    """What a class or function makes of its section in OPTIONS, behind what is supplied.
+
+    Raises:
+        ConfigError: as `make`; with all that is wrong with the section, of a task without `check`.
+    """
+    function, values = _class_of(key), _given(config, key)
+    if problems := list(_of_call(function, key, values, ())):
+        raise ConfigError(problems)
+    return _call(function, key, OPTIONS[key], *supplied, **values)
+
+
+def _given(config: Any, key: str) -> dict[str, Any]:
+    section = attrgetter(key)(config) or {}
+    return {name: value for name, value in section.items() if value is not None}
 
 
 def _class_of(section: str) -> Any:
@@ -411,7 +434,7 @@ def check(config: Any) -> Iterator[Problem]:
             later = section in ("collate", "data") and not isinstance(function, type)
             yield from _of_call(function, key, node, None if later else SUPPLIED[section])
     for key in OPTIONS:
-        if values := attrgetter(key)(config):
+        if values := _given(config, key):
             yield from _of_call(_class_of(key), key, values, ())
 
 

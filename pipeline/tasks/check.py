@@ -78,7 +78,7 @@ def run(config: Config) -> None:
 
             report(data)
         return
-    folder = RunFolder.claim(Path(config.run_dir), config.plain())
+    folder = RunFolder.claim(Path(config.run_dir), config.model_dump())
     QuarantineFile(folder.path / NAME).add(bad)
     folder.finish("done")
     raise DataError(

@@ -154,7 +154,7 @@ class Fit:
             group.explained(),  # a rank that is late is not lost
         ):
             starts = []
-            if self.config.trainer.freeze.names:
+            if any(self.config.trainer.freeze.values()):
                 from penstock.addons.finetuning.fitting import begin_epoch
 
                 starts.append(partial(begin_epoch, self.config))

@@ -140,7 +140,7 @@ def _folder(config: Config, size: int, opened: Opened, facts: Mapping[str, Any])
             )
     if opened.old is None:
         known = {**facts, "overrides": words, "fingerprint": opened.fingerprint}
-        folder = RunFolder.claim(Path(config.run_dir), config.plain(), world=size, **known)
+        folder = RunFolder.claim(Path(config.run_dir), config.model_dump(), world=size, **known)
         folder.note(**begins)
     else:
         changing = (*LENGTH, resumption.SKIP)

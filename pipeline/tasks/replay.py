@@ -38,7 +38,7 @@ def run(config: Config) -> None:
     batch = recompute(split, config)
     put_rows(describe_rows(split.dataset, batch, data.fields))
     put(f"{config.epoch} {config.step} {batch.request.valid} {batch_hash([batch])}")
-    folder = RunFolder.claim(Path(config.run_dir), config.plain())
+    folder = RunFolder.claim(Path(config.run_dir), config.model_dump())
     fields = {"position": torch.from_numpy(batch.positions), **batch}
     fields["index"] = torch.from_numpy(batch.indices)
     path = folder.path / "batch.safetensors"

@@ -77,7 +77,7 @@ def test_a_dataset_of_ones_own_sets_any_key(own, key, value):
     for name in reversed(key.split(".")):
         nested = {name: nested}
     write("dataset/mine", NUMBERS + yaml.safe_dump(nested))
-    whole = dict(leaves(made("dataset=mine").plain()))
+    whole = dict(leaves(made("dataset=mine").model_dump()))
     assert whole[key] == value
     last = {"sampler._target_": "sampler=sequential"}.get(key, f"{key}={value}")
     made("dataset=mine", last)  # and the command line still wins

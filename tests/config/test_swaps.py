@@ -160,7 +160,7 @@ def test_every_dataset_with_everything(name, choices, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data").mkdir()
     files = [f"dataset={name}", *MAKERS[name](tmp_path / "data"), "cache_dir=cache"]
-    base = penstock.compose(*ONE, *files).plain()
+    base = penstock.compose(*ONE, *files).model_dump()
     worked = set()
     for group, chosen, section in choices:
         single = {"batch": base["batch"] | {"size": None}} if chosen == "single" else {}

@@ -39,7 +39,7 @@ def flow(node):
 
 
 def found(config, key):
-    node = config.plain()
+    node = config.model_dump()
     for name in key.split("."):
         node = node[name]
     return node
@@ -75,7 +75,7 @@ def test_a_node_is_replaced_on_the_command_line_and_in_a_file(key, experiment):
         penstock.compose(*same, "experiment=mine", config_dir=experiment(nested(key, node))),
     ):
         assert found(config, key) == node
-        plain, kept = config.plain(), before.plain()
+        plain, kept = config.model_dump(), before.model_dump()
         del plain[key.split(".")[0]], kept[key.split(".")[0]]
         assert plain == kept
         assert list(config.transform.train) == list(before.transform.train)
@@ -148,12 +148,12 @@ def test_later_words_change_what_earlier_ones_replaced():
 
 def test_an_empty_mapping_on_the_command_line_empties(capsys):
     words = ["objective.metrics={}", "transform.val={}"]
-    config = penstock.compose(*words).plain()
+    config = penstock.compose(*words).model_dump()
     assert config["objective"]["metrics"] == config["transform"]["val"] == {}
     assert config["transform"]["train"]
     more = "+objective.metrics.mse={_target_: torchmetrics.MeanSquaredError}"
     config = penstock.compose(*words, more)
-    assert list(config.plain()["objective"]["metrics"]) == ["mse"]
+    assert list(config.model_dump()["objective"]["metrics"]) == ["mse"]
     assert "metrics: {}" in run(capsys, "objective.metrics={}", "--cfg", "job").out
 
 

@@ -19,10 +19,10 @@ from penstock.errors import ConfigError
 from tests import program
 
 
-def divide(division, table, names=None):
+def divide(division, table, *fold, names=None):
     """The split of each row of columns by name."""
     rows = len(next(iter(table.values())))
-    return division.of(rows, lambda name, _: np.asarray(table[name]), names)
+    return division.of(rows, lambda name, _: np.asarray(table[name]), names, *fold)
 
 
 shares = st.floats(0.05, 0.45)
@@ -65,10 +65,7 @@ def test_a_group_and_a_moment_are_on_one_side(groups, val, test, folds):
             assert latest == sorted(latest)
         if len(set(groups)) >= 3:
             assert {1, 2} <= set(made) if column == "group" else 2 in made
-    folded = [
-        divide(Division(0, test, group="who", folds=folds, fold=fold), table)
-        for fold in range(folds)
-    ]
+    folded = [divide(Division(0, test, group="who"), table, folds, fold) for fold in range(folds)]
     assert len({(made == 2).tobytes() for made in folded}) == 1
     validated = sum((made == 1).astype(int) for made in folded)
     assert np.array_equal(validated, (folded[0] != 2).astype(int))  # each that does not test, once

@@ -27,8 +27,10 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.checkpoint import checkpoint
 
 from penstock.addons.finetuning import groups, weights
+from penstock.config import targets
 from penstock.config.schema import Config
 from penstock.errors import ConfigError, PenstockError, Problem
+from penstock.files.limits import Index
 from penstock.terminal import say
 
 _START = "trainer.warm_start"
@@ -42,27 +44,46 @@ def prepared(config: Config, model: nn.Module, begins: bool) -> None:
     Args:
         begins: whether its weights are those that a run begins with.
     """
-    if refused := list(groups.frozen_problems(config)):
-        raise ConfigError(refused)
-    if begins and config.trainer.warm_start.path is not None:
-        start(config, model)
-    begin_epoch(config, model, 0)
-    if names := groups.listed(config.trainer.recompute):
+    trainer = config.trainer
+    if trainer.recompute and trainer.compile:
+        reason = "is not for trainer.compile=true; set that to false"
+        raise ConfigError(Problem(_RECOMPUTE, reason))
+    if begins and any(trainer.warm_start.values()):
+        targets.options(config, _START, model)
+    if any(trainer.freeze.values()):
+        begin_epoch(config, model, 0)
+    if config.distributed.strategy == "fsdp" and {*ends(config, model).values()} - {FOREVER}:
+        reason = (
+            "is not for distributed=fsdp, which shards weights by what learns; set it to null, or "
+            "distributed=ddp"
+        )
+        raise ConfigError(Problem(f"{FREEZE}.until", reason))
+    if names := groups.listed(trainer.recompute):
         recompute(model, names)
 
 
-def start(config: Config, model: nn.Module) -> None:
-    """Give a model the weights of `trainer.warm_start`, and say what matched.
+def start(
+    model: nn.Module,
+    /,
+    path: str,
+    strict: bool = True,
+    without: list[str] | str = (),
+    rename: dict[str, str] | None = None,
+) -> None:
+    """Give a model the weights of a file, and say what matched; the section `trainer.warm_start`.
+
+    Args:
+        path: a run's folder, a checkpoint, or a file.
+        strict: whether all of them must fit.
+        without: patterns of names that keep their new weights.
+        rename: beginnings of names in the file, and those in the model.
 
     Raises:
         ConfigError: some do not fit, and `strict` is true; or none do.
     """
-    section = config.trainer.warm_start
-    assert section.path is not None
-    path = Path(section.path).expanduser()
-    without = groups.listed(section.without)
-    matched = weights.match(model, weights.read(path), without, section.rename)
-    if not matched.tensors or (section.strict and matched.odd):
+    file = Path(path).expanduser()
+    matched = weights.match(model, weights.read(file), groups.listed(without), rename)
+    if not matched.tensors or (strict and matched.odd):
         name = type(model).__name__
         ways = (
             f"{_START}.without=[NAMES] keeps the new weights of some; {_START}.strict=false takes "
@@ -70,11 +91,11 @@ def start(config: Config, model: nn.Module) -> None:
             if matched.tensors
             else f"is it another model? {_START}.rename may help"
         )
-        reason = f"{section.path!r} does not fit {name}: {matched}. {ways}"
+        reason = f"{path!r} does not fit {name}: {matched}. {ways}"
         raise ConfigError(Problem(f"{_START}.path", reason))
     weights.load(model, matched)
     started[model] = {
-        "path": str(path.absolute()),
+        "path": str(file.absolute()),
         "matched": len(matched.tensors),
         "total": matched.total,
         "left": matched.left,
@@ -83,38 +104,55 @@ def start(config: Config, model: nn.Module) -> None:
         "unexpected": matched.unexpected,
     }
     if not dist.is_initialized() or dist.get_rank() == 0:
-        say(f"{'start':<9} {matched} from {section.path}")
+        say(f"{'start':<9} {matched} from {path}")
 
 
-FREEZE = "trainer.freeze.names"
+FREEZE = "trainer.freeze"
 
 FOREVER = -1
 
 
 def ends(config: Config, model: nn.Module) -> Mapping[str, int]:
-    """The epoch in which each frozen weight of a model begins to learn, by name; or FOREVER.
+    """The epoch in which each frozen weight of a model begins to learn, by name; or FOREVER."""
+    asked = any(config.trainer.freeze.values())
+    return targets.options(config, FREEZE, model) if asked else {}
 
-    The first pattern that names a weight says so.
+
+def ends_of(
+    model: nn.Module,
+    /,
+    names: list[str] | str = (),
+    until: Index | list[Index | None] | None = None,
+) -> Mapping[str, int]:
+    """As `ends`, of the section `trainer.freeze`; the first pattern that names a weight says so.
+
+    Args:
+        names: patterns of weights that do not learn.
+        until: the epoch in which they begin to, or one for each pattern.
 
     Raises:
         ConfigError: a pattern names no weight, or nothing is left to learn.
     """
-    section = config.trainer.freeze
-    if not section.names:
-        return {}
-    names = groups.listed(section.names)
-    until = section.until if isinstance(section.until, list) else [section.until] * len(names)
+    names = groups.listed(names)
+    each = until if isinstance(until, list) else [until] * len(names)
+    if not names:
+        raise ConfigError(
+            Problem("until", f"has no names; set {FREEZE}.names, patterns of weights")
+        )
+    if len(each) != len(names):
+        reason = f"has {len(each)} epochs for {len(names)} names; give one for each, or one"
+        raise ConfigError(Problem("until", reason))
     weights = dict(model.named_parameters())
-    groups.check_used(FREEZE, names, list(weights), f"weight of {type(model).__name__}")
+    groups.check_used(f"{FREEZE}.names", names, list(weights), f"weight of {type(model).__name__}")
     by_name: dict[str, int] = {}
     for weight in weights:
-        for pattern, end in zip(names, until, strict=True):
+        for pattern, end in zip(names, each, strict=True):
             if groups.matches(pattern, weight):
                 by_name[weight] = FOREVER if end is None else end
                 break
     if all(by_name.get(name) or not weights[name].requires_grad for name in weights):
         reason = "leaves no weight that learns in epoch 0; name fewer"
-        raise ConfigError(Problem(FREEZE, reason))
+        raise ConfigError(Problem("names", reason))
     return {name: end for name, end in by_name.items() if end}
 
 
@@ -124,8 +162,6 @@ def begin_epoch(config: Config, model: nn.Module, epoch: int) -> bool:
     Returns: whether others do than before.
     """
     changed, frozen = False, set[str]()
-    if not config.trainer.freeze.names:
-        return changed
     weights = dict(model.named_parameters())
     for name, end in ends(config, model).items():
         learns = end != FOREVER and epoch >= end
@@ -142,7 +178,7 @@ def _hold_norms(config: Config, model: nn.Module, frozen: set[str]) -> None:
 
     `train` is replaced on the module itself, as everybody calls that of the whole model.
     """
-    names = groups.listed(config.trainer.freeze.names)
+    names = groups.listed(config.trainer.freeze.get("names") or ())
     for path, module in model.named_modules():
         if not isinstance(module, _NormBase) or not module.track_running_stats:
             continue

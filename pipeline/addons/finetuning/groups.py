@@ -140,7 +140,8 @@ def arranged(
         if weight.requires_grad or of_model.get(id(weight)) in later
     }
     if frozen and not weights:
-        reason = f"has nothing to learn, as {fitting.FREEZE} names all that it trains; name fewer"
+        named = f"{fitting.FREEZE}.names"
+        reason = f"has nothing to learn, as {named} names all that it trains; name fewer"
         raise ConfigError(Problem(key, reason))
     node = config.optimizer if key == "optimizer" else config.optimizer[key.rpartition(".")[2]]
     written = (config.trainer.groups or {}).items()
@@ -254,14 +255,13 @@ def described(optimizer: Any) -> list[dict[str, Any]]:
 
 def watching(fit: Fit) -> list[Observer]:
     """Says on the first rank which weights learn how; its observer notes their rates."""
-    section = fit.config.trainer.freeze
     model = fit.model
     if model in fitting.started:
         fit.folder.manifest["warm_start"] = fitting.started[model]
-    if section.names:
+    if ends := fitting.ends(fit.config, model):
         frozen = sum(weight.numel() for weight in model.parameters() if not weight.requires_grad)
-        ends = {end for end in fitting.ends(fit.config, model).values() if end != fitting.FOREVER}
-        until = f"; some learn from epoch {', '.join(map(str, sorted(ends)))} on" if ends else ""
+        later = sorted({*ends.values()} - {fitting.FOREVER})
+        until = f"; some learn from epoch {', '.join(map(str, later))} on" if later else ""
         say(f"{'frozen':<9} {frozen:,} parameters in epoch 0{until}")
     groups = (
         described(fit.optimizer) if any("name" in g for g in fit.optimizer.param_groups) else []
@@ -287,35 +287,6 @@ class Rates(Observer):
     def on_record(self, record: Record) -> None:
         for name, group in named(self._fit.optimizer):
             record.setdefault(f"lr/{name}", float(group["lr"]))
-
-
-def frozen_problems(config: Config) -> Iterator[Problem]:
-    """What excludes `trainer.freeze` and `trainer.recompute`."""
-    section = config.trainer.freeze
-    names = listed(section.names)
-    if config.trainer.recompute and config.trainer.compile:
-        yield Problem("trainer.recompute", "is not for trainer.compile=true; set that to false")
-    if isinstance(section.until, list) and len(section.until) != len(names):
-        yield Problem(
-            "trainer.freeze.until",
-            (
-                f"has {len(section.until)} epochs for {len(names)} names; give "
-                "one for each, or a single one"
-            ),
-        )
-    if section.until is not None and not names:
-        yield Problem(
-            "trainer.freeze.until", "has no names; set trainer.freeze.names, patterns of weights"
-        )
-    ends = section.until if isinstance(section.until, list) else [section.until]
-    if any(ends) and names and config.distributed.strategy == "fsdp":
-        yield Problem(
-            "trainer.freeze.until",
-            (
-                "is not for distributed=fsdp, which shards weights by what "
-                "learns; set it to null, or distributed=ddp"
-            ),
-        )
 
 
 def _groups(

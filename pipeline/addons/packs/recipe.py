@@ -24,9 +24,10 @@ from penstock.addons.packs.folder import VERSION, Pack
 from penstock.addons.packs.remote import RemotePack
 from penstock.build.data import DataParts, Split
 from penstock.config.schema import Config
-from penstock.config.targets import make
+from penstock.config.targets import make, options
 from penstock.distributed.world import World
 from penstock.errors import ConfigError, Problem
+from penstock.files.limits import Count
 from penstock.files.paths import is_remote
 from penstock.loading.encoded import EncodedImage
 from penstock.order.streams import is_stream
@@ -149,10 +150,11 @@ _NOT_NATIVE = (
 def opened(split: Split) -> Any:
     """The pack of a split, given or to be made."""
     folder, config = split.config.data.packed, split.config
-    if folder == "auto" and config.pack.out is not None and is_remote(config.pack.out):
+    out = str(config.pack.get("out"))
+    if folder == "auto" and is_remote(out):
         reason = (
-            f"{config.pack.out!r} is an address, where task=pack writes; then set dataset=packed "
-            f"and dataset.folder={config.pack.out}. data.packed=auto keeps packs on this machine"
+            f"{out!r} is an address, where task=pack writes; then set dataset=packed and "
+            f"dataset.folder={out}. data.packed=auto keeps packs on this machine"
         )
         raise ConfigError(Problem("pack.out", reason))
     _ = split.node  # a split that the configuration lacks has no pack either
@@ -166,24 +168,43 @@ def opened(split: Split) -> Any:
 
 def pack_of(split: Split) -> Path | str:
     """The folder or address of the split's pack, which is made if it does not exist."""
+    made: Path | str = options(split.config, "pack", split)
+    return made
+
+
+def packed(
+    split: Split,
+    /,
+    size: Count | None = None,
+    square: bool = True,
+    format: Literal["pixels", "encoded"] = "pixels",
+    decoder: Literal["auto", "native", "reader"] = "auto",
+    out: str | None = None,
+) -> Path | str:
+    """As `pack_of`, of the section `pack`.
+
+    Args:
+        size, square, format: as in `Recipe`.
+        decoder: of squares; "auto" is "native" where it applies.
+        out: folder or address for packs; None: in `cache_dir`, by fingerprint.
+    """
     from penstock.addons.packs.packing import backend_for, pack
 
-    section = split.config.pack
-    if section.format == "encoded" and section.size is not None:
-        reason = f"{section.size} would decode the files that pack.format=encoded keeps"
+    if format == "encoded" and size is not None:
+        reason = f"{size} would decode the files that pack.format=encoded keeps"
         raise ConfigError(
             Problem("pack.size", f"{reason}; set pack.size=null or pack.format=pixels")
         )
-    recipe = Recipe(section.size, section.square, section.format)
-    squares = None if section.decoder == "reader" else recipe.natively()
-    dataset = split.read(lazy=section.format == "encoded" or squares is not None)
+    recipe = Recipe(size, square, format)
+    squares = None if decoder == "reader" else recipe.natively()
+    dataset = split.read(lazy=format == "encoded" or squares is not None)
     if is_stream(dataset) or getattr(dataset, "mixing", None) is not None:
         key = "task" if split.config.task == "pack" else "data.packed"
         reason = "is for datasets with rows; of a mixture, pack each source, and name the packs"
         raise ConfigError(Problem(key, f"{reason} in dataset.sources"))
     if squares is not None and fits(dataset):
         recipe = squares
-    elif section.decoder == "native":
+    elif decoder == "native":
         raise ConfigError(Problem("pack.decoder", _NOT_NATIVE))
     elif squares is not None and getattr(dataset, "lazy", False):
         dataset = split.read(lazy=False)
@@ -196,7 +217,7 @@ def pack_of(split: Split) -> Path | str:
         split.name,
         recipe,
         split.config.cache_dir,
-        section.out,
+        out,
         split.loader_options(backend),
         other_than_own(dataset, split.config),
         split.data.fields,

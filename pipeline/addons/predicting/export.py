@@ -44,7 +44,7 @@ def run(config: Config) -> None:
         ConfigError: the file cannot be written, or the objective does not name the model's inputs.
         PenstockError: the model cannot be exported, or the file computes something else.
     """
-    asked = config.plain()
+    asked = config.model_dump()
     format: Format = asked["format"]
     out = _out(asked["out"], format)
     ready = trained(config)

@@ -87,7 +87,7 @@ def run(config: Config) -> None:
 
 
 def _out(config: Config) -> Path:
-    named = config.plain()["out"]
+    named = config.model_dump()["out"]
     if named is None:
         raise ConfigError(Problem("out", f"is missing: a file that ends in {', '.join(ENDINGS)}"))
     out = Path(named)

@@ -19,17 +19,20 @@ import signal
 import sys
 import sysconfig
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
 
 from penstock.addons.ray import access as ray_access
 from penstock.distributed.preemption import held
 from penstock.errors import ConfigError, Problem
+from penstock.files.limits import Count
 from penstock.loading.workers.options import LoaderOptions
 from penstock.terminal import one_line
 
@@ -56,16 +59,23 @@ class RayOptions:
     """Where actors run, and what each of them needs; the section `loader.ray`.
 
     Attributes:
-        address: None starts Ray here; "auto" or "host:port" attaches to one.
+        address: None starts Ray here; "auto" attaches to one, and so does the "host:port" of a
+            program, which no configuration gives.
+        num_actors: for each rank; "auto" is `num_workers`.
         cpus_per_actor: that Ray reserves, and the threads of a batch are not limited by.
         resources: by name, of Ray's custom resources, for each actor.
         window: GiB of batches that are ahead of the consumer, at most; one batch always is.
     """
 
-    address: str | None = None
-    cpus_per_actor: float = 1.0
-    resources: Mapping[str, float] = field(default_factory=dict)
-    window: float = 1.0
+    address: Annotated[str, Field(pattern="^auto$")] | None = None
+    num_actors: Count | Literal["auto"] = "auto"
+    cpus_per_actor: Annotated[float, Field(ge=0, le=10_000)] = 1.0
+    # Ray writes the names into a list with commas, on a command line of its own.
+    resources: dict[
+        Annotated[str, Field(pattern=r"^[A-Za-z_][\w.:-]{0,99}$")],
+        Annotated[float, Field(gt=0, le=10_000)],
+    ] = field(default_factory=dict)
+    window: Annotated[float, Field(gt=0, le=1_000_000)] = 1.0
 
 
 def options_of(options: LoaderOptions) -> RayOptions:

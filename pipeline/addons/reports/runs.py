@@ -12,17 +12,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Literal
 
 from penstock import program
 from penstock.addons.reports.values import moment
 from penstock.addons.reports.verdict import monitored
-from penstock.config.schema import Config, FindSection
+from penstock.config.schema import Config
+from penstock.config.targets import options
 from penstock.errors import ConfigError, PenstockError, Problem
+from penstock.files.limits import Count
 from penstock.runs.record import RunRecord, find
 from penstock.tasks.summary import put_rows
 from penstock.terminal import one_line, say, watched
 
 FOLDERS = ("outputs", "multirun")
+State = Literal["done", "running", "failed", "preempted", "interrupted", "killed", "damaged"]
 
 _SPAN = re.compile(r"(\d{1,6})(m|h|d|w)")
 _UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
@@ -82,16 +86,41 @@ def run(config: Config) -> None:
     Raises:
         ConfigError: a folder is missing, or `find.since` is no time.
     """
-    options, since = config.find, _since(config.find.since)
     below = [Path(run) for run in config.runs or FOLDERS]
     for folder in below:
         if config.runs and not folder.is_dir():
             raise ConfigError(Problem("runs", f"{folder} is not a folder"))
+    options(config, "find", below)
+
+
+def put_runs(
+    below: Sequence[Path],
+    /,
+    state: State | list[State] | None = None,
+    since: str | None = None,
+    command: str | None = None,
+    sort: Literal["started", "best"] = "started",
+    limit: Count | None = 50,
+) -> None:
+    """List the runs below some folders that the section `find` asks for.
+
+    Args:
+        state, since, command: which ones; see `conf/task/runs.yaml`.
+        sort: the newest first, or the best.
+        limit: lines at most.
+    """
+    first = _since(since)
     folders = list(dict.fromkeys(path for folder in below for path in find(folder)))
     read = map(Row.read, folders)
     all_rows = list(watched(read, len(folders), "reading runs"))
-    chosen = [row for row in all_rows if _is_wanted(row, options, since)]
-    shown = _sorted(chosen, options.sort)[: options.limit]
+    chosen = [
+        row
+        for row in all_rows
+        if state is None or row.state in ([state] if isinstance(state, str) else state)
+        if first is None or (row.started is not None and row.started >= first)
+        if command is None or command in row.command
+    ]
+    shown = _sorted(chosen, sort)[:limit]
     if shown:
         rows = [("state", "started", "epochs", "steps", "best", "folder", "command")]
         put_rows([*rows, *map(_cells, shown)])
@@ -111,15 +140,6 @@ def _since(text: str | None) -> datetime | None:
     except (ValueError, OverflowError):
         reason = f"{text!r} is no time; give a span (30m, 12h, 2d, 1w) or a date (2026-11-22)"
         raise ConfigError(Problem("find.since", reason)) from None
-
-
-def _is_wanted(row: Row, options: FindSection, since: datetime | None) -> bool:
-    states = [options.state] if isinstance(options.state, str) else options.state
-    return (
-        (states is None or row.state in states)
-        and (since is None or (row.started is not None and row.started >= since))
-        and (options.command is None or options.command in row.command)
-    )
 
 
 def _sorted(all_rows: Sequence[Row], by: str) -> list[Row]:

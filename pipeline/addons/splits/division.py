@@ -10,15 +10,16 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.addons.filters.kept import KeptRows, Selection, kept_rows
 from penstock.config.schema import Config
-from penstock.config.targets import arguments, called
+from penstock.config.targets import arguments, called, options
 from penstock.errors import ConfigError, Problem
+from penstock.files.limits import Fraction, Index
 from penstock.loading.dataset_facts import table_of
 from penstock.loading.wrapped import unfiltered
 from penstock.order.randomness import IntArray, hash64, hash64_array
@@ -51,27 +52,32 @@ class Division:
         time: column; the latest rows test, those before validate.
         column: column that says train, val or test.
         files: by split, files that list row numbers or names; all other rows train.
-        folds, fold: parts of the rows that do not test, and the one that validates.
     """
 
-    val: float = 0.0
-    test: float = 0.0
-    seed: int = 0
+    val: Fraction = 0.0
+    test: Fraction = 0.0
+    seed: Index = 0
     by: str | None = None
     group: str | None = None
     stratify: str | None = None
     time: str | None = None
     column: str | None = None
-    files: Mapping[str, str] | None = None
-    folds: int | None = None
-    fold: int | None = None
+    files: dict[Literal["train", "val", "test"], str] | None = None
 
-    def of(self, rows: int, columns: Columns, names: npt.NDArray[Any] | None = None) -> IntArray:
+    def of(
+        self,
+        rows: int,
+        columns: Columns,
+        names: npt.NDArray[Any] | None = None,
+        folds: int | None = None,
+        fold: int | None = None,
+    ) -> IntArray:
         """The split of each of `rows` as a place in `SPLITS`, int64[rows].
 
         Args:
             columns: gives a column; raises ConfigError if there is none.
             names: of the rows, if they are not `by`; None: their numbers.
+            folds, fold: parts of the rows that do not test, and the one that validates.
 
         Raises:
             ConfigError: a column or a file does not fit.
@@ -88,19 +94,21 @@ class Division:
         of_order = np.zeros(len(order), np.int64)
         tests = _count(rows, self.test)
         cut = _cut(middles, rows - tests, bool(tests))
-        if self.val or self.folds:  # which needs a unit, and so does the training
+        if self.val or folds:  # which needs a unit, and so does the training
             cut = max(cut, min(2, len(order) - bool(tests)))
         of_order[cut:] = SPLITS.index("test")
-        of_order[self._validating(middles[:cut], int(sizes[:cut].sum()), rows)] = 1
+        before, left = middles[:cut], int(sizes[:cut].sum())
+        if folds is None:
+            of_order[self._validating(before, left, rows)] = SPLITS.index("val")
+        else:
+            place = np.minimum(before * folds / max(left, 1), folds - 1).astype(np.int64)
+            of_order[np.flatnonzero(place == fold)] = SPLITS.index("val")
         of_units = np.empty_like(of_order)
         of_units[order] = of_order
         return of_units[units]
 
     def _validating(self, middles: npt.NDArray[np.float64], left: int, rows: int) -> IntArray:
         """Which of the units that do not test validate, by their place in the order."""
-        if self.folds is not None:
-            place = np.minimum(middles * self.folds / max(left, 1), self.folds - 1).astype(np.int64)
-            return np.flatnonzero(place == self.fold)
         count = _count(rows, self.val)
         if self.time is not None:
             return np.arange(_cut(middles, left - count, bool(count)), len(middles))
@@ -142,7 +150,7 @@ class Division:
         return hash64_array(hash64(self.seed, "division"), numbers)
 
     def _by_files(
-        self, files: Mapping[str, str], rows: int, names: npt.NDArray[Any] | None
+        self, files: Mapping[Any, str], rows: int, names: npt.NDArray[Any] | None
     ) -> IntArray:
         known: dict[str, int] | None = None
         made, said = np.zeros(rows, np.int64), np.zeros(rows, bool)
@@ -256,8 +264,9 @@ def divided(split: Split, dataset: Any) -> Any:
     if reason := getattr(every, "undivided", ""):
         raise ConfigError(Problem("data.split", reason))
     data = split.config.data
-    division = Division(**data.split.model_dump(), folds=data.folds, fold=data.fold)
-    of = division.of(len(kept), column, names[kept] if is_named else None)
+    own = names[kept] if is_named else None
+    division: Division = options(split.config, "data.split")
+    of = division.of(len(kept), column, own, data.folds, data.fold)
     chosen = of == SPLITS.index(split.name)
     mask = np.zeros(len(every), np.bool_)
     mask[kept[chosen]] = True
@@ -273,7 +282,7 @@ def divided(split: Split, dataset: Any) -> Any:
 
 def problems(config: Config) -> Iterator[Problem]:
     """What excludes each other."""
-    data, of = config.data, config.data.split
+    data, of = config.data, options(config, "data.split")
     ways = [way for way in ("group", "stratify", "time", "column", "files") if getattr(of, way)]
     if data.val_dataset is not None or data.test_dataset is not None:
         yield Problem(

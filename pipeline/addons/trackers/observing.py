@@ -45,7 +45,7 @@ def observers(fit: Fit) -> list[Observer]:
             before = measured(folder.path)
     run = TrackedRun(
         folder.path,
-        fit.config.plain(),
+        fit.config.model_dump(),
         dict(folder.manifest),
         Path(HydraConfig.get().sweep.dir) if is_job() else None,
         None if state is None else int(state["updates"]),

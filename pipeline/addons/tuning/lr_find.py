@@ -22,10 +22,12 @@ from torch.optim.lr_scheduler import ExponentialLR
 from penstock.addons.tuning.profile import all_batches
 from penstock.build.training import TrainingParts
 from penstock.config.schema import Config
+from penstock.config.targets import options
 from penstock.distributed.group import Group
 from penstock.distributed.world import World, from_environment
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.files.disk import write_atomically
+from penstock.files.limits import Positive
 from penstock.loading.loader import Loader
 from penstock.runs.run_folder import RunFolder
 from penstock.tasks.fit import make_options, spare_cores
@@ -45,23 +47,16 @@ def run(config: Config) -> None:
     Raises:
         DataError: the loss exploded within the first steps.
     """
-    limits, steps = config.lr_find, config.steps or _STEPS
-    if limits.highest <= limits.lowest:
-        raise ConfigError(
-            Problem(
-                "lr_find.highest",
-                f"{limits.highest:g} is not above lr_find.lowest, {limits.lowest:g}",
-            )
-        )
     parts = TrainingParts(config, World(device=from_environment(config.trainer.device).device))
     spare_cores(parts.world)
     with parts.data.train.loader() as train:
         objective, model = parts.objective(), parts.trained()
-        options = replace(make_options(config, objective), max_steps=None, ema=None)
+        how = replace(make_options(config, objective), max_steps=None, ema=None)
         train_step = make_train_step(
-            model, objective, parts.optimizer(model), None, options, Group(parts.world), config.seed
+            model, objective, parts.optimizer(model), None, how, Group(parts.world), config.seed
         )
-        pairs = list(rates_and_losses(train_step, train, limits.lowest, limits.highest, steps))
+        steps = config.steps or _STEPS
+        pairs = list(options(config, "lr_find", train_step, train, steps))
     if len(pairs) < _FEWEST:
         raise DataError(
             f"the loss exploded after {len(pairs)} steps; lower lr_find.lowest, take "
@@ -70,7 +65,7 @@ def run(config: Config) -> None:
     rates, losses = [rate for rate, _ in pairs], [loss for _, loss in pairs]
     smooth = smoothed(losses)
     best = suggestion(rates, losses)
-    folder = RunFolder.claim(Path(config.run_dir), config.plain())
+    folder = RunFolder.claim(Path(config.run_dir), config.model_dump())
     text = io.StringIO(newline="")
     rows = zip(rates, losses, smooth, strict=True)
     csv.writer(text).writerows([("lr", "loss", "smoothed"), *rows])
@@ -86,9 +81,24 @@ def run(config: Config) -> None:
 
 
 def rates_and_losses(
-    train_step: TrainStep, train: Loader, lowest: float, highest: float, steps: int
+    train_step: TrainStep,
+    train: Loader,
+    steps: int,
+    /,
+    lowest: Positive = 1e-7,
+    highest: Positive = 1.0,
 ) -> Iterator[tuple[float, float]]:
-    """The learning rate and the mean loss before each optimizer step, until the loss explodes."""
+    """The learning rate and the mean loss before each optimizer step, until the loss explodes.
+
+    Args:
+        lowest, highest: the first and the last learning rate.
+
+    Raises:
+        ConfigError: they do not rise.
+    """
+    if highest <= lowest:
+        reason = f"{highest:g} is not above lr_find.lowest, {lowest:g}"
+        raise ConfigError(Problem("lr_find.highest", reason))
     base = train_step.optimizer.defaults.get("lr")
     for group in train_step.optimizer.param_groups:
         group["lr"] = lowest * (group["lr"] / base if base else 1.0)

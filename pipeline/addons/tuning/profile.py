@@ -64,7 +64,7 @@ def run(config: Config) -> None:
     judged = judge(measured)
     print_table(timelines, ceiling, measured.samples)
     print_verdict(judged, measured)
-    folder = RunFolder.claim(Path(config.run_dir), config.plain())
+    folder = RunFolder.claim(Path(config.run_dir), config.model_dump())
     with only_shown("the trace"):
         trace = write_trace(timelines, folder.path / "trace.json")
         put(f"trace        {trace}   (opens in https://ui.perfetto.dev)")

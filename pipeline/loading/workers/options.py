@@ -102,7 +102,7 @@ def check(section: Any) -> None:
 
 
 def options_of(
-    section: Any, threads: bool, worker_init_fn: Callable[[int], None] | None, own: object
+    section: Any, threads: bool, worker_init_fn: Callable[[int], None] | None, own: Any
 ) -> LoaderOptions:
     """The options of a section `loader`, with values for "auto" and null.
 
@@ -121,8 +121,8 @@ def options_of(
         backend = "thread" if threads and not processes else "process"
     if count == "auto":
         count = min(world.usable_cpus(), _MOST_WORKERS)
-    if backend == "ray" and count and section.ray.num_actors != "auto":
-        count = section.ray.num_actors
+    if own is not None and count and own.num_actors != "auto":
+        count = own.num_actors
     kept = backend not in ("main", "thread") and count > 0
     pins = section.pin_memory
     values = section.model_dump(include={field.name for field in fields(LoaderOptions)}) | {
