@@ -242,7 +242,7 @@ def open_loader(folder: str | None, path: str | None, name: str, more: Sequence[
     """A loader that looks for groups in folders and in trusted packages alone."""
     named = [("--config-path", path), ("--config-dir", folder)]
     places = [(key, [place]) for key, place in named if place] + [("hydra.searchpath", more)]
-    _refuse(Problem(*one) for key, each in places for one in hydra_section.search_path(each, key))
+    _refuse(one for key, each in places for one in hydra_section.search_path(each, key))
     search_path = create_config_search_path(path or str(CONF))
     if folder:
         if "://" not in folder and not Path(folder).is_dir():
@@ -251,7 +251,7 @@ def open_loader(folder: str | None, path: str | None, name: str, more: Sequence[
     if path or name != "config":  # a file of somebody else's, perhaps, with a search path
         primary = _Loader(search_path).repository.load_config(name)
         entries: Any = primary and OmegaConf.select(primary.config, "hydra.searchpath")
-        _refuse(Problem(*one) for one in hydra_section.search_path(list(entries or ())))
+        _refuse(hydra_section.search_path(entries or ()))
     for place in more:
         search_path.prepend("hydra.searchpath", place, "schema")
     return _Loader(search_path)

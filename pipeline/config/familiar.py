@@ -1,201 +1,177 @@
 """Names that people know from torch, Lightning and Hugging Face, and what means the same here.
 
-    KEYS     a key (`batch_size`, `loader.shuffle`)             -> what to write (`batch.size=32`)
-    CHOICES  the option of a group (`model=resnet18`)           -> what to write
-    VALUES   of a key with few values (`trainer.precision=16`)  -> the value
-
 Error messages give them beside the nearest names that exist. They are not aliases: a configuration
 has one way to say a thing. GONE has what version 0.1 no longer has; a test greps README, docs and
 YAML for each of its names.
 """
 
-from __future__ import annotations
-
-import re
-
-VALUE = "{value}"  # stands for what was given
-
-# What to write, and the names for it; "batch.size" alone is short for "batch.size={value}".
-_WAYS = {
+# What a person typed, in lower case, with _ for - (`name`, `name=value`, `section.key=value`
+# or `group=option`) -> what to write; {value} stands for what was given.
+WAYS: dict[str, str] = {
     # data and loader
-    "batch.size": "batch_size bs train_batch_size",
-    "batch.val_size": "eval_batch_size val_batch_size",
-    "batch.size={value}, over all devices": "per_device_train_batch_size",
-    "batch.val_size={value}, over all devices": "per_device_eval_batch_size",
-    "dataset": "dataset",
-    "dataset.root": "data_dir data_path data_root dataset_path dataset_dir train_dir root",
-    "data.fields": "fields",
-    "transform": "transforms augmentation",
-    "sampler": "sampler",
-    "sampler=bucket": "group_by_length",
-    "sampler=bucket sampler.tokens={value}": "max_tokens",
-    "sampler=bucket or sampler._target_={value}, where samplers stand, too": "batch_sampler",
-    "collate=stack (or pad, list) or collate._target_={value}": "collate_fn",
-    "loader.num_workers": "workers n_workers num_proc dataloader_num_workers",
-    "loader.pin_memory": "dataloader_pin_memory",
-    "loader.persistent_workers": "dataloader_persistent_workers",
-    "loader.prefetch_factor": "dataloader_prefetch_factor",
+    "batch_size bs train_batch_size": "batch.size={value}",
+    "eval_batch_size val_batch_size": "batch.val_size={value}",
+    "per_device_train_batch_size": "batch.size={value}, over all devices",
+    "per_device_eval_batch_size": "batch.val_size={value}, over all devices",
+    "dataset": "dataset={value}",
+    "data_dir data_path data_root dataset_path dataset_dir train_dir root": "dataset.root={value}",
+    "fields": "data.fields={value}",
+    "transforms augmentation": "transform={value}",
+    "sampler": "sampler={value}",
+    "group_by_length": "sampler=bucket",
+    "max_tokens": "sampler=bucket sampler.tokens={value}",
+    "batch_sampler": "sampler=bucket or sampler._target_={value}, where samplers stand, too",
+    "collate_fn": "collate=stack (or pad, list) or collate._target_={value}",
+    "workers n_workers num_proc dataloader_num_workers": "loader.num_workers={value}",
+    "dataloader_pin_memory": "loader.pin_memory={value}",
+    "dataloader_persistent_workers": "loader.persistent_workers={value}",
+    "dataloader_prefetch_factor": "loader.prefetch_factor={value}",
     # model and optimizer
-    "model": "arch backbone net network",
-    "objective.loss._target_": "criterion loss_fn loss",
-    "objective.metrics": "metrics",
-    "optimizer": "optim",
-    "optimizer.lr": "learning_rate base_lr lr",
-    "optimizer.weight_decay": "wd",
-    "+optimizer.eps": "adam_epsilon",
-    "optimizer=sgd optimizer.momentum={value}": "momentum",
-    "scheduler": "lr_scheduler_type lr_scheduler",
-    "schedule.warmup": "warmup_steps warmup_ratio num_warmup_steps",
-    "schedule.warmup=0.1, a share of all steps or a number of steps": "warmup_epochs",
+    "arch backbone net network": "model={value}",
+    "criterion loss_fn loss": "objective.loss._target_={value}",
+    "metrics": "objective.metrics={value}",
+    "optim": "optimizer={value}",
+    "learning_rate base_lr lr": "optimizer.lr={value}",
+    "wd": "optimizer.weight_decay={value}",
+    "adam_epsilon": "+optimizer.eps={value}",
+    "momentum": "optimizer=sgd optimizer.momentum={value}",
+    "lr_scheduler_type lr_scheduler": "scheduler={value}",
+    "warmup_steps warmup_ratio num_warmup_steps": "schedule.warmup={value}",
+    "warmup_epochs": "schedule.warmup=0.1, a share of all steps or a number of steps",
     # training
-    "seed": "seed_everything random_seed manual_seed random_state data_seed",
-    "trainer.max_epochs": "num_train_epochs epochs num_epochs n_epochs max_epoch",
-    "trainer.max_steps": "train_steps num_training_steps total_steps iterations",
-    "trainer.accumulate": "accumulate_grad_batches gradient_accumulation_steps grad_accum",
-    "trainer.clip_norm": "gradient_clip_val grad_clip clip_grad clip_grad_norm max_grad_norm",
-    "trainer.ema=0.999, the share that the average keeps at each step": (
-        "ema ema_decay model_ema model_ema_decay"
+    "seed_everything random_seed manual_seed random_state data_seed": "seed={value}",
+    "num_train_epochs epochs num_epochs n_epochs max_epoch": "trainer.max_epochs={value}",
+    "train_steps num_training_steps total_steps iterations": "trainer.max_steps={value}",
+    "accumulate_grad_batches gradient_accumulation_steps grad_accum": "trainer.accumulate={value}",
+    "gradient_clip_val grad_clip clip_grad clip_grad_norm max_grad_norm": (
+        "trainer.clip_norm={value}"
     ),
-    "trainer.precision=fp16": "fp16",
-    "trainer.precision=bf16": "bf16 amp use_amp",
-    "trainer.compile": "torch_compile",
-    "trainer.recompute=[NAMES], patterns of modules": (
-        "gradient_checkpointing gradient_checkpointing_enable activation_checkpointing"
+    "ema ema_decay model_ema model_ema_decay": (
+        "trainer.ema=0.999, the share that the average keeps at each step"
     ),
-    "trainer.freeze.names=[NAMES], patterns of weights": "freeze frozen freeze_layers",
-    "trainer.warm_start.path": "pretrained load_from init_from finetune_from pretrained_weights",
-    "+trainer.groups.NAME={names: ..., lr: ...}": "param_groups param_group paramwise_cfg",
-    "trainer.device=cuda": "gpu cuda use_cuda",
-    "trainer.device=cpu": "no_cuda use_cpu",
-    "trainer.limit_batches.train": "limit_train_batches",
-    "trainer.limit_batches.val": "limit_val_batches",
-    "trainer.overfit_batches": "overfit_batches",
-    "trainer.fast_dev_run": "fast_dev_run",
-    "trainer.val_every": "check_val_every_n_epoch",
-    "trainer.val_every={value}, in epochs": "eval_steps",
-    "trainer.log_every": "log_every_n_steps logging_steps",
-    "trainer.monitor": "metric_for_best_model",
-    "trainer.patience": "early_stopping_patience early_stopping",
-    "trainer.checkpoint.every_steps": "save_steps",
-    "trainer.checkpoint.keep_last": "save_total_limit",
-    "trainer.checkpoint.keep_last={value} (the best one stays as well)": "save_top_k",
+    "fp16": "trainer.precision=fp16",
+    "bf16 amp use_amp": "trainer.precision=bf16",
+    "torch_compile": "trainer.compile={value}",
+    "gradient_checkpointing gradient_checkpointing_enable activation_checkpointing": (
+        "trainer.recompute=[NAMES], patterns of modules"
+    ),
+    "freeze frozen freeze_layers": "trainer.freeze.names=[NAMES], patterns of weights",
+    "pretrained load_from init_from finetune_from pretrained_weights": (
+        "trainer.warm_start.path={value}"
+    ),
+    "param_groups param_group paramwise_cfg": "+trainer.groups.NAME={names: ..., lr: ...}",
+    "gpu cuda use_cuda accelerator=gpu": "trainer.device=cuda",
+    "no_cuda use_cpu accelerator=cpu": "trainer.device=cpu",
+    "limit_train_batches": "trainer.limit_batches.train={value}",
+    "limit_val_batches": "trainer.limit_batches.val={value}",
+    "overfit_batches": "trainer.overfit_batches={value}",
+    "fast_dev_run": "trainer.fast_dev_run={value}",
+    "check_val_every_n_epoch": "trainer.val_every={value}",
+    "eval_steps": "trainer.val_every={value}, in epochs",
+    "log_every_n_steps logging_steps": "trainer.log_every={value}",
+    "metric_for_best_model": "trainer.monitor={value}",
+    "early_stopping_patience early_stopping": "trainer.patience={value}",
+    "save_steps": "trainer.checkpoint.every_steps={value}",
+    "save_total_limit": "trainer.checkpoint.keep_last={value}",
+    "save_top_k": "trainer.checkpoint.keep_last={value} (the best one stays as well)",
     # runs and ranks
-    "run_dir": "default_root_dir output_dir logging_dir save_dir log_dir out_dir outdir work_dir",
-    "resume": "resume_from_checkpoint resume_from",
-    "resume={value}, or checkpoint={value} with task=validate": "ckpt_path",
-    "tracker": "logger report_to",
-    "task=lr_find": "auto_lr_find lr_find find_lr",
-    "task=validate checkpoint=...": "evaluate",
-    "distributed=ddp distributed.nproc={value}": (
-        "gpus devices num_gpus num_devices num_processes nproc_per_node world_size nproc"
+    "default_root_dir output_dir logging_dir save_dir log_dir out_dir outdir work_dir": (
+        "run_dir={value}"
     ),
-    "distributed.sync_batchnorm": "sync_bn",
-    "torchrun or srun, which start the processes of several machines": "num_nodes nnodes",
-}
-
-_TRUE, _FALSE = "true", "false"
-_DROP = {_TRUE: "batch.tail=drop", _FALSE: "batch.tail=keep"}
-
-# What to write by name; or by name and value (in lower case), else all of the ways.
-KEYS: dict[str, str | dict[str, str]] = {
-    **{
-        name: way if "=" in way or " " in way else f"{way}={VALUE}"
-        for way, names in _WAYS.items()
-        for name in names.split()
-    },
-    "shuffle": {_TRUE: "sampler=random", _FALSE: "sampler=sequential"},
-    "drop_last": _DROP,
-    "dataloader_drop_last": _DROP,
-    "strategy": {"ddp": "distributed=ddp", "fsdp": "distributed=fsdp"},
-    "accelerator": {
-        "gpu": "trainer.device=cuda",
-        "cpu": "trainer.device=cpu",
-        "auto": "trainer.device=auto",
-    },
-    "enable_progress_bar": {_TRUE: "trainer.progress=auto", _FALSE: "trainer.progress=none"},
-    "disable_tqdm": {_TRUE: "trainer.progress=none", _FALSE: "trainer.progress=auto"},
-    "enable_checkpointing": {
-        _TRUE: "trainer.checkpoint.every_epochs=1",
-        _FALSE: "trainer.checkpoint=null",
-    },
-    "greater_is_better": {_TRUE: "trainer.mode=max", _FALSE: "trainer.mode=min"},
-}
-
-# The option of a group: names in lower case, without - and _.
-CHOICES: dict[str, dict[str, str]] = {
-    "collate": {
-        "default": "collate=stack",
-        "defaultcollate": "collate=stack",
-        "padsequence": "collate=pad",
-        "none": "collate=list",
-    },
-    "dataset": {
-        "csv": "dataset=delimited_text",
-        "tsv": "dataset=delimited_text",
-        "text": "dataset=delimited_text",
-        "npy": "dataset=arrays",
-        "numpy": "dataset=arrays",
-        "webdataset": "dataset=tar_shards",
-        "wds": "dataset=tar_shards",
-        "tar": "dataset=tar_shards",
-        "imagenet": "dataset=image_folder",
-        "images": "dataset=image_folder",
-    },
-    "distributed": {
-        "fsdp2": "distributed=fsdp",
-        "dp": "distributed=ddp",
-        "true": "distributed=ddp",
-        "false": "distributed=none",
-        "dataparallel": "distributed=ddp",
-        "torchrun": "distributed=ddp",
-    },
-    "loader": {
-        "auto": "loader=fast",
-        "process": "loader.backend=process",
-        "thread": "loader=threads",
-        "main": "loader=debug",
-    },
-    "objective": {
-        "crossentropy": "objective=classification",
-        "mse": "objective=regression",
-        "classifier": "objective=classification",
-    },
-    "optimizer": {"momentum": "optimizer=sgd"},
-    "sampler": {
-        "shuffle": "sampler=random",
-        "randomsampler": "sampler=random",
-        "sequentialsampler": "sampler=sequential",
-        "none": "sampler=sequential",
-        "weightedrandomsampler": "sampler=weighted",
-        "balanced": "sampler=weighted",
-        "subsetrandomsampler": "sampler=subset",
-        "pk": "sampler=identity",
-        "distributedsampler": "distributed=ddp, which shares out any sampler",
-    },
-    "scheduler": {
-        "cosineannealinglr": "scheduler=cosine",
-        "cosineannealing": "scheduler=cosine",
-        "onecyclelr": "scheduler=onecycle",
-        "constantwithwarmup": "scheduler=constant",
-    },
-    "task": {
-        "train": "task=fit",
-        "training": "task=fit",
-        "eval": "task=validate",
-        "evaluate": "task=validate",
-        "test": "task=validate",
-        "val": "task=validate",
-        "benchmark": "task=profile",
-        "lint": "task=check",
-    },
-    "tracker": {
-        "tb": "tracker=tensorboard",
-        "weightsandbiases": "tracker=wandb",
-        "csvlogger": "metrics.jsonl",
-        "wandblogger": "tracker=wandb",
-        "tensorboardlogger": "tracker=tensorboard",
-        "mlflowlogger": "tracker=mlflow",
-    },
+    "resume_from_checkpoint resume_from": "resume={value}",
+    "ckpt_path": "resume={value}, or checkpoint={value} with task=validate",
+    "logger report_to": "tracker={value}",
+    "auto_lr_find lr_find find_lr": "task=lr_find",
+    "evaluate": "task=validate checkpoint=...",
+    "gpus devices num_gpus num_devices num_processes nproc_per_node world_size nproc": (
+        "distributed=ddp distributed.nproc={value}"
+    ),
+    "sync_bn": "distributed.sync_batchnorm={value}",
+    "num_nodes nnodes": "torchrun or srun, which start the processes of several machines",
+    # by their value
+    "shuffle=true sampler=shuffle sampler=randomsampler": "sampler=random",
+    "shuffle=false sampler=sequentialsampler sampler=none": "sampler=sequential",
+    "shuffle": "sampler=random or sampler=sequential",
+    "drop_last=true dataloader_drop_last=true": "batch.tail=drop",
+    "drop_last=false dataloader_drop_last=false": "batch.tail=keep",
+    "drop_last dataloader_drop_last": "batch.tail=drop or batch.tail=keep",
+    (
+        "strategy=ddp distributed=dp distributed=true distributed=data_parallel "
+        "distributed=torchrun"
+    ): "distributed=ddp",
+    "strategy=fsdp distributed=fsdp2": "distributed=fsdp",
+    "strategy": "distributed=ddp or distributed=fsdp",
+    "accelerator=auto": "trainer.device=auto",
+    "accelerator": "trainer.device=cuda or trainer.device=cpu or trainer.device=auto",
+    "enable_progress_bar=true disable_tqdm=false": "trainer.progress=auto",
+    "enable_progress_bar=false disable_tqdm=true": "trainer.progress=none",
+    "enable_progress_bar": "trainer.progress=auto or trainer.progress=none",
+    "disable_tqdm": "trainer.progress=none or trainer.progress=auto",
+    "enable_checkpointing=true": "trainer.checkpoint.every_epochs=1",
+    "enable_checkpointing=false": "trainer.checkpoint=null",
+    "enable_checkpointing": "trainer.checkpoint.every_epochs=1 or trainer.checkpoint=null",
+    "greater_is_better=true": "trainer.mode=max",
+    "greater_is_better=false": "trainer.mode=min",
+    "greater_is_better": "trainer.mode=max or trainer.mode=min",
+    # options of groups
+    "collate=default collate=default_collate": "collate=stack",
+    "collate=pad_sequence": "collate=pad",
+    "collate=none": "collate=list",
+    "dataset=csv dataset=tsv dataset=text": "dataset=delimited_text",
+    "dataset=npy dataset=numpy": "dataset=arrays",
+    "dataset=webdataset dataset=wds dataset=tar": "dataset=tar_shards",
+    "dataset=imagenet dataset=images": "dataset=image_folder",
+    "distributed=false": "distributed=none",
+    "loader=auto": "loader=fast",
+    "loader=process": "loader.backend=process",
+    "loader=thread": "loader=threads",
+    "loader=main": "loader=debug",
+    "objective=crossentropy objective=cross_entropy objective=classifier": (
+        "objective=classification"
+    ),
+    "objective=mse": "objective=regression",
+    "optimizer=momentum": "optimizer=sgd",
+    "sampler=weightedrandomsampler sampler=balanced": "sampler=weighted",
+    "sampler=subsetrandomsampler": "sampler=subset",
+    "sampler=pk": "sampler=identity",
+    "sampler=distributedsampler": "distributed=ddp, which shares out any sampler",
+    "scheduler=cosineannealinglr scheduler=cosine_annealing": "scheduler=cosine",
+    "scheduler=onecyclelr": "scheduler=onecycle",
+    "scheduler=constant_with_warmup": "scheduler=constant",
+    "task=train task=training": "task=fit",
+    "task=eval task=evaluate task=val": "task=validate",
+    "task=benchmark": "task=profile",
+    "task=lint": "task=check",
+    "tracker=tb tracker=tensorboardlogger": "tracker=tensorboard",
+    "tracker=weights_and_biases tracker=wandblogger": "tracker=wandb",
+    "tracker=csvlogger": "metrics.jsonl",
+    "tracker=mlflowlogger": "tracker=mlflow",
+    # values of keys
+    "batch.tail=true batch.tail=drop_last": "drop",
+    "batch.tail=false batch.tail=null": "keep",
+    "trainer.device=gpu trainer.device=cuda:0 trainer.device=0": "cuda",
+    "trainer.device=null trainer.progress=true": "auto",
+    "trainer.mode=lower": "min",
+    "trainer.mode=higher": "max",
+    (
+        "trainer.precision=16 trainer.precision=16_mixed trainer.precision=16_true "
+        "trainer.precision=float16 trainer.precision=half"
+    ): "fp16",
+    (
+        "trainer.precision=32 trainer.precision=32_true trainer.precision=float32 "
+        "trainer.precision=null"
+    ): "fp32",
+    "trainer.precision=bf16_mixed trainer.precision=bf16_true trainer.precision=bfloat16": "bf16",
+    "trainer.progress=false trainer.progress=null": "none",
+    "trainer.progress=tqdm": "plain",
+    "bad_samples.on_error=ignore bad_samples.on_error=warn bad_samples.on_error=null": "skip",
+    "bad_samples.on_error=replace": "substitute",
+    (
+        "model=alexnet model=convnext model=densenet model=efficientnet model=googlenet "
+        "model=inception model=maxvit model=mnasnet model=mobilenet model=regnet model=resnet "
+        "model=resnext model=shufflenet model=squeezenet model=swin model=vgg model=vit "
+        "model=wide"
+    ): "model=torchvision model.name={value}",
 }
 
 # What a person typed (`key`, `key=value`, `--flag`; "*" ends a prefix) -> what to do instead.
@@ -255,54 +231,6 @@ GONE: dict[str, str] = {
     "transform=images_nvjpeg": "transform=images_fast decodes on the CPU, the crop alone",
 }
 
-_TORCHVISION = (
-    "alexnet",
-    "convnext",
-    "densenet",
-    "efficientnet",
-    "googlenet",
-    "inception",
-    "maxvit",
-    "mnasnet",
-    "mobilenet",
-    "regnet",
-    "resnet",
-    "resnext",
-    "shufflenet",
-    "squeezenet",
-    "swin",
-    "vgg",
-    "vit",
-    "wideresnet",
-)
-
-VALUES: dict[str, dict[str, str]] = {
-    "batch.tail": {"true": "drop", "false": "keep", "drop_last": "drop", "null": "keep"},
-    "trainer.device": {"gpu": "cuda", "cuda:0": "cuda", "0": "cuda", "null": "auto"},
-    "trainer.mode": {"lower": "min", "higher": "max"},
-    "trainer.precision": {
-        "16": "fp16",
-        "16-mixed": "fp16",
-        "16-true": "fp16",
-        "float16": "fp16",
-        "half": "fp16",
-        "32": "fp32",
-        "32-true": "fp32",
-        "float32": "fp32",
-        "bf16-mixed": "bf16",
-        "bf16-true": "bf16",
-        "bfloat16": "bf16",
-        "null": "fp32",
-    },
-    "trainer.progress": {"true": "auto", "false": "none", "tqdm": "plain", "null": "none"},
-    "bad_samples.on_error": {
-        "ignore": "skip",
-        "warn": "skip",
-        "null": "skip",
-        "replace": "substitute",
-    },
-}
-
 
 def advice(key: str, value: str = "...") -> str:
     """What to write for a key, an option or a value that is not there, to end a message with.
@@ -314,19 +242,22 @@ def advice(key: str, value: str = "...") -> str:
     Returns:
         "; here that is batch.size=8", or nothing for a name that nobody knows.
     """
-    for name, sentence in GONE.items():
-        # A section that is gone, or a key below one, or one that begins so.
-        inside = value[:1] in ("", "{") and name.startswith(f"{key}.")
-        begins = key.startswith((f"{name}.", name.removesuffix("*") if name[-1] == "*" else "\0"))
-        if inside or begins or name in (key, f"{key}={value}"):
+    name, plain = (one.lower().replace("-", "_") for one in (key.rpartition(".")[2], value))
+    for gone, sentence in GONE.items():
+        if (
+            gone in (key, f"{key}={value}")
+            or key.startswith(f"{gone.removesuffix('.*')}.")
+            or (value[:1] in ("", "{") and gone.startswith(f"{key}."))  # a section that holds it
+        ):
             return f"; it is no longer there: {sentence}"
-    option, plain = re.sub("[-_]", "", value.lower()), value.lower().strip("'\"")
-    way = VALUES.get(key, {}).get(plain) or CHOICES.get(key, {}).get(option)
-    if key == "model" and option.startswith(_TORCHVISION):
-        way = f"model=torchvision model.name={value}"
-    if way is None:
-        known = KEYS.get(key.rpartition(".")[2].lower().replace("-", "_"), "")
-        by_value = known if isinstance(known, dict) else {plain: known}
-        way = by_value.get(plain) or " or ".join(by_value.values())
-        way = "" if re.match(rf"\+?{re.escape(key)}=", way) else way
-    return f"; here that is {way.replace(VALUE, value[:40])}" if way else ""
+    for typed in (
+        f"{key}={plain}",
+        f"{name}={plain}",
+        f"{key}={plain.partition('_')[0].rstrip('0123456789')}",  # vit_b_16, resnet18
+        name,
+    ):
+        for names, way in WAYS.items():
+            # "lr" leads to optimizer.lr, but for optimizer.lr itself.
+            if typed in names.split() and f"{key}={{value}}" not in (way, way[1:]):
+                return f"; here that is {way.replace('{value}', value[:40])}"
+    return ""
