@@ -6,22 +6,13 @@
     for batch in loader: ...
 
 Importing this package imports nothing else; the names below are loaded when they are first used.
+`__init__.pyi` has them for type checkers.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from penstock.addons.dataloader.dataloader import DataLoader
-    from penstock.addons.frameworks.lightning import DataModule
-    from penstock.addons.frameworks.torch_loader import TorchLoader
-    from penstock.addons.reports.notebook import Run
-    from penstock.build.data import build_train_loader, build_val_loader
-    from penstock.config.compose import compose
-    from penstock.distributed.gathered import gathered
-    from penstock.loading.loader import Loader
+from typing import Any
 
 if __name__ != "penstock":  # by the name of this folder, each module would be there twice
     raise ImportError(f"import penstock, not {__name__}")
@@ -39,22 +30,10 @@ _HOMES = {
     "compose": "penstock.config.compose",
     "gathered": "penstock.distributed.gathered",
 }
+__all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'penstock' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)
-
-
-__all__ = [
-    "DataLoader",
-    "DataModule",
-    "Loader",
-    "Run",
-    "TorchLoader",
-    "build_train_loader",
-    "build_val_loader",
-    "compose",
-    "gathered",
-]

@@ -13,10 +13,14 @@ PREEMPTED = 75  # the exit code of a run that was asked to stop and can go on (E
 
 
 class PenstockError(Exception):
-    """Base of the errors that are reported as one message, without a traceback."""
+    """Base of the errors that are reported as one message, without a traceback.
 
-    exit_code = 1
-    told = False  # whether a person has had the message
+    Attributes:
+        told: whether a person has had the message.
+        kind: what the message begins with.
+    """
+
+    exit_code, told, kind = 1, False, "error: "
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,10 @@ class ConfigError(PenstockError):
         if isinstance(problems, str):
             problems = Problem("", problems)
         self.problems = [problems] if isinstance(problems, Problem) else list(problems)
-        super().__init__("\n".join(str(problem) for problem in self.problems))
+        self.kind = "error in the configuration: "
+        if len(self.problems) > 1:
+            self.kind = f"{len(self.problems)} errors in the configuration:\n  "
+        super().__init__("\n  ".join(str(problem) for problem in self.problems))
 
     def __reduce__(self) -> tuple[type[ConfigError], tuple[list[Problem]]]:
         return type(self), (self.problems,)

@@ -9,25 +9,31 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 
 # This program with the options that were typed, as processes that it starts say it, too.
 VARIABLE = "PENSTOCK_COMMAND"
 
 
-def first() -> str:
-    """The first words of a command: `penstock`, or `python run.py` in a checkout."""
+def started(script: str | None, options: Sequence[str]) -> str:
+    """The first words of a command: `penstock`, or `python run.py`, and options."""
     is_checkout = Path(__file__).resolve().parents[1].joinpath("run.py").is_file()
-    return os.environ.get(VARIABLE) or ("python run.py" if is_checkout else "penstock")
+    own = script if script and script.endswith(".py") else "run.py" if is_checkout else None
+    return shlex.join([*(["python", own] if own else ["penstock"]), *options])
 
 
 def text(*words: str) -> str:
     """A command line of this program with these words."""
-    return f"{first()} {joined(words)}".rstrip()
+    return f"{os.environ.get(VARIABLE) or started(None, ())} {joined(words)}".rstrip()
 
 
-def joined(words: Iterable[str]) -> str:
+def resume(folder: object, *words: str) -> str:
+    """The command that continues the run in a folder."""
+    return text(override("resume", folder), *words)
+
+
+def joined(words: Sequence[str]) -> str:
     """Words for a shell; those with a single quote in double ones, if a person can read them."""
     readable = re.compile(r"""[^"$`!\\]*'[^"$`!\\]*""")
     return " ".join(f'"{one}"' if readable.fullmatch(one) else shlex.quote(one) for one in words)
@@ -41,7 +47,15 @@ def override(key: str, value: object) -> str:
 def literal(value: object) -> str:
     """A text as an override has it: in quotes where Hydra would read something else."""
     name = r"(?!(?i:true|false|null|nan|inf)$)([A-Za-z_]|[\w.]*/)[\w./+@-]*"
-    plain = re.fullmatch(name, str(value), re.ASCII)
+    if re.fullmatch(name, str(value), re.ASCII):
+        return str(value)
     # A backslash stands for itself, but before a quote.
     doubled = re.sub(r"(\\+)(?='|$)", r"\1\1", str(value))
-    return str(value) if plain else "'{}'".format(doubled.replace("'", "\\'"))
+    return "'{}'".format(doubled.replace("'", "\\'"))
+
+
+def name_of(node: object) -> str:
+    """The name of what a node calls, which may be another thing than the option of its group."""
+    values = node if isinstance(node, dict) else {}
+    target = str(values.get("_target_", "?"))
+    return str(values["name"] if target.endswith(".torchvision_model") else target.split(".")[-1])

@@ -7,16 +7,12 @@ run that does not ask for an add-on does not load it. import-linter lists these 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock.datasets.files import Files, Remote
-    from penstock.errors import Problem
     from penstock.tasks.fit import Fit
     from penstock.training.observer import Observer
 
@@ -27,7 +23,7 @@ class Task:
 
     Attributes:
         run: "module:function" that takes the `Config`, imported when the task runs.
-        sentence: what it is about to do, with names in braces that `config/announcement.py` lists.
+        sentence: what it is about to do; a command begins with it, and gives the names in braces.
         reads: it only reads folders of runs, and needs no torch.
         ranks: several ranks share it; one process does the others.
         writes: it writes into the run's folder.
@@ -41,51 +37,50 @@ class Task:
 
 
 TASKS: Mapping[str, Task] = {
-    "fit": Task("penstock.tasks.fit:run", "training {both} {length}", ranks=True, writes=True),
+    "fit": Task(
+        "penstock.tasks.fit:run", "training {model} on {data} for {epochs}", ranks=True, writes=True
+    ),
     # The run's folder may give the data, which is read later.
-    "validate": Task("penstock.tasks.validate:run", "measuring {measured}", ranks=True),
+    "validate": Task("penstock.tasks.validate:run", "measuring {weights}", ranks=True),
     "digest": Task("penstock.tasks.digest:run", "hashing the batches of {data}", ranks=True),
     "replay": Task(
-        "penstock.tasks.replay:run", "making batch {address} of {data} again", writes=True
+        "penstock.tasks.replay:run",
+        "making batch ({config.epoch}, {config.step}) of {data} again",
+        writes=True,
     ),
     "check": Task("penstock.tasks.check:run", "reading every sample of {data}", writes=True),
     "where": Task("penstock.addons.backwards.where:run", "which batches have which samples"),
-    "diff": Task("penstock.addons.comparing.diff:run", "comparing {two}", reads=True),
+    "diff": Task("penstock.addons.comparing.diff:run", "comparing {runs}", reads=True),
     "pack": Task("penstock.addons.packs.recipe:run", "packing {data}"),
-    "test": Task("penstock.addons.predicting.test:run", "testing {measured}", ranks=True),
+    "test": Task("penstock.addons.predicting.test:run", "testing {weights}", ranks=True),
     "predict": Task(
-        "penstock.addons.predicting.predict:run", "predicting with {measured}", ranks=True
+        "penstock.addons.predicting.predict:run", "predicting with {weights}", ranks=True
     ),
-    "export": Task("penstock.addons.predicting.export:run", "exporting {measured}"),
+    "export": Task("penstock.addons.predicting.export:run", "exporting {weights}"),
     "report": Task("penstock.addons.reports.report:run", "making the report of {runs}", reads=True),
-    "runs": Task("penstock.addons.reports.runs:run", "listing the runs below {below}", reads=True),
+    "runs": Task("penstock.addons.reports.runs:run", "listing the runs below {runs}", reads=True),
     "profile": Task(
-        "penstock.addons.tuning.profile:run", "timing the training of {both}", writes=True
+        "penstock.addons.tuning.profile:run",
+        "timing the training of {model} on {data}",
+        writes=True,
     ),
-    "lr_find": Task("penstock.addons.tuning.lr_find:run", "looking for a learning rate for {both}"),
+    "lr_find": Task(
+        "penstock.addons.tuning.lr_find:run", "looking for a learning rate for {model} on {data}"
+    ),
 }
 
 
-def only_reads(task: object) -> bool:
-    """Whether a task of that name only reads folders of runs."""
-    return isinstance(task, str) and task in TASKS and TASKS[task].reads
+def function(name: str) -> Any:
+    """The function of a name such as "module:function", imported now."""
+    module, _, attribute = name.partition(":")
+    return getattr(import_module(module), attribute)
 
 
-def runner(task: str) -> Callable[..., Any]:
-    """The function that a task runs."""
-    return _function(TASKS[task].run)
+def job_name(words: Sequence[str]) -> str:
+    """The folder's name of a job of a sweep, from its overrides."""
+    from penstock.addons.sweeps.sweep import job_name
 
-
-def _function(name: str) -> Any:
-    module, _, function = name.partition(":")
-    return getattr(import_module(module), function)
-
-
-def init(words: Sequence[str]) -> int:
-    """`penstock init FOLDER`: a new project; the exit code."""
-    from penstock.addons.starter.init import run
-
-    return run(words)
+    return job_name(words)
 
 
 def remote_files(files: Files) -> Remote:
@@ -117,43 +112,4 @@ _OBSERVERS: Mapping[str, Callable[[Any], object]] = {
 def observers(fit: Fit) -> list[Observer]:
     """The observers of a fit on the first rank, when its folder is open."""
     wanted = [name for name, is_wanted in _OBSERVERS.items() if is_wanted(fit)]
-    return [observer for name in wanted for observer in _function(name)(fit) or ()]
-
-
-def check_sweep(*arguments: Any) -> list[Problem]:
-    """The problems of all jobs of a command line with `-m`."""
-    from penstock.addons.sweeps.sweep import check
-
-    return check(*arguments)
-
-
-def job_name(words: Sequence[str]) -> str:
-    """The folder's name of a job of a sweep, from its overrides."""
-    from penstock.addons.sweeps.sweep import job_name
-
-    return job_name(words)
-
-
-def sweep_variables(options: Sequence[str], words: Sequence[str]) -> dict[str, str]:
-    """The variable with the name of a sweep's folder, which follows from its command."""
-    if not {"-m", "--multirun"} & set(options):
-        return {}
-    about = [word for word in [*options, *words] if not word.startswith("hydra")]
-    return {
-        "PENSTOCK_SWEEP": job_name([word for word in about if word not in ("-m", "--multirun")])
-    }
-
-
-def run_sweep(folder: Path, config: Any) -> AbstractContextManager[None]:
-    """The context in which Hydra runs the jobs of a sweep."""
-    from penstock.addons.reports.report import of_sweep
-    from penstock.addons.sweeps.sweep import running
-
-    return running(folder, config, partial(of_sweep, config))
-
-
-def run_job(*arguments: Any) -> float | None:
-    """Run the job of a sweep that hydra has composed, in its process."""
-    from penstock.addons.sweeps.sweep import run_job
-
-    return run_job(*arguments)
+    return [observer for name in wanted for observer in function(name)(fit) or ()]

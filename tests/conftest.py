@@ -71,6 +71,16 @@ def own_cache(tmp_path_factory):
         yield
 
 
+@pytest.fixture(autouse=True)
+def own_process():
+    """What a command line sets for the rest of its process ends with a test that runs one."""
+    environment, path, words = dict(os.environ), list(sys.path), sys.argv
+    yield
+    os.environ.clear()
+    os.environ |= environment
+    sys.path[:], sys.argv = path, words
+
+
 @pytest.fixture(scope="session", autouse=True)
 def one_thread():
     """Tests run side by side; torch's threads would only wait for each other's cores."""

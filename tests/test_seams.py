@@ -50,7 +50,7 @@ def test_a_run_loads_the_add_ons_that_it_asks_for(words, loaded, faces_root, tmp
 
 @pytest.mark.parametrize("task", seams.TASKS)
 def test_the_function_of_each_task_is_there(task):
-    assert callable(seams.runner(task))
+    assert callable(seams.function(seams.TASKS[task].run))
 
 
 def test_what_the_allow_list_says_of_our_modules_is_there():

@@ -179,7 +179,6 @@ class Squares(torch.utils.data.Dataset):
         return scale(index * index)
 """,
     "conf/config.yaml": "[ this is no configuration of ours",
-    "pyproject.toml": '[tool.penstock]\ntrust = ["pipeline"]\n',
     "script.py": """
 import sys
 import penstock
@@ -362,16 +361,10 @@ def test_a_fresh_environment_trains_on_faces_and_on_a_new_project(source, tmp_pa
 
     penstock("init", "my birds")
     project = work / "my birds"
-    done = penstock(
-        "dataset=my_birds",
-        "trainer=quick",
-        "distributed=ddp",
-        "distributed.nproc=2",
-        "run_dir=outputs/first",
-        folder=project,
+    ranks = ["distributed=ddp", "distributed.nproc=2", "run_dir=outputs/first"]
+    penstock(
+        "run.py", "dataset=my_birds", "trainer=quick", *ranks, folder=project, program="python"
     )
-    said = "trusting my_birds and reading conf/, as pyproject.toml says\n"
-    assert done.stderr.count(said) == 1
     penstock("-m", "pytest", "-q", "-p", "no:cacheprovider", folder=project, program="python")
 
 

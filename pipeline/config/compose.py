@@ -8,7 +8,7 @@ that names another `_target_` replaces the node before it, in YAML and on the co
 0.08 s beside imports, most of it for reading some twenty YAML files.
 
 Private names of Hydra and OmegaConf in the whole package, there in Hydra 1.3.8 and in 1.4:
-ConfigLoaderImpl, create_config_search_path, _compose_config_from_defaults_list,
+ConfigLoaderImpl, create_config_search_path, get_args_parser, _compose_config_from_defaults_list,
 _apply_overrides_to_config. Nothing of theirs is patched, so threads may compose at the same time.
 """
 
@@ -27,7 +27,7 @@ import hydra
 import yaml
 from hydra import errors, types, version
 from hydra._internal import config_loader_impl as private
-from hydra._internal.utils import create_config_search_path
+from hydra._internal.utils import create_config_search_path, get_args_parser
 from hydra.core import hydra_config, utils
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -52,6 +52,7 @@ _NO_FOLDERS = ".", "outputs/${now:%Y-%m-%d}/${now:%H-%M-%S}", "None"  # what we 
 _ERRORS = errors.HydraException, OmegaConfBaseException, yaml.YAMLError
 _LOCK = threading.RLock()  # ${hydra:...} reads a singleton of Hydra
 _COMPOSED: dict[Any, tuple[DictConfig, list[str]]] = {}  # the last ones
+options = get_args_parser  # of Hydra's command line
 _IS_1_3 = hydra.__version__.startswith("1.3.")
 if _IS_1_3:  # 1.4 has one behaviour
     version.setbase(VERSION_BASE)
@@ -116,7 +117,7 @@ def accept(
     keys = " ".join(f" {problem.key}." for problem in problems)  # a section of such a key is known
     _refuse([*problems, *map(note, (one for one in found if f" {one.key}." not in keys))])
     begin(config)
-    if not seams.only_reads(config.task):
+    if not seams.TASKS[config.task].reads:
         from penstock.config import rules  # which imports torch
 
         _refuse(note(one) for one in targets.check(config))

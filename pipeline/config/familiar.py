@@ -203,6 +203,7 @@ GONE: dict[str, str] = {
     "sweep.jobs": "hydra/launcher=joblib hydra.launcher.n_jobs=4",
     "sweep.optuna.sampler=grid": "leave out sweep=optuna: -m tries all combinations",
     "sweep.retries": "the same command tries failed jobs again",
+    "--config-path": "it would hide our groups; --config-dir FOLDER --config-name NAME adds yours",
     "--help keys": "see docs/keys.md; --cfg job prints every key with its value",
     "task=show": "open the run's report.html, or list runs with task=runs",
     "task=without": "find the addresses with task=where, and resume with bad_samples.quarantine",

@@ -129,6 +129,9 @@ def search_path(entries: Iterable[Any], key: str = "hydra.searchpath") -> Iterat
 
 def overrides() -> list[str]:
     """The overrides of this job, as given: reading them one by one would resolve them."""
-    is_job = HydraConfig.initialized()
-    words: Any = OmegaConf.to_container(HydraConfig.get().overrides.task) if is_job else []
-    return list(map(str, words))
+    if not HydraConfig.initialized():
+        return []
+    given: Any = OmegaConf.to_container(HydraConfig.get().overrides)
+    # A job of a sweep may run where no command line was, so it brings where groups are looked for.
+    searched = [word for word in given["hydra"] if word.lstrip("+").startswith("hydra.searchpath=")]
+    return [*given["task"], *searched]

@@ -1,46 +1,31 @@
-"""Commands that this program suggests, and the overrides that started this job.
+"""The command of this very job, as a message offers it for pasting.
 
-Whatever a message, a table or a report offers for pasting is made by `program.text`: this
-program, the options that the person typed for this very command, and overrides. A run folder,
-which may come from anybody, adds overrides at most (`pipeline/addons/reports/values.py` checks
-them), and never an option that trusts something: those are taken from this process only.
+A run folder, which may come from anybody, adds overrides at most
+(`pipeline/addons/reports/values.py` checks them), and never an option that trusts something: those
+are taken from this process only.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
 
 from penstock import program
 from penstock.config.hydra import overrides
 from penstock.config.schema import TASK_KEYS
-from penstock.order.skipped import Skipped
 
 _OF_A_START = ("task", "run_dir", "resume", "resume_despite", "hydra", *TASK_KEYS)
 
 
 def is_job() -> bool:
     """Whether this is a job of a sweep, which keeps a folder for each."""
-    return bool(HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN)
-
-
-def how_to_resume(folder: Path) -> str:
-    """The hint for a run that was stopped."""
-    return f"To resume:\n  {program.text(program.override('resume', folder))}"
-
-
-def how_to_skip(folder: Path, skipped: Skipped) -> str:
-    """The hint for a run that failed on a batch: `skipped` has its address and those before."""
-    words = [program.override("resume", folder), f"trainer.skip={skipped}"]
-    return f"To continue without it:\n  {program.text(*words)}"
+    return HydraConfig.initialized() and str(HydraConfig.get().mode) == "RunMode.MULTIRUN"
 
 
 def command_line(*words: str) -> str:
-    """This job's command with its task's overrides replaced by `given`."""
+    """This job's command with other words for what its task is asked."""
     return program.text(*of_run(overrides()), *words)
 
 

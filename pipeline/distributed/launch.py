@@ -40,6 +40,14 @@ class RanksError(PenstockError):
         self.exit_code = exit_code
 
 
+def processes(distributed: Any) -> int:
+    """How many ranks the section `distributed` starts; 0 if this process is (one of) them."""
+    if distributed.strategy == "none" or world.is_launched():
+        return 0
+    count = world.default_processes() if distributed.nproc == "auto" else distributed.nproc
+    return 0 if count == 1 and distributed.strategy == "ddp" else int(count)
+
+
 def run(command: Sequence[str], processes: int, max_restarts: int = 0) -> Any:
     """Run `command` in that many ranks of one world; the result that rank 0 left.
 

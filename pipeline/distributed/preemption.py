@@ -47,7 +47,7 @@ Item = TypeVar("Item")
 class Preempted(PenstockError):
     """The run was asked to stop, and can resume from its last checkpoint."""
 
-    exit_code = PREEMPTED
+    exit_code, kind = PREEMPTED, ""
 
 
 class Stop(BaseException):
@@ -171,6 +171,8 @@ class Preemption:
             return
         if self._raised is None and (self._at_once or self._waits) and not self._is_over:
             self._raised, self._waits = name, False
+            if name == "SIGINT" and self._at_once:
+                raise KeyboardInterrupt
             raise Stop(name)
 
 

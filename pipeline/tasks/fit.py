@@ -20,9 +20,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from penstock import seams
+from penstock import program, seams
 from penstock.build.training import TrainingParts
-from penstock.config.own_command import command_line, how_to_resume, how_to_skip, is_job
+from penstock.config.own_command import command_line, is_job
 from penstock.config.schema import Config
 from penstock.distributed.group import Group, join
 from penstock.distributed.parallel import Parallel, prepare
@@ -120,7 +120,7 @@ class Fit:
         self.display = Observer()
         self.result, self.levels = Result(), dict[str, Record]()
         if opened.checkpoints:
-            group.hint(how_to_resume(opened.checkpoints.folder.parent))
+            group.hint(f"To resume:\n  {program.resume(opened.checkpoints.folder.parent)}")
         if opened.folder and config.trainer.progress != "none":
             with only_shown("the summary"):
                 say(summary.summary(self))
@@ -262,7 +262,7 @@ class Fit:
                 where = "after the last step" if self.result.history else "before the first step"
                 why = f"{error.name}: stopped {where}; nothing was lost"
             lost = "Nothing was saved, as trainer.checkpoint is null"
-            then = how_to_resume(folder.path) if opened.checkpoints else lost
+            then = f"To resume:\n  {program.resume(folder.path)}" if opened.checkpoints else lost
             raise Preempted(f"{why}. {then}") from error
         except Exception as error:
             why = reason(error)
@@ -294,9 +294,13 @@ class Fit:
         """A loss that is not finite, with the commands that show its batch and go on without it."""
         again = command_line("task=replay", f"epoch={error.epoch}", f"step={error.step}")
         here = Skipped.of([[error.epoch, error.step], [error.epoch, error.step + 1]])
-        skip = how_to_skip(self.folder.path, self.train_loader.plan.skipped | here)
+        skipped = self.train_loader.plan.skipped | here
+        skip = program.resume(self.folder.path, f"trainer.skip={skipped}")
         saved = self.opened.checkpoints and self.opened.checkpoints.saved()  # all of before it
-        return f"{error}. To see that batch:\n  {again}" + (f"\n{skip}" if saved else "")
+        return (
+            f"{error}. To see that batch:\n  {again}"
+            + f"\nTo continue without it:\n  {skip}" * bool(saved)
+        )
 
 
 def spare_cores(world: World) -> None:

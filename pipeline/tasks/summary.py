@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from penstock.config.announcement import name_of
+from penstock import program
 from penstock.loading.wrapped import unfiltered
 from penstock.order.streams import length_of
 from penstock.terminal import put
@@ -38,7 +38,8 @@ def summary(fit: Fit) -> str:
     ranks = "" if world.size == 1 else f", {config.distributed.strategy} over {world.size} ranks"
     optimizers = {"": node} if "_target_" in node else {f"{name}: ": node[name] for name in node}
     rates = [
-        f"{key}{name_of(own)}, learning rate {own.get('lr')}" for key, own in optimizers.items()
+        f"{key}{program.name_of(own)}, learning rate {own.get('lr')}"
+        for key, own in optimizers.items()
     ]
     options, out, gathered = train.options, [], config.trainer.accumulate
     for split in data.splits:

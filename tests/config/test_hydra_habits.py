@@ -56,12 +56,11 @@ SHOWN = {
     "package of a choice": (("+sampler@second=weighted", "--cfg", "job"), r"^second:\n  _target_:"),
     "run dir": (("hydra.run.dir=there", "--cfg", "job"), r"^run_dir: there$"),
     "resolver": ((*MINE, "seed=${twice:21}", "--cfg", "job", "--resolve"), r"^seed: 42$"),
-    "verbose": ((*DIGEST, "hydra.verbose=true"), r"(?i)config search path|defaults list"),
     "callback": ((*OWN, *MINE, *DIGEST, "experiment=called"), r"called at the start", r"^total "),
 }
 SWEPT = [(), ("hydra/launcher=joblib",), ("hydra.searchpath=[own]", "sampler=mine")]
 REFUSED = {
-    "cfg of a sweep": (("-m", "seed=1,2", "--cfg", "job"), "give one of"),
+    "cfg of a sweep": (("-m", "seed=1,2", "--cfg", "job"), "show one job"),
     "chdir": (("hydra.job.chdir=true",), "hydra.job.chdir: leave it out"),
     "config-path": (("--config-path", "own", "--config-name", "primary"), "--config-dir FOLDER"),
 }

@@ -169,7 +169,7 @@ def little(monkeypatch, then=lambda config: None):
         then(config)
         return config.seed / 10
 
-    monkeypatch.setattr(seams, "runner", lambda name: task)
+    monkeypatch.setattr(seams, "function", lambda name: task)
     return ["-m", "seed=1,2,3", "hydra.sweep.dir=sweep"]
 
 

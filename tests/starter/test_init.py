@@ -1,4 +1,4 @@
-"""`penstock init FOLDER`, and what a folder's pyproject.toml may say."""
+"""`penstock init FOLDER`, and the project that it writes."""
 
 import os
 import re
@@ -7,7 +7,6 @@ import shutil
 import stat
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ import pytest
 from penstock.addons.starter import init
 from tests.program import ROOT, run
 
-SAID = "trust=['my_birds'], config_dir=conf, as pyproject.toml says\n"
+TRUSTED = ["--trust", "my_birds", "--config-dir", "conf"]  # as its run.py says
 
 
 @pytest.fixture(scope="module")
@@ -41,49 +40,46 @@ def forget(package):
         del sys.modules[name]
 
 
-def settings(folder, text):
-    (folder / "pyproject.toml").write_text(text)
-
-
 DIGEST = ["dataset=my_birds", "task=digest", "steps=1"]
-
-
-def test_a_new_project_runs_without_an_option(birds, capsys):
-    path = list(sys.path)
-    done = run(capsys, *DIGEST, "loader.num_workers=1")
-    assert done.code == 0, done.err
-    assert done.err.count(SAID) == 1
-    assert done.out.splitlines()[-1].startswith("total ")
-    assert sys.path == path
-    assert not os.environ.get("PENSTOCK_TRUST")
-
-
 QUICK = ["trainer=quick", "run_dir=outputs/first", "loader.num_workers=0"]
-DIVERGES = ["dataset=my_birds", *QUICK, "optimizer.lr=1e30"]
 
 
-def check_suggestion(err, capsys):
-    """The command that the message of a run without an option suggests runs as it is."""
-    command = next(line for line in err.splitlines() if line.startswith("  python run.py "))
-    assert "--trust" not in command
-    assert "--config-dir" not in command
-    again = run(capsys, *command.split()[2:])
-    assert again.code == 0, again.err
+def program(folder, *words):
+    """A process of the project's run.py."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, "run.py", *words],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def test_a_new_project_runs_without_an_option(birds):
+    done = program(birds, *DIGEST, "loader.num_workers=1")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith("total ")
 
 
 @pytest.mark.thorough
-def test_the_commands_that_it_suggests_work_in_its_folder(birds, capsys):
-    done = run(capsys, *DIVERGES)
-    assert done.code == 1
-    check_suggestion(done.err, capsys)
+def test_the_commands_that_it_suggests_work_in_its_folder(birds):
+    """And in all processes of a run."""
+    diverges = ["dataset=my_birds", *QUICK, "optimizer.lr=1e30"]
+    for more in ([], ["distributed=ddp", "distributed.nproc=2", "run_dir=outputs/second"]):
+        done = program(birds, *diverges, *more)
+        assert done.returncode == 1
+        command = next(line for line in done.stderr.splitlines() if "task=replay" in line)
+        assert command.startswith("  python run.py dataset=my_birds ")
+        again = program(birds, *shlex.split(command)[2:])
+        assert again.returncode == 0, again.stderr
 
 
 @pytest.mark.thorough
-def test_a_run_of_other_labels_is_another_run(tmp_path, capsys, monkeypatch):
-    folder = tmp_path / "flipped"
-    assert init.run([str(folder)]) == 0
-    monkeypatch.chdir(folder)
-    assert run(capsys, "dataset=flipped", *QUICK).code == 0
+def test_a_run_of_other_labels_is_another_run(birds, capsys):
+    assert run(capsys, *TRUSTED, "dataset=my_birds", *QUICK).code == 0
     points = Path("data/points.csv")
     swapped = str.maketrans({"0": "1", "1": "0"})
     head, *rows = [line.split(",") for line in points.read_text().splitlines()]
@@ -91,10 +87,9 @@ def test_a_run_of_other_labels_is_another_run(tmp_path, capsys, monkeypatch):
     for row in rows:
         row[label] = row[label].translate(swapped)
     points.write_text("".join(",".join(row) + "\n" for row in [head, *rows]))
-    refused = run(capsys, "resume=outputs/first", "trainer.max_epochs=3")
+    refused = run(capsys, *TRUSTED, "resume=outputs/first", "trainer.max_epochs=3")
     assert refused.code == 2
     assert "dataset: is" in refused.err
-    forget("flipped")
 
 
 STOPS = """
@@ -111,90 +106,50 @@ def stop_once(index):
 
 
 @pytest.mark.thorough
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize("name", ["untold", "told"])
-def test_a_run_that_was_stopped_continues_as_it_suggests(name, tmp_path, capsys, monkeypatch):
-    """With what was typed, where that is what the run needs."""
-    folder = tmp_path / name  # each has a package of its own: what was imported stays
-    assert init.run([str(folder)]) == 0
-    monkeypatch.chdir(folder)
-    code = (folder / name / "dataset.py").read_text()
+def test_a_run_that_was_stopped_continues_as_it_suggests(birds):
+    code = (birds / "my_birds" / "dataset.py").read_text()
     code = code.replace("        return {", "        stop_once(index)\n        return {", 1) + STOPS
-    (folder / name / "dataset.py").write_text(code)
-    options = []
-    if name == "told":
-        (folder / "pyproject.toml").unlink()
-        monkeypatch.syspath_prepend(folder)
-        options = ["--trust", name, "--config-dir", str(folder / "conf")]
-    stopped = run(capsys, *options, f"dataset={name}", *QUICK)
-    assert stopped.code == 75, stopped.err
-    command = shlex.split(stopped.err.splitlines()[-1])
-    assert command == ["python", "run.py", *options, "resume=outputs/first"]
-    done = run(capsys, *command[2:])
-    assert done.code == 0, done.err
-    assert "ended by max_epochs" in done.out
-    forget(name)
+    (birds / "my_birds" / "dataset.py").write_text(code)
+    stopped = program(birds, "dataset=my_birds", *QUICK)
+    assert stopped.returncode == 75, stopped.stderr
+    command = shlex.split(stopped.stderr.splitlines()[-1])
+    assert command == ["python", "run.py", "resume=outputs/first"]
+    done = program(birds, *command[2:])
+    assert done.returncode == 0, done.stderr
+    assert "ended by max_epochs" in done.stdout
 
 
 @pytest.mark.stress
-def test_what_it_says_holds_in_all_processes_of_a_run(birds, capfd):
-    """Whoever starts them has said all there is to say."""
-    done = run(capfd, *DIVERGES, "distributed=ddp", "distributed.nproc=2")
-    assert done.code == 1
-    assert done.err.count(SAID) == 1
-    check_suggestion(done.err, capfd)
-    one = run(capfd, *DIGEST)
+def test_its_package_is_trusted_in_all_processes(birds):
+    one = program(birds, *DIGEST)
     for way in (
         ["loader.multiprocessing_context=spawn"],
         ["loader.multiprocessing_context=forkserver"],
         ["distributed=ddp", "distributed.nproc=2"],
     ):
-        done = run(capfd, *DIGEST, "loader.num_workers=1", *way)
-        assert done.out == one.out, done.err
-    done = run(
-        capfd,
-        "-m",
-        "hydra/launcher=joblib",
-        "hydra.launcher.n_jobs=2",
-        "seed=1,2",
-        *DIGEST,
-        "loader.num_workers=1",
-    )
-    assert done.code == 0, done.err
-    assert done.err.count(SAID) == 1
+        done = program(birds, *DIGEST, "loader.num_workers=1", *way)
+        assert done.stdout == one.stdout, done.stderr
+    jobs = ["-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "seed=1,2", *DIGEST]
+    done = program(birds, *jobs, "loader.num_workers=1")
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.thorough
 def test_the_commands_of_its_page(tmp_path, monkeypatch, capsys):
     text = (ROOT / "docs" / "starter.md").read_text()
-    blocks = re.findall(r"```sh\n(penstock init.*?)```", text, re.DOTALL)
-    outputs = []
-    for block in blocks:
-        monkeypatch.chdir(tmp_path)
-        for program, *words in map(shlex.split, block.splitlines()):
-            if program == "cd":
-                monkeypatch.chdir(*words)
-            if program == "penstock":
-                done = run(capsys, *words)
-                assert done.code == 0, done.err
-        outputs.append(done.out)
-    assert outputs[0].splitlines()[-1].startswith("total ")
-    forget("my_birds")
-
-
-@pytest.mark.thorough
-def test_what_is_typed_wins(birds, capsys):
-    digest = [*DIGEST, "loader.num_workers=0"]
-    done = run(capsys, "--trust", "other", *digest)
-    assert done.code == 2
-    assert "--trust my_birds" in done.err
-    assert "config_dir=conf, as pyproject.toml says" in done.err
-    done = run(capsys, "--config-dir", str(birds / "data"), *digest)
-    assert done.code == 2
-    assert "my_birds" in done.err
-    done = run(capsys, "--trust", "my_birds", "--config-dir", "conf", *digest)
-    assert done.code == 0, done.err
-    assert "pyproject.toml" not in done.err
+    (block,) = re.findall(r"```sh\n(penstock init.*?)```", text, re.DOTALL)
+    folder, out = tmp_path, ""
+    for first, *words in map(shlex.split, block.splitlines()):
+        if first == "cd":
+            folder = folder / words[0]
+        elif first == "penstock":
+            monkeypatch.chdir(folder)
+            assert run(capsys, *words).code == 0
+        else:
+            done = program(folder, *words[1:])
+            assert done.returncode == 0, done.stderr
+            out = done.stdout
+    assert out.splitlines()[-1].startswith("total ")
 
 
 TYPED = """
@@ -262,46 +217,15 @@ def test_a_module_that_was_typed_lies_in_the_working_folder(context, typed):
 
 
 def test_the_working_folder_counts_for_what_was_typed_only(typed, capsys):
-    path = list(sys.path)
     done = run(capsys, *ROWS)
     assert done.code == 2
     assert "--trust typed_rows" in done.err
     done = run(capsys, "--trust", "sibling_of_none", *ROWS)
     assert done.code == 2
     assert "typed_rows" not in sys.modules
+    os.environ.pop("PENSTOCK_TRUST")
     done = run(capsys, "--trust", "typed_rows", *ROWS, "loader.num_workers=0")
     assert done.code == 0, done.err
-    assert sys.path == path
-
-
-def test_a_folder_above_counts_for_nothing(birds, capsys, monkeypatch):
-    monkeypatch.chdir(birds / "data")
-    done = run(capsys, "dataset=my_birds", "task=digest")
-    assert done.code == 2
-    assert "pyproject.toml" not in done.err
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("[tool]\npenstock = 3", "tool.penstock: takes trust = "),
-        ("[tool.penstock]\ntrsut = []", "tool.penstock: takes trust = "),
-        ("[tool.penstock]\ntrust = 'a'", "tool.penstock: takes trust = "),
-        ("[tool.penstock]\ntrust = ['a-b']", "--trust: 'a-b' is not the name of a package"),
-        ("[tool.penstock]\ntrust = ['torch']", "--trust: 'torch' cannot be trusted"),
-        ("[tool.penstock]\nconfig_dir = 'gone'", "--config-dir: there is no folder"),
-        ("[tool.penstock]\ntrust = ", "pyproject.toml: Invalid value"),
-        ("", None),
-        ("[tool.other]\n", None),
-        ("[project]\nname='penstock'\n", None),
-    ],
-)
-def test_what_a_pyproject_may_say(text, message, tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    settings(tmp_path, text)
-    done = run(capsys, "--cfg", "job")
-    assert (done.code, message is None) in ((0, True), (2, False)), done.err
-    assert (message or "") in done.err
 
 
 def test_a_folder_that_holds_something_is_left_alone(tmp_path, capsys):
@@ -356,7 +280,7 @@ FEW = ["loader=debug", "trainer.max_steps=2", "trainer.pictures=false", "trainer
 
 
 def test_it_trains_at_once(birds, capsys):
-    done = run(capsys, "dataset=my_birds", *FEW, "run_dir=outputs/one")
+    done = run(capsys, *TRUSTED, "dataset=my_birds", *FEW, "run_dir=outputs/one")
     assert done.code == 0, done.err
     assert "ended by max_steps" in done.out
 
@@ -371,7 +295,7 @@ def test_a_table_with_a_mistake_is_explained(birds, capsys):
     }
     for reason, content in broken.items():
         path.write_text(content)
-        done = run(capsys, "dataset=my_birds", "task=digest", "loader=debug", "steps=1")
+        done = run(capsys, *TRUSTED, "dataset=my_birds", "task=digest", "loader=debug", "steps=1")
         assert done.code == 3
         assert reason in done.err
         assert "data/points.csv" in done.err
@@ -397,8 +321,5 @@ def test_the_files_are_whole(made):
         if path.suffix in (".md", ".py", ".toml", ".yaml"):
             text = path.read_text()
             assert "my_project" not in text + path.name, path
-            assert "PROGRAM" not in text, path
         assert path.suffix != ".txt"
         assert not path.stat().st_mode & stat.S_IWOTH
-    told = tomllib.loads((made / "pyproject.toml").read_text())["tool"]["penstock"]
-    assert told == {"config_dir": "conf", "trust": ["my_birds"]}

@@ -21,7 +21,7 @@ def sweep(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def go(task, *words, at=("hydra.sweep.dir=sweep",)):
-        monkeypatch.setattr(seams, "runner", lambda name: task)
+        monkeypatch.setattr(seams, "function", lambda name: task)
         code = command.main(["-m", *words, *at])
         return code, list(jobs_of(tmp_path / "sweep"))
 

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 def here(tmp_path, monkeypatch):
     """An empty folder to run in."""
     monkeypatch.chdir(tmp_path)
-    for name in ("PENSTOCK_TRUST", "PENSTOCK_TRACEBACK", "HYDRA_FULL_ERROR", "WORLD_SIZE"):
+    for name in ("PENSTOCK_TRUST", "HYDRA_FULL_ERROR", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     return tmp_path
 
@@ -32,7 +32,7 @@ def task(monkeypatch):
     """Puts a function in the place of every task."""
 
     def use(run):
-        monkeypatch.setattr(seams, "runner", lambda name: run)
+        monkeypatch.setattr(seams, "function", lambda name: run)
 
     return use
 
@@ -71,21 +71,19 @@ def test_options_may_stand_anywhere(here, task, tmp_path):
     task(lambda config: seen.append(config.sampler["_target_"]))
     words = ["seed=1", "--trust", "tests", "sampler=mine", "--config-dir", str(folder), "task=fit"]
     assert command.main(words) == 0
-    assert command.main(["sampler=mine", f"--config-dir={folder}", "--trust=other,tests"]) == 0
+    assert command.main(["sampler=mine", f"--config-dir={folder}", "--trust=hypothesis,tests"]) == 0
     assert seen == ["tests.own_parts.sequential"] * 2
 
 
-def test_trust_lasts_for_one_command(here, task, capsys, monkeypatch):
+def test_trust_adds_to_what_the_environment_trusts(here, task, capsys, monkeypatch):
     seen = []
-    task(lambda config: seen.append(os.environ.get("PENSTOCK_TRUST")))
+    task(lambda config: seen.append(os.environ["PENSTOCK_TRUST"]))
     untrusted = "sampler._target_=tests.own_parts.sequential"
-    assert command.main(["--trust", "tests", untrusted]) == 0
     assert command.main([untrusted]) == 2
     assert "--trust tests" in capsys.readouterr().err
     monkeypatch.setenv("PENSTOCK_TRUST", "tests")
-    assert command.main(["--trust", "more", untrusted]) == 0
-    assert os.environ["PENSTOCK_TRUST"] == "tests"
-    assert seen == ["tests", "tests,more"]
+    assert command.main(["--trust", "hypothesis", untrusted]) == 0
+    assert seen == ["tests,hypothesis"]
 
 
 @pytest.mark.parametrize("words", [["--trust", "os"], ["--trust", "torch"], ["--trust=a-b"]])
@@ -138,9 +136,8 @@ def test_bugs_keep_their_traceback(here, task, capsys):
     assert "hydra/_internal" not in err
 
 
-@pytest.mark.parametrize("name", ["PENSTOCK_TRACEBACK", "HYDRA_FULL_ERROR"])
-def test_the_traceback_of_an_error_can_be_asked_for(here, task, capsys, monkeypatch, name):
-    monkeypatch.setenv(name, "1")
+def test_the_traceback_of_an_error_can_be_asked_for(here, task, capsys, monkeypatch):
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     task(raising(DataError("no file")))
     assert command.main([]) == 3
     err = capsys.readouterr().err.partition("\n")[2]
@@ -163,7 +160,7 @@ def test_help_names_parts_examples_and_exit_codes(here, capsys):
     out = capsys.readouterr().out
     assert "sampler: blocks, bucket, curriculum, identity" in out
     assert "--trust PACKAGE" in out
-    assert "75 stopped, and can be resumed" in out
+    assert "75   stopped, and can be resumed" in out
 
 
 def test_looking_and_most_mistakes_do_not_wait_for_torch(here):
@@ -194,7 +191,7 @@ def test_looking_and_most_mistakes_do_not_wait_for_torch(here):
     assert keys == ["trainer.max_epoch", "batch.size"]
 
 
-@pytest.mark.parametrize("flag", ["--help", "--hydra-help", "--cfg=all", "--info=config"])
+@pytest.mark.parametrize("flag", ["--hydra-help", "--cfg=all", "--info=config"])
 def test_what_only_looks_calls_nothing_either(here, capsys, flag):
     handler = "+hydra.hydra_logging.handlers={x:{class:tests.own_parts.Holder}}"
     assert command.main([flag, handler]) == 2

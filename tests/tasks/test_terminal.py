@@ -161,7 +161,7 @@ def test_sweeps_and_errors_of_a_stranger(here, capsys, monkeypatch):
         logging.getLogger("elsewhere").warning("read %s", HOSTILE)
         raise (DataError if config.seed == 1 else RuntimeError)(HOSTILE)
 
-    monkeypatch.setattr(seams, "runner", lambda name: fails)
+    monkeypatch.setattr(seams, "function", lambda name: fails)
     words = ["seed=1,2", f"cache_dir='{HOSTILE}','b'", "hydra.sweep.dir=s"]
     outcome = run(capsys, "-m", *words)
     assert outcome.code

@@ -22,7 +22,6 @@ from penstock.addons.reports.values import (
     stages,
     weighted,
 )
-from penstock.config.announcement import name_of
 from penstock.loading.stage_timer import WAITS, slower_side
 from penstock.runs.record import RunRecord
 
@@ -39,7 +38,7 @@ _STOPPED = {
 
 def title(run: RunRecord) -> str:
     """The names of the model and the dataset."""
-    model, data = (name_of(run.config.get(part)) for part in ("model", "dataset"))
+    model, data = (program.name_of(run.config.get(part)) for part in ("model", "dataset"))
     return f"{model} on {data}"
 
 

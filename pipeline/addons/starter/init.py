@@ -44,14 +44,12 @@ def run(words: Sequence[str]) -> int:
         raise ConfigError(Problem("init", f"takes one folder, which is new or empty: {usage}"))
     folder = Path(words[0]).expanduser()
     name = package_name(folder.resolve().name)
-    # The command as it works in another folder.
-    again = program.first().replace("run.py", str(Path("run.py").resolve()))
     try:
         if folder.is_dir() and any(folder.iterdir()):
             raise ConfigError(Problem("init", f"{folder} is not empty; name a folder that is new"))
         if not folder.is_dir() and (folder.exists() or folder.is_symlink()):
             raise ConfigError(Problem("init", f"{folder} is not a folder; name one that is new"))
-        for path, content in files(name, again):
+        for path, content in files(name):
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             with open(folder / path, "xb") as file:
                 file.write(content)
@@ -62,7 +60,7 @@ def run(words: Sequence[str]) -> int:
     put(
         f"{folder} has the package {name}, its configuration in conf/, a test and a README.md. "
         f"To train on its data:\n  {program.joined(['cd', str(folder)])}\n"
-        f"  {again} dataset={name}"
+        f"  python run.py dataset={name}"
     )
     return 0
 
@@ -92,18 +90,14 @@ def package_name(text: str) -> str:
     )
 
 
-def files(name: str, command: str) -> Iterator[tuple[Path, bytes]]:
+def files(name: str) -> Iterator[tuple[Path, bytes]]:
     """The path of each file in a project, and what is in it.
 
     Args:
         name: of its package and its dataset.
-        command: what starts the program.
     """
     for source in sorted(path for path in _TEMPLATE.rglob("*") if path.is_file()):
         path = source.relative_to(_TEMPLATE).as_posix().removesuffix(".txt")
         path = path.replace("package/", f"{name}/").replace(_NAME, name)
         text = source.read_text(encoding="utf-8").replace(_NAME, name)
-        yield (
-            Path(path.replace("gitignore", ".gitignore")),
-            text.replace("PROGRAM", command).encode(),
-        )
+        yield Path(path.replace("gitignore", ".gitignore")), text.encode()

@@ -15,7 +15,7 @@ import os
 import re
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -23,8 +23,10 @@ from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 
+from penstock import program
+from penstock.config import compose
 from penstock.config.schema import Config
-from penstock.distributed import preemption, slurm
+from penstock.distributed import preemption, slurm, world
 from penstock.errors import PREEMPTED, ConfigError, Problem
 from penstock.files.disk import prepare, write_atomically
 from penstock.files.locks import is_locked, lock
@@ -228,31 +230,49 @@ def values_of(override: Any) -> list[str]:
     return [f"{key}={value}" for value in values]
 
 
-def check(
-    overrides: Sequence[Any], problems_of: Callable[[Sequence[str]], list[Problem]]
-) -> list[Problem]:
-    """All that is wrong in the jobs of a sweep.
+def checked(
+    words: Sequence[str], config_dir: str | None, config_name: str
+) -> tuple[AbstractContextManager[None], list[str]]:
+    """Check all jobs of a command line with `-m`.
 
-    Args:
-        overrides: of the sweeper's own parameters and the command line, none of Hydra's.
-        problems_of: returns the problems of a job with these override lines.
+    Returns:
+        The context to run them in, and the words that Hydra needs besides.
+
+    Raises:
+        ConfigError: with all that is wrong in any of the jobs.
     """
-    lines = list({one.get_key_element(): values_of(one) for one in overrides}.values())
-    say(
-        "a sweep, whose jobs are checked first, over",
-        *(one.input_line for one in overrides if one.is_sweep_override()),
-    )
-    once: list[Any] = [  # a job without a value of its own for a key has the first one
+    if world.is_launched():
+        way = f"run it with {program.text('-m')}, and not under torchrun or srun"
+        raise ConfigError(f"a sweep starts the ranks of each of its jobs itself; {way}")
+    os.environ["PENSTOCK_SWEEP"] = job_name([one for one in words if not one.startswith("hydra")])
+    loader = compose.open_loader(config_dir, None, config_name, ())
+    typed = [compose.parse(word, loader) for word in words]
+    fixed = [str(one.input_line) for one in typed if not one.is_sweep_override()]
+    base, problems, _ = compose.load(fixed, config_dir, config_name)
+    if problems:
+        raise ConfigError(problems)
+    params = (base.hydra.sweeper.get("params") or {}).items()  # Optuna's, in a file
+    swept = [compose.parse(f"{key}={value}", loader) for key, value in params]
+    swept += [one for one in typed if not one.is_hydra_override()]
+    lines = list({one.get_key_element(): values_of(one) for one in swept}.values())
+    over = (one.input_line for one in swept if one.is_sweep_override())
+    say("a sweep, whose jobs are checked first, over", *over)
+    jobs: list[Any] = [  # a job without a value of its own for a key has the first one
         [line or several[0] for line, several in zip(job, lines, strict=True)]
         for job in itertools.zip_longest(*lines)
     ]
-    is_small = math.prod(map(len, lines)) <= MOST_CHECKED
-    jobs, found = list(itertools.product(*lines)) if is_small else once, dict[Problem, list[Any]]()
+    if math.prod(map(len, lines)) <= MOST_CHECKED:
+        jobs = list(itertools.product(*lines))
+    found: dict[Problem, list[Any]] = {}
+    hydras = [str(one.input_line) for one in typed if one.is_hydra_override()]
     for job in jobs:
-        for problem in dict.fromkeys(problems_of(job)):
-            found.setdefault(problem, []).append(job)
+        try:
+            compose.compose(*hydras, *job, config_dir=config_dir, config_name=config_name)
+        except ConfigError as error:
+            for problem in error.problems:
+                found.setdefault(problem, []).append(job)
     varied = [axis for axis, several in enumerate(lines) if len(several) > 1]
-    return [
+    problems = [
         Problem(
             problem.key,
             problem.message
@@ -260,21 +280,26 @@ def check(
         )
         for problem, where in found.items()
     ]
+    if problems:
+        raise ConfigError(problems)
+    folder = Path(str(base.hydra.sweep.dir))
+    # A pattern such as ${now:%H} may give each process another folder.
+    own = [program.override("hydra.sweep.dir", folder)]
+    return running(folder, compose.resolved(base, [])), own
 
 
 @contextmanager
-def running(
-    folder: Path, config: Mapping[str, Any], report: Callable[[Path], None]
-) -> Iterator[None]:
+def running(folder: Path, config: Mapping[str, Any]) -> Iterator[None]:
     """Let Hydra run the jobs of a sweep in here; the table follows, however it ends.
 
     Args:
         config: what the jobs share.
-        report: makes the sweep's page.
 
     Raises:
         SystemExit: with the exit code of the first job that failed.
     """
+    from penstock.addons.reports.report import of_sweep
+
     if config["sweep"].get("optuna"):
         try:
             from penstock.addons.sweeps.optuna_sweeper import register
@@ -292,7 +317,7 @@ def running(
     finally:
         if jobs := jobs_of(folder):
             show(folder, jobs)
-            report(folder)
+            of_sweep(config, folder)
     if code := next((job.manifest["exit_code"] for job in jobs if job.status == "failed"), 0):
         raise SystemExit(code)
 
