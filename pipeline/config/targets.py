@@ -353,7 +353,7 @@ def _class_of(section: str) -> Any:
     return getattr(import_module(module), name)
 
 
-def _call(function: Any, key: str, name: str, *positional: Any, **values: Any) -> Any:
+def _call(function: Any, key: str, name: str, /, *positional: Any, **values: Any) -> Any:
     try:
         return function(*positional, **values)
     except ConfigError as error:  # of a part, which knows the last name of its key

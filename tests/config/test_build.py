@@ -41,6 +41,7 @@ def test_nodes_are_built_inside_out_from_plain_values():
         "_args_": [1, {"_target_": "torch.nn.ReLU"}],
         "inner": {"a": [{"_target_": "torch.nn.Linear", "in_features": 2, "out_features": 3}]},
         "flag": None,
+        **(names := {name: name for name in ("name", "key", "function", "node", "supply")}),
     }
     built = make(node, "model")
     assert built.args[0] == 1
@@ -48,7 +49,7 @@ def test_nodes_are_built_inside_out_from_plain_values():
     assert type(built.inner) is dict
     assert type(built.inner["a"]) is list
     assert built.inner["a"][0].weight.shape == (3, 2)
-    assert built.kwargs == {"flag": None}
+    assert built.kwargs == {"flag": None, **names}
     assert "_target_" in node["_args_"][1], "the configuration itself is left as it is"
 
 
