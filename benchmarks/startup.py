@@ -1,24 +1,24 @@
-"""How long until the first line of output and the first step, against the imports alone.
+"""How long until the first step of the default run, against a plain script that makes one.
 
     python benchmarks/startup.py [--rounds 5] [--also FOLDER] [overrides ...]
 
 Runs in turns
 
     run         the program up to the end of its first training step
-    imports     an interpreter that imports the very modules of others that the run had by then, in
-                the same order, with `late_imports` as the run has it
-    packages    a bare interpreter that imports the same packages, as their own code has it
+    plain       a script that imports torch and torchvision, and makes one step of AdamW with the
+                same model and a batch of the same size
     look        `--cfg job`
+    help        `--help`
+    typo        a run with a mistake in a key
     also        `run` of another checkout, such as the commit before
 
-and prints the medians of their wall and CPU seconds; for a run, when its first line came, and the
-ratio to the imports. What is drawn on first use is drawn beforehand, by a run that is not counted.
+and prints the medians of their wall and CPU seconds, and for a run when its first line came. What
+is drawn on first use is drawn beforehand, by a run that is not counted.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import statistics
@@ -29,47 +29,46 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-# The first step ends the process, after the names of the modules were written down.
+# The first step ends the process.
 STEP = """
-import json, os, sys
+import os, sys
 sys.path.insert(0, {root!r})
 from penstock import command, seams
-load = seams.runner
+load = seams.function
 
 def watched(name):
     task = load(name)
+    if name != "penstock.tasks.fit:run":
+        return task
     from penstock.training.train_step import TrainStep
     update = TrainStep.update
 
     def once(self):
         update(self)
-        ours = ("penstock", "__main__")
-        late = sys.modules.get("penstock.late_imports")
-        waiting = late._waiting if late else ()  # they are there, and their code has not run
-        names = [name for name in sys.modules if name.split(".")[0] not in ours]
-        json.dump([name for name in names if name not in waiting], open({names!r}, "w"))
         os._exit(0)
 
     TrainStep.update = once
     return task
 
-seams.runner = watched
+seams.function = watched
 sys.exit(command.main(sys.argv[1:]))
 """
-IMPORTS = """
-import contextlib, importlib, json, os, sys
-if {late!r}:
-    sys.path.insert(0, {root!r})
-    from penstock import late_imports
-    late_imports.install()
-for name in json.load(open({names!r})):
-    with contextlib.suppress(Exception):  # made by its package, or a stand-in for another
-        importlib.import_module(name)
+PLAIN = """
+import os
+import torch, torchvision
+from penstock.training.models import LandmarkNet
+model = LandmarkNet(68)
+optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
+image, points = torch.rand(32, 3, 64, 64), torch.rand(32, 136)
+optimizer.zero_grad()
+(model(image) - points).abs().mean().backward()
+optimizer.step()
+print("a step", flush=True)
 os._exit(0)  # as the run does: to take the modules to pieces takes a second, too
 """
 
 
-def timed(command: list[str]) -> dict[str, float]:
+def timed(command: list[str], code: int = 0) -> dict[str, float]:
     """Wall and CPU seconds of a command, and wall seconds until its first line."""
     before, start = os.times(), time.perf_counter()
     with subprocess.Popen(
@@ -80,7 +79,7 @@ def timed(command: list[str]) -> dict[str, float]:
         line = time.perf_counter() - start
         output = child.stdout.read()
     wall, after = time.perf_counter() - start, os.times()
-    if child.returncode:
+    if child.returncode != code:
         sys.exit(f"{command} ended with {child.returncode}:\n{output.decode()}")
     cpu = after.children_user + after.children_system
     return {"line": line, "wall": wall, "cpu": cpu - before.children_user - before.children_system}
@@ -93,29 +92,24 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        names = str(Path(folder) / "names.json")
         own = [f"run_dir={folder}/run-${{now:%H%M%S%f}}", *given.overrides]
 
         def run(root: Path) -> list[str]:
-            step = STEP.format(root=str(root), names=names if root == ROOT else os.devnull)
-            return [sys.executable, "-c", step, *own]
-
-        def imports(late: bool) -> list[str]:
-            code = IMPORTS.format(names=names, late=late, root=str(ROOT))
-            return [sys.executable, "-c", code]
+            return [sys.executable, "-c", STEP.format(root=str(root)), *own]
 
         commands = {
             "run": run(ROOT),
-            "imports": imports(True),
-            "packages": imports(False),
+            "plain": [sys.executable, "-c", PLAIN],
             "look": [sys.executable, "run.py", "--cfg", "job"],
+            "help": [sys.executable, "run.py", "--help"],
+            "typo": [sys.executable, "run.py", "batch.sise=8"],
         }
         if given.also:
             commands["also"] = run(given.also.resolve())
         timed(commands["run"])
-        print(f"{len(json.loads(Path(names).read_text()))} modules of others until the first step")
         rounds = [
-            {name: timed(words) for name, words in commands.items()} for _ in range(given.rounds)
+            {name: timed(words, 2 * (name == "typo")) for name, words in commands.items()}
+            for _ in range(given.rounds)
         ]
 
     def median(name: str, kind: str) -> float:
@@ -124,10 +118,10 @@ def main() -> None:
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}")
     print(f"first line after {median('run', 'line'):.2f} s (wall)")
     for kind in ("wall", "cpu"):
-        run_seconds, *others = (median(name, kind) for name in commands)
-        print(f"{kind}: first step {run_seconds:.2f} s")
-        for name, seconds in zip(list(commands)[1:], others, strict=True):
-            print(f"    {name} {seconds:.2f} s, ratio {run_seconds / seconds:.2f}")
+        print(f"{kind}: first step {median('run', kind):.2f} s")
+        for name in list(commands)[1:]:
+            seconds = median(name, kind)
+            print(f"    {name} {seconds:.2f} s, ratio {median('run', kind) / seconds:.2f}")
 
 
 if __name__ == "__main__":
