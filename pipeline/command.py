@@ -120,7 +120,7 @@ def _run_hydra(args: argparse.Namespace, flags: list[str], places: dict[str, Any
             from penstock.addons.sweeps import sweep
 
             jobs, more = sweep.checked(words, **places)
-            words = [*words, *more]
+            words = [*words, more]
         elif args.cfg or args.info or args.hydra_help:
             loaded, problems, _ = compose.load(words, **places)
             if problems:
@@ -252,11 +252,9 @@ def _run(config: Config) -> float | None:
         OmegaConf.save(OmegaConf.create(overrides()), folder / "overrides.yaml")
     if task.ranks and (count := launch.processes(config.distributed)):
         options = [f"--{name.replace('_', '-')}={at}" for name, at in _places().items()]
-        words = [word for word in overrides() if not word.startswith("run_dir=")]
-        words.append(program.override("run_dir", config.run_dir))
+        words = [*overrides(), program.override("run_dir", config.run_dir)]  # the last one counts
         command = launch.this_program([*options, *words], _script)
-        with preemption.others():  # torch's launcher, which hands them on
-            return launch.run(command, count, config.distributed.max_restarts)
+        return launch.run(command, count, config.distributed.max_restarts)
     run = seams.function(task.run)
     if not gc.isenabled():
         # It was turned off for the imports. What was imported is frozen: to search it takes 0.4 s,
@@ -307,19 +305,11 @@ def _say_once(text: str) -> None:
 
 def _announce(config: Config) -> None:
     """Say what a run will do, before torch is imported; for our ranks, their launcher has."""
-    task, length = seams.TASKS[config.task], config.trainer.max_epochs
-    folder = f"; run folder {config.run_dir}" if task.writes else ""
-    text = task.sentence.format(
-        model=program.name_of(config.model),
-        data=program.name_of(config.dataset),
-        epochs=f"{length} epoch{'s' * (length != 1)}",
-        weights=config.checkpoint or config.run,
-        runs=" and ".join(config.runs or ["outputs and multirun"]),
-        config=config,
-    )
     if not launch.is_of_ours():
+        task, names = seams.TASKS[config.task], map(program.name_of, (config.model, config.dataset))
+        folder = f"; run folder {config.run_dir}" if task.writes else ""
         folder = folder if config.resume in (None, "auto") else f"; resuming {config.resume}"
-        _say_once(f"{config.task}: {text}{folder}")
+        _say_once(f"{config.task}: {task.sentence.format(*names)}{folder}")
 
 
 if __name__ == "__main__":

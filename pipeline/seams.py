@@ -23,7 +23,7 @@ class Task:
 
     Attributes:
         run: "module:function" that takes the `Config`, imported when the task runs.
-        sentence: what it is about to do; a command begins with it, and gives the names in braces.
+        sentence: what it is about to do; {0} is the model and {1} the dataset.
         reads: it only reads folders of runs, and needs no torch.
         ranks: several ranks share it; one process does the others.
         writes: it writes into the run's folder.
@@ -37,36 +37,22 @@ class Task:
 
 
 TASKS: Mapping[str, Task] = {
-    "fit": Task(
-        "penstock.tasks.fit:run", "training {model} on {data} for {epochs}", ranks=True, writes=True
-    ),
+    "fit": Task("penstock.tasks.fit:run", "training {0} on {1}", ranks=True, writes=True),
     # The run's folder may give the data, which is read later.
-    "validate": Task("penstock.tasks.validate:run", "measuring {weights}", ranks=True),
-    "digest": Task("penstock.tasks.digest:run", "hashing the batches of {data}", ranks=True),
-    "replay": Task(
-        "penstock.tasks.replay:run",
-        "making batch ({config.epoch}, {config.step}) of {data} again",
-        writes=True,
-    ),
-    "check": Task("penstock.tasks.check:run", "reading every sample of {data}", writes=True),
+    "validate": Task("penstock.tasks.validate:run", "measuring {0} on {1}", ranks=True),
+    "digest": Task("penstock.tasks.digest:run", "hashing the batches of {1}", ranks=True),
+    "replay": Task("penstock.tasks.replay:run", "making a batch of {1} again", writes=True),
+    "check": Task("penstock.tasks.check:run", "reading every sample of {1}", writes=True),
     "where": Task("penstock.addons.backwards.where:run", "which batches have which samples"),
-    "diff": Task("penstock.addons.comparing.diff:run", "comparing {runs}", reads=True),
-    "pack": Task("penstock.addons.packs.recipe:run", "packing {data}"),
-    "test": Task("penstock.addons.predicting.test:run", "testing {weights}", ranks=True),
-    "predict": Task(
-        "penstock.addons.predicting.predict:run", "predicting with {weights}", ranks=True
-    ),
-    "export": Task("penstock.addons.predicting.export:run", "exporting {weights}"),
-    "report": Task("penstock.addons.reports.report:run", "making the report of {runs}", reads=True),
-    "runs": Task("penstock.addons.reports.runs:run", "listing the runs below {runs}", reads=True),
-    "profile": Task(
-        "penstock.addons.tuning.profile:run",
-        "timing the training of {model} on {data}",
-        writes=True,
-    ),
-    "lr_find": Task(
-        "penstock.addons.tuning.lr_find:run", "looking for a learning rate for {model} on {data}"
-    ),
+    "diff": Task("penstock.addons.comparing.diff:run", "comparing two runs", reads=True),
+    "pack": Task("penstock.addons.packs.recipe:run", "packing {1}"),
+    "test": Task("penstock.addons.predicting.test:run", "testing {0} on {1}", ranks=True),
+    "predict": Task("penstock.addons.predicting.predict:run", "predicting with {0}", ranks=True),
+    "export": Task("penstock.addons.predicting.export:run", "exporting {0}"),
+    "report": Task("penstock.addons.reports.report:run", "making a report", reads=True),
+    "runs": Task("penstock.addons.reports.runs:run", "listing runs", reads=True),
+    "profile": Task("penstock.addons.tuning.profile:run", "timing {0} on {1}", writes=True),
+    "lr_find": Task("penstock.addons.tuning.lr_find:run", "looking for a learning rate for {0}"),
 }
 
 

@@ -22,7 +22,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from penstock.distributed import world
+from penstock.distributed import preemption, world
 from penstock.errors import PREEMPTED, ConfigError, DataError, PenstockError
 
 _GRACE_SECONDS = 120  # for a checkpoint once ranks were asked to stop; then they are killed
@@ -67,7 +67,9 @@ def run(command: Sequence[str], processes: int, max_restarts: int = 0) -> Any:
     for name, logger in list(logging.root.manager.loggerDict.items()):
         if name.startswith("torch.distributed.elastic") and isinstance(logger, logging.Logger):
             logger.setLevel(logging.CRITICAL)  # each of them has a level of its own
-    with _own_signals(), _result_file() as result, announced(result.parent) as meeting:
+    # torch's launcher takes the signals, and hands them on to the ranks.
+    others = preemption.others()
+    with others, _own_signals(), _result_file() as result, announced(result.parent) as meeting:
         launched = elastic_launch(
             _config(processes, max_restarts, result.parent, meeting), command[0]
         )

@@ -294,8 +294,9 @@ class Fit:
         """A loss that is not finite, with the commands that show its batch and go on without it."""
         again = command_line("task=replay", f"epoch={error.epoch}", f"step={error.step}")
         here = Skipped.of([[error.epoch, error.step], [error.epoch, error.step + 1]])
-        skipped = self.train_loader.plan.skipped | here
-        skip = program.resume(self.folder.path, f"trainer.skip={skipped}")
+        skip = program.resume(
+            self.folder.path, f"trainer.skip={self.train_loader.plan.skipped | here}"
+        )
         saved = self.opened.checkpoints and self.opened.checkpoints.saved()  # all of before it
         return (
             f"{error}. To see that batch:\n  {again}"

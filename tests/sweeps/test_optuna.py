@@ -165,7 +165,7 @@ def test_a_study_that_is_killed_ends_as_one_that_was_not(draw, faces_root, whole
         ("x=interval(0.1,1)", Floats(0.1, 1)),
         ("x=tag(log,interval(1e-5,1e-1))", Floats(1e-5, 1e-1, log=True)),
         ("x=int(interval(8,64))", Integers(8, 64)),
-        ("x=tag(log,interval(0,1))", "x=.* has no logarithm"),
+        ("x=tag(log,interval(0,1))", "log"),
     ],
 )
 def test_what_optuna_chooses_from(text, expected):

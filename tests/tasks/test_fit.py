@@ -43,7 +43,7 @@ def test_a_run_from_end_to_end(faces, tmp_path, capsys):
         ["epoch", "1", "of", "2"],
     ]
     first, *rest = done.err.splitlines()
-    assert first.startswith("fit: training LandmarkNet on SyntheticFaces for 2 epochs; run folder")
+    assert first.startswith("fit: training LandmarkNet on SyntheticFaces; run folder")
     assert [line for line in rest if line.split()[0] in ("data", "model", "loader", "folder")] == [
         "data      SyntheticFaces: 48 samples to train on, 12 to validate; 6 batches of 8 an epoch",
         "model     LandmarkNet: 157,724 parameters, fp32, on cpu",

@@ -142,8 +142,6 @@ def distribution(override: Any) -> Any:
         return kinds.CategoricalDistribution([one.partition("=")[2] for one in values_of(override)])
     numbers = [span.start, span.end] if is_interval else list(span.range())
     log, step = "log" in span.tags, abs(getattr(span, "step", 1))
-    if log and min(numbers) <= 0:
-        raise ValueError(f"{override.input_line} has no logarithm; write numbers above 0")
     if all(isinstance(one, int) for one in numbers):
         return kinds.IntDistribution(min(numbers), max(numbers), log=log, step=int(step))
     return kinds.FloatDistribution(

@@ -1,4 +1,4 @@
-"""A sweep: all jobs are checked before the first one starts, and a table of them ends it.
+"""A sweep: every value is checked before the first job starts, and a table of them ends it.
 
 A job's folder is named by those of its overrides that change a result (`job_name`), so the same
 command finds it again, whatever was killed in between. Its manifest is the only record of a job; a
@@ -37,7 +37,6 @@ from penstock.terminal import put, say
 _NUMBER = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?")  # of settings, which are sorted by their size
 TABLE, MEANS, LOCK, HOLDER = "sweep.csv", "means.csv", "job.lock", "holder.json"
 FINISHED, PRUNING = ("done", "pruned"), "pruning"  # the reason in a hopeless trial's manifest
-MOST_CHECKED = 200  # jobs; of a larger grid each value is checked once, and each job as it starts
 
 # Keys whose values repeat a setting.
 REPEATED = {"seed": "seeds", "data.fold": "folds"}
@@ -84,10 +83,10 @@ class Job:
     manifest: Mapping[str, Any]
 
     @classmethod
-    def read(cls, folder: Path, name: str | None = None) -> Job:
+    def read(cls, folder: Path) -> Job:
         """The job in a folder; its manifest is empty if it has not begun."""
         facts = read_manifest(folder, "hydra.sweep.dir") if has_manifest(folder) else {}
-        return cls(name or folder.name, folder, facts)
+        return cls(folder.name, folder, facts)
 
     @property
     def settings(self) -> dict[str, str]:
@@ -127,14 +126,12 @@ class Job:
 def jobs_of(folder: Path) -> list[Job]:
     """The jobs of the sweep in `folder` that have begun, by their settings."""
     found = []
-    for path in sorted({file.parent for file in folder.rglob(NAME)} - {folder}):
-        if has_manifest(path):
-            name = str(path.relative_to(folder))
-            try:
-                found.append(Job.read(path, name))
-            except ConfigError as error:  # it is damaged
-                facts = {"status": "failed", "error": str(error), "exit_code": error.exit_code}
-                found.append(Job(name, path, facts))
+    for path in sorted({one.parent for one in folder.rglob(NAME) if one.stat().st_size} - {folder}):
+        try:
+            found.append(Job.read(path))
+        except ConfigError as error:  # it is damaged
+            facts = {"status": "failed", "error": str(error), "exit_code": error.exit_code}
+            found.append(Job(path.name, path, facts))
     return sorted(
         found,
         key=lambda job: [
@@ -177,7 +174,12 @@ def run_job(
             config = accept(folder)
             job = Job.read(folder)
             if job.status in FINISHED:
-                _check_same(config, job.manifest.get("fingerprint", {}))
+                then = job.manifest.get("fingerprint", {})
+                for key, now in fingerprint(config, {}, 0).items():
+                    if key != SCHEDULES and then.get(key, now) != now:  # by a YAML that has changed
+                        way = "give the sweep another folder: hydra.sweep.dir=..."
+                        reason = f"is {now} here and was {then[key]} when this job was done; {way}"
+                        raise ConfigError(Problem(key, reason))
                 say(f"job {job.name}: done before, {job.metric} {job.value}")
                 return math.nan if job.value is None else job.value
             say(f"job {job.name}: {' '.join(words) or '(defaults)'}")
@@ -205,38 +207,22 @@ def run_job(
     return math.nan if value is None else value
 
 
-def _check_same(config: Config, then: Mapping[str, str]) -> None:
-    """Raise ConfigError if a job was done with other values, as a YAML has changed since."""
-    if other := [
-        Problem(
-            key,
-            f"is {value} here and was {then[key]} when this job was done; give the sweep another "
-            "folder: hydra.sweep.dir=...",
-        )
-        for key, value in fingerprint(config, {}, 0).items()
-        if key != SCHEDULES and then.get(key, value) != value
-    ]:
-        raise ConfigError(other)
-
-
 def values_of(override: Any) -> list[str]:
     """The lines that Hydra's override of one key is made of in a sweep; the ends of an interval."""
     if not override.is_sweep_override():
         return [str(override.input_line)]
     key, value = override.get_key_element(), override.value()
     ends = (value.start, value.end) if override.is_interval_sweep() else None
-    if not (values := list(ends or override.sweep_string_iterator())):
-        raise ConfigError(Problem(key, f"{override.input_line} has no values"))
-    return [f"{key}={value}" for value in values]
+    return [f"{key}={value}" for value in ends or override.sweep_string_iterator()]
 
 
 def checked(
     words: Sequence[str], config_dir: str | None, config_name: str
-) -> tuple[AbstractContextManager[None], list[str]]:
+) -> tuple[AbstractContextManager[None], str]:
     """Check all jobs of a command line with `-m`.
 
     Returns:
-        The context to run them in, and the words that Hydra needs besides.
+        The context to run them in, and a word that Hydra needs besides.
 
     Raises:
         ConfigError: with all that is wrong in any of the jobs.
@@ -251,41 +237,27 @@ def checked(
     base, problems, _ = compose.load(fixed, config_dir, config_name)
     if problems:
         raise ConfigError(problems)
-    params = (base.hydra.sweeper.get("params") or {}).items()  # Optuna's, in a file
-    swept = [compose.parse(f"{key}={value}", loader) for key, value in params]
+    params = base.hydra.sweeper.get("params") or {}
+    swept = [compose.parse(f"{key}={value}", loader) for key, value in params.items()]
     swept += [one for one in typed if not one.is_hydra_override()]
     lines = list({one.get_key_element(): values_of(one) for one in swept}.values())
-    over = (one.input_line for one in swept if one.is_sweep_override())
-    say("a sweep, whose jobs are checked first, over", *over)
-    jobs: list[Any] = [  # a job without a value of its own for a key has the first one
-        [line or several[0] for line, several in zip(job, lines, strict=True)]
-        for job in itertools.zip_longest(*lines)
-    ]
-    if math.prod(map(len, lines)) <= MOST_CHECKED:
-        jobs = list(itertools.product(*lines))
-    found: dict[Problem, list[Any]] = {}
+    say("a sweep over", *(one.input_line for one in swept if one.is_sweep_override()))
     hydras = [str(one.input_line) for one in typed if one.is_hydra_override()]
-    for job in jobs:
+    found: dict[Problem, str] = {}
+    # Each value of a key once, with the first one of others: a large grid would take minutes. What
+    # two values do to each other, their job says as it starts.
+    for number, job in enumerate(itertools.zip_longest(*lines)):
+        words = [*hydras, *(one or several[0] for one, several in zip(job, lines, strict=True))]
         try:
-            compose.compose(*hydras, *job, config_dir=config_dir, config_name=config_name)
+            compose.compose(*words, config_dir=config_dir, config_name=config_name)
         except ConfigError as error:
-            for problem in error.problems:
-                found.setdefault(problem, []).append(job)
-    varied = [axis for axis, several in enumerate(lines) if len(several) > 1]
-    problems = [
-        Problem(
-            problem.key,
-            problem.message
-            + f" (in the job {' '.join(where[0][at] for at in varied)})" * (len(where) < len(jobs)),
-        )
-        for problem, where in found.items()
-    ]
-    if problems:
-        raise ConfigError(problems)
+            where = f" (in the job {' '.join(filter(None, job))})" * bool(number)
+            found = {**dict.fromkeys(error.problems, where), **found}
+    if found:
+        raise ConfigError(Problem(one.key, one.message + where) for one, where in found.items())
     folder = Path(str(base.hydra.sweep.dir))
-    # A pattern such as ${now:%H} may give each process another folder.
-    own = [program.override("hydra.sweep.dir", folder)]
-    return running(folder, compose.resolved(base, [])), own
+    # A pattern such as ${now:%H} may give each process another folder, so Hydra gets this one.
+    return running(folder, compose.resolved(base, [])), f"hydra.sweep.dir={program.literal(folder)}"
 
 
 @contextmanager
@@ -344,8 +316,8 @@ def show(folder: Path, jobs: Sequence[Job]) -> None:
     varied = [key for key in keys if len(jobs) == 1 or frame[key].nunique(dropna=False) > 1]
     settings = [key for key in varied if key not in REPEATED]
     by: Any = settings or (lambda row: "")
-    groups = frame.groupby(by, sort=False, dropna=False)
-    summary = groups.agg(**{f"mean {metric}": (metric, "mean"), "jobs": (metric, "count")})
+    columns = {f"mean {metric}": (metric, "mean"), "jobs": (metric, "count")}
+    summary = frame.groupby(by, sort=False, dropna=False).agg(**columns)
     for key in sorted({*varied} - {*settings}):  # of the mean for each seed, or fold
         each = frame.groupby([*settings, key], dropna=False)[metric].mean()
         summary[f"over {REPEATED[key]}"] = each.groupby(by, dropna=False).std()
@@ -356,12 +328,12 @@ def show(folder: Path, jobs: Sequence[Job]) -> None:
     put(f"{frame['status'].isin(FINISHED).sum()} of {len(jobs)} jobs in {folder} are done")
     put(frame.drop(columns={*keys} - {*varied}).dropna(axis=1, how="all").to_string(**shown))
     best = frame[frame["status"] == "done"]
-    if len(summary) < len(frame):
+    if len(summary) < len(frame) and summary["jobs"].any():
         put(summary.to_string(**shown))
         # The easiest fold is no result.
         best, metric = summary[summary["jobs"] == summary["jobs"].max()], f"mean {metric}"
-    is_max = any(job.manifest.get("mode") == "max" for job in jobs)
-    best = best.dropna(subset=metric).sort_values(metric, ascending=not is_max, kind="stable")
+    ascending = all(job.manifest.get("mode") != "max" for job in jobs)
+    best = best.dropna(subset=metric).sort_values(metric, ascending=ascending, kind="stable")
     if len(best):
         of = " ".join(f"{key}={best[key].iloc[0]}" for key in varied if key in best)
         put(f"best: {metric} {best[metric].iloc[0]:.6g} with {of or '(defaults)'}")
