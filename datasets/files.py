@@ -191,7 +191,7 @@ class Files:
         self.options = dict(options or {})
         self.limits = limits or Limits()
         self.concurrency = concurrency
-        self.ahead = 0 if str(ahead).strip() == "0" else parse_size(ahead, "ahead")
+        self.ahead = 0 if str(ahead).strip() == "0" else parse_size(ahead, "files.ahead")
         if self.options:
             _ = self.remote  # it refuses credentials
 
@@ -256,7 +256,7 @@ def is_hidden(name: str) -> bool:
     return name.startswith(".") or "/." in name
 
 
-def parse_size(size: str | int, key: str = "cache_size") -> int:
+def parse_size(size: str | int, key: str = "files.cache_size") -> int:
     """Bytes of "20GB", "1.5 TB", "512MiB" or a number.
 
     Raises:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.build.data_identity import DataIdentity
@@ -17,7 +17,7 @@ from penstock.build.samples import collate_of, dataset_of, fields_of
 from penstock.build.sampling import packs_rows, plan_of
 from penstock.config import targets
 from penstock.config.schema import Config
-from penstock.config.targets import FACTS, SAME_FACTS, Lazy, make
+from penstock.config.targets import FACTS, SAME_FACTS, make
 from penstock.distributed.world import World, from_environment
 from penstock.errors import ConfigError, Problem
 from penstock.loading.bad_samples import BadSamples, Budget, epoch_length
@@ -235,8 +235,8 @@ class Split:
             raise ConfigError(
                 Problem("data.validate", "is false, so there are no rows to validate")
             )
-        key, nodes = f"data.{self.name}_dataset", targets.parts(self.config)
-        return (key, nodes[key]) if nodes.get(key) else ("dataset", nodes["dataset"])
+        own = getattr(self.config.data, f"{self.name}_dataset", None)
+        return (f"data.{self.name}_dataset", own) if own else ("dataset", self.config.dataset)
 
     def supply(self, lazy: bool) -> dict[str, Any]:
         """Arguments for datasets that take them; `train` is what torchvision's call the split."""
@@ -245,7 +245,7 @@ class Split:
             "train": self.is_train,
             "lazy": lazy,
             "limits": self.config.limits,
-            "files": Lazy(self.data.files),
+            "files": partial(self.data.files),
         }
 
     def empty(self, rows: int | None) -> ConfigError:

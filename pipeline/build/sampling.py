@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.config import targets
 from penstock.config.messages import show
 from penstock.config.schema import Config
-from penstock.config.targets import Lazy, arguments, make
+from penstock.config.targets import arguments, make
 from penstock.errors import ConfigError, Problem
 from penstock.loading.dataset_facts import lengths_of, table_of, tokenizer_of, with_token_lengths
 from penstock.loading.named_fields import Fields
@@ -74,7 +74,7 @@ def sampler_of(split: Split, order: Order | None) -> Order | BatchStrategy:
         "length": len(dataset),
         "seed": config.seed,
         # No lambda: it may go to worker processes, which look there for a bad row's substitute.
-        "metadata": Lazy(partial(_table, config, dataset, split.data.fields, steps)),
+        "metadata": partial(_table, config, dataset, split.data.fields, steps),
         "batch_size": split.batch_size,
         "tail": config.batch.tail if order is None else "keep",
         "order": order,

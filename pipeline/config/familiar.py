@@ -38,6 +38,7 @@ WAYS: dict[str, str] = {
     "lr_scheduler_type lr_scheduler": "scheduler={value}",
     "warmup_steps warmup_ratio num_warmup_steps": "schedule.warmup={value}",
     "warmup_epochs": "schedule.warmup=0.1, a share of all steps or a number of steps",
+    "_convert_ _recursive_": "nothing: parts get plain values, built inside out",
     # training
     "seed_everything random_seed manual_seed random_state data_seed": "seed={value}",
     "num_train_epochs epochs num_epochs n_epochs max_epoch": "trainer.max_epochs={value}",

@@ -86,7 +86,7 @@ def problems(node: Any, overrides: Sequence[Override]) -> Iterator[Problem]:
         if known or not value or isinstance(value, dict | list):
             continue
         if name in ("_target_", "class", "()"):
-            if part in _TRUSTED and targets.is_trusted(text):
+            if part in _TRUSTED and targets.is_below(text, targets.trusted()):
                 targets.resolve(text, key)
             else:
                 way = f". If it is yours: --trust {text.split('.')[0]}" * (part in _TRUSTED)
@@ -118,7 +118,7 @@ def search_path(entries: Iterable[Any], key: str = "hydra.searchpath") -> Iterat
     for entry in map(str, entries):
         scheme, _, path = entry.rpartition("://")
         known = scheme in ("", "file") or (
-            scheme == "pkg" and targets.is_trusted(path.replace("/", "."))
+            scheme == "pkg" and targets.is_below(path.replace("/", "."), targets.trusted())
         )
         if not known or "${" in entry:
             way = f"If it is yours: --trust {path.split('.')[0]}"

@@ -29,13 +29,13 @@ def not_allowed(value: object, allowed: str, known: Iterable[str] = ()) -> str:
     return f"got {show(value)}, expected {allowed}{nearest(str(value), known)}"
 
 
-def of_schema(error: ValidationError, values: Mapping[str, Any]) -> list[Problem]:
+def of_schema(error: ValidationError, values: Any, section: str = "") -> list[Problem]:
     """A problem for each key that the schema refuses, with pydantic's reasons and a way out."""
     found: dict[str, list[str]] = {}
     for entry in error.errors(include_url=False):
         there, given = _there(values, entry["loc"]), show(entry["input"])
         names = [str(name) for name in entry["loc"][: len(there) + (entry["type"] == "missing")]]
-        key, is_unknown = ".".join(names), entry["type"] == "extra_forbidden"
+        key, is_unknown = ".".join([*section.split(), *names]), entry["type"] == "extra_forbidden"
         near = nearest(names[-1], {*there[-1]} - {names[-1]}) if is_unknown else ""
         hint = familiar.advice(key, given.strip("'")) or near
         found.setdefault(key, []).append(f"{entry['msg']}, got {given}{hint}")

@@ -11,7 +11,7 @@ import warnings
 from enum import IntEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from penstock import seams
 from penstock.files.limits import Count, Index, Limits, Seed
@@ -39,7 +39,19 @@ class Section(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
 
-Node = dict[str, Any]  # a part: `_target_` and its arguments
+Options = dict[str, Any]  # of a part that `targets.OPTIONS` names
+
+
+def _is_node(node: dict[str, Any]) -> dict[str, Any]:
+    if "_target_" not in node:
+        only = ", ".join(node) or "nothing"
+        raise ValueError(f"has no _target_, only {only}; it names what is called")
+    return node
+
+
+# A part: `_target_` and its arguments; the second has several by name instead, or none.
+Node = Annotated[dict[str, Any], AfterValidator(_is_node)]
+Nodes = Node | dict[str, Node | None]
 Format = Literal["weights", "torch", "onnx"]  # of an exported model
 Names = Annotated[list[str], Field(min_length=1)]  # of positions in a sample
 Filter = str | Node | list[str | Node] | None  # expressions, or functions of the table
@@ -68,7 +80,7 @@ with warnings.catch_warnings():  # pydantic's own `validate` is deprecated, and 
         without: Annotated[
             str | list[Index] | dict[Literal["train", "val"], list[Index]] | None, DATA
         ] = None
-        split: Annotated[Node, DATA] = {}
+        split: Annotated[Options, DATA] = {}
         folds: Annotated[Annotated[int, Field(ge=2)] | None, DATA] = None
         fold: Annotated[Index | None, DATA] = None
         validate: Annotated[bool, DATA] = True  # type: ignore[assignment]
@@ -135,7 +147,7 @@ class LoaderSection(Section):
     in_order: Annotated[bool, WEIGHTS] = True
     generator: Annotated[int | None, NOTHING]
     slow_memory: Annotated[float, Field(ge=0), NOTHING] = 0.25
-    ray: Annotated[Node, NOTHING] = {}
+    ray: Annotated[Options, NOTHING] = {}
 
 
 class BadSamplesSection(Section):
@@ -210,9 +222,9 @@ class TrainerSection(Section):
     overfit_batches: Annotated[Count | None, TRAINING] = None
     skip: Annotated[list[Any] | None, WEIGHTS] = None
     fast_dev_run: Annotated[bool | Count, NOTHING] = False  # by the keys that it sets
-    warm_start: Annotated[Node, WEIGHTS] = {}
-    freeze: Annotated[Node, WEIGHTS] = {}
-    groups: Annotated[dict[str, Node | None] | None, WEIGHTS] = None
+    warm_start: Annotated[Options, WEIGHTS] = {}
+    freeze: Annotated[Options, WEIGHTS] = {}
+    groups: Annotated[dict[str, Options | None] | None, WEIGHTS] = None
     recompute: Annotated[list[str] | str, NOTHING] = []
 
     @model_validator(mode="before")
@@ -262,7 +274,7 @@ class Config(Section):
     cache_dir: Annotated[str, NOTHING]
     dataset: Annotated[Node, DATA]
     data: DataSection = DataSection()
-    files: Annotated[dict[str, Any] | None, NOTHING] = None
+    files: Annotated[Options | None, NOTHING] = None
     transform: TransformSection
     sampler: Annotated[Node, TRAINING]
     collate: Annotated[
@@ -275,11 +287,11 @@ class Config(Section):
     distributed: DistributedSection
     model: Annotated[Node, WEIGHTS]
     objective: Annotated[Node, WEIGHTS]
-    optimizer: Annotated[Node, WEIGHTS]
+    optimizer: Annotated[Nodes, WEIGHTS]
     scheduler: Annotated[Node | None, WEIGHTS]
     schedule: Annotated[ScheduleSection, WEIGHTS] = ScheduleSection()
     trainer: TrainerSection
-    tracker: Annotated[Node, NOTHING] = {}  # one, or several by name
+    tracker: Annotated[Nodes, NOTHING] = {}  # one, or several by name
     resume: Annotated[str | None, NOTHING]
     resume_despite: Annotated[
         list[str],
@@ -303,13 +315,13 @@ class Config(Section):
     epochs: Annotated[
         Index | Annotated[str, Field(pattern=r"^\d{1,9}:\d{1,9}$")] | None, RESULTS
     ] = None
-    pack: Annotated[Node, DATA] = {}
+    pack: Annotated[Options, DATA] = {}
     # The file that predictions or a model go to, and the format of an exported model.
     out: Annotated[str | None, RESULTS] = None
     format: Annotated[Format, RESULTS] = "weights"
-    find: Annotated[Node, RESULTS] = {}
+    find: Annotated[Options, RESULTS] = {}
     sweep: Annotated[SweepSection, NOTHING] = SweepSection()
-    lr_find: Annotated[Node, RESULTS] = {}
+    lr_find: Annotated[Options, RESULTS] = {}
 
 
 # Arguments with another effect than their section.

@@ -21,25 +21,25 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache, partial
-from importlib import import_module
 from operator import attrgetter
-from pkgutil import iter_modules
-from types import FunctionType, SimpleNamespace
-from typing import Any, NamedTuple, get_type_hints
+from pkgutil import iter_modules, resolve_name
+from typing import Any, ForwardRef
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from penstock import seams
 from penstock.config.familiar import advice
-from penstock.config.messages import nearest, not_allowed, show
+from penstock.config.messages import nearest, of_schema, show
 from penstock.errors import ConfigError, DataError, PenstockError, Problem
 
 VARIABLE = "PENSTOCK_TRUST"
 # Keys of a node that are no arguments of its callable.
-SPECIAL = frozenset({"_target_", "_args_", "_partial_", "_convert_", "_recursive_"})
-_NOT_HERE = "is not for configurations: parts always get plain values, built inside out"
-_FORMS = {"_args_": (list, "a list"), "_partial_": (bool, "true | false"), "_target_": (object, "")}
-# Importing torchmetrics takes 1.3 s: tasks that measure nothing check only names below it.
-_SLOW, _OF_BATCHES = ("torchmetrics.", "penstock.training.metrics."), ("digest", "replay")
+SPECIAL = {
+    name: inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+    for name, kind in (("_target_", "str"), ("_args_", "list"), ("_partial_", "bool"))
+}
+# Importing torchmetrics takes 1.3 s: tasks that measure nothing leave out what needs it.
+_SLOW, _WITHOUT_METRICS = ("torchmetrics.", "penstock.training.metrics."), ("digest", "replay")
 # Facts of a dataset for a model, an objective and its metrics; and torch's names for them.
 SAME_FACTS = {
     "in_features": "num_features",
@@ -74,10 +74,6 @@ OPTIONS = {
     "pack": "penstock.addons.packs.recipe.packed",
     "trainer.freeze": "penstock.addons.finetuning.fitting.ends_of",
     "trainer.warm_start": "penstock.addons.finetuning.fitting.start",
-}
-_INSIDE = {  # sections that hold nodes among other keys
-    "data": ("val_dataset", "test_dataset", "filter", "val_filter"),
-    "transform": ("train", "val", "train_batch", "val_batch"),
 }
 # They read pickles, load native code or run what they are told to: nobody trusts them as a whole.
 NEVER = sys.stdlib_module_names | {
@@ -178,27 +174,9 @@ def trusted() -> list[str]:
     return packages
 
 
-def is_trusted(name: str) -> bool:
-    """Whether a package, or what a name leads to, lies in a package that is trusted."""
-    return _under(name, trusted())
-
-
-def check_name(name: object, key: str) -> None:
-    """Raise ConfigError unless a written name may be called; nothing is imported for that."""
-    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_]\w*(\.\w+)+", name, re.ASCII):
-        raise ConfigError(Problem(key, f"{name!r} is not a dotted name such as torch.nn.Linear"))
-    prefixes = dict.fromkeys(prefix for prefix, *_ in RULES)
-    if not _under(name, prefixes) and not is_trusted(name):
-        first = name.split(".")[0]
-        raise ConfigError(
-            Problem(
-                key,
-                f"{name} may not be called from a configuration"
-                f"{nearest(first, [prefix.split('.')[0] for prefix in prefixes])}; what is in "
-                f"{', '.join(prefixes)} may. A package that is yours, or that you have read, is "
-                f"trusted by --trust {'mypackage' if first in NEVER else first} (or by {VARIABLE})",
-            )
-        )
+def is_below(name: str, prefixes: Iterable[str]) -> bool:
+    """Whether a dotted name is one of some others, or leads into one."""
+    return any(name == prefix or name.startswith(prefix + ".") for prefix in prefixes)
 
 
 def resolve(name: Any, key: str) -> Any:
@@ -211,31 +189,40 @@ def resolve(name: Any, key: str) -> Any:
     Raises:
         ConfigError: the name may not be called, or doesn't exist; with the nearest that does.
     """
-    check_name(name, key)
+    allowed, own = dict.fromkeys(prefix for prefix, *_ in RULES), is_below(str(name), trusted())
+    is_dotted = re.fullmatch(r"[A-Za-z_]\w*(\.\w+)+", str(name), re.ASCII)
+    if not is_dotted or not (own or is_below(name, allowed)):
+        first = str(name).partition(".")[0]
+        raise ConfigError(
+            Problem(
+                key,
+                f"{name} may not be called from a configuration"
+                f"{nearest(first, [prefix.partition('.')[0] for prefix in allowed])}; what is in "
+                f"{', '.join(allowed)} may. A package that is yours, or that you have read, is "
+                f"trusted by --trust {'mypackage' if first in NEVER else first} (or by {VARIABLE})",
+            )
+        )
     module, _, attribute = name.rpartition(".")
     try:
-        found = getattr(import_module(module), attribute)
+        found = resolve_name(f"{module}:{attribute}")
     except (ImportError, AttributeError) as error:
-        there = sys.modules.get(module) or sys.modules.get(module.rpartition(".")[0])
+        above, _, last = module.rpartition(".")
+        there = sys.modules.get(module) or sys.modules.get(above)
         known = [*dir(there), *(one.name for one in iter_modules(getattr(there, "__path__", [])))]
-        wrong = attribute if module in sys.modules else module.rpartition(".")[2]
-        raise ConfigError(Problem(key, f"{name}: {error}{nearest(wrong, known)}")) from error
-    home, own = str(getattr(found, "__module__", "")), is_trusted(name)
+        near = nearest(attribute if module in sys.modules else last, known)
+        raise ConfigError(Problem(key, f"{name}: {error}{near}")) from error
+    home = str(getattr(found, "__module__", ""))
     kinds = [
         kind
         for prefix, kinds, homes in RULES
-        if (own or _under(name, [prefix])) and _under(home, homes)
+        if (own or is_below(name, [prefix])) and is_below(home, homes)
         for kind in kinds  # a package of one's own may have imported them
     ]
-    if (own and is_trusted(home)) or any(_is(found, kind) for kind in kinds):
+    if (own and is_below(home, trusted())) or any(_is(found, kind) for kind in kinds):
         return found
-    raise ConfigError(
-        Problem(
-            key,
-            f"{name} is {home}.{getattr(found, '__qualname__', found)}, which is not "
-            f"{' or '.join(kinds) or f'of {module}'}, so it is not called",
-        )
-    )
+    made = f"{home}.{getattr(found, '__qualname__', found)}"
+    kind = " or ".join(kinds) or f"of {module}"
+    raise ConfigError(Problem(key, f"{name} is {made}, which is not {kind}, so it is not called"))
 
 
 def called(node: Any) -> Any:
@@ -243,16 +230,11 @@ def called(node: Any) -> Any:
     return resolve(node["_target_"], "_target_") if node and "_target_" in node else None
 
 
-def _under(name: str, prefixes: Iterable[str]) -> bool:
-    return any(name == prefix or name.startswith(prefix + ".") for prefix in prefixes)
-
-
 def _is(found: Any, kind: str) -> bool:
     """Whether an object is of a kind of the table."""
     if kind == "function":
-        return isinstance(found, FunctionType) and not found.__name__.startswith(("_", "register_"))
-    module, _, base = ("builtins.object" if kind == "class" else kind).rpartition(".")
-    return isinstance(found, type) and issubclass(found, getattr(import_module(module), base))
+        return inspect.isfunction(found) and not found.__name__.startswith(("_", "register_"))
+    return isinstance(found, type) and (kind == "class" or issubclass(found, resolve_name(kind)))
 
 
 @lru_cache(maxsize=512)
@@ -261,29 +243,21 @@ def arguments(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
     The last one is of the kind VAR_KEYWORD where any other name is taken, too.
     """
-    try:
-        known = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):  # written in C without a signature
-        known = [inspect.Parameter("kwargs", inspect.Parameter.VAR_KEYWORD)]
-    classes = getattr(function, "__mro__", ())[1:]
-    if getattr(function, "__module__", "").startswith("torchvision.models.") and not classes:
-        classes = [get_type_hints(function).get("return", object)]  # of which it makes one
-    for base in classes:
-        if known and known[-1].kind is known[-1].VAR_KEYWORD and "__init__" in vars(base):
+    signature = inspect.signature(function)
+    known = list(signature.parameters.values())
+    # A function hands them to the class of which it makes one, as those of torchvision.models.
+    for base in getattr(function, "__mro__", [signature.return_annotation]):
+        is_open = known and known[-1].kind is known[-1].VAR_KEYWORD
+        if is_open and "__init__" in getattr(base, "__dict__", ()):
             known[-1:] = [  # none of them is required, as the class may give it
                 one
                 if one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
                 else one.replace(default=...)
                 for one in [*inspect.signature(vars(base)["__init__"]).parameters.values()][1:]
             ]
-    places = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
-    return {one.name: one for one in known if one.kind not in places}
-
-
-class Lazy(NamedTuple):
-    """A supplied argument that is computed only if something takes it."""
-
-    compute: Callable[[], Any]
+    return {
+        one.name: one for one in known if one.kind not in (one.POSITIONAL_ONLY, one.VAR_POSITIONAL)
+    }
 
 
 def make(node: Any, key: str, supply: Mapping[str, Any] | None = None, nested: bool = False) -> Any:
@@ -293,7 +267,7 @@ def make(node: Any, key: str, supply: Mapping[str, Any] | None = None, nested: b
         node: plain values; text such as "torch.float32" becomes the dtype.
         key: full key of the node, for messages.
         supply: arguments for the callable at the root, by name, where it takes them and the node
-            doesn't set them. A value that is a `Lazy` is computed when it is taken.
+            doesn't set them. A value that is a `partial` is computed when it is taken.
         nested: supply them to the nodes inside as well.
 
     Raises:
@@ -301,7 +275,7 @@ def make(node: Any, key: str, supply: Mapping[str, Any] | None = None, nested: b
         DataError: a part of a library fails, as by files that are not there.
     """
     below = supply if nested else None
-    if isinstance(node, (list, tuple)):
+    if isinstance(node, list):
         return [make(value, f"{key}[{i}]", below, nested) for i, value in enumerate(node)]
     if not isinstance(node, Mapping):
         found = getattr(sys.modules.get("torch"), str(node).removeprefix("torch."), node)
@@ -309,38 +283,43 @@ def make(node: Any, key: str, supply: Mapping[str, Any] | None = None, nested: b
     values = {
         name: make(value, f"{key}.{name}", below, nested)
         for name, value in node.items()
-        if name not in SPECIAL
+        if name not in ("_target_", "_partial_")
     }
     if "_target_" not in node:
         return values
-    function = resolve(node["_target_"], f"{key}._target_")
-    positional = make(node.get("_args_", []), f"{key}._args_", below, nested)
+    function, positional = resolve(node["_target_"], f"{key}._target_"), values.pop("_args_", [])
     free = {*[*arguments(function)][len(positional) :]} - values.keys()
     values |= {
-        name: value.compute() if isinstance(value, Lazy) else value
+        name: value() if isinstance(value, partial) else value
         for name, value in (supply or {}).items()
         if name in free
     }
-    home = str(function.__module__)
+    home = function.__module__
     if home.startswith("torchvision.models."):
-        from penstock.files.pretrained import read_weights_as_tensors
-
-        read_weights_as_tensors()
-    if node.get("_partial_", False):
-        return partial(function, *positional, **values)
-    return _call(function, key, node["_target_"], *positional, **values)
+        resolve_name("penstock.files.pretrained:read_weights_as_tensors")()
+    try:
+        made = partial(function, *positional, **values)
+        return made if node.get("_partial_") else made()
+    except ConfigError as error:  # of a part, which knows the last name of its key
+        raise ConfigError(
+            one
+            if is_below(one.key, [key])
+            else Problem(f"{key}.{one.key.rpartition('.')[2]}", one.message)
+            for one in error.problems
+        ) from error
+    except Exception as error:
+        error.add_note(f"while building {key} ({node['_target_']})")
+        refused = isinstance(error, (TypeError, ValueError))
+        own = is_below(home, trusted()) or (home.startswith("penstock.") and not refused)
+        if own or isinstance(error, (PenstockError, ImportError, MemoryError)):
+            raise  # of somebody's own code, the traceback says more
+        reason = f"{node['_target_']} raises {type(error).__name__}: {error}"
+        raise (ConfigError if refused else DataError)(Problem(key, reason)) from error
 
 
 def options(config: Any, key: str, *supplied: Any) -> Any:
-    """What a class or function makes of its section in OPTIONS, behind what is supplied.
-
-    Raises:
-        ConfigError: as `make`; with all that is wrong with the section, of a task without `check`.
-    """
-    function, values = _class_of(key), _given(config, key)
-    if problems := list(_of_call(function, key, values, ())):
-        raise ConfigError(problems)
-    return _call(function, key, OPTIONS[key], *supplied, **values)
+    """What a class or function makes of its section in OPTIONS, behind what is supplied."""
+    return resolve_name(OPTIONS[key])(*supplied, **_given(config, key))
 
 
 def _given(config: Any, key: str) -> dict[str, Any]:
@@ -348,148 +327,66 @@ def _given(config: Any, key: str) -> dict[str, Any]:
     return {name: value for name, value in section.items() if value is not None}
 
 
-def _class_of(section: str) -> Any:
-    module, _, name = OPTIONS[section].rpartition(".")
-    return getattr(import_module(module), name)
-
-
-def _call(function: Any, key: str, name: str, /, *positional: Any, **values: Any) -> Any:
-    try:
-        return function(*positional, **values)
-    except ConfigError as error:  # of a part, which knows the last name of its key
-        raise ConfigError(
-            Problem(
-                one.key if _under(one.key, [key]) else f"{key}.{one.key.split('.')[-1]}",
-                one.message,
-            )
-            for one in error.problems
-        ) from error
-    except PenstockError:
-        raise
-    except Exception as error:
-        refused = isinstance(error, (TypeError, ValueError))
-        inside = getattr(error.__traceback__, "tb_next", None) is not None
-        home = str(function.__module__)
-        own = inside and (is_trusted(home) or (home.startswith("penstock.") and not refused))
-        if own or isinstance(error, (ImportError, MemoryError)):
-            error.add_note(f"while building {key} ({name})")
-            raise  # of somebody's own code, the traceback says more
-        problem = Problem(
-            key,
-            f"{name} "
-            f"{'refuses its arguments' if refused else f'fails: {type(error).__name__}'}: {error}",
-        )
-        raise (ConfigError(problem) if refused else DataError(str(problem))) from error
-
-
 def walk(node: Any, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Every mapping with a `_target_` in a tree, with its full key."""
     if isinstance(node, Mapping) and "_target_" in node:
         yield key, node
-    is_list = isinstance(node, (list, tuple))
+    is_list = isinstance(node, list)
     for name, value in enumerate(node) if is_list else getattr(node, "items", tuple)():
         yield from walk(value, f"{key}[{name}]" if is_list else f"{key}.{name}".removeprefix("."))
 
 
-def parts(config: Any) -> dict[str, Any]:
-    """What stands in each section that holds nodes, by full key; None where nothing does."""
-    result = {key: getattr(config, key) for key in SUPPLIED if key not in _INSIDE}
-    for key, names in _INSIDE.items():
-        result |= {f"{key}.{name}": getattr(getattr(config, key), name) for name in names}
-    return result
-
-
-def by_name(value: Any, key: str) -> dict[str, Any]:
-    """Nodes by key, of a section that is a node, or has several in a list or by name."""
-    if isinstance(value, list):
-        return {f"{key}[{number}]": item for number, item in enumerate(value)}
-    several = isinstance(value, Mapping) and "_target_" not in value
-    return {f"{key}.{name}": item for name, item in value.items()} if several else {key: value}
-
-
 def check(config: Any) -> Iterator[Problem]:
     """What is wrong with the nodes of a configuration, as far as names and arguments tell."""
-    for part, value in parts(config).items():
-        section = part.split(".")[0]
-        several = section in ("transform", "optimizer", "tracker") or isinstance(value, list)
-        for key, node in (by_name(value, part) if several else {part: value}).items():
-            if isinstance(node, Mapping) and "_target_" not in node:
-                only = ", ".join(map(str, node)) or "nothing"
-                yield Problem(key, f"has no _target_, only {only}; it names what is called")
-                below = {f"{key}.{name}": one for name, one in node.items()}
-                gone = {at: advice(at, _written(one))[2:] for at, one in below.items()}
-                yield from (Problem(*item) for item in gone.items() if item[1])
-            elif not isinstance(node, (Mapping, str if section == "data" else dict, type(None))):
-                yield Problem(key, not_allowed(node, "a mapping with _target_"))
-        for key, node in walk(value, part):
+    for key, name in OPTIONS.items():
+        if given := _given(config, key):
+            yield from _wrong_arguments(resolve_name(name), key, given, key)
+    plain, left_out = config.model_dump(), _SLOW if config.task in _WITHOUT_METRICS else ()
+    for section in () if seams.TASKS[config.task].reads else SUPPLIED:
+        for key, node in walk(plain[section], section):
             try:
-                check_name(node["_target_"], f"{key}._target_")
-                if config.task in _OF_BATCHES and node["_target_"].startswith(_SLOW):
-                    continue
-                function = resolve(node["_target_"], f"{key}._target_")
+                if not str(node["_target_"]).startswith(left_out):
+                    function = resolve(node["_target_"], f"{key}._target_")
+                    yield from _wrong_arguments(function, key, node, section)
             except ConfigError as error:
                 yield from error.problems
-                continue
-            # A function that collates or filters gets the rest when it is called.
-            later = section in ("collate", "data") and not isinstance(function, type)
-            yield from _of_call(function, key, node, None if later else SUPPLIED[section])
-    for key in OPTIONS:
-        if values := _given(config, key):
-            yield from _of_call(_class_of(key), key, values, ())
 
 
-def _of_call(
-    function: Any, key: str, node: Mapping[str, Any], supplied: Iterable[str] | None
+def _wrong_arguments(
+    function: Any, key: str, node: Mapping[str, Any], section: str
 ) -> Iterator[Problem]:
-    """What is wrong with the arguments of a call; `supplied` are those that the build gives."""
-    wrong = {name: _wrong(function, f"{key}.{name}", node[name]) for name in node}
-    yield from (Problem(*one) for one in wrong.values() if one[1])
-    bad = any(wrong[name][1] for name in wrong.keys() & _FORMS)
-    if supplied is None or bad or node.get("_partial_"):
-        return
-    for one in [*arguments(function).values()][len(node.get("_args_", ())) :]:
-        required = one.default is one.empty and one.kind is not one.VAR_KEYWORD
-        if required and one.name not in {*node, *supplied}:
-            yield Problem(f"{key}.{one.name}", f"is missing; {function.__name__} needs it")
-
-
-def _written(value: Any) -> str:
-    """A value as a message repeats it; nothing for a mapping."""
-    return "" if isinstance(value, Mapping) else show(value).strip("'")
-
-
-def _wrong(function: Any, key: str, value: Any) -> tuple[str, str]:
-    """A key of a node, or one below it, and what is wrong with it, or nothing.
-
-    Values are checked for parts of ours alone; the constructors of others complain themselves.
-    """
-    name, known, home = key.rpartition(".")[2], arguments(function), function.__module__
-    if name in SPECIAL:
-        kind, form = _FORMS.get(name, ((), ""))
-        said = not_allowed(value, form) if form else _NOT_HERE
-        return key, "" if isinstance(value, kind) else said
-    # The build supplies a text or an object; a mapping is of the section that a key has now.
-    moved = name in SUPPLIED["dataset"] and isinstance(value, Mapping) and "_target_" not in value
-    gone = advice(key, _written(value)).removeprefix("; ")
-    if name not in known or (moved and gone):
-        text = (
-            f"unknown argument of {getattr(function, '__name__', 'it')} {name!r}"
-            f"{nearest(name, known)}; allowed: {', '.join(known)}"
+    """Arguments that a callable does not take, that it lacks, and ours of a wrong type."""
+    known, ours = arguments(function) | SPECIAL, function.__module__.startswith("penstock.")
+    is_open = any(one.kind is one.VAR_KEYWORD for one in known.values())
+    for name, value in node.items():
+        gone = advice(f"{key}.{name}", show(value).strip("'")).removeprefix("; ")
+        if name not in known and (gone or not is_open):
+            unknown = f"unknown argument of {function.__name__} {name!r}{nearest(name, known)}"
+            yield Problem(f"{key}.{name}", gone or f"{unknown}; allowed: {', '.join(known)}")
+        elif name in SPECIAL or (ours and name in known and not any(walk(value, ""))):
+            yield from _wrong_value(known[name], function.__module__, f"{key}.{name}", value)
+    # A function that collates or filters gets the rest when it is called.
+    later = section in ("collate", "data") and not isinstance(function, type)
+    if not later and not node.get("_partial_") and isinstance(node.get("_args_", []), list):
+        yield from (
+            Problem(f"{key}.{one.name}", f"is missing; {function.__name__} needs it")
+            for one in [*known.values()][len(node.get("_args_", [])) :]
+            if one.default is one.empty and one.kind is not one.VAR_KEYWORD
+            if one.name not in {*node, *SUPPLIED.get(section, ())}
         )
-        return key, gone or ("" if any(p.kind is p.VAR_KEYWORD for p in known.values()) else text)
-    if not home.startswith("penstock.") or value is known[name].default or any(walk(value, "")):
-        return key, ""
-    annotated = SimpleNamespace(__annotations__={name: known[name].annotation})
+
+
+def _wrong_value(
+    argument: inspect.Parameter, module: str, key: str, value: Any
+) -> Iterator[Problem]:
+    """What the annotation of an argument says of a value: JSON, where lists may become tuples."""
     try:
-        hint = get_type_hints(annotated, vars(sys.modules[home]), include_extras=True)[name]
-        adapter = TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True))
+        annotation = ForwardRef(argument.annotation, module=module)
+        adapter = TypeAdapter(annotation, config=ConfigDict(arbitrary_types_allowed=True))
         adapter.validate_json(json.dumps(value), strict=True)
     except ValidationError as error:
-        wrong = {one["type"]: one["msg"].replace("Input should be ", "") for one in error.errors()}
-        if "needs_python_object" not in wrong:  # which a text may stand for, such as a dtype
-            below = error.errors()[0]["loc"] if isinstance(value, Mapping) else ()
-            key = ".".join([key, *(str(one) for one in below if one in value)])
-            return key, gone or f"got {show(value)}, expected {' or '.join(wrong.values())}"
+        # A text may stand for an object, such as a dtype.
+        if isinstance(value, Mapping) or "needs_python_object" not in str(error):
+            yield from of_schema(error, value, key)
     except Exception:  # an annotation for type checkers only
-        return key, ""
-    return key, ""
+        return

@@ -81,7 +81,7 @@ def test_one_of_ones_own_takes_the_place_of_all(tmp_path):
             ["+tracker.own={_target_: penstock.addons.trackers.observing.Trackers}"],
             "so it is not called",
         ),
-        (["+tracker.own=3"], "mapping with _target_"),
+        (["+tracker.own=3"], "valid dictionary"),
         (["+tracker.own={_target_: os.system}"], "may not be called"),
     ],
 )

@@ -24,7 +24,7 @@ from torch.utils.data import Subset
 
 from penstock.addons.filters.expressions import Expression, Mask, columns_of_table, no_column
 from penstock.config.schema import DataSection
-from penstock.config.targets import by_name, make
+from penstock.config.targets import make
 from penstock.errors import ConfigError, DataError, Problem
 from penstock.loading.dataset_facts import columns_of, lengths_of, table_of
 from penstock.loading.named_fields import Fields
@@ -160,7 +160,9 @@ class RowChoice:
     def _filters(self, table: Any, dataset: Any, length: int) -> Iterator[tuple[str, Mask]]:
         """Name and mask of each filter."""
         for key, value in self._values("filter"):
-            for where, condition in by_name(value, key).items():
+            several = isinstance(value, list)
+            for number, condition in enumerate(value if several else [value]):
+                where = f"{key}[{number}]" if several else key
                 if isinstance(condition, str):
                     mask = Expression(condition, where).mask(table)
                     shown = condition if len(condition) <= _SHOWN else f"{condition[:_SHOWN]}..."

@@ -137,11 +137,11 @@ def ends_of(
     each = until if isinstance(until, list) else [until] * len(names)
     if not names:
         raise ConfigError(
-            Problem("until", f"has no names; set {FREEZE}.names, patterns of weights")
+            Problem(f"{FREEZE}.until", f"has no names; set {FREEZE}.names, patterns of weights")
         )
     if len(each) != len(names):
         reason = f"has {len(each)} epochs for {len(names)} names; give one for each, or one"
-        raise ConfigError(Problem("until", reason))
+        raise ConfigError(Problem(f"{FREEZE}.until", reason))
     weights = dict(model.named_parameters())
     groups.check_used(f"{FREEZE}.names", names, list(weights), f"weight of {type(model).__name__}")
     by_name: dict[str, int] = {}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.addons.mixtures.order import MixtureOrder
 from penstock.addons.mixtures.weights import Mixing
-from penstock.config.targets import Lazy, arguments, called, make
+from penstock.config.targets import arguments, called, make
 from penstock.errors import ConfigError, Problem
 from penstock.order.columns import ChosenRows, LengthTable
 from penstock.order.plan import Plan
@@ -52,7 +52,7 @@ def with_mixture(
         raise ConfigError(Problem("dataset.knots", reason))
     order = (mixing, supply["seed"], supply["batch_size"], supply["tail"])
     supply["mixing"] = mixing
-    supply["order"] = supply["order"] or Lazy(partial(MixtureOrder, *order))
+    supply["order"] = supply["order"] or partial(MixtureOrder, *order)
     return _with_source_orders(node, "sampler", mixing, supply)
 
 
@@ -94,15 +94,15 @@ def _with_source_orders(
                 "order": None,
                 "mixing": None,
                 "seed": hash64(supply["seed"], "mixture", name),
-                "metadata": Lazy(rows),
+                "metadata": rows,
             }
             orders[name] = make(orders[name], f"{key}.sources.{name}", own, nested=True)
         first += length
     return {**node, "sources": orders}
 
 
-def _rows_of(table: Lazy, start: int, stop: int) -> Any:
-    whole = table.compute()
+def _rows_of(table: partial[Any], start: int, stop: int) -> Any:
+    whole = table()
     if isinstance(whole, LengthTable):
         return LengthTable(ChosenRows(whole.lengths, stop - start, lambda rows: rows + start))
     return None if whole is None else whole.iloc[start:stop].reset_index(drop=True)

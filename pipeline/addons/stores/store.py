@@ -507,7 +507,7 @@ def _is_inside(name: str) -> bool:
     return "\0" not in name and not {"", ".", ".."} & set(name.split("/"))
 
 
-def check_options(options: Mapping[str, object], key: str = "options") -> None:
+def check_options(options: Mapping[str, object], key: str = "files.options") -> None:
     """Raise ConfigError for options that are, or hold, credentials."""
     for name, value in options.items():
         where = f"{key}.{name}"

@@ -19,7 +19,7 @@ from hydra.core.hydra_config import HydraConfig
 
 from penstock.addons.trackers.tracker import Points, TrackedRun, Tracker, measured, points
 from penstock.config.own_command import is_job
-from penstock.config.targets import by_name, make
+from penstock.config.targets import make
 from penstock.errors import ConfigError
 from penstock.runs.only_shown import only_shown, reason
 from penstock.runs.run_folder import Status
@@ -69,7 +69,8 @@ def start(section: Any, folder: Path, run: TrackedRun) -> Trackers:
         own = folder.joinpath(*key.split(".")[1:])
         return lambda: make(node, key, {"folder": own, "run": run})
 
-    nodes = {key: node for key, node in by_name(section, "tracker").items() if node is not None}
+    several = {f"tracker.{name}": node for name, node in section.items() if node is not None}
+    nodes = {"tracker": section} if "_target_" in section else several
     return Trackers({key: maker(key, node) for key, node in nodes.items()})
 
 

@@ -13,6 +13,7 @@ import os
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Mapping
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ from penstock.config.schema import Config
 OURS = "penstock"
 _OURS = Path(penstock.__file__).parent
 UNKNOWN = "unknown"
-_PARTS = ("dataset", "transform", "sampler", "collate")
+_STEPS = ("train", "val", "train_batch", "val_batch")
+_PARTS = ("dataset", *(f"transform.{name}" for name in _STEPS), "sampler", "collate")
 _VERSIONED = frozenset(sys.stdlib_module_names) | {"hydra", "numpy", "torch", "torchvision"}
 _INSTALLED = tuple({sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib")})
 
@@ -33,15 +35,14 @@ Code = dict[str, dict[str, str]]
 def code_of(config: Config) -> Code:
     """Hash by module, by part; 16 hex digits, UNKNOWN where there is no source."""
     code: Code = {}
-    for key, part in targets.parts(config).items():
-        if key.split(".")[0] in _PARTS:
-            hashes = dict(
-                module
-                for _, node in targets.walk(part, key)
-                for module in _hashes(targets.resolve(node["_target_"], key))
-            )
-            if hashes:
-                code[key] = dict(sorted(hashes.items()))
+    for key in _PARTS:
+        hashes = dict(
+            module
+            for _, node in targets.walk(attrgetter(key)(config), key)
+            for module in _hashes(targets.resolve(node["_target_"], key))
+        )
+        if hashes:
+            code[key] = dict(sorted(hashes.items()))
     return code
 
 
