@@ -61,13 +61,13 @@ def job_name(words: Sequence[str]) -> str:
     kept = {
         key: value for key, value in settings_of(words).items() if not is_harmless(f"{key}={value}")
     }
-    text = "\n".join(f"{key}={value}" for key, value in kept.items())
     shown = [
         re.sub(r"[^\w.]+", "_", f"{key.rpartition('.')[2]}_{kept[key]}")[:20].strip("_")
         for key in sorted(kept, key=lambda key: (key.count("."), key))
         if "/" not in kept[key]  # the path of a file says little in a few letters
     ]
-    return "-".join([*shown[:6], blake2b(text.encode(), digest_size=4).hexdigest()])
+    text = "\n".join(f"{key}={value}" for key, value in kept.items()).encode()
+    return "-".join([*shown[:6], blake2b(text, digest_size=4).hexdigest()])
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ def run_job(
                 config = config.model_copy(update={"resume": "auto"})
             value = task(config)
             if not has_manifest(folder):  # a task that leaves no run
-                best = {} if value is None or not math.isfinite(value) else {"val/value": value}
+                best = {"val/value": value} if math.isfinite(value or 0) else {}
                 note(folder, status="done", best=best, overrides=words)
     except BlockingIOError:
         say(f"job {folder.name}: another process runs it, and it is left alone")
@@ -213,7 +213,9 @@ def values_of(override: Any) -> list[str]:
         return [str(override.input_line)]
     key, value = override.get_key_element(), override.value()
     ends = (value.start, value.end) if override.is_interval_sweep() else None
-    return [f"{key}={value}" for value in ends or override.sweep_string_iterator()]
+    if not (values := list(ends or override.sweep_string_iterator())):
+        raise ConfigError(Problem(key, f"{override.input_line} has no values"))
+    return [f"{key}={value}" for value in values]
 
 
 def checked(
@@ -238,16 +240,14 @@ def checked(
     if problems:
         raise ConfigError(problems)
     params = base.hydra.sweeper.get("params") or {}
-    swept = [compose.parse(f"{key}={value}", loader) for key, value in params.items()]
-    swept += [one for one in typed if not one.is_hydra_override()]
+    swept = [compose.parse(f"{key}={value}", loader) for key, value in params.items()] + typed
     lines = list({one.get_key_element(): values_of(one) for one in swept}.values())
     say("a sweep over", *(one.input_line for one in swept if one.is_sweep_override()))
-    hydras = [str(one.input_line) for one in typed if one.is_hydra_override()]
     found: dict[Problem, str] = {}
     # Each value of a key once, with the first one of others: a large grid would take minutes. What
     # two values do to each other, their job says as it starts.
     for number, job in enumerate(itertools.zip_longest(*lines)):
-        words = [*hydras, *(one or several[0] for one, several in zip(job, lines, strict=True))]
+        words = [one or several[0] for one, several in zip(job, lines, strict=True)]
         try:
             compose.compose(*words, config_dir=config_dir, config_name=config_name)
         except ConfigError as error:
